@@ -2,6 +2,7 @@
 
 use crate::stack::Registers;
 use alloc::vec::Vec;
+use usring_sys::width;
 
 /// A kind of misuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -137,7 +138,7 @@ impl Record {
         let blobs = &bytes[HEAD * WORD..total];
         *bytes = &bytes[total..];
         if words[0] == AGAIN {
-            return Some(Record::Again { process: words[1] as u32, key: words[2], count: words[3] });
+            return Some(Record::Again { process: width::low(words[1]), key: words[2], count: words[3] });
         }
         Finding::of(&words, blobs).map(Record::Finding)
     }
@@ -146,7 +147,7 @@ impl Record {
 impl Finding {
     fn words(&self) -> [u64; HEAD - 2] {
         let Finding { submission, misdeed, .. } = self;
-        let narrow = u64::from(self.descriptor as u32) << 32 | u64::from(self.result as u32);
+        let narrow = u64::from(self.descriptor.cast_unsigned()) << 32 | u64::from(self.result.cast_unsigned());
         [
             self.kind as u64,
             u64::from(self.process),
@@ -186,13 +187,13 @@ impl Finding {
         let registers = |at: usize| Registers { instruction: words[at], stack: words[at + 1], frame: words[at + 2] };
         Some(Finding {
             kind: Kind::of(words[0])?,
-            process: words[1] as u32,
+            process: width::low(words[1]),
             key: words[2],
-            ring: words[3] as u32,
+            ring: width::low(words[3]),
             user_data: words[4],
-            opcode: words[5] as u8,
+            opcode: width::byte(words[5]),
             descriptor: (words[6] >> 32) as i32,
-            result: words[6] as i32,
+            result: width::int(words[6]),
             address: words[7],
             length: words[8],
             age_ns: words[9],

@@ -17,7 +17,7 @@ use usring_sys::per_process::PerProcess;
 use usring_sys::plain::IoVector;
 use usring_sys::process_maps::{Line, Maps};
 use usring_sys::set_once::SetOnce;
-use usring_sys::{Errno, SystemCall, signals};
+use usring_sys::{Errno, SystemCall, signals, width};
 use usring_uapi::general as linux;
 
 /// Effect of a finding on the program.
@@ -50,8 +50,9 @@ fn file() -> Option<i32> {
     let file = FILE.get_or_make(|| {
         let path = PATH.get()?.as_ptr() as u64;
         let flags = u64::from(linux::O_WRONLY | linux::O_APPEND | linux::O_CLOEXEC);
-        let opened = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path, flags, 0, 0]).run().ok()?;
-        OwnedDescriptor::from_raw(opened as i32).into_private().ok()
+        let opened =
+            SystemCall::new(linux::__NR_openat, [width::word(linux::AT_FDCWD), path, flags, 0, 0]).run().ok()?;
+        OwnedDescriptor::from_raw(width::int(opened)).into_private().ok()
     });
     file.as_ref().map(OwnedDescriptor::number)
 }
@@ -59,7 +60,8 @@ fn file() -> Option<i32> {
 fn append(record: &Record) {
     let Some(file) = file() else { return };
     let bytes = record.encode();
-    let _ = SystemCall::new(linux::__NR_write, [file as u64, bytes.as_ptr() as u64, bytes.len() as u64, 0, 0]).run();
+    let _ =
+        SystemCall::new(linux::__NR_write, [width::word(file), bytes.as_ptr() as u64, bytes.len() as u64, 0, 0]).run();
 }
 
 /// The findings of this process so far: how often each was made, by its key.
@@ -107,7 +109,7 @@ impl Findings {
 }
 
 fn process() -> u32 {
-    SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0) as u32
+    width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0))
 }
 
 /// Returns a hash that identifies the misuse: of its kind, its opcode, and the calls that it
@@ -168,7 +170,7 @@ fn program() -> Vec<u8> {
     let mut path = alloc::vec![0; 4096];
     let link = c"/proc/self/exe".as_ptr() as u64;
     let length = SystemCall::new(linux::__NR_readlink, [link, path.as_mut_ptr() as u64, path.len() as u64, 0, 0]).run();
-    path.truncate(length.map_or(0, |length| length as usize));
+    path.truncate(length.map_or(0, width::size));
     path
 }
 

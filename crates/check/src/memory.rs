@@ -4,7 +4,7 @@ use crate::format::CopiedStack;
 use crate::stack::Registers;
 use usring_sys::plain::IoVector;
 use usring_sys::process_maps::Maps;
-use usring_sys::{SystemCall, UserAddress, thread, user_memory};
+use usring_sys::{SystemCall, UserAddress, thread, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Maximum number of bytes of a request that its checksum covers.
@@ -21,7 +21,7 @@ pub(crate) fn checksum(members: &[IoVector]) -> Option<u64> {
         let (mut from, mut length) = (member.base, member.length.min(left));
         left -= length;
         while length != 0 {
-            let now = length.min(PIECE as u64) as usize;
+            let now = width::size(length.min(PIECE as u64));
             user_memory::copy_in(&mut piece[..now], UserAddress(from)).ok()?;
             piece[now..].fill(0);
             for word in piece.as_chunks::<8>().0 {
@@ -115,16 +115,16 @@ pub(crate) fn frame_of(buffer: u64, slot: ReturnSlot, now: Registers, is_main: b
 /// for the calling thread.
 fn is_own_stack(buffer: u64, now: Registers, is_main: bool) -> bool {
     let Some(maps) = Maps::open() else { return false };
-    let Some(area) = maps.area_of(buffer as usize) else { return false };
-    if !area.range.contains(&(now.stack as usize)) {
+    let Some(area) = maps.area_of(width::size(buffer)) else { return false };
+    if !area.range.contains(&width::size(now.stack)) {
         return false;
     }
     if is_main {
-        return maps.name_of(buffer as usize).is_some_and(|name| name == b"[stack]");
+        return maps.name_of(width::size(buffer)).is_some_and(|name| name == b"[stack]");
     }
     // libc puts a thread's control block at the upper end of the stack that it has made.
     let control_block = thread::current().0;
-    area.range.contains(&control_block) && (now.stack as usize) < control_block
+    area.range.contains(&control_block) && width::size(now.stack) < control_block
 }
 
 /// Returns whether the calling thread runs a signal handler on an alternate stack.

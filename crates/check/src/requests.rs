@@ -160,5 +160,5 @@ impl Requests {
 
 /// Compares two positions of a CQ, which wrap around.
 fn is_before(position: u32, other: u32) -> bool {
-    (position.wrapping_sub(other) as i32) < 0
+    position.wrapping_sub(other).cast_signed() < 0
 }

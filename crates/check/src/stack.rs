@@ -5,7 +5,7 @@ use crate::format::CopiedStack;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use usring_sys::{UserAddress, user_memory};
+use usring_sys::{UserAddress, user_memory, width};
 
 /// The registers of a thread of the program, in a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,7 +39,7 @@ impl Stack {
             while bytes.len() < MOST_BYTES {
                 let from = registers.stack + bytes.len() as u64;
                 // Pieces end at multiples of their length, so that none crosses a page.
-                let length = PIECE - from as usize % PIECE;
+                let length = PIECE - width::size(from) % PIECE;
                 if user_memory::copy_in(&mut piece[..length], UserAddress(from)).is_err()
                     || user_memory::append(&mut bytes, &piece[..length]).is_err()
                 {

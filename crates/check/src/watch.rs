@@ -18,7 +18,7 @@ use usring_sys::descriptor::{self, FileIdentity, RESERVED_BASE};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::per_process::PerProcess;
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, SystemCall, signals};
+use usring_sys::{Errno, SystemCall, signals, width};
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -202,7 +202,7 @@ const MOST_BYTES: u64 = 256 << 10;
 
 impl State {
     fn count(&self) {
-        IN_FLIGHT.store(self.requests.in_flight.len() as u32, Ordering::Relaxed);
+        IN_FLIGHT.store(width::count(self.requests.in_flight.len()), Ordering::Relaxed);
     }
 
     fn add(&mut self, kind: Kind, request: &InFlight, result: i32, memory: IoVector, misdeed: Option<&Stack>) {
@@ -239,7 +239,7 @@ impl State {
         let mut left = MOST_BYTES;
         let mut stack = None;
         let mut copy = || stack.get_or_insert_with(|| Stack::copy(now)).clone();
-        let is_main = thread == SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0) as u32;
+        let is_main = thread == width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0));
         let mut dead = Vec::new();
         for request in self.requests.in_flight.values_mut().filter(|request| !request.is_reported) {
             let length = request.memory.iter().fold(0u64, |sum, member| sum.saturating_add(member.length));

@@ -62,7 +62,7 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
     match receiver.recv_timeout(limit) {
         Ok(output) => output.map_err(|error| format!("cannot wait for a child ({error})")),
         Err(RecvTimeoutError::Timeout) => {
-            let process = nix::unistd::Pid::from_raw(process as i32);
+            let process = nix::unistd::Pid::from_raw(process.cast_signed());
             let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGKILL);
             // Waits until the thread has reaped the child.
             let _ = receiver.recv();

@@ -5,10 +5,11 @@
 use super::Failure;
 use nix::libc;
 use seccompiler::sock_filter;
+use usring_sys::width;
 
 /// io_uring_setup, io_uring_enter and io_uring_register have consecutive numbers.
-const FIRST: u32 = libc::SYS_io_uring_setup as u32;
-const LAST: u32 = libc::SYS_io_uring_register as u32;
+const FIRST: u32 = width::low(libc::SYS_io_uring_setup.cast_unsigned());
+const LAST: u32 = width::low(libc::SYS_io_uring_register.cast_unsigned());
 /// Bit that marks calls of the x32 ABI.
 const X32_BIT: u32 = 0x4000_0000;
 
@@ -23,8 +24,8 @@ pub fn install() -> Result<(), Failure> {
 /// process at a call of another architecture. The numbers of the three calls are the same on
 /// x86-64, x32 and i386, so this filter denies them on all three.
 fn program() -> [sock_filter; 6] {
-    let statement = |code: u32, k| sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    let jump = |code: u32, k, jt, jf| sock_filter { code: code as u16, jt, jf, k };
+    let statement = |code: u32, k| sock_filter { code: width::short(code.into()), jt: 0, jf: 0, k };
+    let jump = |code: u32, k, jt, jf| sock_filter { code: width::short(code.into()), jt, jf, k };
     [
         // The call's number is the first word of struct seccomp_data.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),

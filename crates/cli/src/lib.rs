@@ -21,6 +21,8 @@
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the exit status that
 //! env(1) would have.
 
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
+
 /// Prints a line on standard output. Exits if that fails (see [`print()`]).
 macro_rules! tell {
     ($($text:tt)*) => {

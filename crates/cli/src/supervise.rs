@@ -9,6 +9,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
+use usring_sys::width;
 
 /// How the program ended.
 pub enum Ended {
@@ -51,7 +52,7 @@ impl Supervisor {
                 become_program(launch, &self.program_mask, &self.program_sigchld)
             }
             ForkResult::Parent { child } => {
-                started(child.as_raw() as u32).inspect_err(|_| send(child, libc::SIGKILL))?;
+                started(child.as_raw().cast_unsigned()).inspect_err(|_| send(child, libc::SIGKILL))?;
                 wait(child, &self.signals)
             }
         }
@@ -101,7 +102,7 @@ fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
         } else if signal.ssi_code != libc::SI_KERNEL {
             // The kernel sends a terminal's signals (interrupt, hang-up) to the whole process
             // group, so the program has already received this signal.
-            send(program, signal.ssi_signo as i32);
+            send(program, signal.ssi_signo.cast_signed());
         }
     }
 }
@@ -119,7 +120,7 @@ fn look_after(program: Pid) -> Option<Ended> {
             return None;
         }
         if libc::WIFEXITED(status) {
-            return Some(Ended::Exited(libc::WEXITSTATUS(status) as u8));
+            return Some(Ended::Exited(width::byte(width::word(libc::WEXITSTATUS(status)))));
         }
         if libc::WIFSIGNALED(status) {
             return Some(Ended::Killed(libc::WTERMSIG(status)));

@@ -90,7 +90,7 @@ fn visit(memory: &[u8], page: usize, counts: impl Fn() -> bool) -> std::io::Resu
             return Err(std::io::Error::from_raw_os_error(libc::EBADMSG));
         }
         if counts() {
-            times.push(time.as_nanos() as u64);
+            times.push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         }
     }
     times.sort_unstable();

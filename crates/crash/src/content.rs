@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use usring_sys::width;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -75,7 +76,7 @@ impl Content {
             if part == PAGE_BYTES {
                 self.pages.remove(&index);
             } else if self.pages.contains_key(&index) {
-                self.change_page(index, |page| page[within as usize..(within + part) as usize].fill(0));
+                self.change_page(index, |page| page[within as usize..width::size(within + part)].fill(0));
             }
             at += part;
         }
@@ -124,9 +125,9 @@ impl Content {
 
     /// Returns all bytes.
     pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.size as usize];
+        let mut bytes = vec![0; width::size(self.size)];
         for (offset, piece) in self.pieces() {
-            bytes[offset as usize..offset as usize + piece.len()].copy_from_slice(piece);
+            bytes[width::size(offset)..width::size(offset) + piece.len()].copy_from_slice(piece);
         }
         bytes
     }

@@ -4,6 +4,7 @@ use crate::durability::{Durability, Fate};
 use crate::history::{Change, History, Operation, Origin, Position, Scope};
 use crate::plan::{Choice, Kept, Plan};
 use crate::tree::ROOT;
+use usring_sys::width;
 
 /// Most kept operations that an explanation lists.
 const MOST_KEPT: usize = 3;
@@ -22,10 +23,10 @@ pub fn operation(operation: &Operation) -> String {
     let (path, second) = (quoted(path), quoted(second_path));
     match &operation.change {
         Change::Write { offset, data, .. } => format!("write of {} at {offset} of {path}", bytes(data.len())),
-        Change::Resize { size, .. } => format!("truncation of {path} to {}", bytes(*size as usize)),
-        Change::Grow { size, .. } => format!("allocation of {path} up to {}", bytes(*size as usize)),
+        Change::Resize { size, .. } => format!("truncation of {path} to {}", bytes(width::size(*size))),
+        Change::Grow { size, .. } => format!("allocation of {path} up to {}", bytes(width::size(*size))),
         Change::Clear { offset, length, .. } => {
-            format!("clearing of {} at {offset} of {path}", bytes(*length as usize))
+            format!("clearing of {} at {offset} of {path}", bytes(width::size(*length)))
         }
         Change::Name { .. } if second_path.is_empty() => format!("creation of {path}"),
         Change::Name { .. } => format!("link from {path} to {second}"),

@@ -18,6 +18,7 @@ use crate::history::{Change, History, Position};
 use crate::plan::{Choice, Kept, Plan, Tear, sectors};
 use fastrand::Rng;
 use std::collections::{BTreeSet, VecDeque};
+use usring_sys::width;
 
 /// Sizes of the sectors by which writes are torn.
 const SECTORS: [u64; 2] = [512, 4096];
@@ -111,7 +112,7 @@ impl<'a> Generator<'a> {
             return pending.to_vec();
         }
         let (old, new) = pending.split_at(pending.len() - MOST_SINGLES / 2);
-        let some_old = (0..MOST_SINGLES / 2).map(|_| old[self.random.u64(..old.len() as u64) as usize]);
+        let some_old = (0..MOST_SINGLES / 2).map(|_| old[width::size(self.random.u64(..old.len() as u64))]);
         let mut chosen: Vec<usize> = some_old.chain(new.iter().copied()).collect();
         chosen.sort_unstable();
         chosen.dedup();
@@ -181,7 +182,7 @@ impl<'a> Generator<'a> {
             number if number >= losses_of_eight => Choice::Whole,
             0 => Choice::SizeOnly,
             1 | 2 => {
-                let sector = SECTORS[random.u64(..2) as usize];
+                let sector = SECTORS[width::size(random.u64(..2))];
                 Choice::Torn(Tear { sector, kept: Kept::Random(random.u64(..)) })
             }
             _ => Choice::Lost,

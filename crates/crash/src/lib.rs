@@ -16,6 +16,7 @@
 //! The crate reads no file and starts no program. Positions are counts of recorded events. A power
 //! loss at position `n` happens after `n` events.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 pub mod content;
 pub mod durability;

@@ -6,6 +6,7 @@ use crate::ordered;
 use crate::tree::Tree;
 use fastrand::Rng;
 use std::ops::Range;
+use usring_sys::width;
 
 /// The part of one operation that a power loss leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,7 +137,7 @@ fn leave(tree: &mut Tree, change: &Change, choice: Choice) {
         Choice::Torn(tear) => {
             let Some(content) = tree.content_to_change(*node) else { return };
             for piece in tear.pieces(*offset, data.len() as u64) {
-                content.write(piece.start, &data[(piece.start - offset) as usize..(piece.end - offset) as usize]);
+                content.write(piece.start, &data[width::size(piece.start - offset)..width::size(piece.end - offset)]);
             }
         }
     }

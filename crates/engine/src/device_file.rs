@@ -8,7 +8,7 @@
 use alloc::vec::Vec;
 use usring_device::{OpenDevice, Operation, Transfer};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Most members of a vector (UIO_MAXIOV).
@@ -30,13 +30,13 @@ pub fn system_call(file: &OpenDevice, number: i32, call: &SystemCall) -> Option<
         linux::__NR_writev => vector(a, b).and_then(|list| at_position(file, number, Direction::Write, &list, 0)),
         linux::__NR_preadv => vector(a, b).and_then(|list| transfer(file, Direction::Read, &list, c, 0)),
         linux::__NR_pwritev => vector(a, b).and_then(|list| transfer(file, Direction::Write, &list, c, 0)),
-        linux::__NR_preadv2 => vectored(file, number, Direction::Read, (a, b), c, f as u32),
-        linux::__NR_pwritev2 => vectored(file, number, Direction::Write, (a, b), c, f as u32),
+        linux::__NR_preadv2 => vectored(file, number, Direction::Read, (a, b), c, width::low(f)),
+        linux::__NR_pwritev2 => vectored(file, number, Direction::Write, (a, b), c, width::low(f)),
         linux::__NR_fsync | linux::__NR_fdatasync => file.device().as_file().flush().map(|()| 0),
-        linux::__NR_sync_file_range => sync_range(a, b, c as u32),
-        linux::__NR_fallocate => allocate(file, a as u32, b, c),
+        linux::__NR_sync_file_range => sync_range(a, b, width::low(c)),
+        linux::__NR_fallocate => allocate(file, width::low(a), b, c),
         linux::__NR_ftruncate => resize(file, a),
-        linux::__NR_lseek if matches!(b as u32, linux::SEEK_DATA | linux::SEEK_HOLE) => Err(Errno::EINVAL),
+        linux::__NR_lseek if matches!(width::low(b), linux::SEEK_DATA | linux::SEEK_HOLE) => Err(Errno::EINVAL),
         linux::__NR_mmap => Err(Errno::ENODEV),
         // Programs answer EINVAL by copying with read(2) and write(2).
         linux::__NR_sendfile | linux::__NR_splice | linux::__NR_copy_file_range => Err(Errno::EINVAL),
@@ -61,7 +61,7 @@ fn vector(address: u64, count: u64) -> Result<Vec<IoVector>, Errno> {
     if count > VECTOR_LIMIT {
         return Err(Errno::EINVAL);
     }
-    user_memory::read_array(UserAddress(address), count as usize)
+    user_memory::read_array(UserAddress(address), width::size(count))
 }
 
 fn vectored(
@@ -126,7 +126,7 @@ fn at_position(
 
 /// Advances the file position by `by` bytes; returns the new position.
 fn seek(number: i32, by: u64) -> Result<u64, Errno> {
-    SystemCall::new(linux::__NR_lseek, [number as u64, by, u64::from(linux::SEEK_CUR), 0, 0]).run()
+    SystemCall::new(linux::__NR_lseek, [width::word(number), by, u64::from(linux::SEEK_CUR), 0, 0]).run()
 }
 
 /// Carries out a ring's transfer that the device's queue pairs cannot take. An `offset` of −1 means
@@ -152,7 +152,7 @@ fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u6
     const KEEP_SIZE: u32 = linux::FALLOC_FL_KEEP_SIZE;
     const PUNCH: u32 = linux::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
     const ZERO: u32 = linux::FALLOC_FL_ZERO_RANGE;
-    if offset as i64 <= -1 || length as i64 <= 0 {
+    if offset.cast_signed() <= -1 || length.cast_signed() <= 0 {
         return Err(Errno::EINVAL);
     }
     if !matches!(mode & !KEEP_SIZE, 0 | ZERO) && mode != PUNCH {
@@ -190,15 +190,15 @@ fn within(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Resu
 fn sync_range(offset: u64, length: u64, flags: u32) -> Result<u64, Errno> {
     const FLAGS: u32 =
         linux::SYNC_FILE_RANGE_WAIT_BEFORE | linux::SYNC_FILE_RANGE_WRITE | linux::SYNC_FILE_RANGE_WAIT_AFTER;
-    let end = (offset as i64).checked_add(length as i64);
-    let valid = flags & !FLAGS == 0 && offset as i64 >= 0 && end.is_some_and(|end| end >= offset as i64);
+    let end = offset.cast_signed().checked_add(length.cast_signed());
+    let valid = flags & !FLAGS == 0 && offset.cast_signed() >= 0 && end.is_some_and(|end| end >= offset.cast_signed());
     if valid { Ok(0) } else { Err(Errno::EINVAL) }
 }
 
 /// ftruncate(2). A device keeps its size. Linux refuses ftruncate on a block device. usring allows
 /// a length up to the device's size, because programs truncate a file before they fill it.
 pub fn resize(file: &OpenDevice, length: u64) -> Result<u64, Errno> {
-    match length as i64 {
+    match length.cast_signed() {
         ..=-1 => Err(Errno::EINVAL),
         _ if !file.mode().may_write() => Err(Errno::EINVAL),
         _ if length > file.device().geometry().size => Err(Errno::EFBIG),

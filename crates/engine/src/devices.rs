@@ -15,7 +15,7 @@ use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::per_process::PerProcess;
 use usring_sys::plain::IoVector;
 use usring_sys::set_once::SetOnce;
-use usring_sys::{Errno, UserAddress, mapping};
+use usring_sys::{Errno, UserAddress, mapping, width};
 use usring_uapi::general as linux;
 
 /// A process's view of the run's devices.
@@ -76,7 +76,8 @@ fn open_all() -> Result<RunDevices, Errno> {
     let answered = control.ask(QuestionKind::List, 0, [0; 4], None)?;
     let page = answered.descriptors.first().ok_or(Errno::EINVAL)?;
     let policies = mapping::shared_words(page)?;
-    let list = (0..answered.values[0] as u32).map(|index| open(control, index, policies)).collect::<Result<_, _>>()?;
+    let list =
+        (0..width::low(answered.values[0])).map(|index| open(control, index, policies)).collect::<Result<_, _>>()?;
     Ok(RunDevices { list })
 }
 

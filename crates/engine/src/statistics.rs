@@ -12,6 +12,7 @@
 
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering};
+use usring_sys::width;
 
 /// Environment variable of the program that names the file.
 pub const ENVIRONMENT: &str = "USRING_STATS";
@@ -163,7 +164,7 @@ impl Statistics {
     pub fn reclaim(&self, is_alive: impl Fn(u32) -> bool) {
         for (index, owner) in self.owners.iter().enumerate() {
             let process = owner.load(Ordering::Relaxed);
-            if process == 0 || is_alive(process as u32) {
+            if process == 0 || is_alive(width::low(process)) {
                 continue;
             }
             // If several processes reclaim blocks at once, only one of them releases this block.

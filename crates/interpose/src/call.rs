@@ -2,6 +2,7 @@
 //! they get back.
 
 use usring_sys::syscall::{PASS_MARK, PASS_MARK_ABOVE_FLAGS};
+use usring_sys::width;
 use usring_uapi::general as linux;
 
 /// A call of the program on its way through an entry point. The entry point keeps it on the
@@ -66,7 +67,7 @@ impl Call {
     /// Returns the arguments with the mark that usring's own filter lets pass.
     pub fn marked(&self) -> [u64; 6] {
         let mut arguments = self.arguments;
-        match self.number as u32 {
+        match width::low(self.number) {
             linux::__NR_mmap => arguments[3] |= u64::from(linux::MAP_DENYWRITE),
             linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
@@ -113,7 +114,7 @@ impl<T: Into<u64>> From<Result<T, usring_sys::Errno>> for Outcome {
     fn from(result: Result<T, usring_sys::Errno>) -> Outcome {
         let answer = match result {
             Ok(value) => value.into(),
-            Err(error) => i64::from(error.negative()) as u64,
+            Err(error) => i64::from(error.negative()).cast_unsigned(),
         };
         Outcome { answer, kind: Outcome::DONE }
     }

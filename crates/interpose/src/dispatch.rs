@@ -3,10 +3,10 @@
 use crate::call::{Call, Outcome};
 use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, rings};
 use crate::program::exec;
-
 use crate::swap::{fork, functions, guard, mapping_calls, region};
 use crate::{check, faults, filter, process, recording, signals};
 use core::sync::atomic::Ordering;
+use usring_sys::width;
 use usring_uapi::general as linux;
 
 /// Serves the most frequent call (io_uring_enter) if it did not trap. `None`: the caller continues
@@ -14,7 +14,7 @@ use usring_uapi::general as linux;
 #[inline(always)]
 pub fn frequent(call: &Call) -> Option<Outcome> {
     process::current();
-    let is_it = call.number as u32 == faults::FREQUENT.load(Ordering::Relaxed) && call.trapped == 0;
+    let is_it = width::low(call.number) == faults::FREQUENT.load(Ordering::Relaxed) && call.trapped == 0;
     is_it.then(|| rings::enter(call).into())
 }
 
@@ -36,7 +36,7 @@ fn answer(call: &mut Call) -> Outcome {
     {
         return outcome;
     }
-    if matches!(call.number as u32, linux::__NR_fork | linux::__NR_vfork | linux::__NR_clone) {
+    if matches!(width::low(call.number), linux::__NR_fork | linux::__NR_vfork | linux::__NR_clone) {
         return fork::serve(call);
     }
     if region::is_on() {
@@ -49,7 +49,7 @@ fn answer(call: &mut Call) -> Outcome {
 }
 
 fn serve(call: &mut Call) -> Outcome {
-    match call.number as u32 {
+    match width::low(call.number) {
         linux::__NR_io_uring_enter if check::is_on() => check::enter(call),
         linux::__NR_io_uring_enter => enter(call),
         linux::__NR_io_uring_setup => rings::setup(call).into(),

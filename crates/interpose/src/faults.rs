@@ -28,7 +28,7 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, SystemCall, UserAddress, file, signals, user_memory, wait};
+use usring_sys::{Errno, SystemCall, UserAddress, file, signals, user_memory, wait, width};
 use usring_uapi::general as linux;
 
 /// Whether calls ask the rules.
@@ -127,12 +127,12 @@ pub fn is_for_symbols(number: u32) -> bool {
 
 /// Asks the rules about a call. If they answer with a fault, injects it. Otherwise calls `serve`.
 pub fn serve(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
-    let Some(plain) = calls::by_number(call.number as u32) else { return serve(call) };
+    let Some(plain) = calls::by_number(width::low(call.number)) else { return serve(call) };
     let arguments = call.arguments;
     let fault = armed::ask(&Asked {
         kind: Kind::Call,
-        number: plain.number as u16,
-        descriptor: plain.descriptor.map(|index| arguments[usize::from(index)] as i32),
+        number: width::short(plain.number.into()),
+        descriptor: plain.descriptor.map(|index| width::int(arguments[usize::from(index)])),
         user_data: None,
         ring: None,
         thread: signals::thread_id(),
@@ -183,8 +183,8 @@ fn inject(call: &mut Call, plain: &'static PlainCall, fault: &Fault, serve: fn(&
 
 fn answer_as(answer: Answer) -> Outcome {
     let answer = match answer {
-        Answer::Error(number) => i64::from(Errno::new(number.into()).negative()) as u64,
-        Answer::Value(value) => value as u64,
+        Answer::Error(number) => i64::from(Errno::new(number.into()).negative()).cast_unsigned(),
+        Answer::Value(value) => value.cast_unsigned(),
     };
     Outcome { answer, kind: Outcome::DONE }
 }

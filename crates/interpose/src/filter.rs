@@ -17,7 +17,7 @@ use alloc::boxed::Box;
 use core::sync::atomic::AtomicBool;
 use usring_sys::descriptor::RESERVED_BASE;
 use usring_sys::syscall::PASS_MARK;
-use usring_sys::{Errno, SystemCall};
+use usring_sys::{Errno, SystemCall, width};
 use usring_uapi::general as linux;
 
 /// The data of usring's traps (SECCOMP_RET_DATA), "us". It distinguishes them from the traps of
@@ -246,7 +246,7 @@ impl Assembler {
     }
 
     pub const fn add(&mut self, code: u16, value: u32, jump_true: usize, jump_false: usize) {
-        let (jump_true, jump_false) = (jump_true as u8, jump_false as u8);
+        let (jump_true, jump_false) = (width::byte(jump_true as u64), width::byte(jump_false as u64));
         self.code[self.length] = Instruction { code, jump_true, jump_false, value };
         self.length += 1;
     }
@@ -277,7 +277,7 @@ impl Assembler {
     /// own calls, else TRAP.
     const fn trap_unless_marked(&mut self) {
         self.load(low(5));
-        self.add(JUMP_EQUAL, PASS_MARK as u32, 0, 3);
+        self.add(JUMP_EQUAL, width::low(PASS_MARK), 0, 3);
         self.load(high(5));
         self.add(JUMP_EQUAL, (PASS_MARK >> 32) as u32, 0, 1);
         self.answer(RET_ALLOW);
@@ -434,7 +434,7 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
         let jump = filter.length;
         filter.add(JUMP_EQUAL, number, 0, 0);
         filter.rule(when);
-        filter.code[jump].jump_false = (filter.length - jump - 1) as u8;
+        filter.code[jump].jump_false = width::byte((filter.length - jump - 1) as u64);
         rule += 1;
     }
     filter.answer(RET_ALLOW);
@@ -524,7 +524,7 @@ fn install_filter_for(calls: &[u64; 8], probe: u32) -> Result<(), Errno> {
             filter.unless_loader(file);
         }
         filter.answer(RET_TRAP);
-        filter.code[jump].jump_false = (filter.length - jump - 1) as u8;
+        filter.code[jump].jump_false = width::byte((filter.length - jump - 1) as u64);
     }
     filter.answer(RET_ALLOW);
     install_one(&filter)
@@ -553,7 +553,7 @@ pub fn install_for_devices() -> Result<(), Errno> {
 
 pub fn install_one(filter: &Assembler) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_prctl, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0]).run()?;
-    let program = Program { length: filter.length as u16, instructions: filter.code.as_ptr() };
+    let program = Program { length: width::short(filter.length as u64), instructions: filter.code.as_ptr() };
     let flags = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     let arguments = [SECCOMP_SET_MODE_FILTER, flags, &raw const program as u64, 0, 0];
     match SystemCall::new(linux::__NR_seccomp, arguments).run()? {

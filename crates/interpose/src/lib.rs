@@ -14,6 +14,7 @@
 //! No code here knows how an operation works, and none calls libc: a call may arrive in a signal
 //! handler, under malloc's lock, or in a vfork child.
 #![no_std]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 // Linting the whole workspace at once enables a dependency's feature `std`, which brings a panic

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::call_hook::{CallHook, Make};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, SystemCall, UserAddress, descriptor, file, syscall, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, descriptor, file, syscall, user_memory, width};
 use usring_uapi::general as linux;
 
 /// The calls that the filter has to trap.
@@ -65,7 +65,7 @@ pub static HOOK: CallHook = CallHook { during };
 pub fn concerns(call: &SystemCall) -> bool {
     let [first, second, third, fourth, ..] = call.arguments;
     match call.number {
-        linux::__NR_write | linux::__NR_writev => match place::stat(first as i32) {
+        linux::__NR_write | linux::__NR_writev => match place::stat(width::int(first)) {
             Ok(stat) if stat.is(linux::S_IFREG) => true,
             Ok(stat) if place::is_output(&stat) => {
                 output(call);
@@ -76,10 +76,10 @@ pub fn concerns(call: &SystemCall) -> bool {
         // A descriptor of a ring is not below the folder, so the library itself serves that
         // mmap(2).
         linux::__NR_mmap => {
-            let shares = fourth as u32 & linux::MAP_SHARED != 0 && third as u32 & linux::PROT_WRITE != 0;
-            shares && place::file(call.arguments[4] as i32).is_some()
+            let shares = width::low(fourth) & linux::MAP_SHARED != 0 && width::low(third) & linux::PROT_WRITE != 0;
+            shares && place::file(width::int(call.arguments[4])).is_some()
         }
-        linux::__NR_ioctl => matches!(second as u32, FICLONE | FICLONERANGE),
+        linux::__NR_ioctl => matches!(width::low(second), FICLONE | FICLONERANGE),
         linux::__NR_open | linux::__NR_openat | linux::__NR_openat2 | linux::__NR_creat => names::may_change(call),
         // A call on any other file may wait, and a signal must be able to interrupt that wait. So
         // the program's thread makes it.
@@ -90,7 +90,7 @@ pub fn concerns(call: &SystemCall) -> bool {
 }
 
 fn is_regular(number: u64) -> bool {
-    place::stat(number as i32).is_ok_and(|stat| stat.is(linux::S_IFREG))
+    place::stat(width::int(number)).is_ok_and(|stat| stat.is(linux::S_IFREG))
 }
 
 /// Makes a call, and records it if it changes something below the folder.
@@ -111,7 +111,7 @@ fn during(call: &SystemCall, make: Make<'_>) -> u64 {
         }),
         linux::__NR_sendfile => copy(call, first, make),
         linux::__NR_splice | linux::__NR_copy_file_range => copy(call, call.arguments[2], make),
-        linux::__NR_ioctl if matches!(second as u32, FICLONE | FICLONERANGE) => copy(call, first, make),
+        linux::__NR_ioctl if matches!(width::low(second), FICLONE | FICLONERANGE) => copy(call, first, make),
         linux::__NR_open | linux::__NR_openat | linux::__NR_openat2 | linux::__NR_creat => names::open(call, make),
         _ => names::during(call, make),
     }
@@ -120,7 +120,7 @@ fn during(call: &SystemCall, make: Make<'_>) -> u64 {
 impl<'a> Record<'a> {
     /// Returns the record with the call's number.
     pub(crate) fn encoded_for(self, call: &SystemCall) -> Record<'a> {
-        Record { call: call.number as u16, ..self }
+        Record { call: width::short(call.number.into()), ..self }
     }
 }
 
@@ -132,7 +132,7 @@ fn of_file<'a>(kind: Kind, file: &'a File, call: &SystemCall) -> Record<'a> {
 /// Makes a call on a file under the lock. If the file is below the folder and the call succeeds,
 /// `record` records it.
 fn on_file(call: &SystemCall, number: u64, make: Make<'_>, record: impl FnOnce(&File, u64)) -> u64 {
-    let Some(file) = place::file(number as i32) else { return make(call) };
+    let Some(file) = place::file(width::int(number)) else { return make(call) };
     let _locked = lock();
     let answer = make(call);
     if let Ok(value) = syscall::check(answer) {
@@ -161,12 +161,12 @@ fn clip(members: &mut Vec<IoVector>, mut bytes: u64) {
 }
 
 fn write(call: &SystemCall, make: Make<'_>) -> u64 {
-    let number = call.arguments[0] as i32;
+    let number = width::int(call.arguments[0]);
     if place::stat(number).is_ok_and(|stat| place::is_output(&stat)) {
         output(call);
         return make(call);
     }
-    on_file(call, number as u64, make, |file, written| {
+    on_file(call, width::word(number), make, |file, written| {
         if written == 0 {
             return;
         }
@@ -184,7 +184,7 @@ fn write(call: &SystemCall, make: Make<'_>) -> u64 {
 
 /// Returns the `RWF_*` flags of a write.
 fn write_flags(call: &SystemCall) -> u32 {
-    if call.number == linux::__NR_pwritev2 { call.arguments[5] as u32 } else { 0 }
+    if call.number == linux::__NR_pwritev2 { width::low(call.arguments[5]) } else { 0 }
 }
 
 fn is_synchronous(call: &SystemCall, status: u32) -> bool {
@@ -193,7 +193,7 @@ fn is_synchronous(call: &SystemCall, status: u32) -> bool {
 
 /// Returns where a write has put its bytes. The lock is held, so no other write came in between.
 fn offset_of(call: &SystemCall, status: u32, written: u64) -> u64 {
-    let number = call.arguments[0] as i32;
+    let number = width::int(call.arguments[0]);
     let flags = write_flags(call);
     let is_at_position = match call.number {
         linux::__NR_write | linux::__NR_writev => true,
@@ -220,7 +220,7 @@ static SYNCS: AtomicU64 = AtomicU64::new(0);
 /// Makes a sync, and records it. `when_failed`: further flags of the record if the sync fails.
 fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     let is_of_file = matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync);
-    let file = if call.number == linux::__NR_sync { None } else { place::file(call.arguments[0] as i32) };
+    let file = if call.number == linux::__NR_sync { None } else { place::file(width::int(call.arguments[0])) };
     if call.number != linux::__NR_sync && file.is_none() {
         return make(call);
     }
@@ -244,7 +244,7 @@ fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
 pub fn note_failure(call: &SystemCall, drops: bool) {
     if matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs) {
         let io_error = Errno::EIO.negative();
-        sync(call, if drops { DROPPED } else { 0 }, &|_| i64::from(io_error) as u64);
+        sync(call, if drops { DROPPED } else { 0 }, &|_| i64::from(io_error).cast_unsigned());
     }
 }
 
@@ -256,7 +256,7 @@ const UNSHARE_RANGE: u32 = 0x40;
 
 fn allocated(call: &SystemCall, file: &File) {
     let [_, mode, offset, length, ..] = call.arguments;
-    let mode = mode as u32;
+    let mode = width::low(mode);
     if mode & !(KEEP_SIZE | PUNCH_HOLE | ZERO_RANGE | UNSHARE_RANGE) != 0 {
         return note_unknown(b"fallocate(2) moved the bytes of a file", &file.path);
     }
@@ -275,7 +275,7 @@ const PIECE: u64 = 1 << 20;
 /// has written there.
 fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
     on_file(call, target, make, |file, copied| {
-        let number = target as i32;
+        let number = width::int(target);
         let size = place::stat(number).map_or(0, |stat| stat.size);
         let offset = match call.number {
             linux::__NR_sendfile => file::position(number).map(|end| end.saturating_sub(copied)),
@@ -300,7 +300,7 @@ fn read_back(call: &SystemCall, file: &File, number: i32, offset: u64, length: u
     let mut done = 0;
     while done < length {
         let wanted = (length - done).min(PIECE);
-        let at = [reader.number() as u64, buffer.as_mut_ptr() as u64, wanted, offset + done, 0];
+        let at = [width::word(reader.number()), buffer.as_mut_ptr() as u64, wanted, offset + done, 0];
         let count = SystemCall::new(linux::__NR_pread64, at).run_unhooked().ok().filter(|count| *count != 0)?;
         let record = Record { offset: offset + done, ..of_file(Kind::Write, file, call) };
         append(&record, &[IoVector { base: buffer.as_ptr() as u64, length: count }]);

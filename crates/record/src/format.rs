@@ -3,6 +3,7 @@
 //! The writers are processes of one build, so a change of the layout needs no version.
 
 use alloc::vec::Vec;
+use usring_sys::width;
 
 /// Environment variable that names the log.
 pub const ENVIRONMENT: &str = "USRING_CRASH";
@@ -159,7 +160,7 @@ impl Record<'_> {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         for length in [self.path.len(), self.second_path.len()] {
-            bytes.extend_from_slice(&(length as u32).to_le_bytes());
+            bytes.extend_from_slice(&width::count(length).to_le_bytes());
         }
         bytes.extend_from_slice(self.path);
         bytes.extend_from_slice(self.second_path);

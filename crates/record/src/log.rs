@@ -16,7 +16,7 @@ use usring_sys::per_process::PerProcess;
 use usring_sys::plain::IoVector;
 use usring_sys::set_once::SetOnce;
 use usring_sys::unusual::{self, Unusual};
-use usring_sys::{Errno, SystemCall, call_hook, file, mapping, signals};
+use usring_sys::{Errno, SystemCall, call_hook, file, mapping, signals, width};
 use usring_uapi::general as linux;
 
 /// The part of the log's first page that does not change, and the log's path.
@@ -53,7 +53,7 @@ pub fn start(path: &CStr) -> Result<(), Errno> {
     let bytes = page[Page::Folder as usize..].iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
     let settings = Settings {
         log: path.to_owned(),
-        folder: bytes.take(word(Page::FolderLength) as usize).collect(),
+        folder: bytes.take(width::size(word(Page::FolderLength))).collect(),
         output_device: word(Page::OutputDevice),
         output_inode: word(Page::OutputInode),
     };
@@ -75,7 +75,7 @@ fn log() -> &'static Log {
     LOG.get_or_make(|| Log {
         file: open().ok(),
         page: WORDS.get().map_or(&[], |words| words),
-        process: SystemCall::new(linux::__NR_getpid, [0; 5]).run_unhooked().unwrap_or(0) as u32,
+        process: width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_unhooked().unwrap_or(0)),
         lock: Mutex::new(()),
     })
 }
@@ -84,8 +84,9 @@ fn log() -> &'static Log {
 fn open() -> Result<OwnedDescriptor, Errno> {
     let path = settings().ok_or(Errno::EBADF)?.log.as_ptr() as u64;
     let flags = u64::from(linux::O_WRONLY | linux::O_APPEND | linux::O_CLOEXEC);
-    let number = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path, flags, 0, 0]).run_unhooked()?;
-    OwnedDescriptor::from_raw(number as i32).into_private()
+    let number =
+        SystemCall::new(linux::__NR_openat, [width::word(linux::AT_FDCWD), path, flags, 0, 0]).run_unhooked()?;
+    OwnedDescriptor::from_raw(width::int(number)).into_private()
 }
 
 /// The lock around a change and its record.
@@ -127,7 +128,7 @@ pub(crate) fn append(record: &Record<'_>, data: &[IoVector]) {
     members.push(IoVector { base: head.as_ptr() as u64, length: head.len() as u64 });
     members.extend_from_slice(&data[..data.len().min(MOST_MEMBERS)]);
     let number = log.file.as_ref().map_or(-1, OwnedDescriptor::number);
-    let arguments = [number as u64, members.as_ptr() as u64, members.len() as u64, 0, 0];
+    let arguments = [width::word(number), members.as_ptr() as u64, members.len() as u64, 0, 0];
     let written = SystemCall::new(linux::__NR_writev, arguments).run_unhooked();
     if written != Ok(head.len() as u64 + length) {
         note_lost(log);

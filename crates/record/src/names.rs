@@ -5,10 +5,10 @@ use crate::format::{Kind, Record};
 use crate::log::{append, lock, note_unknown};
 use crate::place::{self, Place, Stat};
 use usring_sys::call_hook::Make;
-use usring_sys::{SystemCall, UserAddress, descriptor, syscall, user_memory};
+use usring_sys::{SystemCall, UserAddress, descriptor, syscall, user_memory, width};
 use usring_uapi::general as linux;
 
-const HERE: u64 = linux::AT_FDCWD as u64;
+const HERE: u64 = width::word(linux::AT_FDCWD);
 
 /// Makes a call that may change names, and records it.
 pub(crate) fn during(call: &SystemCall, make: Make<'_>) -> u64 {
@@ -16,7 +16,7 @@ pub(crate) fn during(call: &SystemCall, make: Make<'_>) -> u64 {
     match call.number {
         linux::__NR_rename => rename(call, make, [HERE, a, HERE, b], 0),
         linux::__NR_renameat => rename(call, make, [a, b, c, d], 0),
-        linux::__NR_renameat2 => rename(call, make, [a, b, c, d], e as u32),
+        linux::__NR_renameat2 => rename(call, make, [a, b, c, d], width::low(e)),
         linux::__NR_link => link(call, make, [HERE, a, HERE, b]),
         linux::__NR_linkat => link(call, make, [a, b, c, d]),
         linux::__NR_unlink | linux::__NR_rmdir => remove(call, make, HERE, a),
@@ -46,7 +46,7 @@ fn created(call: &SystemCall, place: &Place, stat: &Stat) {
 }
 
 fn create(call: &SystemCall, make: Make<'_>, folder: u64, path: u64) -> u64 {
-    let Some(place) = Place::of(folder as i32, path) else { return make(call) };
+    let Some(place) = Place::of(width::int(folder), path) else { return make(call) };
     let _locked = lock();
     let answer = make(call);
     if syscall::check(answer).is_ok()
@@ -58,7 +58,7 @@ fn create(call: &SystemCall, make: Make<'_>, folder: u64, path: u64) -> u64 {
 }
 
 fn remove(call: &SystemCall, make: Make<'_>, folder: u64, path: u64) -> u64 {
-    let Some(place) = Place::of(folder as i32, path) else { return make(call) };
+    let Some(place) = Place::of(width::int(folder), path) else { return make(call) };
     let _locked = lock();
     let stat = place.stat(false).filter(Stat::is_known);
     let answer = make(call);
@@ -73,8 +73,8 @@ fn remove(call: &SystemCall, make: Make<'_>, folder: u64, path: u64) -> u64 {
 }
 
 fn link(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4]) -> u64 {
-    let Some(place) = Place::of(to as i32, new) else { return make(call) };
-    let source = Place::of(from as i32, old);
+    let Some(place) = Place::of(width::int(to), new) else { return make(call) };
+    let source = Place::of(width::int(from), old);
     let _locked = lock();
     let answer = make(call);
     if syscall::check(answer).is_ok()
@@ -96,7 +96,7 @@ fn link(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4]) -> u6
 const EXCHANGE: u32 = 2;
 
 fn rename(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4], flags: u32) -> u64 {
-    let (old, new) = (Place::of(from as i32, old), Place::of(to as i32, new));
+    let (old, new) = (Place::of(width::int(from), old), Place::of(width::int(to), new));
     if old.is_none() && new.is_none() {
         return make(call);
     }
@@ -151,10 +151,10 @@ const UNNAMED: u32 = linux::O_TMPFILE & !linux::O_DIRECTORY;
 fn arguments_of_open(call: &SystemCall) -> (u64, u64, u32) {
     let [first, second, third, ..] = call.arguments;
     match call.number {
-        linux::__NR_open => (HERE, first, second as u32),
+        linux::__NR_open => (HERE, first, width::low(second)),
         linux::__NR_creat => (HERE, first, linux::O_CREAT | linux::O_TRUNC),
-        linux::__NR_openat => (first, second, third as u32),
-        _ => (first, second, user_memory::read::<u64>(UserAddress(third)).unwrap_or(0) as u32),
+        linux::__NR_openat => (first, second, width::low(third)),
+        _ => (first, second, width::low(user_memory::read::<u64>(UserAddress(third)).unwrap_or(0))),
     }
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn open(call: &SystemCall, make: Make<'_>) -> u64 {
     if flags & UNNAMED != 0 {
         return open_unnamed(call, make);
     }
-    let Some(place) = Place::of(folder as i32, path) else { return make(call) };
+    let Some(place) = Place::of(width::int(folder), path) else { return make(call) };
     let before = place.stat(true);
     if before.is_some_and(|stat| !stat.is(linux::S_IFREG)) {
         // The open of a FIFO may wait for another process, which may need the lock.
@@ -183,7 +183,7 @@ pub(crate) fn open(call: &SystemCall, make: Make<'_>) -> u64 {
     let before = place.stat(true);
     let answer = make(call);
     let Ok(number) = syscall::check(answer) else { return answer };
-    let Some(file) = place::file(number as i32) else { return answer };
+    let Some(file) = place::file(width::int(number)) else { return answer };
     match before {
         None if place.stat(false).is_some_and(|stat| stat.inode == file.stat.inode) => {
             created(call, &place, &file.stat);
@@ -203,8 +203,8 @@ fn open_unnamed(call: &SystemCall, make: Make<'_>) -> u64 {
     let _locked = lock();
     let answer = make(call);
     if let Ok(number) = syscall::check(answer)
-        && descriptor::status_flags(number as i32).is_ok()
-        && let Some(file) = place::file(number as i32)
+        && descriptor::status_flags(width::int(number)).is_ok()
+        && let Some(file) = place::file(width::int(number))
     {
         let record = Record {
             node: file.stat.inode,

@@ -3,7 +3,7 @@
 use crate::log::settings;
 use alloc::vec::Vec;
 use usring_sys::descriptor::OwnedDescriptor;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Longest path, with its NUL (PATH_MAX).
@@ -35,9 +35,9 @@ const STAT_WORDS: usize = 18;
 /// Makes newfstatat(2) of a path of usring's own, or of the folder itself with AT_EMPTY_PATH.
 fn stat_of(folder: i32, path: u64, flags: u32) -> Result<Stat, Errno> {
     let mut words = [0u64; STAT_WORDS];
-    let arguments = [folder as u64, path, words.as_mut_ptr() as u64, u64::from(flags), 0];
+    let arguments = [width::word(folder), path, words.as_mut_ptr() as u64, u64::from(flags), 0];
     SystemCall::new(linux::__NR_newfstatat, arguments).run_unhooked()?;
-    Ok(Stat { device: words[0], inode: words[1], mode: words[3] as u32, size: words[6] })
+    Ok(Stat { device: words[0], inode: words[1], mode: width::low(words[3]), size: words[6] })
 }
 
 /// Makes fstat(2).
@@ -49,16 +49,17 @@ pub(crate) fn stat(number: i32) -> Result<Stat, Errno> {
 /// " (deleted)".
 fn path_of(number: i32) -> Option<Vec<u8>> {
     let mut name = Vec::from(*b"/proc/thread-self/fd/");
-    let digits = (0..10).rev().map(|place| (number / 10_i32.pow(place) % 10) as u8 + b'0');
+    let digits = (0..10).rev().map(|place| width::byte(width::word(number / 10_i32.pow(place) % 10)) + b'0');
     name.extend(digits.skip_while(|digit| *digit == b'0'));
     if number == 0 {
         name.push(b'0');
     }
     name.push(0);
     let mut path = alloc::vec![0u8; PATH_LIMIT];
-    let arguments = [linux::AT_FDCWD as u64, name.as_ptr() as u64, path.as_mut_ptr() as u64, PATH_LIMIT as u64, 0];
+    let arguments =
+        [width::word(linux::AT_FDCWD), name.as_ptr() as u64, path.as_mut_ptr() as u64, PATH_LIMIT as u64, 0];
     let length = SystemCall::new(linux::__NR_readlinkat, arguments).run_unhooked().ok()?;
-    path.truncate(length as usize);
+    path.truncate(width::size(length));
     Some(path)
 }
 
@@ -121,9 +122,9 @@ impl Place {
         }
         let (folder, name) = ([folder, b"\0"].concat(), [name, b"\0"].concat());
         let flags = u64::from(linux::O_PATH | linux::O_DIRECTORY | linux::O_CLOEXEC);
-        let arguments = [directory as u64, folder.as_ptr() as u64, flags, 0, 0];
+        let arguments = [width::word(directory), folder.as_ptr() as u64, flags, 0, 0];
         let number = SystemCall::new(linux::__NR_openat, arguments).run_unhooked().ok()?;
-        let folder = OwnedDescriptor::from_raw(number as i32);
+        let folder = OwnedDescriptor::from_raw(width::int(number));
         let full = path_of(folder.number())?;
         let mut path: Vec<u8> = relative(&full)?.into();
         if !path.is_empty() {
@@ -144,10 +145,15 @@ impl Place {
     /// Returns the target of the symbolic link.
     pub fn target(&self) -> Option<Vec<u8>> {
         let mut target = alloc::vec![0u8; PATH_LIMIT];
-        let arguments =
-            [self.folder.number() as u64, self.name.as_ptr() as u64, target.as_mut_ptr() as u64, PATH_LIMIT as u64, 0];
+        let arguments = [
+            width::word(self.folder.number()),
+            self.name.as_ptr() as u64,
+            target.as_mut_ptr() as u64,
+            PATH_LIMIT as u64,
+            0,
+        ];
         let length = SystemCall::new(linux::__NR_readlinkat, arguments).run_unhooked().ok()?;
-        target.truncate(length as usize);
+        target.truncate(width::size(length));
         Some(target)
     }
 }
@@ -157,9 +163,9 @@ impl Place {
 pub(crate) fn reopen(number: i32) -> Option<OwnedDescriptor> {
     let path = path_to_reopen(number)?;
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
-    let opened =
-        SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0]).run_unhooked();
-    opened.ok().map(|number| OwnedDescriptor::from_raw(number as i32))
+    let opened = SystemCall::new(linux::__NR_openat, [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0, 0])
+        .run_unhooked();
+    opened.ok().map(|number| OwnedDescriptor::from_raw(width::int(number)))
 }
 
 fn path_to_reopen(number: i32) -> Option<Vec<u8>> {

@@ -94,14 +94,14 @@ impl ChangeSlot {
 
     /// Answers the process that asks.
     pub fn answer(&self, answer: i32) {
-        self.set(ANSWER, answer as u32);
+        self.set(ANSWER, answer.cast_unsigned());
         self.set(ASKED, 0);
     }
 
     /// Returns the answer to this process; `None` if it is not there yet.
     pub fn answered(&self) -> Option<i32> {
         let is_there = self.is_own() && self.get(ASKED) == 0;
-        is_there.then(|| self.get(ANSWER) as i32)
+        is_there.then(|| self.get(ANSWER).cast_signed())
     }
 
     /// Returns whether this process uses the slot.

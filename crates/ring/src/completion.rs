@@ -14,6 +14,7 @@ use crate::layout;
 use crate::memory::{Memory, flags};
 use usring_sys::ordering::Edge;
 use usring_sys::sync::Ordering;
+use usring_sys::width;
 use usring_uapi::Cqe;
 
 /// The 16 bytes after a CQE on a ring with `CQE32`. In an AIO context's ring, the first word is the
@@ -304,7 +305,7 @@ impl CompletionQueue {
 
     /// Returns the index after the last CQE in the backlog, or in the CQ if there is no backlog.
     pub fn end(&self) -> u32 {
-        self.tail.wrapping_add(self.backlog.len() as u32)
+        self.tail.wrapping_add(width::count(self.backlog.len()))
     }
 
     /// Returns the number of CQEs in the backlog.

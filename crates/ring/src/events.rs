@@ -19,7 +19,7 @@ use usring_sys::mapping::Mapping;
 use usring_sys::ordering::Edge;
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::Arc;
-use usring_sys::{Errno, UserAddress};
+use usring_sys::{Errno, UserAddress, width};
 use usring_uapi::Cqe;
 use usring_uapi::aio::{AIO_RING_COMPAT_FEATURES, AIO_RING_INCOMPAT_FEATURES, AIO_RING_MAGIC, AioRing, IoEvent};
 
@@ -69,7 +69,7 @@ impl Memory {
             magic: if readable { AIO_RING_MAGIC } else { 0 },
             compat_features: AIO_RING_COMPAT_FEATURES,
             incompat_features: AIO_RING_INCOMPAT_FEATURES,
-            header_length: EVENTS as u32,
+            header_length: width::count(EVENTS),
         };
         let words = [
             header.id,

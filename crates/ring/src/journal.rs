@@ -40,6 +40,7 @@ use alloc::vec::Vec;
 use timers::TIMED;
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
+use usring_sys::width;
 
 const NEW: u32 = 1 << 29;
 const HELD: u32 = 1 << 30;
@@ -110,7 +111,7 @@ pub(crate) fn length(layout: &Layout) -> usize {
 
 impl Journal {
     pub(crate) fn new(memory: Arc<SharedMemory>, start: usize, layout: &Layout, own: u32) -> Journal {
-        let slots = slots(layout) as u32;
+        let slots = width::count(slots(layout));
         Journal { memory, start, slots, own, lowest: 0, noted: 0, posted: Vec::new() }
     }
 
@@ -234,7 +235,7 @@ impl Journal {
         for slot in 0..self.top() {
             let ((owner, flag), index) = (self.owner(slot), self.index(slot));
             match flag {
-                POSTED if index.wrapping_sub(cq.end()) as i32 >= 0 => self.set_owner(slot, owner),
+                POSTED if index.wrapping_sub(cq.end()).cast_signed() >= 0 => self.set_owner(slot, owner),
                 NEW if index == sq_head => self.free(slot),
                 NEW => self.set_owner(slot, owner),
                 _ => {}
@@ -391,7 +392,7 @@ impl Journal {
         for slot in self.used() {
             let Some(index) = self.held_index(slot).filter(|index| index & MEMBER == 0) else { continue };
             let place = index & ORDER;
-            if first.is_none_or(|first| (place.wrapping_sub(first.place) as i32) < 0) {
+            if first.is_none_or(|first| place.wrapping_sub(first.place).cast_signed() < 0) {
                 let (owner, drains) = (self.owner(slot).0, index & DRAINS != 0);
                 first = Some(Held { slot: JournalSlot(slot), owner, drains, place });
             }

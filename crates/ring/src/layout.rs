@@ -10,6 +10,7 @@
 use core::mem::{offset_of, size_of};
 use usring_sys::Errno;
 use usring_sys::mapping::PAGE;
+use usring_sys::width;
 use usring_uapi::aio::{AioRing, IoEvent};
 use usring_uapi::io_uring as uapi;
 
@@ -40,7 +41,7 @@ pub(crate) const EVENT: usize = size_of::<IoEvent>();
 const _: () = assert!(offset_of!(AioRing, head) == CQ_HEAD && offset_of!(AioRing, tail) == CQ_TAIL);
 
 /// Maximum number of events in an AIO context's ring (`fs/aio.c`: overflow checks).
-const EVENTS_MAX: u32 = 0x1000_0000 / EVENT as u32;
+const EVENTS_MAX: u32 = 0x1000_0000 / width::count(EVENT);
 
 /// Bytes of a cache line. The kernel aligns the SQ's index array to a cache line.
 const LINE: usize = 64;
@@ -90,7 +91,7 @@ impl Layout {
         let wanted = requests.max(processors * 4).checked_mul(2).filter(|wanted| *wanted <= EVENTS_MAX);
         let wanted = wanted.ok_or(Errno::EINVAL)? as usize + 2;
         let length = (EVENTS + wanted * EVENT).next_multiple_of(PAGE);
-        let slots = ((length - EVENTS) / EVENT) as u32;
+        let slots = width::count((length - EVENTS) / EVENT);
         let mut layout = Layout::new(1, 1, uapi::IORING_SETUP_NO_SQARRAY);
         (layout.cq_entries, layout.event_slots) = (slots - 1, slots);
         Ok(layout)
@@ -149,13 +150,13 @@ impl Layout {
     /// is returned unchanged.
     pub fn sq_offsets(&self, user_addr: u64) -> uapi::io_sqring_offsets {
         uapi::io_sqring_offsets {
-            head: SQ_HEAD as u32,
-            tail: SQ_TAIL as u32,
-            ring_mask: SQ_MASK as u32,
-            ring_entries: SQ_ENTRIES as u32,
-            flags: SQ_FLAGS as u32,
-            dropped: SQ_DROPPED as u32,
-            array: self.array.unwrap_or(0) as u32,
+            head: width::count(SQ_HEAD),
+            tail: width::count(SQ_TAIL),
+            ring_mask: width::count(SQ_MASK),
+            ring_entries: width::count(SQ_ENTRIES),
+            flags: width::count(SQ_FLAGS),
+            dropped: width::count(SQ_DROPPED),
+            array: width::count(self.array.unwrap_or(0)),
             resv1: 0,
             user_addr,
         }
@@ -165,13 +166,13 @@ impl Layout {
     /// is returned unchanged.
     pub fn cq_offsets(&self, user_addr: u64) -> uapi::io_cqring_offsets {
         uapi::io_cqring_offsets {
-            head: CQ_HEAD as u32,
-            tail: CQ_TAIL as u32,
-            ring_mask: CQ_MASK as u32,
-            ring_entries: CQ_ENTRIES as u32,
-            overflow: CQ_OVERFLOW as u32,
-            cqes: CQES as u32,
-            flags: CQ_FLAGS as u32,
+            head: width::count(CQ_HEAD),
+            tail: width::count(CQ_TAIL),
+            ring_mask: width::count(CQ_MASK),
+            ring_entries: width::count(CQ_ENTRIES),
+            overflow: width::count(CQ_OVERFLOW),
+            cqes: width::count(CQES),
+            flags: width::count(CQ_FLAGS),
             resv1: 0,
             user_addr,
         }

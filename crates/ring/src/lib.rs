@@ -16,6 +16,7 @@
 //! A program that overwrites its ring with nonsense harms its own requests only.
 #![cfg_attr(not(any(test, loom)), no_std)]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 

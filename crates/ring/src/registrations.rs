@@ -18,6 +18,7 @@ use alloc::vec::Vec;
 use usring_sys::futex;
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, AtomicU32, Ordering};
+use usring_sys::width;
 
 /// Offsets of the first words, in bytes.
 const GENERATION: usize = 0;
@@ -286,7 +287,7 @@ impl Registrations {
     /// Returns the index of a buffer ring's next buffer.
     #[inline]
     pub fn head(&self, slot: GroupSlot) -> u16 {
-        self.get(Self::group(slot) + HEAD) as u16
+        width::short(self.get(Self::group(slot) + HEAD).into())
     }
 
     #[inline]
@@ -324,7 +325,7 @@ impl Registrations {
         let mut first: Option<(usize, u32)> = None;
         for index in (0..MOST_PROVIDED).filter(|index| self.is_provided(*index, group)) {
             let place = self.get(Self::provided(index) + PLACE);
-            if first.is_none_or(|(_, other)| (place.wrapping_sub(other) as i32) < 0) {
+            if first.is_none_or(|(_, other)| place.wrapping_sub(other).cast_signed() < 0) {
                 first = Some((index, place));
             }
         }
@@ -334,7 +335,7 @@ impl Registrations {
     /// Returns the group's first buffer.
     pub fn first_provided(&self, group: u16) -> Option<ProvidedBuffer> {
         let at = Self::provided(self.first_index(group)?.0);
-        let (id, length) = (self.get(at + ID_OF) as u16, self.get(at + LENGTH_OF));
+        let (id, length) = (width::short(self.get(at + ID_OF).into()), self.get(at + LENGTH_OF));
         Some(ProvidedBuffer { id, address: self.read(at + ADDRESS_OF), length })
     }
 
@@ -423,7 +424,7 @@ impl Registrations {
         let word = match slots {
             None => 0,
             Some(slots) if slots > MOST_BUFFERS => TOO_LARGE,
-            Some(slots) => slots as u32 + 1,
+            Some(slots) => width::count(slots) + 1,
         };
         for (slot, buffer) in buffers.take(MOST_BUFFERS).enumerate() {
             let at = TABLE + slot * BUFFER;

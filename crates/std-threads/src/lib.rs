@@ -5,6 +5,8 @@
 //! other tools work with them. The bare threads of `usring_sys` are for processes in which usring
 //! must not call libc.
 
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
+
 use std::ffi::c_void;
 use std::sync::Once;
 use usring_sys::{Errno, thread, user_memory};
@@ -40,5 +42,7 @@ impl Argument {
 fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
     let argument = Argument(argument);
     let started = std::thread::Builder::new().stack_size(STACK).spawn(move || entry(argument.into_inner()));
-    started.map(drop).map_err(|error| error.raw_os_error().map_or(Errno::EAGAIN, |number| Errno::new(number as u32)))
+    started
+        .map(drop)
+        .map_err(|error| error.raw_os_error().map_or(Errno::EAGAIN, |number| Errno::new(number.cast_unsigned())))
 }

@@ -5,7 +5,7 @@
 
 use crate::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
 use crate::plain::IoVector;
-use crate::{Errno, UserAddress, user_memory};
+use crate::{Errno, UserAddress, user_memory, width};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -35,7 +35,7 @@ pub struct BounceBuffer {
 
 impl BounceBuffer {
     pub fn new(length: u64, purpose: Purpose) -> Result<BounceBuffer, Errno> {
-        let length = (length as usize).max(USUAL);
+        let length = width::size(length).max(USUAL);
         let is_usual = length == USUAL && matches!(purpose, Purpose::Filled | Purpose::Offered);
         let spare = if is_usual {
             SPARE.iter().map(|place| place.swap(0, Ordering::Acquire)).find(|it| *it != 0)
@@ -74,7 +74,7 @@ impl BounceBuffer {
     pub fn fill(&mut self, from: &[IoVector]) -> u64 {
         let mut offset = 0;
         for buffer in from {
-            let length = buffer.length as usize;
+            let length = width::size(buffer.length);
             let to = &mut self.bytes()[offset..offset + length];
             if user_memory::copy_in(to, UserAddress(buffer.base)).is_err() {
                 return (offset + copy_pages(to, buffer.base)) as u64;
@@ -89,7 +89,7 @@ impl BounceBuffer {
     pub fn empty(&mut self, mut offset: usize, to: &[IoVector], bytes: u64) -> Result<(), Errno> {
         let mut left = bytes;
         for buffer in to {
-            let length = buffer.length.min(left) as usize;
+            let length = width::size(buffer.length.min(left));
             user_memory::copy_out(UserAddress(buffer.base), &self.bytes()[offset..offset + length])?;
             offset += length;
             left -= length as u64;
@@ -104,7 +104,7 @@ fn copy_pages(to: &mut [u8], from: u64) -> usize {
     let mut copied = 0;
     while copied < to.len() {
         let base = from + copied as u64;
-        let part = (PAGE - base as usize % PAGE).min(to.len() - copied);
+        let part = (PAGE - width::size(base) % PAGE).min(to.len() - copied);
         if user_memory::copy_in(&mut to[copied..copied + part], UserAddress(base)).is_err() {
             break;
         }

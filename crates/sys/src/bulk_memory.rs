@@ -7,7 +7,7 @@
 //! offset out of range is a bug and panics.
 
 use crate::descriptor::OwnedDescriptor;
-use crate::{Errno, SystemCall, UserAddress, mapping, user_memory};
+use crate::{Errno, SystemCall, UserAddress, mapping, user_memory, width};
 use core::ops::Range;
 use linux_raw_sys::general as linux;
 
@@ -45,7 +45,7 @@ impl BulkMemory {
     fn at(&self, offset: u64, length: u64) -> *mut u8 {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.length as u64);
         assert!(inside, "{length} bytes at {offset} do not lie in memory of {}", self.length);
-        (self.address + offset as usize) as *mut u8
+        (self.address + width::size(offset)) as *mut u8
     }
 
     /// Prefetches bytes that are about to be copied. `bytes` is counted from `offset`. The
@@ -54,9 +54,9 @@ impl BulkMemory {
     pub fn prefetch(&self, offset: u64, bytes: Range<u64>) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let start = self.at(offset, bytes.end);
-        for line in bytes.step_by(LINE as usize) {
+        for line in bytes.step_by(width::size(LINE)) {
             // SAFETY: a prefetch changes no memory and never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add(line as usize).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add(width::size(line)).cast()) };
         }
     }
 
@@ -66,7 +66,7 @@ impl BulkMemory {
         let from = self.at(offset, length);
         // SAFETY: 1. The source lies in the mapping, which lives as long as this value. 2. There
         // are no references into it. 3. `copy_from_raw` checks the target.
-        unsafe { user_memory::copy_from_raw(to, from, length as usize) }
+        unsafe { user_memory::copy_from_raw(to, from, width::size(length)) }
     }
 
     /// Copies bytes from the program's memory. After `EFAULT` a part may have been copied.
@@ -75,14 +75,14 @@ impl BulkMemory {
         let to = self.at(offset, length);
         // SAFETY: 1. The target lies in the mapping, which lives as long as this value. 2. There
         // are no references into it. 3. `copy_to_raw` checks the source.
-        unsafe { user_memory::copy_to_raw(to, from, length as usize) }
+        unsafe { user_memory::copy_to_raw(to, from, width::size(length)) }
     }
 
     /// Zeroes bytes by writing zeroes.
     pub fn zero(&self, offset: u64, length: u64) {
         let at = self.at(offset, length);
         // SAFETY: the bytes lie in the mapping, and there are no references into it.
-        unsafe { user_memory::zero_raw(at, length as usize) };
+        unsafe { user_memory::zero_raw(at, width::size(length)) };
     }
 
     /// Zeroes bytes by fallocate(2), which frees the pages that lie wholly in the range. May take
@@ -95,7 +95,9 @@ impl BulkMemory {
             return Ok(());
         }
         let mode = u64::from(linux::FALLOC_FL_PUNCH_HOLE | linux::FALLOC_FL_KEEP_SIZE);
-        SystemCall::new(linux::__NR_fallocate, [self.file.number() as u64, mode, offset, length, 0]).run().map(drop)
+        SystemCall::new(linux::__NR_fallocate, [width::word(self.file.number()), mode, offset, length, 0])
+            .run()
+            .map(drop)
     }
 }
 

@@ -55,7 +55,7 @@ fn read(clock: u32) -> Nanoseconds {
     if SystemCall::new(linux::__NR_clock_gettime, arguments).run().is_err() {
         read_by_vdso(clock, &mut time);
     }
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
 /// Reads the clock through the vDSO, because the program's own filter denies the system call.
@@ -81,7 +81,7 @@ pub fn nanoseconds(time: Timespec) -> Result<Nanoseconds, Errno> {
     if time.tv_sec < 0 || time.tv_nsec < 0 {
         return Err(Errno::EINVAL);
     }
-    Ok((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
+    Ok(time.tv_sec.cast_unsigned().saturating_mul(1_000_000_000).saturating_add(time.tv_nsec.cast_unsigned()))
 }
 
 /// Converts the time limit of a system call to nanoseconds. A negative limit, which is over at
@@ -93,5 +93,5 @@ pub fn limit(time: Timespec) -> Nanoseconds {
 
 /// Converts nanoseconds to a timespec.
 pub const fn timespec(span: Nanoseconds) -> Timespec {
-    Timespec { tv_sec: (span / 1_000_000_000) as i64, tv_nsec: (span % 1_000_000_000) as i64 }
+    Timespec { tv_sec: (span / 1_000_000_000).cast_signed(), tv_nsec: (span % 1_000_000_000).cast_signed() }
 }

@@ -27,7 +27,7 @@ use crate::signals::thread_id;
 use crate::thread::Credentials;
 use crate::unusual::{self, Unusual};
 use crate::wait::SignalInformation;
-use crate::{Errno, SystemCall, program_threads, syscall};
+use crate::{Errno, SystemCall, program_threads, syscall, width};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -265,7 +265,7 @@ fn note_difference(generation_before: u32) {
 pub fn change_alone(number: u32, [a, b, c]: [u64; 3]) -> u64 {
     match SystemCall::new(number, [a, b, c, 0, 0]).run_once() {
         Ok(value) => value,
-        Err(error) => i64::from(error.negative()) as u64,
+        Err(error) => i64::from(error.negative()).cast_unsigned(),
     }
 }
 
@@ -313,7 +313,7 @@ impl Copied {
             linux::__NR_setgroups => {
                 let get = |count, list| SystemCall::new(linux::__NR_getgroups, [count, list, 0, 0, 0]).run();
                 let count = get(0, 0)?;
-                let length = (count as usize * size_of::<u32>()).next_multiple_of(mapping::PAGE).max(mapping::PAGE);
+                let length = (width::size(count) * size_of::<u32>()).next_multiple_of(mapping::PAGE).max(mapping::PAGE);
                 let address = private_pages(length)?;
                 copied.pages = Some((address, length));
                 get(count, address as u64)?;
@@ -331,7 +331,7 @@ fn packed([low, high]: &Sets) -> [u64; 3] {
 }
 
 fn unpacked(sets: [u64; 3]) -> Sets {
-    [sets.map(|set| set as u32), sets.map(|set| (set >> 32) as u32)]
+    [sets.map(width::low), sets.map(|set| (set >> 32) as u32)]
 }
 
 impl Drop for Copied {
@@ -406,7 +406,7 @@ pub fn follow() {
     }
     let Some(slot) = own_threads::current_by_id().filter(|slot| slot.following().is_some()) else { return };
     let Some((order, [number, a, b, c, bits])) = ORDER.take(slot.follower.made()) else { return };
-    let number = number as u32;
+    let number = width::low(number);
     assume_secure_bits(bits);
     let refused = if number == linux::__NR_capset {
         let sets = unpacked([a, b, c]);
@@ -462,7 +462,7 @@ fn state() -> u64 {
     // setfsuid(2) and setfsgid(2) return the id that was in force. −1 is no valid id, so these
     // calls change nothing.
     let current = |number| SystemCall::new(number, [u64::from(u32::MAX), 0, 0, 0, 0]).run_once().unwrap_or(0);
-    (identity[6], identity[7]) = (current(linux::__NR_setfsuid) as u32, current(linux::__NR_setfsgid) as u32);
+    (identity[6], identity[7]) = (width::low(current(linux::__NR_setfsuid)), width::low(current(linux::__NR_setfsgid)));
     let capabilities = capability::get().unwrap_or_default();
     let [low, high] = capabilities;
     let capabilities = [low[0], low[1], high[0], high[1]];

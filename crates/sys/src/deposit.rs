@@ -17,7 +17,7 @@
 use crate::descriptor::OwnedDescriptor;
 use crate::process_number::{self, QueueLock};
 use crate::unix_socket::{AF_UNIX, Control, Header, MSG_CMSG_CLOEXEC, MSG_NOSIGNAL, SOCK_CLOEXEC, SOL_SOCKET};
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, width};
 use alloc::vec::Vec;
 use linux_raw_sys::general as linux;
 
@@ -92,10 +92,10 @@ impl Head {
 
     fn decode(words: &[u64]) -> Option<Head> {
         let &[object, key, parts, files, one, two, ..] = words else { return None };
-        let halves = |word: u64| [word as u32, (word >> 32) as u32];
+        let halves = |word: u64| [width::low(word), (word >> 32) as u32];
         let ([kind, number], [part, parts]) = (halves(key), halves(parts));
         let key = Key { object: halves(object), kind, number };
-        Some(Head { key, part, parts, files: files as u32, words: [one, two] })
+        Some(Head { key, part, parts, files: width::low(files), words: [one, two] })
     }
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn queue() -> Result<[OwnedDescriptor; 2], Errno> {
 }
 
 fn set_option(socket: i32, option: u64, value: u32) {
-    let arguments = [socket as u64, SOL_SOCKET as u64, option, &raw const value as u64, 4];
+    let arguments = [width::word(socket), SOL_SOCKET as u64, option, &raw const value as u64, 4];
     let _ = SystemCall::new(linux::__NR_setsockopt, arguments).run();
 }
 
@@ -133,7 +133,7 @@ fn send(queue: &QueueLock, words: &[u64], files: &[i32]) -> Result<(), Errno> {
         control_length: if files.is_empty() { 0 } else { control.sent_length() },
         flags: 0,
     };
-    let arguments = [queue.sender() as u64, &raw const header as u64, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0];
+    let arguments = [width::word(queue.sender()), &raw const header as u64, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0];
     SystemCall::new(linux::__NR_sendmsg, arguments).run().map(drop)
 }
 
@@ -167,8 +167,8 @@ fn receive(queue: &QueueLock, mode: Mode) -> Option<Message> {
     };
     let peek = if mode == Mode::Drop { 0 } else { MSG_PEEK };
     let flags = MSG_CMSG_CLOEXEC | MSG_DONTWAIT | peek;
-    let arguments = [queue.receiver() as u64, &raw mut header as u64, flags, 0, 0];
-    let length = SystemCall::new(linux::__NR_recvmsg, arguments).run().ok()? as usize;
+    let arguments = [width::word(queue.receiver()), &raw mut header as u64, flags, 0, 0];
+    let length = width::size(SystemCall::new(linux::__NR_recvmsg, arguments).run().ok()?);
     words.truncate(length / size_of::<u64>());
     Some(Message { words, files: control.received(header.control_length) })
 }
@@ -197,8 +197,8 @@ pub fn put(key: Key, words: [u64; 2], items: &[Item]) -> Result<(), Errno> {
         let first = part * FILES_OF_PART;
         let items = &items[first..items.len().min(first + FILES_OF_PART)];
         let files: Vec<i32> = items.iter().map(|item| item.file).collect();
-        let (part, parts) = (part as u32, parts as u32);
-        let head = Head { key, part, parts, files: files.len() as u32, words };
+        let (part, parts) = (width::count(part), width::count(parts));
+        let head = Head { key, part, parts, files: width::count(files.len()), words };
         let mut message = Vec::from(head.encode());
         items.iter().for_each(|item| message.extend(item.words));
         if let Err(error) = send(&queue, &message, &files) {

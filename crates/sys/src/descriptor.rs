@@ -6,7 +6,7 @@ use crate::own_numbers;
 pub use crate::own_numbers::{RESERVED_BASE, close, has_private, is_private, leave_to_parent, private_between};
 use crate::per_process::PerProcess;
 use crate::set_once::SetOnce;
-use crate::{Errno, SystemCall, UserAddress};
+use crate::{Errno, SystemCall, UserAddress, width};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use linux_raw_sys::general as linux;
@@ -215,20 +215,23 @@ fn hold_at(number: i32, wish: Option<i32>) -> Result<HeldDescriptor, Errno> {
     own_numbers::duplicate(number, wish).map(HeldDescriptor::new)
 }
 
+/// Value of `l_type` for a write lock (F_WRLCK).
+pub(crate) const WRITE_LOCK: i16 = width::short(linux::F_WRLCK as u64).cast_signed();
+
 /// Returns whether any process has a record lock on the file. Asks for a lock of the open file
 /// description (F_OFD_GETLK): such a lock conflicts with every record lock, even with this
 /// process's own record locks.
 fn is_locked(number: i32) -> bool {
-    let mut lock = linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    let mut lock = linux::flock { l_type: WRITE_LOCK, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     let command = u64::from(linux::F_OFD_GETLK);
-    let asked = SystemCall::new(linux::__NR_fcntl, [number as u64, command, &raw mut lock as u64, 0, 0]).run();
-    asked.is_ok() && u32::from(lock.l_type as u16) != linux::F_UNLCK
+    let asked = SystemCall::new(linux::__NR_fcntl, [width::word(number), command, &raw mut lock as u64, 0, 0]).run();
+    asked.is_ok() && u32::from(lock.l_type.cast_unsigned()) != linux::F_UNLCK
 }
 
 /// Makes a duplicate at the lowest free number from `lowest` on, closed on exec.
 pub fn duplicate_from(number: i32, lowest: i32) -> Result<OwnedDescriptor, Errno> {
-    let arguments = [number as u64, u64::from(linux::F_DUPFD_CLOEXEC), lowest as u64, 0, 0];
-    SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| OwnedDescriptor(new as i32))
+    let arguments = [width::word(number), u64::from(linux::F_DUPFD_CLOEXEC), width::word(lowest), 0, 0];
+    SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| OwnedDescriptor(width::int(new)))
 }
 
 /// Returns the program's soft limit of open files.
@@ -239,8 +242,8 @@ pub fn limit() -> u64 {
 /// Makes a duplicate at the lowest free number, for the program. Returns its number.
 pub fn duplicate_for_program(number: i32, close_on_exec: bool) -> Result<i32, Errno> {
     let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
-    let arguments = [number as u64, u64::from(command), 0, 0, 0];
-    SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| new as i32)
+    let arguments = [width::word(number), u64::from(command), 0, 0, 0];
+    SystemCall::new(linux::__NR_fcntl, arguments).run().map(width::int)
 }
 
 /// Makes a private duplicate of an eventfd. Errors: `EINVAL` for any other file, as from the
@@ -257,7 +260,7 @@ pub fn duplicate_eventfd(number: i32) -> Result<OwnedDescriptor, Errno> {
 pub(crate) fn link_of(number: i32) -> [u8; 32] {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0u8; 10];
-    let mut rest = number as u32;
+    let mut rest = number.cast_unsigned();
     let mut count = 0;
     loop {
         digits[count] = b'0' + (rest % 10) as u8;
@@ -288,14 +291,14 @@ pub fn clear_nonblocking(number: i32) -> Result<(), Errno> {
 
 /// Sets the status flags by fcntl(F_SETFL).
 pub fn set_status_flags(number: i32, flags: u32) -> Result<(), Errno> {
-    let arguments = [number as u64, u64::from(linux::F_SETFL), u64::from(flags), 0, 0];
+    let arguments = [width::word(number), u64::from(linux::F_SETFL), u64::from(flags), 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(drop)
 }
 
 /// Returns the status flags, by fcntl(F_GETFL).
 pub fn status_flags(number: i32) -> Result<u32, Errno> {
-    let arguments = [number as u64, u64::from(linux::F_GETFL), 0, 0, 0];
-    SystemCall::new(linux::__NR_fcntl, arguments).run().map(|flags| flags as u32)
+    let arguments = [width::word(number), u64::from(linux::F_GETFL), 0, 0, 0];
+    SystemCall::new(linux::__NR_fcntl, arguments).run().map(width::low)
 }
 
 /// The fields of fstat(2) that the engine uses.
@@ -362,13 +365,13 @@ pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if one == other {
         return Some(true);
     }
-    let arguments = [one as u64, u64::from(linux::F_DUPFD_QUERY), other as u64, 0, 0];
+    let arguments = [width::word(one), u64::from(linux::F_DUPFD_QUERY), width::word(other), 0, 0];
     if let Ok(same) = SystemCall::new(linux::__NR_fcntl, arguments).run() {
         return Some(same == 1);
     }
     const KCMP_FILE: u64 = 0;
     let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0);
-    let arguments = [process, process, KCMP_FILE, one as u64, other as u64];
+    let arguments = [process, process, KCMP_FILE, width::word(one), width::word(other)];
     if let Ok(order) = SystemCall::new(linux::__NR_kcmp, arguments).run() {
         return Some(order == 0);
     }
@@ -382,13 +385,13 @@ pub fn same_file(one: i32, other: i32) -> Option<bool> {
 
 /// Returns a file's identity, by fstat(2).
 pub fn identity(number: i32) -> Result<FileIdentity, Errno> {
-    identity_by(|buffer| SystemCall::new(linux::__NR_fstat, [number as u64, buffer, 0, 0, 0]))
+    identity_by(|buffer| SystemCall::new(linux::__NR_fstat, [width::word(number), buffer, 0, 0, 0]))
 }
 
 /// Returns the identity of the file at a path in the program's memory, by fstatat(2). Follows
 /// symbolic links.
 pub fn identity_of_path(directory: i32, path: UserAddress) -> Result<FileIdentity, Errno> {
-    let arguments = |buffer| [directory as u64, path.0, buffer, 0, 0];
+    let arguments = |buffer| [width::word(directory), path.0, buffer, 0, 0];
     identity_by(|buffer| SystemCall::new(linux::__NR_newfstatat, arguments(buffer)))
 }
 
@@ -397,5 +400,5 @@ fn identity_by(call: impl FnOnce(u64) -> SystemCall) -> Result<FileIdentity, Err
     call(buffer.as_mut_ptr() as u64).run()?;
     // SAFETY: `stat` is plain numbers, zeroed above and filled by the kernel.
     let stat = unsafe { buffer.assume_init() };
-    Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino, size: stat.st_size as u64, mode: stat.st_mode })
+    Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino, size: stat.st_size.cast_unsigned(), mode: stat.st_mode })
 }

@@ -1,7 +1,7 @@
 //! usring's own epoll(7) sets.
 
 use crate::descriptor::{self, OwnedDescriptor};
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, width};
 use linux_raw_sys::general as linux;
 
 pub const IN: u32 = linux::EPOLLIN;
@@ -32,7 +32,7 @@ impl Epoll {
     pub fn new() -> Result<Epoll, Errno> {
         let flags = u64::from(linux::EPOLL_CLOEXEC);
         let number = SystemCall::new(linux::__NR_epoll_create1, [flags, 0, 0, 0, 0]).run()?;
-        Ok(Epoll(OwnedDescriptor::from_raw(number as i32).into_private()?))
+        Ok(Epoll(OwnedDescriptor::from_raw(width::int(number)).into_private()?))
     }
 
     pub fn number(&self) -> i32 {
@@ -40,7 +40,8 @@ impl Epoll {
     }
 
     fn control(&self, operation: u32, number: i32, event: &Event) -> Result<(), Errno> {
-        let arguments = [self.number() as u64, u64::from(operation), number as u64, &raw const *event as u64, 0];
+        let arguments =
+            [width::word(self.number()), u64::from(operation), width::word(number), &raw const *event as u64, 0];
         SystemCall::new(linux::__NR_epoll_ctl, arguments).run().map(drop)
     }
 
@@ -71,7 +72,8 @@ impl Epoll {
     }
 
     fn collect(&self, events: &mut [Event], timeout_ms: i32) -> Result<usize, Errno> {
-        let arguments = [self.number() as u64, events.as_mut_ptr() as u64, events.len() as u64, timeout_ms as u64];
+        let arguments =
+            [width::word(self.number()), events.as_mut_ptr() as u64, events.len() as u64, width::word(timeout_ms)];
         let [set, address, count, time] = arguments;
         let mut answer = SystemCall::with_six(linux::__NR_epoll_pwait, [set, address, count, time, 0, 8]).run();
         // A filter of the program may deny epoll_pwait(2). Without a mask epoll_wait(2) does the
@@ -79,7 +81,7 @@ impl Epoll {
         if matches!(answer, Err(Errno::EPERM | Errno::ENOSYS)) {
             answer = SystemCall::new(linux::__NR_epoll_wait, [set, address, count, time, 0]).run();
         }
-        answer.map(|count| count as usize)
+        answer.map(width::size)
     }
 }
 
@@ -101,7 +103,7 @@ pub fn holds(set: i32, number: i32) -> bool {
     const KCMP_EPOLL_TFD: u64 = 7;
     let slot: [i32; 3] = [set, number, 0];
     let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0);
-    let arguments = [process, process, KCMP_EPOLL_TFD, number as u64, &raw const slot as u64];
+    let arguments = [process, process, KCMP_EPOLL_TFD, width::word(number), &raw const slot as u64];
     match SystemCall::new(linux::__NR_kcmp, arguments).run() {
         Ok(order) => order == 0,
         Err(Errno::EPERM | Errno::ENOSYS | Errno::EACCES) => {
@@ -127,18 +129,18 @@ pub struct PollDescriptor {
 
 impl PollDescriptor {
     pub fn new(number: i32, events: u32) -> Self {
-        PollDescriptor { number, events: events as i16, returned: 0 }
+        PollDescriptor { number, events: width::short(u64::from(events)).cast_signed(), returned: 0 }
     }
 
     /// Builds a poll(2) call for this descriptor alone. A negative `timeout_ms` means no time
     /// limit.
     pub fn call(&mut self, timeout_ms: i32) -> SystemCall {
-        SystemCall::new(linux::__NR_poll, [&raw mut *self as u64, 1, timeout_ms as u64, 0, 0])
+        SystemCall::new(linux::__NR_poll, [&raw mut *self as u64, 1, width::word(timeout_ms), 0, 0])
     }
 
     /// Returns the events that poll(2) reported: requested ones, error and hang-up.
     pub fn returned(&self) -> u32 {
-        u32::from(self.returned as u16)
+        u32::from(self.returned.cast_unsigned())
     }
 }
 
@@ -151,7 +153,7 @@ pub fn poll_all_now(descriptors: &mut [PollDescriptor]) -> Result<(), Errno> {
 fn poll(number: i32, events: u32, timeout_ms: i32) -> Result<u32, Errno> {
     let mut one = PollDescriptor::new(number, events);
     one.call(timeout_ms).run()?;
-    let returned = one.returned as u16;
+    let returned = one.returned.cast_unsigned();
     const POLLNVAL: u16 = 0x20;
     if returned & POLLNVAL != 0 { Err(Errno::EBADF) } else { Ok(u32::from(returned)) }
 }

@@ -8,7 +8,7 @@ pub struct Errno(i32);
 impl Errno {
     /// Makes an error from its positive number.
     pub const fn new(number: u32) -> Self {
-        Errno(number as i32)
+        Errno(number.cast_signed())
     }
 
     /// Returns the negative error number, as system calls and CQEs report it.

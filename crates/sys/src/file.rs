@@ -4,7 +4,7 @@
 use crate::descriptor::{HeldDescriptor, OwnedDescriptor, duplicate_private};
 use crate::plain::IoVector;
 use crate::syscall::PASS_MARK_ABOVE_FLAGS;
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, width};
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use linux_raw_sys::{general as linux, ioctl};
@@ -44,18 +44,20 @@ pub fn knows_nowait(number: i32, writes: bool) -> bool {
     let nowhere = IoVector { base: 8, length: 1 };
     let call = if writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
     let flags = PASS_MARK_ABOVE_FLAGS | u64::from(linux::RWF_NOWAIT);
-    let arguments = [number as u64, &raw const nowhere as u64, 1, 0, 0, flags];
+    let arguments = [width::word(number), &raw const nowhere as u64, 1, 0, 0, flags];
     SystemCall::with_six(call, arguments).run() != Err(Errno::EOPNOTSUPP)
 }
 
 /// Returns the position of an open file, in bytes.
 pub fn position(number: i32) -> Result<u64, Errno> {
-    SystemCall::new(linux::__NR_lseek, [number as u64, 0, u64::from(linux::SEEK_CUR), 0, 0]).run()
+    SystemCall::new(linux::__NR_lseek, [width::word(number), 0, u64::from(linux::SEEK_CUR), 0, 0]).run()
 }
 
 /// Sets the position of an open file, in bytes.
 pub fn set_position(number: i32, position: u64) -> Result<(), Errno> {
-    SystemCall::new(linux::__NR_lseek, [number as u64, position, u64::from(linux::SEEK_SET), 0, 0]).run().map(drop)
+    SystemCall::new(linux::__NR_lseek, [width::word(number), position, u64::from(linux::SEEK_SET), 0, 0])
+        .run()
+        .map(drop)
 }
 
 /// Returns whether a file is on tmpfs, where even a direct transfer is a copy by the thread that
@@ -63,7 +65,7 @@ pub fn set_position(number: i32, position: u64) -> Result<(), Errno> {
 pub fn is_in_memory(number: i32) -> bool {
     // The first word is `f_type`.
     let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];
-    let call = SystemCall::new(linux::__NR_fstatfs, [number as u64, statfs.as_mut_ptr() as u64, 0, 0, 0]);
+    let call = SystemCall::new(linux::__NR_fstatfs, [width::word(number), statfs.as_mut_ptr() as u64, 0, 0, 0]);
     call.run().is_ok() && statfs[0] == u64::from(linux::TMPFS_MAGIC)
 }
 
@@ -71,11 +73,11 @@ pub fn is_in_memory(number: i32) -> bool {
 /// process, as opening a FIFO would.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY);
-    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
+    let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0, 0];
     let number = SystemCall::new(linux::__NR_openat, arguments).run()?;
     // The program may have record locks on this file. Closing a `HeldDescriptor` does not drop
     // them.
-    let first = HeldDescriptor::new(OwnedDescriptor::from_raw(number as i32));
+    let first = HeldDescriptor::new(OwnedDescriptor::from_raw(width::int(number)));
     let file = duplicate_private(first.number())?;
     crate::descriptor::clear_nonblocking(file.number())?;
     Ok(HeldDescriptor::new(file))
@@ -86,7 +88,7 @@ pub fn measure(number: i32) -> Result<Measure, Errno> {
     let mut buffer = MaybeUninit::<linux::statx>::zeroed();
     let mask = u64::from(linux::STATX_BASIC_STATS | linux::STATX_DIOALIGN);
     let flags = u64::from(linux::AT_EMPTY_PATH);
-    let arguments = [number as u64, c"".as_ptr() as u64, flags, mask, buffer.as_mut_ptr() as u64];
+    let arguments = [width::word(number), c"".as_ptr() as u64, flags, mask, buffer.as_mut_ptr() as u64];
     SystemCall::new(linux::__NR_statx, arguments).run()?;
     // SAFETY: `statx` is plain numbers, zeroed above and filled by the kernel.
     let statx = unsafe { buffer.assume_init() };
@@ -114,18 +116,18 @@ pub fn measure(number: i32) -> Result<Measure, Errno> {
 }
 
 fn control(number: i32, request: u32, argument: u64) -> Result<(), Errno> {
-    SystemCall::new(linux::__NR_ioctl, [number as u64, u64::from(request), argument, 0, 0]).run().map(drop)
+    SystemCall::new(linux::__NR_ioctl, [width::word(number), u64::from(request), argument, 0, 0]).run().map(drop)
 }
 
 /// Sets a file's size by ftruncate(2).
 pub fn resize(number: i32, size: u64) -> Result<(), Errno> {
-    SystemCall::new(linux::__NR_ftruncate, [number as u64, size, 0, 0, 0]).run().map(drop)
+    SystemCall::new(linux::__NR_ftruncate, [width::word(number), size, 0, 0, 0]).run().map(drop)
 }
 
 /// Returns the offset at which data begins, from `offset` on (SEEK_DATA); `None` if only a hole
 /// follows. Errors: `EINVAL` for a block device, which has no holes.
 pub fn next_data(number: i32, offset: u64) -> Result<Option<u64>, Errno> {
-    let arguments = [number as u64, offset, u64::from(linux::SEEK_DATA), 0, 0];
+    let arguments = [width::word(number), offset, u64::from(linux::SEEK_DATA), 0, 0];
     match SystemCall::new(linux::__NR_lseek, arguments).run() {
         Err(Errno::ENXIO) => Ok(None),
         other => other.map(Some),
@@ -145,21 +147,21 @@ pub fn write_at(number: i32, offset: u64, segments: &[IoVector], flags: u32) -> 
 fn transfer(calls: [u32; 2], number: i32, offset: u64, segments: &[IoVector], flags: u32) -> Result<u32, Errno> {
     let [vector, count] = [segments.as_ptr() as u64, segments.len() as u64];
     let call = match flags {
-        0 => SystemCall::new(calls[0], [number as u64, vector, count, offset, 0]),
+        0 => SystemCall::new(calls[0], [width::word(number), vector, count, offset, 0]),
         // The kernel reads 32 bits of flags. Above them is the mark that lets the call pass
         // usring's seccomp filter.
         _ => SystemCall::with_six(
             calls[1],
-            [number as u64, vector, count, offset, 0, u64::from(flags) | PASS_MARK_ABOVE_FLAGS],
+            [width::word(number), vector, count, offset, 0, u64::from(flags) | PASS_MARK_ABOVE_FLAGS],
         ),
     };
     // Linux transfers less than 2³¹ bytes in one call.
-    call.run().map(|bytes| bytes as u32)
+    call.run().map(width::low)
 }
 
 /// Flushes a file's data by fdatasync(2).
 pub fn synchronise(number: i32) -> Result<(), Errno> {
-    SystemCall::new(linux::__NR_fdatasync, [number as u64, 0, 0, 0, 0]).run().map(drop)
+    SystemCall::new(linux::__NR_fdatasync, [width::word(number), 0, 0, 0, 0]).run().map(drop)
 }
 
 /// Returns whether [`discard`] works on this file. Frees no block.
@@ -203,14 +205,14 @@ fn control_range(number: i32, request: u32, offset: u64, length: u64) -> Result<
 
 fn allocate(number: i32, mode: u32, offset: u64, length: u64) -> Result<(), Errno> {
     let mode = u64::from(mode | linux::FALLOC_FL_KEEP_SIZE);
-    SystemCall::new(linux::__NR_fallocate, [number as u64, mode, offset, length, 0]).run().map(drop)
+    SystemCall::new(linux::__NR_fallocate, [width::word(number), mode, offset, length, 0]).run().map(drop)
 }
 
 /// Opens a file for reading and writing, whose content several processes share.
 pub fn open_shared(path: &CStr) -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC);
-    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
-    SystemCall::new(linux::__NR_openat, arguments).run().map(|number| OwnedDescriptor::from_raw(number as i32))
+    let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0, 0];
+    SystemCall::new(linux::__NR_openat, arguments).run().map(|number| OwnedDescriptor::from_raw(width::int(number)))
 }
 
 /// `struct flock`.
@@ -236,12 +238,13 @@ pub fn claim(number: i32) -> Result<(), Errno> {
 /// Claims one byte of a file for as long as its open file description lives, by a write lock
 /// (F_OFD_SETLK). Errors: `EAGAIN` if another open file description has claimed the byte.
 pub fn claim_byte(number: i32, byte: usize) -> Result<(), Errno> {
-    lock(number, linux::F_OFD_SETLK, byte as i64, 1).map(drop)
+    lock(number, linux::F_OFD_SETLK, byte.cast_signed() as i64, 1).map(drop)
 }
 
 /// Returns whether another open file description has claimed a byte by [`claim_byte`].
 pub fn is_byte_claimed(number: i32, byte: usize) -> Result<bool, Errno> {
-    lock(number, linux::F_OFD_GETLK, byte as i64, 1).map(|found| u32::from(found.kind as u16) != linux::F_UNLCK)
+    lock(number, linux::F_OFD_GETLK, byte.cast_signed() as i64, 1)
+        .map(|found| u32::from(found.kind.cast_unsigned()) != linux::F_UNLCK)
 }
 
 /// Waits for the lock on a file's first byte, and acquires it. The lock belongs to the open file
@@ -260,8 +263,8 @@ fn lock(number: i32, command: u32, start: i64, length: i64) -> Result<Lock, Errn
 }
 
 fn lock_as(kind: u32, number: i32, command: u32, start: i64, length: i64) -> Result<Lock, Errno> {
-    let mut lock = Lock { kind: kind as i16, whence: 0, start, length, process: 0 };
-    let arguments = [number as u64, u64::from(command), &raw mut lock as u64, 0, 0];
+    let mut lock = Lock { kind: width::short(u64::from(kind)).cast_signed(), whence: 0, start, length, process: 0 };
+    let arguments = [width::word(number), u64::from(command), &raw mut lock as u64, 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|_| lock)
 }
 

@@ -10,6 +10,7 @@
 use crate::Errno;
 use crate::clock::Nanoseconds;
 use crate::sync::AtomicU32;
+use crate::width;
 
 #[cfg(not(loom))]
 pub use machine::{wait, wait_shared, wake, wake_shared};
@@ -64,9 +65,7 @@ mod machine {
         let operation = u64::from(linux::FUTEX_WAKE | scope);
         // The kernel's count is signed.
         let count = u64::from(count.min(i32::MAX as u32));
-        SystemCall::new(linux::__NR_futex, [word.as_ptr() as u64, operation, count, 0, 0])
-            .run()
-            .map_or(0, |woken| woken as u32)
+        SystemCall::new(linux::__NR_futex, [word.as_ptr() as u64, operation, count, 0, 0]).run().map_or(0, width::low)
     }
 }
 

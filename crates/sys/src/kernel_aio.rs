@@ -24,6 +24,7 @@ mod context {
     use crate::plain::IoVector;
     use crate::shared::SharedMemory;
     use crate::sync::Arc;
+    use crate::width;
     use crate::{Errno, SystemCall, UserAddress, epoll, user_memory, wait};
     use alloc::boxed::Box;
     use alloc::vec::Vec;
@@ -221,7 +222,7 @@ mod context {
         pub fn submit(&mut self) -> Result<usize, Errno> {
             let addresses = self.addresses[self.first..].as_ptr() as u64;
             let arguments = [self.kernels.address, self.length() as u64, addresses, 0, 0];
-            let taken = SystemCall::new(linux::__NR_io_submit, arguments).run()? as usize;
+            let taken = width::size(SystemCall::new(linux::__NR_io_submit, arguments).run()?);
             self.advance(taken);
             Ok(taken)
         }
@@ -364,7 +365,7 @@ mod context {
             let mut iocb = Iocb {
                 aio_data: WAKE,
                 aio_lio_opcode: aio::IOCB_CMD_POLL,
-                aio_fildes: self.writable.number() as u32,
+                aio_fildes: self.writable.number().cast_unsigned(),
                 aio_buf: u64::from(epoll::OUT),
                 ..Iocb::default()
             };
@@ -393,7 +394,7 @@ mod context {
         // SAFETY: 1. The kernel keeps a context's ring mapped, readable and writable, until
         // io_destroy(2). Its first and last word have just been read. 2. Only `Kernels::drop` calls
         // io_destroy(2), when no context has the ring any more. 3. There are no references into it.
-        let ring = CompletionRing::new(Arc::new(unsafe { SharedMemory::borrowed(address as usize, length) }))?;
+        let ring = CompletionRing::new(Arc::new(unsafe { SharedMemory::borrowed(width::size(address), length) }))?;
         // A child must not see its parent's completions.
         let advice = [address, length as u64, u64::from(linux::MADV_DONTFORK), 0, 0];
         let _ = SystemCall::new(linux::__NR_madvise, advice).run();

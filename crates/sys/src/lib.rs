@@ -12,6 +12,7 @@
 //! system call. The creator of a ring vouches for these numbers, which is why `Ring::setup` is
 //! unsafe.
 #![cfg_attr(not(any(test, loom)), no_std)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 

@@ -1,7 +1,7 @@
 //! Makes, duplicates and removes usring's own memory mappings.
 
 use crate::descriptor::OwnedDescriptor;
-use crate::{Errno, SystemCall, UserAddress, user_memory};
+use crate::{Errno, SystemCall, UserAddress, user_memory, width};
 use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -95,7 +95,7 @@ impl Mapping {
         // SAFETY: the pages of `part` are mapped as long as this value lives, and no references
         // into them exist.
         unsafe { user_memory::copy_to_raw((self.address + part.start) as *mut u8, address, part.len())? };
-        self.map_pages(part, Some(address.0 as usize)).map(drop)
+        self.map_pages(part, Some(width::size(address.0))).map(drop)
     }
 
     fn map_pages(&self, pages: Range<usize>, fixed: Option<usize>) -> Result<usize, Errno> {
@@ -118,8 +118,8 @@ impl Drop for Mapping {
 pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::MFD_CLOEXEC);
     let number = SystemCall::new(linux::__NR_memfd_create, [name.as_ptr() as u64, flags, 0, 0, 0]).run()?;
-    let file = OwnedDescriptor::from_raw(number as i32).into_private()?;
-    SystemCall::new(linux::__NR_ftruncate, [file.number() as u64, length, 0, 0, 0]).run()?;
+    let file = OwnedDescriptor::from_raw(width::int(number)).into_private()?;
+    SystemCall::new(linux::__NR_ftruncate, [width::word(file.number()), length, 0, 0, 0]).run()?;
     Ok(file)
 }
 
@@ -147,7 +147,7 @@ fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usiz
         flags |= linux::MREMAP_FIXED;
     }
     let arguments = [address as u64, 0, length as u64, u64::from(flags), fixed.unwrap_or(0) as u64];
-    SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
+    SystemCall::new(linux::__NR_mremap, arguments).run().map(width::size)
 }
 
 /// Returns whether all pages of a range are private: a write to them changes no other mapping, in
@@ -157,7 +157,7 @@ pub fn is_private(address: UserAddress, length: usize) -> bool {
     if !can_map_twice() {
         return false;
     }
-    (0..length).step_by(PAGE).all(|offset| match map_again(address.0 as usize + offset, PAGE, None) {
+    (0..length).step_by(PAGE).all(|offset| match map_again(width::size(address.0) + offset, PAGE, None) {
         Err(error) => error == Errno::EINVAL,
         Ok(again) => {
             let _ = unmap(again, PAGE);
@@ -202,8 +202,8 @@ pub fn offered_pages(length: usize) -> Result<usize, Errno> {
 /// Reserves addresses without memory. Accesses to them fault.
 pub fn reserve(length: usize) -> Result<usize, Errno> {
     let flags = u64::from(linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_DENYWRITE);
-    let arguments = [0, length as u64, u64::from(linux::PROT_NONE), flags, -1i64 as u64, 0];
-    SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
+    let arguments = [0, length as u64, u64::from(linux::PROT_NONE), flags, (-1i64).cast_unsigned(), 0];
+    SystemCall::with_six(linux::__NR_mmap, arguments).run().map(width::size)
 }
 
 /// Reserves the addresses of a range. `None` if some of them are in use.
@@ -215,7 +215,7 @@ fn claim(address: usize, length: usize) -> Option<usize> {
 pub fn resize(address: usize, length: usize, new_length: usize) -> Result<usize, Errno> {
     let flags = u64::from(linux::MREMAP_MAYMOVE);
     let arguments = [address as u64, length as u64, new_length as u64, flags, 0];
-    SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
+    SystemCall::new(linux::__NR_mremap, arguments).run().map(width::size)
 }
 
 /// Unmaps memory by munmap(2).
@@ -282,6 +282,6 @@ fn map_protected(
     // MAP_DENYWRITE lets the call pass usring's seccomp filter; Linux ignores this flag.
     let flags = u64::from(flags | linux::MAP_DENYWRITE);
     let (number, offset) = source.unwrap_or((-1, 0));
-    let arguments = [address as u64, length as u64, u64::from(protection), flags, number as u64, offset as u64];
-    SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
+    let arguments = [address as u64, length as u64, u64::from(protection), flags, width::word(number), offset as u64];
+    SystemCall::with_six(linux::__NR_mmap, arguments).run().map(width::size)
 }

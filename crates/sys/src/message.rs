@@ -2,7 +2,7 @@
 //! about a socket, by which the engine decides whether the socket has more data.
 
 use crate::plain::IoVector;
-use crate::{Errno, SystemCall, UserAddress, epoll};
+use crate::{Errno, SystemCall, UserAddress, epoll, width};
 use linux_raw_sys::{general as linux, ioctl};
 
 // Flags of send(2) and recv(2), `MSG_*` in linux/socket.h. `linux-raw-sys` has them only in another
@@ -71,35 +71,36 @@ pub const FLAGS_OFFSET: u64 = 48;
 /// of bytes.
 #[inline]
 pub fn receive(number: i32, part: IoVector, flags: u32) -> Result<u64, Errno> {
-    SystemCall::with_six(linux::__NR_recvfrom, [number as u64, part.base, part.length, u64::from(flags), 0, 0]).run()
+    SystemCall::with_six(linux::__NR_recvfrom, [width::word(number), part.base, part.length, u64::from(flags), 0, 0])
+        .run()
 }
 
 /// Builds a sendto(2) call that sends `part`; `to` is the receiver's address, if any.
 #[inline]
 pub fn send_call(number: i32, part: IoVector, flags: u32, to: Option<&[u8]>) -> SystemCall {
     let (name, length) = to.map_or((0, 0), |to| (to.as_ptr() as u64, to.len() as u64));
-    let arguments = [number as u64, part.base, part.length, u64::from(flags), name, length];
+    let arguments = [width::word(number), part.base, part.length, u64::from(flags), name, length];
     SystemCall::with_six(linux::__NR_sendto, arguments)
 }
 
 /// Receives by recvmsg(2). The kernel writes lengths and flags to `header`. Returns the number of
 /// bytes.
 pub fn receive_message(number: i32, header: &mut MessageHeader, flags: u32) -> Result<u64, Errno> {
-    SystemCall::new(linux::__NR_recvmsg, [number as u64, &raw mut *header as u64, u64::from(flags), 0, 0]).run()
+    SystemCall::new(linux::__NR_recvmsg, [width::word(number), &raw mut *header as u64, u64::from(flags), 0, 0]).run()
 }
 
 /// Builds a sendmsg(2) call.
 pub fn send_message_call(number: i32, header: &MessageHeader, flags: u32) -> SystemCall {
-    SystemCall::new(linux::__NR_sendmsg, [number as u64, &raw const *header as u64, u64::from(flags), 0, 0])
+    SystemCall::new(linux::__NR_sendmsg, [width::word(number), &raw const *header as u64, u64::from(flags), 0, 0])
 }
 
 /// Returns the number of bytes in a stream socket's receive queue (FIONREAD). Returns 0 if the
 /// ioctl fails.
 pub fn unread(number: i32) -> u32 {
     let mut bytes = 0i32;
-    let arguments = [number as u64, u64::from(ioctl::FIONREAD), &raw mut bytes as u64, 0, 0];
+    let arguments = [width::word(number), u64::from(ioctl::FIONREAD), &raw mut bytes as u64, 0, 0];
     match SystemCall::new(linux::__NR_ioctl, arguments).run() {
-        Ok(_) => bytes as u32,
+        Ok(_) => bytes.cast_unsigned(),
         Err(_) => 0,
     }
 }
@@ -108,7 +109,7 @@ pub fn unread(number: i32) -> u32 {
 fn option(number: i32, level: u32, name: u32) -> Result<u32, Errno> {
     let (mut value, mut length) = (0u32, 4u32);
     let (to, size) = (&raw mut value as u64, &raw mut length as u64);
-    let arguments = [number as u64, u64::from(level), u64::from(name), to, size];
+    let arguments = [width::word(number), u64::from(level), u64::from(name), to, size];
     SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
     // TCP_ULP returns a protocol's name, whose first four bytes are enough here. Length 0 means
     // that the socket has no such protocol.
@@ -171,7 +172,7 @@ pub fn longest_message(number: i32) -> Option<u64> {
 /// Returns whether the next byte to receive is urgent data (SIOCATMARK).
 pub fn is_at_urgent(number: i32) -> bool {
     let mut is_there = 0i32;
-    let arguments = [number as u64, SIOCATMARK, &raw mut is_there as u64, 0, 0];
+    let arguments = [width::word(number), SIOCATMARK, &raw mut is_there as u64, 0, 0];
     SystemCall::new(linux::__NR_ioctl, arguments).run().is_ok() && is_there != 0
 }
 

@@ -28,7 +28,7 @@
 use crate::descriptor::{OwnedDescriptor, duplicate_from, same_file};
 use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
-use crate::{Errno, SystemCall, eventfd};
+use crate::{Errno, SystemCall, eventfd, width};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -53,7 +53,7 @@ impl Numbers {
     }
 
     fn word(&self, number: i32) -> Option<(&AtomicU64, u64)> {
-        self.0.get(number as usize / 64).map(|word| (word, 1 << (number % 64)))
+        self.0.get(width::index(number) / 64).map(|word| (word, 1 << (number % 64)))
     }
 
     #[inline]
@@ -85,7 +85,7 @@ impl Numbers {
                 Some(number)
             })
         });
-        bits.filter(move |number| (first as usize..end).contains(number)).map(|number| number as i32)
+        bits.filter(move |number| (first as usize..end).contains(number)).map(|number| width::int(number as u64))
     }
 }
 
@@ -144,7 +144,7 @@ impl Layout {
     fn current() -> Layout {
         match LAYOUT.load(Ordering::Relaxed) {
             0 => Layout::make(),
-            word => Layout { limit: (word >> 32) as u32, above: (word >> 16) as u16, few: word as u16 },
+            word => Layout { limit: (word >> 32) as u32, above: width::short(word >> 16), few: width::short(word) },
         }
     }
 
@@ -155,7 +155,7 @@ impl Layout {
         let base = RESERVED_BASE as u64;
         let above = match soft {
             _ if soft > AMPLE => BORROWED_ABOVE,
-            _ if soft > base => base.max(soft / 2) as u16,
+            _ if soft > base => width::short(base.max(soft / 2)),
             _ => 3,
         };
         let few = match has_reserve {
@@ -163,7 +163,7 @@ impl Layout {
             true => 0,
             false => u16::MAX,
         };
-        let layout = Layout { limit: if has_reserve { soft.max(1) as u32 } else { 0 }, above, few };
+        let layout = Layout { limit: if has_reserve { width::low(soft.max(1)) } else { 0 }, above, few };
         LAYOUT.store(layout.word(), Ordering::Relaxed);
         layout
     }
@@ -175,15 +175,19 @@ impl Layout {
     /// Returns whether a duplicate of descriptor `number` gets a number of the reserve. Once the
     /// program has a descriptor in the upper half of its range, usring borrows no numbers any more.
     fn reserves_for(self, number: i32) -> bool {
-        if self.limit != 0 && self.few != 0 && number as u32 >= self.limit / 2 {
+        if self.limit != 0 && self.few != 0 && number.cast_unsigned() >= self.limit / 2 {
             LAYOUT.store(Layout { few: 0, ..self }.word(), Ordering::Relaxed);
         }
-        self.limit != 0 && number as u32 >= u32::from(self.few)
+        self.limit != 0 && number.cast_unsigned() >= u32::from(self.few)
     }
 
     /// Returns the lowest number that a duplicate of descriptor `number` may get.
     fn base_for(self, number: i32) -> i32 {
-        if self.reserves_for(number) { self.limit.max(RESERVED_BASE as u32) as i32 } else { i32::from(self.above) }
+        if self.reserves_for(number) {
+            self.limit.max(RESERVED_BASE as u32).cast_signed()
+        } else {
+            i32::from(self.above)
+        }
     }
 }
 
@@ -229,7 +233,7 @@ fn is_still_ours(number: i32) -> bool {
 
 /// Returns the numbers from `first` to `last` that are private to usring, in order.
 pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
-    PRIVATE.between(first, last).filter(|number| is_private(*number)).map(|number| number as u32)
+    PRIVATE.between(first, last).filter(|number| is_private(*number)).map(|number| number.cast_unsigned())
 }
 
 /// Permits the reserve. Called by a host that hides the raised limit from the program.
@@ -295,13 +299,13 @@ fn reserved(of: i32, wish: i32, flags: u32) -> Result<i32, Errno> {
 }
 
 fn replace(of: i32, number: i32, flags: u32) -> Result<(), Errno> {
-    SystemCall::new(linux::__NR_dup3, [of as u64, number as u64, u64::from(flags), 0, 0]).run().map(drop)
+    SystemCall::new(linux::__NR_dup3, [width::word(of), width::word(number), u64::from(flags), 0, 0]).run().map(drop)
 }
 
 /// Removes a placeholder's number from `IDLE`, so that the caller can replace the placeholder.
 /// Takes the number `wish`, or any other.
 fn take(wish: i32) -> Option<i32> {
-    let end = || RAISED.load(Ordering::Relaxed) as i32;
+    let end = || width::int(RAISED.load(Ordering::Relaxed));
     if wish >= end() {
         grow(wish + 1);
     }
@@ -312,7 +316,7 @@ fn take(wish: i32) -> Option<i32> {
     loop {
         let known = end();
         let any = |end: u32| IDLE.between(RESERVED_BASE as u32, end).find(|number| IDLE.remove(*number));
-        let found = (known as u32).checked_sub(1).and_then(any);
+        let found = known.cast_unsigned().checked_sub(1).and_then(any);
         if found.is_some() || !grow(known + 1) {
             return found;
         }
@@ -333,12 +337,12 @@ fn grow(least: i32) -> bool {
     }
     let begin = PROGRAM_LIMIT.load(Ordering::Relaxed);
     let step = (end - begin).max(LEAST_GROWTH as u64);
-    let aim = (end.max(RESERVED_BASE as u64) + step).max(least as u64).min(hard).min(NUMBERS as u64);
+    let aim = (end.max(RESERVED_BASE as u64) + step).max(width::word(least)).min(hard).min(NUMBERS as u64);
     if !ALLOWED.load(Ordering::Relaxed) || aim <= end || set_kernel_limits([aim, hard]).is_err() {
         return false;
     }
     RAISED.store(aim, Ordering::Relaxed);
-    fill(end.min(begin) as i32, aim as i32);
+    fill(width::int(end.min(begin)), width::int(aim));
     true
 }
 
@@ -384,7 +388,7 @@ fn begin_at(limit: u64) {
     RAISED.store(0, Ordering::Relaxed);
     LAYOUT.store(0, Ordering::Relaxed);
     let Some(last) = limit.checked_sub(1) else { return };
-    for number in RESERVE.between(0, last.min(u64::from(u32::MAX)) as u32) {
+    for number in RESERVE.between(0, width::low(last.min(u64::from(u32::MAX)))) {
         let is_placeholder = PLACEHOLDER.load(Ordering::Relaxed) == number;
         if is_placeholder {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
@@ -434,7 +438,7 @@ pub fn close(number: i32) -> Result<(), Errno> {
 
 fn close_plainly(number: i32) -> Result<(), Errno> {
     // Linux frees the number even if close answers EINTR, so the call is never repeated.
-    SystemCall::new(linux::__NR_close, [number as u64, 0, 0, 0, 0]).run_once().map(drop)
+    SystemCall::new(linux::__NR_close, [width::word(number), 0, 0, 0, 0]).run_once().map(drop)
 }
 
 /// Returns the program's own soft limit of open files, and the hard limit.
@@ -491,10 +495,10 @@ fn set_kernel_limits(limits: [u64; 2]) -> Result<(), Errno> {
 /// period, 10 ms or more.
 pub fn prepare_table() {
     let room = Layout::current().base_for(0).unsigned_abs() + FIRST_NUMBERS;
-    let last = (room.next_power_of_two() - 1).min(NUMBERS as u32 - 1) as i32;
+    let last = ((room.next_power_of_two() - 1).min(NUMBERS as u32 - 1)).cast_signed();
     let Ok([soft, hard]) = kernel_limits() else { return };
-    let lacks = soft <= last as u64;
-    if lacks && (hard <= last as u64 || set_kernel_limits([last as u64 + 1, hard]).is_err()) {
+    let lacks = soft <= width::word(last);
+    if lacks && (hard <= width::word(last) || set_kernel_limits([width::word(last) + 1, hard]).is_err()) {
         return;
     }
     // The descriptor is an eventfd, because closing a duplicate of a file of the program could drop
@@ -558,7 +562,7 @@ fn with_own_limit() {
 
 fn close_range(run: &core::ops::Range<i32>) {
     if !run.is_empty() {
-        let arguments = [run.start as u64, run.end as u64 - 1, 0, 0, 0];
+        let arguments = [width::word(run.start), width::word(run.end) - 1, 0, 0, 0];
         let closed = SystemCall::new(linux::__NR_close_range, arguments).run_once();
         if closed.is_err() {
             for number in run.clone() {

@@ -8,7 +8,7 @@
 use crate::credential_change::{Follower, Generations, Order, Origin};
 use crate::signals::{is_alive, thread_id};
 use crate::thread::{self, Credentials, ThreadId};
-use crate::{Errno, program_threads};
+use crate::{Errno, program_threads, width};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Maximum number of threads of usring in a process.
@@ -194,7 +194,7 @@ impl ThreadSlot {
             None => Origin::Seen(generation),
         };
         let index = TABLE.iter().position(Slot::reserve).ok_or(Errno::EAGAIN)?;
-        USED.fetch_max(index as u32 + 1, Ordering::AcqRel);
+        USED.fetch_max(width::count(index) + 1, Ordering::AcqRel);
         TABLE[index].kind.store(kind as u32, Ordering::Release);
         TABLE[index].generation.store(UNKNOWN, Ordering::Release);
         TABLE[index].follower.answer(0, 0);

@@ -32,7 +32,7 @@
 use crate::descriptor::OwnedDescriptor;
 use crate::mapping::{PAGE, Source, map_aligned, map_closed_over, map_where, memory_file, unmap};
 use crate::per_process::PerProcess;
-use crate::{Errno, SystemCall, wait};
+use crate::{Errno, SystemCall, wait, width};
 use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -164,10 +164,10 @@ impl PagedMemory {
         let mut done = 0;
         while done < length {
             let (from, at) = (content + done, offset + done);
-            let arguments = [to.number() as u64, from as u64, (length - done) as u64, at as u64, 0];
+            let arguments = [width::word(to.number()), from as u64, (length - done) as u64, at as u64, 0];
             match SystemCall::new(linux::__NR_pwrite64, arguments).run()? {
                 0 => return Err(Errno::ENOMEM),
-                written => done += written as usize,
+                written => done += width::size(written),
             }
         }
         Ok(())
@@ -303,7 +303,7 @@ impl PagedMemory {
             };
         };
         let mode = u64::from(linux::FALLOC_FL_PUNCH_HOLE | linux::FALLOC_FL_KEEP_SIZE);
-        let arguments = [file.number() as u64, mode, offset as u64, length as u64, 0];
+        let arguments = [width::word(file.number()), mode, offset as u64, length as u64, 0];
         SystemCall::new(linux::__NR_fallocate, arguments).run().map(drop)
     }
 

@@ -88,7 +88,7 @@ fn with_hook(hook: &PinHook, call: &SystemCall, make: impl Fn(&SystemCall) -> u6
                 return answer;
             }
         },
-        Err(error) => i64::from(error.negative()) as u64,
+        Err(error) => i64::from(error.negative()).cast_unsigned(),
     }
 }
 

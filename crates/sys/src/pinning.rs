@@ -6,7 +6,7 @@
 //! `EFAULT` where the kernel certainly would.
 
 use crate::process_maps::{Area, Maps};
-use crate::{Errno, SystemCall, UserAddress};
+use crate::{Errno, SystemCall, UserAddress, width};
 use alloc::ffi::CString;
 use core::mem::MaybeUninit;
 use core::ops::Range;
@@ -43,7 +43,7 @@ impl PinCheck {
     ///
     /// Error: `EFAULT` if the kernel would not pin a part of the range.
     pub fn check(&mut self, address: UserAddress, length: usize) -> Result<(), Errno> {
-        let mut at = address.0 as usize;
+        let mut at = width::size(address.0);
         let end = at.saturating_add(length);
         while at < end {
             if !self.good.contains(&at) {
@@ -100,7 +100,7 @@ fn describe(path: &CString) -> Option<linux::statx> {
     let mut buffer = MaybeUninit::<linux::statx>::zeroed();
     let mask = u64::from(linux::STATX_BASIC_STATS | linux::STATX_DIOALIGN);
     let flags = u64::from(linux::AT_NO_AUTOMOUNT);
-    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, mask, buffer.as_mut_ptr() as u64];
+    let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, mask, buffer.as_mut_ptr() as u64];
     SystemCall::new(linux::__NR_statx, arguments).run().ok()?;
     // SAFETY: `statx` is plain numbers, zeroed above and filled by the kernel.
     Some(unsafe { buffer.assume_init() })
@@ -112,5 +112,5 @@ fn file_system(path: &CString) -> Option<u32> {
     let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];
     let arguments = [path.as_ptr() as u64, statfs.as_mut_ptr() as u64, 0, 0, 0];
     SystemCall::new(linux::__NR_statfs, arguments).run().ok()?;
-    Some(statfs[0] as u32)
+    Some(width::low(statfs[0]))
 }

@@ -1,7 +1,7 @@
 //! Reads the list of this process's mappings (/proc/self/maps).
 
 use crate::descriptor::OwnedDescriptor;
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, width};
 use alloc::vec::Vec;
 use core::ops::Range;
 use linux_raw_sys::general as linux;
@@ -47,8 +47,8 @@ impl SharedCheck {
     /// Returns whether all bytes of a range are shared. Also `true` if there is no list of
     /// mappings.
     pub fn is_shared(&mut self, address: u64, length: u64) -> bool {
-        let mut at = address as usize;
-        let end = at.saturating_add(length as usize);
+        let mut at = width::size(address);
+        let end = at.saturating_add(width::size(length));
         while at < end {
             if !self.shared.contains(&at) {
                 let Some(maps) = self.maps.get_or_insert_with(Maps::open) else { return true };
@@ -68,8 +68,9 @@ impl Maps {
     pub fn open() -> Option<Maps> {
         let path = c"/proc/self/maps".as_ptr() as u64;
         let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
-        let number = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path, flags, 0, 0]).run().ok()?;
-        Some(Maps { file: OwnedDescriptor::from_raw(number as i32) })
+        let number =
+            SystemCall::new(linux::__NR_openat, [width::word(linux::AT_FDCWD), path, flags, 0, 0]).run().ok()?;
+        Some(Maps { file: OwnedDescriptor::from_raw(width::int(number)) })
     }
 
     /// Returns the mapping that contains an address.
@@ -124,16 +125,16 @@ impl Maps {
             inode: 0,
             dev_major: 0,
             dev_minor: 0,
-            vma_name_size: name.len() as u32,
+            vma_name_size: width::count(name.len()),
             build_id_size: 0,
             vma_name_addr: if name.is_empty() { 0 } else { name.as_mut_ptr() as u64 },
             build_id_addr: 0,
         };
-        let arguments = [self.file.number() as u64, PROCMAP_QUERY, &raw mut query as u64, 0, 0];
+        let arguments = [width::word(self.file.number()), PROCMAP_QUERY, &raw mut query as u64, 0, 0];
         SystemCall::new(linux::__NR_ioctl, arguments).run()?;
         const SHARED: u64 = linux::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED as u64;
         let area = Area {
-            range: query.vma_start as usize..query.vma_end as usize,
+            range: width::size(query.vma_start)..width::size(query.vma_end),
             // The first three flags have the values of PROT_READ, PROT_WRITE and PROT_EXEC.
             protection: (query.vma_flags & 7) as u32,
             is_shared: query.vma_flags & SHARED != 0,
@@ -147,7 +148,7 @@ impl Maps {
     /// Finds the line of the mapping that contains an address, by reading the list from its start.
     /// Returns what `look` returns for that line.
     fn listed<T>(&self, address: usize, look: impl FnOnce(&Line) -> T) -> Option<T> {
-        let rewind = [self.file.number() as u64, 0, u64::from(linux::SEEK_SET), 0, 0];
+        let rewind = [width::word(self.file.number()), 0, u64::from(linux::SEEK_SET), 0, 0];
         SystemCall::new(linux::__NR_lseek, rewind).run().ok()?;
         let mut lines = self.lines();
         loop {
@@ -191,10 +192,10 @@ impl Lines<'_> {
                 self.end = 128;
             }
             let room = &mut self.buffer[self.end..];
-            let arguments = [self.file.number() as u64, room.as_mut_ptr() as u64, room.len() as u64, 0, 0];
+            let arguments = [width::word(self.file.number()), room.as_mut_ptr() as u64, room.len() as u64, 0, 0];
             match SystemCall::new(linux::__NR_read, arguments).run() {
                 Ok(0) | Err(_) => return None,
-                Ok(length) => self.end += length as usize,
+                Ok(length) => self.end += width::size(length),
             }
         }
     }
@@ -222,7 +223,7 @@ impl<'a> Line<'a> {
             protection: granted.map(|(bit, _)| bit).sum(),
             is_shared: flags.get(3) == Some(&b's'),
             offset: offset as u64,
-            device: (major as u32, minor as u32),
+            device: (width::count(major), width::count(minor)),
             inode,
         };
         Some(Line { area, name: rest.trim_ascii_start() })

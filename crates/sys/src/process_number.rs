@@ -19,7 +19,7 @@
 //! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares its
 //! record locks, too. So neither could see the other's death. Such a child gets no number.
 
-use crate::descriptor::{self, OwnedDescriptor};
+use crate::descriptor::{self, OwnedDescriptor, WRITE_LOCK};
 use crate::epoll::{self, Epoll};
 use crate::eventfd;
 use crate::mapping;
@@ -27,7 +27,7 @@ use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
 use crate::process_mutex::{Guard, ProcessMutex};
 use crate::sync::AtomicU32;
-use crate::{Errno, SystemCall, deposit};
+use crate::{Errno, SystemCall, deposit, width};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -76,8 +76,8 @@ pub fn own() -> Result<u32, Errno> {
     if number > u64::from(MOST) {
         return Err(Errno::EAGAIN);
     }
-    record_lock(file, linux::F_SETLK, number as u32)?;
-    Ok(*OWN.get_or_make(|| number as u32))
+    record_lock(file, linux::F_SETLK, width::low(number))?;
+    Ok(*OWN.get_or_make(|| width::low(number)))
 }
 
 /// Notes, in a forked child, whether it shares its parent's descriptor table.
@@ -180,9 +180,8 @@ pub(crate) fn queue_lock() -> Result<QueueLock, Errno> {
 /// Calls fcntl(2) with a write lock of byte `number` of the register. Returns the type of lock that
 /// the kernel reports.
 fn record_lock(register: i32, command: u32, number: u32) -> Result<u32, Errno> {
-    let mut lock =
-        linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: i64::from(number), l_len: 1, l_pid: 0 };
-    let arguments = [register as u64, u64::from(command), &raw mut lock as u64, 0, 0];
+    let mut lock = linux::flock { l_type: WRITE_LOCK, l_whence: 0, l_start: i64::from(number), l_len: 1, l_pid: 0 };
+    let arguments = [width::word(register), u64::from(command), &raw mut lock as u64, 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run()?;
-    Ok(u32::from(lock.l_type as u16))
+    Ok(u32::from(lock.l_type.cast_unsigned()))
 }

@@ -2,7 +2,7 @@
 //! [`crate::own_threads`] knows which threads are usring's.
 
 use crate::descriptor::OwnedDescriptor;
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, width};
 use core::mem::offset_of;
 use linux_raw_sys::general as linux;
 
@@ -10,12 +10,12 @@ use linux_raw_sys::general as linux;
 pub fn find(is_sought: impl Fn(u32) -> bool) -> Result<Option<u32>, Errno> {
     let path = c"/proc/self/task".as_ptr() as u64;
     let flags = u64::from(linux::O_RDONLY | linux::O_DIRECTORY | linux::O_CLOEXEC);
-    let opened = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path, flags, 0, 0]).run()?;
-    let directory = OwnedDescriptor::from_raw(opened as i32);
+    let opened = SystemCall::new(linux::__NR_openat, [width::word(linux::AT_FDCWD), path, flags, 0, 0]).run()?;
+    let directory = OwnedDescriptor::from_raw(width::int(opened));
     let mut entries = [0u8; 512];
     loop {
-        let arguments = [directory.number() as u64, entries.as_mut_ptr() as u64, entries.len() as u64, 0, 0];
-        let length = SystemCall::new(linux::__NR_getdents64, arguments).run()? as usize;
+        let arguments = [width::word(directory.number()), entries.as_mut_ptr() as u64, entries.len() as u64, 0, 0];
+        let length = width::size(SystemCall::new(linux::__NR_getdents64, arguments).run()?);
         if length == 0 {
             return Ok(None);
         }
@@ -45,7 +45,7 @@ fn number_in(name: &[u8]) -> Option<u32> {
 
 /// Returns the id of the process's first thread. Linux lists this thread even after it has ended.
 pub fn first() -> u32 {
-    SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32
+    width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0))
 }
 
 /// Returns the status that a thread passed to exit(2), if the thread has ended and Linux still
@@ -78,10 +78,10 @@ fn read_stat(thread: u32, text: &mut [u8]) -> Option<&[u8]> {
     put(&digits[leading..]);
     put(b"/stat\0");
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
-    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
-    let file = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run().ok()? as i32);
-    let arguments = [file.number() as u64, text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
-    let length = SystemCall::new(linux::__NR_read, arguments).run().ok()? as usize;
+    let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0, 0];
+    let file = OwnedDescriptor::from_raw(width::int(SystemCall::new(linux::__NR_openat, arguments).run().ok()?));
+    let arguments = [width::word(file.number()), text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
+    let length = width::size(SystemCall::new(linux::__NR_read, arguments).run().ok()?);
     Some(&text[..length])
 }
 
@@ -109,7 +109,7 @@ fn status_in(text: &[u8]) -> Option<u8> {
     let mut fields = fields_of(text)?;
     let has_ended = matches!(fields.next()?, b"Z" | b"X");
     let status = fields.next_back().and_then(number_in)?;
-    has_ended.then_some((status >> 8) as u8)
+    has_ended.then_some(width::byte((status >> 8).into()))
 }
 
 /// A pidfd of one thread. It becomes readable once the thread has ended.
@@ -139,7 +139,7 @@ impl ThreadDescriptor {
     /// thread.
     pub fn open(thread: u32) -> Result<ThreadDescriptor, Errno> {
         let number = SystemCall::new(linux::__NR_pidfd_open, [u64::from(thread), u64::from(THREAD), 0, 0, 0]).run()?;
-        OwnedDescriptor::from_raw(number as i32).into_private().map(ThreadDescriptor)
+        OwnedDescriptor::from_raw(width::int(number)).into_private().map(ThreadDescriptor)
     }
 
     pub fn number(&self) -> i32 {
@@ -152,9 +152,9 @@ impl ThreadDescriptor {
     /// Error: `EAGAIN` if Linux still lists the thread in /proc/self/task.
     pub fn exit_code(&self) -> Result<Option<u8>, Errno> {
         let mut information = Information { mask: EXIT, ..Information::default() };
-        let arguments = [self.number() as u64, GET_INFORMATION, &raw mut information as u64, 0, 0];
+        let arguments = [width::word(self.number()), GET_INFORMATION, &raw mut information as u64, 0, 0];
         match SystemCall::new(linux::__NR_ioctl, arguments).run() {
-            Ok(_) if information.mask & EXIT != 0 => Ok(Some((information.exit_status >> 8) as u8)),
+            Ok(_) if information.mask & EXIT != 0 => Ok(Some(width::byte(width::word(information.exit_status >> 8)))),
             Ok(_) => Err(Errno::EAGAIN),
             // ENOTTY before Linux 6.13. ESRCH before 6.15, once Linux no longer lists the thread.
             Err(_) => Ok(None),

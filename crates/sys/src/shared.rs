@@ -7,6 +7,8 @@
 //! - In a loom model each word is a loom atomic, and each eight bytes of entries are a loom cell.
 //!   So loom reports an entry that both sides access at the same time.
 
+use crate::width;
+
 pub use crate::plain::Plain;
 
 #[cfg(not(loom))]
@@ -93,7 +95,7 @@ mod machine {
             // SAFETY: 1. `probe_writable` has accessed every page. 2. The creator of the ring
             // vouches that the pages stay mapped, and that the program uses them as io_uring's
             // interface prescribes.
-            Ok(unsafe { SharedMemory::borrowed(address.0 as usize, length) })
+            Ok(unsafe { SharedMemory::borrowed(width::size(address.0), length) })
         }
 
         /// Maps the range a second time, for the program: see [`Mapping::duplicate`]. Error:

@@ -16,7 +16,7 @@
 //! Without `interpose` (the Rust API) no signal is ever put off: [`DEFERRED`] stays zero, and
 //! handlers run at once, as in any library.
 
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, width};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -109,7 +109,7 @@ pub enum Noted {
 /// Returns the calling thread's id.
 pub fn thread_id() -> u32 {
     match SystemCall::new(linux::__NR_gettid, [0; 5]).run_once() {
-        Ok(id) => id as u32,
+        Ok(id) => width::low(id),
         Err(_) => thread_id_of_proc(),
     }
 }
@@ -121,11 +121,11 @@ pub fn thread_id() -> u32 {
 fn thread_id_of_proc() -> u32 {
     let mut text = [0u8; 48];
     let path = c"/proc/thread-self".as_ptr() as u64;
-    let arguments = [linux::AT_FDCWD as u64, path, text.as_mut_ptr() as u64, text.len() as u64, 0];
+    let arguments = [width::word(linux::AT_FDCWD), path, text.as_mut_ptr() as u64, text.len() as u64, 0];
     let read = SystemCall::new(linux::__NR_readlinkat, arguments).run_once();
-    let digits = read.ok().and_then(|length| text[..length as usize].rsplit(|byte| *byte == b'/').next());
+    let digits = read.ok().and_then(|length| text[..width::size(length)].rsplit(|byte| *byte == b'/').next());
     let id = digits.and_then(|digits| core::str::from_utf8(digits).ok()?.parse().ok());
-    id.unwrap_or_else(|| SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32)
+    id.unwrap_or_else(|| width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0)))
 }
 
 /// Returns whether the process has a thread with this id. Returns `true` if getpid(2) fails.

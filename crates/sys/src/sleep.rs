@@ -57,7 +57,7 @@
 use crate::clock::Nanoseconds;
 use crate::ordering::{Edge, Side};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::{Errno, futex};
+use crate::{Errno, futex, width};
 
 /// How a waiter sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +125,8 @@ impl State {
         State {
             asleep: word & 1 != 0,
             led: word & 2 != 0,
-            sleepers: (word >> 2) as u32 & SLEEPERS_MAX,
-            needed: (word >> 20) as u32 & NEEDED_MAX,
+            sleepers: width::low(word >> 2) & SLEEPERS_MAX,
+            needed: width::low(word >> 20) & NEEDED_MAX,
             claims: (word >> 36) as u32,
         }
     }

@@ -2,7 +2,7 @@
 //! connect(2), shutdown(2). Also the queries that the engine makes about a socket.
 
 use crate::descriptor::{self, OwnedDescriptor};
-use crate::{Errno, SystemCall, UserAddress};
+use crate::{Errno, SystemCall, UserAddress, width};
 use linux_raw_sys::general as linux;
 
 // linux/socket.h, linux/net.h, asm-generic/socket.h; `linux-raw-sys` has them only in another
@@ -26,8 +26,8 @@ pub const ADDRESS_LIMIT: usize = 128;
 
 /// Makes a socket by socket(2). `kind` is the type with its flags.
 pub fn open(domain: i32, kind: u32, protocol: i32) -> Result<OwnedDescriptor, Errno> {
-    let arguments = [domain as u64, u64::from(kind), protocol as u64, 0, 0];
-    SystemCall::new(linux::__NR_socket, arguments).run().map(|number| OwnedDescriptor::from_raw(number as i32))
+    let arguments = [width::word(domain), u64::from(kind), width::word(protocol), 0, 0];
+    SystemCall::new(linux::__NR_socket, arguments).run().map(|number| OwnedDescriptor::from_raw(width::int(number)))
 }
 
 pub fn bind(number: i32, address: &[u8]) -> Result<(), Errno> {
@@ -35,18 +35,18 @@ pub fn bind(number: i32, address: &[u8]) -> Result<(), Errno> {
 }
 
 pub fn listen(number: i32, backlog: i32) -> Result<(), Errno> {
-    SystemCall::new(linux::__NR_listen, [number as u64, backlog as u64, 0, 0, 0]).run().map(drop)
+    SystemCall::new(linux::__NR_listen, [width::word(number), width::word(backlog), 0, 0, 0]).run().map(drop)
 }
 
 pub fn shutdown(number: i32, how: i32) -> Result<(), Errno> {
-    SystemCall::new(linux::__NR_shutdown, [number as u64, how as u64, 0, 0, 0]).run().map(drop)
+    SystemCall::new(linux::__NR_shutdown, [width::word(number), width::word(how), 0, 0, 0]).run().map(drop)
 }
 
 /// Builds an accept4(2) call, for a caller that may wait in it. The call blocks unless the listener
 /// has O_NONBLOCK, which usring must not set. The kernel writes the peer's address to the program's
 /// memory.
 pub fn accept_call(number: i32, address: UserAddress, length: UserAddress, flags: u32) -> SystemCall {
-    SystemCall::new(linux::__NR_accept4, [number as u64, address.0, length.0, u64::from(flags), 0])
+    SystemCall::new(linux::__NR_accept4, [width::word(number), address.0, length.0, u64::from(flags), 0])
 }
 
 /// Builds a connect(2) call, for a caller that may wait in it.
@@ -70,14 +70,14 @@ pub fn connect_now(number: i32, address: &[u8]) -> Result<(), Errno> {
 }
 
 fn with_address(call: u32, number: i32, address: &[u8]) -> SystemCall {
-    SystemCall::new(call, [number as u64, address.as_ptr() as u64, address.len() as u64, 0, 0])
+    SystemCall::new(call, [width::word(number), address.as_ptr() as u64, address.len() as u64, 0, 0])
 }
 
 /// Returns the socket's pending error and clears it (SO_ERROR). `Ok` if there is none.
 pub fn take_error(number: i32) -> Result<(), Errno> {
     match option(number, SO_ERROR)? {
         0 => Ok(()),
-        error => Err(Errno::new(error as u32)),
+        error => Err(Errno::new(error.cast_unsigned())),
     }
 }
 
@@ -103,9 +103,9 @@ struct TcpInformation {
 /// listener.
 pub fn queue_length(number: i32) -> Option<u32> {
     let mut information = TcpInformation::default();
-    let mut size = size_of::<TcpInformation>() as u32;
+    let mut size = width::count(size_of::<TcpInformation>());
     let (to, size) = (&raw mut information as u64, &raw mut size as u64);
-    SystemCall::new(linux::__NR_getsockopt, [number as u64, SOL_TCP, TCP_INFO, to, size]).run().ok()?;
+    SystemCall::new(linux::__NR_getsockopt, [width::word(number), SOL_TCP, TCP_INFO, to, size]).run().ok()?;
     (information.state == TCP_LISTEN).then_some(information.unacknowledged)
 }
 
@@ -116,7 +116,7 @@ pub fn domain(number: i32) -> Result<i32, Errno> {
 
 fn option(number: i32, name: u64) -> Result<i32, Errno> {
     let (mut value, mut size) = (0i32, 4u32);
-    let arguments = [number as u64, SOL_SOCKET, name, &raw mut value as u64, &raw mut size as u64];
+    let arguments = [width::word(number), SOL_SOCKET, name, &raw mut value as u64, &raw mut size as u64];
     SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
     Ok(value)
 }

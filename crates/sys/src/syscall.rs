@@ -2,7 +2,7 @@
 //! filter.
 
 use crate::perturbation::perturb_call;
-use crate::{Errno, call_hook, pinned_memory};
+use crate::{Errno, call_hook, pinned_memory, width};
 use core::arch::asm;
 
 /// The pass mark: the sixth argument of a system call of usring's own, which usring's seccomp
@@ -110,7 +110,7 @@ impl SystemCall {
 /// Converts the kernel's answer into a result: −4095…−1 are errors.
 #[inline]
 pub fn check(answer: u64) -> Result<u64, Errno> {
-    if answer > -4096i64 as u64 { Err(Errno::new((answer as i64).wrapping_neg() as u32)) } else { Ok(answer) }
+    if answer > (-4096i64).cast_unsigned() { Err(Errno::new(width::low(answer.wrapping_neg()))) } else { Ok(answer) }
 }
 
 /// Executes the `syscall` instruction.

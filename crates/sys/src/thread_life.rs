@@ -2,7 +2,7 @@
 
 use crate::descriptor::OwnedDescriptor;
 use crate::signals::{is_alive, thread_id};
-use crate::{SystemCall, epoll};
+use crate::{SystemCall, epoll, width};
 use linux_raw_sys::general as linux;
 
 /// Flag of pidfd_open(2) for a thread that is not the first of its process (Linux 6.9).
@@ -21,7 +21,8 @@ impl ThreadLife {
     pub fn of_this_thread() -> ThreadLife {
         let thread = thread_id();
         let opened = SystemCall::new(linux::__NR_pidfd_open, [u64::from(thread), PIDFD_THREAD, 0, 0, 0]).run();
-        let descriptor = opened.ok().and_then(|number| OwnedDescriptor::from_raw(number as i32).into_private().ok());
+        let descriptor =
+            opened.ok().and_then(|number| OwnedDescriptor::from_raw(width::int(number)).into_private().ok());
         ThreadLife { thread, descriptor }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::clock::{Nanoseconds, timespec};
 use crate::descriptor::OwnedDescriptor;
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, width};
 use linux_raw_sys::general as linux;
 use usring_uapi::Timespec;
 
@@ -12,7 +12,7 @@ pub fn create() -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::TFD_CLOEXEC | linux::TFD_NONBLOCK);
     let number =
         SystemCall::new(linux::__NR_timerfd_create, [u64::from(linux::CLOCK_MONOTONIC), flags, 0, 0, 0]).run()?;
-    OwnedDescriptor::from_raw(number as i32).into_private()
+    OwnedDescriptor::from_raw(width::int(number)).into_private()
 }
 
 /// Arms the timer to fire once, `span` from now. The timerfd is not readable until then.
@@ -33,6 +33,6 @@ pub fn disarm(number: i32) -> Result<(), Errno> {
 
 fn set(number: i32, flags: u32, time: Nanoseconds) -> Result<(), Errno> {
     let value = [Timespec::default(), timespec(time)];
-    let arguments = [number as u64, u64::from(flags), &raw const value as u64, 0, 0];
+    let arguments = [width::word(number), u64::from(flags), &raw const value as u64, 0, 0];
     SystemCall::new(linux::__NR_timerfd_settime, arguments).run().map(drop)
 }

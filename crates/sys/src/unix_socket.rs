@@ -2,7 +2,7 @@
 //! that `usring run` has started uses such a socket to make requests to the launcher.
 
 use crate::descriptor::OwnedDescriptor;
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, width};
 use alloc::vec::Vec;
 use linux_raw_sys::general as linux;
 
@@ -85,16 +85,16 @@ impl Connection {
     /// Connects to the socket at a path. Errors: `EINVAL` if the path has 108 bytes or more; those
     /// of connect(2).
     pub fn open(path: &[u8]) -> Result<Connection, Errno> {
-        let mut address = Address { family: AF_UNIX as u16, path: [0; PATH_LIMIT] };
+        let mut address = Address { family: width::short(AF_UNIX), path: [0; PATH_LIMIT] };
         if path.len() >= PATH_LIMIT {
             return Err(Errno::EINVAL);
         }
         address.path[..path.len()].copy_from_slice(path);
         let kind = SOCK_SEQPACKET | SOCK_CLOEXEC;
         let number = SystemCall::new(linux::__NR_socket, [AF_UNIX, kind, 0, 0, 0]).run()?;
-        let socket = OwnedDescriptor::from_raw(number as i32).into_private()?;
+        let socket = OwnedDescriptor::from_raw(width::int(number)).into_private()?;
         let length = size_of::<u16>() + path.len() + 1;
-        let arguments = [socket.number() as u64, &raw const address as u64, length as u64, 0, 0];
+        let arguments = [width::word(socket.number()), &raw const address as u64, length as u64, 0, 0];
         SystemCall::new(linux::__NR_connect, arguments).run()?;
         Ok(Connection(socket))
     }
@@ -117,7 +117,7 @@ impl Connection {
             control_length: lent.map_or(0, |_| control.sent_length()),
             flags: 0,
         };
-        let arguments = [self.0.number() as u64, &raw const header as u64, MSG_NOSIGNAL, 0, 0];
+        let arguments = [width::word(self.0.number()), &raw const header as u64, MSG_NOSIGNAL, 0, 0];
         SystemCall::new(linux::__NR_sendmsg, arguments).run().map(drop)
     }
 
@@ -138,8 +138,8 @@ impl Connection {
             control_length: size_of::<Control<DESCRIPTORS>>() as u64,
             flags: 0,
         };
-        let arguments = [self.0.number() as u64, &raw mut header as u64, MSG_CMSG_CLOEXEC, 0, 0];
-        let length = SystemCall::new(linux::__NR_recvmsg, arguments).run()? as usize;
+        let arguments = [width::word(self.0.number()), &raw mut header as u64, MSG_CMSG_CLOEXEC, 0, 0];
+        let length = width::size(SystemCall::new(linux::__NR_recvmsg, arguments).run()?);
         // All descriptors get owners before the first descriptor is moved. If a move fails, the
         // owners close the rest.
         let raw = control.received(header.control_length);

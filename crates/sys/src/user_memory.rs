@@ -12,7 +12,7 @@
 //! vsyscall page is not the program's memory.
 
 use crate::shared::Plain;
-use crate::{Errno, UserAddress, memory_reserve};
+use crate::{Errno, UserAddress, memory_reserve, width};
 use alloc::vec::Vec;
 use core::arch::global_asm;
 use core::ffi::c_void;
@@ -345,7 +345,7 @@ pub fn read_c_string(address: UserAddress, max: usize) -> Result<Vec<u8>, Errno>
     while string.len() < max {
         let from = address.offset(string.len() as u64);
         // Each read stays within one page, because the string may end before the next page.
-        let to_page_end = (PAGE - from.0 % PAGE) as usize;
+        let to_page_end = width::size(PAGE - from.0 % PAGE);
         let length = to_page_end.min(max - string.len()).min(256);
         let start = string.len();
         string.try_reserve(length).map_err(|_| Errno::ENOMEM)?;

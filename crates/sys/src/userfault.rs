@@ -2,7 +2,7 @@
 //! installs pages on request.
 
 use crate::descriptor::OwnedDescriptor;
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, width};
 use linux_raw_sys::general as linux;
 use linux_raw_sys::ioctl;
 
@@ -51,7 +51,7 @@ impl UserFault {
     }
 
     fn control(&self, request: u32, argument: u64) -> Result<(), Errno> {
-        let arguments = [self.number() as u64, u64::from(request), argument, 0, 0];
+        let arguments = [width::word(self.number()), u64::from(request), argument, 0, 0];
         loop {
             match SystemCall::new(linux::__NR_ioctl, arguments).run() {
                 // EAGAIN: another thread is changing the address space.
@@ -82,7 +82,7 @@ impl UserFault {
             let mut copy = linux::uffdio_copy { dst, src, len: (from.len() - done) as u64, mode, copy: 0 };
             let answer = SystemCall::new(
                 linux::__NR_ioctl,
-                [self.number() as u64, u64::from(ioctl::UFFDIO_COPY), &raw mut copy as u64, 0, 0],
+                [width::word(self.number()), u64::from(ioctl::UFFDIO_COPY), &raw mut copy as u64, 0, 0],
             )
             .run();
             match answer {
@@ -128,14 +128,14 @@ impl UserFault {
     pub fn read(&self) -> Option<Touch> {
         // `struct uffd_msg`: event, then flags and address of a page fault.
         let mut message = [0u64; 4];
-        let arguments = [self.number() as u64, message.as_mut_ptr() as u64, size_of_val(&message) as u64, 0, 0];
+        let arguments = [width::word(self.number()), message.as_mut_ptr() as u64, size_of_val(&message) as u64, 0, 0];
         SystemCall::new(linux::__NR_read, arguments).run().ok()?;
         let [event, flags, address, _] = message;
         let has = |flag: u32| flags & u64::from(flag) != 0;
         let present = has(linux::UFFD_PAGEFAULT_FLAG_WP);
         let write = has(linux::UFFD_PAGEFAULT_FLAG_WRITE) || present;
-        let touch = Touch { address: address as usize, write, present };
-        (event as u8 == linux::UFFD_EVENT_PAGEFAULT as u8).then_some(touch)
+        let touch = Touch { address: width::size(address), write, present };
+        (width::byte(event) == width::byte(linux::UFFD_EVENT_PAGEFAULT.into())).then_some(touch)
     }
 }
 
@@ -146,7 +146,7 @@ fn range(start: usize, length: usize) -> linux::uffdio_range {
 fn create(flags: u32) -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK);
     let number = SystemCall::new(linux::__NR_userfaultfd, [flags, 0, 0, 0, 0]).run()?;
-    Ok(OwnedDescriptor::from_raw(number as i32))
+    Ok(OwnedDescriptor::from_raw(width::int(number)))
 }
 
 /// Opens a userfaultfd through the device /dev/userfaultfd. The permission to open that device is
@@ -156,6 +156,6 @@ fn create_by_device() -> Result<OwnedDescriptor, Errno> {
     const NEW: u64 = 0xaa00;
     let device = crate::file::open(c"/dev/userfaultfd", linux::O_RDWR)?;
     let flags = u64::from(linux::O_CLOEXEC | linux::O_NONBLOCK);
-    let number = SystemCall::new(linux::__NR_ioctl, [device.number() as u64, NEW, flags, 0, 0]).run()?;
-    Ok(OwnedDescriptor::from_raw(number as i32))
+    let number = SystemCall::new(linux::__NR_ioctl, [width::word(device.number()), NEW, flags, 0, 0]).run()?;
+    Ok(OwnedDescriptor::from_raw(width::int(number)))
 }

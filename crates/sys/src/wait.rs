@@ -16,7 +16,7 @@ use crate::clock::{Clock, Nanoseconds, timespec};
 use crate::epoll::Event;
 use crate::perturbation::perturb_call;
 use crate::signals::{self, ALWAYS_OPEN, DEFERRED, SignalSet};
-use crate::{Errno, SystemCall, call_hook, pinned_memory, syscall};
+use crate::{Errno, SystemCall, call_hook, pinned_memory, syscall, width};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
@@ -74,7 +74,7 @@ unsafe extern "C" {
 
 /// The answer of `usring_wait` when no call was made: −ERESTARTSYS, which the kernel never returns
 /// to user space.
-const ABORTED: u64 = -512i64 as u64;
+const ABORTED: u64 = (-512i64).cast_unsigned();
 
 /// Longest single sleep of a call that must have a time limit: without one, the kernel would
 /// restart a futex wait after a signal whose handler has SA_RESTART. The kernel never restarts a
@@ -214,7 +214,7 @@ pub fn epoll(
     let (address, room) = (events.as_mut_ptr() as u64, events.len() as u64);
     let timed_out = |answer: &Result<u64, Errno>| *answer == Ok(0);
     let call = |time: Option<&Timespec>| {
-        let set = epoll_fd as u64;
+        let set = width::word(epoll_fd);
         if NO_EPOLL_PWAIT2.load(Ordering::Relaxed) {
             let arguments = [set, address, room, time.map_or(u64::MAX, milliseconds), mask_address, 8];
             SystemCall::with_six(linux::__NR_epoll_pwait, arguments)
@@ -233,14 +233,14 @@ pub fn epoll(
     if matches!(answer, Err(Errno::ENOSYS | Errno::EPERM)) && mask.is_none() {
         answer = sleep(timeout, |time| {
             let time = time.map_or(u64::MAX, milliseconds);
-            let arguments = [epoll_fd as u64, address, room, time, 0];
+            let arguments = [width::word(epoll_fd), address, room, time, 0];
             SleepCall { call: SystemCall::new(linux::__NR_epoll_wait, arguments), timed_out }
         });
     }
     if let (Err(Errno::EINTR), Some(mask)) = (&answer, mask) {
         signals::set_delivery_mask(mask);
     }
-    answer.map(|count| count as usize)
+    answer.map(width::size)
 }
 
 /// Sleeps for `span` with `mask` in force, as in ppoll(2). A signal that interrupts the sleep is
@@ -286,8 +286,8 @@ static NO_EPOLL_PWAIT2: AtomicBool = AtomicBool::new(false);
 
 /// Converts to milliseconds, rounded up: sleeping a little too long is allowed, spinning is not.
 fn milliseconds(time: &Timespec) -> u64 {
-    let whole = (time.tv_sec as u64).saturating_mul(1000);
-    whole.saturating_add((time.tv_nsec as u64).div_ceil(1_000_000)).min(i32::MAX as u64)
+    let whole = time.tv_sec.cast_unsigned().saturating_mul(1000);
+    whole.saturating_add(time.tv_nsec.cast_unsigned().div_ceil(1_000_000)).min(i32::MAX as u64)
 }
 
 /// Makes a system call that may block for ever, on a worker thread. Returns when the kernel answers
@@ -352,7 +352,7 @@ impl SignalInformation {
     /// its limit of queued signals.
     pub fn is_ours(&self) -> bool {
         let is_queued = self.code == QUEUED && matches!(self.value, INTERRUPT | FOLLOW);
-        self.signal == linux::SIGSYS as i32 && (is_queued || self.code == 0 && self.process == 0)
+        self.signal == linux::SIGSYS.cast_signed() && (is_queued || self.code == 0 && self.process == 0)
     }
 
     /// Makes the signal that tells a service thread to make a change of credentials.
@@ -363,7 +363,7 @@ impl SignalInformation {
     /// Sends the signal as SIGSYS to a thread of this process, unless the thread has ended.
     pub(crate) fn send_to(mut self, thread: u32) {
         let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return };
-        (self.signal, self.code, self.process) = (linux::SIGSYS as i32, QUEUED, process as i32);
+        (self.signal, self.code, self.process) = (linux::SIGSYS.cast_signed(), QUEUED, width::int(process));
         let arguments = [process, u64::from(thread), u64::from(linux::SIGSYS), &raw const self as u64, 0];
         let _ = SystemCall::new(linux::__NR_rt_tgsigqueueinfo, arguments).run_once();
     }
@@ -416,7 +416,7 @@ extern "C" fn on_interrupt(_signal: i32, _information: *const u8, context: *mut 
     // and 8-byte aligned, and the kernel reads the instruction pointer back from it.
     unsafe {
         let instruction_pointer = context.add(CONTEXT_INSTRUCTION_POINTER).cast::<u64>();
-        if let Some(way_out) = way_out(*instruction_pointer as usize) {
+        if let Some(way_out) = way_out(width::size(*instruction_pointer)) {
             *instruction_pointer = way_out as u64;
         }
     }

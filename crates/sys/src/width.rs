@@ -47,6 +47,27 @@ pub const fn count(size: usize) -> u32 {
     count
 }
 
+/// Returns a descriptor's number as an index. A negative number gives an index that is beyond the
+/// end of every table.
+#[inline(always)]
+pub const fn index(number: i32) -> usize {
+    #[expect(clippy::cast_sign_loss, reason = "an index beyond every table is meant")]
+    let index = number as usize;
+    index
+}
+
+/// Returns the lower 16 bits of a word.
+#[inline(always)]
+pub const fn short(word: u64) -> u16 {
+    (word & 0xffff) as u16
+}
+
+/// Returns the lower 8 bits of a word.
+#[inline(always)]
+pub const fn byte(word: u64) -> u8 {
+    (word & 0xff) as u8
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,12 +78,20 @@ mod tests {
         assert_eq!(int(word(-100)), -100);
         assert_eq!(int(0xdead_0000_0003), 3);
         assert_eq!(low(0xdead_ffff_ffff), u32::MAX);
+        assert_eq!(short(0x1234_fffe), 0xfffe);
+        assert_eq!(byte(0x1234_fffe), 0xfe);
     }
 
     #[test]
     fn sizes_keep_all_bits() {
         assert_eq!(size(u64::MAX), usize::MAX);
         assert_eq!(count(0xffff_ffff), u32::MAX);
+    }
+
+    #[test]
+    fn a_negative_descriptor_has_no_place_in_a_table() {
+        assert_eq!(index(7), 7);
+        assert_eq!(index(-1), usize::MAX);
     }
 
     #[test]

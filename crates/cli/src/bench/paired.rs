@@ -32,7 +32,13 @@ pub fn middle(mut values: Vec<f64>) -> Option<Figure> {
 /// Returns the value at the quantile `share` (0 to 1) of the sorted values.
 fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
     let position = share * sorted.len().checked_sub(1)? as f64;
-    let (low, part) = (position.floor() as usize, position.fract());
+    let part = position.fract();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the whole part is an index of `sorted`"
+    )]
+    let low = position.floor() as usize;
     let high = (low + 1).min(sorted.len() - 1);
     Some(sorted[low] * (1.0 - part) + sorted[high] * part)
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use usring_sys::width;
 
 /// A file or back end that a benchmark needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +62,7 @@ impl Stage {
     fn make_file(&self, size: usize) -> std::io::Result<()> {
         let mut file = fs::File::create_new(self.folder.join("file"))?;
         for part in 0..size {
-            file.write_all(&vec![part as u8; 1 << 20])?;
+            file.write_all(&vec![width::byte(part as u64); 1 << 20])?;
         }
         file.sync_all()
     }

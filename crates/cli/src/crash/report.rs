@@ -5,6 +5,7 @@ use super::search::Found;
 use usring_crash::durability::Durability;
 use usring_crash::explain;
 use usring_crash::{History, Plan};
+use usring_sys::width;
 
 /// Most lines of a check's output that the report shows.
 const MOST_LINES: usize = 10;
@@ -21,7 +22,7 @@ pub fn count(number: usize, noun: &str) -> String {
 /// Returns how many states were checked, and how fast.
 pub fn states(found: &Found) -> String {
     let rate = found.states as f64 / found.seconds.max(0.001);
-    format!("{} ({rate:.0} per second)", count(found.states as usize, "state"))
+    format!("{} ({rate:.0} per second)", count(width::size(found.states), "state"))
 }
 
 /// Says that no state was found, and why the search ended.

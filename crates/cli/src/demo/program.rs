@@ -10,6 +10,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Instant;
+use usring_sys::width;
 
 pub const BLOCK: usize = 4096;
 pub const DEPTH: usize = 32;
@@ -86,7 +87,7 @@ struct Flight {
 
 impl Program {
     fn new(options: &Options) -> Result<Program, String> {
-        let ring = IoUring::new(DEPTH as u32).map_err(|error| format!("io_uring_setup failed: {error}"))?;
+        let ring = IoUring::new(width::count(DEPTH)).map_err(|error| format!("io_uring_setup failed: {error}"))?;
         let file = File::options().read(true).write(true).create(true).truncate(true).open(&options.file);
         let file = file.map_err(|error| format!("cannot make {} ({error})", options.file.display()))?;
         let blocks = u32::try_from(options.blocks).map_err(|_| "the file is too large")?;
@@ -112,8 +113,8 @@ impl Program {
             }
             self.ring.submit_and_wait(1).map_err(|error| format!("io_uring_enter failed: {error}"))?;
             while let Some(entry) = self.reap() {
-                let slot = entry.user_data() as usize;
-                histogram.saturating_record(flights[slot].start.elapsed().as_nanos() as u64);
+                let slot = width::size(entry.user_data());
+                histogram.saturating_record(flights[slot].start.elapsed().as_nanos().try_into().unwrap_or(u64::MAX));
                 self.accept(phase, slot, flights[slot].block, entry.result())?;
                 free.push(slot);
                 done += 1;
@@ -136,9 +137,11 @@ impl Program {
         let entry = match phase {
             Phase::Write => {
                 *buffer = contents(block);
-                opcode::Write::new(file, buffer.as_ptr().cast(), BLOCK as u32).offset(offset).build()
+                opcode::Write::new(file, buffer.as_ptr().cast(), width::count(BLOCK)).offset(offset).build()
             }
-            Phase::Read => opcode::Read::new(file, buffer.as_mut_ptr().cast(), BLOCK as u32).offset(offset).build(),
+            Phase::Read => {
+                opcode::Read::new(file, buffer.as_mut_ptr().cast(), width::count(BLOCK)).offset(offset).build()
+            }
         };
         self.submit(&entry.user_data(slot as u64))
     }
@@ -159,7 +162,7 @@ impl Program {
             let error = std::io::Error::from_raw_os_error(-result);
             return Err(format!("block {block}: {} failed: {error}", phase.name()));
         }
-        if result as usize != BLOCK {
+        if width::index(result) != BLOCK {
             return Err(format!("block {block}: {} moved {result} bytes of {BLOCK}", phase.name()));
         }
         if phase == Phase::Read && self.buffers[slot] != contents(block) {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use usring_device::PollPolicy;
 use usring_device::control::{Control, QuestionKind};
 use usring_sys::Errno;
+use usring_sys::width;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -117,14 +118,14 @@ fn look(socket: &Path) -> Result<Vec<Found>, Errno> {
     let run = socket.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let list = control.ask(QuestionKind::List, 0, [0; 4], None)?;
     let mut found = Vec::new();
-    for index in 0..list.values[0] as usize {
+    for index in 0..width::size(list.values[0]) {
         // Asks for the page once per device, because each `Found` owns a descriptor of the page.
         let page =
             control.ask(QuestionKind::List, 0, [0; 4], None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
         // SAFETY: the descriptor came with the answer, and `into_raw` has just given up its
         // ownership.
         let policies = Policies::from_file(unsafe { File::from_raw_fd(page.into_raw()) });
-        let described = control.ask(QuestionKind::Describe, index as u32, [0; 4], None)?;
+        let described = control.ask(QuestionKind::Describe, width::count(index), [0; 4], None)?;
         let split = described.text.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;
         let spec = String::from_utf8_lossy(&described.text[..split]).into_owned();
         let path = PathBuf::from(OsString::from_vec(described.text[split + 1..].to_vec()));

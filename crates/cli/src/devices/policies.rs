@@ -9,11 +9,12 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use usring_device::PollPolicy;
+use usring_sys::width;
 
 /// Bytes of the page.
 const LENGTH: u64 = 4096;
 /// Number of devices that can have a word in the page.
-pub const ROOM: usize = LENGTH as usize / 8;
+pub const ROOM: usize = width::size(LENGTH) / 8;
 
 pub struct Policies(File);
 

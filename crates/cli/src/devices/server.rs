@@ -20,6 +20,7 @@ use std::sync::Arc;
 use usring_device::Supply;
 use usring_device::control::{Answer, FALLBACK, QUESTION_LENGTH, Question, QuestionKind, SWAP};
 use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::width;
 
 /// Seconds that a client may take from connecting to sending its question.
 const PATIENCE_SECONDS: i64 = 5;
@@ -151,7 +152,7 @@ impl Server {
                 Ok(reply) => (0, reply),
                 Err(error) => (error, Reply::default()),
             };
-        let head = Answer { error: error as u32, values: reply.values }.to_bytes();
+        let head = Answer { error: error.cast_unsigned(), values: reply.values }.to_bytes();
         let vectors = [IoSlice::new(&head), IoSlice::new(&reply.text)];
         let numbers: Vec<RawFd> = reply.owned.iter().map(OwnedDescriptor::number).chain(reply.kept).collect();
         let rights = [ControlMessage::ScmRights(&numbers)];
@@ -233,7 +234,7 @@ fn ask(
             Ok(Reply { values: [u64::from(region.slot), region.address, 0, 0], ..Default::default() })
         }
         QuestionKind::Unshare => {
-            supply.unshare(value as u32);
+            supply.unshare(width::low(value));
             Ok(Reply::default())
         }
         // ReturnQueue is handled by `User::leave`, because it arrives on the connection that holds

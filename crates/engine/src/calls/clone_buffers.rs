@@ -28,7 +28,8 @@ impl Ring {
         if padding != [0; 3] {
             return Err(Errno::EINVAL);
         }
-        let source = if flags & SOURCE_IS_INDEX != 0 { host::ring_at_index(source)? } else { ring_at(source as i32)? };
+        let source =
+            if flags & SOURCE_IS_INDEX != 0 { host::ring_at_index(source)? } else { ring_at(source.cast_signed())? };
         if !Arc::ptr_eq(&source, self) {
             source.check_process()?;
             if source.is_other_issuer() {

@@ -28,7 +28,7 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::process_maps::Maps;
 use usring_sys::sleep::Sleeper;
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress, credentials, descriptor, memory_reserve, per_process, processor, unusual};
+use usring_sys::{Errno, UserAddress, credentials, descriptor, memory_reserve, per_process, processor, unusual, width};
 use usring_uapi::io_uring::IORING_SETUP_IOPOLL;
 use usring_uapi::{Sqe, general as linux, opcode};
 
@@ -103,7 +103,7 @@ impl Ring {
     #[cold]
     pub fn shows_events_at(&self, maps: &Maps, address: u64) -> bool {
         let Some(mapping) = self.memory.events().mapping() else { return false };
-        maps.are_same(mapping.address(), address as usize)
+        maps.are_same(mapping.address(), width::size(address))
     }
 
     /// Copies up to `most` events to the program and removes them from the ring. Only one thread

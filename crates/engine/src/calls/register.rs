@@ -14,7 +14,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicI32, Ordering};
 use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::processor::{self, Mask};
-use usring_sys::{Errno, UserAddress, memory_reserve, thread, user_memory};
+use usring_sys::{Errno, UserAddress, memory_reserve, thread, user_memory, width};
 use usring_uapi::Timespec;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
@@ -167,7 +167,7 @@ fn files_update(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errn
         UserAddress::NULL,
         call.count,
     )
-    .map(|done| done as u32)
+    .map(|done| done.cast_unsigned())
 }
 
 type Register<T> = fn(&mut T, UserAddress, UserAddress, u32) -> Result<u32, Errno>;
@@ -198,7 +198,8 @@ fn update<T>(table: &mut T, call: RegisterCall, update: Update<T>) -> Result<u32
     if header.nr == 0 || header.resv != 0 || header.resv2 != 0 {
         return Err(Errno::EINVAL);
     }
-    update(table, header.offset, UserAddress(header.data), UserAddress(header.tags), header.nr).map(|done| done as u32)
+    update(table, header.offset, UserAddress(header.data), UserAddress(header.tags), header.nr)
+        .map(|done| done.cast_unsigned())
 }
 
 fn register_eventfd(locked: &mut LockedRing, call: RegisterCall, only_async: bool) -> Result<u32, Errno> {
@@ -221,7 +222,7 @@ fn probe(call: RegisterCall) -> Result<u32, Errno> {
     if call.argument.is_null() || call.count > 256 {
         return Err(Errno::EINVAL);
     }
-    let length = (HEADER_SIZE + RECORD * u64::from(call.count)) as usize;
+    let length = width::size(HEADER_SIZE + RECORD * u64::from(call.count));
     let given = user_memory::read_array::<u8>(call.argument, length)?;
     if given.iter().any(|&byte| byte != 0) {
         return Err(Errno::EINVAL);
@@ -229,14 +230,14 @@ fn probe(call: RegisterCall) -> Result<u32, Errno> {
     let records = (call.count as usize).min(opcode::COUNT);
     let header: [u8; 16] = {
         let mut header = [0; 16];
-        header[0] = (opcode::COUNT - 1) as u8;
-        header[1] = records as u8;
+        header[0] = width::byte((opcode::COUNT - 1) as u64);
+        header[1] = width::byte(records as u64);
         header
     };
     user_memory::write(call.argument, header)?;
     for index in 0..records {
-        let flags = if opcode_table::is_supported(index as u8) { PROBE_SUPPORTED } else { 0 };
-        let record = [u16::from(index as u8), flags, 0, 0];
+        let flags = if opcode_table::is_supported(width::byte(index as u64)) { PROBE_SUPPORTED } else { 0 };
+        let record = [u16::from(width::byte(index as u64)), flags, 0, 0];
         user_memory::write(call.argument.offset(HEADER_SIZE + RECORD * index as u64), record)?;
     }
     Ok(0)
@@ -276,7 +277,7 @@ fn restrict(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     if call.argument.is_null() || call.count > 128 {
         return Err(Errno::EINVAL);
     }
-    let records = user_memory::read_array::<[u8; RECORD_SIZE as usize]>(call.argument, call.count as usize)?;
+    let records = user_memory::read_array::<[u8; width::size(RECORD_SIZE)]>(call.argument, call.count as usize)?;
     locked.registered.restrictions.register(&records).map(|()| 0)
 }
 
@@ -325,8 +326,8 @@ fn read_buffer_ring(call: RegisterCall) -> Result<BufferRingHeader, Errno> {
     if reserved != [0; 3] {
         return Err(Errno::EINVAL);
     }
-    let (group, flags) = ((sizes >> 32) as u16, (sizes >> 48) as u16);
-    Ok(BufferRingHeader { address, entries: sizes as u32, group, flags })
+    let (group, flags) = (width::short(sizes >> 32), (sizes >> 48) as u16);
+    Ok(BufferRingHeader { address, entries: width::low(sizes), group, flags })
 }
 
 fn register_buffer_ring(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
@@ -366,7 +367,7 @@ fn buffer_ring_status(locked: &mut LockedRing, call: RegisterCall) -> Result<u32
     if words[2..].iter().any(|&word| word != 0) {
         return Err(Errno::EINVAL);
     }
-    let head = locked.registered.buffer_groups.ring_head(words[0] as u16)?;
+    let head = locked.registered.buffer_groups.ring_head(width::short(words[0].into()))?;
     user_memory::write(call.argument.offset(4), head).map(|()| 0)
 }
 
@@ -419,13 +420,14 @@ struct SyncCancel {
 fn read_sync_cancel(argument: UserAddress) -> Result<SyncCancel, Errno> {
     let words: [u64; 8] = user_memory::read(argument)?;
     let [user_data, fd_and_flags, seconds, nanoseconds, opcode_word, pads @ ..] = words;
-    let (opcode, padding) = (opcode_word as u8, opcode_word >> 8);
+    let (opcode, padding) = (width::byte(opcode_word), opcode_word >> 8);
     if padding != 0 || pads != [0; 3] {
         return Err(Errno::EINVAL);
     }
-    let key = CancelKey { user_data, fd: fd_and_flags as i32, opcode, flags: (fd_and_flags >> 32) as u32, file: -1 };
+    let key =
+        CancelKey { user_data, fd: width::int(fd_and_flags), opcode, flags: (fd_and_flags >> 32) as u32, file: -1 };
     crate::op::cancel::check(&key)?;
-    Ok(SyncCancel { key, timeout: Timespec { tv_sec: seconds as i64, tv_nsec: nanoseconds as i64 } })
+    Ok(SyncCancel { key, timeout: Timespec { tv_sec: seconds.cast_signed(), tv_nsec: nanoseconds.cast_signed() } })
 }
 
 impl Ring {
@@ -453,7 +455,7 @@ impl Ring {
                 // is tried again after the worker has finished.
                 Err(Errno::EALREADY) => broken_off = true,
                 Err(Errno::ENOENT) if broken_off => return Ok(0),
-                other => return other.map(|number| number as u32),
+                other => return other.map(|number| number.cast_unsigned()),
             }
             if deadline.is_some_and(|deadline| Clock::Monotonic.now() >= deadline) {
                 return Err(Errno::ETIME);

@@ -20,7 +20,7 @@ use usring_sys::per_process;
 use usring_sys::queue::{Taker, queue};
 use usring_sys::syscall::AddressTrust;
 use usring_sys::wait::nanosleep;
-use usring_sys::{Errno, UserAddress, memory_reserve, thread};
+use usring_sys::{Errno, UserAddress, memory_reserve, thread, width};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
@@ -103,7 +103,7 @@ impl Ring {
             sq_thread::join(&ring, params)?;
         } else if params.flags & abi::IORING_SETUP_ATTACH_WQ != 0 {
             // The rings of a process share its workers even without ATTACH_WQ.
-            host::ring_to_attach_to(params.wq_fd as i32)?;
+            host::ring_to_attach_to(params.wq_fd.cast_signed())?;
         }
         params.sq_entries = sq_entries;
         params.cq_entries = cq_entries;
@@ -126,7 +126,7 @@ impl Ring {
         let region = offset & u64::from(abi::IORING_OFF_MMAP_MASK);
         let buffer_ring;
         let lent = self.has(abi::IORING_SETUP_NO_MMAP);
-        let memory = match region as u32 {
+        let memory = match width::low(region) {
             abi::IORING_OFF_SQ_RING | abi::IORING_OFF_CQ_RING | abi::IORING_OFF_SQES if lent => {
                 return Err(Errno::ENOMEM);
             }
@@ -134,7 +134,8 @@ impl Ring {
             abi::IORING_OFF_SQES => self.memory.sqes(),
             abi::IORING_OFF_PBUF_RING => {
                 let group = (offset & !region) >> abi::IORING_OFF_PBUF_SHIFT;
-                buffer_ring = self.lock().registered.buffer_groups.ring_memory(group as u16).ok_or(Errno::ENOMEM)?;
+                buffer_ring =
+                    self.lock().registered.buffer_groups.ring_memory(width::short(group)).ok_or(Errno::ENOMEM)?;
                 &*buffer_ring
             }
             _ => return Err(Errno::ENOMEM),

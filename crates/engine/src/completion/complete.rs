@@ -199,7 +199,7 @@ pub(crate) fn usage(request: &Request, result: i32) -> i32 {
     match &request.operation {
         // usring always copies the data.
         Operation::SendReceive(transfer) if transfer.has(REPORT_USAGE) && result >= 0 => {
-            abi::IORING_NOTIF_USAGE_ZC_COPIED as i32
+            abi::IORING_NOTIF_USAGE_ZC_COPIED.cast_signed()
         }
         _ => 0,
     }

@@ -9,7 +9,7 @@ use crate::submission::{device_submit, suspend};
 use crate::waiting::device_queues::DeviceQueues;
 use crate::waiting::fast_poll;
 use crate::waiting::poll_table::DEVICE_DATA;
-use usring_sys::{Errno, epoll};
+use usring_sys::{Errno, epoll, width};
 
 /// Number of CQEs after which a ring with a polling SQ thread publishes them before the batch ends.
 const SHOWN_TOGETHER: usize = 8;
@@ -101,9 +101,9 @@ pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
     queue.is_behind = false;
     let waiting = core::mem::take(&mut queue.backlog);
-    locked.devices.queues.in_flight -= waiting.len() as u32;
+    locked.devices.queues.in_flight -= width::count(waiting.len());
     for request in waiting {
-        device_submit::submit(locked, request, ChannelIndex(index as u32));
+        device_submit::submit(locked, request, ChannelIndex(width::count(index)));
     }
     let queue = &mut locked.devices.queues.channels[index];
     queue.is_behind |= queue.pending != 0;

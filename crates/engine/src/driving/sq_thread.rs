@@ -51,7 +51,7 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         milliseconds => u64::from(milliseconds) * MILLISECOND,
     };
     if ring.has(abi::IORING_SETUP_ATTACH_WQ) {
-        let other = host::ring_to_attach_to(params.wq_fd as i32)?;
+        let other = host::ring_to_attach_to(params.wq_fd.cast_signed())?;
         let shared = other.sq_thread.thread.lock().clone().ok_or(Errno::EINVAL)?;
         shared.idle.fetch_max(idle, Ordering::Relaxed);
         // The SQ thread has the credentials of the other ring's creator, not of this ring's.

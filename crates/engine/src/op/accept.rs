@@ -20,10 +20,11 @@ use crate::waiting::stuck_calls::Caller;
 use crate::waiting::{fast_poll, watchdog};
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::PollDescriptor;
-use usring_sys::{Errno, SystemCall, UserAddress, epoll, socket};
+use usring_sys::{Errno, SystemCall, UserAddress, epoll, socket, width};
 use usring_uapi::io_uring as abi;
 
-const FLAGS: u16 = (abi::IORING_ACCEPT_MULTISHOT | abi::IORING_ACCEPT_DONTWAIT | abi::IORING_ACCEPT_POLL_FIRST) as u16;
+const FLAGS: u16 =
+    width::short((abi::IORING_ACCEPT_MULTISHOT | abi::IORING_ACCEPT_DONTWAIT | abi::IORING_ACCEPT_POLL_FIRST) as u64);
 
 /// EPOLLRDHUP.
 const PEER_HANG_UP: u32 = 0x2000;
@@ -78,7 +79,7 @@ impl Queue {
 }
 
 fn has(request: &Request, flag: u32) -> bool {
-    request.sqe.ioprio & flag as u16 != 0
+    request.sqe.ioprio & width::short(flag.into()) != 0
 }
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -177,7 +178,7 @@ fn attempt(
                 return Some(Err(if request.multishot { Errno::EINVAL } else { Errno::EAGAIN }));
             }
             Some(Err(Errno::EAGAIN)) => return None,
-            Some(answer) => return Some(answer.map(|number| OwnedDescriptor::from_raw(number as i32))),
+            Some(answer) => return Some(answer.map(|number| OwnedDescriptor::from_raw(width::int(number)))),
         }
     }
 }
@@ -221,7 +222,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     };
     match (answer, &mut request.operation) {
         (Ok(number), Operation::Accept(accept)) => {
-            accept.accepted = Some(OwnedDescriptor::from_raw(number as i32));
+            accept.accepted = Some(OwnedDescriptor::from_raw(width::int(number)));
             0
         }
         // A cancellation has interrupted the call. The result is that of a cancelled poll.

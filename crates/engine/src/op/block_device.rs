@@ -49,7 +49,7 @@ fn find<'a>(
     match &file.hold {
         _ if file.device.is_some() => file.device.as_ref(),
         Hold::Registered(file) => file.device(),
-        _ if sqe.flags & sqe_flags::FIXED_FILE != 0 => files.get(sqe.fd as u32)?.device(),
+        _ if sqe.flags & sqe_flags::FIXED_FILE != 0 => files.get(sqe.fd.cast_unsigned())?.device(),
         _ => named.device(file.number, host::device_of),
     }
 }
@@ -176,7 +176,7 @@ fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> R
         return Ok(());
     }
     if request.has_flag(sqe_flags::FIXED_FILE) {
-        let file = locked.registered.files.share(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+        let file = locked.registered.files.share(request.sqe.fd.cast_unsigned()).ok_or(Errno::EBADF)?;
         request.file.hold = Hold::Registered(file);
         return Ok(());
     }
@@ -243,7 +243,7 @@ pub(super) fn direct_on(locked: &mut LockedRing, request: &Request) -> Option<u6
     if request.has_flag(sqe_flags::FIXED_FILE) {
         return match &request.file.hold {
             Hold::Registered(file) => file.direct_on(),
-            _ => locked.registered.files.get(request.sqe.fd as u32)?.direct_on(),
+            _ => locked.registered.files.get(request.sqe.fd.cast_unsigned())?.direct_on(),
         };
     }
     let number = request.file.number;

@@ -12,7 +12,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
 use crate::waiting::fast_poll::SLICE;
 use usring_sys::message;
-use usring_sys::{Errno, UserAddress};
+use usring_sys::{Errno, UserAddress, width};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 
 /// Selects the next buffers of the request's group for its transfer, with at most `most` bytes. 0:
@@ -74,12 +74,12 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
         }
         let transfer = transfer_of(request)?;
         let outcome = match send::call(transfer, message::DO_NOT_WAIT, number).run() {
-            Ok(bytes) if bytes >= transfer.left() => transfer.end(bytes as i32, false),
+            Ok(bytes) if bytes >= transfer.left() => transfer.end(width::int(bytes), false),
             Ok(bytes) if bytes > 0 && message::can_go_on(number) => {
                 send::go_on(transfer, bytes);
                 transfer.would_block()
             }
-            Ok(bytes) => transfer.end(bytes as i32, true),
+            Ok(bytes) => transfer.end(width::int(bytes), true),
             Err(Errno::EAGAIN) => transfer.would_block(),
             Err(error) => transfer.end(error.negative(), true),
         };
@@ -121,17 +121,17 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
             }
         };
         if let Ok(SendReceive { limit: Some(left), .. }) = transfer_of(request) {
-            *left = left.saturating_sub(bundle.bytes as u32);
+            *left = left.saturating_sub(width::low(bundle.bytes));
             bundle.last |= *left == 0;
         }
         let nonempty = if bundle.rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
         let flags = nonempty | locked.registered.buffer_groups.flags_of(&mut request.buffer);
         let ends = bundle.last || !request.multishot;
-        if ends || !complete::post_more(locked, request.sqe.user_data, bundle.bytes as i32, flags) {
+        if ends || !complete::post_more(locked, request.sqe.user_data, width::int(bundle.bytes), flags) {
             request.cqe_flags = flags;
             end_short(locked, request, bundle.bytes);
             return transfer_of(request)
-                .map_or(IssueOutcome::WouldBlock, |transfer| transfer.end(bundle.bytes as i32, bundle.failed));
+                .map_or(IssueOutcome::WouldBlock, |transfer| transfer.end(width::int(bundle.bytes), bundle.failed));
         }
         let Ok(transfer) = transfer_of(request) else { break };
         transfer.selections = Selections::default();
@@ -171,7 +171,7 @@ pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u
     let Ok(transfer) = transfer_of(request) else { return };
     let done = transfer.done + bytes;
     if let Some(kept) = transfer.message.as_mut().and_then(|message| message.kept.take()) {
-        locked.registered.buffer_groups.give_back_behind(group, &kept, done as u32);
+        locked.registered.buffer_groups.give_back_behind(group, &kept, width::low(done));
     }
 }
 
@@ -229,7 +229,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
         let left = if goes_on {
             locked.registered.buffer_groups.use_up_all(group, &many)
         } else {
-            locked.registered.buffer_groups.use_up(group, &many, bytes as u32)
+            locked.registered.buffer_groups.use_up(group, &many, width::low(bytes))
         };
         request.buffer = Some(named(group, &many, left));
         // The length of a multishot limits each of its CQEs.
@@ -270,7 +270,7 @@ fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mu
     };
     match receive_into(request, number) {
         Ok(Received { bytes, room, .. }) if bytes > 0 => {
-            let left = locked.registered.buffer_groups.use_up(request.sqe.buf_index, &many, bytes as u32);
+            let left = locked.registered.buffer_groups.use_up(request.sqe.buf_index, &many, width::low(bytes));
             if let Some(buffer) = &mut request.buffer {
                 buffer.usage = if left { Usage::Partial } else { Usage::Whole };
             }

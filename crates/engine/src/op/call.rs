@@ -7,6 +7,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
 use usring_sys::Errno;
+use usring_sys::width;
 
 /// Leaves the system call to a worker, because it may block.
 pub(crate) fn issue(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
@@ -19,7 +20,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let call = match &mut request.operation {
         Operation::Call(call) => {
             if call.on_file {
-                call.call.arguments[0] = number as u64;
+                call.call.arguments[0] = width::word(number);
             }
             call.call
         }
@@ -35,7 +36,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 /// Converts the result of a system call to the result of a CQE.
 pub(crate) fn answer(result: Result<u64, Errno>) -> i32 {
     match result {
-        Ok(value) => value as i32,
+        Ok(value) => width::int(value),
         Err(error) => error.negative(),
     }
 }

@@ -7,6 +7,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
 use crate::waiting::{asked_changes, cancel};
 use usring_sys::Errno;
+use usring_sys::width;
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;
 
@@ -22,7 +23,13 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     if sqe.off != 0 || sqe.file_index != 0 {
         return Err(Errno::EINVAL);
     }
-    let mut key = CancelKey { user_data: sqe.addr, fd: sqe.fd, opcode: sqe.len as u8, flags: sqe.op_flags, file: -1 };
+    let mut key = CancelKey {
+        user_data: sqe.addr,
+        fd: sqe.fd,
+        opcode: width::byte(sqe.len.into()),
+        flags: sqe.op_flags,
+        file: -1,
+    };
     check(&key)?;
     if request.has_flag(sqe_flags::FIXED_FILE) {
         key.flags |= abi::IORING_ASYNC_CANCEL_FD_FIXED;

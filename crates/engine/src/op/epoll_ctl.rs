@@ -7,7 +7,7 @@ use crate::request::Request;
 use crate::request::operation::{EpollControl, Operation};
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -17,7 +17,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     }
     let event = if sqe.len == linux::EPOLL_CTL_DEL { [0; 12] } else { user_memory::read(UserAddress(sqe.addr))? };
     request.operation =
-        Operation::EpollControl(EpollControl { set: sqe.fd, operation: sqe.len, target: sqe.off as i32, event });
+        Operation::EpollControl(EpollControl { set: sqe.fd, operation: sqe.len, target: width::int(sqe.off), event });
     Ok(())
 }
 
@@ -29,6 +29,6 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         readiness::drain_from(locked);
     }
     let event = (&raw const control.event) as u64;
-    let arguments = [control.set as u64, u64::from(control.operation), control.target as u64, event, 0];
+    let arguments = [width::word(control.set), u64::from(control.operation), width::word(control.target), event, 0];
     IssueOutcome::of(SystemCall::new(linux::__NR_epoll_ctl, arguments).run().map(|_| 0))
 }

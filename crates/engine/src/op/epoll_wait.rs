@@ -6,7 +6,7 @@ use crate::request::Request;
 use crate::request::operation::{EpollWait, Operation};
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use usring_sys::{Errno, SystemCall, UserAddress};
+use usring_sys::{Errno, SystemCall, UserAddress, width};
 use usring_uapi::general as linux;
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -14,7 +14,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     if sqe.off != 0 || sqe.op_flags != 0 || sqe.buf_index != 0 || sqe.file_index != 0 {
         return Err(Errno::EINVAL);
     }
-    request.operation = Operation::EpollWait(EpollWait { events: UserAddress(sqe.addr), most: sqe.len as i32 });
+    request.operation = Operation::EpollWait(EpollWait { events: UserAddress(sqe.addr), most: sqe.len.cast_signed() });
     Ok(())
 }
 
@@ -26,9 +26,9 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     // longer be readable.
     readiness::drain_from(locked);
     let at_once = 0;
-    let arguments = [request.file.number as u64, events.0, most as u64, at_once, 0];
+    let arguments = [width::word(request.file.number), events.0, width::word(most), at_once, 0];
     match SystemCall::new(linux::__NR_epoll_wait, arguments).run() {
         Ok(0) => IssueOutcome::WouldBlock,
-        answer => IssueOutcome::of(answer.map(|count| count as i32)),
+        answer => IssueOutcome::of(answer.map(width::int)),
     }
 }

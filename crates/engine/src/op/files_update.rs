@@ -5,7 +5,7 @@ use crate::registered::registered_files::FILE_INDEX_ALLOC;
 use crate::request::Request;
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::sqe_flags;
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -22,12 +22,12 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let sqe = request.sqe;
     let (address, count) = (UserAddress(sqe.addr), sqe.len as usize);
-    if sqe.off as u32 == FILE_INDEX_ALLOC {
+    if width::low(sqe.off) == FILE_INDEX_ALLOC {
         return IssueOutcome::of(allocate(locked, address, count));
     }
     IssueOutcome::of(program_files::update(
         &mut locked.registered.files,
-        sqe.off as u32,
+        width::low(sqe.off),
         address,
         UserAddress::NULL,
         sqe.len,

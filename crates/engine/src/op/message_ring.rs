@@ -22,7 +22,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::any::Any;
 use usring_sys::queue::{Rest, Urgency};
-use usring_sys::{Errno, UserAddress, descriptor, user_memory};
+use usring_sys::{Errno, UserAddress, descriptor, user_memory, width};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{Cqe, Sqe, opcode};
 
@@ -51,10 +51,10 @@ impl Message {
         }
         Ok(Message {
             // The command is the lower half of `addr`. The upper half has no meaning.
-            command: sqe.addr as u32,
+            command: width::low(sqe.addr),
             user_data: sqe.off,
             result: sqe.len,
-            source: sqe.addr3 as u32,
+            source: width::low(sqe.addr3),
             index: sqe.file_index,
             flags: sqe.op_flags,
             visit: None,
@@ -67,7 +67,7 @@ impl Message {
         if self.source != 0 || self.flags & !abi::IORING_MSG_RING_FLAGS_PASS != 0 || !passes_flags && self.index != 0 {
             return Err(Errno::EINVAL);
         }
-        Ok(Cqe { user_data: self.user_data, res: self.result as i32, flags: self.index })
+        Ok(Cqe { user_data: self.user_data, res: self.result.cast_signed(), flags: self.index })
     }
 }
 

@@ -38,7 +38,7 @@ fn prepare_with_flags(locked: &mut LockedRing, request: &mut Request) -> Result<
         }
         extra = [sqe.off, sqe.addr];
     }
-    let result = if sqe.op_flags & abi::IORING_NOP_INJECT_RESULT != 0 { sqe.len as i32 } else { 0 };
+    let result = if sqe.op_flags & abi::IORING_NOP_INJECT_RESULT != 0 { sqe.len.cast_signed() } else { 0 };
     request.operation = Operation::Nop(Nop { result, flags: sqe.op_flags, fd: sqe.fd, buffer: sqe.buf_index, extra });
     Ok(())
 }
@@ -57,7 +57,7 @@ impl Nop {
     fn run(&self, locked: &LockedRing) -> Result<i32, Errno> {
         if self.flags & abi::IORING_NOP_FILE != 0 {
             if self.flags & abi::IORING_NOP_FIXED_FILE != 0 {
-                locked.registered.files.get(self.fd as u32).ok_or(Errno::EBADF)?;
+                locked.registered.files.get(self.fd.cast_unsigned()).ok_or(Errno::EBADF)?;
             } else {
                 descriptor::status_flags(self.fd)?;
             }

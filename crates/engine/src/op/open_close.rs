@@ -8,7 +8,7 @@ use crate::ring::LockedRing;
 use crate::{devices, host};
 use alloc::boxed::Box;
 use usring_sys::descriptor::{self, OwnedDescriptor};
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 use usring_uapi::sqe_flags;
 
@@ -24,13 +24,13 @@ impl Open {
     pub fn call(&self) -> SystemCall {
         let how = (&raw const *self.how) as u64;
         let path = self.path.as_ptr() as u64;
-        SystemCall::new(linux::__NR_openat2, [self.directory as u64, path, how, HOW_SIZE, 0])
+        SystemCall::new(linux::__NR_openat2, [width::word(self.directory), path, how, HOW_SIZE, 0])
     }
 
     /// Converts the result of openat2(2) to that of the CQE. A file for a slot gets a private
     /// descriptor number at once, so that the program cannot close it.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
-        let number = answer? as i32;
+        let number = width::int(answer?);
         if self.slot == FileSlot::Ordinary {
             return Ok(number);
         }
@@ -90,7 +90,7 @@ fn check_zero(mut address: UserAddress, mut length: u64) -> Result<(), Errno> {
     while length != 0 {
         // A step never crosses into the next page, which may not be mapped.
         let step = (HOW_STEP - address.0 % HOW_STEP).min(length);
-        if user_memory::read_array::<u8>(address, step as usize)?.iter().any(|&byte| byte != 0) {
+        if user_memory::read_array::<u8>(address, width::size(step))?.iter().any(|&byte| byte != 0) {
             return Err(Errno::E2BIG);
         }
         (address, length) = (address.offset(step), length - step);
@@ -147,7 +147,7 @@ pub(crate) fn issue_open(locked: &mut LockedRing, request: &mut Request) -> Issu
         // openat2(2) refuses O_PATH with O_NONBLOCK (EINVAL). A worker opens such a file.
         Err(Errno::EAGAIN | Errno::EINVAL) => return IssueOutcome::NeedsWorker,
         Ok(number) if !asked_nonblocking => {
-            let _ = descriptor::clear_nonblocking(number as i32);
+            let _ = descriptor::clear_nonblocking(width::int(number));
         }
         _ => {}
     }
@@ -206,7 +206,7 @@ pub(crate) fn prepare_statx(_: &mut LockedRing, request: &mut Request) -> Result
         return Err(Errno::EBADF);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
-    let (directory, flags, mask) = (sqe.fd as u64, u64::from(sqe.op_flags), u64::from(sqe.len));
+    let (directory, flags, mask) = (width::word(sqe.fd), u64::from(sqe.op_flags), u64::from(sqe.len));
     let arguments = [directory, path.as_ptr() as u64, flags, mask, sqe.off];
     request.operation = Call::with_memory(linux::__NR_statx, arguments, path);
     Ok(())

@@ -5,7 +5,7 @@ use crate::request::Request;
 use crate::request::operation::Call;
 use crate::ring::LockedRing;
 use alloc::vec::Vec;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 use usring_uapi::{Sqe, sqe_flags};
 
@@ -36,7 +36,7 @@ pub(crate) fn prepare_rename(_: &mut LockedRing, request: &mut Request) -> Resul
     let sqe = check(request)?;
     let (paths, middle) = two_paths(sqe.addr, sqe.off)?;
     let old = paths.as_ptr() as u64;
-    let arguments = [sqe.fd as u64, old, u64::from(sqe.len), old + middle as u64, u64::from(sqe.op_flags)];
+    let arguments = [width::word(sqe.fd), old, u64::from(sqe.len), old + middle as u64, u64::from(sqe.op_flags)];
     request.operation = Call::with_memory(linux::__NR_renameat2, arguments, paths);
     Ok(())
 }
@@ -47,7 +47,7 @@ pub(crate) fn prepare_unlink(_: &mut LockedRing, request: &mut Request) -> Resul
         return Err(Errno::EINVAL);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
-    let arguments = [sqe.fd as u64, path.as_ptr() as u64, u64::from(sqe.op_flags), 0, 0];
+    let arguments = [width::word(sqe.fd), path.as_ptr() as u64, u64::from(sqe.op_flags), 0, 0];
     request.operation = Call::with_memory(linux::__NR_unlinkat, arguments, path);
     Ok(())
 }
@@ -59,7 +59,7 @@ pub(crate) fn prepare_mkdir(_: &mut LockedRing, request: &mut Request) -> Result
         return Err(Errno::EINVAL);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
-    let arguments = [sqe.fd as u64, path.as_ptr() as u64, u64::from(sqe.len), 0, 0];
+    let arguments = [width::word(sqe.fd), path.as_ptr() as u64, u64::from(sqe.len), 0, 0];
     request.operation = Call::with_memory(linux::__NR_mkdirat, arguments, path);
     Ok(())
 }
@@ -72,7 +72,7 @@ pub(crate) fn prepare_symlink(_: &mut LockedRing, request: &mut Request) -> Resu
     }
     let (paths, middle) = two_paths(sqe.addr, sqe.off)?;
     let target = paths.as_ptr() as u64;
-    let arguments = [target, sqe.fd as u64, target + middle as u64, 0, 0];
+    let arguments = [target, width::word(sqe.fd), target + middle as u64, 0, 0];
     request.operation = Call::with_memory(linux::__NR_symlinkat, arguments, paths);
     Ok(())
 }
@@ -82,7 +82,7 @@ pub(crate) fn prepare_link(_: &mut LockedRing, request: &mut Request) -> Result<
     let sqe = check(request)?;
     let (paths, middle) = two_paths(sqe.addr, sqe.off)?;
     let old = paths.as_ptr() as u64;
-    let arguments = [sqe.fd as u64, old, u64::from(sqe.len), old + middle as u64, u64::from(sqe.op_flags)];
+    let arguments = [width::word(sqe.fd), old, u64::from(sqe.len), old + middle as u64, u64::from(sqe.op_flags)];
     request.operation = Call::with_memory(linux::__NR_linkat, arguments, paths);
     Ok(())
 }

@@ -56,7 +56,7 @@ pub(crate) fn issue_add(locked: &mut LockedRing, request: &mut Request) -> Issue
     match epoll::poll_now(request.file.number, interest.events) {
         Err(error) => IssueOutcome::done(error.negative()),
         Ok(0) => IssueOutcome::AwaitsPoll,
-        Ok(ready) => IssueOutcome::done(ready as i32),
+        Ok(ready) => IssueOutcome::done(ready.cast_signed()),
     }
 }
 

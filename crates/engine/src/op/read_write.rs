@@ -25,7 +25,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, descriptor, epoll, user_memory};
+use usring_sys::{Errno, UserAddress, descriptor, epoll, user_memory, width};
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -149,7 +149,9 @@ pub(super) fn issue_selecting(locked: &mut LockedRing, request: &mut Request) ->
     }
     if let Some(buffer) = &mut request.buffer {
         match &outcome {
-            IssueOutcome::Done(answer) => locked.registered.buffer_groups.used(buffer, answer.result.max(0) as u32),
+            IssueOutcome::Done(answer) => {
+                locked.registered.buffer_groups.used(buffer, answer.result.max(0).cast_unsigned())
+            }
             _ => locked.registered.buffer_groups.used(buffer, buffer.length),
         }
     }
@@ -209,7 +211,7 @@ fn attempt(transfer: &mut ReadWrite, number: i32, multishot: bool) -> IssueOutco
     }
     let first = transfer.call(number, linux::RWF_NOWAIT).run();
     match first {
-        Ok(bytes) if transfer.done + bytes == transfer.total => IssueOutcome::done(transfer.total as i32),
+        Ok(bytes) if transfer.done + bytes == transfer.total => IssueOutcome::done(width::int(transfer.total)),
         _ => go_on(transfer, number, multishot, first),
     }
 }
@@ -223,13 +225,13 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
             Ok(bytes) => {
                 let whole = transfer.done + bytes >= transfer.total;
                 if bytes == 0 || whole {
-                    return transfer.answer((transfer.done + bytes) as i32);
+                    return transfer.answer(width::int(transfer.done + bytes));
                 }
                 transfer.advance(bytes);
                 // A short read of a regular file may only mean that the next pages are not cached.
                 // For any other file, it is the result.
                 if !descriptor::identity(number).is_ok_and(|identity| identity.is_regular()) {
-                    return transfer.answer(transfer.done as i32);
+                    return transfer.answer(width::int(transfer.done));
                 }
             }
             Err(Errno::EAGAIN) if transfer.flags & linux::RWF_NOWAIT != 0 => {
@@ -246,7 +248,7 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                     // The file is ready. Workers do not read for multishots, so this thread reads,
                     // without RWF_NOWAIT.
                     IssueOutcome::NeedsWorker if multishot => {
-                        IssueOutcome::of(transfer.call(number, 0).run().map(|bytes| bytes as i32))
+                        IssueOutcome::of(transfer.call(number, 0).run().map(width::int))
                     }
                     outcome => outcome,
                 };
@@ -283,7 +285,7 @@ fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
         return IssueOutcome::done(0);
     }
     let registered =
-        || locked.registered.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::has_been_waited_for);
+        || locked.registered.files.get(request.sqe.fd.cast_unsigned()).is_some_and(RegisteredFile::has_been_waited_for);
     let known = match &request.file.hold {
         Hold::Shared(_) => true,
         Hold::Registered(file) => file.has_been_waited_for(),

@@ -19,7 +19,7 @@ use crate::ring::LockedRing;
 use crate::waiting::fast_poll::SLICE;
 use usring_sys::message::{self, Counted, MessageHeader};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, epoll};
+use usring_sys::{Errno, UserAddress, epoll, width};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -149,15 +149,15 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
 #[inline]
 fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: bool) -> Option<IssueOutcome> {
     if transfer.flags & message::WAIT_ALL == 0 {
-        return Some(transfer.end(bytes as i32, false));
+        return Some(transfer.end(width::int(bytes), false));
     }
     // The kernel continues no receive with control messages.
     let whole = transfer.message.as_ref().is_some_and(|message| message.header.control_length != 0);
     if whole || bytes >= transfer.left() {
-        return Some(transfer.end(bytes as i32, was_cut));
+        return Some(transfer.end(width::int(bytes), was_cut));
     }
     if bytes == 0 || !message::can_go_on(number) {
-        return Some(transfer.end(bytes as i32, true));
+        return Some(transfer.end(width::int(bytes), true));
     }
     transfer.advance(bytes);
     None
@@ -202,7 +202,7 @@ fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &Issue
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
         IssueOutcome::Done(answer) if answer.result > 0 => {
-            locked.registered.buffer_groups.used(buffer, answer.result as u32)
+            locked.registered.buffer_groups.used(buffer, answer.result.cast_unsigned())
         }
         _ if keeps && buffer.from_ring => {}
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::Yield if started => {
@@ -231,7 +231,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         let received = if message {
             received_message::receive_into_buffer(transfer, number)
         } else {
-            receive(transfer, number).map(|bytes| (bytes as i32, bytes == 0))
+            receive(transfer, number).map(|bytes| (width::int(bytes), bytes == 0))
         };
         let (result, ended) = match received {
             Ok((result, ended)) => (result, ended),
@@ -245,11 +245,11 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         };
         let rest = match (ended, result) {
             (false, _) => {
-                let rest = rest(request, result as u64, room);
+                let rest = rest(request, width::word(result), room);
                 with_end(request, rest)
             }
             // The receive had no memory for data, so the socket may still hold some.
-            (true, 0..) if result as u64 == room => rest(request, room, room),
+            (true, 0..) if width::word(result) == room => rest(request, room, room),
             (true, 0..) if message::counts_end(number) => Rest::Something,
             _ => Rest::Unknown,
         };
@@ -291,7 +291,7 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
     settle_buffer(locked, request, &IssueOutcome::done(result));
     let limit = match transfer_of(request) {
         Ok(SendReceive { limit: Some(left), .. }) => {
-            *left = left.saturating_sub(result.max(0) as u32);
+            *left = left.saturating_sub(result.max(0).cast_unsigned());
             *left == 0
         }
         _ => false,

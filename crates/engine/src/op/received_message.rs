@@ -6,7 +6,7 @@ use super::send_receive::check_socket;
 use crate::request::operation::send_receive::{SendReceive, SocketMessage};
 use usring_sys::message::{self, MessageHeader};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 
 /// Bytes of `struct io_uring_recvmsg_out`.
 const OUT_SIZE: u64 = 16;
@@ -56,7 +56,7 @@ fn head_size(message: &SocketMessage) -> u64 {
 /// Checks how much space a multishot's header asks for before the data. Error: `EOVERFLOW` if no
 /// buffer can be that long.
 pub(crate) fn check_sizes(message: &SocketMessage) -> Result<(), Errno> {
-    let fits = message.name_room as i32 >= 0
+    let fits = message.name_room.cast_signed() >= 0
         && message.header.control_length <= i32::MAX as u64
         && head_size(message) <= i32::MAX as u64;
     if fits { Ok(()) } else { Err(Errno::EOVERFLOW) }
@@ -77,7 +77,7 @@ pub(crate) fn receive_into_buffer(transfer: &mut SendReceive, number: i32) -> Re
     let control_room = message.header.control_length;
     let mut header = MessageHeader {
         name: UserAddress(if message.name_room == 0 { 0 } else { name.as_mut_ptr() as u64 }),
-        name_length: if message.name_room == 0 { 0 } else { message::ADDRESS_LIMIT as u32 },
+        name_length: if message.name_room == 0 { 0 } else { width::count(message::ADDRESS_LIMIT) },
         vector: UserAddress(&raw const data as u64),
         count: 1,
         control: UserAddress(if control_room == 0 { 0 } else { data.base - control_room }),
@@ -85,9 +85,9 @@ pub(crate) fn receive_into_buffer(transfer: &mut SendReceive, number: i32) -> Re
         ..MessageHeader::default()
     };
     let bytes = message::receive_message(number, &mut header, flags)?;
-    let out = [header.name_length, header.control_length as u32, bytes as u32, header.flags];
+    let out = [header.name_length, width::low(header.control_length), width::low(bytes), header.flags];
     user_memory::write(UserAddress(buffer.base), out)?;
     let known = (header.name_length.min(message.name_room) as usize).min(name.len());
     user_memory::copy_out(UserAddress(buffer.base + OUT_SIZE), &name[..known])?;
-    Ok(((head + bytes.min(room)) as i32, bytes == 0))
+    Ok((width::int(head + bytes.min(room)), bytes == 0))
 }

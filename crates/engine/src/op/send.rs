@@ -12,7 +12,7 @@ use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
 use usring_sys::message::{self, send_call, send_message_call};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, SystemCall, descriptor, epoll};
+use usring_sys::{Errno, SystemCall, descriptor, epoll, width};
 use usring_uapi::{opcode, sqe_flags};
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
@@ -124,13 +124,13 @@ fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
     let sent = call(transfer, message::DO_NOT_WAIT, number).run();
     match sent {
         Ok(bytes) if transfer.flags & message::WAIT_ALL == 0 || bytes >= transfer.left() => {
-            transfer.end(bytes as i32, false)
+            transfer.end(width::int(bytes), false)
         }
         Ok(bytes) if bytes > 0 && message::can_go_on(number) => {
             go_on(transfer, bytes);
             transfer.would_block()
         }
-        Ok(bytes) => transfer.end(bytes as i32, true),
+        Ok(bytes) => transfer.end(width::int(bytes), true),
         // The socket is writable, but the address that the message goes to cannot take it. No event
         // reports when it can, so a worker waits.
         Err(Errno::EAGAIN)
@@ -175,7 +175,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
     let Ok(transfer) = transfer_of(request) else { return Errno::EINVAL.negative() };
     match blocking.run(&call(transfer, 0, number)) {
-        Ok(bytes) => transfer.result(bytes as i32),
+        Ok(bytes) => transfer.result(width::int(bytes)),
         Err(error) => transfer.result(error.negative()),
     }
 }

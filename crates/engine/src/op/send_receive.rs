@@ -14,7 +14,7 @@ use crate::request::operation::{Operation, vector};
 use crate::ring::LockedRing;
 use usring_sys::message::{self, MessageHeader};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, descriptor, user_memory};
+use usring_sys::{Errno, UserAddress, descriptor, user_memory, width};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -41,7 +41,7 @@ pub(crate) fn prepare_send(locked: &mut LockedRing, request: &mut Request) -> Re
         request.cqe_flags = abi::IORING_CQE_F_MORE;
     }
     let known = POLL_FIRST | VECTORIZED | if without_copy { FIXED_BUFFER | REPORT_USAGE } else { BUNDLE };
-    if transfer.options & !known != 0 || (sqe.len as i32) < 0 && !without_copy {
+    if transfer.options & !known != 0 || sqe.len.cast_signed() < 0 && !without_copy {
         return Err(Errno::EINVAL);
     }
     transfer.flags |= message::NO_SIGNAL;
@@ -104,7 +104,7 @@ pub(crate) fn prepare_receive(locked: &mut LockedRing, request: &mut Request) ->
     let sqe = &request.sqe;
     let selects = sqe.flags & sqe_flags::BUFFER_SELECT != 0;
     let plain = sqe.opcode == opcode::RECV;
-    if sqe.off != 0 || transfer.options & !(POLL_FIRST | MULTISHOT | BUNDLE) != 0 || (sqe.len as i32) < 0 {
+    if sqe.off != 0 || transfer.options & !(POLL_FIRST | MULTISHOT | BUNDLE) != 0 || sqe.len.cast_signed() < 0 {
         return Err(Errno::EINVAL);
     }
     if transfer.has(MULTISHOT) {
@@ -150,7 +150,7 @@ fn read_received(
     }
     transfer.wanted = match count {
         0 => 0,
-        1 => user_memory::read::<IoVector>(vector)?.length as u32,
+        1 => width::low(user_memory::read::<IoVector>(vector)?.length),
         _ => return Err(Errno::EINVAL),
     };
     Ok(())

@@ -7,7 +7,7 @@ use crate::request::outcome::{Answer, IssueOutcome};
 use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
 use usring_sys::descriptor::OwnedDescriptor;
-use usring_sys::{Errno, socket};
+use usring_sys::{Errno, socket, width};
 use usring_uapi::Sqe;
 
 /// Checks the flags of a new socket. CLOSE_ON_EXEC is refused (`EINVAL`) for a direct descriptor,
@@ -43,13 +43,13 @@ pub(crate) fn prepare_socket(_: &mut LockedRing, request: &mut Request) -> Resul
     if sqe.addr != 0 || sqe.op_flags != 0 || sqe.buf_index != 0 {
         return Err(Errno::EINVAL);
     }
-    check_flags(sqe.off as u32 & !socket::TYPE_MASK, FileSlot::from_sqe(sqe.file_index))
+    check_flags(width::low(sqe.off) & !socket::TYPE_MASK, FileSlot::from_sqe(sqe.file_index))
 }
 
 pub(crate) fn issue_socket(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Sqe { fd: domain, off: kind, len: protocol, .. } = request.sqe;
     let slot = FileSlot::from_sqe(request.sqe.file_index);
-    let made = socket::open(domain, flags_for(kind as u32, slot), protocol as i32);
+    let made = socket::open(domain, flags_for(width::low(kind), slot), protocol.cast_signed());
     IssueOutcome::of(made.and_then(|made| place(locked, slot, made)))
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn issue_socket(locked: &mut LockedRing, request: &mut Request) -> Is
 pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
     let Sqe { fd: domain, off: kind, len: protocol, .. } = request.sqe;
     let slot = FileSlot::from_sqe(request.sqe.file_index);
-    match socket::open(domain, flags_for(kind as u32, slot), protocol as i32) {
+    match socket::open(domain, flags_for(width::low(kind), slot), protocol.cast_signed()) {
         Err(error) => error.negative(),
         Ok(made) => {
             request.operation = Operation::Socket(Some(made));
@@ -82,13 +82,13 @@ pub(crate) fn prepare_listen(_: &mut LockedRing, request: &mut Request) -> Resul
 }
 
 pub(crate) fn issue_listen(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    IssueOutcome::of(socket::listen(request.file.number, request.sqe.len as i32).map(|()| 0))
+    IssueOutcome::of(socket::listen(request.file.number, request.sqe.len.cast_signed()).map(|()| 0))
 }
 
 /// Listens in a worker that has the submitter's rights: peers can read the user that called
 /// listen(2) by SO_PEERCRED.
 pub(crate) fn work_listen(request: &mut Request, _: &Blocking) -> i32 {
-    socket::listen(request.file.number, request.sqe.len as i32).map_or_else(Errno::negative, |()| 0)
+    socket::listen(request.file.number, request.sqe.len.cast_signed()).map_or_else(Errno::negative, |()| 0)
 }
 
 pub(crate) fn prepare_shutdown(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -101,7 +101,7 @@ pub(crate) fn prepare_shutdown(_: &mut LockedRing, request: &mut Request) -> Res
 
 pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     // As in the kernel, an error of SHUTDOWN does not break a link.
-    let result = match socket::shutdown(request.file.number, request.sqe.len as i32) {
+    let result = match socket::shutdown(request.file.number, request.sqe.len.cast_signed()) {
         Ok(()) => 0,
         Err(error) => error.negative(),
     };

@@ -4,7 +4,7 @@
 //! answer. ioctl(2) would answer for other sockets, too, so these are refused first.
 
 use crate::request::operation::Command;
-use usring_sys::{Errno, SystemCall};
+use usring_sys::{Errno, SystemCall, width};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::io_uring_socket_op as op;
 
@@ -36,15 +36,15 @@ pub(super) fn run(number: i32, command: &Command) -> Result<i32, Errno> {
 
 fn bytes_waiting(number: i32, question: u64) -> Result<i32, Errno> {
     let mut family = 0i32;
-    let mut length = size_of::<i32>() as u32;
+    let mut length = width::count(size_of::<i32>());
     let (value, value_length) = (&raw mut family as u64, &raw mut length as u64);
-    let arguments = [number as u64, u64::from(SOL_SOCKET), u64::from(SO_DOMAIN), value, value_length];
+    let arguments = [width::word(number), u64::from(SOL_SOCKET), u64::from(SO_DOMAIN), value, value_length];
     SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
     if family != AF_INET && family != AF_INET6 {
         return Err(Errno::EOPNOTSUPP);
     }
     let mut bytes = 0i32;
-    let arguments = [number as u64, question, &raw mut bytes as u64, 0, 0];
+    let arguments = [width::word(number), question, &raw mut bytes as u64, 0, 0];
     SystemCall::new(linux::__NR_ioctl, arguments).run()?;
     Ok(bytes)
 }
@@ -53,19 +53,19 @@ fn bytes_waiting(number: i32, question: u64) -> Result<i32, Errno> {
 /// the length in `optlen`, and the value's address in `optval`.
 fn arguments(number: i32, command: &Command) -> [u64; 5] {
     let (level, name) = (command.address & u64::from(u32::MAX), command.address >> 32);
-    [number as u64, level, name, command.value, u64::from(command.length)]
+    [width::word(number), level, name, command.value, u64::from(command.length)]
 }
 
 /// Reads a socket option. The result of the CQE is the option's length.
 fn get_option(number: i32, command: &Command) -> Result<i32, Errno> {
-    if command.address as u32 != SOL_SOCKET {
+    if width::low(command.address) != SOL_SOCKET {
         return Err(Errno::EOPNOTSUPP);
     }
     let mut length = command.length;
     let mut arguments = arguments(number, command);
     arguments[4] = &raw mut length as u64;
     SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
-    Ok(length as i32)
+    Ok(length.cast_signed())
 }
 
 fn set_option(number: i32, command: &Command) -> Result<i32, Errno> {

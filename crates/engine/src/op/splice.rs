@@ -7,7 +7,7 @@ use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
 use usring_sys::descriptor::{self};
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
-use usring_sys::{Errno, SystemCall};
+use usring_sys::{Errno, SystemCall, width};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::SPLICE_F_FD_IN_FIXED;
 use usring_uapi::opcode;
@@ -64,7 +64,7 @@ fn find_source(locked: &LockedRing, request: &Request) -> Result<Source, Errno> 
     if sqe.op_flags & SPLICE_F_FD_IN_FIXED != 0 {
         return locked.registered.files.share(sqe.file_index).map(Source::Registered).ok_or(Errno::EBADF);
     }
-    descriptor::hold(sqe.file_index as i32).map(Source::Duplicate)
+    descriptor::hold(sqe.file_index.cast_signed()).map(Source::Duplicate)
 }
 
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
@@ -76,7 +76,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     if request.file.device.is_some() {
         return Errno::EINVAL.negative();
     }
-    let (from, to) = (source.number() as u64, request.file.number as u64);
+    let (from, to) = (width::word(source.number()), width::word(request.file.number));
     let (length, flags) = (u64::from(sqe.len), u64::from(sqe.op_flags & CALL_FLAGS));
     let (mut from_offset, mut to_offset) = (sqe.addr, sqe.off);
     let call = if sqe.opcode == opcode::TEE {

@@ -7,6 +7,7 @@ use crate::request::operation::{Call, Operation};
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
 use usring_sys::Errno;
+use usring_sys::width;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;
 
@@ -17,7 +18,7 @@ pub(crate) fn prepare_fsync(_: &mut LockedRing, request: &mut Request) -> Result
     if sqe.addr != 0 || sqe.buf_index != 0 || sqe.file_index != 0 || sqe.op_flags & !IORING_FSYNC_DATASYNC != 0 {
         return Err(Errno::EINVAL);
     }
-    if (sqe.off as i64) < 0 {
+    if sqe.off.cast_signed() < 0 {
         return Err(Errno::EINVAL);
     }
     let number = if sqe.op_flags & IORING_FSYNC_DATASYNC != 0 { linux::__NR_fdatasync } else { linux::__NR_fsync };
@@ -77,7 +78,7 @@ pub(crate) fn issue_fadvise(_: &mut LockedRing, request: &mut Request) -> IssueO
     }
     let number = request.file.number;
     let Operation::Call(call) = &mut request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
-    call.call.arguments[0] = number as u64;
+    call.call.arguments[0] = width::word(number);
     IssueOutcome::done(answer(call.call.run()))
 }
 

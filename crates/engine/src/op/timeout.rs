@@ -8,7 +8,7 @@ use crate::ring::LockedRing;
 use crate::waiting::asked_changes;
 use crate::waiting::timeout::point;
 use usring_sys::clock::{self, Clock, Nanoseconds};
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{Timespec, opcode, sqe_flags};
 
@@ -65,7 +65,7 @@ fn parse(request: &Request) -> Result<Deadline, Errno> {
     let span = read_span(sqe.addr)?;
     // For a multishot, `off` is the number of expiries, otherwise a number of completions.
     let (completions, repeats, repeat_every) =
-        if multishot { (0, sqe.off as u32, span.max(1)) } else { (sqe.off as u32, 0, 0) };
+        if multishot { (0, width::low(sqe.off), span.max(1)) } else { (width::low(sqe.off), 0, 0) };
     let expiry_succeeds = flags & abi::IORING_TIMEOUT_ETIME_SUCCESS != 0;
     Ok(Deadline { clock, at: span, completions, repeat_every, repeats, expiry_succeeds, watches: None })
 }

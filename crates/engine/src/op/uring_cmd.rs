@@ -8,7 +8,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
 use usring_device::OpenDevice;
-use usring_sys::{Errno, descriptor};
+use usring_sys::{Errno, descriptor, width};
 use usring_uapi::io_uring::IORING_URING_CMD_FIXED;
 use usring_uapi::sqe_flags;
 
@@ -26,7 +26,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     }
     let has_more = sqe.len != 0 || sqe.file_index != 0 || sqe.op_flags != 0;
     let command =
-        Command { number: sqe.off as u32, address: sqe.addr, length: sqe.file_index, value: sqe.addr3, has_more };
+        Command { number: width::low(sqe.off), address: sqe.addr, length: sqe.file_index, value: sqe.addr3, has_more };
     request.operation = Operation::Command(command);
     Ok(())
 }

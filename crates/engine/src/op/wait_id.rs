@@ -5,7 +5,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
 use usring_sys::descriptor::{self, HeldDescriptor};
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general::{__NR_waitid, __WNOTHREAD, O_NONBLOCK, P_PIDFD, WNOHANG};
 
 /// `siginfo_t` as an array of words. For a child, the kernel writes signal, errno and code into
@@ -71,7 +71,7 @@ impl WaitId {
 
     fn call(&self, info: &mut Info, options: u32) -> SystemCall {
         let id = self.named.as_ref().map_or(self.id, HeldDescriptor::number);
-        let (kind, id, options) = (u64::from(self.kind), id as u64, u64::from(options));
+        let (kind, id, options) = (u64::from(self.kind), width::word(id), u64::from(options));
         SystemCall::new(__NR_waitid, [kind, id, &raw mut *info as u64, options, 0])
     }
 

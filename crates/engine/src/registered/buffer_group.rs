@@ -13,7 +13,7 @@ use usring_ring::{GroupSlot, Origin, ProvidedBuffer, Registrations, SharedGroup}
 use usring_sys::mapping::Mapping;
 use usring_sys::plain::IoVector;
 use usring_sys::shared::SharedMemory;
-use usring_sys::{Errno, UserAddress};
+use usring_sys::{Errno, UserAddress, width};
 use usring_uapi::io_uring as abi;
 
 /// A buffer ring has fewer entries than this.
@@ -153,7 +153,7 @@ impl BufferGroups {
             && many.from_ring
             && !ring.incremental
         {
-            ring.advance(many.count as u16);
+            ring.advance(width::short(many.count.into()));
             return false;
         }
         self.use_up(group, many, many.bytes)
@@ -176,7 +176,7 @@ impl BufferGroups {
             && kept.place == Some(ring.place())
             && !ring.incremental
         {
-            ring.go_back(kept.many.count as u16);
+            ring.go_back(width::short(kept.many.count.into()));
             ring.use_up(bytes, &kept.many);
         }
     }
@@ -235,7 +235,7 @@ impl BufferGroups {
         }
         let Some(BufferGroup::Classic(buffers)) = self.groups.get_mut(&group) else { return Err(Errno::EINVAL) };
         let new = (0..count).map(|index| ProvidedBuffer {
-            id: first_id.wrapping_add(index as u16),
+            id: first_id.wrapping_add(width::short(index.into())),
             address: address.offset(u64::from(index) * u64::from(length)).0,
             length,
         });
@@ -252,7 +252,7 @@ impl BufferGroups {
                 for _ in 0..removed {
                     buffers.pop_front();
                 }
-                Ok(removed as u32)
+                Ok(width::count(removed))
             }
         }
     }

@@ -8,7 +8,7 @@ use core::sync::atomic::{Ordering, fence};
 use usring_ring::{GroupSlot, Origin, Registrations, SharedBufferRing};
 use usring_sys::plain::{IoVector, Plain};
 use usring_sys::shared::SharedMemory;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 
 /// Bytes of one entry of a buffer ring (`struct io_uring_buf`).
 pub(super) const ENTRY_SIZE: usize = 16;
@@ -166,7 +166,7 @@ impl BufferRing {
         while length > 0 {
             let entry = self.entry();
             let Some([address, rest]) = self.read::<[u64; 2]>(entry) else { return false };
-            let has = rest as u32;
+            let has = width::low(rest);
             let used = length.min(has);
             if has != used || used == 0 {
                 self.write(entry, address.wrapping_add(u64::from(used)));
@@ -200,7 +200,7 @@ impl BufferRing {
         for index in 0..count {
             let entry = (u32::from(at) & (self.entries - 1)) as usize * ENTRY_SIZE;
             let Some([address, rest]) = self.read::<[u64; 2]>(entry) else { break };
-            let mut length = rest as u32;
+            let mut length = width::low(rest);
             if length > left {
                 length = left;
                 if !self.incremental {
@@ -236,7 +236,7 @@ impl BufferRing {
         for _ in 0..self.entries {
             let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { break };
             self.advance(1);
-            let length = rest as u32;
+            let length = width::low(rest);
             if length >= bytes {
                 break;
             }
@@ -252,7 +252,7 @@ impl BufferRing {
             return None;
         }
         let [address, rest]: [u64; 2] = self.read(self.entry())?;
-        let (length, id) = (rest as u32, (rest >> 32) as u16);
+        let (length, id) = (width::low(rest), width::short(rest >> 32));
         Some((UserAddress(address), length, id))
     }
 }

@@ -7,7 +7,7 @@ use crate::host;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_sys::descriptor::{self, HeldDescriptor};
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::general::O_PATH;
 use usring_uapi::io_uring as abi;
 
@@ -92,7 +92,7 @@ pub(crate) fn update(
     }
     let mut done = 0;
     for index in 0..u64::from(count) {
-        match update_one(files, offset + index as u32, numbers.offset(4 * index), tags, index) {
+        match update_one(files, offset + width::low(index), numbers.offset(4 * index), tags, index) {
             Ok(()) => done += 1,
             Err(error) if done == 0 => return Err(error),
             Err(_) => break,

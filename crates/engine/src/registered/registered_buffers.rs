@@ -10,7 +10,7 @@ use usring_ring::{Origin, Registrations, SharedBuffer};
 use usring_sys::pinning::PinCheck;
 use usring_sys::plain::IoVector;
 use usring_sys::process_maps::SharedCheck;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 
 /// Most buffers in a table.
 const LIMIT: u32 = 1 << 14;
@@ -225,8 +225,8 @@ fn read_slot(
         return Err(Errno::EFAULT);
     }
     member.base.checked_add(member.length).ok_or(Errno::EOVERFLOW)?;
-    user_memory::probe_writable(UserAddress(member.base), member.length as usize)?;
-    pins.check(UserAddress(member.base), member.length as usize)?;
+    user_memory::probe_writable(UserAddress(member.base), width::size(member.length))?;
+    pins.check(UserAddress(member.base), width::size(member.length))?;
     let (address, length) = (member.base, member.length);
     Ok(Some(Arc::new(RegisteredBuffer { address, length, tag, origin, is_here: true })))
 }
@@ -295,7 +295,7 @@ impl Part {
             return Err(Errno::EINVAL);
         }
         let end = self.from as usize + count;
-        if end > size || self.to.checked_add(count as u32).is_none() {
+        if end > size || self.to.checked_add(width::count(count)).is_none() {
             return Err(Errno::EOVERFLOW);
         }
         if self.to as usize + count > LIMIT as usize { Err(Errno::EINVAL) } else { Ok(self.from as usize..end) }
@@ -365,7 +365,7 @@ pub(crate) fn update(
         match read_slot(&mut pins, vector, tags, index, buffers.origin) {
             Ok(slot) => {
                 let Some(entries) = &mut buffers.entries else { break };
-                let old = core::mem::replace(&mut entries[offset as usize + index as usize], slot);
+                let old = core::mem::replace(&mut entries[offset as usize + width::size(index)], slot);
                 buffers.retire(old);
                 done += 1;
             }

@@ -13,10 +13,11 @@ use usring_sys::Errno;
 use usring_sys::deposit::{Contents, Item, Taken};
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::Mutex;
+use usring_sys::width;
 use usring_uapi::io_uring as abi;
 
 /// Value of `file_index`, and of an update's offset, that means "any free slot".
-pub(crate) const FILE_INDEX_ALLOC: u32 = abi::IORING_FILE_INDEX_ALLOC as u32;
+pub(crate) const FILE_INDEX_ALLOC: u32 = abi::IORING_FILE_INDEX_ALLOC.cast_unsigned();
 /// A registered file. The table of one ring and the requests that use the file share it.
 pub(crate) struct RegisteredFile {
     /// The file's entries in the ring's epoll set. They are deleted before the file's number is
@@ -146,7 +147,7 @@ impl RegisteredFiles {
                 }
                 let index = self.free_slot().ok_or(Errno::ENFILE)?;
                 self.fill(index, Entry { file, tag: 0 })?;
-                Ok(index as i32)
+                Ok(index.cast_signed())
             }
             FileSlot::Index(index) => {
                 let count = self.count();
@@ -268,7 +269,7 @@ impl RegisteredFiles {
 
     /// Makes the table from these slots.
     pub(super) fn set(&mut self, entries: Vec<Entry>) {
-        self.range = (0, entries.len() as u32);
+        self.range = (0, width::count(entries.len()));
         self.next = 0;
         self.entries = Some(entries);
         self.note_change();
@@ -313,7 +314,7 @@ impl RegisteredFiles {
                 Some(Item { file, words: [slot as u64, entry.tag] })
             };
             let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-            let words = [pair(entries.len() as u32, self.next), pair(self.range.0, self.range.1)];
+            let words = [pair(width::count(entries.len()), self.next), pair(self.range.0, self.range.1)];
             TableForOthers { words, items: entries.iter().enumerate().filter_map(item).collect() }
         }))
     }
@@ -324,7 +325,7 @@ impl RegisteredFiles {
         self.entries = None;
         self.is_changed = false;
         let Some(Contents { words: [sizes, range], files }) = table else { return };
-        let halves = |word: u64| (word as u32, (word >> 32) as u32);
+        let halves = |word: u64| (width::low(word), (word >> 32) as u32);
         let (count, next) = halves(sizes);
         let mut entries = Vec::new();
         if entries.try_reserve_exact(count as usize).is_ok() {
@@ -333,7 +334,7 @@ impl RegisteredFiles {
         for Taken { file, words: [slot, tag] } in files {
             let device = if devices::are_any() { devices::recognise(file.number()) } else { None };
             let file = Arc::new(RegisteredFile::new(HeldDescriptor::new(file), device));
-            if let Some(entry) = entries.get_mut(slot as usize) {
+            if let Some(entry) = entries.get_mut(width::size(slot)) {
                 *entry = Entry { file: Some(file), tag };
             }
         }

@@ -4,6 +4,7 @@
 use alloc::boxed::Box;
 use usring_ring::{Registrations, Rules};
 use usring_sys::Errno;
+use usring_sys::width;
 use usring_uapi::opcode::COUNT;
 
 /// Bytes of `struct io_uring_restriction`: kind, argument, reserved fields.
@@ -40,7 +41,7 @@ impl Restrictions {
 
     /// Sets the restrictions to the program's records. If one record is invalid, sets none
     /// (`EINVAL`).
-    pub fn register(&mut self, records: &[[u8; RECORD_SIZE as usize]]) -> Result<(), Errno> {
+    pub fn register(&mut self, records: &[[u8; width::size(RECORD_SIZE)]]) -> Result<(), Errno> {
         let mut rules = Allowed::default();
         for record in records {
             let kind = u16::from_le_bytes([record[0], record[1]]);
@@ -102,7 +103,8 @@ impl Restrictions {
             return;
         }
         let [register, submit @ .., flags] = rules;
-        let rules = Allowed { register, submit, flags_allowed: flags as u8, flags_required: (flags >> 8) as u8 };
+        let rules =
+            Allowed { register, submit, flags_allowed: width::byte(flags), flags_required: width::byte(flags >> 8) };
         self.rules = Some(Box::new(rules));
         self.in_force = state == IN_FORCE;
     }

@@ -243,7 +243,7 @@ impl Request {
     pub fn is_failure(&self, result: i32) -> bool {
         match &self.operation {
             Operation::ReadWrite(operation) => operation.is_short(result),
-            Operation::Splice(_) => result < 0 || result as u32 != self.sqe.len,
+            Operation::Splice(_) => result < 0 || result.cast_unsigned() != self.sqe.len,
             _ => result < 0 && !self.properties.errors_keep_link,
         }
     }

@@ -160,7 +160,7 @@ fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno>
     if !request.has_flag(sqe_flags::FIXED_FILE) || !matches!(request.file.hold, Hold::Submitter) {
         return Ok(());
     }
-    let file = locked.registered.files.get(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+    let file = locked.registered.files.get(request.sqe.fd.cast_unsigned()).ok_or(Errno::EBADF)?;
     request.file.number = file.number();
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::submission::opcode_table;
 use usring_record::{calls, requests};
 use usring_sys::Errno;
 use usring_sys::unusual::{self, Unusual};
+use usring_sys::width;
 
 /// Records that a batch is submitted. Returns its number; 0 if nothing is recorded.
 pub(crate) fn begin_batch() -> u64 {
@@ -59,6 +60,6 @@ pub(super) fn note_failure(request: &mut Request, drops: bool) {
     let Some((number, batch)) = recorded(request) else { return };
     let Operation::Call(call) = &request.operation else { return };
     let mut call = call.call;
-    call.arguments[0] = request.file.number as u64;
+    call.arguments[0] = width::word(request.file.number);
     requests::during(number, batch, || calls::note_failure(&call, drops));
 }

@@ -97,7 +97,7 @@ fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Res
     }
     if request.has_flag(sqe_flags::FIXED_FILE) {
         if matches!(request.file.hold, Hold::Submitter) {
-            let file = locked.registered.files.share(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+            let file = locked.registered.files.share(request.sqe.fd.cast_unsigned()).ok_or(Errno::EBADF)?;
             request.file.hold = Hold::Registered(file);
         }
         return Ok(());

@@ -12,6 +12,7 @@ use core::sync::atomic::AtomicI32;
 use usring_ring::change_slot;
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
+use usring_sys::width;
 use usring_uapi::io_uring as abi;
 
 /// A change of requests, by a condition that means the same in every process.
@@ -134,7 +135,7 @@ impl Change {
         let has = |flag| flags & flag != 0;
         match first & 0xff {
             CANCEL => {
-                let opcode = flags as u8;
+                let opcode = width::byte(flags);
                 Some(Change::Cancel(CancelKey { user_data: target, fd: -1, opcode, flags: number, file: -1 }))
             }
             POLL => {

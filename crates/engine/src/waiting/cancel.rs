@@ -14,7 +14,7 @@ fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
         return Ok(());
     }
     key.file = if key.has(abi::IORING_ASYNC_CANCEL_FD_FIXED) {
-        locked.registered.files.get(key.fd as u32).ok_or(Errno::EBADF)?.number()
+        locked.registered.files.get(key.fd.cast_unsigned()).ok_or(Errno::EBADF)?.number()
     } else {
         descriptor::status_flags(key.fd)?;
         key.fd

@@ -141,7 +141,7 @@ impl CqWaits {
         average(&self.brought, 16 * u64::from(brought));
         let used = (account.asleep + account.polling).min(length);
         let allowed = length.min(LONGEST) * self.share() / 64;
-        let balance = self.balance.load(Ordering::Relaxed) + allowed as i64 - used as i64;
+        let balance = self.balance.load(Ordering::Relaxed) + allowed.cast_signed() - used.cast_signed();
         self.balance.store(balance.clamp(-MOST_BALANCE, MOST_BALANCE), Ordering::Relaxed);
         match account.outcome {
             Outcome::Slept => average(&self.slept, length),

@@ -26,6 +26,7 @@ use usring_sys::Errno;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::ticks::Ticks;
+use usring_sys::width;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
@@ -146,7 +147,7 @@ impl DeviceQueues {
     #[inline]
     pub fn channel(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
         match self.channels.iter().position(|queue| Arc::ptr_eq(&queue.device, device)) {
-            Some(index) => Ok(ChannelIndex(index as u32)),
+            Some(index) => Ok(ChannelIndex(width::count(index))),
             None => self.open(ring, device),
         }
     }
@@ -201,7 +202,7 @@ impl DeviceQueues {
             watched: false,
             armed: false,
         });
-        Ok(ChannelIndex(self.channels.len() as u32 - 1))
+        Ok(ChannelIndex(width::count(self.channels.len()) - 1))
     }
 
     /// Returns whether requests are in flight whose completions raise no interrupt.

@@ -138,7 +138,7 @@ fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, p
         // A file that cannot be polled is always ready, as in poll(2).
         (Errno::EPERM, Purpose::Report) => {
             let ready = interest.events & (epoll::IN | epoll::OUT | 0x40 | 0x100);
-            let answer = if ready == 0 { Errno::EINVAL.negative() } else { ready as i32 };
+            let answer = if ready == 0 { Errno::EINVAL.negative() } else { ready.cast_signed() };
             complete::complete(locked, request, answer.into());
         }
         _ => complete::complete(locked, request, error.negative().into()),

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};
-use usring_sys::{Errno, futex};
+use usring_sys::{Errno, futex, width};
 
 /// Nanoseconds without a job after which a thread ends.
 const IDLE_LIMIT: u64 = 5_000_000_000;
@@ -22,7 +22,7 @@ impl IdleThreads {
     /// Counts new threads so that each of `queued` jobs has a thread. Adds at most `most` threads,
     /// up to `limit` threads in all. Returns the number added; the caller starts them.
     pub fn add_for(&mut self, queued: usize, most: u32, limit: u32) -> u32 {
-        let wanted = (queued as u32).saturating_sub(self.idle);
+        let wanted = width::count(queued).saturating_sub(self.idle);
         let added = wanted.min(limit.saturating_sub(self.all)).min(most);
         self.all += added;
         added

@@ -66,6 +66,7 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::processor;
+use usring_sys::width;
 
 /// Event data of the wake eventfd. Its event only ends the sleep on the set.
 pub(crate) const WAKE_DATA: u64 = u64::MAX;
@@ -119,13 +120,13 @@ impl PollTable {
     /// Returns whether a request has waited for the file of this descriptor number. The file can
     /// then be polled, unless the number means another file by now.
     pub fn knows(&self, number: i32) -> bool {
-        self.numbers.get(number as usize).is_some_and(|known| known.registered || known.first != NONE)
+        self.numbers.get(width::index(number)).is_some_and(|known| known.registered || known.first != NONE)
     }
 
     /// Records that the number now names a file for which no request has waited.
     #[inline]
     pub fn has_new_file(&mut self, number: i32) {
-        if let Some(known) = self.numbers.get_mut(number as usize) {
+        if let Some(known) = self.numbers.get_mut(width::index(number)) {
             known.registered = false;
         }
     }
@@ -163,7 +164,7 @@ impl PollTable {
     /// Returns the slot in which requests wait for this file and these events; `None`: there is
     /// none. Unlinks those slots of the number whose file is no longer open under it.
     fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
-        let mut index = self.numbers.get(number as usize)?.first;
+        let mut index = self.numbers.get(width::index(number))?.first;
         let mut before = NONE;
         while index != NONE {
             let slot = &self.slots[index as usize];
@@ -183,14 +184,14 @@ impl PollTable {
     /// Unlinks the slot between `before` and `next` from its number's list.
     fn link_over(&mut self, number: i32, before: u32, next: u32) {
         if before == NONE {
-            self.numbers[number as usize].first = next;
+            self.numbers[width::index(number)].first = next;
         } else {
             self.slots[before as usize].next = next;
         }
     }
 
     fn unlink(&mut self, number: i32, index: u32) {
-        let Some(known) = self.numbers.get(number as usize) else { return };
+        let Some(known) = self.numbers.get(width::index(number)) else { return };
         let (mut at, mut before) = (known.first, NONE);
         while at != NONE {
             let next = self.slots[at as usize].next;
@@ -279,7 +280,7 @@ impl PollTable {
                 && slot.interest == interest
                 && descriptor::is_same_file(slot.number(), number)
         };
-        self.slots.iter().position(is_it).map(|index| index as u32)
+        self.slots.iter().position(is_it).map(width::count)
     }
 
     fn attach_registered(&mut self, file: &Arc<RegisteredFile>, interest: Interest) -> Result<AssignedSlot, Errno> {
@@ -336,7 +337,7 @@ impl PollTable {
     }
 
     fn number_mut(&mut self, number: i32) -> &mut Number {
-        let index = number as usize;
+        let index = width::index(number);
         if index >= self.numbers.len() {
             self.numbers.resize(index + 1, Number { first: NONE, registered: false, lockable: false });
         }
@@ -350,7 +351,7 @@ impl PollTable {
         }
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::new());
-            (self.slots.len() - 1) as u32
+            width::count(self.slots.len() - 1)
         });
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1) & 0x7fff_ffff;
@@ -363,28 +364,28 @@ impl PollTable {
             let gone = matches!(&slot.home, Home::Registered { file, .. } if file.strong_count() == 0);
             if gone && slot.waiters.is_empty() && !slot.firing {
                 slot.home = Home::Free;
-                self.free.push(index as u32);
+                self.free.push(width::count(index));
             }
         }
         self.sweep_at = 2 * (self.slots.len() - self.free.len()).max(32);
     }
 
     fn slot(&mut self, tag: Tag) -> Option<&mut Slot> {
-        let slot = self.slots.get_mut(tag as u32 as usize)?;
+        let slot = self.slots.get_mut(width::low(tag) as usize)?;
         (slot.generation == (tag >> 32) as u32 && !matches!(slot.home, Home::Free)).then_some(slot)
     }
 
     /// Adds a request to the slot `tag`, which [`PollTable::attach`] has returned.
     pub fn push(&mut self, tag: Tag, mut request: RequestEntry, purpose: Purpose, slice: TimeSlice) {
         request.place = tag;
-        let slot = &mut self.slots[tag as u32 as usize];
-        debug_assert!(tag == tag_of(tag as u32, slot), "the caller has just attached the request to this slot");
+        let slot = &mut self.slots[width::low(tag) as usize];
+        debug_assert!(tag == tag_of(width::low(tag), slot), "the caller has just attached the request to this slot");
         slot.waiters.push_back(Waiter { request, purpose, slice, round: slot.round });
         if slice == TimeSlice::Runnable {
             self.runnable.push_back(tag);
         }
         self.waiting += 1;
-        self.low = self.low.min(tag as u32 as usize);
+        self.low = self.low.min(width::low(tag) as usize);
     }
 
     /// Begins a round after an event: the requests that wait in the slot now are to be woken.
@@ -501,7 +502,7 @@ impl PollTable {
     /// Prefetches the slot that an event names.
     #[inline]
     pub fn prefetch_slot(&self, tag: Tag) {
-        if let Some(slot) = self.slots.get(tag as u32 as usize) {
+        if let Some(slot) = self.slots.get(width::low(tag) as usize) {
             processor::prefetch(slot);
         }
     }
@@ -509,7 +510,7 @@ impl PollTable {
     /// Prefetches the request that is about to be woken.
     #[inline]
     pub fn prefetch_waiter(&self, tag: Tag) {
-        let Some(slot) = self.slots.get(tag as u32 as usize) else { return };
+        let Some(slot) = self.slots.get(width::low(tag) as usize) else { return };
         if let Some(waiter) = slot.waiters.front() {
             processor::prefetch::<Request>(&waiter.request);
         }
@@ -522,9 +523,9 @@ impl PollTable {
     /// other requests.
     #[inline]
     pub fn waits_on(&mut self, tag: Tag, request: RequestEntry) {
-        let index = tag as u32 as usize;
+        let index = width::low(tag) as usize;
         let slot = &mut self.slots[index];
-        debug_assert!(slot.firing && tag == tag_of(tag as u32, slot) && slot.switch == Switch::On);
+        debug_assert!(slot.firing && tag == tag_of(width::low(tag), slot) && slot.switch == Switch::On);
         slot.waiters.push_back(Waiter { request, purpose: Purpose::Retry, slice: TimeSlice::Over, round: slot.round });
         self.waiting += 1;
         self.low = self.low.min(index);
@@ -535,7 +536,7 @@ impl PollTable {
         let Some(slot) = self.slot(tag) else { return };
         slot.firing = false;
         if slot.waiters.is_empty() || slot.switch == Switch::Off {
-            self.after_change(tag as u32);
+            self.after_change(width::low(tag));
         }
     }
 
@@ -586,7 +587,7 @@ impl PollTable {
             let waiter = self.slots[index].waiters.take(|waiter| matches(&waiter.request));
             let Some(waiter) = waiter else { continue };
             self.waiting -= 1;
-            self.after_change(index as u32);
+            self.after_change(width::count(index));
             return Some(waiter.request);
         }
         None

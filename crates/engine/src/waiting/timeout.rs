@@ -117,7 +117,7 @@ impl Timeouts {
     /// TIMEOUT that is removed or refused counts like any other request, and so does the CQE of a
     /// tag.)
     pub fn count_to(&mut self, tail: u32) -> i64 {
-        self.completions += i64::from(tail.wrapping_sub(self.counted_to) as i32);
+        self.completions += i64::from(tail.wrapping_sub(self.counted_to).cast_signed());
         self.counted_to = tail;
         self.completions - self.ended
     }

@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use usring_check::format::Kind;
 use usring_check::{IN_FLIGHT, Registers};
 use usring_sys::signals::DEFERRED;
+use usring_sys::width;
 use usring_uapi::general as linux;
 
 // The functions of `hook`, by their index.
@@ -156,8 +157,8 @@ unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, 
         FREE => usring_check::releases(first, usable_size(first), Kind::Freed, registers),
         MUNMAP => unmaps(first, second),
         MREMAP if third < second => unmaps(first + third, second - third),
-        MADVISE if DISCARDING.contains(&(third as u32)) => unmaps(first, second),
-        CLOSE => usring_check::closes_descriptor(first as i32, registers),
+        MADVISE if DISCARDING.contains(&width::low(third)) => unmaps(first, second),
+        CLOSE => usring_check::closes_descriptor(width::int(first), registers),
         EXIT => super::end(),
         _ => {}
     }

@@ -18,7 +18,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
 use usring_sys::mapping::PAGE;
 use usring_sys::plain::Plain;
-use usring_sys::{UserAddress, user_memory};
+use usring_sys::{UserAddress, user_memory, width};
 use yaxpeax_arch::LengthedInstruction;
 use yaxpeax_x86::long_mode::InstDecoder;
 
@@ -58,7 +58,7 @@ fn instructions(code: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
             *place = byte(at + offset);
         }
         let instruction = InstDecoder::default().decode_slice(&bytes[..within]).ok()?;
-        let found = (at, instruction.len().to_const() as usize);
+        let found = (at, width::size(instruction.len().to_const()));
         at += found.1;
         Some(found)
     })
@@ -150,7 +150,7 @@ fn unwind_table(image: u64) -> Option<u64> {
     let (mut first, mut table) = (None, None);
     for index in 0..read::<u16>(image + PHNUM)?.min(MOST_HEADERS) {
         let [kind, _offset, address, ..] = read::<[u64; 7]>(headers + u64::from(index) * PROGRAM_HEADER)?;
-        match kind as u32 {
+        match width::low(kind) {
             PT_LOAD if first.is_none() => first = Some(address / PAGE as u64 * PAGE as u64),
             PT_GNU_EH_FRAME => table = Some(address),
             _ => {}
@@ -195,7 +195,7 @@ pub fn function_around(address: usize, area: &CodeArea) -> Option<usize> {
     // the function's size.
     let [length, _, own_start, size] = read::<[i32; 4]>(description)?;
     let is_one = length > 0 && relative(description + 8, own_start) == start;
-    let holds = is_one && address + SYSCALL.len() as u64 <= start + u64::from(size as u32);
-    let start = start as usize;
+    let holds = is_one && address + SYSCALL.len() as u64 <= start + u64::from(size.cast_unsigned());
+    let start = width::size(start);
     (holds && area.code.contains(&start)).then_some(start)
 }

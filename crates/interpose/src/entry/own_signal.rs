@@ -23,7 +23,7 @@ use usring_sys::credentials;
 use usring_sys::signals::{Noted, SignalSet, set_of};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::wait::{self, CONTEXT_INSTRUCTION_POINTER, SignalInformation};
-use usring_sys::{Errno, user_memory};
+use usring_sys::{Errno, user_memory, width};
 use usring_uapi::general as linux;
 
 /// `si_code` of a fault that has no address, such as that of `hlt` (SI_KERNEL).
@@ -126,7 +126,7 @@ impl Arrival<'_> {
     }
 
     fn instruction_pointer(&mut self) -> usize {
-        *self.word(CONTEXT_INSTRUCTION_POINTER) as usize
+        width::size(*self.word(CONTEXT_INSTRUCTION_POINTER))
     }
 
     fn continue_at(&mut self, address: usize) {
@@ -143,7 +143,7 @@ impl Arrival<'_> {
 /// Returns the program's handler, which is to run under `*mask`; 0 if none is to run.
 extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut u8, mask: &mut SignalSet) -> u64 {
     let mut arrival = Arrival { information, context };
-    let served = match information.signal as u32 {
+    let served = match information.signal.cast_unsigned() {
         linux::SIGSYS => serve_trap(&mut arrival),
         _ => serve_fault(&mut arrival),
     };
@@ -153,7 +153,7 @@ extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut 
 fn serve_trap(arrival: &mut Arrival) -> bool {
     let information = arrival.information;
     if information.code == context::TRAPPED && information.data == TAG {
-        let number = *arrival.word(context::RAX) as u32;
+        let number = width::low(*arrival.word(context::RAX));
         if credentials::CALLS.contains(&number) {
             change_credentials(arrival, number);
             return true;
@@ -162,7 +162,7 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
         // holds the call's number here.
         let return_address = arrival.instruction_pointer();
         *arrival.word(context::RCX) = return_address as u64;
-        arrival.continue_at(point::trap_entry() as usize);
+        arrival.continue_at(width::size(point::trap_entry()));
         return true;
     }
     if !information.is_ours() {
@@ -203,7 +203,7 @@ fn serve_fault(arrival: &mut Arrival) -> bool {
 
 /// Passes a signal to the program: returns its handler, or takes the default action.
 fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
-    let signal = arrival.information.signal as u32;
+    let signal = arrival.information.signal.cast_unsigned();
     if arrival.was_sent() && puts_off(arrival, signal) {
         return 0;
     }

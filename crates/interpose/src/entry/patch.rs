@@ -30,7 +30,7 @@ use crate::process::{self, environment};
 use crate::runtime::text;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use usring_sys::mapping::PAGE;
-use usring_sys::{Errno, SystemCall, spread};
+use usring_sys::{Errno, SystemCall, spread, width};
 use usring_uapi::general as linux;
 
 const JUMP: u8 = 0xe9;
@@ -123,15 +123,15 @@ fn known(address: usize) -> Option<&'static Site> {
 /// Rewrites the site of a trapped call, if that is worthwhile and possible.
 #[cold]
 pub fn consider(call: &Call) {
-    let address = call.return_address.wrapping_sub(SYSCALL.len() as u64) as usize;
-    let may_share = matches!(call.number as u32, linux::__NR_clone | linux::__NR_vfork);
+    let address = width::size(call.return_address.wrapping_sub(SYSCALL.len() as u64));
+    let may_share = matches!(width::low(call.number), linux::__NR_clone | linux::__NR_vfork);
     if environment::forbids_patching() || text::is_library(address) || may_share {
         // A call that shares memory (clone, vfork) could return at the site on another stack, or
         // twice on one stack. So these sites are never rewritten.
         return;
     }
     let Some(site) = place_of(address) else { return };
-    let patience = if call.number as u32 == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
+    let patience = if width::low(call.number) == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
     // A site is rewritten only once, unless other code has been mapped there since.
     let is_anew = || {
@@ -139,7 +139,7 @@ pub fn consider(call: &Call) {
         is_old && site.rewritten(site.start.load(Ordering::Relaxed)).is_none()
     };
     if count == patience || count > patience && is_anew() {
-        rewrite(site, address, call.number as u32);
+        rewrite(site, address, width::low(call.number));
     }
 }
 
@@ -185,7 +185,13 @@ fn rewrite(site: &Site, address: usize, number: u32) {
 
 /// Returns the operand of a jump at `address` to the stub.
 fn distance(address: usize, stub: usize) -> i32 {
-    (stub as i64 - (address as i64 + 5)) as i32
+    relative(address + 5, stub)
+}
+
+/// Returns the operand of an instruction that ends at `end` and names `target`. Stubs are made
+/// within 2 GiB of their call sites, so the distance fits.
+fn relative(end: usize, target: usize) -> i32 {
+    width::int(target.wrapping_sub(end) as u64)
 }
 
 /// Overwrites the `mov` by a jump; see the head of this file.
@@ -277,11 +283,11 @@ mod stubs {
         code[MOV..lea].copy_from_slice(&form.between[..form.length]);
         code[lea..lea + 3].copy_from_slice(&[0x48, 0x8d, 0x0d]);
         let jump = lea + 7;
-        let return_address = form.end as i64 - (stub + jump) as i64;
-        code[lea + 3..jump].copy_from_slice(&(return_address as i32).to_le_bytes());
+        let return_address = super::relative(stub + jump, form.end);
+        code[lea + 3..jump].copy_from_slice(&return_address.to_le_bytes());
         code[jump..jump + 2].copy_from_slice(&[0xff, 0x25]);
         let end = jump + 6;
-        code[jump + 2..end].copy_from_slice(&((ENTRY - end) as u32).to_le_bytes());
+        code[jump + 2..end].copy_from_slice(&width::count(ENTRY - end).to_le_bytes());
         code[ENTRY..].copy_from_slice(&point::patched_entry().to_le_bytes());
         code
     }
@@ -308,8 +314,8 @@ mod stubs {
         }
         let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_FIXED_NOREPLACE;
         let protection = u64::from(linux::PROT_READ | linux::PROT_EXEC);
-        let arguments = [wanted as u64, PAGE as u64, protection, u64::from(flags), -1i64 as u64, 0];
-        let got = SystemCall::with_six(linux::__NR_mmap, arguments).run().ok()? as usize;
+        let arguments = [wanted as u64, PAGE as u64, protection, u64::from(flags), (-1i64).cast_unsigned(), 0];
+        let got = width::size(SystemCall::with_six(linux::__NR_mmap, arguments).run().ok()?);
         // Before Linux 4.17 the kernel takes the address only as a hint, so the mapping may be too
         // far away.
         (got.abs_diff(site) < REACH).then_some(got)

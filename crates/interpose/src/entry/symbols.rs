@@ -24,7 +24,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use usring_engine::readiness::POLLED;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::signals::DEFERRED;
-use usring_sys::{UserAddress, own_numbers, user_memory};
+use usring_sys::{UserAddress, own_numbers, user_memory, width};
 use usring_uapi::general as linux;
 
 /// 1 once usring is ready. Before that, `syscall` leads all calls to the kernel.
@@ -492,25 +492,25 @@ extern "C" fn concerns(call: &Call) -> u64 {
     // objects of its own.
     process::current();
     let is_ours = |number: u64| {
-        let number = number as i32;
+        let number = width::int(number);
         descriptors::is_known(number) || devices::is_remembered(number) || descriptor::is_private(number)
     };
     let [first, second, .., fifth, _] = call.arguments;
-    let ours = match call.number as u32 {
-        linux::__NR_mmap => is_ours(fifth) || devices::is_device(fifth as i32),
-        linux::__NR_fcntl => matches!(second as u32, linux::F_DUPFD | linux::F_DUPFD_CLOEXEC) && is_ours(first),
+    let ours = match width::low(call.number) {
+        linux::__NR_mmap => is_ours(fifth) || devices::is_device(width::int(fifth)),
+        linux::__NR_fcntl => matches!(width::low(second), linux::F_DUPFD | linux::F_DUPFD_CLOEXEC) && is_ours(first),
         linux::__NR_dup2 | linux::__NR_dup3 => is_ours(first) || is_ours(second),
         linux::__NR_close | linux::__NR_dup => is_ours(first),
         linux::__NR_open | linux::__NR_openat => device_calls::is_path_of_device(call),
         linux::__NR_getrlimit | linux::__NR_setrlimit | linux::__NR_prlimit64 => true,
-        _ => devices::is_device(first as i32),
+        _ => devices::is_device(width::int(first)),
     };
-    u64::from(ours || faults::is_for_symbols(call.number as u32))
+    u64::from(ours || faults::is_for_symbols(width::low(call.number)))
 }
 
 /// Prepares a call through libc's `syscall`, if that call polls.
 extern "C" fn before_call(call: &Call) {
-    match call.number as u32 {
+    match width::low(call.number) {
         linux::__NR_poll
         | linux::__NR_ppoll
         | linux::__NR_select
@@ -528,9 +528,9 @@ extern "C" fn before_sleep(call: &Call) {
     process::current();
     if UNWATCHED.load(Ordering::Relaxed) != 0 {
         let [first, second, third, fourth, ..] = call.arguments;
-        match call.number as u32 {
+        match width::low(call.number) {
             linux::__NR_poll | linux::__NR_ppoll => watch_polled(UserAddress(first), second),
-            linux::__NR_select | linux::__NR_pselect6 => watch_selected(first as i32, [second, third, fourth]),
+            linux::__NR_select | linux::__NR_pselect6 => watch_selected(width::int(first), [second, third, fourth]),
             // Rings in an epoll set were noted when the program added them.
             _ => {}
         }
@@ -556,9 +556,9 @@ fn watch_selected(count: i32, sets: [u64; 3]) {
     if count <= 0 {
         return;
     }
-    for number in descriptors::known_between(0, count as u32 - 1) {
+    for number in descriptors::known_between(0, count.cast_unsigned() - 1) {
         let is_in = |set: &u64| {
-            let word = UserAddress(*set).offset(number as u64 / 64 * 8);
+            let word = UserAddress(*set).offset(width::word(number) / 64 * 8);
             *set != 0 && user_memory::read::<u64>(word).is_ok_and(|bits| bits & 1 << (number % 64) != 0)
         };
         if sets.iter().any(is_in) {

@@ -8,7 +8,7 @@
 use crate::call::Call;
 use crate::runtime::ALLOCATOR;
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress};
+use usring_sys::{Errno, UserAddress, width};
 
 /// Number in a [`Call`] that stands for io_setup2, which is no system call.
 pub const SETUP2: u32 = 0x7573_0001;
@@ -20,7 +20,7 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     // addresses in its iocbs, as it does to the kernel.
     let trust = unsafe { AddressTrust::new() };
     ALLOCATOR.keep_reserve()?;
-    usring_aio::setup(trust, requests as u32, UserAddress(place)).map(|()| 0)
+    usring_aio::setup(trust, width::low(requests), UserAddress(place)).map(|()| 0)
 }
 
 /// Answers io_setup2, a function of usring's own that makes a context with flags.
@@ -31,7 +31,7 @@ pub fn setup2(call: &Call) -> Result<u64, Errno> {
     let trust = unsafe { AddressTrust::new() };
     ALLOCATOR.keep_reserve()?;
     let rings = [UserAddress(submission), UserAddress(completion)];
-    usring_aio::setup_with_flags(trust, requests as u32, flags as u32, rings, UserAddress(place)).map(|()| 0)
+    usring_aio::setup_with_flags(trust, width::low(requests), width::low(flags), rings, UserAddress(place)).map(|()| 0)
 }
 
 /// Answers io_destroy(2).
@@ -42,20 +42,26 @@ pub fn destroy(call: &Call) -> Result<u64, Errno> {
 /// Answers io_submit(2).
 pub fn submit(call: &Call) -> Result<u64, Errno> {
     let [context, count, list, ..] = call.arguments;
-    usring_aio::submit(context, count as i64, UserAddress(list))
+    usring_aio::submit(context, count.cast_signed(), UserAddress(list))
 }
 
 /// Answers io_getevents(2).
 pub fn get_events(call: &Call) -> Result<u64, Errno> {
     let [context, minimum, most, events, timeout, _] = call.arguments;
-    usring_aio::get_events(context, minimum as i64, most as i64, UserAddress(events), UserAddress(timeout))
+    usring_aio::get_events(
+        context,
+        minimum.cast_signed(),
+        most.cast_signed(),
+        UserAddress(events),
+        UserAddress(timeout),
+    )
 }
 
 /// Answers io_pgetevents(2).
 pub fn get_events_masked(call: &Call) -> Result<u64, Errno> {
     let [context, minimum, most, events, timeout, mask] = call.arguments;
     let (events, timeout, mask) = (UserAddress(events), UserAddress(timeout), UserAddress(mask));
-    usring_aio::get_events_masked(context, minimum as i64, most as i64, events, timeout, mask)
+    usring_aio::get_events_masked(context, minimum.cast_signed(), most.cast_signed(), events, timeout, mask)
 }
 
 /// Answers io_cancel(2).

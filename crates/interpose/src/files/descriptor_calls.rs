@@ -13,12 +13,12 @@ use crate::files::{device_calls, devices};
 use crate::process;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::syscall::PASS_MARK;
-use usring_sys::{Errno, SystemCall};
+use usring_sys::{Errno, SystemCall, width};
 use usring_uapi::general as linux;
 
 /// Answers close(2).
 pub fn close(call: &mut Call) -> Outcome {
-    match close_number(call.arguments[0] as i32) {
+    match close_number(width::int(call.arguments[0])) {
         Some(result) => result.map(|()| 0u64).into(),
         None => call.pass(),
     }
@@ -61,7 +61,7 @@ const UNSHARE: u64 = 2;
 /// nothing now.
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
-    let (first, last) = (first as u32, last as u32);
+    let (first, last) = (width::low(first), width::low(last));
     if flags & !UNSHARE != 0 || first > last {
         return call.pass();
     }
@@ -91,26 +91,26 @@ fn close_piece(first: u32, last: u32, flags: u64) -> Result<u64, Errno> {
 
 /// Answers dup(2).
 pub fn duplicate(call: &mut Call) -> Outcome {
-    duplicate_from(call, call.arguments[0] as i32, RESERVED_BASE, false)
+    duplicate_from(call, width::int(call.arguments[0]), RESERVED_BASE, false)
 }
 
 /// Answers fcntl(2) with F_DUPFD or F_DUPFD_CLOEXEC, and with F_SETFL if the run has devices.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, lowest, ..] = call.arguments;
-    if command as u32 == linux::F_SETFL {
+    if width::low(command) == linux::F_SETFL {
         return device_calls::set_flags(call);
     }
-    let close_on_exec = command as u32 == linux::F_DUPFD_CLOEXEC;
+    let close_on_exec = width::low(command) == linux::F_DUPFD_CLOEXEC;
     // Linux reads this argument as an `int`: a caller may leave anything in the upper half.
-    let lowest = lowest as i32;
+    let lowest = width::int(lowest);
     if lowest < 0 {
         return call.pass();
     }
     // The kernel, too, checks the limit before the descriptor.
-    if descriptors::is_known(number as i32) && lowest as u64 >= descriptor::limit() {
+    if descriptors::is_known(width::int(number)) && width::word(lowest) >= descriptor::limit() {
         return Err::<u64, _>(Errno::EINVAL).into();
     }
-    duplicate_from(call, number as i32, lowest, close_on_exec)
+    duplicate_from(call, width::int(number), lowest, close_on_exec)
 }
 
 /// Duplicates a descriptor. If it is a ring's or device's, the duplicate is in the reserved range,
@@ -121,7 +121,7 @@ fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool
     }
     if devices::exist() && devices::is_device(number) {
         let duplicate = duplicate_reserved(number, lowest, close_on_exec);
-        return duplicate.map(|duplicate| devices::enter(duplicate) as u64).into();
+        return duplicate.map(|duplicate| width::word(devices::enter(duplicate))).into();
     }
     let Some(file) = descriptors::get(number) else { return call.pass() };
     if !process::is_own() {
@@ -129,7 +129,7 @@ fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool
     }
     let duplicate = duplicate_reserved(number, lowest, close_on_exec).and_then(|duplicate| {
         descriptors::insert(duplicate.number(), file)?;
-        Ok(duplicate.into_raw() as u64)
+        Ok(width::word(duplicate.into_raw()))
     });
     duplicate.into()
 }
@@ -137,7 +137,7 @@ fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool
 /// Answers dup2(2) and dup3(2).
 pub fn duplicate_onto(call: &mut Call) -> Outcome {
     let [old, new, ..] = call.arguments;
-    let (old, new) = (old as i32, new as i32);
+    let (old, new) = (width::int(old), width::int(new));
     devices::forget(new);
     if descriptor::is_private(old) || descriptor::is_private(new) {
         // Linux answers EBUSY while another thread is opening a file by the number `new`. usring
@@ -151,7 +151,7 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     }
     let mut arguments = call.arguments;
     arguments[5] = PASS_MARK;
-    let done = SystemCall::with_six(call.number as u32, arguments).run_once();
+    let done = SystemCall::with_six(width::low(call.number), arguments).run_once();
     devices::forget(new);
     if done.is_ok() {
         let replaced = descriptors::remove(new);
@@ -168,14 +168,14 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
 /// Answers mmap(2) of a ring's descriptor.
 pub fn map(call: &mut Call) -> Outcome {
     let [address, length, protection, flags, number, offset] = call.arguments;
-    let flags = flags as u32;
+    let flags = width::low(flags);
     if flags & linux::MAP_ANONYMOUS != 0 {
         return call.pass();
     }
-    if devices::is_device(number as i32) {
+    if devices::is_device(width::int(number)) {
         return Err::<u64, _>(Errno::ENODEV).into();
     }
-    let mapped = descriptors::with(number as i32, |file| {
+    let mapped = descriptors::with(width::int(number), |file| {
         if length == 0 || flags & (linux::MAP_SHARED | linux::MAP_PRIVATE) == 0 {
             return Err(Errno::EINVAL);
         }
@@ -183,8 +183,8 @@ pub fn map(call: &mut Call) -> Outcome {
         if address != 0 || flags & (linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE) != 0 {
             return Err(Errno::EINVAL);
         }
-        let mapped = file.ring.map(offset, length as usize)?;
-        protect(mapped, length, protection as u32)?;
+        let mapped = file.ring.map(offset, width::size(length))?;
+        protect(mapped, length, width::low(protection))?;
         Ok(mapped as u64)
     });
     match mapped {
@@ -208,8 +208,8 @@ fn protect(address: usize, length: u64, protection: u32) -> Result<(), Errno> {
 /// readiness.
 pub fn control_epoll(call: &mut Call) -> Outcome {
     let [_, operation, number, ..] = call.arguments;
-    if operation as u32 != linux::EPOLL_CTL_DEL {
-        descriptors::with(number as i32, |file| file.watch(number as i32));
+    if width::low(operation) != linux::EPOLL_CTL_DEL {
+        descriptors::with(width::int(number), |file| file.watch(width::int(number)));
     }
     call.pass()
 }

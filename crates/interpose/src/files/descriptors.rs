@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsiz
 use usring_engine::Ring;
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
-use usring_sys::{Errno, eventfd, hazard};
+use usring_sys::{Errno, eventfd, hazard, width};
 
 /// Bit that marks the entry of an inherited ring. The entry is the address of the parent's `File`,
 /// in the child's copy of memory. No thread of the child owns or frees that copy.
@@ -117,7 +117,7 @@ impl Drop for File {
 }
 
 fn entry(number: i32) -> Option<&'static AtomicUsize> {
-    TABLE.get(number as usize)
+    TABLE.get(width::index(number))
 }
 
 /// A ring's file in use: the file lives at least as long as this value.
@@ -207,7 +207,7 @@ fn adopt(object: usize) -> Result<Arc<File>, Errno> {
     file.identity.store(inherited.identity.load(Ordering::Relaxed), Ordering::Relaxed);
     hazard::prepare();
     for number in known_between(0, u32::MAX) {
-        let entry = &TABLE[number as usize];
+        let entry = &TABLE[width::index(number)];
         if entry.load(Ordering::Relaxed) == object {
             UNWATCHED.fetch_sub(1, Ordering::Relaxed);
             entry.store(Arc::into_raw(file.clone()) as usize, Ordering::Release);
@@ -378,13 +378,13 @@ unsafe fn drop_share(object: usize) {
 
 /// Returns the known numbers from `first` to `last`.
 pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
-    let end = (END.load(Ordering::Relaxed) as u32).min(last.saturating_add(1));
-    (first..end).map(|number| number as i32).filter(|number| is_known(*number))
+    let end = END.load(Ordering::Relaxed).cast_unsigned().min(last.saturating_add(1));
+    (first..end).map(|number| number.cast_signed()).filter(|number| is_known(*number))
 }
 
 /// Returns the known numbers of rings that this process uses, and not only inherited.
 pub fn in_use() -> impl Iterator<Item = i32> {
-    let is_used = |number: &i32| TABLE[*number as usize].load(Ordering::Acquire) & INHERITED == 0;
+    let is_used = |number: &i32| TABLE[width::index(*number)].load(Ordering::Acquire) & INHERITED == 0;
     known_between(0, u32::MAX).filter(is_used)
 }
 
@@ -392,7 +392,7 @@ pub fn in_use() -> impl Iterator<Item = i32> {
 pub fn disown() {
     let mut inherited = 0;
     for number in known_between(0, u32::MAX) {
-        TABLE[number as usize].fetch_or(INHERITED, Ordering::Relaxed);
+        TABLE[width::index(number)].fetch_or(INHERITED, Ordering::Relaxed);
         inherited += 1;
     }
     UNWATCHED.store(inherited, Ordering::Relaxed);
@@ -404,7 +404,7 @@ pub fn disown() {
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     let low = eventfd::create_readable()?;
     let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;
-    if reserved.number() as usize >= NUMBERS {
+    if width::index(reserved.number()) >= NUMBERS {
         return Err(Errno::EMFILE);
     }
     Ok(reserved)

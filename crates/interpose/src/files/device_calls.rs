@@ -7,13 +7,13 @@ use crate::filter;
 use usring_engine::device_file;
 use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
 use usring_sys::syscall::PASS_MARK;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Answers calls that work on the file in their first argument.
 pub fn on_file(call: &mut Call) -> Outcome {
-    let number = call.arguments[0] as i32;
-    let system_call = SystemCall::with_six(call.number as u32, call.arguments);
+    let number = width::int(call.arguments[0]);
+    let system_call = SystemCall::with_six(width::low(call.number), call.arguments);
     match devices::with(number, |file| device_file::system_call(file, number, &system_call)) {
         Some(Some(answer)) => answer.into(),
         _ => call.pass(),
@@ -22,11 +22,12 @@ pub fn on_file(call: &mut Call) -> Outcome {
 
 /// Refuses sendfile(2), splice(2) and copy_file_range(2) on a device: they would bypass usring.
 pub fn between_files(call: &mut Call) -> Outcome {
-    let other = match call.number as u32 {
+    let other = match width::low(call.number) {
         linux::__NR_sendfile => 1,
         _ => 2,
     };
-    let concerned = devices::is_device(call.arguments[0] as i32) || devices::is_device(call.arguments[other] as i32);
+    let concerned =
+        devices::is_device(width::int(call.arguments[0])) || devices::is_device(width::int(call.arguments[other]));
     if concerned { Err::<u64, _>(Errno::EINVAL).into() } else { call.pass() }
 }
 
@@ -34,8 +35,8 @@ pub fn between_files(call: &mut Call) -> Outcome {
 /// device. That file is empty, so cp(1) would copy nothing.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, argument, ..] = call.arguments;
-    let is_device = |number: u64| devices::is_device(number as i32);
-    let concerned = match command as u32 {
+    let is_device = |number: u64| devices::is_device(width::int(number));
+    let concerned = match width::low(command) {
         filter::FICLONE => is_device(number) || is_device(argument),
         // `struct file_clone_range` begins with the descriptor.
         filter::FICLONERANGE => {
@@ -65,11 +66,11 @@ pub fn open(call: &mut Call) -> Outcome {
 /// Returns whether an open call names a device.
 pub fn is_path_of_device(call: &Call) -> bool {
     let [first, second, ..] = call.arguments;
-    let (directory, path) = match call.number as u32 {
+    let (directory, path) = match width::low(call.number) {
         linux::__NR_openat | linux::__NR_openat2 => (first, second),
-        _ => (linux::AT_FDCWD as u64, first),
+        _ => (width::word(linux::AT_FDCWD), first),
     };
-    usring_engine::devices::of_path(directory as i32, UserAddress(path)).is_some()
+    usring_engine::devices::of_path(width::int(directory), UserAddress(path)).is_some()
 }
 
 /// Words of 64 bits in `struct open_how`.
@@ -77,8 +78,8 @@ const HOW: usize = 3;
 
 fn open_device(call: &Call) -> Result<u64, Errno> {
     let [first, second, third, fourth, ..] = call.arguments;
-    let here = linux::AT_FDCWD as u64;
-    let (directory, path, how, number) = match call.number as u32 {
+    let here = width::word(linux::AT_FDCWD);
+    let (directory, path, how, number) = match width::low(call.number) {
         linux::__NR_openat2 if fourth < 8 * HOW as u64 => return Err(Errno::EINVAL),
         linux::__NR_openat2 => {
             (first, second, user_memory::read::<[u64; HOW]>(UserAddress(third))?, linux::__NR_openat2)
@@ -95,19 +96,19 @@ fn open_device(call: &Call) -> Result<u64, Errno> {
         linux::__NR_openat2 => [directory, path, &raw const how as u64, size_of_val(&how) as u64, 0],
         _ => [directory, path, flags, mode, 0],
     };
-    let opened = OwnedDescriptor::from_raw(SystemCall::new(number, arguments).run_once()? as i32);
-    let close_on_exec = flags as u32 & linux::O_CLOEXEC != 0;
+    let opened = OwnedDescriptor::from_raw(width::int(SystemCall::new(number, arguments).run_once()?));
+    let close_on_exec = width::low(flags) & linux::O_CLOEXEC != 0;
     let reserved = numbers::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec);
     // fcntl(2) answers EINVAL if the limit leaves no number there.
     let reserved = reserved.map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })?;
-    Ok(devices::enter(reserved) as u64)
+    Ok(width::word(devices::enter(reserved)))
 }
 
 /// Answers fcntl(2) with F_SETFL: makes the kernel's call, then updates the device's flags.
 pub fn set_flags(call: &mut Call) -> Outcome {
     let mut arguments = call.arguments;
     arguments[5] = PASS_MARK;
-    let set = SystemCall::with_six(call.number as u32, arguments).run_once();
-    devices::flags_changed(call.arguments[0] as i32);
+    let set = SystemCall::with_six(width::low(call.number), arguments).run_once();
+    devices::flags_changed(width::int(call.arguments[0]));
     set.into()
 }

@@ -19,7 +19,7 @@ use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use usring_engine::{OpenDevice, devices};
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
-use usring_sys::{Errno, hazard};
+use usring_sys::{Errno, hazard, width};
 
 /// Entry of a number whose file was not examined since the number was last closed.
 const UNKNOWN: usize = 0;
@@ -84,7 +84,7 @@ pub fn answer_probe(call: &mut Call) -> Outcome {
 }
 
 fn entry(number: i32) -> Option<&'static AtomicUsize> {
-    TABLE.get(number as usize)
+    TABLE.get(width::index(number))
 }
 
 /// Returns the device behind a number, for the engine; `None`: the number is no device.
@@ -200,13 +200,13 @@ pub fn enter(number: OwnedDescriptor) -> i32 {
 /// Drops the entries of the numbers from `first` to `last`.
 pub fn forget_between(first: u32, last: u32) {
     let end = END.load(Ordering::Relaxed).min(last.saturating_add(1));
-    (first..end).for_each(|number| forget(number as i32));
+    (first..end).for_each(|number| forget(number.cast_signed()));
 }
 
 /// Records the device behind a number, unless an entry was dropped since `forgotten` was read.
 fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     let Some(entry) = entry(number) else { return };
-    END.fetch_max(number as u32 + 1, Ordering::Relaxed);
+    END.fetch_max(number.cast_unsigned() + 1, Ordering::Relaxed);
     let old = {
         let _one_at_a_time = process::current().descriptors.lock();
         if FORGOTTEN.load(Ordering::Relaxed) != forgotten {

@@ -3,21 +3,21 @@
 
 use crate::call::{Call, Outcome};
 use crate::process;
-use usring_sys::{Errno, UserAddress, own_numbers, user_memory};
+use usring_sys::{Errno, UserAddress, own_numbers, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Answers a call on this process's limit of open files.
 pub fn serve(call: &mut Call) -> Outcome {
     let [first, second, third, fourth, ..] = call.arguments;
-    let (process, resource, new, old) = match call.number as u32 {
+    let (process, resource, new, old) = match width::low(call.number) {
         linux::__NR_getrlimit => (0, first, 0, second),
         linux::__NR_setrlimit => (0, first, second, 0),
-        _ => (first as u32, second, third, fourth),
+        _ => (width::low(first), second, third, fourth),
     };
     let is_this = process == 0 || process == process::id();
     // A vfork child's limits differ from those recorded in this memory, which is its parent's. So
     // the child sets its limits in the kernel.
-    if resource as u32 != linux::RLIMIT_NOFILE || !is_this || new != 0 && !process::is_own() {
+    if width::low(resource) != linux::RLIMIT_NOFILE || !is_this || new != 0 && !process::is_own() {
         return call.pass();
     }
     change(UserAddress(new), UserAddress(old)).map(|()| 0u64).into()

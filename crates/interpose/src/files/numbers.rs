@@ -1,7 +1,7 @@
 //! Descriptor numbers in the reserved range, which the tables of rings and devices share.
 
 use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
-use usring_sys::{Errno, SystemCall, hazard, own_numbers};
+use usring_sys::{Errno, SystemCall, hazard, own_numbers, width};
 use usring_uapi::general as linux;
 
 /// Length of the tables of rings and devices. A number beyond them belongs to neither a ring nor a
@@ -20,11 +20,11 @@ pub fn end_inside(held: hazard::Use) {
 pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
     let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
     let lowest = lowest.max(RESERVED_BASE);
-    let arguments = [number as u64, u64::from(command), lowest as u64, 0, 0];
+    let arguments = [width::word(number), u64::from(command), width::word(lowest), 0, 0];
     match SystemCall::new(linux::__NR_fcntl, arguments).run() {
         // The program's soft limit of open files allows no number there.
         Err(Errno::EINVAL | Errno::EMFILE) => own_numbers::duplicate_for_program(number, close_on_exec),
-        made => made.map(|new| OwnedDescriptor::from_raw(new as i32)),
+        made => made.map(|new| OwnedDescriptor::from_raw(width::int(new))),
     }
 }
 
@@ -38,13 +38,13 @@ pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
         None => path.push(b"self"),
     }
     path.push(b"/fdinfo/");
-    path.push_number(number as u32);
+    path.push_number(number.cast_unsigned());
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
-    let arguments = [linux::AT_FDCWD as u64, path.bytes.as_ptr() as u64, flags, 0, 0];
-    let file = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run().ok()? as i32);
+    let arguments = [width::word(linux::AT_FDCWD), path.bytes.as_ptr() as u64, flags, 0, 0];
+    let file = OwnedDescriptor::from_raw(width::int(SystemCall::new(linux::__NR_openat, arguments).run().ok()?));
     let mut text = [0u8; 512];
-    let arguments = [file.number() as u64, text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
-    let length = SystemCall::new(linux::__NR_read, arguments).run().ok()? as usize;
+    let arguments = [width::word(file.number()), text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
+    let length = width::size(SystemCall::new(linux::__NR_read, arguments).run().ok()?);
     let label = b"eventfd-id:";
     let start = text[..length].windows(label.len()).position(|window| window == label)? + label.len();
     let digits = text[start..length].iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());

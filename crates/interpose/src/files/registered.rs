@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use usring_sys::{Errno, SystemCall, UserAddress, signals, spread, thread, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, signals, spread, thread, user_memory, width};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::io_uring_rsrc_update;
 
@@ -127,7 +127,7 @@ fn put(file: Arc<File>, mut range: core::ops::Range<usize>) -> Result<u32, Errno
     let free = |index: &usize| row.files[*index].load(Ordering::Relaxed).is_null();
     let index = range.find(free).ok_or(Errno::EBUSY)?;
     row.files[index].store(Arc::into_raw(file).cast_mut(), Ordering::Relaxed);
-    Ok(index as u32)
+    Ok(width::count(index))
 }
 
 /// Registers a ring that has no descriptor (IORING_SETUP_REGISTERED_FD_ONLY).
@@ -146,10 +146,10 @@ pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
             offset if (offset as usize) < MOST_RINGS => offset as usize..offset as usize + 1,
             _ => return Err(Errno::EINVAL),
         };
-        let file = match descriptors::with(update.data as i32, Arc::clone) {
+        let file = match descriptors::with(width::int(update.data), Arc::clone) {
             Found::Ring(file) => file,
             Found::Inherited(error) => return Err(error),
-            Found::Other => return Err(not_a_ring(update.data as i32)),
+            Found::Other => return Err(not_a_ring(width::int(update.data))),
         };
         let index = put(file, range)?;
         user_memory::write(address, index).inspect_err(|_| {
@@ -194,7 +194,7 @@ fn for_each(
 
 /// Returns the kernel's error for a descriptor that is no ring.
 pub fn not_a_ring(number: i32) -> Errno {
-    let arguments = [number as u64, u64::from(linux::F_GETFD), 0, 0, 0];
+    let arguments = [width::word(number), u64::from(linux::F_GETFD), 0, 0, 0];
     match SystemCall::new(linux::__NR_fcntl, arguments).run() {
         Ok(_) => Errno::EOPNOTSUPP,
         Err(_) => Errno::EBADF,

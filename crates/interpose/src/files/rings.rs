@@ -7,7 +7,7 @@ use crate::files::registered::{self, not_a_ring};
 use crate::runtime::ALLOCATOR;
 use usring_engine::{EnterCall, Ring};
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::io_uring as abi;
 
 /// A value of `to_submit` that, with descriptor −1, asks whether io_uring calls reach usring.
@@ -19,18 +19,18 @@ const PROBE_ANSWER: u64 = 0x0050_524f;
 #[inline(always)]
 pub fn enter(call: &Call) -> Result<u64, Errno> {
     let [descriptor, to_submit, min_complete, flags, argument, argument_size] = call.arguments;
-    if to_submit == PROBE && descriptor as i32 == -1 {
+    if to_submit == PROBE && width::int(descriptor) == -1 {
         return Ok(PROBE_ANSWER);
     }
     // Most calls have no argument, and its size then means nothing. (If both were read, the
     // compiler would read them by one load of words that the entry point has just stored
     // separately. Such a load waits until both stores are done.)
-    let has_argument = argument != 0 || flags as u32 & abi::IORING_ENTER_EXT_ARG != 0;
+    let has_argument = argument != 0 || width::low(flags) & abi::IORING_ENTER_EXT_ARG != 0;
     let argument_size = if has_argument { argument_size } else { 0 };
     let enter = EnterCall {
-        to_submit: to_submit as u32,
-        min_complete: min_complete as u32,
-        flags: flags as u32,
+        to_submit: width::low(to_submit),
+        min_complete: width::low(min_complete),
+        flags: width::low(flags),
         argument: UserAddress(argument),
         argument_size,
     };
@@ -38,10 +38,10 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
     let (by_index, by_number);
     let file = if enter.flags & abi::IORING_ENTER_REGISTERED_RING != 0 {
         // SAFETY: io_uring_enter takes no ring out of the thread's row.
-        by_index = unsafe { registered::find(descriptor as u32)? };
+        by_index = unsafe { registered::find(width::low(descriptor))? };
         &*by_index
     } else {
-        by_number = find(descriptor as i32)?;
+        by_number = find(width::int(descriptor))?;
         &*by_number
     };
     file.ring.enter(&enter).map(u64::from)
@@ -60,22 +60,22 @@ fn find(number: i32) -> Result<Using, Errno> {
 pub fn register(call: &Call) -> Result<u64, Errno> {
     use abi::io_uring_register_op as op;
     let [descriptor, opcode, argument, count, ..] = call.arguments;
-    let (opcode, argument, count) = (opcode as u32, UserAddress(argument), count as u32);
+    let (opcode, argument, count) = (width::low(opcode), UserAddress(argument), width::low(count));
     let by_index = opcode & op::IORING_REGISTER_USE_REGISTERED_RING as u32 != 0;
     let opcode = opcode & !(op::IORING_REGISTER_USE_REGISTERED_RING as u32);
     if opcode >= op::IORING_REGISTER_LAST as u32 {
         return Err(Errno::EINVAL);
     }
-    if descriptor as i32 == -1 {
+    if width::int(descriptor) == -1 {
         return register_without_ring(opcode, argument, count);
     }
     let (registered, by_number);
     let file = if by_index {
         // SAFETY: `file` is not used after `register` or `unregister` below.
-        registered = unsafe { registered::find(descriptor as u32)? };
+        registered = unsafe { registered::find(width::low(descriptor))? };
         &*registered
     } else {
-        by_number = find(descriptor as i32)?;
+        by_number = find(width::int(descriptor))?;
         &*by_number
     };
     let answer = if opcode == op::IORING_REGISTER_RING_FDS as u32 {
@@ -105,7 +105,7 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     // in its requests, as it does to the kernel.
     let trust = unsafe { AddressTrust::new() };
     ALLOCATOR.keep_reserve()?;
-    let ring = Ring::setup(trust, entries as u32, &mut params)?;
+    let ring = Ring::setup(trust, width::low(entries), &mut params)?;
     let file = File::new(ring);
     registered::acquaint();
     if params.flags & abi::IORING_SETUP_REGISTERED_FD_ONLY != 0 {
@@ -115,14 +115,17 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     let descriptor = descriptors::reserve()?;
     user_memory::write(address, params)?;
     descriptors::insert(descriptor.number(), file)?;
-    Ok(descriptor.into_raw() as u64)
+    Ok(width::word(descriptor.into_raw()))
 }
 
 /// Makes an io_uring_enter call by a bare instruction; returns whether usring answered it.
 pub fn probe() -> bool {
     // SAFETY: no descriptor is named, so neither usring nor the kernel touches memory.
     let answer = unsafe {
-        usring_sys::syscall::syscall6(usring_uapi::general::__NR_io_uring_enter, [-1i64 as u64, PROBE, 0, 0, 0, 0])
+        usring_sys::syscall::syscall6(
+            usring_uapi::general::__NR_io_uring_enter,
+            [(-1i64).cast_unsigned(), PROBE, 0, 0, 0, 0],
+        )
     };
     answer == PROBE_ANSWER
 }

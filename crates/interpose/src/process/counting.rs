@@ -7,7 +7,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use usring_engine::statistics::{self, Statistics};
 use usring_sys::descriptor::OwnedDescriptor;
-use usring_sys::{Errno, SystemCall, file};
+use usring_sys::{Errno, SystemCall, file, width};
 use usring_uapi::general as linux;
 
 static FILE: AtomicPtr<Statistics> = AtomicPtr::new(core::ptr::null_mut());
@@ -42,8 +42,8 @@ pub fn count_for(process: u32) {
 fn open(path: &CStr) -> Result<&'static Statistics, Errno> {
     let creates = if environment::is_strict() { 0 } else { linux::O_CREAT };
     let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC | creates);
-    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0o600, 0];
-    let opened = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run()? as i32);
+    let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0o600, 0];
+    let opened = OwnedDescriptor::from_raw(width::int(SystemCall::new(linux::__NR_openat, arguments).run()?));
     let number = opened.number();
     let size = statistics::SIZE as u64;
     match file::measure(number)?.size {
@@ -53,7 +53,7 @@ fn open(path: &CStr) -> Result<&'static Statistics, Errno> {
     }
     let protection = u64::from(linux::PROT_READ | linux::PROT_WRITE);
     let flags = u64::from(linux::MAP_SHARED | linux::MAP_DENYWRITE);
-    let address = SystemCall::with_six(linux::__NR_mmap, [0, size, protection, flags, number as u64, 0]).run()?;
+    let address = SystemCall::with_six(linux::__NR_mmap, [0, size, protection, flags, width::word(number), 0]).run()?;
     // SAFETY: 1. The mapping is as long as the structure, page-aligned, and never unmapped. 2. The
     // structure consists of atomics, for which any bytes are valid.
     let statistics = unsafe { &*(address as *const Statistics) };

@@ -20,6 +20,7 @@ use usring_sys::SystemCall;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::set_once::SetOnce;
+use usring_sys::width;
 use usring_uapi::general as linux;
 
 /// State that a forked child must not inherit.
@@ -155,5 +156,5 @@ pub fn is_own() -> bool {
 }
 
 fn getpid() -> u32 {
-    SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32
+    width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0))
 }

@@ -10,7 +10,7 @@
 use crate::process;
 use crate::runtime::libc;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use usring_sys::{SystemCall, UserAddress, spread, thread, user_memory};
+use usring_sys::{SystemCall, UserAddress, spread, thread, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Maximum number of threads with a stack of usring's. A power of two, and more than the 10,000
@@ -42,7 +42,7 @@ pub fn are_small() -> bool {
 /// thread has no such stack.
 fn in_use() -> Option<&'static AtomicU32> {
     let thread = thread::current().0 as u64;
-    let start = spread::row(thread as usize, ROWS);
+    let start = spread::row(width::size(thread), ROWS);
     for step in 0..ROWS {
         let row = &TABLE[(start + step) % ROWS];
         match row.thread.load(Ordering::Relaxed) {
@@ -145,9 +145,9 @@ fn is_go_library(base: usize) -> bool {
 fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
     let header = |index: u64| user_memory::read::<[u64; 7]>(headers.offset(index * PHENTSIZE)).ok();
     let all = || (0..count).filter_map(header);
-    let own = all().find(|header| header[0] as u32 == PT_PHDR).map(|header| headers.0.wrapping_sub(header[2]));
+    let own = all().find(|header| width::low(header[0]) == PT_PHDR).map(|header| headers.0.wrapping_sub(header[2]));
     let base = base.or(own).unwrap_or(0);
-    all().filter(|header| header[0] as u32 == PT_NOTE).any(|header| is_go(base.wrapping_add(header[2]), header[5]))
+    all().filter(|header| width::low(header[0]) == PT_NOTE).any(|header| is_go(base.wrapping_add(header[2]), header[5]))
 }
 
 /// Returns whether one of the ELF notes in `size` bytes at `start` is Go's.

@@ -26,7 +26,7 @@ use crate::runtime::message;
 use crate::signals::table;
 use alloc::vec::Vec;
 use usring_sys::syscall::PASS_MARK;
-use usring_sys::{Errno, SystemCall, UserAddress, own_numbers, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, own_numbers, user_memory, width};
 use usring_uapi::general as linux;
 
 /// The arguments of execve(2) or execveat(2).
@@ -45,14 +45,14 @@ impl Execution {
     fn of(call: &Call) -> Execution {
         let mut arguments = call.arguments;
         arguments[5] = PASS_MARK;
-        let at = call.number as u32 == linux::__NR_execveat;
-        let call = SystemCall::with_six(call.number as u32, arguments);
+        let at = width::low(call.number) == linux::__NR_execveat;
+        let call = SystemCall::with_six(width::low(call.number), arguments);
         let [first, second, ..] = arguments;
         if at {
-            let flags = arguments[4] as u32;
+            let flags = width::low(arguments[4]);
             Execution {
                 call,
-                directory: first as i32,
+                directory: width::int(first),
                 path: UserAddress(second),
                 flags,
                 environment: 3,
@@ -132,7 +132,7 @@ fn has_other_ids() -> bool {
 fn is_library_visible() -> bool {
     const READ: u64 = 4;
     let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else { return true };
-    let arguments = [linux::AT_FDCWD as u64, kept.library.as_ptr() as u64, READ, 0, 0];
+    let arguments = [width::word(linux::AT_FDCWD), kept.library.as_ptr() as u64, READ, 0, 0];
     SystemCall::new(linux::__NR_faccessat, arguments).run().is_ok()
 }
 
@@ -140,7 +140,7 @@ fn is_library_visible() -> bool {
 fn is_executable(execution: &Execution) -> bool {
     const EXECUTE: u64 = 1;
     let flags = u64::from(execution.flags & (linux::AT_EMPTY_PATH | linux::AT_SYMLINK_NOFOLLOW));
-    let arguments = [execution.directory as u64, execution.path.0, EXECUTE, flags, 0];
+    let arguments = [width::word(execution.directory), execution.path.0, EXECUTE, flags, 0];
     SystemCall::new(linux::__NR_faccessat2, arguments).run() != Err(Errno::EACCES)
 }
 
@@ -281,7 +281,7 @@ fn length_of(address: u64) -> Result<usize, Errno> {
     while user_memory::read::<u8>(UserAddress(address).offset(length))? != 0 {
         length += 1;
     }
-    Ok(length as usize)
+    Ok(width::size(length))
 }
 
 /// Builds the new environment in `variables` and `bytes`, and executes with it.

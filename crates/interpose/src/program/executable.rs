@@ -2,7 +2,7 @@
 //! the kernel will. In doubt the exec is made, and the kernel decides.
 
 use usring_sys::descriptor::{self, OwnedDescriptor};
-use usring_sys::{SystemCall, UserAddress, user_memory};
+use usring_sys::{SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Whether usring can serve the program of an exec.
@@ -65,14 +65,14 @@ pub fn judge(directory: i32, path: UserAddress, flags: u32) -> Verdict {
 
 fn open(directory: i32, path: UserAddress, flags: u32) -> Option<OwnedDescriptor> {
     let flags = flags | linux::O_RDONLY | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY;
-    let arguments = [directory as u64, path.0, u64::from(flags), 0, 0];
+    let arguments = [width::word(directory), path.0, u64::from(flags), 0, 0];
     let opened = SystemCall::new(linux::__NR_openat, arguments).run().ok()?;
-    Some(OwnedDescriptor::from_raw(opened as i32))
+    Some(OwnedDescriptor::from_raw(width::int(opened)))
 }
 
 fn read_at(file: i32, buffer: &mut [u8], offset: u64) -> usize {
-    let arguments = [file as u64, buffer.as_mut_ptr() as u64, buffer.len() as u64, offset, 0];
-    SystemCall::new(linux::__NR_pread64, arguments).run().unwrap_or(0) as usize
+    let arguments = [width::word(file), buffer.as_mut_ptr() as u64, buffer.len() as u64, offset, 0];
+    width::size(SystemCall::new(linux::__NR_pread64, arguments).run().unwrap_or(0))
 }
 
 fn judge_file(file: i32) -> Verdict {

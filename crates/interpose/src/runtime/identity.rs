@@ -2,6 +2,8 @@
 //! program. A library of another build would misread the launcher's variables.
 
 /// Name and type of the note, which the launcher knows, too (`usring_cli::library`).
+use usring_sys::width;
+
 const NAME: [u8; 8] = *b"usring\0\0";
 const KIND: u32 = 1;
 
@@ -20,7 +22,7 @@ struct Note {
 #[used]
 #[unsafe(link_section = ".note.usring")]
 static IDENTITY: Note =
-    Note { name_size: 7, content_size: TEXT.len() as u32, kind: KIND, name: NAME, content: padded() };
+    Note { name_size: 7, content_size: width::count(TEXT.len()), kind: KIND, name: NAME, content: padded() };
 
 const fn padded() -> [u8; TEXT.len().next_multiple_of(4)] {
     let mut content = [0; TEXT.len().next_multiple_of(4)];

@@ -7,6 +7,7 @@ use core::ffi::CStr;
 use usring_sys::SystemCall;
 use usring_sys::mapping::PAGE;
 use usring_sys::process_maps::Maps;
+use usring_sys::width;
 use usring_uapi::general as linux;
 
 // Tags of the dynamic section.
@@ -46,7 +47,9 @@ pub fn redirect(name: &CStr, function: usize) {
                 let count = bytes / size_of::<Relocation>();
                 for relocation in core::slice::from_raw_parts(start as *const Relocation, count) {
                     let (symbol, kind) = (relocation.information >> 32, relocation.information & 0xffff_ffff);
-                    if matches!(kind, R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT) && tables.name(symbol as usize) == name {
+                    if matches!(kind, R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT)
+                        && tables.name(width::size(symbol)) == name
+                    {
                         write(&maps, library.base() + relocation.offset, function);
                     }
                 }

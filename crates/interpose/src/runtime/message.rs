@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char};
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use usring_sys::descriptor::OwnedDescriptor;
-use usring_sys::{Errno, SystemCall};
+use usring_sys::{Errno, SystemCall, width};
 use usring_uapi::general as linux;
 
 const STANDARD_ERROR: i32 = 2;
@@ -18,7 +18,7 @@ pub struct Line {
 
 impl Line {
     fn write_to(&self, number: i32) -> Result<u64, Errno> {
-        let arguments = [number as u64, self.bytes.as_ptr() as u64, self.length as u64, 0, 0];
+        let arguments = [width::word(number), self.bytes.as_ptr() as u64, self.length as u64, 0, 0];
         SystemCall::new(linux::__NR_write, arguments).run_once()
     }
 }
@@ -59,8 +59,8 @@ fn write_to_log(line: &Line) -> Result<u64, Errno> {
         return Err(Errno::ENOENT);
     }
     let flags = linux::O_WRONLY | linux::O_APPEND | linux::O_CREAT | linux::O_CLOEXEC | linux::O_NOCTTY;
-    let arguments = [linux::AT_FDCWD as u64, path as u64, u64::from(flags), 0o644, 0];
-    let log = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run_once()? as i32);
+    let arguments = [width::word(linux::AT_FDCWD), path as u64, u64::from(flags), 0o644, 0];
+    let log = OwnedDescriptor::from_raw(width::int(SystemCall::new(linux::__NR_openat, arguments).run_once()?));
     line.write_to(log.number())
 }
 

@@ -1,6 +1,7 @@
 //! The addresses of the library's code, and of the entry points in it.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
+use usring_sys::width;
 
 /// A range of addresses that assembler code reads: start and length.
 #[repr(C)]
@@ -50,15 +51,15 @@ pub fn find() {
     // SAFETY: the loader mapped the header and, right after it, the program headers; they are
     // read-only.
     let segments = unsafe {
-        let first = base.add(*base.add(PHOFF).cast::<u64>() as usize);
+        let first = base.add(width::size(*base.add(PHOFF).cast::<u64>()));
         let count = *base.add(PHNUM).cast::<u16>() as usize;
         core::slice::from_raw_parts(first.cast::<[u64; PHENTSIZE / 8]>(), count)
     };
     for [kind_and_flags, _, address, _, _, size, _] in segments {
-        let (kind, flags) = (*kind_and_flags as u32, (*kind_and_flags >> 32) as u32);
+        let (kind, flags) = (width::low(*kind_and_flags), (*kind_and_flags >> 32) as u32);
         if kind == PT_LOAD && flags & PF_X != 0 {
-            let start = base as usize + *address as usize;
-            LIBRARY.set(start, start + *size as usize);
+            let start = base as usize + width::size(*address);
+            LIBRARY.set(start, start + width::size(*size));
         }
     }
     ENTRY_POINTS.set(&raw const __start_usring_entry as usize, &raw const __stop_usring_entry as usize);

@@ -9,7 +9,7 @@ use crate::signals::wrapper;
 use core::sync::atomic::Ordering;
 use usring_sys::signals::{ALL_BLOCKED, SignalSet};
 use usring_sys::thread::CHANGE_USER;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Answers rt_sigprocmask(2). usring's own signals stay unblocked.
@@ -32,7 +32,7 @@ pub fn change_mask(call: &mut Call) -> Outcome {
 /// Answers rt_sigaction(2).
 pub fn change_action(call: &mut Call) -> Result<u64, Errno> {
     let [signal, new, old, size, ..] = call.arguments;
-    let signal = signal as u32;
+    let signal = width::low(signal);
     if size != 8 || signal == 0 || signal as usize > LAST_SIGNAL {
         return Err(Errno::EINVAL);
     }
@@ -91,7 +91,7 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
 /// Puts the wrapper in front of the handlers that are installed when usring starts. `install`
 /// installs usring's own handler of a signal of [`OWN`], and returns the previous action.
 pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno> {
-    for signal in (1..=LAST_SIGNAL as u32).filter(|signal| !OWN.contains(signal)) {
+    for signal in (1..=width::count(LAST_SIGNAL)).filter(|signal| !OWN.contains(signal)) {
         let before = kernel_exchange(signal, None)?;
         if before.handler > IGNORE {
             exchange(signal, Some(before))?;

@@ -13,6 +13,7 @@
 use crate::signals::context;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use usring_sys::width;
 
 /// Maximum number of frames kept at one time: one for each thread with a put-off signal.
 const MOST_FRAMES: usize = 64;
@@ -74,7 +75,7 @@ pub unsafe fn keep(frame: *const u8) -> Option<u32> {
     place.length.store(length, Ordering::Relaxed);
     // SAFETY: this thread owns the slot, the frame has this length, and it fits.
     unsafe { place.bytes.get().cast::<u8>().copy_from_nonoverlapping(frame, length) };
-    Some(index as u32 + 1)
+    Some(width::count(index) + 1)
 }
 
 /// Returns the length of a frame.

@@ -12,6 +12,7 @@ use core::mem::offset_of;
 use usring_sys::signals::{self, DEFERRED};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::wait::{self, SignalInformation};
+use usring_sys::width;
 use usring_uapi::general as linux;
 
 /// Values that an entry point's exit needs while it delivers this thread's put-off signals. The
@@ -220,7 +221,7 @@ extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
 /// mask. Returns the frame's address.
 extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
     // SAFETY: `usring_settle` passes room of as many bytes as `frames::room_for` said.
-    let frame = unsafe { frames::place(delivery.frame as u32, room) };
+    let frame = unsafe { frames::place(width::low(delivery.frame), room) };
     // SAFETY: the frame is a copy of the kernel's, so the offsets lie within it.
     let signal = unsafe {
         let start = frame.add(8);
@@ -231,7 +232,7 @@ extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64,
         let next_mask = if delivery.has_delivery_mask != 0 { delivery.delivery_mask } else { delivery.original_mask };
         word(context::MASK, next_mask);
         delivery.handler_mask = next_mask;
-        (*frame.add(8 + context::SIZE).cast::<SignalInformation>()).signal as u32
+        ((*frame.add(8 + context::SIZE).cast::<SignalInformation>()).signal).cast_unsigned()
     };
     let action = installed(signal);
     delivery.handler_mask = mask_in_handler(signal, delivery.handler_mask);

@@ -15,6 +15,7 @@ use usring_sys::signals::{self, ALL_BLOCKED, ALWAYS_OPEN, Noted, SignalSet, set_
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::thread::CHANGE_USER;
 use usring_sys::wait::{self, SignalInformation};
+use usring_sys::width;
 use usring_uapi::general as linux;
 
 // The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t; rsp is the kernel's frame, and
@@ -168,7 +169,7 @@ global_asm!(
     ".size usring_run_handler, . - usring_run_handler",
     ".popsection",
     mask = const context::MASK,
-    not_kept_open = const !(KEPT_OPEN as i32),
+    not_kept_open = const !width::int(KEPT_OPEN),
 );
 
 unsafe extern "C" {
@@ -218,10 +219,10 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             &mut *first.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>(),
         )
     };
-    let runs = |own_mask| Decision { runs: 1, mask: mask_in_handler(information.signal as u32, own_mask) };
+    let runs = |own_mask| Decision { runs: 1, mask: mask_in_handler(information.signal.cast_unsigned(), own_mask) };
     // An instruction of the engine raised the signal. If the signal were put off, the instruction
     // would raise it again, so the handler runs now.
-    if information.code > 0 && matches!(information.signal as u32, linux::SIGILL | linux::SIGFPE) {
+    if information.code > 0 && matches!(information.signal.cast_unsigned(), linux::SIGILL | linux::SIGFPE) {
         return runs(*own_mask);
     }
     // SAFETY: the frame begins eight bytes below its ucontext_t.
@@ -231,7 +232,7 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
         Noted::First if note != 0 => {}
         Noted::First | Noted::Again => {
             frames::give_back(note);
-            let itself = set_of(information.signal as u32);
+            let itself = set_of(information.signal.cast_unsigned());
             if itself & ALWAYS_OPEN != 0 {
                 // usring keeps this signal unblocked. If it were queued here, the kernel would
                 // deliver it at once, again and again. So it is sent when the call leaves the
@@ -248,7 +249,7 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             return runs(*own_mask);
         }
     }
-    if let Some(way_out) = wait::way_out(*instruction_pointer as usize) {
+    if let Some(way_out) = wait::way_out(width::size(*instruction_pointer)) {
         *instruction_pointer = way_out as u64;
     }
     *own_mask = ALL_BLOCKED;
@@ -258,10 +259,10 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
 /// Puts a signal into this thread's queue, with its siginfo_t.
 pub fn queue_again(information: &SignalInformation) {
     let process = process::id();
-    let (thread, signal) = (u64::from(signals::thread_id()), information.signal as u64);
+    let (thread, signal) = (u64::from(signals::thread_id()), width::word(information.signal));
     let arguments = [u64::from(process), thread, signal, &raw const *information as u64, 0];
     if SystemCall::new(linux::__NR_rt_tgsigqueueinfo, arguments).run_once().is_err() {
         // The queue is full (RLIMIT_SIGPENDING): send the signal without its siginfo_t.
-        let _ = signals::send_to_thread(thread as u32, signal as u32);
+        let _ = signals::send_to_thread(width::low(thread), width::low(signal));
     }
 }

@@ -24,6 +24,7 @@ use crate::filter::{
 };
 use usring_swap::mappings::{LEAST_MINIMUM, WINDOW};
 use usring_sys::Errno;
+use usring_sys::width;
 use usring_uapi::general as linux;
 
 /// create_module(2), which Linux 2.6 and later do not have. By this call usring tests whether a
@@ -87,7 +88,7 @@ const OTHER_KINDS: u32 = linux::MAP_SHARED
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
 /// Minimum length in bytes of a mapping that traps, for each of the filters.
-const SIZES: [u32; 4] = [LEAST_MINIMUM as u32, 256 << 10, 512 << 10, 1 << 20];
+const SIZES: [u32; 4] = [width::count(LEAST_MINIMUM), 256 << 10, 512 << 10, 1 << 20];
 
 /// Assembles a filter; `size` is one of [`SIZES`].
 const fn assemble(size: u32) -> Assembler {
@@ -135,8 +136,8 @@ const fn assemble(size: u32) -> Assembler {
     let mut argument = 0;
     while argument < 6 {
         filter.load(high(argument));
-        filter.add(JUMP_GREATER_OR_EQUAL, (WINDOW.start >> 32) as u32, 0, 2);
-        filter.add(JUMP_GREATER_OR_EQUAL, (WINDOW.end >> 32) as u32, 1, 0);
+        filter.add(JUMP_GREATER_OR_EQUAL, width::count(WINDOW.start >> 32), 0, 2);
+        filter.add(JUMP_GREATER_OR_EQUAL, width::count(WINDOW.end >> 32), 1, 0);
         filter.answer(RET_TRAP);
         argument += 1;
     }

@@ -35,7 +35,7 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::owner_lock::OwnerLock;
 use usring_sys::per_process::PerProcess;
 use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
-use usring_sys::{Errno, descriptor, signals, thread};
+use usring_sys::{Errno, descriptor, signals, thread, width};
 use usring_uapi::general as linux;
 
 /// Held while a thread forks a child. A vfork child may hold it, too, and may be killed meanwhile.
@@ -53,10 +53,10 @@ const ROUNDS: u64 = 12;
 /// Serves fork(2), vfork(2) and clone(2).
 pub fn serve(call: &mut Call) -> Outcome {
     let [flags, stack, ..] = call.arguments;
-    let (flags, stack) = match call.number as u32 {
+    let (flags, stack) = match width::low(call.number) {
         linux::__NR_fork => (0, 0),
         linux::__NR_vfork => (linux::CLONE_VM | linux::CLONE_VFORK, 0),
-        _ => (flags as u32, stack),
+        _ => (width::low(flags), stack),
     };
     if flags & linux::CLONE_VM == 0 { copy(call, flags, stack) } else { share(call, flags) }
 }
@@ -68,7 +68,7 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
     if call.trapped == 0 {
         return call.pass();
     }
-    match call.number as u32 {
+    match width::low(call.number) {
         linux::__NR_vfork => call.arguments[VFORK_MARKED as usize] = PASS_MARK_ABOVE_FLAGS,
         // Linux reads only the lower half of the flags.
         _ => call.arguments[0] = PASS_MARK_ABOVE_FLAGS | u64::from(flags),
@@ -109,7 +109,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     // The stack argument is 0: the child begins on its copy of this stack.
     let arguments = [first, 0, third, fourth, fifth, PASS_MARK];
     // SAFETY: these are the program's own arguments. The child shares no memory with its parent.
-    let answer = unsafe { syscall6(call.number as u32, arguments) };
+    let answer = unsafe { syscall6(width::low(call.number), arguments) };
     if answer == 0 {
         let shares = flags & linux::CLONE_FILES != 0;
         process::begin_child(if shares { ChildDescriptors::Shared } else { ChildDescriptors::Own });

@@ -10,7 +10,7 @@ use alloc::string::String;
 use core::ops::Range;
 use usring_inject::armed;
 use usring_swap::{Access, Arena, Mechanism, Refusal, SwapRegion};
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 
 /// The first of the numbers that stand for these functions in a [`Call`].
 pub const FIRST: u32 = 0x7573_0100;
@@ -49,11 +49,11 @@ pub(crate) use for_each_function;
 macro_rules! serve_functions {
     ($($number:literal $name:ident => $serve:ident;)*) => {
         /// Last of the numbers that stand for these functions in a [`Call`].
-        pub const LAST: u32 = FIRST + [$($number),*].len() as u32 - 1;
+        pub const LAST: u32 = FIRST + width::count([$($number),*].len()) - 1;
 
         /// Runs the function that the call's number stands for, and returns its answer.
         pub fn serve(call: &Call) -> Result<u64, Errno> {
-            match call.number as u32 - FIRST {
+            match width::low(call.number) - FIRST {
                 // SAFETY: the functions need valid handles. `usring.h` obliges the program to pass
                 // only such.
                 $($number => unsafe { $serve(call.arguments) },)*
@@ -99,15 +99,15 @@ unsafe fn arena<'a>(handle: u64) -> &'a Arena {
 
 /// Converts addresses to a range of a region's bytes.
 fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, Errno> {
-    let first = (start as usize).checked_sub(region.as_ptr() as usize).ok_or(Errno::EINVAL)?;
-    let end = first.checked_add(length as usize).ok_or(Errno::EINVAL)?;
+    let first = width::size(start).checked_sub(region.as_ptr() as usize).ok_or(Errno::EINVAL)?;
+    let end = first.checked_add(width::size(length)).ok_or(Errno::EINVAL)?;
     Ok(first..end)
 }
 
 unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     let [size, limit, backing, mechanism, readahead, queues] =
         user_memory::read::<[u64; OPTIONS]>(UserAddress(options))?;
-    let builder = SwapRegion::builder().size(size as usize).limit(limit as usize);
+    let builder = SwapRegion::builder().size(width::size(size)).limit(width::size(limit));
     let mut builder = builder.backing(&text(backing)?).map_err(|_| Errno::EINVAL)?;
     if mechanism != 0 {
         builder = builder.mechanism(Mechanism::of_name(&text(mechanism)?).ok_or(Errno::EINVAL)?);
@@ -115,10 +115,10 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     builder = match readahead {
         0 => builder,
         u64::MAX => builder.readahead(0),
-        bytes => builder.readahead(bytes as usize),
+        bytes => builder.readahead(width::size(bytes)),
     };
     if queues != 0 {
-        builder = builder.queues(queues as usize);
+        builder = builder.queues(width::size(queues));
     }
     let region = Box::into_raw(Box::new(builder.build().map_err(Refusal::errno)?));
     user_memory::write(UserAddress(place), region as u64).map(|()| 0).inspect_err(|_| {
@@ -145,7 +145,7 @@ const DONTNEED: u64 = 4;
 unsafe fn advise([handle, start, length, advice, ..]: Arguments) -> Result<u64, Errno> {
     // SAFETY: the caller guarantees that the handle is not released yet.
     let region = unsafe { region(handle) };
-    if advice as u32 as u64 != DONTNEED {
+    if width::low(advice) as u64 != DONTNEED {
         return Err(Errno::EINVAL);
     }
     region.discard_shared(range(region, start, length)?).map(|()| 0)
@@ -154,7 +154,7 @@ unsafe fn advise([handle, start, length, advice, ..]: Arguments) -> Result<u64, 
 unsafe fn pin([handle, start, length, writes, ..]: Arguments) -> Result<u64, Errno> {
     // SAFETY: the caller guarantees that the handle is not released yet.
     let region = unsafe { region(handle) };
-    let access = if writes as u32 == 0 { Access::Read } else { Access::Write };
+    let access = if width::low(writes) == 0 { Access::Read } else { Access::Write };
     region.pin(range(region, start, length)?, access).map(|pin| {
         core::mem::forget(pin);
         0
@@ -169,7 +169,7 @@ unsafe fn unpin([handle, start, length, ..]: Arguments) -> Result<u64, Errno> {
 
 unsafe fn set_limit([handle, bytes, ..]: Arguments) -> Result<u64, Errno> {
     // SAFETY: the caller guarantees that the handle is not released yet.
-    unsafe { region(handle) }.set_limit(bytes as usize).map(|()| 0)
+    unsafe { region(handle) }.set_limit(width::size(bytes)).map(|()| 0)
 }
 
 unsafe fn set_policy([handle, policy, ..]: Arguments) -> Result<u64, Errno> {
@@ -229,18 +229,18 @@ const ALIGNED: usize = 16;
 
 unsafe fn arena_malloc([handle, size, ..]: Arguments) -> Result<u64, Errno> {
     // SAFETY: the caller guarantees that the handle is not released yet.
-    Ok(unsafe { arena(handle) }.allocate(size as usize, ALIGNED).map_or(0, |(address, _)| address as u64))
+    Ok(unsafe { arena(handle) }.allocate(width::size(size), ALIGNED).map_or(0, |(address, _)| address as u64))
 }
 
 unsafe fn arena_free([handle, block, ..]: Arguments) -> Result<u64, Errno> {
     if block != 0 {
         // SAFETY: the caller guarantees that the handle is not released yet.
-        unsafe { arena(handle) }.free(block as usize);
+        unsafe { arena(handle) }.free(width::size(block));
     }
     Ok(0)
 }
 
 unsafe fn arena_usable_size([handle, block, ..]: Arguments) -> Result<u64, Errno> {
     // SAFETY: the caller guarantees that the handle is not released yet.
-    Ok(if block == 0 { 0 } else { unsafe { arena(handle) }.size_of(block as usize) as u64 })
+    Ok(if block == 0 { 0 } else { unsafe { arena(handle) }.size_of(width::size(block)) as u64 })
 }

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use usring_call_memory::{self as call_memory, PinnedCall, is_execution};
 use usring_swap::mappings::WINDOW;
 use usring_sys::pinned_memory::{self, PinHook};
-use usring_sys::{Errno, SystemCall};
+use usring_sys::{Errno, SystemCall, width};
 
 /// The pin hook for the system calls that the engine makes.
 pub static PIN_HOOK: PinHook = PinHook { prepare, finish, window: WINDOW.start as u64..WINDOW.end as u64 };
@@ -45,7 +45,7 @@ fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
 /// EFAULT.
 fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Option<u64> {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
-    let is_fault = answer == i64::from(Errno::EFAULT.negative()) as u64;
+    let is_fault = answer == i64::from(Errno::EFAULT.negative()).cast_unsigned();
     if is_fault && call_memory::is_guess(call.number) && !IS_REPORTED.swap(true, Ordering::Relaxed) {
         message::say(format_args!(
             "swap: system call {} answers EFAULT: it may name swapped memory by a structure that usring \
@@ -61,12 +61,12 @@ pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     if !region::exists() {
         return serve(call);
     }
-    if !is_execution(call.number as u32) {
+    if !is_execution(width::low(call.number)) {
         let outcome = serve(call);
         return if outcome.kind == Outcome::FORWARD { hold(call) } else { outcome };
     }
     // An exec returns only if it fails.
-    let mut execution = SystemCall::with_six(call.number as u32, call.arguments);
+    let mut execution = SystemCall::with_six(width::low(call.number), call.arguments);
     let address = core::ptr::from_ref(call) as usize;
     match PinnedCall::new(&mut execution, region::mappings) {
         Ok(pinned) => {
@@ -85,7 +85,7 @@ const FORWARD: Outcome = Outcome { answer: 0, kind: Outcome::FORWARD };
 const PINNED: Outcome = Outcome { answer: 0, kind: Outcome::PINNED };
 
 fn hold(call: &mut Call) -> Outcome {
-    let mut forward = SystemCall::with_six(call.forward.number as u32, call.forward.arguments);
+    let mut forward = SystemCall::with_six(width::low(call.forward.number), call.forward.arguments);
     match PinnedCall::new(&mut forward, region::mappings) {
         Ok(None) => FORWARD,
         Ok(Some(pinned)) => {
@@ -102,7 +102,7 @@ pub fn after(call: &mut Call, answer: u64) -> Outcome {
     let address = core::ptr::from_ref(call) as usize;
     let done = |answer| Outcome { answer, kind: Outcome::DONE };
     let Some(mut pinned) = in_flight::take(address) else { return done(answer) };
-    let mut forward = SystemCall::with_six(call.forward.number as u32, call.forward.arguments);
+    let mut forward = SystemCall::with_six(width::low(call.forward.number), call.forward.arguments);
     match proceed(&mut pinned, &mut forward, answer) {
         Some(answer) => done(answer),
         None => {

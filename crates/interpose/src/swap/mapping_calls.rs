@@ -20,7 +20,7 @@ use usring_call_memory::is_in_window;
 use usring_swap::Access;
 use usring_swap::mappings::{Changes, Mappings, Owner, Part, Pins};
 use usring_sys::mapping::PAGE;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// The kinds of refusals that [`refused`] has reported already, one bit each.
@@ -38,9 +38,9 @@ type Answer = Option<Result<u64, Errno>>;
 pub fn serve(call: &mut Call) -> Option<Outcome> {
     let arguments = call.arguments;
     let [first, second, third, fourth, ..] = arguments;
-    let number = call.number as u32;
+    let number = width::low(call.number);
     let answer = match number {
-        linux::__NR_mmap if fourth as u32 & linux::MAP_ANONYMOUS != 0 || is_in_window(first) => map(arguments),
+        linux::__NR_mmap if width::low(fourth) & linux::MAP_ANONYMOUS != 0 || is_in_window(first) => map(arguments),
         PROBE if first == PROBE_ARGUMENT => Some(Ok(PROBE_ANSWER)),
         linux::__NR_mlockall => Some(Err(refused(Unsupported::LockAll))),
         linux::__NR_sigaltstack => {
@@ -70,9 +70,9 @@ fn serve_range(mappings: &Mappings, number: u32, arguments: [u64; 4]) -> Answer 
     let [start, length, third, fourth] = arguments;
     let answer = match number {
         linux::__NR_munmap => unmap(mappings, start, length),
-        linux::__NR_mprotect => protect(mappings, start, length, third as u32, None),
-        linux::__NR_pkey_mprotect => protect(mappings, start, length, third as u32, Some(fourth)),
-        linux::__NR_madvise => advise(mappings, start, length, third as u32),
+        linux::__NR_mprotect => protect(mappings, start, length, width::low(third), None),
+        linux::__NR_pkey_mprotect => protect(mappings, start, length, width::low(third), Some(fourth)),
+        linux::__NR_madvise => advise(mappings, start, length, width::low(third)),
         linux::__NR_mlock | linux::__NR_mlock2 => lock(mappings, number, start, length, third),
         linux::__NR_munlock => around(start, length)
             .and_then(|range| in_order(mappings, &range, None, |start, length| kernel(number, [start, length, 0, 0]))),
@@ -92,7 +92,7 @@ fn kernel(number: u32, [first, second, third, fourth]: [u64; 4]) -> Result<u64, 
 /// Returns the pages of a range. Errors: `EINVAL` if it does not start at a page, or extends beyond
 /// all addresses.
 fn pages(start: u64, length: u64) -> Result<Range<usize>, Errno> {
-    let (start, length) = (start as usize, length as usize);
+    let (start, length) = (width::size(start), width::size(length));
     let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
     let end = start.checked_add(length).ok_or(Errno::EINVAL)?;
     if start.is_multiple_of(PAGE) { Ok(start..end) } else { Err(Errno::EINVAL) }
@@ -118,21 +118,21 @@ const FIXED: u32 = linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE;
 /// Answers mmap(2).
 fn map(arguments: [u64; 6]) -> Answer {
     let [address, length, protection, flags, ..] = arguments;
-    let flags = flags as u32;
+    let flags = width::low(flags);
     let is_ours = flags & linux::MAP_TYPE == linux::MAP_PRIVATE
         && flags & linux::MAP_ANONYMOUS != 0
         && flags & OTHER_KINDS == 0
-        && protection as u32 == READ_WRITE;
+        && width::low(protection) == READ_WRITE;
     if flags & FIXED != 0 {
         return if is_in_window(address) { map_over(mappings()?, arguments, is_ours) } else { None };
     }
-    if !is_ours || (length as usize) < region::minimum() {
+    if !is_ours || width::size(length) < region::minimum() {
         // A hint to an address in the window is ignored, because the kernel must not fill the
         // region's holes.
         let elsewhere = || map_by_kernel([0, length, protection, u64::from(flags), arguments[4], arguments[5]]);
         return (is_in_window(address) && flags & linux::MAP_ANONYMOUS != 0).then(elsewhere);
     }
-    let start = region::made()?.change().map(length as usize);
+    let start = region::made()?.change().map(width::size(length));
     if start.is_none() {
         report_no_room(length);
     }
@@ -168,7 +168,7 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
         return None;
     }
     let mut changes = mappings.change();
-    if flags as u32 & linux::MAP_FIXED_NOREPLACE != 0 && !changes.is_free(&range) {
+    if width::low(flags) & linux::MAP_FIXED_NOREPLACE != 0 && !changes.is_free(&range) {
         return Some(Err(Errno::EEXIST));
     }
     if is_ours && range.start >= region.start && range.end <= region.end {
@@ -179,7 +179,7 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
         }
     }
     // To the kernel the whole region is mapped, even where the program sees a hole.
-    let flags = flags as u32 & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
+    let flags = width::low(flags) & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
     arguments[3] = u64::from(flags);
     match changes.replace(&range, || map_by_kernel(arguments)) {
         // The file may be one of usring's descriptors, which have no mmap in the kernel. Another
@@ -223,7 +223,7 @@ fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: O
         return Err(Errno::EINVAL);
     }
     let range = pages(start, length).map_err(|_| Errno::ENOMEM)?;
-    let is_as_ever = protection & !linux::PROT_SEM == READ_WRITE && key.is_none_or(|key| key as u32 == u32::MAX);
+    let is_as_ever = protection & !linux::PROT_SEM == READ_WRITE && key.is_none_or(|key| width::low(key) == u32::MAX);
     in_order(mappings, &range, (!is_as_ever).then_some(Unsupported::Protect), ask)
 }
 
@@ -348,7 +348,7 @@ fn look(mappings: &Mappings, start: u64, length: u64, target: u64) -> Result<u64
 /// Answers mremap(2).
 fn remap([start, old, new, flags, target, _]: [u64; 6]) -> Answer {
     const MOVES: u32 = linux::MREMAP_FIXED | linux::MREMAP_DONTUNMAP;
-    let flags = flags as u32;
+    let flags = width::low(flags);
     let is_target = flags & linux::MREMAP_FIXED != 0 && is_in_window(target);
     if !is_in_window(start) && !is_target {
         return None;

@@ -8,7 +8,7 @@ use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::plain::IoVector;
 use usring_sys::signals;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
-use usring_sys::{Errno, SystemCall, message};
+use usring_sys::{Errno, SystemCall, message, width};
 use usring_uapi::general as linux;
 
 /// RWF_NOAPPEND: the write ignores O_APPEND.
@@ -42,7 +42,7 @@ pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcom
     if answer == Ok(0) && transfer.writes && identity.is_socket() {
         answer = write_nothing(transfer, number);
     }
-    IssueOutcome::of(answer.map(|bytes| bytes as i32))
+    IssueOutcome::of(answer.map(width::int))
 }
 
 /// Makes an empty write on a socket: it sends an empty message, if the socket keeps message
@@ -51,7 +51,7 @@ fn write_nothing(transfer: &ReadWrite, number: i32) -> Result<u64, Errno> {
     if transfer.flags & NO_SIGNAL != 0 {
         return message::send_call(number, IoVector::default(), message::NO_SIGNAL, None).run();
     }
-    let answer = SystemCall::new(linux::__NR_write, [number as u64, transfer.first.base, 0, 0, 0]).run();
+    let answer = SystemCall::new(linux::__NR_write, [width::word(number), transfer.first.base, 0, 0, 0]).run();
     if answer == Err(Errno::EPIPE) {
         signal_broken_pipe(transfer);
     }
@@ -75,7 +75,7 @@ fn check_flags(transfer: &ReadWrite, number: i32, identity: &FileIdentity) -> Re
 fn file_takes(number: i32, flags: u32) -> Result<(), Errno> {
     let nowhere = IoVector { base: 0, length: 1 };
     let flags = u64::from(flags & (linux::RWF_NOWAIT | DONT_CACHE)) | PASS_MARK_ABOVE_FLAGS;
-    let arguments = [number as u64, &raw const nowhere as u64, 1, 0, 0, flags];
+    let arguments = [width::word(number), &raw const nowhere as u64, 1, 0, 0, flags];
     match SystemCall::with_six(linux::__NR_preadv2, arguments).run() {
         Err(Errno::EOPNOTSUPP) => Err(Errno::EOPNOTSUPP),
         _ => Ok(()),
@@ -87,7 +87,7 @@ fn read_too_little(number: i32) -> Result<u64, Errno> {
     let mut byte = 0u8;
     let part = IoVector { base: &raw mut byte as u64, length: 1 };
     let flags = u64::from(linux::RWF_NOWAIT) | PASS_MARK_ABOVE_FLAGS;
-    let arguments = [number as u64, &raw const part as u64, 1, FILE_POSITION, 0, flags];
+    let arguments = [width::word(number), &raw const part as u64, 1, FILE_POSITION, 0, flags];
     match SystemCall::with_six(linux::__NR_preadv2, arguments).run() {
         Err(Errno::EINVAL) => Err(Errno::EINVAL),
         _ => Ok(0),

@@ -5,7 +5,7 @@ use crate::request::operation::Operation;
 use crate::request::operation::read_write::{FILE_POSITION, ReadWrite};
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Blocking, Request};
-use usring_sys::{Errno, descriptor, file};
+use usring_sys::{Errno, descriptor, file, width};
 use usring_uapi::general as linux;
 
 /// Makes the transfer in a worker. On a regular file, repeats the call until all bytes are
@@ -50,7 +50,7 @@ impl ReadWrite {
                     self.advance(bytes);
                     let regular = || descriptor::identity(number).is_ok_and(|identity| identity.is_regular());
                     if bytes == 0 || self.done >= self.total || !regular() {
-                        return self.done as i32;
+                        return width::int(self.done);
                     }
                 }
                 Err(Errno::ESPIPE) if self.offset != FILE_POSITION => {

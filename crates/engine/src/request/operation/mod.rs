@@ -15,7 +15,7 @@ use core::mem::needs_drop;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::socket::ADDRESS_LIMIT;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::Sqe;
 
 /// The operation of a request, as the opcode's prepare has read it from the SQE. `repr(u8)` places
@@ -228,7 +228,7 @@ pub(crate) enum SocketAddress {
 impl SocketAddress {
     pub fn read(sqe: &Sqe) -> Result<SocketAddress, Errno> {
         // The kernel stores this length in an int, so only the lower 32 bits count.
-        let length = usize::try_from(sqe.off as i32).map_err(|_| Errno::EINVAL)?;
+        let length = usize::try_from(width::int(sqe.off)).map_err(|_| Errno::EINVAL)?;
         if length > ADDRESS_LIMIT {
             return Err(Errno::EINVAL);
         }
@@ -236,11 +236,11 @@ impl SocketAddress {
         if length <= SHORT {
             let mut bytes = [0; SHORT];
             user_memory::copy_in(&mut bytes[..length], from)?;
-            return Ok(SocketAddress::Short { length: length as u8, bytes });
+            return Ok(SocketAddress::Short { length: width::byte(length as u64), bytes });
         }
         let mut bytes = Box::new([0; ADDRESS_LIMIT]);
         user_memory::copy_in(&mut bytes[..length], from)?;
-        Ok(SocketAddress::Long { length: length as u8, bytes })
+        Ok(SocketAddress::Long { length: width::byte(length as u64), bytes })
     }
 
     pub fn bytes(&self) -> &[u8] {

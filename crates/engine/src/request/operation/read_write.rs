@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use usring_device::{DeviceRequest, NamedFile, OpenDevice, OpenMode, Operation as DeviceOperation, Transfer};
 use usring_sys::plain::IoVector;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
-use usring_sys::{Errno, SystemCall, descriptor, file};
+use usring_sys::{Errno, SystemCall, descriptor, file, width};
 use usring_uapi::general as linux;
 
 /// The RWF_* flags that Linux 6.18 knows.
@@ -144,7 +144,7 @@ impl ReadWrite {
     /// overflows; `ESPIPE` for a socket if the offset is not 0.
     #[cold]
     pub fn forget_offset(&mut self, number: i32) -> Result<(), Errno> {
-        if self.total != 0 && (self.offset as i64).checked_add(self.total as i64).is_none() {
+        if self.total != 0 && self.offset.cast_signed().checked_add(self.total.cast_signed()).is_none() {
             return Err(Errno::EINVAL);
         }
         if self.offset != 0 && descriptor::identity(number)?.is_socket() {
@@ -156,7 +156,7 @@ impl ReadWrite {
 
     /// Returns whether a result breaks a link: it is an error, or fewer bytes than `total`.
     pub fn is_short(&self, result: i32) -> bool {
-        result < 0 || (result as u64) < self.total
+        result < 0 || width::word(result) < self.total
     }
 
     #[inline]
@@ -168,7 +168,7 @@ impl ReadWrite {
     pub fn on_block_file(&self, file: &OpenDevice, number: i32) -> i32 {
         let flags = self.flags & !linux::RWF_NOWAIT;
         let done = device_file::ring_transfer(file, number, self.writes, self.members(), self.offset, flags);
-        done.map_or_else(Errno::negative, |bytes| bytes as i32)
+        done.map_or_else(Errno::negative, width::int)
     }
 
     /// Advances the transfer by `bytes` bytes: the offset, and the front of the vector.
@@ -197,7 +197,7 @@ impl ReadWrite {
         let flags = u64::from(self.flags | extra_flags) | PASS_MARK_ABOVE_FLAGS;
         // The kernel takes the offset in two halves. On a 64-bit machine, the low half is the whole
         // offset.
-        let arguments = [number as u64, members.as_ptr() as u64, members.len() as u64, self.offset, 0, flags];
+        let arguments = [width::word(number), members.as_ptr() as u64, members.len() as u64, self.offset, 0, flags];
         SystemCall::with_six(system_call, arguments)
     }
 
@@ -218,7 +218,7 @@ impl ReadWrite {
     /// Returns the result of a request that now fails with `error`: the bytes transferred so far,
     /// or the error if there are none.
     pub fn result(&self, error: Errno) -> i32 {
-        if self.done > 0 { self.done as i32 } else { error.negative() }
+        if self.done > 0 { width::int(self.done) } else { error.negative() }
     }
 
     /// Makes the writes of this request raise no SIGPIPE. Does nothing for a read.

@@ -7,16 +7,16 @@ use crate::request::outcome::{Answer, IssueOutcome};
 use alloc::boxed::Box;
 use usring_sys::message::{self, ADDRESS_LIMIT, Counted, MessageHeader, VECTOR_LIMIT};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, epoll, user_memory};
+use usring_sys::{Errno, UserAddress, epoll, user_memory, width};
 use usring_uapi::Sqe;
 use usring_uapi::io_uring as abi;
 
-pub(crate) const POLL_FIRST: u16 = abi::IORING_RECVSEND_POLL_FIRST as u16;
-pub(crate) const MULTISHOT: u16 = abi::IORING_RECV_MULTISHOT as u16;
-pub(crate) const FIXED_BUFFER: u16 = abi::IORING_RECVSEND_FIXED_BUF as u16;
-pub(crate) const REPORT_USAGE: u16 = abi::IORING_SEND_ZC_REPORT_USAGE as u16;
-pub(crate) const BUNDLE: u16 = abi::IORING_RECVSEND_BUNDLE as u16;
-pub(crate) const VECTORIZED: u16 = abi::IORING_SEND_VECTORIZED as u16;
+pub(crate) const POLL_FIRST: u16 = width::short(abi::IORING_RECVSEND_POLL_FIRST as u64);
+pub(crate) const MULTISHOT: u16 = width::short(abi::IORING_RECV_MULTISHOT as u64);
+pub(crate) const FIXED_BUFFER: u16 = width::short(abi::IORING_RECVSEND_FIXED_BUF as u64);
+pub(crate) const REPORT_USAGE: u16 = width::short(abi::IORING_SEND_ZC_REPORT_USAGE as u64);
+pub(crate) const BUNDLE: u16 = width::short(abi::IORING_RECVSEND_BUNDLE as u64);
+pub(crate) const VECTORIZED: u16 = width::short(abi::IORING_SEND_VECTORIZED as u64);
 
 /// Events that a receive is polled for: data, urgent data, and the end of data.
 pub(crate) const RECEIVE_EVENTS: u32 = epoll::IN | epoll::PRI | epoll::PEER_HANG_UP;
@@ -111,9 +111,9 @@ impl SocketMessage {
         if header.name.is_null() {
             header.name_length = 0;
         }
-        if header.name_length as i32 > ADDRESS_LIMIT as i32 {
-            header.name_length = ADDRESS_LIMIT as u32;
-        } else if (header.name_length as i32) < 0 {
+        if header.name_length.cast_signed() > width::int(ADDRESS_LIMIT as u64) {
+            header.name_length = width::count(ADDRESS_LIMIT);
+        } else if header.name_length.cast_signed() < 0 {
             return Err(Errno::EINVAL);
         }
         if !receives && header.name_length != 0 {
@@ -142,7 +142,7 @@ impl SocketMessage {
         self.header.count = self.members.left().len() as u64;
         if let Some(address) = &self.address {
             self.header.name = UserAddress(address.bytes.as_ptr() as u64);
-            self.header.name_length = address.length as u32;
+            self.header.name_length = width::count(address.length);
         }
         &mut self.header
     }
@@ -209,9 +209,9 @@ impl SendReceive {
     /// byte count or a negative errno.
     pub fn result(&self, step: i32) -> i32 {
         if step >= 0 {
-            self.done as i32 + step
+            width::int(self.done) + step
         } else if self.done > 0 {
-            self.done as i32
+            width::int(self.done)
         } else {
             step
         }

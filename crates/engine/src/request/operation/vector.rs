@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::Sqe;
 
 /// Most members of a vector (UIO_MAXIOV).
@@ -58,7 +58,7 @@ impl Members {
         if count > u64::from(LIMIT) {
             return Err(Errno::EINVAL);
         }
-        user_memory::read_array_into(&mut self.all, from, count as usize)?;
+        user_memory::read_array_into(&mut self.all, from, width::size(count))?;
         if let [only] = self.all.as_mut_slice() {
             // A single member is shortened before its end is checked.
             if only.length > i64::MAX as u64 {
