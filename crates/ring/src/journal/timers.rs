@@ -8,6 +8,7 @@
 use super::{HELD, Journal, JournalSlot, NEW};
 use alloc::vec::Vec;
 use usring_sys::sync::Ordering;
+use usring_sys::width;
 
 /// Flag of a timeout in flight. (No request is being taken from the SQ and held back at once.)
 pub(super) const TIMED: u32 = NEW | HELD;
@@ -54,7 +55,7 @@ impl Journal {
         for (offset, word) in [(REPEATS, timer.repeats), (COUNT, timer.count.unwrap_or(0)), (FLAGS, flags)] {
             self.memory.word(at + offset).store(word, Ordering::Relaxed);
         }
-        self.set_index(slot.0, free as u32);
+        self.set_index(slot.0, width::count(free));
         self.set_owner(slot.0, self.own | TIMED);
     }
 
