@@ -97,7 +97,7 @@ pub fn process_state(process: i32) -> Option<char> {
     state_in(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 
-/// Sleeps for 30 ms: long enough for an event that must not happen to show.
+/// Sleeps for 30 ms. If an event happens that must not happen, it shows within this time.
 pub fn long_enough_to_notice() {
     std::thread::sleep(Duration::from_millis(30));
 }

@@ -186,8 +186,8 @@ fn ioctl_size(command: u32) -> u64 {
 /// Size in bytes that is assumed for a structure whose ioctl number declares none.
 const USUAL: u64 = 16 << 10;
 
-/// Adds a structure of ioctl(2) and the memory that it names. Its size is at least [`USUAL`],
-/// because the kernel may use more than the request's number declares.
+/// Adds the structure of an ioctl(2), and the memory that its words name. Counts at least [`USUAL`]
+/// bytes for the structure, because the kernel may use more than the number of the ioctl declares.
 fn add_structure(spans: &mut Spans, address: u64, size: u64) {
     add(spans, address, size.max(USUAL), Access::Write);
     add_words(spans, address, size.min(MOST_STRUCTURE));

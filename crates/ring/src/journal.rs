@@ -342,7 +342,8 @@ impl Journal {
         (0..count).map(move |index| first.wrapping_add(NEXT.wrapping_mul(index)))
     }
 
-    /// Adds a request of this process that is held back at this place. `None`: the journal is full.
+    /// Adds a request of this process that is held back. `place`: its place in the order of held
+    /// requests. `None`: the journal is full.
     /// For a chain, the caller first adds the later requests ([`Journal::add_held_member`]), and
     /// then the chain's first request by this function.
     pub fn add_held(&mut self, user_data: u64, place: u32, drains: bool) -> Option<JournalSlot> {
@@ -362,8 +363,8 @@ impl Journal {
         self.set_owner(slot.0, self.own | HELD);
     }
 
-    /// Notes that a request of this process is held back at this place. `drains`: requests behind
-    /// it wait until it has completed.
+    /// Notes that a request of this process is held back. `place`: its place in the order of held
+    /// requests. `drains`: the requests after it wait until it has completed.
     pub fn hold(&self, slot: JournalSlot, place: u32, drains: bool) {
         self.set_index(slot.0, place | if drains { DRAINS } else { 0 });
         self.set_owner(slot.0, self.own | HELD);

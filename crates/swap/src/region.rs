@@ -23,8 +23,8 @@ use usring_sys::paged_memory::Window;
 use usring_sys::sync::{AtomicUsize, Ordering};
 use usring_sys::{Errno, processor, thread, user_memory};
 
-/// Smallest limit, in units. It is a few clusters, so that one thread does not evict the pages that
-/// another thread is bringing in.
+/// Smallest limit on resident memory, in units. It leaves room for the pages that several threads
+/// bring in at the same time.
 pub const LEAST_LIMIT: usize = 64;
 
 /// Maximum number of bytes that are read ahead by default.
@@ -327,8 +327,8 @@ impl SwapRegion {
         self.window.as_mut_slice()
     }
 
-    /// Sets the device's polling policy, in the words of `poll=`. Returns `false` if `policy` is no
-    /// such word, or if the region did not open the device itself.
+    /// Sets the device's polling policy. `policy`: a value of the option `poll=`. Returns `false`
+    /// for any other word, or if the region did not open the device itself.
     pub fn set_policy(&self, policy: &str) -> bool {
         match (self.policy, PollPolicy::parse(policy)) {
             (Some(word), Some(policy)) => {
@@ -346,7 +346,7 @@ impl SwapRegion {
 
     /// Changes the limit. If the new limit is lower, evicts pages before it returns.
     ///
-    /// Errors: `EINVAL` for less than 64 pages; `ENOSPC` if the backing store is full; `EBUSY` if
+    /// Errors: `EINVAL` for less than 64 units; `ENOSPC` if the backing store is full; `EBUSY` if
     /// too many pages are pinned; the device's errors.
     pub fn set_limit(&self, bytes: usize) -> Result<(), Errno> {
         let limit = bytes / self.pager.unit();

@@ -261,7 +261,7 @@ fn note_difference(generation_before: u32) {
     unusual::set(Unusual::Credentials);
 }
 
-/// Makes one of [`CALLS`] for the calling thread, which is the only thread of its process.
+/// Makes one of [`CALLS`] for the calling thread only. No other thread repeats it.
 pub fn change_alone(number: u32, [a, b, c]: [u64; 3]) -> u64 {
     match SystemCall::new(number, [a, b, c, 0, 0]).run_once() {
         Ok(value) => value,

@@ -67,8 +67,9 @@ pub enum Edge {
     /// The state word of a page of swapped memory: the thread that releases the page publishes its
     /// slot number to the next thread that acquires the page.
     Page,
-    /// The gate of a cluster of swapped pages. A thread that uses the cluster and a thread that
-    /// shuts the gate publish to each other what they have done.
+    /// The gate of a cluster of swapped pages. A thread that leaves the gate publishes its changes
+    /// of the cluster to the evictor that shuts the gate. The evictor publishes its changes to the
+    /// next thread that enters.
     Gate,
     /// A thread unlocks, then reads whether there is work. Another thread publishes work, then
     /// tries the lock.

@@ -134,8 +134,8 @@ impl PagedMemory {
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// Sets whether a child that is forked from now on gets a copy of this part: of its resident
-    /// pages, with zeroes in place of others. Only for anonymous memory.
+    /// Sets whether a child that is forked from now on gets a copy of this part. The copy has the
+    /// resident pages, and zeroes in place of the other pages. Only for anonymous memory.
     pub fn set_inherited(&self, offset: usize, length: usize, inherited: bool) -> Result<(), Errno> {
         self.check(offset, length);
         assert!(self.alias.is_none(), "a child would share the file");

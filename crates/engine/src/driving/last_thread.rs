@@ -60,8 +60,8 @@ impl LastThread {
         matches!(self, LastThread::First | LastThread::Ended(_))
     }
 
-    /// Checks whether the first thread has ended, or looks again for a thread to watch. `event`:
-    /// event data for that thread's descriptor in the ring watcher's epoll set.
+    /// Finds the next thread to watch, if the first thread has ended. `event`: event data for the
+    /// descriptor of the thread found, in the ring watcher's epoll set.
     pub fn check(&mut self, set: &Epoll, event: u64) {
         match *self {
             LastThread::First => {

@@ -111,7 +111,8 @@ impl Ring {
     }
 }
 
-/// Notifies the owner of a DEFER_TASKRUN ring of entries on the list, which only the owner runs.
+/// Notifies the owner of a DEFER_TASKRUN ring that there is work which only the owner runs: entries
+/// on the task-work list, or completions of devices. `by_worker`: a worker has run the request.
 pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     show_deferred(ring);
     if let Some(event) = &*ring.work_event.lock() {

@@ -26,7 +26,7 @@ use usring_sys::{Errno, process_number};
 /// Longest time, in nanoseconds, that an unanswered ask uses the slot while another ask waits.
 const LONGEST_USE: Nanoseconds = 20_000_000;
 
-/// Returns the outcome of a request that cancels or changes others. `answer`: the result among the
+/// Returns the outcome of a request that cancels or changes others. `answer`: its result on the
 /// requests of this process.
 pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     if locked.ring.is_shared() { shared_outcome(locked, request, answer) } else { IssueOutcome::of(answer) }

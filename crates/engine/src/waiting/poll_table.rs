@@ -131,8 +131,9 @@ impl PollTable {
         }
     }
 
-    /// Returns whether a request that has waited can wait in its slot again. It can while it keeps
-    /// a reference to the file's hold (its duplicate or registered file).
+    /// Returns whether a request that has waited can wait in its slot again. The request must still
+    /// keep its file open by a registered file or a shared duplicate. The slot must be switched on
+    /// for the same events.
     #[inline]
     pub fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
         let waited = request.place != 0 && matches!(request.file.hold, Hold::Registered(_) | Hold::Shared(_));

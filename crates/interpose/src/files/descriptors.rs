@@ -181,7 +181,7 @@ fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
     }
 }
 
-/// Returns a counted reference to the file of a table entry, under the lock `descriptors`.
+/// Takes the lock `descriptors`, and returns a counted reference to the file of a table entry.
 fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     if entry.load(Ordering::Relaxed) == 0 {
         return Found::Other;

@@ -130,8 +130,9 @@ pub fn id() -> u32 {
     getpid()
 }
 
-/// The caller's relation to the memory that it runs in.
+/// The owner of the memory that the caller runs in.
 pub enum Caller {
+    /// A process in its own memory.
     Own,
     /// A vfork child, which borrows its parent's memory.
     Borrower,
@@ -139,8 +140,8 @@ pub enum Caller {
     NotBegun,
 }
 
-/// Returns the caller's relation to the memory that it runs in. May be called in a signal handler,
-/// because it makes no state.
+/// Returns the owner of the memory that the caller runs in. May be called in a signal handler,
+/// because it does not make the state of a process that has none yet.
 pub fn caller() -> Caller {
     match PROCESS.get() {
         Some(process) if process.id == getpid() => Caller::Own,

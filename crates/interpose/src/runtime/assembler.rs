@@ -1,8 +1,9 @@
 //! Pieces of assembler that several sections share. The user of a piece supplies its operands.
 
-/// Calls rt_sigprocmask(2) with PASS_MARK, which usring's filter lets pass. `$how` is the operand
-/// that says how the set at rsi changes the mask. If rdx is not 0, the previous mask goes there.
-/// Operands: `mark`, `rt_sigprocmask`. The mark stays in r9.
+/// Calls rt_sigprocmask(2) with PASS_MARK, which usring's filter lets pass. rsi: the address of the
+/// set. If rdx is not 0, the previous mask goes there. `$how`: the name, in braces, of the operand
+/// that says how the set changes the mask, such as `"{set_mask}"`. Further operands: `mark`,
+/// `rt_sigprocmask`. The mark stays in r9.
 macro_rules! change_mask {
     ($how:literal) => {
         concat!("mov edi, ", $how, "\nmov r10d, 8\nmov r9, {mark}\nmov eax, {rt_sigprocmask}\nsyscall\n")

@@ -79,8 +79,8 @@ global_asm!(
     "test rax, rax",
     "jnz 6f",
     "ret",
-    // The signal cannot be put off, because all slots are in use: the handler runs under the mask
-    // in rdx.
+    // The signal cannot be put off: all slots for put-off signals are in use, or an instruction of
+    // the engine raised it. So the handler runs now, under the mask that `put_off` left in rdx.
     "6:",
     "push rdx",
     ".cfi_def_cfa_offset 16",

@@ -165,7 +165,8 @@ const fn look_at_vfork(filter: &mut Assembler) {
     filter.answer(RET_TRAP);
 }
 
-/// Index of the register that carries the mark of vfork(2), as if it were an argument.
+/// Index of the argument register (r8) that carries usring's mark in its own vfork(2) calls. The
+/// call itself has no arguments.
 pub const VFORK_MARKED: u32 = 4;
 
 /// Adds the rule that each of these calls gets `answer`.
