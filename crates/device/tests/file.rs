@@ -16,7 +16,7 @@ use file::place::{
 };
 use skipped::skip;
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
@@ -176,7 +176,7 @@ fn writes_to_a_full_file_system_fail_with_enospc() {
         let path = format!("{folder}/image");
         fs::write(&path, []).unwrap();
         for options in ["", ",direct=off"] {
-            let driver = open(&format!("file:path={path},size=8M{options}"));
+            let driver = open(&format!("file:path={path},size=8M,create=on{options}"));
             let mut rig = Rig::new(&*driver, POLLED);
             let memory = Memory::new(64 << 10);
             let mut write = |at: u64| rig.transfer(Operation::Write, at * (64 << 10), &[memory.segment(0, 64 << 10)]);
@@ -200,8 +200,11 @@ fn the_device_size_is_that_of_the_file_or_of_the_size_option() {
     assert_eq!(size(""), Ok(9728), "the size is rounded down to whole blocks");
     assert_eq!(size(",size=4096"), Ok(4096));
     assert_eq!(size(",size=1M,read-only=on"), Err(Errno::ENOSPC));
+    assert_eq!(size(",size=1M"), Err(Errno::ENOSPC));
+    assert_eq!(size(",size=1M,create=off"), Err(Errno::ENOSPC));
+    assert_eq!(size(",size=4096,create=on"), Ok(4096));
     assert_eq!(disk.metadata().unwrap().len(), 10_000, "the file's length has not changed");
-    assert_eq!(size(",size=1M"), Ok(1 << 20));
+    assert_eq!(size(",size=1M,create=on"), Ok(1 << 20));
     assert_eq!(disk.metadata().unwrap().len(), 1 << 20);
     disk.set_len(511).unwrap();
     assert_eq!(size(""), Err(Errno::EINVAL), "the file is shorter than a block");
@@ -225,6 +228,11 @@ fn paths_other_than_regular_files_and_block_devices_are_refused() {
     let file = Place::on_disk();
     let refused = |path: &str| try_open(&format!("file:path={path}")).err();
     assert_eq!(refused(&file.path), Some(Errno::ENOENT), "a missing file is not created");
+    assert_eq!(refused(&format!("{},size=1M", file.path)), Some(Errno::ENOENT));
+    assert_eq!(refused(&format!("{},size=1M,create=on", file.path)), None);
+    let made = fs::metadata(&file.path).unwrap();
+    assert_eq!((made.len(), made.permissions().mode() & 0o777), (1 << 20, 0o600));
+    fs::remove_file(&file.path).unwrap();
     assert_eq!(refused("/dev/null"), Some(Errno::EINVAL));
     assert_eq!(refused(&std::env::temp_dir().display().to_string()), Some(Errno::EISDIR));
     // The fifo has no writer. If opening the device waited for one, it would never return.

@@ -24,6 +24,9 @@ fn sizes_are_bytes_or_binary_units() {
     for (text, bytes) in [("512", 512), ("4K", 4096), ("3M", 3 << 20), ("1G", 1 << 30), ("1T", 1 << 40)] {
         assert_eq!(read(&format!("null:size={text}")).device().size("size"), Some(bytes));
     }
+    for (text, bytes) in [("1MiB", 1 << 20), ("1g", 1 << 30), ("1.5G", 3 << 29), ("4kiB", 4096), ("0.25t", 1 << 38)] {
+        assert_eq!(read(&format!("null:size={text}")).device().size("size"), Some(bytes), "{text}");
+    }
     assert_eq!(read("null:size=1048576").to_string(), "null:size=1M");
     assert_eq!(read("null:size=1536").to_string(), "null:size=1536");
 }
@@ -111,14 +114,16 @@ fn error_messages_name_the_mistake_and_its_column() {
     let takes = "null takes: size, latency, latency-seed, block";
     assert_eq!(complaint("null:sise=1G"), format!("unknown option 'sise' of null at column 6; {takes}"));
     assert_eq!(complaint("null:"), format!("unknown option '' of null at column 6; {takes}"));
-    assert_eq!(complaint("null"), "the text ends at column 5, where ':' and an option should be");
+    assert_eq!(complaint("null"), "null at column 1 needs size=, for example null:size=1G");
+    assert_eq!(complaint("file"), "file at column 1 needs path=, for example file:path=/path/to/it");
+    assert_eq!(complaint("delay(ram)"), "ram at column 7 needs size=, for example ram:size=1G");
     assert_eq!(complaint("null=3"), "'=' at column 5, where ':' and an option should be");
     assert_eq!(complaint("null:size"), "the text ends at column 10, where '=' and a value should be");
-    assert_eq!(complaint("null:block=512"), "null at column 1 needs the option 'size'");
+    assert_eq!(complaint("null:block=512"), "null at column 1 needs size=, for example null:size=1G");
     assert_eq!(complaint("null:size=1G,size=2G"), "option 'size' at column 14 is repeated");
     assert_eq!(
-        complaint("null:size=1g"),
-        "'1g' at column 11 is not a value of 'size', which is a size like 4096, 64K, 1M, 1G or 1T"
+        complaint("null:size=1x"),
+        "'1x' at column 11 is not a value of 'size', which is a size like 4096, 64K, 1MiB, 1.5G or 1T"
     );
     assert_eq!(complaint("null:size=1G)"), "')' at column 13, where the end should be");
     assert_eq!(complaint("null:size=1G,latency=uniform(5us"), "the text ends at column 33, where ')' should be");
@@ -136,7 +141,10 @@ fn error_messages_name_the_mistake_and_its_column() {
 
 #[test]
 fn invalid_values_are_refused() {
-    for value in ["", "G", "1K1", "-1", "+1", "1.5G", "0x10", " 1G", "9223372036854775808", "8388608T"] {
+    let fractions = ["1.5", ".5G", "1.G", "1.1G", "0.0000001T", "1.5.5G", "1.-5G"];
+    let units = ["", "G", "1K1", "1iB", "1GB", "1GIB", "iB", "0x10", " 1G"];
+    let numbers = ["-1", "+1", "9223372036854775808", "8388608T"];
+    for value in [&fractions[..], &units, &numbers].concat() {
         assert!(complaint(&format!("null:size={value}")).contains("not a value of 'size'"), "{value}");
     }
     for value in ["10", "us", "10 us", "uniform(5us)", "uniform(20us,5us)", "normal()", "gamma(1us)", "99999999999s"] {

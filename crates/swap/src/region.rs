@@ -85,8 +85,8 @@ impl Builder {
     }
 
     /// Sets the backing store by a SPEC, in the form of `usring run --device`:
-    /// `file:path=/var/tmp/swap,size=1G`. With `overwrite=on`, a file or device that holds other
-    /// data is accepted, too.
+    /// `file:path=/var/tmp/swap,size=1G,create=on`. With `overwrite=on`, a file or device with
+    /// other data is accepted, too.
     pub fn backing(mut self, text: &str) -> Result<Self, SpecError> {
         self.backing = Backing::Text(spec::parse(text)?);
         Ok(self)

@@ -43,7 +43,12 @@ pub fn parse(text: &str) -> Result<SwapText, String> {
         }
     }
     let of_swap = "limit=, min= and mechanism= are options of --swap itself";
-    let spec = spec::parse(&rest.join(",")).map_err(|error| format!("{error}; {of_swap}"))?;
+    let backing = rest.join(",");
+    let spec = spec::parse(&backing).map_err(|error| {
+        // The column is that of the user's text only if the device's text is the beginning of it.
+        let caret = if text.starts_with(&backing) { error.caret(text, 0) } else { String::new() };
+        format!("{error}; {of_swap}{caret}")
+    })?;
     let limit =
         limit.ok_or("limit= is missing: add the amount of memory that may be resident, for example limit=256M")?;
     Ok(SwapText { spec, limit, minimum: minimum.unwrap_or(MINIMUM), mechanism })

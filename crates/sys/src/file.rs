@@ -73,7 +73,8 @@ pub fn is_in_memory(number: i32) -> bool {
 /// process, as opening a FIFO would.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY);
-    let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0, 0];
+    // With O_CREAT, only the user can read the new file.
+    let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0o600, 0];
     let number = SystemCall::new(linux::__NR_openat, arguments).run()?;
     // The program may have record locks on this file. Closing a `HeldDescriptor` does not drop
     // them.

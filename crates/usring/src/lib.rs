@@ -13,6 +13,29 @@
 //! After this change the program needs no kernel with io_uring, no sysctl setting and no exception
 //! in a container's seccomp profile.
 //!
+//! They are those of version 0.7.15. (Cargo chooses a compatible version of `io-uring` for both
+//! crates.)
+//!
+//! A program can use the kernel's ring where it works, and usring's elsewhere:
+//!
+//! ```
+//! enum Ring {
+//!     Kernel(io_uring::IoUring),
+//!     Own(usring::IoUring),
+//! }
+//!
+//! impl Ring {
+//!     fn new(entries: u32) -> std::io::Result<Ring> {
+//!         // The kernel's io_uring_setup fails if a sysctl, a seccomp filter or its age forbids it.
+//!         match io_uring::IoUring::new(entries) {
+//!             Ok(ring) => Ok(Ring::Kernel(ring)),
+//!             Err(_) => usring::IoUring::new(entries).map(Ring::Own),
+//!         }
+//!     }
+//! }
+//! # Ring::new(8).unwrap();
+//! ```
+//!
 //! # Example
 //! ```
 //! use std::fs::File;

@@ -10,11 +10,10 @@
 //! # fn main() -> std::io::Result<()> {
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("pages").display().to_string();
-//! # std::fs::File::create(&path)?;
 //! let mut region = SwapRegion::builder()
 //!     .size(64 << 20)
 //!     .limit(16 << 20)
-//!     .backing(&format!("file:path={path},size=65M"))?
+//!     .backing(&format!("file:path={path},size=65M,create=on"))?
 //!     .build()?;
 //! for page in region.as_mut_slice().chunks_mut(4096) {
 //!     page[0] = 7;
@@ -81,8 +80,8 @@ impl Builder {
     }
 
     /// Sets where the region's evicted pages go. `text` is a SPEC of `usring run --device`, such as
-    /// `file:path=/var/tmp/pages,size=1G` or `ram:size=1G`. Its option `poll=` sets how a thread
-    /// waits for a page.
+    /// `file:path=/var/tmp/pages,size=1G,create=on` or `ram:size=1G`. Its option `poll=` sets how a
+    /// thread waits for a page.
     ///
     /// - The backing needs room for the whole region, and a file needs 4 KiB more for a header.
     /// - [`Builder::build`] refuses a file, a device or a back end with data that usring did not

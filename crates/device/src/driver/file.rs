@@ -50,10 +50,11 @@ pub static KIND: spec::DeviceKind = spec::DeviceKind {
     options: &[
         OptionRow { name: "path", value: ValueKind::Path, required: true },
         OptionRow { name: "size", value: ValueKind::Size, required: false },
+        OptionRow { name: "create", value: ValueKind::Switch, required: false },
         OptionRow { name: "direct", value: ValueKind::Switch, required: false },
         OptionRow { name: "read-only", value: ValueKind::Switch, required: false },
     ],
-    check: spec::check_size,
+    check,
     open: Opening::Device(|layer, _| Ok(Box::new(FileDriver::open(&FileOptions::of(layer)?)?))),
 };
 
@@ -61,18 +62,32 @@ pub static KIND: spec::DeviceKind = spec::DeviceKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileOptions {
     pub path: CString,
-    /// Size of the device in bytes. A shorter file is made longer. `None`: the file's own size.
+    /// Size of the device in bytes: its first bytes, if the file is longer. `None`: the file's own
+    /// size.
     pub size: Option<u64>,
+    /// Whether to make a missing file, and a shorter one as long as `size`.
+    pub create: bool,
     /// Whether to bypass the page cache. `None`: bypass it if the file system can.
     pub direct: Option<bool>,
     pub read_only: bool,
+}
+
+fn check(layer: &Layer) -> Result<(), &'static str> {
+    match (layer.switch("create"), layer.size("size")) {
+        (Some(true), None) => Err("create=on needs size=, the size of a new file"),
+        (Some(true), Some(_)) if layer.switch("read-only") == Some(true) => {
+            Err("create=on and read-only=on exclude each other")
+        }
+        _ => spec::check_size(layer),
+    }
 }
 
 impl FileOptions {
     fn of(layer: &Layer) -> Result<FileOptions, Errno> {
         let path = CString::new(layer.text("path").unwrap_or_default()).map_err(|_| Errno::EINVAL)?;
         let read_only = layer.switch("read-only") == Some(true);
-        Ok(FileOptions { path, size: layer.size("size"), direct: layer.switch("direct"), read_only })
+        let create = layer.switch("create") == Some(true);
+        Ok(FileOptions { path, size: layer.size("size"), create, direct: layer.switch("direct"), read_only })
     }
 }
 
@@ -94,16 +109,17 @@ impl FileDriver {
     /// - `EINVAL` if the file is neither regular nor a block device;
     /// - `EINVAL` if the size is zero, or not a multiple of the block;
     /// - `EINVAL` for `direct`, if the file system has no direct transfers;
-    /// - `ENOSPC` if a block device or a read-only file is smaller than the requested size.
+    /// - `ENOSPC` if the file is smaller than the requested size, and not to be made longer.
     pub fn open(options: &FileOptions) -> Result<FileDriver, Errno> {
         let access = if options.read_only { linux::O_RDONLY } else { linux::O_RDWR };
+        let access = if options.create { access | linux::O_CREAT } else { access };
         let (file, measure, direct) = open_file(options, access)?;
         let (block, alignment) = match direct {
             Some((memory, offset)) => (offset.max(SECTOR), memory.max(1)),
             None => (SECTOR, 1),
         };
         let size = match options.size {
-            Some(size) => full_size(file.number(), size, &measure, options.read_only)?,
+            Some(size) => full_size(file.number(), size, &measure, options.create)?,
             None => measure.size - measure.size % u64::from(block),
         };
         if size == 0 || !size.is_multiple_of(u64::from(block)) {
@@ -261,11 +277,11 @@ fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignmen
     }
 }
 
-/// Makes a file as long as the device. Otherwise each write that makes the file longer would be
-/// synchronous. Returns the size.
-fn full_size(number: i32, size: u64, measure: &Measure, read_only: bool) -> Result<u64, Errno> {
+/// Makes a file as long as the device, if it may. Otherwise each write that makes the file longer
+/// would be synchronous. Returns the size.
+fn full_size(number: i32, size: u64, measure: &Measure, create: bool) -> Result<u64, Errno> {
     if size > measure.size {
-        if measure.kind == FileKind::BlockDevice || read_only {
+        if measure.kind == FileKind::BlockDevice || !create {
             return Err(Errno::ENOSPC);
         }
         file::resize(number, size)?;

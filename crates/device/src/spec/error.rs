@@ -2,6 +2,7 @@
 //! there, and what could stand there.
 
 use super::{DeviceKind, KINDS, OptionRow, ValueKind};
+use alloc::format;
 use alloc::string::String;
 use core::fmt;
 
@@ -61,6 +62,16 @@ impl fmt::Debug for DeviceKind {
     }
 }
 
+impl SpecError {
+    /// Returns two lines to print below the message: `text`, and a caret below the error. `text` is
+    /// the user's, in which the device's text begins after `before` characters.
+    pub fn caret(&self, text: &str, before: usize) -> String {
+        // A control character would move the caret.
+        let shown: String = text.chars().map(|one| if one.is_control() { '?' } else { one }).collect();
+        format!("\n  {shown}\n  {}^", " ".repeat(before + self.column - 1))
+    }
+}
+
 fn list<'a>(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'a str>) -> fmt::Result {
     for (index, name) in names.enumerate() {
         write!(f, "{}{name}", if index == 0 { "" } else { ", " })?;
@@ -95,7 +106,9 @@ impl fmt::Display for SpecError {
             }
             Problem::OptionTwice(option) => write!(f, "option '{option}' at column {column} is repeated"),
             Problem::OptionMissing { option, kind } => {
-                write!(f, "{} at column {column} needs the option '{option}'", kind.name)
+                let example = kind.row(option).map_or("", |row| row.value.example());
+                let name = kind.name;
+                write!(f, "{name} at column {column} needs {option}=, for example {name}:{option}={example}")
             }
             Problem::Value { option, found, expected } => write!(
                 f,

@@ -103,6 +103,10 @@ impl Parser<'_> {
             self.expect(')', "',' and an option, or ')',")?;
         } else {
             if self.next() != Some(':') {
+                // A device without any option misses those that it needs.
+                if matches!(self.next(), None | Some(',' | ')')) {
+                    self.finish(start, &layer)?;
+                }
                 return Err(self.unexpected("':' and an option"));
             }
             self.options(&mut layer, ':', place)?;

@@ -42,7 +42,7 @@ impl ValueKind {
     /// Returns what such a value looks like, to complete the sentence "… which is".
     pub fn description(self) -> &'static str {
         match self {
-            ValueKind::Size => "a size like 4096, 64K, 1M, 1G or 1T",
+            ValueKind::Size => "a size like 4096, 64K, 1MiB, 1.5G or 1T",
             ValueKind::Block => "512 or 4096",
             ValueKind::Span => "a time like 500ns, 10us, 1ms or 2s",
             ValueKind::Distribution => {
@@ -53,6 +53,22 @@ impl ValueKind {
             ValueKind::Path => "a path",
             ValueKind::Switch => "on or off",
             ValueKind::Policy => "interrupt, classic, hybrid, or hybrid: and a time like 5us",
+        }
+    }
+}
+
+impl ValueKind {
+    /// Returns an example of such a value.
+    pub fn example(self) -> &'static str {
+        match self {
+            ValueKind::Size => "1G",
+            ValueKind::Block => "512",
+            ValueKind::Span | ValueKind::Distribution => "10us",
+            ValueKind::Probability => "1%",
+            ValueKind::Number => "4",
+            ValueKind::Path => "/path/to/it",
+            ValueKind::Switch => "on",
+            ValueKind::Policy => "classic",
         }
     }
 }
@@ -109,13 +125,31 @@ const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 /// Largest size: the greatest length of a file.
 const LARGEST: u64 = i64::MAX as u64;
 
-/// Parses a number of bytes, optionally with K, M, G or T (1K is 1024).
+/// Most digits behind the point of a size.
+const LONGEST_FRACTION: usize = 6;
+
+/// Parses a number of bytes, optionally with K, M, G or T (1K is 1024). The unit may be a small
+/// letter, and `iB` may follow it. A number with a unit may have a fraction, if that makes whole
+/// bytes.
 pub fn size(text: &str) -> Option<u64> {
-    let (digits, shift) = match UNITS.iter().find(|(unit, _)| text.ends_with(*unit)) {
-        Some((_, shift)) => (&text[..text.len() - 1], *shift),
+    let short = text.strip_suffix("iB").unwrap_or(text);
+    let unit = short.chars().next_back().map(|last| last.to_ascii_uppercase());
+    let (digits, shift) = match UNITS.iter().find(|(known, _)| unit == Some(*known)) {
+        Some((_, shift)) => (&short[..short.len() - 1], *shift),
+        // `iB` needs a unit before it.
         None => (text, 0),
     };
-    number(digits)?.checked_mul(1 << shift).filter(|bytes| *bytes <= LARGEST)
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
+    if whole.is_empty() || fraction.is_empty() || fraction.len() > LONGEST_FRACTION {
+        return None;
+    }
+    let parts = 10u64.pow(u32::try_from(fraction.len()).ok()?);
+    let fraction = number(fraction)?.checked_mul(1 << shift)?;
+    if fraction % parts != 0 {
+        return None;
+    }
+    let bytes = number(whole)?.checked_mul(1 << shift)?.checked_add(fraction / parts)?;
+    Some(bytes).filter(|bytes| *bytes <= LARGEST)
 }
 
 fn write_size(f: &mut fmt::Formatter<'_>, bytes: u64) -> fmt::Result {

@@ -138,7 +138,7 @@ fn no_increment_is_lost_on_a_file() {
         let limit = MIB / 2 * factor(mechanism);
         let path = folder.path().join(mechanism.name());
         std::fs::File::create(&path).unwrap();
-        let backing = format!("file:path={},size=64M", path.display());
+        let backing = format!("file:path={},size=64M,create=on", path.display());
         let region = region(4 * limit, limit, &backing).mechanism(mechanism).build().unwrap();
         increment(&region, 2, 1000 / factor(mechanism));
         check(&region);
