@@ -3,7 +3,7 @@
 
 use super::child::{self, System};
 use super::probe::{Findings, ProbeResult};
-use super::{Failure, Outcome, library, swap_probe};
+use super::{Failure, Outcome, library, style, swap_probe};
 use nix::libc;
 use nix::sys::resource::{Resource, getrlimit};
 use std::process::Command;
@@ -29,13 +29,27 @@ const INDENT: usize = 20;
 
 /// Runs the subcommand.
 pub fn run(_options: &Options) -> Outcome {
+    if let Err(error) = std::fs::read_link("/proc/self/exe") {
+        say("verdict", &format!("usring does not work here: it needs /proc, which is not mounted ({error})"));
+        return Ok(1);
+    }
+    if is_inside() {
+        say("inside a run", "this command itself runs under usring: usring also answers it as the kernel would");
+    }
     say("machine", &machine());
     report_kernel();
     let works = report_usring();
     report_swap();
     say("limits", &limits());
-    say("verdict", if works { "usring works here" } else { "usring does not work here" });
+    let verdict = if works { "usring works here" } else { "usring does not work here" };
+    say("verdict", &style::verdict(works, verdict));
     Ok(u8::from(!works))
+}
+
+/// Returns whether usring's library is loaded in this process, so that a `usring run` is around it.
+fn is_inside() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().filter_map(|line| line.rsplit('/').next()).any(|name| name.starts_with("libusring.so"))
 }
 
 fn say(what: &str, text: &str) {

@@ -226,9 +226,30 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<Option
         }
         Some(loader) => Err(format!("needs the loader {}, which does not exist", loader.display())),
         None if is_loader(path) => Ok(None),
-        None => Err("is statically linked, so libusring.so cannot be loaded into it; link it dynamically \
-                     (C: without -static; Rust: a -gnu target)"
-            .into()),
+        None => Err(format!(
+            "is statically linked, so libusring.so cannot be loaded into it; {}",
+            remedy(segments, endian, data)
+        )),
+    }
+}
+
+/// Name and type of the note that the Go tool chain writes into each program.
+const GO_NOTE: (&[u8], u32) = (b"Go", 4);
+
+/// Returns how the user links the static program dynamically.
+fn remedy<'data>(
+    segments: &[ProgramHeader64<Endianness>],
+    endian: Endianness,
+    data: impl ReadRef<'data>,
+) -> &'static str {
+    let is_go = segments.iter().any(|segment| {
+        let Ok(Some(mut notes)) = segment.notes(endian, data) else { return false };
+        std::iter::from_fn(|| notes.next().ok().flatten()).any(|note| (note.name(), note.n_type(endian).0) == GO_NOTE)
+    });
+    if is_go {
+        "build the Go program with `CGO_ENABLED=1 go build -ldflags=-linkmode=external`"
+    } else {
+        "link it dynamically (C: without -static; Rust: a -gnu target)"
     }
 }
 

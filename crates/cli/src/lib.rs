@@ -7,7 +7,7 @@
 //!   - `limits`, which checks the limit of open files;
 //!   - `deny`, which denies the kernel's io_uring;
 //!   - `supervise`, which stays beside the program;
-//!   - `statistics`, which holds the counters;
+//!   - `statistics`, which holds the counters, and `export`, which writes them for programs;
 //!   - `inject`, which has the rules of `--inject`;
 //!   - `stores`, which checks the files of devices and swapped memory.
 //! - `run --device` and `ctl`: `devices`. `run --swap`: `swap`.
@@ -15,7 +15,7 @@
 //! - `crash`, which tests what a power loss leaves.
 //! - `doctor`, with `probe` and `swap_probe`.
 //! - `demo` and `bench`.
-//! - `table`, the one form of all tables.
+//! - `table`, the one form of all tables. `style`: colour. `cleanup` acts on ^C.
 //!
 //! `doctor`, `demo` and `bench` start `child` processes by the command line, as a user would.
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the exit status that
@@ -33,6 +33,7 @@ macro_rules! tell {
 mod bench;
 mod check;
 mod child;
+mod cleanup;
 mod crash;
 mod demo;
 mod deny;
@@ -40,6 +41,7 @@ mod devices;
 mod doctor;
 mod environment;
 mod executable;
+mod export;
 mod inject;
 mod library;
 mod limits;
@@ -48,12 +50,13 @@ mod run;
 mod statistics;
 mod stats;
 mod stores;
+mod style;
 mod supervise;
 mod swap;
 mod swap_probe;
 mod table;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
 
 /// Result of a subcommand: an exit status, or why the subcommand failed.
@@ -104,8 +107,8 @@ Examples:
   usring run --deny-kernel --stats -- mariadbd --datadir=/srv/db
       The kernel's io_uring is denied to MariaDB, as Docker denies it. At its end, usring
       prints a table of its requests.
-  truncate -s 8G swap && usring run --swap file:path=swap,limit=256M -- sort -S 2G huge.txt
-      sort with 2 GiB of memory, of which 256 MiB are resident and the rest is in a file.
+  usring run --swap file:path=swap,size=8G,create=on,limit=256M -- sort huge.txt
+      sort with much memory, of which 256 MiB are resident and the rest is in a file.
   usring demo
       Shows a program fail without io_uring, and then run under usring.";
 
@@ -139,6 +142,11 @@ enum Command {
     /// The program by which `doctor` tries a mechanism of swap.
     #[command(hide = true)]
     SwapProbe(swap_probe::Options),
+}
+
+/// Returns the description of the command line, of which manual pages and completions are made.
+pub fn command() -> clap::Command {
+    Arguments::command()
 }
 
 /// Parses the command line and runs the subcommand.
@@ -187,5 +195,36 @@ fn usage_status(error: &clap::Error) -> u8 {
         _ if is("run") => STATUS_FAILED,
         _ if is("crash") => crash::STATUS_NOT_RUN,
         other => u8::try_from(other).unwrap_or(STATUS_FAILED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Widths of terminals: the smallest common one, and the widest for which clap wraps.
+    const WIDTHS: [usize; 2] = [80, 100];
+
+    fn check(command: &clap::Command) {
+        let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        for width in WIDTHS {
+            let shown = command.clone().term_width(width).render_long_help().to_string();
+            let mut continues = false;
+            for line in examples.lines() {
+                let is_command = continues || ["  usring", "  USRING_"].iter().any(|start| line.starts_with(start));
+                continues = line.ends_with('\\');
+                assert!(
+                    !is_command || shown.lines().any(|shown| shown == line),
+                    "{}: {width} columns: {line}",
+                    command.get_name()
+                );
+            }
+        }
+        command.get_subcommands().for_each(check);
+    }
+
+    #[test]
+    fn commands_in_the_help_are_not_wrapped() {
+        check(&command());
     }
 }

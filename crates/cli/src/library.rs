@@ -22,7 +22,7 @@ pub fn find() -> Result<PathBuf, Failure> {
     let executable = std::env::current_exe().map_err(|error| {
         Failure::new(format!("cannot find the path of this executable ({error}); is /proc mounted?"))
     })?;
-    let folder = executable.parent().unwrap_or(Path::new("/"));
+    let folder = folder_of(&executable);
     let candidates = [folder.join(NAME), folder.join("../lib/usring").join(NAME)];
     let Some(found) = candidates.iter().find(|path| path.is_file()) else {
         return Err(Failure::new(format!(
@@ -30,9 +30,14 @@ pub fn find() -> Result<PathBuf, Failure> {
             executable.display()
         )));
     };
-    let library = found.canonicalize().unwrap_or_else(|_| found.clone());
+    // Resolves the folder alone: in a package the name is a link to the library with its version.
+    let library = folder_of(found).canonicalize().map_or_else(|_| found.clone(), |folder| folder.join(NAME));
     check(&library)?;
     Ok(library)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
 }
 
 /// Fails if anything would keep the loader from loading the library. The loader itself would only

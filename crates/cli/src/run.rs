@@ -8,6 +8,7 @@ use super::check::{CheckOption, Findings};
 use super::devices::{self, Connected, Devices};
 use super::environment::Environment;
 use super::executable::{self, Executable};
+use super::export::{Destination, Export};
 use super::inject::{self, Faults, InjectOption, Settings};
 use super::statistics::StatisticsFile;
 use super::supervise::{Ended, Supervisor};
@@ -27,12 +28,12 @@ use usring_vhost_user::VhostUser;
 const EXAMPLES: &str = "\
 Examples:
   usring run -- node server.js
-  usring run --deny-kernel --stats -- qemu-img bench -i io_uring -t none disk.img
+  usring run --deny-kernel --stats -- qemu-img bench -i io_uring -t none disk
   usring run --device disk=ram:size=1G -- \
-      fio --name=job --filename=disk --ioengine=io_uring --direct=1 --hipri --rw=randread
-  usring run --inject 'fsync:error=EIO:when=3' --inject 'ring:read:short=50%:p=1%' -- my-database
+      fio --name=job --filename=disk --ioengine=io_uring --direct=1 --hipri
+  usring run --inject fsync:error=EIO:when=3 -- my-database
   usring run --check -- my-server
-  truncate -s 8G swap && usring run --swap file:path=swap,limit=256M --stats -- sort -S 2G huge.txt
+  usring run --swap file:path=swap,size=8G,create=on,limit=256M -- sort huge.txt
 
 Exit status: the program's own. If the program never started: 125 if usring cannot serve it (a
 message says why), 126 if it cannot be executed, 127 if it was not found.
@@ -51,13 +52,21 @@ pub struct Options {
     #[arg(long)]
     pub deny_kernel: bool,
 
-    /// Print a table per opcode to standard error when the program has ended.
+    /// Print a table per opcode to standard error when the program has ended, or write it to FILE.
     ///
     /// The table counts submissions, completions and errors, and how the requests were carried out,
     /// over all rings of the run. With --swap there is a line for each process that had swapped
-    /// memory. usring stays as the program's parent.
-    #[arg(long)]
-    pub stats: bool,
+    /// memory. usring stays as the program's parent. With json:FILE or openmetrics:FILE the counts
+    /// go to FILE instead, for programs.
+    #[arg(
+        long,
+        value_name = "json:FILE|openmetrics:FILE",
+        value_parser = Destination::parse,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "table"
+    )]
+    pub stats: Option<Destination>,
 
     /// Do not rewrite the program's code: every call goes through the trap.
     ///
@@ -71,7 +80,9 @@ pub struct Options {
     /// PATH appears to the program as a file of the device's size, until the run ends. The option
     /// may be repeated.
     /// SPEC is null:size=1T,latency=10us, or ram:size=1G, or file:path=FILE, or
-    /// vhost-user:socket=PATH.
+    /// vhost-user:socket=PATH. With file:path=FILE,size=1G the device is the first GiB of the file.
+    /// A shorter file is refused, unless ,create=on follows: usring then makes the file as long,
+    /// and makes a missing one.
     ///
     /// Around a SPEC, delay(SPEC,read=80us) makes the device slower, and error(SPEC,eio=1%) makes
     /// some requests fail. At the end of a SPEC, poll=POLICY says how threads wait for completions.
@@ -91,8 +102,9 @@ pub struct Options {
     /// page reads the page back itself.
     ///
     /// SPEC is file:path=FILE, ram:size=1G, or another device as for --device. It must have room
-    /// for all memory that may be evicted. A file must exist, and must be all zeroes or hold the
-    /// swapped memory of an earlier run. With ,overwrite=on in SPEC, any file may be used.
+    /// for all memory that may be evicted. With ,size=8G,create=on usring makes the file. A file
+    /// that exists must be all zeroes or hold the swapped memory of an earlier run. With
+    /// ,overwrite=on in SPEC, any file may be used.
     ///
     /// usring swaps memory that the program maps in pieces of at least `min` bytes (default 1M),
     /// which includes malloc's large blocks. `limit` holds for each process. --stats counts the
@@ -194,7 +206,7 @@ pub struct Options {
 impl Options {
     /// Returns whether the launcher stays as the program's parent, apart from swap on a back end.
     fn needs_launcher(&self) -> bool {
-        self.stats || !self.devices.is_empty() || !self.inject.is_empty() || self.check.is_some()
+        self.stats.is_some() || !self.devices.is_empty() || !self.inject.is_empty() || self.check.is_some()
     }
 }
 
@@ -240,11 +252,13 @@ pub fn run(options: &Options) -> Outcome {
     let supervisor = Supervisor::begin()?;
     let faults = faults_of(options, &mut environment)?;
     let devices = devices_of(options, back_ends, faults.as_ref(), &mut environment)?;
-    let counted = if options.stats && options.swap.is_some() { Some(CountedFile::create()?) } else { None };
+    let counted = if options.stats.is_some() && options.swap.is_some() { Some(CountedFile::create()?) } else { None };
     if let Some(counted) = &counted {
         environment.swap_statistics(&counted.path());
     }
-    let statistics = if options.stats { Some(StatisticsFile::create()?) } else { None };
+    // Opened before the program starts, so that a FILE that cannot be written is reported at once.
+    let export = options.stats.as_ref().map(Destination::open).transpose()?;
+    let statistics = if options.stats.is_some() { Some(StatisticsFile::create()?) } else { None };
     if let Some(statistics) = &statistics {
         environment.statistics(&statistics.path());
     }
@@ -266,7 +280,7 @@ pub fn run(options: &Options) -> Outcome {
         return Err(Failure::new("the program was not served: it ended before libusring.so had been loaded"));
     }
     if let Some(statistics) = &statistics {
-        report(statistics, was_served);
+        report(statistics, export.as_ref(), was_served);
     }
     if let Some(counted) = &counted {
         report_swap(counted);
@@ -362,7 +376,7 @@ pub fn denied(options: &DeniedOptions) -> Outcome {
     launch.execute().map(|never| match never {})
 }
 
-fn report(statistics: &StatisticsFile, was_served: bool) {
+fn report(statistics: &StatisticsFile, export: Option<&Export>, was_served: bool) {
     let mut errors = std::io::stderr();
     // The program's exit status must not change any more, so errors of writing to standard error
     // are ignored.
@@ -370,7 +384,13 @@ fn report(statistics: &StatisticsFile, was_served: bool) {
         Ok(snapshot) if !was_served && !snapshot.was_used() => {
             writeln!(errors, "usring: the program ended before libusring.so had been loaded")
         }
-        Ok(snapshot) => write!(errors, "{snapshot}"),
+        Ok(snapshot) => {
+            let written = match export {
+                Some(export) => export.write(&snapshot, &mut errors),
+                None => Ok(()),
+            };
+            written.and_then(|()| write!(errors, "{}", snapshot.still_running()))
+        }
         Err(error) => writeln!(errors, "usring: cannot read the statistics ({error})"),
     };
 }

@@ -67,11 +67,15 @@ impl StatisticsFile {
             rings: self.word(header + offset_of!(Header, rings))?,
             uncounted_rings: self.word(header + offset_of!(Header, uncounted_rings))?,
             rows: [[0; COLUMNS]; OPCODES],
+            with_rings: Vec::new(),
         };
         self.add_block(offset_of!(Statistics, totals), &mut snapshot)?;
         let owners = self.words(offset_of!(Statistics, owners), BLOCKS)?;
-        for (index, _) in owners.iter().enumerate().filter(|(_, owner)| **owner != 0) {
+        for (index, owner) in owners.iter().enumerate().filter(|(_, owner)| **owner != 0) {
             self.add_block(offset_of!(Statistics, blocks) + index * size_of::<Block>(), &mut snapshot)?;
+            if !snapshot.with_rings.contains(owner) {
+                snapshot.with_rings.push(*owner);
+            }
         }
         Ok(snapshot)
     }
@@ -106,9 +110,48 @@ pub struct Snapshot {
     rings: u64,
     uncounted_rings: u64,
     rows: [[u64; COLUMNS]; OPCODES],
+    /// Ids of the processes that had a ring open when they were last seen.
+    with_rings: Vec<u64>,
 }
 
 impl Snapshot {
+    pub fn processes(&self) -> u64 {
+        self.processes
+    }
+
+    pub fn rings(&self) -> u64 {
+        self.rings
+    }
+
+    pub fn uncounted_rings(&self) -> u64 {
+        self.uncounted_rings
+    }
+
+    /// Returns the counts of each opcode that has any.
+    pub fn opcodes(&self) -> impl Iterator<Item = (&'static str, &[u64; COLUMNS])> {
+        let counted = self.rows.iter().enumerate().filter(|(_, row)| row.iter().any(|count| *count != 0));
+        counted.map(|(opcode, row)| (opcode_name(opcode), row))
+    }
+
+    /// Returns the ids of the processes with an open ring that still run.
+    pub fn running(&self) -> Vec<u64> {
+        self.with_rings.iter().copied().filter(|process| is_running(*process)).collect()
+    }
+
+    /// Returns a line that tells the user of processes that outlive the program; empty if there are
+    /// none.
+    pub fn still_running(&self) -> String {
+        match &self.running()[..] {
+            [] => String::new(),
+            [process] => {
+                format!("usring: 1 process still runs ({process}); its further requests are not counted here\n")
+            }
+            many => {
+                format!("usring: {} processes still run; their further requests are not counted here\n", many.len())
+            }
+        }
+    }
+
     /// Returns whether the library was loaded in a process of the run.
     pub fn was_used(&self) -> bool {
         self.processes != 0 || self.rings != 0
@@ -116,14 +159,21 @@ impl Snapshot {
 
     /// Returns a line for each opcode with a count above 0 and, if there are several, their sum.
     fn lines(&self) -> Vec<(&'static str, [u64; COLUMNS])> {
-        let counted = self.rows.iter().enumerate().filter(|(_, row)| row.iter().any(|count| *count != 0));
-        let mut lines: Vec<_> = counted.map(|(opcode, row)| (opcode_name(opcode), *row)).collect();
+        let mut lines: Vec<_> = self.opcodes().map(|(opcode, row)| (opcode, *row)).collect();
         if lines.len() > 1 {
             let sum = |column| self.rows.iter().map(|row: &[u64; COLUMNS]| row[column]).sum();
             lines.push(("total", std::array::from_fn(sum)));
         }
         lines
     }
+}
+
+/// Returns whether the process exists and has not ended. (A zombie has ended.)
+fn is_running(process: u64) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The state follows the name, which is in parentheses and may contain any character.
+    let state = status.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+    state.is_some_and(|state| !matches!(state, "Z" | "X"))
 }
 
 fn opcode_name(row: usize) -> &'static str {
@@ -160,7 +210,7 @@ mod tests {
     use usring_engine::statistics::row_of;
 
     fn empty() -> Snapshot {
-        Snapshot { processes: 1, rings: 1, uncounted_rings: 0, rows: [[0; COLUMNS]; OPCODES] }
+        Snapshot { processes: 1, rings: 1, uncounted_rings: 0, rows: [[0; COLUMNS]; OPCODES], with_rings: Vec::new() }
     }
 
     #[test]
@@ -185,6 +235,15 @@ mod tests {
     }
 
     #[test]
+    fn processes_that_still_run_are_named() {
+        let mine = std::process::id().into();
+        let snapshot = Snapshot { with_rings: vec![mine, u64::from(u32::MAX)], ..empty() };
+        assert_eq!(snapshot.running(), [mine]);
+        assert!(snapshot.still_running().starts_with(&format!("usring: 1 process still runs ({mine})")));
+        assert_eq!(empty().still_running(), "");
+    }
+
+    #[test]
     fn the_rings_counters_in_the_statistics_file_are_read_back() {
         let file = StatisticsFile::create().unwrap();
         let add = |offset: usize, value: u64| file.0.write_all_at(&value.to_ne_bytes(), offset as u64).unwrap();
@@ -198,6 +257,7 @@ mod tests {
         add(offset_of!(Statistics, blocks) + 2 * size_of::<Block>() + write_row, 100);
         let snapshot = file.read().unwrap();
         assert_eq!(snapshot.rings, 3);
+        assert_eq!(snapshot.with_rings, [4711]);
         assert_eq!(snapshot.rows[row_of(opcode::WRITE)], [0, 0, 0, 0, 0, 25]);
     }
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
-  USRING_STATS=/run/db/usring.stats LD_PRELOAD=/opt/usring/libusring.so my-server
-  usring stats /run/db/usring.stats
+  USRING_STATS=/run/db.stats LD_PRELOAD=/opt/usring/libusring.so my-server
+  usring stats /run/db.stats
       Prints the requests of my-server so far, while it runs or after its end.
 
 Exit status: 0 if the table was printed, 125 if FILE is no statistics file of this build.";

@@ -7,6 +7,7 @@ use super::paired::{self, Figure, Ratio};
 use super::priority::Priority;
 use super::server;
 use super::stage::Stage;
+use crate::cleanup;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -46,7 +47,7 @@ impl Effort {
     pub const FULL: Effort = Effort { rounds: 0, milliseconds: 200 };
     /// One very short round, by which `prove` checks that a case runs.
     const PROOF: Effort = Effort { rounds: 1, milliseconds: 1 };
-    pub const QUICK: Effort = Effort { rounds: 1, milliseconds: 40 };
+    pub const QUICK: Effort = Effort { rounds: 3, milliseconds: 20 };
 }
 
 /// A case with a sample per round, or with the reason why the case has none.
@@ -176,6 +177,7 @@ pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results,
     let rounds = if effort.rounds == 0 { benchmark.rounds } else { effort.rounds };
     let mut samples: Vec<Result<Vec<Sample>, String>> = vec![Ok(Vec::new()); cases.len()];
     let progress = ProgressBar::new((rounds * cases.len()) as u64).with_style(style());
+    let _end = cleanup::end_bar(&progress);
     let mut random = fastrand::Rng::new();
     for _ in 0..rounds {
         for index in paired::any_order(cases.len(), &mut random) {

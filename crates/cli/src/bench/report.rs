@@ -3,7 +3,7 @@
 use super::Benchmark;
 use super::frame::{Bar, Case, Results, Row};
 use super::paired::Figure;
-use crate::table;
+use crate::{style, table};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
@@ -12,6 +12,7 @@ pub struct Table<'a> {
     pub benchmark: &'a Benchmark,
     pub results: &'a Results,
     pub bars: &'a [Bar],
+    pub is_quick: bool,
 }
 
 impl fmt::Display for Table<'_> {
@@ -22,6 +23,9 @@ impl fmt::Display for Table<'_> {
         let mut table = table::Table::new(self.head(), 4);
         self.results.rows.iter().for_each(|row| table.add(self.cells(row)));
         writeln!(f, "{table}")?;
+        if self.is_quick {
+            writeln!(f, "too rough to be quoted: --quick measures a few short rounds, and no bar counts")?;
+        }
         self.bars.iter().try_for_each(|bar| writeln!(f, "{bar}"))
     }
 }
@@ -29,9 +33,9 @@ impl fmt::Display for Table<'_> {
 impl fmt::Display for Bar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = match self.holds {
-            Some(true) => "holds:",
-            Some(false) => "DOES NOT HOLD:",
-            None => "not measured here:",
+            Some(true) => style::verdict(true, "holds:"),
+            Some(false) => style::verdict(false, "DOES NOT HOLD:"),
+            None => "not measured here:".into(),
         };
         write!(f, "bar {verdict} {}, {} {} {}", self.name, self.comparison.words(), self.target, self.unit)?;
         match self.value {
@@ -75,7 +79,13 @@ impl Table<'_> {
             };
             cells.push(metric.show(median));
             if cells.len() == 5 {
-                cells.push(format!("{} – {}", metric.show(low), metric.show(high)));
+                // A single round has no quartiles.
+                let is_single = row.samples.as_ref().is_ok_and(|samples| samples.len() == 1);
+                cells.push(if is_single {
+                    String::new()
+                } else {
+                    format!("{} – {}", metric.show(low), metric.show(high))
+                });
                 cells.push(self.against_rival(row).unwrap_or_default());
             }
         }
@@ -198,7 +208,7 @@ mod tests {
         }
         let bars = (benchmark.bars)(&results);
         assert_eq!(bars[2].holds, None);
-        let table = Table { benchmark: &benchmark, results: &results, bars: &bars }.to_string();
+        let table = Table { benchmark: &benchmark, results: &results, bars: &bars, is_quick: false }.to_string();
         assert!(table.contains("bar not measured here: page-cache reads"), "{table}");
         assert!(table.contains("no ring: Operation not permitted"), "{table}");
     }

@@ -1,6 +1,7 @@
 //! Sets up a benchmark's surroundings: a folder of its own with a file, and a back end for devices.
 //! Dropping the [`Stage`] removes everything.
 
+use crate::cleanup::{self, Registered};
 use std::fs::{self, DirBuilder};
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
@@ -27,6 +28,8 @@ pub struct Stage {
     folder: PathBuf,
     back_end: Option<Child>,
     missing: Option<String>,
+    /// Removes the folder, also if ^C ends the benchmark.
+    _removal: Registered,
 }
 
 impl Stage {
@@ -34,7 +37,8 @@ impl Stage {
         let folder = std::env::temp_dir().join(format!("usring-bench-{}", std::process::id()));
         let failed = |error| format!("cannot make {} ({error})", folder.display());
         DirBuilder::new().mode(0o700).create(&folder).map_err(failed)?;
-        let mut stage = Stage { folder, back_end: None, missing: None };
+        let _removal = cleanup::remove(&folder);
+        let mut stage = Stage { folder, back_end: None, missing: None, _removal };
         for prop in props {
             match *prop {
                 Prop::File(size) => stage.make_file(size).map_err(|error| format!("cannot write a file ({error})"))?,
@@ -94,7 +98,6 @@ impl Drop for Stage {
             let _ = back_end.kill();
             let _ = back_end.wait();
         }
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

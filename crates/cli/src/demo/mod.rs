@@ -8,7 +8,7 @@ pub mod program;
 
 use super::child::{self, System};
 use super::table::Table;
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, cleanup};
 use indicatif::{ProgressBar, ProgressStyle};
 use program::{BLOCK, Event, Figures};
 use std::path::{Path, PathBuf};
@@ -44,9 +44,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn run(options: &Options) -> Outcome {
     let directory = options.directory.clone().unwrap_or_else(std::env::temp_dir);
     let file = directory.join(format!("usring-demo-{}", std::process::id()));
+    let _file = cleanup::remove(&file);
     let demo = Demo { file: &file, blocks: (options.megabytes << 20) / BLOCK as u64 };
     let outcome = demo.show();
-    let _ = std::fs::remove_file(&file);
     match outcome {
         Ok(()) => Ok(0),
         Err(sentence) => Err(Failure::with_status(1, sentence)),
@@ -84,6 +84,7 @@ impl Demo<'_> {
         let mut command: Command = child::command_on(system, &[], &child::ourselves()?)?;
         command.arg("demo-program").arg("--file").arg(self.file).args(["--blocks", &self.blocks.to_string()]);
         let bar = ProgressBar::new(2 * self.blocks).with_style(style());
+        let _end = cleanup::end_bar(&bar);
         let mut figures = Vec::new();
         let output = child::follow(&mut command, PATIENCE, |line| match serde_json::from_str(line) {
             Ok(Event::Progress { phase, done }) => {

@@ -81,12 +81,11 @@ pub fn run(options: &Options) -> Outcome {
     }
     if let Some(path) = &options.path {
         let wanted = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        let there = names(&found);
         found.retain(|device| device.path == wanted);
         if found.is_empty() {
-            return Err(Failure::with_status(
-                1,
-                format!("none of your runs has a device {}; `usring ctl` lists your devices", wanted.display()),
-            ));
+            let sentence = format!("none of your runs has a device {}; {there}", wanted.display());
+            return Err(Failure::with_status(1, sentence));
         }
     }
     for device in &found {
@@ -100,6 +99,12 @@ pub fn run(options: &Options) -> Outcome {
         tell!("no devices: none of your runs was started with `usring run --device`");
     }
     Ok(0)
+}
+
+/// Returns in words which devices there are.
+fn names(found: &[Found]) -> String {
+    let paths: Vec<_> = found.iter().map(|device| device.path.display().to_string()).collect();
+    if paths.is_empty() { "they have no devices".into() } else { format!("they have {}", paths.join(", ")) }
 }
 
 fn show(device: &Found) -> Result<(), Failure> {

@@ -43,7 +43,8 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
     if path.is_empty() {
         return Err("the PATH before '=' is empty".into());
     }
-    let spec = spec::parse(spec).map_err(|error| error.to_string())?;
+    let before = text.chars().count() - spec.chars().count();
+    let spec = spec::parse(spec).map_err(|error| format!("{error}{}\n", error.caret(text, before)))?;
     if spec.is_for_swap() {
         return Err("overwrite= is for --swap: a device keeps what it holds".into());
     }
@@ -162,8 +163,21 @@ impl RunDevice {
             Failure::new(format!("cannot open the device {} for {}: {why}", option.spec, path.display()))
         })?;
         let geometry = driver.geometry();
+        say_if_rounded(&option.spec, geometry.size);
         let placeholder = Placeholder::create(&path, geometry.size)?;
         Ok(RunDevice { path, spec: option.spec.clone(), geometry, placeholder, supply })
+    }
+}
+
+/// Tells the user if the device leaves out the end of its file, because it has whole blocks only.
+fn say_if_rounded(spec: &Spec, size: u64) {
+    let (Some(path), None) = (spec.device().text("path"), spec.device().size("size")) else { return };
+    let length = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|found| found.len());
+    if let Some(length) = length.filter(|length| *length != size) {
+        let _ = writeln!(
+            std::io::stderr(),
+            "usring run: {path} has {length} bytes, and the device has the first {size} of them: whole blocks"
+        );
     }
 }
 
@@ -175,6 +189,11 @@ fn why_not_opened(spec: &Spec, error: Errno) -> String {
             "it is neither a file nor a block device".into()
         }
         Some(found) if error == Errno::EINVAL && found.len() < BLOCK => "the file is smaller than a block".into(),
+        Some(found) if error == Errno::ENOSPC && found.is_file() => format!(
+            "the file has {} bytes, fewer than size= says; with create=on, usring makes the file longer",
+            found.len()
+        ),
+        None if error == Errno::ENOENT => "the file does not exist; with size= and create=on, usring makes it".into(),
         _ => nix::errno::Errno::from_raw(-error.negative()).desc().to_lowercase(),
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::Failure;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
-use nix::unistd::getuid;
+use nix::unistd::{AccessFlags, access, getuid};
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -51,12 +51,34 @@ impl Drop for Socket {
     }
 }
 
-/// Returns the folder of this user's sockets.
-fn folder() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(folder) if Path::new(&folder).is_dir() => Path::new(&folder).join("usring"),
-        _ => std::env::temp_dir().join(format!("usring-{}", getuid())),
+/// Returns the folders in which this user's sockets may be. A run takes the first whose parent
+/// exists and can be written to. A program that looks for runs looks in all of them, because its
+/// environment may differ from that of the run.
+///
+/// If the user has chosen another XDG_RUNTIME_DIR than the system's, runs are only looked for
+/// there.
+fn folders() -> Vec<PathBuf> {
+    let user = getuid();
+    let of_system = PathBuf::from(format!("/run/user/{user}"));
+    let chosen = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+    if let Some(chosen) = chosen.filter(|chosen| *chosen != of_system) {
+        return vec![chosen.join("usring")];
     }
+    let of_user = format!("usring-{user}");
+    let mut folders = vec![of_system.join("usring"), Path::new("/tmp").join(&of_user)];
+    let temporary = std::env::temp_dir().join(of_user);
+    if !folders.contains(&temporary) {
+        folders.push(temporary);
+    }
+    folders
+}
+
+/// Returns the folder of this run's socket.
+fn folder() -> PathBuf {
+    let can_be_used = |folder: &PathBuf| {
+        folder.parent().is_some_and(|parent| parent.is_dir() && access(parent, AccessFlags::W_OK).is_ok())
+    };
+    folders().into_iter().find(can_be_used).unwrap_or_else(|| std::env::temp_dir().join(format!("usring-{}", getuid())))
 }
 
 /// Makes the folder if it is missing, and fails if other users can enter it.
@@ -81,7 +103,7 @@ fn prepare(folder: &Path) -> Result<(), Failure> {
 
 /// Returns the paths of the sockets of this user's runs. Some may be left by killed runs.
 pub fn all() -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder()) else { return Vec::new() };
+    let entries = folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
     let mut paths: Vec<_> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
     paths.sort();

@@ -117,7 +117,7 @@ fn check_traps(page: &Page, rule: &Rule) -> Result<(), Failure> {
 fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
     let mut found = Vec::new();
     for path in socket::all() {
-        let run = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let run = run_of(&path);
         if wanted.is_some_and(|wanted| run != wanted.to_string()) {
             continue;
         }
@@ -133,9 +133,20 @@ fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
         let text = format!("several of your runs have --inject: {}; name one by --run PID", runs.join(", "));
         return Err(Failure::with_status(1, text));
     }
+    if let (Some(wanted), true) = (wanted, found.is_empty()) {
+        let runs: Vec<_> = socket::all().iter().filter(|path| page_of(path).is_ok()).map(|path| run_of(path)).collect();
+        let there =
+            if runs.is_empty() { "no run has any".into() } else { format!("runs with rules: {}", runs.join(", ")) };
+        return Err(Failure::with_status(1, format!("no run {wanted} of yours has --inject; {there}")));
+    }
     found.pop().ok_or_else(|| {
         Failure::with_status(1, "none of your runs was started with `usring run --inject`; `--inject none` is enough")
     })
+}
+
+/// Returns the launcher's process id, by which a socket is named.
+fn run_of(socket: &Path) -> String {
+    socket.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 fn page_of(socket: &Path) -> Result<Page, Errno> {

@@ -134,6 +134,59 @@ fn an_invalid_device_is_reported_and_no_program_starts() {
 }
 
 #[test]
+fn a_wrong_spec_is_shown_with_a_caret_below_the_mistake() {
+    let place = Place::new();
+    let said = text(&place.run(&["--device", "disk=ram:sise=1G", "true"]).stderr);
+    assert!(said.contains("\n  disk=ram:sise=1G\n           ^\n"), "{said}");
+    let said = text(&place.run(&["--swap", "ram:size=1G,limit=64M,block=513", "true"]).stderr);
+    assert!(said.contains("unknown option 'block'") || said.contains("'513'"), "{said}");
+    let said = text(&place.run(&["--device", "disk=ram", "true"]).stderr);
+    assert!(said.contains("ram at column 1 needs size=, for example ram:size=1G"), "{said}");
+}
+
+#[test]
+fn a_file_gets_another_length_only_with_create() {
+    let place = Place::new();
+    let length = || std::fs::metadata(place.path("file")).map(|found| found.len()).ok();
+    let run = |spec: &str| {
+        let output = place.run(&["--device", &format!("disk=file:path=file{spec}"), "stat", "-c", "%s", "disk"]);
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (status, _, said) = run(",size=1M");
+    assert!(status == Some(125) && said.contains("does not exist; with size= and create=on"), "{said}");
+    assert_eq!(length(), None);
+    let (status, _, said) = run(",create=on");
+    assert!(status == Some(125) && said.contains("create=on needs size="), "{said}");
+    std::fs::write(place.path("file"), [7; 1000]).unwrap();
+    let (status, _, said) = run(",size=1M");
+    assert!(status == Some(125) && said.contains("the file has 1000 bytes, fewer than size= says"), "{said}");
+    let (status, size, said) = run("");
+    assert_eq!((status, size.as_str()), (Some(0), "512\n"));
+    assert!(said.contains("has 1000 bytes, and the device has the first 512 of them"), "{said}");
+    assert_eq!(length(), Some(1000));
+    assert_eq!(run(",size=1MiB,create=on"), (Some(0), "1048576\n".into(), String::new()));
+    assert_eq!(length(), Some(1 << 20));
+    assert!(std::fs::read(place.path("file")).unwrap().starts_with(&[7; 1000]));
+}
+
+#[test]
+fn ctl_finds_a_run_that_has_another_folder_for_temporary_files() {
+    let place = Place::new();
+    let elsewhere = tempfile::tempdir().unwrap();
+    // Without XDG_RUNTIME_DIR, the socket is in a folder of the system's.
+    let mut command = usring(&["run", "--device", "disk=ram:size=1M", "sh", "-c", "echo $$; read -r line"]);
+    command.current_dir(place.0.path()).env_remove("XDG_RUNTIME_DIR").env("TMPDIR", elsewhere.path());
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    program(&mut child);
+    let mut ctl = usring(&["ctl"]);
+    ctl.arg(place.path("disk")).env_remove("XDG_RUNTIME_DIR").env_remove("TMPDIR");
+    let shown = text(&ctl.output().unwrap().stdout);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert!(shown.contains(&format!("run     {}", child.id())), "{shown}");
+}
+
+#[test]
 fn an_existing_file_at_a_devices_path_is_not_changed() {
     let place = Place::new();
     std::fs::write(place.path("file"), "precious").unwrap();
@@ -223,6 +276,7 @@ fn ctl_shows_and_changes_the_devices_of_running_programs() {
     let unknown = place.ctl(&["elsewhere"]);
     assert_eq!(unknown.status.code(), Some(1));
     assert!(text(&unknown.stderr).contains("none of your runs has a device"), "{}", text(&unknown.stderr));
+    assert!(text(&unknown.stderr).contains(&format!("they have {}, ", disk.display())), "{}", text(&unknown.stderr));
     drop(child.stdin.take());
     assert_eq!(child.wait().unwrap().code(), Some(7));
     assert!(text(&place.ctl(&[]).stdout).contains("no devices"));

@@ -29,6 +29,16 @@ fn a_static_program_is_refused() {
 }
 
 #[test]
+fn the_refusal_of_a_go_program_says_how_to_link_it() {
+    // The note that the Go tool chain writes.
+    let source = b"int main(void) { return 0; }\n__asm__(\".section .note.go.buildid,\\\"a\\\",@note\\n\"\n\
+        \".long 4, 4, 4\\n.asciz \\\"Go\\\"\\n.byte 0\\n.long 1\\n.text\");\n";
+    let source = installation().write("go.c", source, 0o644);
+    let program = installation().compile(&["-static", utf8(&source)], "go-program");
+    assert_refused(&[utf8(&program)], 125, "go build -ldflags=-linkmode=external");
+}
+
+#[test]
 fn an_empty_program_name_is_not_found() {
     assert_refused(&[""], 127, "name is empty");
     assert_refused(&["--", ""], 127, "name is empty");

@@ -30,6 +30,35 @@ fn the_doctor_tries_each_mechanism_of_swap() {
 }
 
 #[test]
+fn without_proc_the_doctor_says_so_in_one_sentence() {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", "umount --lazy /proc && exec \"$0\" doctor"]);
+    let output = command.arg(installation().path("usring")).output().unwrap();
+    let said = text(&output.stdout);
+    if said.is_empty() {
+        return skip("/proc cannot be unmounted here");
+    }
+    assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+    assert!(said.contains("it needs /proc, which is not mounted"), "{said}");
+}
+
+#[test]
+fn a_verdict_has_colour_on_a_terminal_alone() {
+    let doctor = format!("{} doctor", installation().path("usring").display());
+    let said = |command: &mut Command| text(&command.output().unwrap().stdout);
+    let on_terminal = |variable: &str| {
+        let mut command = Command::new("script");
+        said(
+            command.args(["--quiet", "--command", &doctor, "/dev/null"]).env("TERM", "xterm").env("NO_COLOR", variable),
+        )
+    };
+    let coloured = on_terminal("");
+    assert!(coloured.contains("\x1b[31musring does not work here\x1b[0m"), "{coloured:?}");
+    assert!(!on_terminal("1").contains('\x1b'));
+    assert!(!said(&mut usring(&["doctor"])).contains('\x1b'));
+}
+
+#[test]
 fn the_doctor_sees_a_filter() {
     let launcher = installation().path("usring");
     let output = usring(&["denied", "--"]).arg(launcher).arg("doctor").output().unwrap();

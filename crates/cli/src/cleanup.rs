@@ -1,0 +1,89 @@
+//! Removes the files of `demo` and `bench` if a signal ends them: ^C, SIGTERM or SIGHUP.
+//!
+//! A thread waits for these signals, which all other threads block. Children start with an empty
+//! signal mask (the standard library sees to it), so a terminal's ^C ends them by itself.
+
+use indicatif::ProgressBar;
+use nix::libc;
+use nix::sys::signal::{SigSet, Signal};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, Once, PoisonError};
+
+/// Something to undo. The registration ends when this value is dropped.
+#[must_use]
+pub struct Registered(u64);
+
+enum Action {
+    /// Removes a file, or a folder with its content.
+    Remove(PathBuf),
+    End(ProgressBar),
+}
+
+impl Action {
+    fn run(&self) {
+        match self {
+            Action::Remove(path) if path.is_dir() => drop(std::fs::remove_dir_all(path)),
+            Action::Remove(path) => drop(std::fs::remove_file(path)),
+            Action::End(bar) => bar.finish_and_clear(),
+        }
+    }
+}
+
+/// The registered actions with their numbers, and the next number.
+static ACTIONS: Mutex<(Vec<(u64, Action)>, u64)> = Mutex::new((Vec::new(), 0));
+
+/// Removes the file or folder if a signal ends this process, and otherwise when the returned value
+/// is dropped.
+pub fn remove(path: &Path) -> Registered {
+    register(Action::Remove(path.into()))
+}
+
+/// Clears the progress bar if a signal ends this process, and otherwise when the returned value is
+/// dropped.
+pub fn end_bar(bar: &ProgressBar) -> Registered {
+    register(Action::End(bar.clone()))
+}
+
+fn register(action: Action) -> Registered {
+    watch();
+    let mut actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = actions.1;
+    actions.1 += 1;
+    actions.0.push((number, action));
+    Registered(number)
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = actions.0.iter().position(|(number, _)| *number == self.0) {
+            actions.0.remove(at).1.run();
+        }
+    }
+}
+
+/// Starts the thread that waits for signals, once. If it cannot be started, signals end the process
+/// as always.
+fn watch() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        let mut signals = SigSet::empty();
+        [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|signal| signals.add(signal));
+        if signals.thread_block().is_err() {
+            return;
+        }
+        let wait = move || {
+            let Ok(signal) = signals.wait() else { return };
+            let actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+            // The last one first: a bar is cleared before its folder is removed.
+            actions.0.iter().rev().for_each(|(_, action)| action.run());
+            // Ends the process as the signal would have, so that a shell sees it.
+            let _ = signals.thread_unblock();
+            let _ = nix::sys::signal::raise(signal);
+            std::process::exit(128 + signal as libc::c_int);
+        };
+        if std::thread::Builder::new().name("usring-signals".into()).spawn(wait).is_err() {
+            let _ = signals.thread_unblock();
+        }
+    });
+}
