@@ -2,11 +2,15 @@
 //! constructor before all others. Also gives the library the identity of this build.
 
 include!("../cli/build_identity.rs");
+include!("soname.rs");
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=../cli/build_identity.rs");
+    println!("cargo:rerun-if-changed=soname.rs");
     provide_identity();
+    let version = std::env::var("CARGO_PKG_VERSION").expect("cargo runs build scripts");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{}", soname(&version));
     for argument in [
         // Links without libc, so that a missing symbol is an error here and not at run time.
         "-nostartfiles",
@@ -19,7 +23,6 @@ fn main() {
         "-Wl,-z,relro",
         // The entry points must be ready before any other constructor makes a call.
         "-Wl,-z,initfirst",
-        "-Wl,-soname,libusring.so",
         // The symbols at the bounds of the entry points are visible in this library only.
         "-Wl,-z,start-stop-visibility=hidden",
     ] {

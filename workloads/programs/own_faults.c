@@ -1,9 +1,10 @@
 /*
- * A program that tests itself by faults (include/usring.h). Without usring in the process it says
- * so. With usring it adds rules for a ring, for libaio and for plain calls, and checks the results.
+ * A program that tests itself by faults (include/usring_inject.h). Without usring in the process it
+ * says so. With usring it adds rules for a ring, for libaio and for plain calls, and checks the
+ * results.
  */
 #define _GNU_SOURCE
-#include "../../include/usring.h"
+#include "../../include/usring_inject.h"
 #include "ring.h"
 #include <linux/aio_abi.h>
 #include <sys/syscall.h>

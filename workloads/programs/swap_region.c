@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <sys/wait.h>
 #include <usring.h>
 
@@ -17,6 +18,7 @@ static const char *mechanism;
 static struct usring_swap *map(size_t unit)
 {
 	struct usring_swap_options options = {
+		.options_size = sizeof(options),
 		.size = UNITS * unit,
 		.limit = LIMIT * unit,
 		.backing = "ram:size=80M",
@@ -173,7 +175,12 @@ static void an_arena_gives_and_takes_blocks(void)
 static void options_that_cannot_be_are_refused(void)
 {
 	struct usring_swap *swap;
-	struct usring_swap_options options = { .size = 1 << 20, .limit = 1 << 20, .backing = "ram:size=1M" };
+	struct usring_swap_options options = {
+		.options_size = sizeof(options),
+		.size = 1 << 20,
+		.limit = 1 << 20,
+		.backing = "ram:size=1M",
+	};
 	options.mechanism = "magic";
 	EQUAL(usring_swap_map(&options, &swap), -EINVAL);
 	options.mechanism = mechanism;
@@ -194,6 +201,63 @@ static void options_that_cannot_be_are_refused(void)
 	EQUAL(usring_swap_map(&options, &swap), -EINVAL);
 }
 
+/* Fails unless usring_swap_map fails with this error, and the reason contains this text. */
+static void refused(const struct usring_swap_options *options, int error, const char *text)
+{
+	struct usring_swap *swap = NULL;
+	char reason[256];
+	EQUAL(usring_swap_map(options, &swap), error);
+	int length = usring_swap_error(reason, sizeof(reason));
+	EQUAL(length, (int)strlen(reason));
+	if (!strstr(reason, text))
+		printf("the reason is: %s\n", reason);
+	HOLDS(strstr(reason, text));
+}
+
+static void a_refusal_has_a_reason(void)
+{
+	struct usring_swap_options options = {
+		.options_size = sizeof(options),
+		.size = 1 << 20,
+		.limit = 1 << 19,
+		.backing = "ram:size=1K,speed=9",
+	};
+	char reason[8];
+	refused(&options, -EINVAL, "speed");
+	EQUAL(usring_swap_error(reason, sizeof(reason)) > 7, 1);
+	EQUAL(strlen(reason), 7);
+	HOLDS(usring_swap_error(NULL, 0) > 7);
+	options.backing = "null:size=1G";
+	refused(&options, -ENODATA, "keeps no data");
+	options.backing = "ram:size=2M";
+	options.mechanism = "magic";
+	refused(&options, -EINVAL, "'magic' is not a mechanism");
+	options.mechanism = NULL;
+	options.options_size = 3;
+	refused(&options, -EINVAL, "options_size is 3");
+}
+
+static void options_of_other_versions_are_read(void)
+{
+	struct {
+		struct usring_swap_options known;
+		size_t newer;
+	} options = {
+		.known = { .options_size = sizeof(options), .size = 1 << 20, .limit = 1 << 20, .backing = "ram:size=2M" },
+	};
+	struct usring_swap *swap = NULL;
+	options.known.mechanism = strcmp(mechanism, "mprotect") ? mechanism : NULL;
+	EQUAL(usring_swap_map(&options.known, &swap), 0);
+	usring_swap_unmap(swap);
+	options.newer = 1;
+	refused(&options.known, -EINVAL, "newer");
+	/* A program that knows the first three options only. */
+	options.known.options_size = offsetof(struct usring_swap_options, mechanism);
+	options.known.mechanism = (const char *)1;
+	EQUAL(usring_swap_map(&options.known, &swap), 0);
+	usring_swap_unmap(swap);
+}
+
 static const struct check checks[] = {
 	{ "memory keeps what is written", memory_keeps_what_is_written },
 	{ "pinned memory is good for system calls", pinned_memory_is_good_for_system_calls },
@@ -201,6 +265,8 @@ static const struct check checks[] = {
 	{ "a child that touches the memory dies", a_child_that_touches_the_memory_dies_and_its_parent_goes_on },
 	{ "an arena gives and takes blocks", an_arena_gives_and_takes_blocks },
 	{ "options that cannot be are refused", options_that_cannot_be_are_refused },
+	{ "a refusal has a reason", a_refusal_has_a_reason },
+	{ "options of other versions are read", options_of_other_versions_are_read },
 };
 
 int main(int count, char **arguments)

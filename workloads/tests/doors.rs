@@ -320,7 +320,7 @@ fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec
 }
 
 /// The symbols that libusring.so exports: those of libc that it replaces, and its own.
-const OFFERED: [&str; 73] = [
+const OFFERED: [&str; 74] = [
     "_Fork",
     "__poll_chk",
     "__ppoll_chk",
@@ -384,6 +384,7 @@ const OFFERED: [&str; 73] = [
     "usring_injected",
     "usring_swap_address",
     "usring_swap_advise",
+    "usring_swap_error",
     "usring_swap_map",
     "usring_swap_pin",
     "usring_swap_set_limit",

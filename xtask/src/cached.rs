@@ -8,13 +8,27 @@ use std::path::PathBuf;
 /// Returns the folder of PostgreSQL 18 from Debian sid, which `cargo xtask packages` makes. If root
 /// made it, every user can read it. Its programs contain this path, because their dynamic loader is
 /// in it.
+#[allow(dead_code, reason = "for the tests of PostgreSQL")]
 pub fn postgres_folder() -> PathBuf {
     cache_folder().join("postgresql-18")
 }
 
 /// Returns the folder of the PostgreSQL programs below [`postgres_folder`].
+#[allow(dead_code, reason = "for the tests of PostgreSQL")]
 pub fn postgres_programs() -> PathBuf {
     postgres_folder().join("usr/lib/postgresql/18/bin")
+}
+
+/// Returns the folder of Debian 11's glibc, to which the released launcher is linked.
+#[allow(dead_code, reason = "for xtask")]
+pub fn glibc_folder() -> PathBuf {
+    cache_folder().join("glibc-2.31")
+}
+
+/// Returns the root folder of a Debian 12 in which tests install packages.
+#[allow(dead_code, reason = "for tests")]
+pub fn debian_root() -> PathBuf {
+    cache_folder().join("debian-12")
 }
 
 /// Returns `/var/cache/usring` for root, and the user's cache folder otherwise.

@@ -3,14 +3,18 @@
 
 mod cached;
 mod check;
+mod debian;
 mod layers;
 mod loom;
+mod package;
 mod packages;
 mod postgres;
 mod product;
 mod prose;
 mod size;
 mod skipped;
+#[path = "../../crates/interpose/soname.rs"]
+mod soname;
 mod step;
 
 use clap::{Parser, Subcommand};
@@ -68,6 +72,12 @@ enum Chore {
     },
     /// Run the loom models of words that threads share
     Loom,
+    /// Make the files of a release in target/package: a tarball, a .deb, an .rpm and an OCI image
+    Package {
+        /// Package the debug build, for tests, in target/package-debug
+        #[arg(long)]
+        debug: bool,
+    },
     /// Install the Debian packages that the tests use, or name the missing ones
     Packages,
     /// Build and run `usring demo`
@@ -147,6 +157,7 @@ fn main() -> ExitCode {
         Chore::Size => size::run(),
         Chore::Prose { list, tighten } => prose::run(list.as_deref(), tighten),
         Chore::Loom => loom::run(),
+        Chore::Package { debug } => package::run(debug),
         Chore::Packages => packages::provide(),
         Chore::Soak { what: Soak::Sockets { seconds, connections, server } } => {
             product::soak_sockets(seconds, connections, &server)

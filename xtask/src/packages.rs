@@ -1,14 +1,15 @@
 //! The Debian packages that the tests use.
 
 use crate::cached::is_root;
-use crate::{Outcome, postgres, step};
+use crate::{Outcome, debian, postgres, step};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 /// Each package, and a file that exists if the package is installed. A `*` stands for a part of a
 /// name that varies.
-const PACKAGES: [(&str, &str); 22] = [
+const PACKAGES: [(&str, &str); 25] = [
     ("bsdutils", "/usr/bin/script"),
+    ("debootstrap", "/usr/sbin/debootstrap"),
     ("fio", "/usr/bin/fio"),
     ("gcc", "/usr/bin/cc"),
     ("golang-go", "/usr/bin/go"),
@@ -17,6 +18,7 @@ const PACKAGES: [(&str, &str); 22] = [
     ("liburing-dev", "/usr/include/liburing.h"),
     ("libpython3.11-testsuite", "/usr/lib/python3.11/test/test_subprocess.py"),
     ("make", "/usr/bin/make"),
+    ("mandoc", "/usr/bin/mandoc"),
     ("mariadb-client", "/usr/bin/mariadb"),
     ("mariadb-server", "/usr/sbin/mariadbd"),
     ("musl-tools", "/usr/bin/musl-gcc"),
@@ -27,6 +29,7 @@ const PACKAGES: [(&str, &str); 22] = [
     ("qemu-utils", "/usr/bin/qemu-img"),
     ("redis-server", "/usr/bin/redis-server"),
     ("redis-tools", "/usr/bin/redis-benchmark"),
+    ("rpm", "/usr/bin/rpmbuild"),
     ("sqlite3", "/usr/bin/sqlite3"),
     ("strace", "/usr/bin/strace"),
     ("stress-ng", "/usr/bin/stress-ng"),
@@ -39,7 +42,18 @@ const NODE_VERSION: u32 = 20;
 pub fn provide() -> Outcome {
     provide_from_debian()?;
     postgres::provide();
+    provide_root();
     provide_node()
+}
+
+/// Makes the root folder for the tests of packages. A failure is only reported, as for PostgreSQL.
+fn provide_root() {
+    if !is_root() {
+        return println!("packages: only root can make a root folder, so the tests of packages will be skipped");
+    }
+    if let Err(why) = debian::provide_root() {
+        println!("packages: no root folder, so the tests of packages will be skipped: {why}");
+    }
 }
 
 /// Returns the folder with the `node` executable that this task installs if the machine's Node is

@@ -6,13 +6,12 @@
 //! programs run on this machine without a chroot.
 
 use crate::cached::{postgres_folder, postgres_programs};
-use crate::{Outcome, step};
+use crate::{Outcome, debian, step};
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 const PACKAGE: &str = "postgresql-18";
-const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// The parts of the packages that the programs use. All other files are deleted.
 const KEPT: [&str; 3] = ["usr/lib/postgresql", "usr/lib/x86_64-linux-gnu", "usr/share/postgresql"];
 
@@ -34,14 +33,9 @@ pub fn provide() {
 
 /// Fetches and unpacks the packages in the folder `part`, and renames their root to `folder`.
 fn make(part: &Path, folder: &Path) -> Outcome {
-    if !Path::new(KEYS).exists() {
-        return Err(format!("{KEYS} is missing"));
-    }
-    let packages = fetch(part)?;
+    let packages = debian::fetch(part, "sid", &[PACKAGE])?;
     let root = part.join("root");
-    for package in packages {
-        step::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&root))?;
-    }
+    debian::unpack(&packages, &root)?;
     let kept = part.join("kept");
     for name in KEPT {
         let to = kept.join(name);
@@ -50,41 +44,6 @@ fn make(part: &Path, folder: &Path) -> Outcome {
     }
     set_loader(&kept, folder)?;
     fs::rename(&kept, folder).map_err(|error| format!("cannot make {} ({error})", folder.display()))
-}
-
-/// Downloads the package and everything that it depends on, and returns the packages' paths. Checks
-/// the archive's signature by apt. In `part` apt has a state of its own, in which no package is
-/// installed. So apt downloads every dependency.
-fn fetch(part: &Path) -> Result<Vec<std::path::PathBuf>, String> {
-    let failed = |error: std::io::Error| format!("cannot write to {} ({error})", part.display());
-    for folder in ["state/lists/partial", "cache/archives/partial"] {
-        fs::create_dir_all(part.join(folder)).map_err(failed)?;
-    }
-    let part_text = part.display();
-    fs::write(part.join("status"), "").map_err(failed)?;
-    fs::write(part.join("sources"), format!("deb [signed-by={KEYS}] http://deb.debian.org/debian sid main\n"))
-        .map_err(failed)?;
-    // A mirror's index may be some days behind and so be past its date of validity. The settings
-    // below make apt accept it.
-    let settings = format!(
-        r#"Dir::Etc::sourcelist "{part_text}/sources"; Dir::Etc::sourceparts "/dev/null";
-        Dir::Etc::preferences "/dev/null"; Dir::Etc::preferencesparts "/dev/null";
-        Dir::State "{part_text}/state"; Dir::State::status "{part_text}/status"; Dir::Cache "{part_text}/cache";
-        APT::Architecture "amd64"; APT::Architectures {{ "amd64"; }}; APT::Install-Recommends "false";
-        Acquire::Languages "none"; Acquire::Check-Valid-Until "false"; Acquire::Retries "1";
-        Acquire::http::Timeout "20";"#
-    );
-    let path = part.join("apt.conf");
-    fs::write(&path, settings).map_err(failed)?;
-    let apt_get = |arguments: &[&str]| {
-        let mut command = Command::new("apt-get");
-        step::run(command.args(arguments).env("APT_CONFIG", &path).stdout(Stdio::null()))
-    };
-    apt_get(&["update", "-qq"])?;
-    apt_get(&["install", "-qq", "-y", "--download-only", PACKAGE])?;
-    let entries = fs::read_dir(part.join("cache/archives")).map_err(failed)?;
-    let paths = entries.flatten().map(|entry| entry.path());
-    Ok(paths.filter(|path| path.extension().is_some_and(|extension| extension == "deb")).collect())
 }
 
 /// Makes the programs in `kept` use the loader and the libraries that will be in `folder`.

@@ -1,27 +1,39 @@
 //! Builds the product (libusring.so and the command) and runs parts of it.
 
+use crate::soname::soname;
 use crate::{Outcome, postgres, step};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Builds libusring.so, and then everything else except this crate. The library is freestanding. It
-/// is built by a cargo call of its own, so that other crates cannot enable features in its
-/// dependencies.
+/// Builds libusring.so, and then everything else except this crate.
 pub fn build(release: bool) -> Outcome {
     build_beside_library(release, &["--workspace", "--exclude", "usring-interpose", "--exclude", "xtask"])
 }
 
-/// Builds what is shipped, in the release profile. Tests build the programs that they drive
-/// themselves, in the profile of tests.
-pub fn build_shipped() -> Outcome {
-    build_beside_library(true, &["--package", "usring"])
+fn build_beside_library(release: bool, packages: &[&str]) -> Outcome {
+    build_library(release)?;
+    let profile = profile(release);
+    step::run(step::cargo(&["build"]).args(packages).args(profile))
 }
 
-fn build_beside_library(release: bool, packages: &[&str]) -> Outcome {
-    let profile: &[&str] = if release { &["--release"] } else { &[] };
-    step::run(step::cargo(&["build", "--package", "usring-interpose"]).args(profile))?;
-    step::run(step::cargo(&["build"]).args(packages).args(profile))
+/// Builds libusring.so alone. The library is freestanding. It is built by a cargo call of its own,
+/// so that other crates cannot enable features in its dependencies.
+pub fn build_library(release: bool) -> Outcome {
+    step::run(step::cargo(&["build", "--package", "usring-interpose"]).args(profile(release)))?;
+    link_soname(&folder(release))
+}
+
+fn profile(release: bool) -> &'static [&'static str] {
+    if release { &["--release"] } else { &[] }
+}
+
+/// Makes the link by which the loader finds the library for a program that was linked to it.
+fn link_soname(folder: &Path) -> Outcome {
+    let link = folder.join(soname(env!("CARGO_PKG_VERSION")));
+    let _ = std::fs::remove_file(&link);
+    let made = std::os::unix::fs::symlink("libusring.so", &link);
+    made.map_err(|error| format!("cannot make {} ({error})", link.display()))
 }
 
 /// Builds the parts that a subcommand of `usring` needs, in the release profile, and runs the

@@ -205,13 +205,19 @@ mod tests {
     /// Widths of terminals: the smallest common one, and the widest for which clap wraps.
     const WIDTHS: [usize; 2] = [80, 100];
 
+    /// Returns whether a line of the examples is a command that a user can paste.
+    fn is_command(line: &str) -> bool {
+        let first = line.strip_prefix("  ").and_then(|rest| rest.split(' ').next()).unwrap_or_default();
+        first == "usring" || first.starts_with("USRING_") && first.contains('=')
+    }
+
     fn check(command: &clap::Command) {
         let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         for width in WIDTHS {
             let shown = command.clone().term_width(width).render_long_help().to_string();
             let mut continues = false;
             for line in examples.lines() {
-                let is_command = continues || ["  usring", "  USRING_"].iter().any(|start| line.starts_with(start));
+                let is_command = continues || is_command(line);
                 continues = line.ends_with('\\');
                 assert!(
                     !is_command || shown.lines().any(|shown| shown == line),

@@ -29,7 +29,7 @@ const EXAMPLES: &str = "\
 Examples:
   usring run -- node server.js
   usring run --deny-kernel --stats -- qemu-img bench -i io_uring -t none disk
-  usring run --device disk=ram:size=1G -- \
+  usring run --device disk=ram:size=1G -- \\
       fio --name=job --filename=disk --ioengine=io_uring --direct=1 --hipri
   usring run --inject fsync:error=EIO:when=3 -- my-database
   usring run --check -- my-server

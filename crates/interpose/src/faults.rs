@@ -75,8 +75,8 @@ fn arm(page: Page) -> Result<(), &'static str> {
     filter::install_for_calls(&traps, "calls that rules name do not reach usring although the trap filter was accepted")
 }
 
-/// Adds a rule that the program gives itself by `usring_inject_once` (`include/usring.h`). An
-/// address of 0 removes the rules of this process that have made no fault yet.
+/// Adds a rule that the program gives itself by `usring_inject_once` (`include/usring_inject.h`).
+/// An address of 0 removes the rules of this process that have made no fault yet.
 ///
 /// Errors: `EINVAL` (usring says why on standard error); `EFAULT`; `ENOSPC` if the rules are too
 /// many; `ENOMEM`; `EPERM` if the calls of the rule cannot be trapped.

@@ -41,6 +41,7 @@ const END: u64 = 1 << 20;
 const CHUNK: usize = 256 << 10;
 
 const O_RDWR: u32 = 2;
+const O_CREAT: u32 = 0o100;
 const O_EXCL: u32 = 0o200;
 
 /// The reason why a store cannot hold swapped memory.
@@ -172,7 +173,8 @@ impl Backing {
         let mut found = None;
         let mut claim = None;
         if let Some(path) = spec.device().text("path") {
-            let mut file = StoreFile::open(path, purpose)?;
+            let creates = spec.device().switch("create") == Some(true);
+            let mut file = StoreFile::open(path, creates, purpose)?;
             found = Some(examine(&mut file, overwrite)?);
             claim = file.claim;
         }
@@ -303,9 +305,11 @@ struct StoreFile {
 }
 
 impl StoreFile {
-    fn open(path: &str, purpose: Purpose) -> Result<Self, Refusal> {
+    /// Opens the file. If `creates` is set, a missing file is made: an empty one, which the device
+    /// then makes longer.
+    fn open(path: &str, creates: bool, purpose: Purpose) -> Result<Self, Refusal> {
         let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
-        let opened = match file::open(&path, O_RDWR) {
+        let opened = match file::open(&path, if creates { O_RDWR | O_CREAT } else { O_RDWR }) {
             // The kernel may refuse to open a mounted device for writing.
             Err(Errno::EBUSY) => return Err(Refusal::Mounted),
             other => other?,

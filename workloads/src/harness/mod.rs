@@ -13,6 +13,8 @@ mod debian;
 mod run;
 #[path = "../../../xtask/src/skipped.rs"]
 pub mod skipped;
+#[path = "../../../crates/interpose/soname.rs"]
+mod soname;
 mod stage;
 mod statistics;
 

@@ -1,5 +1,6 @@
 //! The folder of one test, removed when the test ends.
 
+use super::soname::soname;
 use super::{CC, Run, World, require};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
@@ -41,6 +42,8 @@ impl Stage {
             let built = built();
             stage.copy(&built, "tools/usring");
             stage.copy(&built.with_file_name("libusring.so"), "tools/libusring.so");
+            let versioned = stage.path("tools").join(soname(env!("CARGO_PKG_VERSION")));
+            std::os::unix::fs::symlink("libusring.so", versioned).unwrap();
         }
         stage
     }

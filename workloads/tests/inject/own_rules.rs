@@ -1,5 +1,5 @@
-//! Rules that a program gives itself (`include/usring.h`). The program is run by `usring run`,
-//! linked to usring, and without usring.
+//! Rules that a program gives itself (`include/usring_inject.h`). The program is run by
+//! `usring run`, linked to usring, and without usring.
 
 use crate::LIMIT;
 use workloads::harness::{Stage, World};

@@ -228,8 +228,10 @@ fn separates(byte: &u8) -> bool {
     matches!(byte, b' ' | b':')
 }
 
+/// Returns whether the path names this library: `libusring.so`, or that name and a version.
 fn is_library(path: &[u8]) -> bool {
-    path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY)
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    name.strip_prefix(LIBRARY).is_some_and(|version| version.is_empty() || version.starts_with(b"."))
 }
 
 fn number_of(digits: &[u8]) -> Option<i32> {

@@ -6,17 +6,21 @@
 use crate::call::Call;
 use crate::faults;
 use alloc::boxed::Box;
-use alloc::string::String;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 use core::ops::Range;
 use usring_inject::armed;
 use usring_swap::{Access, Arena, Mechanism, Refusal, SwapRegion};
+use usring_sys::mutex::Mutex;
+use usring_sys::thread::{self, ThreadId};
 use usring_sys::{Errno, UserAddress, user_memory, width};
 
 /// The first of the numbers that stand for these functions in a [`Call`].
 pub const FIRST: u32 = 0x7573_0100;
 
-/// Size of `struct usring_swap_options` in words of 64 bits.
-const OPTIONS: usize = 6;
+/// Size of `struct usring_swap_options` in words of 64 bits. Its first word is its size in bytes.
+const OPTIONS: usize = 7;
 /// Maximum number of bytes of an option's text, including its NUL.
 const LONGEST: usize = 4096;
 
@@ -41,6 +45,7 @@ macro_rules! for_each_function {
             14 usring_arena_usable_size => arena_usable_size;
             15 usring_inject_once => inject_once;
             16 usring_injected => injected;
+            17 usring_swap_error => error;
         }
     };
 }
@@ -104,13 +109,76 @@ fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, E
     Ok(first..end)
 }
 
+/// The last failed `usring_swap_map`: the thread, and why it failed. Written and read under the
+/// lock.
+static LAST_FAILURE: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
+/// Most threads whose last failure is kept. The oldest one is dropped for another.
+const MOST_FAILURES: usize = 64;
+
+/// Keeps why a call of this thread failed, for `usring_swap_error`.
+fn failed(errno: Errno, reason: String) -> Errno {
+    let thread = thread::current();
+    let mut failures = LAST_FAILURE.lock();
+    failures.retain(|(other, _)| *other != thread);
+    if failures.len() == MOST_FAILURES {
+        failures.remove(0);
+    }
+    failures.push((thread, reason));
+    errno
+}
+
+/// Copies the reason for this thread's last failure, as strerror_r(3) does. Returns its length.
+unsafe fn error([place, room, ..]: Arguments) -> Result<u64, Errno> {
+    let thread = thread::current();
+    let reason = {
+        let failures = LAST_FAILURE.lock();
+        failures.iter().find(|(other, _)| *other == thread).map_or(String::new(), |(_, reason)| reason.clone())
+    };
+    let Some(most) = width::size(room).checked_sub(1) else { return Ok(reason.len() as u64) };
+    let mut bytes = reason.as_bytes()[..reason.len().min(most)].to_vec();
+    bytes.push(0);
+    user_memory::copy_out(UserAddress(place), &bytes).map(|()| reason.len() as u64)
+}
+
+/// Reads the options. A program that was built with another version of the header has options of
+/// another size: missing ones are 0, and unknown ones must be 0.
+fn read_options(address: u64) -> Result<[u64; OPTIONS], Errno> {
+    let size = user_memory::read::<u64>(UserAddress(address))?;
+    let words = width::size(size / 8);
+    if !size.is_multiple_of(8) || !(LEAST_OPTIONS..=MOST_OPTIONS).contains(&words) {
+        let expected = OPTIONS * 8;
+        return Err(failed(
+            Errno::EINVAL,
+            format!("options_size is {size}; set it to sizeof(struct usring_swap_options), here {expected}"),
+        ));
+    }
+    let mut options = [0; OPTIONS];
+    for index in 0..words {
+        let word = user_memory::read::<u64>(UserAddress(address + 8 * index as u64))?;
+        match options.get_mut(index) {
+            Some(option) => *option = word,
+            None if word == 0 => {}
+            None => return Err(failed(Errno::EINVAL, "an option is newer than this libusring.so".to_string())),
+        }
+    }
+    Ok(options)
+}
+
+/// Words that every version of the options has, and the most that any version may have.
+const LEAST_OPTIONS: usize = 4;
+const MOST_OPTIONS: usize = 64;
+
 unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
-    let [size, limit, backing, mechanism, readahead, queues] =
-        user_memory::read::<[u64; OPTIONS]>(UserAddress(options))?;
+    let [_, size, limit, backing, mechanism, readahead, queues] = read_options(options)?;
     let builder = SwapRegion::builder().size(width::size(size)).limit(width::size(limit));
-    let mut builder = builder.backing(&text(backing)?).map_err(|_| Errno::EINVAL)?;
+    let backing = text(backing)
+        .map_err(|error| failed(error, "backing is not the address of a text; it names a device SPEC".to_string()))?;
+    let mut builder = builder.backing(&backing).map_err(|error| failed(Errno::EINVAL, error.to_string()))?;
     if mechanism != 0 {
-        builder = builder.mechanism(Mechanism::of_name(&text(mechanism)?).ok_or(Errno::EINVAL)?);
+        let name = text(mechanism)?;
+        let unknown =
+            || failed(Errno::EINVAL, format!("'{name}' is not a mechanism: userfault, guard, mprotect, compat"));
+        builder = builder.mechanism(Mechanism::of_name(&name).ok_or_else(unknown)?);
     }
     builder = match readahead {
         0 => builder,
@@ -120,7 +188,8 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     if queues != 0 {
         builder = builder.queues(width::size(queues));
     }
-    let region = Box::into_raw(Box::new(builder.build().map_err(Refusal::errno)?));
+    let refused = |refusal: Refusal| failed(refusal.errno(), refusal.of(&backing).to_string());
+    let region = Box::into_raw(Box::new(builder.build().map_err(refused)?));
     user_memory::write(UserAddress(place), region as u64).map(|()| 0).inspect_err(|_| {
         // SAFETY: the pointer comes from `Box::into_raw` above, and the program did not get it.
         drop(unsafe { Box::from_raw(region) });

@@ -203,6 +203,60 @@ fn statistics_are_printed_even_after_kill_9() {
 }
 
 #[test]
+fn statistics_in_files_have_the_counts_and_standard_error_stays_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |kind: &str| {
+        let file = folder.path().join(kind);
+        let option = format!("--stats={kind}:{}", file.display());
+        let output = usring(&["run", &option, "sh", "-c", "exit 3"]).env("STUB_COUNTS", "1").output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(3), String::new()));
+        std::fs::read_to_string(file).unwrap()
+    };
+    let json: serde_json::Value = serde_json::from_str(&write("json")).unwrap();
+    let read = serde_json::json!({
+        "submitted": 5, "completed": 5, "errors": 0, "inline": 5, "polled": 0, "worker": 0
+    });
+    assert_eq!((&json["rings"], &json["running"]), (&1.into(), &serde_json::json!([])));
+    assert_eq!(json["opcodes"], serde_json::json!({ "read": read }));
+    let metrics = write("openmetrics");
+    for line in [
+        "# TYPE usring_rings counter",
+        "usring_rings_total 1",
+        "usring_requests_submitted_total{opcode=\"read\"} 5",
+        "usring_completion_errors_total{opcode=\"read\"} 0",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
+    }
+    assert!(metrics.ends_with("\n# EOF\n"), "{metrics}");
+}
+
+#[test]
+fn a_file_for_statistics_that_cannot_be_written_is_named_before_the_program_starts() {
+    let output = run(&["--stats=json:/nonexistent/file", "echo", "started"]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(125), String::new()));
+    assert!(text(&output.stderr).contains("/nonexistent/file"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn statistics_name_a_process_that_outlives_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    // cat has loaded the library before it copies the line. It ends with its standard input.
+    let script = "mkfifo \"$0\"; exec 3<&0; cat <&3 >\"$0\" & read line <\"$0\"; echo $!";
+    let fifo = folder.path().join("fifo");
+    let mut command = usring(&["run", "--stats", "sh", "-c", script, utf8(&fifo)]);
+    command.env("STUB_COUNTS", "1").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"line\n").unwrap();
+    let cat = line(&mut BufReader::new(child.stdout.take().unwrap()));
+    assert!(child.wait().unwrap().success());
+    drop(input);
+    let said = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+    let expected = format!("usring: 1 process still runs ({}); its further requests", cat.trim());
+    assert!(said.lines().any(|line| line.starts_with(&expected)), "{said}");
+}
+
+#[test]
 fn a_run_whose_program_never_loaded_the_library_fails() {
     // The library does not fit into the limited address space, so the loader warns and runs the
     // program without it.

@@ -39,6 +39,17 @@ fn a_swap_file_that_other_users_may_read_causes_a_warning() {
 }
 
 #[test]
+fn a_missing_swap_file_is_made_only_with_create_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("new");
+    let (status, said) = swap_to(path.to_str().unwrap(), ",size=16M");
+    assert!(status == Some(125) && !path.exists(), "{said}");
+    assert_eq!(swap_to(path.to_str().unwrap(), ",size=16M,create=on"), (Some(0), String::new()));
+    let made = std::fs::metadata(&path).unwrap();
+    assert_eq!((made.len(), made.permissions().mode() & 0o777), (16 << 20, 0o600));
+}
+
+#[test]
 fn a_swap_file_with_data_is_refused_without_overwrite_on() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(&folder, "accounts", 0o600);

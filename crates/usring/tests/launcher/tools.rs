@@ -30,6 +30,15 @@ fn the_doctor_tries_each_mechanism_of_swap() {
 }
 
 #[test]
+fn the_doctor_says_that_it_runs_inside_a_run() {
+    let doctor = installation().path("usring");
+    let inside = text(&crate::run(&[crate::utf8(&doctor), "doctor"]).stdout);
+    assert!(inside.starts_with("inside a run        this command itself runs under usring"), "{inside}");
+    let outside = text(&usring(&["doctor"]).output().unwrap().stdout);
+    assert!(!outside.contains("inside a run"), "{outside}");
+}
+
+#[test]
 fn without_proc_the_doctor_says_so_in_one_sentence() {
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", "umount --lazy /proc && exec \"$0\" doctor"]);

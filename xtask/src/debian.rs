@@ -1,0 +1,111 @@
+//! Packages of Debian's archive that are unpacked without being installed, and whole roots.
+
+use crate::cached::{debian_root, glibc_folder};
+use crate::{Outcome, step};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const ARCHIVE: &str = "http://deb.debian.org/debian";
+
+/// Downloads `packages` of a release and everything that they depend on. Returns the files' paths.
+/// Checks the archive's signature by apt. In `part` apt has a state of its own, in which no package
+/// is installed. So apt downloads every dependency.
+pub fn fetch(part: &Path, release: &str, packages: &[&str]) -> Result<Vec<PathBuf>, String> {
+    if !Path::new(KEYS).exists() {
+        return Err(format!("{KEYS} is missing"));
+    }
+    let failed = |error: std::io::Error| format!("cannot write to {} ({error})", part.display());
+    for folder in ["state/lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(part.join(folder)).map_err(failed)?;
+    }
+    let part_text = part.display();
+    fs::write(part.join("status"), "").map_err(failed)?;
+    fs::write(part.join("sources"), format!("deb [signed-by={KEYS}] {ARCHIVE} {release} main\n")).map_err(failed)?;
+    // A mirror's index may be some days behind and so be past its date of validity. The settings
+    // below make apt accept it.
+    let settings = format!(
+        r#"Dir::Etc::sourcelist "{part_text}/sources"; Dir::Etc::sourceparts "/dev/null";
+        Dir::Etc::preferences "/dev/null"; Dir::Etc::preferencesparts "/dev/null";
+        Dir::State "{part_text}/state"; Dir::State::status "{part_text}/status"; Dir::Cache "{part_text}/cache";
+        APT::Architecture "amd64"; APT::Architectures {{ "amd64"; }}; APT::Install-Recommends "false";
+        Acquire::Languages "none"; Acquire::Check-Valid-Until "false"; Acquire::Retries "1";
+        Acquire::http::Timeout "20";"#
+    );
+    let path = part.join("apt.conf");
+    fs::write(&path, settings).map_err(failed)?;
+    let apt_get = |arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        step::run(command.args(arguments).env("APT_CONFIG", &path).stdout(Stdio::null()))
+    };
+    apt_get(&["update", "-qq"])?;
+    apt_get(&[&["install", "-qq", "-y", "--download-only"], packages].concat())?;
+    let entries = fs::read_dir(part.join("cache/archives")).map_err(failed)?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    Ok(paths.filter(|path| path.extension().is_some_and(|extension| extension == "deb")).collect())
+}
+
+/// Unpacks the packages into the folder `root`.
+pub fn unpack(packages: &[PathBuf], root: &Path) -> Outcome {
+    for package in packages {
+        step::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(root))?;
+    }
+    Ok(())
+}
+
+/// Makes the folder with Debian 11's glibc, unless it exists. Programs that are linked to it also
+/// run on systems with a newer glibc.
+pub fn provide_glibc() -> Outcome {
+    provide(&glibc_folder(), "Debian 11's glibc", |part| {
+        let root = part.join("root");
+        unpack(&fetch(part, "bullseye", &["libc6-dev", "libgcc-s1"])?, &root)?;
+        make_links_relative(&root, 0)
+            .map_err(|error| format!("cannot change links in {} ({error})", root.display()))?;
+        Ok(root)
+    })
+}
+
+/// Makes absolute links below `folder` relative, so that they stay within the root folder, which is
+/// `depth` folders above. Otherwise the linker would follow them to this machine's libraries.
+fn make_links_relative(folder: &Path, depth: usize) -> std::io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let (path, kind) = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)))?;
+        if kind.is_dir() {
+            make_links_relative(&path, depth + 1)?;
+        } else if kind.is_symlink()
+            && let Ok(below) = fs::read_link(&path)?.strip_prefix("/")
+        {
+            fs::remove_file(&path)?;
+            symlink(Path::new(&"../".repeat(depth)).join(below), &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the root folder of a Debian 12 in which tests install packages, unless it exists.
+pub fn provide_root() -> Outcome {
+    provide(&debian_root(), "a root folder with Debian 12", |part| {
+        let root = part.join("root");
+        let mut command = Command::new("debootstrap");
+        command.args(["--variant=minbase", "bookworm"]).arg(&root).arg(ARCHIVE).stdout(Stdio::null());
+        step::run(&mut command)?;
+        Ok(root)
+    })
+}
+
+/// Makes `folder` of the folder that `make` returns, unless it exists.
+fn provide(folder: &Path, what: &str, make: impl FnOnce(&Path) -> Result<PathBuf, String>) -> Outcome {
+    if folder.exists() {
+        return Ok(());
+    }
+    println!("packages: fetching {what} into {}", folder.display());
+    let part = folder.with_extension(format!("{}.part", std::process::id()));
+    fs::create_dir_all(&part).map_err(|error| format!("cannot make {} ({error})", part.display()))?;
+    let made = make(&part).and_then(|root| {
+        fs::rename(root, folder).map_err(|error| format!("cannot make {} ({error})", folder.display()))
+    });
+    let _ = fs::remove_dir_all(&part);
+    made
+}

@@ -1,0 +1,129 @@
+//! `cargo xtask package`: makes what a release offers for download, in target/package.
+//!
+//! - a tarball, which is unpacked anywhere;
+//! - a package for Debian (`.deb`) and one for Fedora and its like (`.rpm`);
+//! - an OCI image of two files, from which other images copy them;
+//! - the debug symbols, and the checksums of all files.
+//!
+//! The library needs no other library. The launcher is linked to glibc, because `doctor`, `demo`
+//! and `bench` start it as a program that usring serves, and usring cannot serve static programs.
+//! It is linked to Debian 11's glibc, so that it also runs on older systems.
+
+mod formats;
+mod oci;
+mod root;
+
+use crate::cached::glibc_folder;
+use crate::{Outcome, debian, product, step};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Most bytes of the launcher and the library together.
+const MOST_BYTES: u64 = 6_000_000;
+
+/// A release that is being packaged.
+pub struct Release {
+    /// The folder target/package.
+    pub folder: PathBuf,
+    pub version: &'static str,
+    /// Date of the release as seconds since 1970: the time of all files in the packages.
+    pub epoch: String,
+    /// The oldest glibc with which the launcher runs.
+    pub glibc: String,
+}
+
+impl Release {
+    /// Returns the folder whose content is installed below `/`.
+    pub fn root(&self) -> PathBuf {
+        self.folder.join("root")
+    }
+
+    /// Returns the path of a file to download: `usring-VERSION-` and this ending.
+    pub fn file(&self, ending: &str) -> PathBuf {
+        self.folder.join(format!("usring-{}-{ending}", self.version))
+    }
+}
+
+/// Builds and makes all files. `debug` takes the debug build, for tests of the packages.
+pub fn run(debug: bool) -> Outcome {
+    let target = product::folder(!debug);
+    let folder = target.with_file_name(if debug { "package-debug" } else { "package" });
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(|error| format!("cannot make {} ({error})", folder.display()))?;
+    build(debug)?;
+    let epoch = epoch()?;
+    let glibc = newest_symbol(&target.join("usring"))?;
+    let release = Release { folder, version: env!("CARGO_PKG_VERSION"), epoch, glibc };
+    let bytes = root::make(&release, &target)?;
+    println!("package: launcher and library have {bytes} bytes; they run with glibc {} or newer", release.glibc);
+    if !debug && bytes > MOST_BYTES {
+        return Err(format!("launcher and library have {bytes} bytes, more than {MOST_BYTES}"));
+    }
+    formats::tarballs(&release)?;
+    oci::image(&release)?;
+    formats::deb(&release)?;
+    formats::rpm(&release)?;
+    formats::checksums(&release)
+}
+
+/// Builds the library and the launcher. The launcher is linked to the old glibc if it can be had.
+pub fn build(debug: bool) -> Outcome {
+    let profile: &[&str] = if debug { &[] } else { &["--release"] };
+    product::build_library(!debug)?;
+    let mut command = step::cargo(&["rustc", "--package", "usring", "--bin", "usring"]);
+    command.args(profile);
+    match debian::provide_glibc() {
+        Ok(()) => {
+            command.args(["--", "-C", "link-arg=-static-libgcc"]);
+            command.args(linked_to(&glibc_folder()).into_iter().flat_map(|argument| ["-C".to_owned(), argument]));
+        }
+        Err(why) => println!("package: linking to this machine's glibc, because Debian 11's cannot be had: {why}"),
+    }
+    step::run(&mut command)
+}
+
+/// Returns the options of rustc by which gcc takes start files and libraries from this root folder.
+/// Without the folders by name, gcc would prefer those of this machine.
+fn linked_to(root: &Path) -> Vec<String> {
+    let root = root.display();
+    let libraries = format!("{root}/usr/lib/x86_64-linux-gnu");
+    let arguments = [
+        format!("--sysroot={root}"),
+        format!("-B{libraries}"),
+        format!("-L{libraries}"),
+        format!("-L{root}/lib/x86_64-linux-gnu"),
+    ];
+    arguments.map(|argument| format!("link-arg={argument}")).into()
+}
+
+/// Returns the newest version of glibc whose symbols the program uses.
+fn newest_symbol(program: &Path) -> Result<String, String> {
+    let text = output(Command::new("objdump").arg("-T").arg(program))?;
+    let versions = text.split(['(', ')', ' ']).filter_map(|word| word.strip_prefix("GLIBC_"));
+    let numbers = |version: &str| version.split('.').map(str::parse).collect::<Result<Vec<u32>, _>>().ok();
+    let newest = versions.filter_map(|version| Some((numbers(version)?, version))).max();
+    newest.map(|(_, version)| version.to_owned()).ok_or_else(|| format!("{} uses no glibc", program.display()))
+}
+
+/// Returns the date of the sources: SOURCE_DATE_EPOCH, or that of the last commit.
+fn epoch() -> Result<String, String> {
+    match std::env::var("SOURCE_DATE_EPOCH") {
+        Ok(epoch) => Ok(epoch),
+        Err(_) => {
+            let mut git = Command::new("git");
+            git.args(["log", "-1", "--format=%ct"]).current_dir(step::root());
+            output(&mut git).map(|text| text.trim().to_owned())
+        }
+    }
+}
+
+/// Runs a command and returns what it has written to standard output.
+fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().display().to_string();
+    let output = command.output().map_err(|error| format!("cannot start {name} ({error})"))?;
+    if !output.status.success() {
+        return Err(format!("{name} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr)));
+    }
+    String::from_utf8(output.stdout).map_err(|_| format!("the output of {name} is not UTF-8"))
+}
