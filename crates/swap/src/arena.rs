@@ -3,8 +3,8 @@
 //!
 //! - Blocks of up to half a page have eight sizes, all powers of two. A page of small blocks holds
 //!   blocks of one size. A freed small block is reused only for its size.
-//! - Larger blocks are whole pages. Freed pages are discarded: they take neither memory nor slots,
-//!   and hold zeroes when they are allocated again.
+//! - Larger blocks are whole pages. Freed pages are discarded: they take neither memory nor slots
+//!   of the backing store, and hold zeroes when they are allocated again.
 
 use crate::region::SwapRegion;
 use core::ops::Range;

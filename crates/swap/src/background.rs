@@ -109,8 +109,8 @@ impl Pager {
                 } else if outcome.obstacle.is_none() && outcome.met_others {
                     self.evictions.wait(ended, LEAST_PAUSE);
                 } else {
-                    // The evictor does not report the obstacle. A faulting thread that finds no
-                    // room reports it.
+                    // The evictor does not report why nothing could be evicted. A faulting thread
+                    // that finds no room below the limit reports the reason.
                     self.limit.pause(changes, pause);
                     pause = if self.takes_nothing() { (2 * pause).min(MOST_PAUSE) } else { LEAST_PAUSE };
                 }

@@ -141,7 +141,7 @@ impl fmt::Display for Sentence<'_> {
 enum Purpose {
     /// To swap to the store.
     Swapping,
-    /// To find problems of the store in the launcher, before a process swaps to it.
+    /// The launcher tests the store before a process swaps to it.
     Trial,
 }
 

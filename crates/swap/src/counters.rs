@@ -1,5 +1,5 @@
-//! The counters of a region. Each fault slot (the number of a faulting thread) has a row of
-//! counters, so faulting threads share no cache line.
+//! The counters of a region. Each fault slot (which a thread holds while its fault is served) has a
+//! row of counters, so faulting threads share no cache line.
 
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
@@ -24,7 +24,8 @@ pub enum Counter {
 }
 
 const COUNTERS: usize = 12;
-/// Index of the peak in the first row, after the counters. The limit and the unit follow it.
+/// Index of the word of the first row that holds the peak (see [`Counters::raise_peak`]). The words
+/// after it hold the limit and the unit.
 const PEAK: usize = 12;
 const LIMIT: usize = 13;
 const UNIT: usize = 14;
@@ -135,11 +136,11 @@ pub mod run {
     use usring_sys::page_array::PageArray;
     use usring_sys::{Errno, mapping};
 
-    /// Maximum number of processes that are counted in a file. Later processes count only for
-    /// themselves.
+    /// Maximum number of processes that are counted in a file. The counts of a later process stay
+    /// in that process.
     pub const MOST: usize = 64;
-    /// Bytes of the file: one page, then the parts. The first word of that page is the number of
-    /// parts that were assigned.
+    /// Bytes of the file: one page, then a part for each of [`MOST`] processes. The first word of
+    /// that page is the number of processes that have asked for a part.
     pub const SIZE: usize = mapping::PAGE + MOST * PART;
     const PART: usize = ROWS * WORDS * size_of::<u64>();
 

@@ -10,8 +10,8 @@ use usring_sys::{Errno, page_fault};
 /// Result of an attempt to discard the pages of one cluster.
 enum DiscardStep {
     Done,
-    /// Another thread has taken this page, and may be waiting for the gate. So the caller must open
-    /// the gate and wait for the page.
+    /// Another thread has taken this page, and may be waiting for the cluster's gate. So the caller
+    /// must open the gate and wait for the page.
     WaitFor(usize),
     Pinned,
 }

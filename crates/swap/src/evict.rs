@@ -5,10 +5,11 @@
 //! in, or written to for the first time. (A process cannot read the accessed bits of page-table
 //! entries.) All resident and unpinned pages of the selected cluster are evicted together:
 //!
-//! 1. Gate shut: take the pages and write-protect them, by one system call for each run of pages.
-//! 2. Gate open: write the dirty pages to consecutive slots, by one request. Clean pages have a
-//!    slot already. A page of zeroes is not written and becomes `Untouched`.
-//! 3. Gate shut: free the pages' memory, by one system call for each run.
+//! 1. The evictor shuts the cluster's gate ([`crate::gate`]), takes the pages, and write-protects
+//!    them, by one system call for each run of pages.
+//! 2. With the gate open, it writes the dirty pages to consecutive slots, by one request. Clean
+//!    pages have a slot already. A page of zeroes is not written and becomes `Untouched`.
+//! 3. It shuts the gate again, and frees the pages' memory, by one system call for each run.
 //!
 //! A run ends at a resident page that is not evicted, or at a page that was released to the kernel.
 //! A run may span pages that have no memory: evicted pages, and pages that a thread is reading
@@ -60,8 +61,9 @@ pub enum Obstacle {
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MadeRoom {
-    /// The caller has room: it keeps the room of a page that it evicted. If it released that room
-    /// while the limit is exceeded, two threads could evict each other's pages for ever.
+    /// The caller has room for its page: a page that it evicted has left the memory, and the caller
+    /// has kept that place below the limit. If it gave the place back while the limit is exceeded,
+    /// two threads could evict each other's pages for ever.
     Taken,
     /// The caller has no room yet, and should try again.
     Perhaps,
@@ -72,8 +74,8 @@ pub enum MadeRoom {
 pub struct Aim {
     /// The eviction ends when it has freed this number of pages.
     pub pages: usize,
-    /// The caller keeps the room of up to this number of the freed pages. These still count as
-    /// resident afterwards.
+    /// Up to this number of the freed pages still count as resident after the eviction. The caller
+    /// brings in as many pages of its own instead.
     pub kept: usize,
     /// The eviction also ends when this number of clusters could not be written. With 0, only clean
     /// pages are evicted, which need no write.
@@ -111,8 +113,11 @@ impl Batch<'_> {
 
 impl Pager {
     /// Makes room for a faulting thread: evicts from one cluster, or waits for other threads'
-    /// evictions. Raises the limit by many pages in two cases: nothing can be evicted, or the
-    /// eviction yields fewer pages than one instruction may need.
+    /// evictions. Raises the limit by many pages in three cases:
+    /// - Nothing can be evicted.
+    /// - The store became full during the eviction.
+    /// - The store was full or failing before, and fewer than [`LEAST_CHUNK`] clean pages were
+    ///   evicted. One instruction may need more pages than that.
     pub fn evict_directly(&self, fault_slot: usize) -> MadeRoom {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
@@ -416,8 +421,9 @@ impl Pager {
         let goes = |position: usize| batch.goes(position);
         let dropped = self.for_runs(batch, goes, |offset, length| self.mechanism.discard(offset, length));
         if let Err(obstacle) = dropped {
-            // No known kernel refuses this. If one does, it is unknown which pages are still in
-            // memory. No data is lost, because all content is in the slots.
+            // No known kernel refuses to free the memory. If one does, it is unknown which pages
+            // are still in memory. No data is lost: the content of each of these pages is in its
+            // slot, or is zeroes.
             say(format_args!("swap: the memory of evicted pages cannot be freed ({obstacle:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.goes(position);

@@ -74,8 +74,8 @@ impl Mappings {
     ///
     /// Errors:
     ///
-    /// - `EOPNOTSUPP`: the mechanism or the device allows no copy, or the caller's stack lies in
-    ///   the memory.
+    /// - `EOPNOTSUPP`: the mechanism or the device allows no copy, the slots cannot be shared, or
+    ///   the caller's stack lies in the memory.
     /// - `EAGAIN`: the maximum number of processes already shares the slots.
     /// - `EBUSY`: another thread, whose device does not answer, holds a cluster's claim for too
     ///   long.
@@ -232,8 +232,8 @@ impl Withheld {
 }
 
 impl Inheritance {
-    /// Makes the child's pager, with threads and queues of its own. It counts in the file
-    /// `statistics`.
+    /// Makes the child's pager, with threads and queues of its own. The counters of the pager are
+    /// in the file `statistics`.
     ///
     /// Errors: those of opening queue pairs of the device; `ENOMEM`.
     pub fn adopt(self, statistics: Option<&CStr>) -> Result<Mappings, Errno> {

@@ -19,7 +19,7 @@
 //!   in memory. A page that cannot be read raises SIGBUS.
 //! - Faulting threads share no lock, as long as there are enough queue pairs for each to have its
 //!   own. A page's state is one word.
-//! - The fault path neither allocates nor touches memory that the region pages.
+//! - The fault path allocates nothing, and does not touch memory of the region.
 #![cfg_attr(not(any(test, loom)), no_std)]
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]

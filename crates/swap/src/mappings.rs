@@ -153,7 +153,8 @@ impl Mappings {
         self.space.lock().around(address)
     }
 
-    /// Fills mapped memory with zeroes. Discards its units, except pinned ones.
+    /// Fills mapped memory with zeroes: discards the whole units of `part`. Pinned units, and the
+    /// partial units at the ends, stay in place, and zeroes are written to them.
     pub fn zero(&self, part: &Range<usize>) -> Result<(), Errno> {
         let unit = self.region.page_size();
         let base = self.region.as_ptr() as usize;

@@ -15,7 +15,8 @@ impl Pager {
     /// addresses. A concurrent write to a source page may be lost, as with mremap(2). A pinned
     /// source page is copied, and stays. Only one thread may do this at a time.
     ///
-    /// Errors, after which nothing has moved: `ENOMEM` if the kernel has no memory.
+    /// Errors, after which nothing has moved: `EBUSY` for a source page that was released to the
+    /// kernel; `EEXIST` for a target page that holds content; the kernel's (such as `ENOMEM`).
     pub fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let mut bounce = vec![0; self.unit()];
         // Signals are blocked: a handler that touched the page would wait for this thread itself.
@@ -96,7 +97,8 @@ impl Pager {
             return Ok(Moved::Copied);
         }
         if self.mechanism.discard(self.offset(from), self.unit()).is_err() {
-            // No known kernel refuses this. If one does, the source page keeps its content, too.
+            // No known kernel refuses to free the source page. If one does, both pages hold the
+            // content.
             self.reopen(from, source, State::Dirty);
             return Ok(Moved::Copied);
         }

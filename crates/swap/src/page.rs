@@ -117,8 +117,9 @@ impl<'a> Page<'a> {
     }
 
     /// Returns the state of a page whose cluster's gate is shut. A busy page then belongs either to
-    /// the thread that shut the gate, or to a thread that waits for the gate. In the second case
-    /// the page is not in memory, and the result is `Out` or `Untouched`.
+    /// the thread that shut the gate, or to a thread that is bringing the page in and has not
+    /// entered the gate. In the second case the page is not in memory, and the result is `Out` or
+    /// `Untouched`.
     pub fn at_rest(&self) -> State {
         let word = self.0.load(Ordering::Relaxed);
         match word & STATE {

@@ -85,7 +85,7 @@ pub struct Pager {
     pub last_failure: AtomicU32,
     /// Number of threads that want to claim all clusters, for a fork. Above 0, no eviction begins.
     pub wanted_whole: AtomicU32,
-    /// Number of clusters that the clock's hand has visited.
+    /// Number of clusters that the hand of the eviction clock (`evict`) has visited.
     pub hand: AtomicUsize,
     unit: usize,
     per_cluster: usize,
@@ -161,7 +161,8 @@ impl Pager {
         self.pages.len()
     }
 
-    /// Returns the number of clusters, from the region's start, that can have pages in memory.
+    /// Returns the number of clusters, from the region's start, among which the evictor searches
+    /// (see [`Pager::set_extent`]).
     pub fn clusters(&self) -> usize {
         self.extent.load(Ordering::Relaxed)
     }

@@ -1,12 +1,12 @@
 //! Read-ahead: when a thread's faults are sequential, the reader thread brings in the next pages by
 //! one larger request. The reader sleeps until the request completes.
 //!
-//! - Each fault slot (the number of a faulting thread) has the page at which its faults would
-//!   continue.
+//! - For each fault slot (which a thread holds while its fault is served), the reader knows the
+//!   page at which a sequence of faults would continue.
 //! - A fault on that page doubles the number of pages read ahead, from 4 pages on. A fault on
 //!   another page ends the sequence.
-//! - A job (pages to read) that the reader has not begun is replaced by the next job of its fault
-//!   slot.
+//! - A job (pages to read) that the reader has not begun is replaced by the next job from the same
+//!   fault slot.
 
 use crate::counters::Counter;
 use crate::page::State;
@@ -30,8 +30,8 @@ const ASLEEP: u32 = 1;
 const COUNT_BITS: u32 = 8;
 
 pub struct Streams {
-    /// For each fault slot (a faulting thread's queue pair and buffers): the page that a sequential
-    /// reader would touch next, and the number of pages that were last read ahead.
+    /// For each fault slot: the page that a sequential reader would touch next, and the number of
+    /// pages that were last read ahead.
     expected: PageArray<AtomicU64>,
     /// For each fault slot: the job, which is the pages to read. 0 for none.
     jobs: PageArray<AtomicU64>,
@@ -147,8 +147,8 @@ impl Pager {
         }
     }
 
-    /// Brings in the first evicted pages of a range, by one request. Returns the page after them,
-    /// or the end of the range if there is no room for more.
+    /// Brings in the first evicted pages of a range, by one request. Returns the page after the
+    /// last of them, or the end of the range if there is no room for more.
     fn read_ahead_once(&self, pages: Range<usize>, queue: &mut StoreQueue) -> usize {
         // Only evicted pages are read.
         let Some(first) = pages.clone().find(|page| self.page(*page).state() == State::Out) else { return pages.end };

@@ -131,8 +131,8 @@ impl Builder {
     }
 
     /// Prepares the region of an unmodified program, which may touch the region inside libc's
-    /// malloc. The region lies at `address`, a multiple of 2 MiB where nothing is mapped. It counts
-    /// in the file `statistics` (`counters::run`). Its threads are unknown to libc.
+    /// malloc. The region lies at `address`, a multiple of 2 MiB where nothing is mapped. Its
+    /// counters are in the file `statistics` (`counters::run`). Its threads are unknown to libc.
     pub(crate) fn beneath_program(mut self, address: usize, statistics: Option<CString>) -> Self {
         (self.address, self.unknown_threads, self.statistics) = (Some(address), true, statistics);
         self

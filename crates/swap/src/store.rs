@@ -1,8 +1,8 @@
 //! The backing store: a device that is divided into slots of one unit, and its queues.
 //!
-//! A faulting thread finds its store queue by its fault slot ([`usring_sys::page_fault`]). If there
-//! are enough store queues, no two threads use the same one. A thread whose store queue is in use
-//! locks the next free one.
+//! A faulting thread finds its store queue by the number of the fault slot that it holds
+//! ([`usring_sys::page_fault`]). If there are enough store queues, no two threads use the same one.
+//! A thread whose store queue is in use locks the next free one.
 
 use crate::run::MOST;
 use crate::slots::Slots;

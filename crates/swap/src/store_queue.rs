@@ -15,8 +15,8 @@ use usring_sys::plain::IoVector;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll, pinned_memory, processor, timer_slack};
 
-/// Queue depth. A store queue has one request in flight. The device's wrappers may use the
-/// remaining entries.
+/// Queue depth. A store queue has one request in flight. The remaining entries are for the device's
+/// wrappers, which add latency or errors to requests.
 const DEPTH: u32 = 4;
 
 /// Nanoseconds of polling after which the thread sleeps. A wake-up costs some tens of microseconds,
@@ -98,7 +98,8 @@ impl StoreQueue {
         mut segments: &mut [IoVector],
         waiting: Waiting,
     ) -> Result<(), Errno> {
-        // Exempt from the pin hook, which would wait for these pages: this thread owns them.
+        // The pin hook pins swapped memory for a transfer. It would wait for these pages, which
+        // this thread owns. So these requests are exempt from it.
         let _exempt = pinned_memory::exempt();
         while !segments.is_empty() {
             let (count, cut, length) = self.piece(segments);

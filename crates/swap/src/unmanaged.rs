@@ -52,7 +52,8 @@ impl Pager {
         let copy = private_pages(length)?;
         let surrendered = self.give_over(pages.clone(), |grip| {
             self.copy_held(grip, &pages, copy)?;
-            // mremap(2) counts the new mapping before it removes the old one.
+            // mremap(2) fails near the limit of mappings (vm.max_map_count), even if the number of
+            // mappings would not grow.
             self.memory.replace(self.offset(pages.start), length, copy)
         });
         if surrendered.is_err() {

@@ -8,8 +8,8 @@
 //! page's memory releases room afterwards. So `resident` is never less than the number of pages in
 //! memory.
 //!
-//! If nothing can be evicted, [`Limit::raise`] adds an `excess` to the limit, by one chunk of pages
-//! each time, for two reasons:
+//! If too little can be evicted, [`Limit::raise`] adds an `excess` to the limit, by one chunk of
+//! pages each time, for two reasons:
 //! - While a chunk has room, threads neither search for pages to evict nor repeat writes that fail.
 //! - The pages that one instruction needs find room together. Otherwise each of them could only
 //!   displace another one.
@@ -101,8 +101,8 @@ impl Limit {
         self.below(HIGH)
     }
 
-    /// Takes room for `pages` pages: counts them as resident, unless they exceed the limit and its
-    /// excess.
+    /// Takes room for `pages` pages: counts them as resident, unless more pages would then be
+    /// resident than the limit and the excess allow.
     #[inline]
     pub fn take(&self, pages: usize) -> Share {
         let resident = self.resident.fetch_add(pages, Ordering::Relaxed) + pages;
@@ -122,8 +122,8 @@ impl Limit {
         self.resident() < self.get() + self.excess.load(Ordering::Relaxed)
     }
 
-    /// Raises the excess, so that a chunk of further pages has room. The caller has found nothing
-    /// to evict.
+    /// Raises the excess, so that a chunk of further pages has room. The caller has found too
+    /// little to evict.
     pub fn raise(&self) {
         let excess = self.excess.load(Ordering::Relaxed);
         let limit = self.get();
