@@ -94,7 +94,8 @@ impl Batches {
     }
 
     /// Moves due completions to `completions`, as many as fit there. Returns whether it moved any.
-    /// Reads the clock at most once, and not at all unless the first batch has a due time.
+    /// Reads the clock at most once. Does not read it if there is no batch, or if the due time of
+    /// the first batch is [`AT_ONCE`].
     #[inline]
     pub fn collect(&mut self, completions: &mut Completions) -> bool {
         let now = match self.earliest() {

@@ -46,9 +46,11 @@ pub enum QuestionKind {
     /// released the queue before the answer is sent.
     ReturnQueue = 6,
     /// Shares memory with the back end. `values[0]` is the length, and the descriptor is a memory
-    /// file. Answer: `values` are the slot and the address in the back end.
+    /// file. Answer: `values` are the slot (the number of this share) and the memory's address in
+    /// the back end.
     Share = 7,
-    /// Ends the sharing of memory. `values[0]` is the slot. The answer is empty.
+    /// Ends the sharing of memory. `values[0]` is the slot that the answer to
+    /// [`QuestionKind::Share`] named. The answer is empty.
     Unshare = 8,
     /// Claims the device [`SWAP`]. The answer is empty. From the answer on, the device belongs to
     /// the asking process, until this connection and those of the device's queues have ended. Error

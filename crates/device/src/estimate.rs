@@ -50,8 +50,8 @@ impl Bucket {
 /// blk-mq's estimate: half of the mean latency of each bucket.
 #[derive(Debug, Default)]
 pub struct HalfMean {
-    /// The mean latency of each bucket in the previous window; 0 if no request of the bucket has
-    /// completed yet.
+    /// The mean latency of each bucket, from the last complete window in which a request of the
+    /// bucket completed. 0 if there is no such window yet.
     means: [Nanoseconds; DATA as usize],
     sums: [(u32, Nanoseconds); DATA as usize],
     window_end: Option<Ticks>,
@@ -141,7 +141,8 @@ struct Expectation {
 
 impl Expectations {
     /// Begins a poll. The completions of one poll may all be late for one reason, such as a busy
-    /// machine. Their latencies are limited, so that 32 late requests count no more than one.
+    /// machine. So each latency counts at most as four times the mean before the poll. One poll
+    /// thus raises the mean at most to that value.
     #[inline]
     pub fn begin_look(&mut self) {
         self.found = 0;

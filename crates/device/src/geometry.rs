@@ -12,8 +12,8 @@ pub struct Geometry {
     /// Logical block in bytes: a power of two, at least 512. Offsets and lengths of requests are
     /// multiples of it.
     pub block: u32,
-    /// Required alignment of a program's buffer in bytes; 1 for none. A driver fails a request with
-    /// another buffer with `EINVAL`.
+    /// Required alignment of a program's buffer in bytes; 1 for none. For a buffer that is not
+    /// aligned, a driver refuses the request with `EINVAL`.
     pub alignment: u32,
     /// Maximum number of bytes of a request. Below 2 GiB, because a result is a signed 32-bit
     /// number.

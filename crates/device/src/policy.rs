@@ -1,6 +1,6 @@
 //! How threads wait for a device's completions. The user can change the policy during the run. The
-//! modes are those of blk-mq's `io_poll_delay` (−1: classic, 0: adaptive hybrid, else the
-//! microseconds of a fixed hybrid).
+//! policies that poll are the modes of blk-mq's `io_poll_delay` (−1: classic, 0: adaptive hybrid,
+//! else the microseconds of a fixed hybrid).
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -81,7 +81,7 @@ const INTERRUPT: u64 = u64::MAX;
 const CLASSIC: u64 = u64::MAX - 1;
 
 impl PolicyWord {
-    /// Returns the policy that `word` holds. Every value of a word is a policy.
+    /// Uses `word` as the word of a policy. Every value of the word is a policy.
     pub const fn at(word: &'static AtomicU64) -> Self {
         PolicyWord(word)
     }

@@ -43,7 +43,8 @@ impl Timeline {
     }
 
     /// Moves due completions to `completions`, as many as fit there. Returns how many it moved.
-    /// Reads the clock at most once, and not at all unless the first completion has a due time.
+    /// Reads the clock at most once. Does not read it if there is no completion, or if the due time
+    /// of the first completion is [`AT_ONCE`].
     pub fn collect(&mut self, completions: &mut Completions) -> u32 {
         let now = match self.earliest() {
             None => return 0,

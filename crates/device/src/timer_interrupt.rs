@@ -10,8 +10,9 @@ use usring_sys::{Errno, timerfd};
 /// The timer of a queue pair. There is none if the queue pair was opened without interrupts.
 pub(crate) struct TimerInterrupt {
     timer: Option<OwnedDescriptor>,
-    /// The time for which the timer is set, if the user may be asleep. `None`: the user is awake.
-    /// For a completion that becomes due earlier, the timer must be set again.
+    /// The time for which the timer is set, if the user may be asleep; [`NEVER`] if it is not set.
+    /// `None`: the user is awake. For a completion that becomes due earlier, the timer must be set
+    /// again.
     armed: Option<Ticks>,
     /// Whether the timer runs or has fired, so that its descriptor is readable or will be.
     set: bool,
