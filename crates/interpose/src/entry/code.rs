@@ -161,9 +161,9 @@ fn unwind_table(image: u64) -> Option<u64> {
 
 /// The beginning of `.eh_frame_hdr` as linkers write it:
 /// - version 1;
-/// - the address of `.eh_frame`, four bytes relative to their place;
+/// - the address of `.eh_frame`, four bytes, relative to the address of these four bytes;
 /// - the count, four bytes;
-/// - the table, pairs of four bytes relative to the beginning.
+/// - the table: pairs of addresses, four bytes each, relative to the beginning of the header.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 const COUNT: u64 = 8;
 const TABLE: u64 = 12;

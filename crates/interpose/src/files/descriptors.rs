@@ -254,8 +254,8 @@ impl Drop for Inside {
 /// lock.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
-    // The bit `INHERITED` is only ever removed from an entry, so a check before the look-up is
-    // enough.
+    // After a fork the child sets the bit `INHERITED` once, before its other calls. From then on
+    // the bit is only removed, so a check before the look-up is enough.
     let is_inherited = entry.load(Ordering::Acquire) & INHERITED != 0;
     if number >= RESERVED_BASE
         && !is_inherited
@@ -340,8 +340,8 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Removes a number from the table. If it was the last one, the ring is closed when the returned
-/// reference is dropped and no thread uses the ring any more.
+/// Removes a number from the table. If the ring has no other number, the ring is closed when the
+/// returned reference is dropped and no thread uses the ring any more.
 pub fn remove(number: i32) -> Option<Arc<File>> {
     let entry = entry(number)?;
     let object = {

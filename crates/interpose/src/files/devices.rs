@@ -133,7 +133,8 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
             let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
             work(&file)
         });
-        // The engine calls this function with a ring's lock held, so the object is freed later.
+        // The engine may call this function while it holds a ring's lock, so the object is freed
+        // later.
         if let Some(held) = held {
             numbers::end_inside(held);
         }
@@ -190,7 +191,8 @@ fn forget_entry(entry: &'static AtomicUsize) {
     give_up(old);
 }
 
-/// Returns a device's new number to the program, which has to close it.
+/// Passes a device's new descriptor to the program, which has to close it. Drops the table's older
+/// entry for its number, and returns the number.
 pub fn enter(number: OwnedDescriptor) -> i32 {
     let number = number.into_raw();
     forget(number);

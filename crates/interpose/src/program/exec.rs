@@ -1,7 +1,7 @@
 //! execve(2) and execveat(2): makes sure that the library is loaded into the next program.
 //!
-//! The filter survives exec, but the handler does not. So the first trapped call of a program
-//! without the library would kill it by SIGSYS. Therefore:
+//! The seccomp filter survives exec, but the handler of SIGSYS does not. So the first trapped call
+//! of a program without the library would kill it by SIGSYS. Therefore:
 //! - The new environment always names the library.
 //! - A program into which no loader will load the library is refused, with a message on standard
 //!   error and `ELIBBAD`. Such a program is of another machine, or it starts where the library

@@ -1,10 +1,10 @@
 //! The allocator of all of usring's data. It maps its own pages by mmap(2), so a call that arrives
 //! while the program is inside malloc needs no lock of the program's.
 //!
-//! Each size class of blocks has a free list. New blocks are cut off a region that grows by
-//! mmap(2). Blocks of more than [`LARGEST`] bytes are mappings of their own. One lock protects all
-//! lists. No call on a ring's hot path allocates in the steady state. No signal handler interrupts
-//! a holder of the lock, because signals are put off (see `signals`).
+//! Each size class of blocks has a free list. New blocks are cut off a *region*: unused memory from
+//! the last mmap(2). Blocks of more than [`LARGEST`] bytes are mappings of their own. One lock
+//! protects all lists. No call on a ring's hot path allocates in the steady state. No signal
+//! handler interrupts a holder of the lock, because signals are put off (see `signals`).
 //!
 //! # When the kernel has no more memory
 //! The allocator keeps a reserve of [`RESERVE`] bytes of addresses ([`Allocator::keep_reserve`]).

@@ -154,8 +154,8 @@ impl Library {
         self.base
     }
 
-    /// Returns an address of the dynamic section. Some loaders relocate these addresses in place,
-    /// others do not.
+    /// Returns the address that an entry of the dynamic section holds as `value`. Some loaders have
+    /// added the load address to it already, others have not.
     pub fn address(&self, value: usize) -> usize {
         if value < self.base { value + self.base } else { value }
     }

@@ -6,9 +6,10 @@
 //! delivered, perhaps at another address. So the handler sees all that the kernel provided, and
 //! rt_sigreturn(2) accepts the frame.
 //!
-//! Of the register state in the frame, only the upper parts of the vector registers still matter
-//! when the signal is delivered: no code of usring has changed them. The lower parts hold the
-//! engine's values, which the entry point replaces afterwards.
+//! When the signal is delivered, the general registers and the low 16 bytes of the vector registers
+//! in the frame are of no use. They are the engine's, and the entry point restores the program's
+//! afterwards. Only the upper parts of the vector registers still matter: they are the program's,
+//! because no code of usring changes them.
 
 use crate::signals::context;
 use core::cell::UnsafeCell;
@@ -23,8 +24,8 @@ const SIZE: usize = 16 * 1024;
 /// Offset of a magic number, [`MAGIC`], in the register state. The magic number shows that the
 /// state is longer than the legacy 512 bytes.
 const STATE_MAGIC: usize = 464;
+/// Offset, in the register state, of the state's length.
 const STATE_SIZE: usize = 468;
-/// Offset of the length of the register state, in the register state.
 const MAGIC: u32 = 0x4650_5853;
 const OLD_STATE: usize = 512;
 
@@ -96,7 +97,7 @@ unsafe fn length_of(frame: *const u8) -> usize {
     }
 }
 
-/// Frees the slot of a note. Its frame is not used any more.
+/// Frees the slot with this note ([`keep`]).
 pub fn give_back(note: u32) {
     if let Some(place) = place_of(note) {
         place.used.store(0, Ordering::Release);

@@ -216,9 +216,9 @@ extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
 }
 
 /// Puts the kept frame of a signal back: into `room`, or where the kernel had put it on the
-/// alternate stack. After the signal's handler, the thread continues at `resume` with
-/// `frame_pointer`. Its mask is then the delivery mask if there is one, otherwise the original
-/// mask. Returns the frame's address.
+/// alternate stack. After the signal's handler, the thread continues at `resume`, with
+/// `frame_pointer` in rbp and rsp. Its mask is then the delivery mask if there is one, otherwise
+/// the original mask. Returns the frame's address.
 extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
     // SAFETY: `usring_settle` passes room of as many bytes as `frames::room_for` said.
     let frame = unsafe { frames::place(width::low(delivery.frame), room) };

@@ -15,8 +15,8 @@
 //! - It maps anonymous memory at fixed addresses or in small pieces. The largest piece holds
 //!   thread-local data: of a program or library, or ThreadSanitizer's 800 KiB.
 //!
-//! So there is one filter for each of several sizes ([`SIZES`]). A run gets the one that traps no
-//! smaller pieces than necessary.
+//! So there is one filter for each of several sizes ([`SIZES`]), which traps only mappings of at
+//! least that size. A run gets the filter with the largest size that is not above its `min=`.
 
 use crate::filter::{
     Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, MARK, NUMBER, RET_ALLOW, RET_NO_SUCH_CALL, RET_TRAP, high,
@@ -155,8 +155,8 @@ const fn look_at_clone(filter: &mut Assembler) {
 }
 
 /// Adds the rule for vfork(2): it traps unless marked ([`MARK`]). vfork(2) has no argument, so its
-/// mark is in a register that the filter checks for no other call. A mark that stays there lets no
-/// other call pass.
+/// mark is in r8, where the filter looks for the mark of no other call. If the mark stays in r8, it
+/// lets no other call pass.
 const fn look_at_vfork(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_vfork, 0, 4);
     filter.load(high(VFORK_MARKED));

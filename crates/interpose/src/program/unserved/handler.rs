@@ -143,7 +143,7 @@ global_asm!(
     "cmp rax, -{EFAULT}",
     "ret",
     // Answers as if there were no io_uring. io_uring_setup(0, NULL) makes no ring, but shows
-    // whether a filter denies it.
+    // whether a filter denies io_uring_setup(2).
     "usring_unserved_absent:",
     "xor edi, edi",
     "xor esi, esi",
