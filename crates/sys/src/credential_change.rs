@@ -97,7 +97,8 @@ pub const ORDER_WORDS: usize = 5;
 /// at a time gives orders.
 #[derive(Debug)]
 pub struct Order {
-    /// Number of the order, always even. Odd while the words are being written (a seqlock).
+    /// Number of the newest order, which is even. The word is odd while an order is being written
+    /// (a seqlock).
     sequence: AtomicU32,
     words: [AtomicU64; ORDER_WORDS],
 }

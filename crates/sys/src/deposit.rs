@@ -7,7 +7,8 @@
 //! deposit only peeks at the messages (MSG_PEEK), so they stay in the queue.
 //!
 //! - A deposit has a [`Key`], which no later deposit has again, and up to [`MOST_PARTS`] messages.
-//! - [`put`] appends. [`keep_only`] removes the deposits of an object except one.
+//! - [`put`] appends. [`keep_only`] removes the earlier deposits of the same object (in usring, a
+//!   ring) and kind.
 //! - Removing a message that is not the first one moves the messages before it to the end of the
 //!   queue: each is sent again, and then received. A process that dies between the two leaves the
 //!   message twice, and [`take`] ignores the second one.
@@ -43,7 +44,7 @@ const QUEUE_BYTES: u32 = 1 << 20;
 /// Name of a deposit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The object that the deposit belongs to.
+    /// The object that the deposit belongs to, such as a ring.
     pub object: [u32; 2],
     /// Kind of deposit: each kind of an object has one current deposit.
     pub kind: u32,

@@ -314,7 +314,7 @@ mod context {
             Waiter { kernels: self.kernels.clone(), writable }
         }
 
-        /// Returns to the kernel the slots of all completions that were read.
+        /// Frees the slots of all completions that were read: the kernel may use them again.
         #[inline]
         pub fn finish_look(&mut self) {
             self.ring.publish_head();

@@ -54,9 +54,9 @@ impl Mapping {
         self.length
     }
 
-    /// Maps the pages of `part` a second time, for the program, which unmaps them. If `length` is
-    /// larger than the part, the rest is only reserved addresses, which must not be accessed.
-    /// Returns the address.
+    /// Maps the pages of `part` a second time, for the program. The program owns the new mapping,
+    /// and unmaps it. If `length` is larger than the part, the rest is only reserved addresses,
+    /// which must not be accessed. Returns the address.
     ///
     /// If neighbouring pages were duplicated before, and the addresses next to that duplicate are
     /// free, the new duplicate lies there. The kernel then merges both into one mapping, which

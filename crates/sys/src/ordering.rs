@@ -1,6 +1,7 @@
 //! Names every memory ordering that usring relies on between threads, or between itself and the
-//! program. A call site names the edge and its end of it; [`Edge`] describes both ends. The loom
-//! models weaken one end at a time (`weaken`) and check that the guarantee breaks.
+//! program. A call site names the edge, and which of the edge's two ends it is. [`Edge`] describes
+//! both ends. The loom models weaken one end at a time (`weaken`) and check that the guarantee
+//! breaks.
 //!
 //! There are two shapes:
 //! * *Publication*: one side writes data, then a word with release. The other side reads the word
@@ -64,12 +65,13 @@ pub enum Edge {
     Queue,
     /// A lock's word: the thread that unlocks publishes the protected data to the next holder.
     Lock,
-    /// The state word of a page of swapped memory: the thread that releases the page publishes its
-    /// slot number to the next thread that acquires the page.
+    /// The state word of a page of swapped memory: the thread that releases the page publishes the
+    /// number of the page's slot in the swap store to the next thread that acquires the page.
     Page,
-    /// The gate of a cluster of swapped pages. A thread that leaves the gate publishes its changes
-    /// of the cluster to the evictor that shuts the gate. The evictor publishes its changes to the
-    /// next thread that enters.
+    /// The gate of a cluster (swapped pages that are evicted together). A thread is inside the gate
+    /// while it changes the mapping of one of these pages. A thread that leaves publishes its
+    /// changes to the evictor that shuts the gate. The evictor publishes its changes to the next
+    /// thread that enters.
     Gate,
     /// A thread unlocks, then reads whether there is work. Another thread publishes work, then
     /// tries the lock.

@@ -17,9 +17,10 @@
 //! - dup3(2) replaces a placeholder by a duplicate, and later the duplicate by a placeholder. This
 //!   takes no more system calls than a duplicate and a close.
 //! - The reserve grows on demand, up to the hard limit.
-//! - Only a host that hides the raised limit from the program may call [`allow_reserve`]. It uses
-//!   [`limits`], [`set_limits`] and [`with_program_limit`] where the program reads or changes its
-//!   limit, or executes another program.
+//! - Only a host (the code in which the engine runs, such as `interpose`) that hides the raised
+//!   limit from the program may call [`allow_reserve`]. The host uses [`limits`], [`set_limits`]
+//!   and [`with_program_limit`] where the program reads or changes its limit, or executes another
+//!   program.
 //!
 //! usring borrows numbers from the program's range, far above those that the program uses, if:
 //! - there is no reserve, because the hard limit is reached or the host does not allow one;
@@ -33,8 +34,9 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
 /// The lowest descriptor number that the seccomp filter examines. Descriptors of rings and of
-/// usring lie from here on. (A program rarely has 600 files open, and select(2) still accepts
-/// numbers below 1024.)
+/// usring lie from here on, unless the program's limit is lower: then placeholders and borrowed
+/// numbers may lie below. (A program rarely has 600 files open, and select(2) still accepts numbers
+/// below 1024.)
 pub const RESERVED_BASE: i32 = 600;
 
 /// The least hard limit of open files with which a program can have a ring: it needs 8 descriptors
@@ -98,7 +100,8 @@ static RESERVE: Numbers = Numbers::none();
 /// The numbers of placeholders that a duplicate may replace.
 static IDLE: Numbers = Numbers::none();
 
-/// Whether the host has called [`allow_reserve`]: it hides the kernel's limit from the program.
+/// Whether the host has called [`allow_reserve`], because it hides the kernel's limit from the
+/// program.
 static ALLOWED: AtomicBool = AtomicBool::new(false);
 /// The kernel's soft limit of open files, if usring has raised it; otherwise 0.
 pub static RAISED: AtomicU64 = AtomicU64::new(0);
@@ -236,7 +239,8 @@ pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
     PRIVATE.between(first, last).filter(|number| is_private(*number)).map(|number| number.cast_unsigned())
 }
 
-/// Permits the reserve. Called by a host that hides the raised limit from the program.
+/// Permits a reserve: numbers of usring above the program's limit. Called by a host that hides the
+/// raised limit from the program.
 pub fn allow_reserve() {
     ALLOWED.store(true, Ordering::Relaxed);
     LAYOUT.store(0, Ordering::Relaxed);
@@ -394,7 +398,8 @@ fn begin_at(limit: u64) {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
         let is_below = number < RESERVED_BASE && is_private(number);
-        // A duplicate may have this number. When it is closed, no placeholder takes its place.
+        // A duplicate may have this number. No placeholder gets the number when that duplicate is
+        // closed.
         RESERVE.remove(number);
         if IDLE.remove(number) || is_placeholder || is_below {
             PRIVATE.remove(number);
@@ -419,8 +424,8 @@ fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
     answer
 }
 
-/// Closes any number by a call that passes usring's seccomp filter. In the reserve a placeholder
-/// takes its place.
+/// Closes a descriptor by a call that passes usring's seccomp filter. If its number is in the
+/// reserve, a placeholder gets the number instead.
 pub fn close(number: i32) -> Result<(), Errno> {
     if RESERVE.has(number) {
         make_private(number);

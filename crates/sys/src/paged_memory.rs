@@ -40,7 +40,8 @@ use linux_raw_sys::general as linux;
 
 /// Alignment of both views, in bytes. A read fault also maps neighbouring pages, within an aligned
 /// window that is smaller than this (fault_around_bytes). So in the contents' view one read fault
-/// maps pages of one cluster only. Another thread may be evicting the next cluster.
+/// maps pages of one cluster only: of pages that the pager evicts together. Another thread may be
+/// evicting the next cluster.
 ///
 /// [`PagedMemory::prepare_reading`] maps the pages before they are read. But the kernel may have
 /// unmapped some of them since then, to swap them itself, so the read can still fault.

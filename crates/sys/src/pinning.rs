@@ -33,7 +33,7 @@ const SECRET: &[u8] = b"/secretmem (deleted)";
 pub struct PinCheck {
     /// Outer `None`: the list has not been opened yet. Inner `None`: it cannot be opened.
     maps: Option<Option<Maps>>,
-    /// Addresses of the last mapping that the kernel would pin.
+    /// Addresses of the last queried mapping that the kernel would pin.
     good: Range<usize>,
 }
 

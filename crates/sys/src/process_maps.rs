@@ -39,7 +39,7 @@ pub struct Maps {
 pub struct SharedCheck {
     /// Outer `None`: the list has not been opened yet. Inner `None`: it cannot be opened.
     maps: Option<Option<Maps>>,
-    /// Addresses of the last mapping that is shared.
+    /// Addresses of the last queried mapping that is shared.
     shared: Range<usize>,
 }
 

@@ -1,5 +1,4 @@
-//! Tests of the files that processes pass on to each other. Each test is one process family,
-//! because all its processes share one queue.
+//! Tests of the files that a process and its forked children pass on to each other.
 #![cfg(not(loom))]
 
 use std::io::{Read, Write};

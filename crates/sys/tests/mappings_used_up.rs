@@ -1,5 +1,5 @@
 //! Tests a process that has as many mappings as the kernel allows. The test has a binary of its
-//! own, because others in this process would fail.
+//! own, because other tests in its process would fail.
 #![cfg(not(loom))]
 
 use usring_sys::Errno;

@@ -42,7 +42,7 @@ fn pages() -> usize {
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// One test, because it counts the pages of the process.
+/// Everything is in one test, because the test counts the pages of the process.
 #[test]
 fn each_owner_has_a_word_of_its_own_and_returns_it() {
     per_process::prepare().unwrap();

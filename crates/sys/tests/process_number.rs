@@ -88,8 +88,8 @@ fn event_of(set: &Epoll) -> Option<u64> {
     (set.wait(&mut events, Some(10_000)) == Ok(1)).then(|| events[0].data)
 }
 
-/// Forks a child that watches wake-ups, and ends with status 0 once it has seen two. Before each it
-/// writes a byte to `ready`.
+/// Forks a child that watches wake-ups, and ends with status 0 once it has seen two. Before it
+/// waits for each wake-up, it writes a byte to `ready`.
 fn sleeping_child(ready: &std::io::PipeWriter) -> libc::pid_t {
     // SAFETY: the child makes system calls only, and ends by _exit.
     let child = unsafe { libc::fork() };

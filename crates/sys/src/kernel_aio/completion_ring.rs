@@ -60,7 +60,7 @@ impl CompletionRing {
         Some(event)
     }
 
-    /// Returns to the kernel the slots of all events that were read.
+    /// Frees the slots of all events that were read: the kernel may use them again.
     #[inline]
     pub fn publish_head(&mut self) {
         self.memory.word(offset_of!(AioRing, head)).store(self.head, Edge::AioHead.release());
