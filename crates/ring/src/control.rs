@@ -45,7 +45,7 @@ const DRAINING: u32 = 1;
 const REFUSES: u32 = 2;
 
 /// Value of the word at [`UNJOURNALED`] until the process that made the ring has counted its
-/// requests outside the journal.
+/// requests that are not in the journal.
 const UNKNOWN: u32 = u32::MAX;
 
 /// The words that the engines of all processes of a ring share.
@@ -167,9 +167,9 @@ impl Control {
         self.unjournaled.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns whether later requests have to wait, too. They do while a request of any process
-    /// waits behind an IO_DRAIN, and while a request with IO_DRAIN may be in flight. The caller
-    /// holds the ring's lock.
+    /// Returns whether a request that is submitted now has to wait. It has to while a request of
+    /// any process waits behind an IO_DRAIN, and while a request with IO_DRAIN may be in flight.
+    /// The caller holds the ring's lock.
     pub fn is_draining(&self) -> bool {
         self.drain.load(Ordering::Relaxed) & DRAINING != 0
     }
@@ -209,9 +209,9 @@ impl Control {
         ChangeSlot::new(self.memory.clone(), self.start + CHANGE_SLOT, own)
     }
 
-    /// Increments the count of news. Other processes compare this count to see that a process has
-    /// changed something that concerns them. Returns the new count. The caller holds the ring's
-    /// lock, and then wakes the other processes.
+    /// Increments the count of news: of changes by one process that concern other processes. A
+    /// process that finds the count changed looks for such changes. Returns the new count. The
+    /// caller holds the ring's lock, and then wakes the other processes.
     pub fn post_news(&self) -> u32 {
         self.news.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }

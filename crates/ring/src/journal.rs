@@ -267,7 +267,8 @@ impl Journal {
         owners
     }
 
-    /// Takes over a request of another process: it becomes this process's.
+    /// Makes a request of another process a request of this process. Returns its slot and its
+    /// `user_data`.
     fn take_over(&mut self, slot: u32) -> (JournalSlot, u64) {
         let flag = self.owner(slot).1;
         self.set_owner(slot, self.own | if flag == TIMED { TIMED } else { 0 });

@@ -1,5 +1,6 @@
 //! The registrations that the processes of a shared ring see: registered buffers, buffer groups,
-//! restrictions, and the numbers of the current deposits of files and of an eventfd. The engine's
+//! restrictions, files and an eventfd. Of files and the eventfd these words hold only the number of
+//! a deposit, from which each process takes the descriptors ([`usring_sys::deposit`]). The engine's
 //! `registered::published` decides when a process writes and reads these words.
 //!
 //! All words change under the ring's lock only, except `UNPUBLISHED`. A process may die between any
@@ -8,7 +9,7 @@
 //! | entry | word that makes it valid | content |
 //! |---|---|---|
 //! | group | `KIND` | a buffer ring with its head, or a group of provided buffers |
-//! | provided buffer | `GROUP_OF` | a buffer of such a group, and its place in the order |
+//! | provided buffer | `GROUP_OF` | a buffer of such a group, and its position in the group |
 //! | registered buffer | `BUFFER_NUMBER` | an address range |
 //!
 //! Each registration has a number, and the number of the process that made it. Another process uses
@@ -297,7 +298,7 @@ impl Registrations {
 }
 
 /// Offsets of a provided buffer's words. The word at `GROUP_OF` holds the group's id and
-/// [`IN_USE`]. The word at `PLACE` holds the buffer's place in the order.
+/// [`IN_USE`]. The word at `PLACE` holds the buffer's position in the order of its group.
 const GROUP_OF: usize = 0;
 const PLACE: usize = 4;
 const ADDRESS_OF: usize = 8;
@@ -305,7 +306,8 @@ const LENGTH_OF: usize = 16;
 const ID_OF: usize = 20;
 const IN_USE: u32 = 1 << 16;
 
-/// The buffers of classic groups. The buffers of a group are ordered by their places.
+/// The buffers of classic groups: those that PROVIDE_BUFFERS has provided. The word at [`PLACE`]
+/// orders the buffers of a group.
 impl Registrations {
     fn provided(index: usize) -> usize {
         PROVIDED + index * PROVIDED_BUFFER
@@ -320,7 +322,7 @@ impl Registrations {
         (0..MOST_PROVIDED).filter(|index| self.is_provided(*index, group)).count()
     }
 
-    /// Returns the index of the group's first buffer, and its place.
+    /// Returns the index of the group's first buffer, and that buffer's word at [`PLACE`].
     fn first_index(&self, group: u16) -> Option<(usize, u32)> {
         let mut first: Option<(usize, u32)> = None;
         for index in (0..MOST_PROVIDED).filter(|index| self.is_provided(*index, group)) {

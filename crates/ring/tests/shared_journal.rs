@@ -1,5 +1,6 @@
-//! Tests of the journal of a ring that two processes use. Only one half is used at a time, as under
-//! the ring's lock. A process that dies stops between two calls of its half.
+//! Tests of the journal of a ring that two processes use, each by its own [`Journal`]. Only one of
+//! them is used at a time, as under the ring's lock. A process that dies stops between two calls of
+//! its [`Journal`].
 #![cfg(not(loom))]
 
 use usring_ring::{CompletionQueue, Journal, JournalSlot, JournalTimer, Layout, Memory};

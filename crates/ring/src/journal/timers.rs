@@ -1,5 +1,5 @@
-//! The timeouts in a ring's journal. If the process of a timeout dies, another process goes on with
-//! it, so the journal holds the timeout's condition.
+//! The timeouts in a ring's journal. If the process of a timeout dies, another process takes the
+//! timeout over. So the journal holds the condition on which the timeout ends.
 //!
 //! A slot with the flag `TIMED` has the number of a timer in its index. A changed condition gets
 //! another timer, so a process that dies leaves the old condition or the new one. A timer is free
@@ -10,10 +10,10 @@ use alloc::vec::Vec;
 use usring_sys::sync::Ordering;
 use usring_sys::width;
 
-/// Flag of a timeout in flight. (No request is being taken from the SQ and held back at once.)
+/// Flag of a timeout in flight: [`NEW`] and [`HELD`] together. No other request has both flags.
 pub(super) const TIMED: u32 = NEW | HELD;
 
-/// Number of timers. Further timeouts end with their process.
+/// Number of timers. A timeout that finds no free timer ends with its process.
 const MOST: usize = 256;
 const TIMER: usize = 32;
 /// Bytes of all timers.
@@ -59,7 +59,7 @@ impl Journal {
         self.set_owner(slot.0, self.own | TIMED);
     }
 
-    /// Makes the timeouts of this process ordinary requests, which end with it.
+    /// Makes the timeouts of this process ordinary requests, which end when this process dies.
     pub fn forget_timers(&mut self) {
         let timed: Vec<u32> = self.used().filter(|slot| self.owner(*slot) == (self.own, TIMED)).collect();
         timed.into_iter().for_each(|slot| self.set_owner(slot, self.own));
