@@ -73,16 +73,16 @@ pub fn concerns(call: &SystemCall) -> bool {
             }
             _ => false,
         },
-        // A descriptor of a ring is not below the folder, so the library itself serves that
-        // mmap(2).
+        // A ring is not below the recorded folder. So for a ring's descriptor the answer is
+        // `false`, and the library serves that mmap(2) as usual.
         linux::__NR_mmap => {
             let shares = width::low(fourth) & linux::MAP_SHARED != 0 && width::low(third) & linux::PROT_WRITE != 0;
             shares && place::file(width::int(call.arguments[4])).is_some()
         }
         linux::__NR_ioctl => matches!(width::low(second), FICLONE | FICLONERANGE),
         linux::__NR_open | linux::__NR_openat | linux::__NR_openat2 | linux::__NR_creat => names::may_change(call),
-        // A call on any other file may wait, and a signal must be able to interrupt that wait. So
-        // the program's thread makes it.
+        // A call that writes to another kind of file may wait, and a signal must be able to
+        // interrupt that wait. So the program's thread makes such a call.
         linux::__NR_sendfile => is_regular(first),
         linux::__NR_splice | linux::__NR_copy_file_range => is_regular(third),
         _ => true,
@@ -124,13 +124,13 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Returns a record about a file, without the numbers that its kind needs.
+/// Returns a record of this kind about `file`. The caller adds the numbers that the kind needs.
 fn of_file<'a>(kind: Kind, file: &'a File, call: &SystemCall) -> Record<'a> {
     Record { node: file.stat.inode, path: &file.path, ..Record::new(kind) }.encoded_for(call)
 }
 
-/// Makes a call on a file under the lock. If the file is below the folder and the call succeeds,
-/// `record` records it.
+/// Makes a call on the file with the descriptor `number`. If the file is below the recorded folder,
+/// the lock is held during the call, and `record` records a call that succeeds.
 fn on_file(call: &SystemCall, number: u64, make: Make<'_>, record: impl FnOnce(&File, u64)) -> u64 {
     let Some(file) = place::file(width::int(number)) else { return make(call) };
     let _locked = lock();
@@ -191,7 +191,8 @@ fn is_synchronous(call: &SystemCall, status: u32) -> bool {
     status & linux::O_DSYNC != 0 || write_flags(call) & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0
 }
 
-/// Returns where a write has put its bytes. The lock is held, so no other write came in between.
+/// Returns the file offset at which a write has put its bytes. The caller has held the lock since
+/// before the write, so no other write came in between.
 fn offset_of(call: &SystemCall, status: u32, written: u64) -> u64 {
     let number = width::int(call.arguments[0]);
     let flags = write_flags(call);
@@ -217,7 +218,8 @@ fn output(call: &SystemCall) {
 /// Number of syncs of this process so far.
 static SYNCS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a sync, and records it. `when_failed`: further flags of the record if the sync fails.
+/// Makes a sync, and records its beginning and its end. `when_failed`: flags that the second record
+/// gets, in addition to [`FAILED`], if the sync fails.
 fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     let is_of_file = matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync);
     let file = if call.number == linux::__NR_sync { None } else { place::file(width::int(call.arguments[0])) };

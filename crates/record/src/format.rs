@@ -58,8 +58,8 @@ pub enum Kind {
     SyncEnd = 12,
     /// The data goes to the command's standard output.
     Output = 13,
-    /// The path says why the history is not complete. The second path is the file that the reason
-    /// concerns.
+    /// The log does not have all changes of the folder. The path holds the reason, and the second
+    /// path the file that the reason concerns.
     Unknown = 14,
     /// The requests of a batch are submitted; `id` is the batch.
     Batch = 15,

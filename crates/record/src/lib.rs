@@ -17,10 +17,11 @@
 //!   events.
 //! - A change and its record happen under one lock of all processes. So records stand in the order
 //!   in which the changes took effect.
-//! - If a record cannot be written, the log says so ([`format::Page`]), and its reader trusts
-//!   nothing.
-//! - No open file is tracked. A file is known by its inode, and its place by /proc. So duplicates,
-//!   fork, exec, and descriptors from other processes need no special treatment.
+//! - If a record cannot be written, the log says so ([`format::Page`]), and its reader then trusts
+//!   no record.
+//! - No open file is tracked. The recorder identifies a file by its inode, and reads the file's
+//!   path from /proc. So duplicates, fork, exec, and descriptors from other processes need no
+//!   special treatment.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]

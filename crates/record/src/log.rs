@@ -1,4 +1,4 @@
-//! The log of this process, and the lock of all processes.
+//! The log's records as this process appends them, and the lock that all recording processes share.
 //!
 //! The lock is a mutex of the process and, inside it, a lock of the log's open file description
 //! (F_OFD_SETLKW). The kernel releases the latter when a process dies.
@@ -135,8 +135,8 @@ pub(crate) fn append(record: &Record<'_>, data: &[IoVector]) {
     }
 }
 
-/// Notes that the history cannot be complete, and why. `path`: that of the file that the reason
-/// concerns, relative to the folder, or of a program.
+/// Records that the log cannot have all changes, and why. `path`: the file that the reason
+/// concerns, relative to the folder; or a program.
 pub fn note_unknown(reason: &[u8], path: &[u8]) {
     if is_on() {
         append(&Record { path: reason, second_path: path, ..Record::new(Kind::Unknown) }, &[]);

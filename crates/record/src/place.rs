@@ -1,4 +1,4 @@
-//! Whether a descriptor or a path lies below the folder.
+//! Determines whether a descriptor's file or a path lies below the recorded folder.
 
 use crate::log::settings;
 use alloc::vec::Vec;
@@ -23,7 +23,8 @@ impl Stat {
         self.mode & linux::S_IFMT == kind
     }
 
-    /// Returns whether the recorder knows such files: regular files, folders, symbolic links.
+    /// Returns whether the file is of a kind that the recorder records: a regular file, a folder or
+    /// a symbolic link.
     pub fn is_known(&self) -> bool {
         self.is(linux::S_IFREG) || self.is(linux::S_IFDIR) || self.is(linux::S_IFLNK)
     }
@@ -32,7 +33,8 @@ impl Stat {
 /// Words of `struct stat`.
 const STAT_WORDS: usize = 18;
 
-/// Makes newfstatat(2) of a path of usring's own, or of the folder itself with AT_EMPTY_PATH.
+/// Calls newfstatat(2) for a path in usring's memory, relative to the descriptor `folder`. An empty
+/// path with AT_EMPTY_PATH means the file of that descriptor.
 fn stat_of(folder: i32, path: u64, flags: u32) -> Result<Stat, Errno> {
     let mut words = [0u64; STAT_WORDS];
     let arguments = [width::word(folder), path, words.as_mut_ptr() as u64, u64::from(flags), 0];
@@ -104,7 +106,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Returns the place of a path that the program passes. `None` if the path is not below the
+    /// Resolves a path that the program passes in a call. `None` if the path is not below the
     /// folder, or if its last part is empty, `.` or `..`.
     pub fn of(directory: i32, path: u64) -> Option<Place> {
         let mut path = user_memory::read_c_string(UserAddress(path), PATH_LIMIT).ok()?;
@@ -135,8 +137,8 @@ impl Place {
         Some(Place { folder, folder_inode, path, name })
     }
 
-    /// Returns the status of the file that the name leads to. `follows`: of a symbolic link's
-    /// target, if the name is a symbolic link.
+    /// Returns the status of the file that the name leads to. `follows`: if the name is a symbolic
+    /// link, returns the status of the link's target.
     pub fn stat(&self, follows: bool) -> Option<Stat> {
         let flags = if follows { 0 } else { linux::AT_SYMLINK_NOFOLLOW };
         stat_of(self.folder.number(), self.name.as_ptr() as u64, flags).ok()

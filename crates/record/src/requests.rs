@@ -8,7 +8,8 @@ use crate::format::{Kind, Record};
 use crate::log::append;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The last number that this process gave to a batch or a request. No two of a process are equal.
+/// The last number that this process gave to a batch or a request. A process gives each number only
+/// once.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 fn number() -> u64 {
