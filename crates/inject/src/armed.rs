@@ -1,5 +1,5 @@
-//! This process's view of the run's page: the rules in parsed form, and under which numbers the
-//! page counts this process's calls.
+//! This process's view of the page that all processes of a run share ([`crate::page`]): the rules
+//! in parsed form, and the numbers under which the page counts this process's calls.
 //!
 //! The page identifies a process by a hash of its id and of the time at which it was forked. So
 //! counts go on after execve(2), and start anew in a later process with the same id.
@@ -34,7 +34,7 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 struct State {
     /// The process, as the page's counters know it.
     identity: u32,
-    /// Number of the process in the run; 0 before its first named call.
+    /// Number of the process in the run; 0 before its first call that a rule names.
     number: Mutex<u32>,
     rules: Mutex<Arc<Rules>>,
 }
@@ -47,7 +47,7 @@ struct Rules {
     active: Vec<(u16, Rule)>,
     /// The calls that any of these rules names.
     named: CallSet,
-    /// Whether any rule has a condition on how a request is carried out.
+    /// Whether any rule has a condition on how a request is carried out (`by=`).
     has_ways: bool,
 }
 
@@ -104,14 +104,15 @@ impl State {
     }
 }
 
-/// Returns the fault that a call gets, and counts it. Also counts the call if a rule names it.
+/// Returns the fault that a call gets, and counts the fault. Also counts the call if a rule names
+/// it.
 pub fn ask(call: &Call<'_>) -> Option<Fault> {
     ask_numbered(call, &mut 0)
 }
 
-/// Returns the fault that a request gets. For requests about which this function may be called
-/// several times: `nth` is 0 at first. The first call with a rule for the request counts the
-/// request and stores its number in `nth`, and later calls pass that number.
+/// Returns the fault that a request gets. May be called several times for one request, whose `nth`
+/// is 0 at first. Once a rule names the request, this function counts the request and stores its
+/// number in `nth`. Later calls pass that number, and the request is not counted again.
 pub fn ask_numbered(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     let page = PAGE.get()?;
     let state = STATE.get_or_make(|| State::new(page));
@@ -224,7 +225,8 @@ fn identity() -> u32 {
 /// Returns when this process was forked, in clock ticks since the system's start. `None`: there is
 /// no /proc.
 fn start_time() -> Option<u64> {
-    /// Number of the field in /proc/PID/stat, counted from the state, the first behind the name.
+    /// Index of the start time among the fields of /proc/PID/stat behind the name. The state has
+    /// the index 0.
     const FIELD: usize = 19;
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
     let path = [width::word(linux::AT_FDCWD), c"/proc/self/stat".as_ptr() as u64, flags, 0, 0];

@@ -40,7 +40,8 @@ pub struct PlainCall {
     pub classes: u8,
     /// Index of the argument that is the descriptor of the file.
     pub descriptor: Option<u8>,
-    /// Indices of the arguments that are file names, each with that of its folder's descriptor.
+    /// For each argument that is a file name: the index of its folder's descriptor, if there is
+    /// one, and the index of the name itself.
     pub paths: &'static [(Option<u8>, u8)],
     pub moves: Moves,
     /// The transfer goes into the program's memory.
@@ -52,7 +53,7 @@ const fn call(name: &'static str, number: u32, classes: u8) -> PlainCall {
     PlainCall { name, number, classes, descriptor: None, paths: &[], moves, reads: false }
 }
 
-/// A call on the file in its first argument.
+/// Describes a call whose first argument is the descriptor of a file.
 const fn on_file(name: &'static str, number: u32, classes: u8) -> PlainCall {
     let classes = classes | DESC;
     PlainCall { descriptor: Some(0), ..call(name, number, classes) }

@@ -126,8 +126,8 @@ pub fn decide<'a>(
     })
 }
 
-/// Makes the random numbers of one call, which depend on nothing but the seed and the call's place
-/// in the run.
+/// Returns the source of one call's random numbers. They depend only on the run's seed, the rule,
+/// the call's kind and number, the process, and `counted`: the number of the call for this rule.
 fn dice(rule: u16, call: &Call<'_>, moment: &Moment, counted: u64) -> Random {
     let place = u64::from(rule) << 16 | u64::from(call.number) << 4 | call.kind as u64;
     let seed = Random::of(moment.seed, place << 32 | u64::from(moment.process)).draw();

@@ -4,7 +4,8 @@
 /// Returns whether the pattern matches the whole path.
 pub fn matches(pattern: &[u8], path: &[u8]) -> bool {
     let (mut pattern_at, mut path_at) = (0, 0);
-    // Where to go on if the rest does not match: behind the last `*`, one character later.
+    // For the last `*`: the position after it in the pattern, and the end of the part of the path
+    // that it covers. After a mismatch the `*` covers one character more.
     let mut retry = None;
     loop {
         if pattern.get(pattern_at) == Some(&b'*') {
@@ -42,7 +43,7 @@ fn one(pattern: &[u8], character: u8) -> Option<usize> {
 fn one_of_set(pattern: &[u8], character: u8) -> Option<usize> {
     let negated = matches!(pattern.get(1), Some(b'!' | b'^'));
     let start = 1 + usize::from(negated);
-    // A bracket at the beginning of the set belongs to the set.
+    // A `]` at the beginning of the set is a member of the set and does not end it.
     let end = pattern.iter().skip(start + 1).position(|byte| *byte == b']').map(|at| at + start + 1);
     let Some(end) = end else { return (character == b'[').then_some(1) };
     let set = &pattern[start..end];

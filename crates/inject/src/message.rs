@@ -48,7 +48,8 @@ pub fn similar(name: &str) -> Option<&'static str> {
     nearest(name, names)
 }
 
-/// Returns the name with the fewest changes, at most two and less than half of the name.
+/// Returns the name of `names` that needs the fewest changes to become `name`. `None` if each needs
+/// more than two changes, or more than half as many as `name` has bytes.
 pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = 2.min(name.len() / 2);
     let ranked = names.map(|known| (distance(name.as_bytes(), known.as_bytes()), known));

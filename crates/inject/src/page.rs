@@ -50,7 +50,7 @@ const TEXT: usize = RULES + MOST_RULES;
 /// Maximum length of the texts of all rules together, in bytes.
 const TEXT_BYTES: usize = 1 << 20;
 const TABLE: usize = TEXT + TEXT_BYTES / 8;
-/// Counters, a power of two. Each takes two words.
+/// Number of counters in the table, a power of two. Each counter takes two words.
 const COUNTERS: usize = 1 << 17;
 const WORDS: usize = TABLE + 2 * COUNTERS;
 /// Bytes of the page.
@@ -346,7 +346,7 @@ impl Page {
     }
 }
 
-/// The page's lock, for the moment in which a rule or a process is entered.
+/// The page's lock, which is held while a rule is added or removed, or a process gets its number.
 struct Lock(&'static AtomicU64);
 
 impl Drop for Lock {

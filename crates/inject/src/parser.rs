@@ -307,8 +307,8 @@ impl<'a> Parser<'a> {
         Ok(self.rule)
     }
 
-    /// Refuses two kinds of actions: those that come too late for a request that was completed
-    /// inline, and those that cannot depend on how the request is carried out.
+    /// Refuses actions that do not go with the rule's `by=`. `cancel` must stand without `by=`.
+    /// With `by=inline`, no fault may act before the request has been made.
     fn check_way(&self, action: &Action) -> Result<(), SpecError> {
         let Some(by) = self.given(&["by"]) else { return Ok(()) };
         if let Some(cancel) = self.given(&["cancel"]) {

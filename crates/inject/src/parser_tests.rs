@@ -1,4 +1,4 @@
-//! Tests of the parser: strace's examples, and what each wrong text is answered with.
+//! Tests of the parser: strace's examples, and the error message for each wrong text.
 
 use super::*;
 use usring_uapi::general as linux;

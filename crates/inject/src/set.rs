@@ -18,7 +18,8 @@ pub enum Kind {
 impl Kind {
     pub const ALL: [Kind; 3] = [Kind::Ring, Kind::Call, Kind::Aio];
 
-    /// Returns the word before the SET that narrows a rule to this kind.
+    /// Returns the word that limits a rule to this kind if it stands before the SET, as in
+    /// `ring:read`.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Ring => "ring",
@@ -32,7 +33,7 @@ impl Kind {
 const CLASSES: [(&str, u8); 6] =
     [("file", FILE), ("desc", DESC), ("net", NET), ("network", NET), ("sync", SYNC), ("rw", RW)];
 
-/// Class names of strace that stand without `%`, too.
+/// Names of classes that strace also accepts without `%`.
 const LEGACY: [&str; 3] = ["file", "desc", "network"];
 
 /// libaio's commands: their names, and the opcodes that do the same.
@@ -205,7 +206,7 @@ impl CallSet {
     }
 }
 
-/// Returns the name of a call, which a SET can name.
+/// Returns the name that a call has in a SET.
 pub fn name_of(kind: Kind, number: u16) -> &'static str {
     match kind {
         Kind::Ring | Kind::Aio => opcode::NAMES.get(usize::from(number)).copied().unwrap_or("(unknown)"),

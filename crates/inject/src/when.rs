@@ -35,7 +35,7 @@ impl When {
         if last.is_some_and(|last| last < first) {
             return None;
         }
-        // `3` means the third call only, `3+` and later ones.
+        // `3` means the third call only. `3+` means the third call and each later call.
         let last = if last.is_none() && step.is_none() { Some(first) } else { last };
         Some(When { first, last, step: step.unwrap_or(1) })
     }
