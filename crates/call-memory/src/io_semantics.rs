@@ -180,9 +180,9 @@ impl Descriptor {
         Some(Descriptor { kind, major: device >> 8 & 0xfff, minor: device & 0xff | device >> 12 & 0xfff00 })
     }
 
-    /// Returns whether the descriptor is a terminal, by the major numbers in
-    /// Documentation/admin-guide/devices.txt: consoles, serial lines' alternates, and both sides of
-    /// pseudo-terminals. (The data of other character devices counts as messages.)
+    /// Returns whether the descriptor is a terminal, by its major number (Linux's
+    /// Documentation/admin-guide/devices.txt): 4 (consoles, serial lines), 5 (/dev/tty, /dev/ptmx),
+    /// 136 to 143 (pseudo-terminals). The data of other character devices counts as messages.
     fn is_terminal(&self) -> bool {
         self.kind == CHARACTER_DEVICE && matches!(self.major, 4 | 5 | 136..=143)
     }

@@ -1,12 +1,13 @@
-//! The memory that a system call names, and how it stays in place until the kernel has answered:
-//! for programs whose memory usring itself swaps ([`usring_swap::mappings`]).
+//! Pins the memory that a system call names, until the kernel has answered the call. This is for
+//! programs whose memory usring itself swaps ([`usring_swap::mappings`]).
 //!
 //! If a call names a page that is evicted, the kernel answers EFAULT. A datagram that was to be
 //! received there is lost. So usring pins the memory of a call before it makes the call:
 //!
 //! - Structures, names and small data are pinned, however many pages are pinned already.
 //! - Large data is transferred separately.
-//! - A call that names more than half of the region's limit, except as data, is answered ENOMEM.
+//! - A call is answered ENOMEM if a single range that it names is longer than half of the region's
+//!   limit: the bytes that may be resident. Data and execve(2) are exempt.
 //! - A futex word is not pinned while threads sleep on it. If the kernel answers EFAULT because the
 //!   word is evicted, usring pins it and makes the call again.
 //!

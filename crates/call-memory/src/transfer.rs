@@ -274,7 +274,7 @@ impl Transfer {
         Ok(self.data.total() > 0)
     }
 
-    /// Copies the data, lengths and flags that the kernel returned into the program's memory.
+    /// Copies to the program's memory the data, lengths and flags that the kernel has returned.
     fn hand_over(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<(), Errno> {
         let fills = self.data.access == Access::Write;
         let gives = fills && !self.semantics.passes_over;
@@ -314,7 +314,8 @@ impl Transfer {
         if is_error(answer) && self.done == 0 { answer } else { self.done }
     }
 
-    /// Releases the memory of the next part, which is not transferred. Returns the bytes done.
+    /// Releases the memory of the next part, which is not transferred. Returns the number of bytes
+    /// that earlier parts have transferred.
     pub fn break_off(&mut self) -> u64 {
         self.hold = Hold::Nothing;
         self.done
