@@ -16,17 +16,22 @@ pub enum Kind {
     Unmapped,
     /// Memory of a request in flight is in a stack frame that has ended.
     DeadFrame,
-    /// The file was closed, and the request then went on with it.
+    /// The request's file was closed while the request was in flight. The request then still used
+    /// the file, or failed because the file was closed.
     ClosedFile,
-    /// The CQ's head has not passed the CQE of a request that changes something.
+    /// The program did not consume a CQE in the CQ. The CQE's request changes something outside the
+    /// process's memory.
     Unreaped,
-    /// The program has not fetched the CQE from the backlog.
+    /// The program did not fetch a CQE from the backlog (the CQEs that found no room in the CQ).
+    /// The CQE's request changes something outside the process's memory.
     Overflowed,
-    /// A request that changes something was in flight when its ring or process ended.
+    /// A request was in flight when its ring or process ended. The request changes something
+    /// outside the process's memory.
     Leaked,
     /// A short transfer cancelled the rest of its chain, and the program did not submit it again.
     BrokenLink,
-    /// [`Kind::DeadFrame`], if the frame with the memory is not among the callers of the misdeed.
+    /// Perhaps a [`Kind::DeadFrame`]. The launcher compares the two call stacks of the finding, and
+    /// drops the finding unless the memory's stack frame has certainly ended.
     PerhapsDeadFrame,
 }
 

@@ -79,8 +79,9 @@ pub(crate) struct Found<'a> {
 }
 
 impl Findings {
-    /// Records a finding, and aborts the program if the run wants that. For a repeated finding,
-    /// records only the count, each time that the count has doubled.
+    /// Records a finding. In [`Mode::Abort`] the program then gets SIGABRT, unless the finding is
+    /// uncertain ([`Kind::PerhapsDeadFrame`]). For a repeated finding, records only the count, each
+    /// time that the count has doubled.
     pub fn add(&mut self, found: &Found) {
         let key = key_of(found);
         let is_new = !self.0.contains_key(&key);
@@ -112,8 +113,8 @@ fn process() -> u32 {
     width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0))
 }
 
-/// Returns a hash that identifies the misuse: of its kind, its opcode, and the calls that it
-/// consists of.
+/// Returns a hash that identifies a misuse: of its kind, the request's opcode, the call that
+/// submitted the request, and [`Found::misdeed`].
 fn key_of(found: &Found) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let call = |stack: Option<&Stack>| {

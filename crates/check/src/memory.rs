@@ -44,7 +44,7 @@ pub(crate) fn overlaps(member: &IoVector, start: u64, length: u64) -> bool {
 /// Bytes below the stack pointer that a function may use (the red zone of the ABI).
 const RED_ZONE: u64 = 128;
 
-/// A return address that lies above a buffer in a stack, and the place that it was found at.
+/// A return address in a stack, above a buffer (`value`), and the address at which it lies (`at`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReturnSlot {
     at: u64,

@@ -39,7 +39,7 @@ pub(crate) struct InFlight {
     /// The first return address above the request's memory, if the memory lies in the stack of the
     /// submitting thread.
     pub slot: Option<ReturnSlot>,
-    /// Checksum of the memory at the submission, if its change would be a mistake.
+    /// Checksum of the memory at the submission, if a change of the memory would be a mistake.
     pub checksum: Option<u64>,
     /// The call in which the memory was first found changed. Outer `None`: no change was found.
     /// Inner `None`: the change was found outside any call.
@@ -95,7 +95,7 @@ impl InFlight {
         )
     }
 
-    /// Returns the part of the request's memory that a range of addresses meets first.
+    /// Returns the first buffer of the request that overlaps a range of addresses.
     pub fn member_in(&self, start: u64, length: u64) -> Option<IoVector> {
         self.memory.iter().copied().find(|member| crate::memory::overlaps(member, start, length))
     }

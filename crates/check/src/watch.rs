@@ -209,8 +209,9 @@ impl State {
         self.findings.add(&Found { kind, request, result, memory, misdeed });
     }
 
-    /// Takes the checksum of memory that a request reads, unless another request may change the
-    /// memory meanwhile.
+    /// Computes the checksum of the memory that `request` reads, unless another request in flight
+    /// writes there. If `request` itself writes to its memory, drops the checksums of the requests
+    /// that read there.
     fn begin_checksum(&mut self, request: &mut InFlight) {
         let meets = |other: &InFlight| {
             let shared = |member: &IoVector| other.member_in(member.base, member.length).is_some();
@@ -221,7 +222,8 @@ impl State {
             Access::Reads => {
                 let is_target = |other: &InFlight| other.access == Access::Writes && meets(other);
                 let is_alone = !self.requests.in_flight.values().any(is_target);
-                // A request that is held back begins later, and an earlier one may fill its memory.
+                // A request that is held back begins later. An earlier request may fill its memory
+                // before.
                 if is_alone && request.held_back == HeldBack::No {
                     request.checksum = memory::checksum(&request.memory);
                 }
