@@ -37,9 +37,9 @@ pub struct Context {
     kind: ContextKind,
     /// Held by the thread that consumes events, and so moves the head, on behalf of the program.
     taking: Mutex<()>,
-    /// The eventfd that the latest iocb with an eventfd has named, while a request still has to
-    /// signal it. Most iocbs name the same eventfd. The reference is weak, so that the program's
-    /// close of the eventfd takes effect.
+    /// The eventfd that the last iocb with IOCB_FLAG_RESFD named, so that the next iocb finds it:
+    /// most iocbs name the same eventfd. Lasts while a request still has to signal that eventfd.
+    /// The reference is weak, so that the program's close of the eventfd takes effect.
     last_eventfd: Mutex<Weak<EventDescriptor>>,
 }
 
@@ -163,7 +163,7 @@ impl Context {
     }
 
     /// Waits until at least `minimum` events have been consumed by this caller. If another caller
-    /// consumes the events for which this thread was woken, it waits again.
+    /// consumes the events for which this thread was woken, this thread waits again.
     #[inline(never)]
     fn wait_for_events(
         &self,

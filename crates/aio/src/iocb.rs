@@ -39,7 +39,7 @@ pub fn check(iocb: &Iocb) -> Result<(), Errno> {
     if iocb.aio_reserved2 != 0 || iocb.aio_nbytes.cast_signed() <= -1 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Returns the SQE for the iocb at `address`. Its `user_data` and `pad2` become the `obj` and
+/// Returns the SQE for the iocb at `address`. The SQE's `user_data` and `pad2` become the `obj` and
 /// `data` of the iocb's event.
 #[inline]
 pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, kind: ContextKind) -> Result<Sqe, Errno> {
