@@ -23,8 +23,8 @@ impl PinnedCall {
     /// Pins the memory of a call in the region that `region` returns. `None`: the call names no
     /// swapped memory, or there is no region.
     ///
-    /// Errors: `ENOMEM` if the call names a range, other than data, of more than half of the
-    /// region's limit (the bytes that may be resident); `EFAULT` for a page that cannot be read.
+    /// Errors: `ENOMEM` if a range that the call names, other than data, is longer than half of the
+    /// region's limit. `EFAULT` for a page that cannot be read.
     pub fn new(
         call: &mut SystemCall,
         region: impl FnOnce() -> Option<&'static Mappings>,

@@ -65,8 +65,8 @@ pub enum Edge {
     Queue,
     /// A lock's word: the thread that unlocks publishes the protected data to the next holder.
     Lock,
-    /// The state word of a page of swapped memory: the thread that releases the page publishes the
-    /// number of the page's slot in the swap store to the next thread that acquires the page.
+    /// The state word of a page of swapped memory. The thread that releases the page publishes the
+    /// page's slot number in the swap store to the next thread that acquires the page.
     Page,
     /// The gate of a cluster (swapped pages that are evicted together). A thread is inside the gate
     /// while it changes the mapping of one of these pages. A thread that leaves publishes its
