@@ -399,6 +399,29 @@ case!(priority_data => "
     cqe 1: PRI -
 ");
 
+/// A poll for POLLPRI alone.
+fn priority_data_alone(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLPRI, 1));
+    ring.submit();
+    // SAFETY: the buffer has one readable byte.
+    unsafe { libc::send(writer.as_raw_fd(), c"!".as_ptr().cast(), 1, libc::MSG_OOB) };
+    ring.enter_for(0, 1, std::time::Duration::from_secs(1));
+    ring.push(poll_remove(1, 2));
+    ring.submit();
+    let mut entries = ring.wait(2);
+    entries.sort_by_key(|entry| entry.user_data);
+    all_events(t, entries);
+}
+case!(priority_data_alone => "
+    cqe 1: -ECANCELED -
+    cqe 2: - -
+", usring => "
+    cqe 1: PRI -
+    cqe 2: -ENOENT -
+", because "a poll for POLLPRI alone hears of urgent data");
+
 /// A multishot poll reports the events that the wake-up names, not the state of the file. So data
 /// of a socket is reported with POLLPRI, and without POLLOUT.
 fn several_events_of_a_socket(t: &mut Transcript) {

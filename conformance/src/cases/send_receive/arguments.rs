@@ -207,3 +207,33 @@ fn poll_first_on_no_socket(t: &mut Transcript) {
     }
 }
 case!(poll_first_on_no_socket => include_str!("poll_first_on_no_socket.txt"));
+
+/// POLL_FIRST with MSG_DONTWAIT never polls. A number without a file still gets -EBADF.
+fn poll_first_without_waiting(t: &mut Transcript) {
+    let (reader, _writer) = files::sockets();
+    let pipe = files::pipe();
+    let mut bytes = [0u8; 4];
+    for fd in [reader.as_raw_fd(), pipe.0.as_raw_fd(), -1, 5000] {
+        let mut ring = Ring::new(4);
+        for request in [recv(fd, &mut bytes, 1), recv(fd, &mut bytes, 2).forced_async(), send(fd, b"text", 3)] {
+            t.entry(&ring.one(request.with(|sqe| {
+                sqe.ioprio = u::IORING_RECVSEND_POLL_FIRST as u16;
+                sqe.op_flags = libc::MSG_DONTWAIT as u32;
+            })));
+        }
+    }
+}
+case!(poll_first_without_waiting => "
+    cqe 1: -EAGAIN
+    cqe 2: -EAGAIN
+    cqe 3: -EAGAIN
+    cqe 1: -EAGAIN
+    cqe 2: -EAGAIN
+    cqe 3: -ENOTSOCK
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+");

@@ -19,7 +19,7 @@ use crate::ring::LockedRing;
 use crate::waiting::fast_poll::SLICE;
 use usring_sys::message::{self, Counted, MessageHeader};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, epoll, width};
+use usring_sys::{Errno, UserAddress, descriptor, epoll, width};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -49,7 +49,14 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
     {
         return IssueOutcome::done(error.negative());
     }
-    transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first())
+    let outcome = transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first());
+    // With MSG_DONTWAIT, no poll finds out that the file is missing.
+    if matches!(outcome, IssueOutcome::Done(_))
+        && let Err(error) = descriptor::status_flags(request.file.number)
+    {
+        return IssueOutcome::done(error.negative());
+    }
+    outcome
 }
 
 /// Makes a multishot with IOSQE_ASYNC wait for its file before its first attempt, as the kernel's
