@@ -155,7 +155,7 @@ const fn look_at_clone(filter: &mut Assembler) {
 }
 
 /// Adds the rule for vfork(2): it traps unless marked ([`MARK`]). vfork(2) has no argument, so its
-/// mark is in r8, where the filter looks for the mark of no other call. If the mark stays in r8, it
+/// mark is in r8. The filter looks there for the mark of no other call. If the mark stays in r8, it
 /// lets no other call pass.
 const fn look_at_vfork(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_vfork, 0, 4);
