@@ -244,8 +244,8 @@ pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
 ///   `EFAULT`, or transfer only a part. [`SwapRegion::with_resident`] and [`SwapRegion::pin`] keep
 ///   memory resident for them.
 /// - **A forked child** does not have the memory: a touch of it ends the child.
-/// - **A page that cannot be read back** raises SIGBUS, as a mapped file does. Standard error names
-///   the slot.
+/// - **A page that cannot be read back** raises SIGBUS, as a mapped file does. A message on
+///   standard error names its slot in the backing store.
 ///
 /// A region does not grow. Make it as large as it may become: pages that were never touched take
 /// neither memory nor room on the device.
@@ -264,7 +264,7 @@ pub struct SwapRegion {
     background: Background,
     /// The polling policy of the device. `None` if the region did not open the device itself.
     policy: Option<PolicyWord>,
-    /// The open file or block device, which keeps other processes from the store, if there is one.
+    /// The store's open file or block device, if it has one. It keeps other processes away.
     claim: Option<HeldDescriptor>,
     pub(crate) pager: Arc<Pager>,
 }

@@ -50,8 +50,8 @@ pub struct Limit {
     limit: AtomicUsize,
     /// Number of pages that may be resident beyond the limit for now.
     excess: AtomicUsize,
-    /// Futex word on which the evictor sleeps between two attempts at a failing store. Counts
-    /// changes of the limit, and the stop.
+    /// Futex word on which the evictor sleeps between two attempts at a failing store. Counts how
+    /// often the limit was set or the evictor was stopped.
     changes: AtomicU32,
     /// Futex word on which the evictor sleeps while it has no work: `AWAKE` or `ASLEEP`.
     evictor: AtomicU32,

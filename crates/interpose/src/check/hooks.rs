@@ -3,8 +3,8 @@
 //!
 //! The library has no symbols of these names, so a program that is not checked calls libc directly.
 //! For a program that is checked, the constructor writes the addresses of the functions below to
-//! the slots by which the program and its libraries call libc's. Libraries that the program loads
-//! later, and calls within one library, are not seen.
+//! the global offset tables, by which the program and its libraries call libc's functions.
+//! Libraries that the program loads later, and calls within one library, are not seen.
 
 use crate::runtime::assembler::{begin_frame, settle};
 use crate::runtime::imports;

@@ -30,9 +30,9 @@ use usring_uapi::general as linux;
 /// 1 once usring is ready. Before that, `syscall` leads all calls to the kernel.
 pub static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// Number of descriptor numbers that may be rings: all from the reserved base on. The symbols
-/// compare it with `number - base` as an unsigned 32-bit value. For −1 that value is larger, so −1
-/// is no ring.
+/// How many descriptor numbers the reserved range has, in which rings get their descriptors. The
+/// symbols compare it with `number - base` as an unsigned 32-bit value. For −1 that value is
+/// larger, so −1 is no ring.
 const RESERVED: u32 = (1 << 31) - RESERVED_BASE as u32;
 
 const SLOW_FRAME: usize = CALL_SIZE + 16;

@@ -48,7 +48,7 @@ pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let label = b"eventfd-id:";
     let start = text[..length].windows(label.len()).position(|window| window == label)? + label.len();
     let digits = text[start..length].iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());
-    // The sum is never 0, which means that no id is known.
+    // The sum is never 0, because 0 stands for an unknown id.
     Some(1 + digits.fold(0u64, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
 

@@ -57,8 +57,8 @@ fn row_of_this_thread() -> Option<&'static ThreadRings> {
     None
 }
 
-/// Claims a row for the calling thread, which has made a ring. From now on an index without a ring
-/// gets `EBADF` and no longer `EINVAL`, as in the kernel.
+/// Claims a row for the calling thread, which has made a ring. From now on, a call of this thread
+/// with an index that has no ring gets `EBADF` and no longer `EINVAL`, as in the kernel.
 pub fn acquaint() {
     let _ = claim();
 }

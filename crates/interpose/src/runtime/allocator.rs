@@ -139,8 +139,8 @@ const _: () = {
     }
 };
 
-/// Returns the size of the block for a layout. For more than the usual alignment it is a power of
-/// two, because such blocks are aligned to their size (up to a page).
+/// Returns the size of the block for a layout. If the alignment is above [`ALIGNED`], the size is a
+/// power of two, because such blocks are aligned to their size (up to a page).
 fn rounded(layout: Layout) -> usize {
     if layout.align() <= ALIGNED { layout.size() } else { layout.size().max(layout.align()).next_power_of_two() }
 }

@@ -18,8 +18,8 @@
 //!
 //! A process that shares its parent's memory (vfork, posix_spawn) returns on the stack on which its
 //! parent waits, or on another stack. So the program makes that call itself. Before that, this
-//! process takes over the memory that it has inherited. The child could not take it over, because
-//! its fault slots and threads would end with the child.
+//! process takes over the memory that it has inherited. The child could not take it over: the
+//! threads of the region would be the child's, and would end with it.
 
 use crate::call::{Call, Outcome};
 use crate::process::{self, ChildDescriptors};
@@ -43,9 +43,8 @@ static FORKING: PerProcess<OwnerLock> = PerProcess::new();
 /// The reasons that [`refuse`] has reported already, one bit each.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 
-/// Seconds of one round of waiting. A fork waits until no request for swapped memory is on the
-/// device, for at most `ROUNDS` rounds. After each round, other threads run for a moment, and a
-/// signal may end the wait.
+/// Seconds of one round of waiting. A fork waits until no thread evicts swapped memory, for at most
+/// `ROUNDS` rounds. Between two rounds, evictions may begin again, and a signal may end the wait.
 const ROUND_SECONDS: u64 = 5;
 const ROUND: Nanoseconds = ROUND_SECONDS * 1_000_000_000;
 const ROUNDS: u64 = 12;

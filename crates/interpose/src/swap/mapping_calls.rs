@@ -235,8 +235,8 @@ fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -
 }
 
 /// Calls `ask` for each part of a range that the kernel owns, up to the first hole. If `becomes` is
-/// given, the range up to that hole is first released to the kernel. If the release fails,
-/// `becomes` says how the call is refused. Errors: `ENOMEM` at a hole.
+/// given, the range up to that hole is first released to the kernel. If the release fails, the call
+/// is refused, and the message names `becomes`. Errors: `ENOMEM` at a hole.
 fn in_order(
     mappings: &Mappings,
     range: &Range<usize>,

@@ -116,7 +116,8 @@ impl DeviceTarget {
         DeviceTarget { file, read_only: geometry.features.read_only, misaligned }
     }
 
-    /// Checks whether the device may be written and the segments are aligned.
+    /// Checks a request. Errors: `EPERM` for a write to a read-only device; `EINVAL` for a segment
+    /// that is not aligned.
     #[inline]
     fn check(&self, request: &DeviceRequest) -> Result<(), Errno> {
         if request.operation == Operation::Write && self.read_only {

@@ -6,7 +6,7 @@
 //! | rt_sigaction for SIGSYS | nothing changes; the action before is the default one |
 //! | rt_sigaction for any other signal | made again, with SIGSYS taken out of `sa_mask` |
 //! | rt_sigprocmask | made again, with SIGSYS taken out of the set |
-//! | execve, execveat | made again, with a tracer attending ([`super::tracer`]) |
+//! | execve, execveat | made again, while a tracer waits for the new program ([`super::tracer`]) |
 //! | io_pgetevents | io_getevents where there is no mask, else ENOSYS |
 //! | any other | made again, with the mark that the filter lets pass |
 //!
