@@ -22,8 +22,8 @@ pub struct Host {
     /// Called before the engine polls a descriptor number. If the number is a ring's, the host
     /// makes its readability follow the CQ from now on ([`Ring::watch_readiness`]).
     pub watch: fn(i32),
-    /// Gives the ring the eventfd that stands for its descriptor ([`Ring::attach_descriptor`]),
-    /// if this process has a number of it.
+    /// Gives the ring the eventfd that stands for its descriptor ([`Ring::attach_descriptor`]), if
+    /// this process still has a descriptor number for the ring.
     pub attach: fn(&Ring),
     /// Returns the device of usring's that a descriptor number stands for.
     pub device_of: fn(i32) -> Option<Arc<OpenDevice>>,

@@ -74,7 +74,7 @@ pub struct Ring {
     pub(crate) memory: Memory,
     /// Words that the ring's processes share and the program does not see, such as the ring's lock.
     pub(crate) control: Control,
-    /// The ring's published registrations; `None` for an AIO context.
+    /// The registrations that all processes of the ring see; `None` for an AIO context.
     pub(crate) registrations: Option<Registrations>,
     pub(crate) lineage: Lineage,
     /// Requests that other threads hand to the ring's driver: requests that workers have finished,
@@ -104,11 +104,11 @@ pub struct Ring {
     /// Whether a driver of this process has noticed that several processes use the ring: see
     /// `waiting::process_rings`.
     pub(crate) takes_part: AtomicBool,
-    /// The ring's news count ([`Control::news`]) that a driver of this process has last seen.
-    /// Changed under the ring's lock.
+    /// The count of changes that other processes have to handle ([`Control::news`]), as a driver of
+    /// this process has last seen it. Changed under the ring's lock.
     pub(crate) heard_news: AtomicU32,
-    /// Number of the eventfd that wakes the ring watcher of the process that made the ring. Its
-    /// descendants inherit the descriptor. −1: they cannot wake that ring watcher.
+    /// Descriptor number of the eventfd that wakes the ring watcher of the process that made the
+    /// ring. Children inherit the descriptor. −1: they cannot wake that ring watcher.
     pub(crate) creators_watcher: i32,
     state: ProcessMutex<RingState, View<AtomicU32>>,
 }
@@ -469,7 +469,7 @@ impl<'a> LockedRing<'a> {
     }
 
     /// Adds a request of a shared ring to the journal, so that another process can complete it if
-    /// this one dies. Then takes it from the SQ, where it is the last entry that was read.
+    /// this process dies. Then moves the SQ's head past the request's entry.
     #[inline(never)]
     pub fn take_by_journal(&mut self, request: &mut Request) {
         if !self.ring.is_shared() {
@@ -518,8 +518,8 @@ impl<'a> LockedRing<'a> {
         Some(if wakes_all { u32::MAX } else { self.queues.cq.ready() })
     }
 
-    /// Frees the journal's slots of published CQEs on a shared ring, and wakes other processes that
-    /// wait for these CQEs. Returns `u32::MAX`: all waiters are woken.
+    /// Frees the journal's slots of requests whose CQEs are published. Wakes other processes if
+    /// their timeouts count these CQEs. Returns `u32::MAX`: all waiters are woken.
     #[cold]
     #[inline(never)]
     fn published_for_all(&mut self) -> u32 {

@@ -82,7 +82,8 @@ pub struct Header {
     pub magic: AtomicU64,
     pub version: AtomicU64,
     pub block_count: AtomicU64,
-    /// Number of processes whose entry points were active and answered the probe.
+    /// Number of processes that have opened this file, after a test call had arrived at usring's
+    /// entry points. Forked children do not count.
     pub processes: AtomicU64,
     /// Number of rings ever set up.
     pub rings: AtomicU64,

@@ -29,8 +29,9 @@ const REGISTERED_WAIT_SIZE: u64 = 64;
 /// Bytes of a signal set in system calls.
 const SIGNAL_SET_SIZE: u64 = 8;
 const MICROSECOND: u64 = 1000;
-/// Longest time, in nanoseconds, that io_uring_enter(2) waits until other processes have answered
-/// the asks of its requests (`waiting::asks`). A stopped process does not answer.
+/// Longest time, in nanoseconds, that io_uring_enter(2) waits for answers of other processes. One
+/// of its requests may have asked them to cancel or change requests (`waiting::asks`). A stopped
+/// process does not answer.
 const LONGEST_ASK: Nanoseconds = 100_000_000;
 
 /// The arguments of io_uring_enter(2), except the descriptor.
@@ -105,9 +106,10 @@ impl Ring {
         self.end_enter(locked, taken, call)
     }
 
-    /// Waits until other processes have answered the asks in `asks`: cancellations and changes of
-    /// requests that this call has submitted. So their CQEs are there when the call returns, as
-    /// with the kernel.
+    /// Waits until other processes have answered the asks with the numbers `asks`, at most for
+    /// [`LONGEST_ASK`]. An ask makes another process cancel or change one of its requests, for a
+    /// request that this call has submitted. That request then has its CQE when the call returns,
+    /// as with the kernel.
     fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, asks: &Range<u64>) -> LockedRing<'a> {
         let end = Clock::Monotonic.now() + LONGEST_ASK;
         while locked.waiting.asks.has(asks) && Clock::Monotonic.now() < end {
@@ -146,8 +148,9 @@ impl Ring {
                 if taken != 0 && locked.waiting.polls.expects() {
                     self.bring_expected(&mut locked);
                 }
-                // The ring watcher may leave this ring's files and timers to its waiters. This call
-                // does not wait, so every few such calls it polls them itself.
+                // If the ring watcher does not watch this ring's files and timers, threads that
+                // wait poll them. This call does not wait, and polls them only if too many such
+                // calls went without a poll.
                 if self.is_left_to_owner() && locked.is_poll_due() {
                     crate::driving::task_work::run_all(&mut locked);
                     locked.finish_batch();
@@ -203,8 +206,8 @@ impl Ring {
         locked.release(Exit::Pause);
         let waited = self.get_events(call);
         if waited.is_err() {
-            // get_events may have failed before its wait. Then this release runs the work that
-            // arrived.
+            // `get_events` may have failed before its wait. This release then runs the work that
+            // other threads have left for a driver.
             self.lock().release(Exit::Leave);
         }
         if taken > 0 { Ok(taken) } else { waited.map(|()| 0) }

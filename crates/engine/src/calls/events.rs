@@ -5,10 +5,11 @@
 //! - The thread that completes a request writes its event into the program's memory
 //!   (`usring_ring`'s `events`). That is the submitter, the ring watcher, a worker or a waiter. The
 //!   program need not ask for events.
-//! - The events that the program has not taken, and the requests that have not completed, never
-//!   exceed the context's slots. [`Submission::has_room`] checks this under the ring's lock. So no
-//!   event goes to the backlog, unless the program overwrites the head. The number of requests has
-//!   no such bound with IOPOLL, where events appear only when the program asks for them.
+//! - The events' memory has a fixed number of slots. The events that the program has not taken, and
+//!   the requests that have not completed, are together never more than these slots.
+//!   [`Submission::has_room`] checks this under the ring's lock. So no event goes to the backlog,
+//!   unless the program stores a wrong head. With IOPOLL the number of requests has no such bound,
+//!   because events appear only when the program asks for them.
 //! - A context ends in two steps. [`Ring::retire`] forbids submits and waits under the ring's lock,
 //!   wakes the waiters, and waits until all requests have completed. Then it closes the ring like
 //!   any other.
@@ -235,7 +236,8 @@ impl<'a> Submission<'a> {
         self.locked.as_mut().expect("a submission holds its ring")
     }
 
-    /// Returns whether one more request can be added: its event has a free slot.
+    /// Returns whether one more request can be added: the events' memory has a free slot for its
+    /// event. Always `true` with IOPOLL.
     #[inline]
     pub fn has_room(&mut self) -> bool {
         let locked = self.locked();
@@ -324,7 +326,7 @@ impl<'a> Submission<'a> {
     /// The submission continues afterwards.
     ///
     /// Errors: `EINVAL` if the ring was retired meanwhile; `EAGAIN` if other threads have used the
-    /// remaining slots meanwhile.
+    /// remaining slots for events meanwhile.
     #[cold]
     fn flush(&mut self) -> Result<(), Errno> {
         self.locked().finish_batch();

@@ -464,9 +464,9 @@ impl Ring {
         }
     }
 
-    /// Waits until other processes have answered, or until the call's time limit has passed. Every
-    /// process gets at least [`LEAST_WAIT`]; a stopped process does not answer. If the wait ends
-    /// without an answer, the ask is withdrawn.
+    /// Waits until other processes have answered a synchronous cancellation, or until the call's
+    /// time limit has passed. Every process gets at least [`LEAST_WAIT`]; a stopped process does
+    /// not answer. If the wait ends without an answer, this process asks no longer.
     ///
     /// Errors: `EINTR`; `ETIME`.
     fn wait_for_answer(

@@ -49,7 +49,7 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
 
 /// Posts the notification (F_NOTIF) of a zero-copy send: the program may now reuse the memory that
 /// it sent from. The request's own CQE has announced the notification by F_MORE. `usage`: the
-/// result of [`usage`].
+/// notification's result, from the function [`usage`].
 #[cold]
 fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
     locked.queues.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
@@ -97,8 +97,8 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     }
 }
 
-/// Records in a shared ring's journal that the request ends with this many CQEs, which the caller
-/// posts next.
+/// Records in the journal of a shared ring, its list of requests in flight, that the request ends
+/// with this many CQEs. The caller posts them next.
 #[cold]
 fn end_in_journal(locked: &mut LockedRing, request: &mut Request, cqes: u32) {
     let Queues { journal, cq, .. } = &mut locked.queues;

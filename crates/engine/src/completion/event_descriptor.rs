@@ -85,8 +85,9 @@ impl EventDescriptor {
         // - O_NONBLOCK would apply to the program's descriptor, too.
         // - Other threads write to the counter, so only the kernel knows how full it is.
         //
-        // poll(2) guarantees room for 1, so the counter is raised by 1 at a time. (If another
-        // thread fills the counter at this very moment, it holds 2⁶⁴ unread events.)
+        // poll(2) guarantees room for 1, so the counter is raised by 1 at a time. (Another thread
+        // may write between the two calls. This write then sleeps only if the counter has reached
+        // its maximum, 2⁶⁴ − 2 unread events.)
         for _ in 0..count {
             if !epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {
                 return;

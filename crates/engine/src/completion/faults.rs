@@ -68,7 +68,8 @@ fn hold_back(locked: &mut LockedRing, request: RequestEntry, count: u32) {
     locked.waiting.timeouts.insert(request, Deadline { at, ..Deadline::default() }, Some(completes_at));
 }
 
-/// Returns the answer that a rule gives in place of a request's own.
+/// Returns the answer that a rule of `usring run --inject` gives in place of the request's own
+/// answer.
 pub(crate) fn answer_of(request: &Request, injected: Injected) -> Answer {
     match injected {
         Injected::Error(number) => Errno::new(number.into()).negative().into(),
@@ -89,7 +90,7 @@ pub(crate) fn delays(locked: &LockedRing, delay: Nanoseconds) -> bool {
     !is_polled
 }
 
-/// Makes a request wait among the timers of the ring.
+/// Makes a request wait for `delay` nanoseconds, as one of the ring's timers.
 pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry, delay: Nanoseconds) {
     let at = Clock::Monotonic.now().saturating_add(delay);
     locked.waiting.timeouts.insert(request, Deadline { at, ..Deadline::default() }, None);

@@ -8,8 +8,8 @@
 //!
 //! Processes that share the ring share the eventfd. A process that polls the descriptor sets a mark
 //! in the ring's memory. From then on, the drivers of all processes make the descriptor readable. A
-//! driver sees the mark when it gets the lock from another process. A process that polls the
-//! descriptor treats it as readable as soon as the ring is shared.
+//! driver sees the mark when it gets the lock from another process. As soon as the ring is shared,
+//! a process that polls the descriptor assumes that it may be readable.
 
 pub use super::signal::POLLED;
 use crate::host;
@@ -60,8 +60,9 @@ impl Ring {
             self.readiness.signal();
         }
         if self.is_shared() {
-            // A driver of another process may have published CQEs before it could see the mark. So
-            // a driver of this process checks the CQ once more. Every later driver sees the mark.
+            // A driver of another process may have published CQEs before it could see the mark that
+            // `note_poller` has set. So a driver of this process checks the CQ once more. Every
+            // later driver sees the mark.
             self.watch.called.store(true, Ordering::SeqCst);
         }
         // On a ring that defers task work, no thread has watched the files of waiting requests so
@@ -100,14 +101,15 @@ impl LockedRing<'_> {
         // The poller is in another process, and this process has not used the ring's eventfd yet.
         host::attach(ring);
         if !ring.readiness.signal_watched() && ring.is_shared() {
-            // This process has closed the ring's descriptor. So it calls the processes that poll
-            // it, which make it readable themselves.
+            // This process has closed the ring's descriptor. So it wakes the other processes, and
+            // those that poll the descriptor make it readable.
             self.call_other_processes();
         }
     }
 
     /// Makes the descriptor readable if this process polls it and there are CQEs. Another process
-    /// may have published them without that, because it died or had closed the descriptor.
+    /// may have published the CQEs without making the descriptor readable, because it died or had
+    /// closed the descriptor.
     pub fn signal_own_pollers(&mut self) {
         let has_cqes = self.queues.cq.ready() != 0 || self.queues.cq.has_overflow();
         if self.ring.readiness.is_polled() && has_cqes {
@@ -179,7 +181,7 @@ fn drain(locked: &LockedRing) {
 }
 
 /// Returns whether announced work is still to be done. An announcement may be outdated: the owner
-/// may have done the work and left just before the announcing thread set it.
+/// may have done the work and left just before another thread set `announced`.
 fn has_announced_work(locked: &LockedRing) -> bool {
     let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN) != Ok(0);
     locked.devices.queues.in_flight() != 0

@@ -38,9 +38,10 @@ impl Wakers {
         Ok(())
     }
 
-    /// Wakes one group of sleepers, if they need at most `queued` entries. `queued`: number of
-    /// entries on the task-work list, the last of which the caller has just pushed. Returns whether
-    /// a thread slept.
+    /// Wakes all sleepers on the futex or, if there are none, the leader, which sleeps on the epoll
+    /// set. Wakes none if each of them needs more than `queued` completions. Returns whether a
+    /// thread slept. The caller has just pushed a task-work entry, or published CQEs and released
+    /// the lock.
     #[inline(always)]
     pub fn wake_one(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);

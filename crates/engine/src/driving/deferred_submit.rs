@@ -2,7 +2,7 @@
 //! requests under the ring's lock, and submits them after it has released the lock.
 //!
 //! - Before a driver releases the lock under which it accepted requests, it takes them out of the
-//!   channels. So no other thread submits any of them.
+//!   channels (the ring's queue pairs on devices). So no other thread submits any of them.
 //! - The driver's enter(2) does not return before the kernel has all of them. Until then the
 //!   program must keep the descriptor numbers of their files valid.
 //! - No later request of the driver's thread overtakes its earlier ones. Requests that other

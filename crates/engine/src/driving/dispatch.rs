@@ -1,6 +1,6 @@
-//! Decides when to ask a ring's epoll set for ready files. Also retries requests without such an
-//! event: runnable requests, and multishots whose files are expected to be ready. `fire` handles
-//! the events.
+//! Decides when to ask a ring's epoll set for ready files. Also retries some requests without an
+//! event: runnable requests, whose last time slice ended before their file was empty, and
+//! multishots whose files are expected to be ready. `fire` handles the events.
 
 use crate::driving::batch;
 use crate::driving::fire::{EVENTS, call, fire_all, report};
@@ -10,18 +10,18 @@ use crate::submission::issue;
 use crate::waiting::expected;
 use usring_sys::epoll::Event;
 
-/// Asks the epoll set, without waiting, which armed files are ready, and retries or completes their
-/// requests. If one of the ring's waiters leads, this function takes no events: any event may be
-/// the one that ends the leader's sleep on the set. That leader is asleep in epoll_wait(2), or
-/// about to take this ring's lock.
+/// Asks the epoll set, without waiting, which of its files are ready, and retries or completes the
+/// requests that wait for them. If the ring has a leader (a waiter that sleeps on the set), this
+/// function takes no events, and only tries runnable requests. Any event may be the one that ends
+/// the leader's sleep. The leader is in epoll_wait(2), or about to take this ring's lock.
 pub(crate) fn poll(locked: &mut LockedRing) {
     if locked.ring.is_led() {
         go_on(locked);
         return;
     }
     let mut events = [Event::default(); EVENTS];
-    // The set is asked even if no file is armed. A wake event that no thread takes would keep the
-    // set readable, and the ring watcher awake.
+    // The set is asked even if no request waits for a file. A wake event that no thread takes would
+    // keep the set readable, and the ring watcher awake.
     loop {
         let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);

@@ -23,10 +23,10 @@ const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
 /// waking the waiter.
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
-/// Completes the requests of processes that have ended, with −ECANCELED, and releases the requests
-/// that waited for them. This process goes on with their timeouts. A waiter of a shared ring calls
-/// this function before it sleeps. Returns whether there is anything to publish or to start: the
-/// caller finishes the batch.
+/// Completes the requests of processes that have ended, with −ECANCELED. Only their timeouts go on,
+/// as timeouts of this process. Releases the requests that an IO_DRAIN has held back behind them. A
+/// waiter of a shared ring calls this function before it sleeps. Returns whether there is anything
+/// to publish or to start: the caller then finishes the batch.
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     let ended = locked.journal().take_from_dead(process_number::is_alive);
@@ -69,7 +69,7 @@ impl LockedRing<'_> {
     }
 
     /// Completes a request of a process that has ended, which this process has taken over in the
-    /// journal.
+    /// journal (a shared ring's list of requests in flight).
     pub fn post_for_dead(&mut self, slot: JournalSlot, user_data: u64, error: Errno) {
         let Queues { journal, cq, .. } = &mut self.queues;
         if let Some(journal) = journal {
@@ -87,7 +87,8 @@ pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) ->
 
 /// Returns how often the ring watcher has to check whether the other processes of a shared ring are
 /// alive. The ring watcher checks for this process, because perhaps none of its threads waits in
-/// enter. `None`: this process does not depend on the others.
+/// enter. `None`: no request of this process waits for another process, and this process does not
+/// poll the ring's descriptor.
 pub(crate) fn between_looks(locked: &LockedRing) -> Option<Nanoseconds> {
     if !locked.ring.is_shared() {
         return None;

@@ -16,8 +16,8 @@ use usring_sys::epoll::{self, Event};
 /// later, and the program would return its provided buffers later.
 pub(crate) const EVENTS: usize = 32;
 
-/// Takes events from the set before the next requests of chains start, if a request is runnable or
-/// waits without having tried its file. Starts no request of a chain.
+/// Takes events from the set if a request is runnable, or waits without having tried its file.
+/// Called just before the next requests of chains start, and starts none of them.
 ///
 /// - A new poll then reports the events from before those requests start. The effects of those
 ///   requests make the poll's next event.
@@ -83,7 +83,7 @@ fn prefetch(locked: &LockedRing, events: &[Event]) {
 }
 
 fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
-    // The requests that waited at this registration may all have been cancelled.
+    // The requests that waited for this file may all have been cancelled.
     if !locked.waiting.polls.begin_round(tag) {
         return;
     }

@@ -7,20 +7,22 @@
 //!
 //! So a ring on which the program has waited many times in a row is watched differently:
 //!
-//! - The ring watcher checks at intervals whether the program has entered the ring since the last
-//!   check. While it has, the ring watcher does nothing.
-//! - After two intervals without the program, the ring watcher drives the ring once and then
-//!   watches it like any other ring. So a program that stops entering, and only looks at the CQ in
-//!   memory, sees its completions at most two intervals late.
+//! - The ring watcher checks at intervals whether a thread has visited the ring since the last
+//!   check: has looked for work there while it waits. As long as threads do, the ring watcher does
+//!   nothing.
+//! - After two intervals without a visit, the ring watcher drives the ring once and then watches it
+//!   like any other ring. So a program that stops entering, and only looks at the CQ in memory,
+//!   sees its completions at most two intervals late.
 //! - After each such end, twice as many waits are needed before idle watching begins again.
-//! - During idle watching, each thread that waits on the ring now and then polls all its files and
-//!   timers, as the owner of a ring that defers task work does. No other thread polls them.
+//! - During idle watching, threads that wait on the ring poll the ring's files and timers now and
+//!   then, as the owner of a ring that defers task work does. No other thread polls them.
 //!
-//! The end of idle watching races with a driver that leaves the ring and arms nothing, because idle
-//! watching is on. The ring watcher first ends idle watching. It then calls the ring: it sets the
-//! ring's mark `called`, and drives the ring if the lock is free. So either the driver sees the end
-//! and arms the ring, or the driver finds the mark after releasing the lock. In the second case it
-//! drives the ring once more, and arms it when it leaves.
+//! The end of idle watching races with a driver that leaves the ring during idle watching. Such a
+//! driver does not arm the ring: it does not put the ring into the ring watcher's set. The ring
+//! watcher first ends idle watching. It then calls the ring: it sets the ring's mark `called`, and
+//! drives the ring if the lock is free. So either the driver sees the end and arms the ring, or the
+//! driver finds the mark after releasing the lock. In the second case it drives the ring once more,
+//! and arms it when it leaves.
 
 use crate::driving::ring_watcher;
 use crate::ring::{LockedRing, Ring};
@@ -136,8 +138,9 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
         && locked.notify.event_descriptor.is_none()
         && !ring.readiness.is_watched()
         && !ring.defers_task_work();
-    // A leader that already sleeps in the ring does not learn of a newer timer or runnable request,
-    // so the ring has to be armed.
+    // A leader (a waiter that already sleeps on the ring's epoll set) learns of a newer timer or
+    // runnable request only by an event of that set. The caller causes the event if this function
+    // returns `false`.
     if ring.is_led() {
         return false;
     }

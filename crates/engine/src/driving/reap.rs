@@ -14,9 +14,9 @@ use usring_sys::{Errno, epoll, width};
 /// Number of CQEs after which a ring with a polling SQ thread publishes them before the batch ends.
 const SHOWN_TOGETHER: usize = 8;
 
-/// [`settle`] gives up after this many consecutive polls without a completion, and a timer polls
-/// the device later. It polls because the device's interrupt cannot be armed: the device reports
-/// that there may be completions.
+/// [`settle`] polls a device whose interrupt cannot be armed, because the device reports that there
+/// may be completions. After this many consecutive polls without a completion it stops, and a timer
+/// polls the device later.
 const PATIENCE: u32 = 64;
 
 /// Completes the requests that devices have carried out. Returns whether there were any. Never
@@ -144,9 +144,9 @@ pub(crate) fn interrupted(locked: &mut LockedRing) {
 }
 
 /// Completes what the devices have done, and arms interrupts for requests still in flight. Called
-/// by a driver that leaves a ring without IOPOLL. If the kernel could not take a request, its
-/// device arms no interrupt, and polls find nothing. After [`PATIENCE`] such polls, a timer polls
-/// the devices later.
+/// by a driver that leaves a ring without IOPOLL. If the kernel could not take a request, the
+/// request's device arms no interrupt, and polls find nothing. After [`PATIENCE`] such polls, a
+/// timer polls the devices later.
 pub(crate) fn settle(locked: &mut LockedRing) {
     let mut fruitless = 0;
     while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {

@@ -94,8 +94,8 @@ const CALLED_BY_PROCESS: u64 = u64::MAX - 1;
 const LAST_THREAD: u64 = u64::MAX;
 
 /// Milliseconds between two checks of things that end without an event: the program's first thread,
-/// and record locks. A parked descriptor may be closed only when the program has no record locks on
-/// its file any more (`sys::descriptor`).
+/// and record locks. While the program has record locks on a file, usring's duplicate of the file
+/// stays open: close(2) would drop the locks (`sys::descriptor`).
 const BETWEEN_LOOKS: u16 = 1000;
 /// Nanoseconds between two attempts to move this process's backlog into the CQ of a shared ring. No
 /// other process has these CQEs.
@@ -211,8 +211,8 @@ pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
 }
 
 /// Returns whether the ring watcher has to drive a shared ring at intervals, even if no request of
-/// this process waits. It then moves the backlog into the CQ, or checks whether other processes are
-/// alive.
+/// this process waits. The ring watcher then moves the backlog into the CQ, or checks whether other
+/// processes are alive.
 fn is_left_by_others(locked: &LockedRing) -> bool {
     locked.queues.cq.has_overflow_alone() || ended::between_looks(locked).is_some()
 }
@@ -264,7 +264,8 @@ fn watch(locked: &mut LockedRing) {
     }
     let ring = locked.ring.clone();
     let Some(set) = locked.waiting.polls.set() else { return };
-    // A leader watches the ring's set itself, and arms the entry when it leaves.
+    // A leader (the waiter that sleeps on the ring's set) watches the set itself, and arms the
+    // entry when it leaves.
     if ring.is_led() || ring.watch.armed.swap(true, Ordering::SeqCst) {
         return;
     }

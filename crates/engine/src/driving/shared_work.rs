@@ -1,4 +1,5 @@
-//! The work that other processes of a shared ring cause, by posting news or by dying.
+//! The work that other processes of a shared ring cause. They die, or post news: they announce a
+//! change that this process has to handle (`waiting::process_rings`).
 
 use crate::driving::{batch, ended};
 use crate::op::{poll, timeout};
@@ -7,13 +8,14 @@ use crate::waiting::asks::Change;
 use crate::waiting::{asked_changes, cancel};
 use usring_sys::Errno;
 
-/// Handles the news of a shared ring:
+/// Handles the news of a shared ring, which are changes by other processes:
 ///
 /// - The first time, prepares this process for the shared ring.
 /// - Makes the change that another process asks for.
-/// - Releases held requests that no longer wait for anything, and issues them.
+/// - Releases requests that an IO_DRAIN has held back and that no longer wait, and issues them.
 /// - If this process depends on the others: completes the requests of processes that have died,
-///   takes answers to its own asks, and signals its pollers.
+///   takes the answers of processes that it has asked for a change, and signals its own threads
+///   that poll the ring's descriptor.
 #[cold]
 pub(crate) fn look(locked: &mut LockedRing) {
     locked.take_part();

@@ -179,8 +179,8 @@ impl SqThread {
     /// Sleeps until a waker ends the sleep. Does not sleep if there is work. `seen`: the value of
     /// `changes` when `rings` was copied.
     fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
-        // The announcement precedes NEED_WAKEUP: an enter(2) that sees the flag then finds a
-        // sleeper to wake.
+        // This thread announces itself as a sleeper before it sets NEED_WAKEUP. So an enter(2) that
+        // sees the flag finds a sleeper to wake.
         let ticket = self.sleep.announce(Sleeper::Futex, 1);
         let mut idle = self.changes.load(Ordering::SeqCst) == seen;
         for ring in rings {

@@ -95,10 +95,10 @@ impl Ring {
                 self.wakers.wake_one(pushed.queued);
             }
             // In the kernel only the ring's own thread can complete the request. Here the thread
-            // that adds the request to the list can, so no thread has to be interrupted, and both
-            // notifications act at once. The program's thread may be asleep in another system call,
-            // on an event that only this task work causes. The thread that adds the work runs it
-            // and so causes the event.
+            // that adds the request to the list can complete it. So no thread has to be
+            // interrupted, and there is no difference between the two notifications. The program's
+            // thread may be asleep in another system call, on an event that only this task work
+            // causes. The thread that adds the work runs it and so causes the event.
             Notification::Resume | Notification::Signal => {
                 // A waiter beside an SQ thread that polls only reads the CQ. Waking that waiter
                 // would not get the work done.
@@ -150,8 +150,8 @@ pub(crate) fn hear_announcement(locked: &LockedRing) {
 }
 
 /// Runs waiting work, unless a thread of this process drives the ring. That driver checks for work
-/// after it has released the lock. A driver in another process does not, so the caller waits for
-/// its lock.
+/// after it has released the lock. A driver in another process does not check this process's list,
+/// so the caller waits until that driver releases the lock.
 #[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedForOthers, || Some(ring.lock()));

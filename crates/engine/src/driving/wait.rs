@@ -33,7 +33,8 @@ pub(crate) struct WaitCall {
     pub until_devices: bool,
 }
 
-/// Waits until the conditions of `call` hold, or a timeout request has expired.
+/// Waits until the conditions of `call` hold, or a TIMEOUT request has expired or reached its
+/// number of completions.
 ///
 /// Errors: `EINTR` and `ETIME`, only if the CQ is empty; `EINVAL` if the ring is retired; those of
 /// making the epoll set.
@@ -341,7 +342,8 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
 const BLIND: Nanoseconds = 1_000_000;
 
 /// Sleeps once on the epoll set of a shared ring, for a waiter whose process has transfers in
-/// flight on devices. These end soon, and the set then wakes the waiter itself.
+/// flight on devices. Such a transfer ends soon, and its interrupt in the set then wakes the waiter
+/// directly.
 ///
 /// Errors: `EINTR`, and those of epoll_wait(2).
 fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
@@ -399,8 +401,9 @@ fn sleep_for_completions(
 ) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     ring.wakers.completions.begin(waiter.clone(), least);
-    // Each entry on the task-work list is a completion, too. With this many of them, fewer than
-    // `least` completions in the AIO context are enough, so a waker ends the sleep.
+    // Each entry on the task-work list is a completion, too. Once the list has `needed - (least -
+    // 1)` entries, fewer than `least` completions in the AIO context are enough. A waker then ends
+    // the sleep.
     let ticket = ring.wakers.sleep.announce(Sleeper::Epoll, needed - (least - 1));
     locked.release(Exit::Pause);
     let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };

@@ -56,8 +56,8 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
     let mut answer = socket::connect_now(number, connect.address.bytes());
     if answer == Err(Errno::ECONNABORTED) {
-        // The error was left from an earlier attempt. So connect(2) is called again for this
-        // request.
+        // ECONNABORTED was left on the socket by an earlier attempt. So connect(2) is called again
+        // for this request.
         answer = socket::connect_now(number, connect.address.bytes());
     }
     match answer {

@@ -276,8 +276,8 @@ fn is_refused_for_flags(flags: u32, number: i32) -> bool {
 }
 
 /// Returns the outcome of a transfer whose file is not ready. On a regular file, a worker waits for
-/// the pages. Any other file is polled. If a request has polled the file before, its kind need not
-/// be looked up.
+/// the pages. Any other file is polled. If a request has polled the file before, the kind of the
+/// file need not be looked up.
 #[cold]
 fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     if request.ready_for & epoll::PEER_HANG_UP != 0 {

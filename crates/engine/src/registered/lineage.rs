@@ -12,8 +12,9 @@ pub(crate) struct Lineage {
     own: u32,
     /// Number of the last registration that this process has made.
     last: AtomicU32,
-    /// Each ancestor, with the number of its last registration before the fork. Fixed when the ring
-    /// is adopted, so a child may read it in its copy of the ancestor's memory.
+    /// Each ancestor, with the number of its last registration before the fork. Fixed when this
+    /// process begins to use the ring, so a child may read the list in its copy of this process's
+    /// memory.
     ancestors: Box<[Origin]>,
 }
 
@@ -23,8 +24,8 @@ impl Lineage {
         Lineage { own, ..Lineage::default() }
     }
 
-    /// Returns the lineage of a process that has inherited the ring. `inherited`: the ancestor's,
-    /// as it was at the fork.
+    /// Returns the lineage of a process that has inherited the ring. `inherited`: the lineage of
+    /// its parent, as it was at the fork.
     pub fn of_child(inherited: &Lineage, own: u32) -> Lineage {
         let parent = Origin { owner: inherited.own, number: inherited.last.load(Ordering::Relaxed) };
         let ancestors = inherited.ancestors.iter().copied().chain([parent]).collect();

@@ -20,10 +20,10 @@ pub(crate) struct RegistrationSharing {
     pub is_published: bool,
     /// The ring is known to have registrations that other processes do not see.
     pub is_noted: bool,
-    /// Number of changes of the registrations that this process has followed.
+    /// The count of changes of the shared registrations when this process last took them over.
     pub generation: u32,
-    /// Numbers of the deposits of files that this process has made or taken: of the table of
-    /// registered files, and of the registered eventfd.
+    /// Numbers of the last deposits that this process has made or taken. A deposit (`sys::deposit`)
+    /// passes files to other processes: the registered files, or the registered eventfd.
     pub files: u32,
     pub event: u32,
     /// This process has registered or removed the eventfd, and the other processes do not see that

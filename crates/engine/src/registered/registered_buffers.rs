@@ -84,7 +84,8 @@ pub(crate) struct RegisteredBuffers {
     /// Memory of the table's buffers that the run's devices share, merged into as few ranges as
     /// possible.
     shared: Vec<IoVector>,
-    /// Origin of the buffers that the current call registers.
+    /// Origin (process, and number of the registration) of the buffers that the current call
+    /// registers.
     pub origin: Origin,
     /// This process has changed the table, and the other processes of the ring do not see that yet.
     is_changed: bool,
@@ -141,7 +142,7 @@ impl RegisteredBuffers {
     }
 
     /// Shows the table to the other processes of the ring, if this process has changed it since the
-    /// last call, or if `all`.
+    /// last call, or if `all` is true.
     pub fn publish(&mut self, registrations: &Registrations, all: bool) {
         let is_due = core::mem::take(&mut self.is_changed) || all && self.are_registered();
         if !is_due {
@@ -162,7 +163,8 @@ impl RegisteredBuffers {
         let mut known = self.entries.take().unwrap_or_default();
         let Some(shared) = registrations.buffers() else { return };
         if shared.is_empty() {
-            // The table is too large for other processes. Its owner keeps it.
+            // The table is too large to be shared. The process that registered it keeps it; other
+            // processes see only empty slots.
             let is_own = known.iter().flatten().any(|buffer| lineage.is_own(buffer.origin));
             self.entries = Some(if is_own { known } else { Vec::new() });
             return;

@@ -126,7 +126,8 @@ pub(crate) struct Request {
     pub link: Option<RequestEntry>,
     /// The armed LINK_TIMEOUT that limits the request.
     pub link_timeout: Option<RequestId>,
-    /// The request's slot in the journal, if several processes use the ring.
+    /// The request's slot in the journal (the list of all processes' requests in flight), if
+    /// several processes use the ring.
     pub journal: Option<JournalSlot>,
     pub progress: Progress,
     /// The request posts many CQEs, all but the last with F_MORE. After each it waits again.
@@ -144,12 +145,13 @@ pub(crate) struct Request {
     pub event: Option<Arc<EventDescriptor>>,
     /// The fault that the request gets.
     pub fault: Option<Box<PendingFault>>,
-    /// Whether the rules were asked about the request. Meaningful if its row has `is_armed`.
+    /// Whether the rules of `usring run --inject` were asked about the request. Meaningful if its
+    /// `properties` have `is_armed`.
     pub was_asked: bool,
     /// The recorder or an observer wants to know when the request completes.
     pub is_watched: bool,
     /// The request's number among the requests of its opcode that a rule matches; 0 if no rule has
-    /// matched it yet. Meaningful if its row has `is_armed`.
+    /// matched it yet. Meaningful if its `properties` have `is_armed`.
     pub rule_count: u64,
     /// The request's number in the recording of `usring crash`; 0 if it is not recorded.
     pub recorded: u64,

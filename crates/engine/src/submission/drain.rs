@@ -39,11 +39,11 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    /// Adds the chain's requests to `journal` as held back at `place`. Requests for which the
-    /// journal has no room get no slot.
+    /// Adds the chain's requests to `journal` as held back. `place`: their place in the order of
+    /// held requests. Requests for which the journal has no room get no slot.
     pub fn note(&mut self, journal: &mut Journal, place: u32) {
-        // The first request is added last, because other processes hold back the chain by that
-        // slot.
+        // The first request is added last, because other processes find the chain by the slot of
+        // its first request.
         let mut next = self.request.link.as_deref_mut();
         while let Some(member) = next {
             member.journal = journal.add_held_member(member.sqe.user_data, place);

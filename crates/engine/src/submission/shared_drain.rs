@@ -2,7 +2,8 @@
 //! back later requests of all processes. On a ring of one process these functions leave all to
 //! `submission::drain`.
 //!
-//! - A word in the ring's memory says whether the ring drains, also before the ring is shared.
+//! - A word in the ring's memory says whether the ring drains (holds requests back), also before
+//!   the ring is shared.
 //! - The journal in the ring's memory holds which requests are in flight, and the order of the
 //!   requests that are held back. The requests themselves are in the memory of their process.
 //! - The driver that ends the last request in flight releases the first held ones. If they belong
@@ -75,7 +76,7 @@ impl LockedRing<'_> {
     }
 
     /// Adds to the journal the requests that this process has held back since before the ring was
-    /// shared. They get places before the held requests of all other processes.
+    /// shared. In the order of held requests, they come before those of all other processes.
     fn note_held(&mut self) {
         let count = self.queues.drain.deferred();
         let places = self.journal().first_places(count);
@@ -111,8 +112,8 @@ impl LockedRing<'_> {
     }
 
     fn release_held_of_all(&mut self) {
-        // Requests that another process has released are in flight. So they are taken before the
-        // count.
+        // Requests of this process that another process has released are in flight. So they leave
+        // the queue of held requests before any request is counted.
         self.take_released();
         self.count_unjournaled();
         let (mut is_first, mut has_drain, mut has_others) = (true, false, false);
@@ -150,8 +151,8 @@ impl LockedRing<'_> {
             }
             let Queues { drain, successors, journal, .. } = &mut self.queues;
             if let (Some(first), Some(journal)) = (drain.first(), journal) {
-                // If the chain's first request has no slot, no process has released the chain's
-                // other slots.
+                // If the chain's first request has no slot in the journal, no process has released
+                // the slots of the other requests yet.
                 first.members().filter_map(|member| member.journal).for_each(|slot| journal.confirm(slot));
             }
             drain.release_first(successors);

@@ -2,13 +2,14 @@
 //! ASYNC_CANCEL, POLL_REMOVE, TIMEOUT_REMOVE, and the synchronous cancellation.
 //!
 //! A process first searches its own requests. Then it asks the processes that may have others, one
-//! after the other, by the slot of `usring_ring::change_slot`. The request that asks completes with
-//! the answer. `driving::shared_work` makes the changes that other processes ask for.
+//! after the other. An *ask* is one such change. It and its answers pass through the change slot in
+//! the ring's memory (`usring_ring::change_slot`). The request that asks completes with the answer.
+//! `driving::shared_work` makes the changes that other processes ask for.
 //!
 //! An asked process that dies does not answer, nor does one that is stopped. So while an ask is
 //! open, the ring watcher checks every 10 ms whether the asked process is alive (`driving::ended`).
-//! If a process does not answer in time and another ask waits for the slot, that ask comes first
-//! and the process is asked again later.
+//! If a process does not answer in time and another ask waits for the change slot, the other ask
+//! comes first. The process is asked again later.
 
 use crate::completion::complete;
 use crate::request::conditions::CancelKey;
@@ -23,11 +24,12 @@ use usring_ring::change_slot::ChangeSlot;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::{Errno, process_number};
 
-/// Longest time, in nanoseconds, that an unanswered ask uses the slot while another ask waits.
+/// Longest time, in nanoseconds, that an unanswered ask occupies the ring's change slot while
+/// another ask waits for it.
 const LONGEST_USE: Nanoseconds = 20_000_000;
 
-/// Returns the outcome of a request that cancels or changes others. `answer`: its result on the
-/// requests of this process.
+/// Returns the outcome of a request that cancels or changes other requests. `answer`: its result
+/// for the requests of this process.
 pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     if locked.ring.is_shared() { shared_outcome(locked, request, answer) } else { IssueOutcome::of(answer) }
 }
@@ -45,8 +47,8 @@ fn shared_outcome(locked: &mut LockedRing, request: &mut Request, answer: Result
     }
 }
 
-/// Cancels a request of a process that has ended, if the change is to remove one and this process
-/// has none. Returns whether it did.
+/// Cancels a matching request of a process that has ended, if the change removes one request and
+/// this process has none that matches. Returns whether there was one.
 fn is_of_dead(locked: &mut LockedRing, change: &Change, answer: i32) -> bool {
     let removed = change.removed().filter(|_| answer == Errno::ENOENT.negative());
     removed.is_some_and(|user_data| locked.cancel_of_dead(user_data))
@@ -63,8 +65,8 @@ pub(crate) fn begin(locked: &mut LockedRing, request: RequestEntry) {
 }
 
 /// Asks other processes for a synchronous cancellation, if one of them may have a request that the
-/// key means. `answer`: the answer of this process. Returns the word that gets the final answer. It
-/// holds [`PENDING`] until then.
+/// key selects. `answer`: the answer of this process. Returns the word that gets the final answer.
+/// It holds [`PENDING`] until then.
 pub(crate) fn begin_call(
     locked: &mut LockedRing,
     key: &CancelKey,
@@ -81,8 +83,8 @@ pub(crate) fn begin_call(
 }
 
 /// Returns the other processes to ask; empty if this process's `answer` is enough. The journal
-/// names the processes with requests. It lacks requests from before the ring was shared, so the
-/// process that made the ring is asked, too, while it has any.
+/// names the processes with requests. It lacks requests from before the ring was shared. So the
+/// process that made the ring is asked, too, while it has such requests.
 fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
     if !change.goes_on(answer) {
         return Vec::new();
@@ -144,8 +146,8 @@ pub(crate) fn proceed(locked: &mut LockedRing) {
     }
 }
 
-/// Frees the slot. If another process waits for the slot, wakes the other processes and returns
-/// `true`.
+/// Frees the ring's change slot. If another process waits for the slot, wakes the other processes
+/// and returns `true`.
 fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     let is_wanted = slot.free();
     if is_wanted {
@@ -154,9 +156,9 @@ fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     is_wanted
 }
 
-/// Frees the slot if the asked process has not answered in time and another ask waits for the slot.
-/// `since`: when the process was asked. Returns whether the next ask of this process may use the
-/// slot at once.
+/// Frees the ring's change slot if the asked process has not answered in time and another ask waits
+/// for the slot. `since`: when the process was asked. Returns whether the next ask of this process
+/// may use the slot at once.
 fn put_off(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseconds) -> bool {
     let is_awaited = locked.waiting.asks.has_several() || slot.is_wanted();
     if !is_awaited || Clock::Monotonic.now() < since + LONGEST_USE {

@@ -15,7 +15,8 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::width;
 use usring_uapi::io_uring as abi;
 
-/// A change of requests, by a condition that means the same in every process.
+/// A cancellation or a change of requests. It selects the requests by values that mean the same in
+/// every process, such as `user_data`.
 #[derive(Clone, Copy)]
 pub(crate) enum Change {
     Cancel(CancelKey),
@@ -84,8 +85,8 @@ impl Change {
     }
 
     /// Returns whether the next process has to be asked after this answer of the processes so far.
-    /// Never for a key that names a descriptor: it means the caller's file, which no other process
-    /// can look up.
+    /// `false` for a key that names a descriptor: the number means a file of this process, which no
+    /// other process can look up.
     pub fn goes_on(&self, answer: i32) -> bool {
         if let Change::Cancel(key) = self
             && key.has(abi::IORING_ASYNC_CANCEL_FD)
@@ -129,7 +130,7 @@ impl Change {
         }
     }
 
-    /// Decodes the change of another process; `None`: the words are none.
+    /// Decodes the change of another process; `None`: the words are not a change.
     pub fn decode([first, target, second, ..]: change_slot::Change) -> Option<Change> {
         let (flags, number) = (first >> 8 & 0xff_ffff, (first >> 32) as u32);
         let has = |flag| flags & flag != 0;
@@ -192,7 +193,8 @@ impl Ask {
     }
 }
 
-/// The changes that this process asks for. The first one uses the ring's slot.
+/// The changes that this process asks other processes for. The first ask occupies the ring's change
+/// slot, and the others wait for it.
 #[derive(Default)]
 pub(crate) struct Asks {
     queue: VecDeque<Ask>,
@@ -219,7 +221,8 @@ impl Asks {
         self.queue.len() > 1
     }
 
-    /// Adds an ask at the end of the queue. `rest`: the processes to ask. `answer`: this process's.
+    /// Adds an ask at the end of the queue. `rest`: the processes to ask. `answer`: the answer of
+    /// this process.
     pub fn add(&mut self, change: Change, asker: Asker, rest: Vec<u32>, answer: i32) {
         self.queue.push_back(Ask { number: self.next_number, change, asker, asked: None, rest, answer });
         self.next_number += 1;

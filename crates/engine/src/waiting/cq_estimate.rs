@@ -7,7 +7,7 @@ use usring_sys::{processor, timer_slack};
 
 /// Longest time, in nanoseconds, for which one wait polls the CQ.
 pub(crate) const MOST_POLL: Nanoseconds = 50_000;
-/// Least and greatest share of their length that waits may use as processor time, in 64ths.
+/// Bounds of the processor time that waits may use, in 64ths of the waits' length.
 const SHARES: (u64, u64) = (40, 48);
 /// Largest amount of unused processor time, in nanoseconds, that later waits may use.
 const MOST_BALANCE: i64 = 100_000;

@@ -154,7 +154,7 @@ impl DeviceQueues {
 
     /// Returns the index of the ring's channel to the kernel's AIO, which serves all files that are
     /// not on a device of usring's. Opens the channel at the first call, and keeps the error if
-    /// that fails for good.
+    /// opening it fails for good.
     #[inline]
     pub fn channel_to_kernel_files(&mut self, ring: &Ring) -> Result<ChannelIndex, Errno> {
         match self.kernel_files {
@@ -367,7 +367,7 @@ fn is_passing(error: Errno) -> bool {
 }
 
 /// Resources of a closed ring. They are released when the last of its deferred submits has ended.
-/// Before that, a submit could still pass memory to the kernel that has been released.
+/// If they were released earlier, a submit could pass released memory to the kernel.
 #[derive(Default)]
 pub(crate) struct Departing {
     pub devices: DeviceQueues,

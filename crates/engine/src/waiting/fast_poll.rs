@@ -1,6 +1,6 @@
-//! Requests that wait until a file is ready (the kernel's fast poll). Each request is armed on its
-//! file's registration (`poll_table`). When an event wakes it (`driving::fire`), a POLL_ADD is
-//! completed, and any other request is issued again.
+//! Requests that wait until a file is ready (the kernel's fast poll). Each request is armed: it
+//! begins to wait at its file's registration in the ring's epoll set (`poll_table`). When an event
+//! wakes it (`driving::fire`), a POLL_ADD is completed, and any other request is issued again.
 //!
 //! - **The set.** The ring's epoll set is made when the first request is armed. The thread that
 //!   waits in `enter` sleeps on it. While no thread is inside, the ring watcher watches it.

@@ -36,9 +36,10 @@ fn shared_rings(is_concerned: impl Fn(&Ring) -> bool) -> Vec<Arc<Ring>> {
     rings.iter().filter_map(Weak::upgrade).filter(|ring| ring.is_shared() && is_concerned(ring)).collect()
 }
 
-/// Wakes the leaders of rings that have become shared. On a shared ring no waiter leads, so they
-/// must sleep like the other waiters. Returns the shared rings for which this process has not
-/// called [`LockedRing::take_part`] yet. Only the ring watcher calls this function.
+/// Wakes the leaders of rings that have become shared. A leader sleeps on the ring's epoll set. A
+/// shared ring has no leader, so these threads must sleep on the sleep word, like the other
+/// waiters. Returns the shared rings for which this process has not called
+/// [`LockedRing::take_part`] yet. Only the ring watcher calls this function.
 pub(crate) fn newly_shared() -> Vec<Arc<Ring>> {
     shared_rings(Ring::has_late_leader).iter().for_each(|ring| ring.wakers.call_watcher());
     shared_rings(|ring| !ring.takes_part.load(Ordering::Relaxed) && !ring.defers_task_work())

@@ -177,8 +177,8 @@ struct Member {
 
 impl Member {
     /// Returns whether the calling thread is this member, with unchanged credentials. Makes two
-    /// system calls. They exclude a later thread that has got the same thread-local block, or the
-    /// same thread id: this member's `life` has ended by then.
+    /// system calls. They exclude a later thread that has got the same thread-local block or the
+    /// same thread id: by then, the `life` of this member's thread has ended.
     fn is_caller(&self) -> bool {
         self.thread == thread::current()
             && self.changes == credentials::changes_of(self.id)

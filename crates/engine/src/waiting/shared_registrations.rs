@@ -108,8 +108,8 @@ impl Ring {
         state.registered.sharing.event = self.deposit(registrations, Deposit::Event, files);
     }
 
-    /// Takes a deposit of another process. Outer `None`: this process already has it. Inner `None`:
-    /// nothing is registered.
+    /// Takes the files that another process has deposited for others. Outer `None`: this process
+    /// already has it. Inner `None`: nothing is registered.
     fn taken(&self, registrations: &Registrations, kind: Deposit, known: &mut u32) -> Option<Option<Contents>> {
         let number = registrations.deposit(kind);
         if core::mem::replace(known, number) == number {
@@ -179,7 +179,7 @@ impl LockedRing<'_> {
     }
 
     /// Shows the other processes of the ring what this process has just registered or removed.
-    /// `origin`: that of new memory.
+    /// `origin`: the origin of newly registered memory, if any.
     pub fn note_registration(&mut self, origin: Option<Origin>) {
         let ring = self.ring;
         let Some(registrations) = &ring.registrations else { return };

@@ -38,7 +38,7 @@ pub(crate) struct Timeouts {
     /// Number of TIMEOUTs that have expired or reached their count. Each ends a wait, even if the
     /// wait still needs completions (the kernel's `cq_timeouts`).
     pub ended: i64,
-    /// The value of the processes' shared count that is already contained in `ended`.
+    /// The count of all processes' ended TIMEOUTs when it was last added to `ended`.
     ended_of_all: u32,
     /// Whether a TIMEOUT has ended since sleepers were last woken.
     pub just_ended: bool,
@@ -114,8 +114,8 @@ impl Timeouts {
 
     /// Counts the CQEs up to this tail of the CQ. Returns the number of CQEs so far, less the
     /// TIMEOUTs that have expired or reached their count. Counting timeouts use this number. (A
-    /// TIMEOUT that is removed or refused counts like any other request, and so does the CQE of a
-    /// tag.)
+    /// TIMEOUT that is removed or refused counts like any other request, and so does the CQE for
+    /// the tag of a released file or buffer.)
     pub fn count_to(&mut self, tail: u32) -> i64 {
         self.completions += i64::from(tail.wrapping_sub(self.counted_to).cast_signed());
         self.counted_to = tail;
@@ -208,8 +208,8 @@ impl Timeouts {
         self.batch_began_at = tail;
     }
 
-    /// Returns the number of completions, as all processes of a shared ring count them, at which a
-    /// timeout of the current batch ends that waits for `completions` more.
+    /// Returns the number of completions at which a timeout of the current batch ends. The timeout
+    /// waits for `completions` more. All processes of a shared ring count completions alike.
     pub fn shared_count(&self, completions: u32) -> u32 {
         self.batch_began_at.wrapping_sub(self.ended_of_all).wrapping_add(completions)
     }

@@ -1,6 +1,6 @@
 //! The requests that wait at one registration in the epoll set, in order of arrival. Nearly always
-//! there is only one, which is stored in the slot itself. Separate memory would cost one more cache
-//! miss when the event comes, because it was last used long ago.
+//! there is only one, which is stored in the slot of the poll table itself. Separate memory would
+//! cost one more cache miss when the event comes, because it was last used long ago.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::{Purpose, TimeSlice};
@@ -16,8 +16,9 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Returns whether the request may be tried without an event. That is `false` until an event
-    /// has led to a try. Before that, the opcode would take the try for the request's first.
+    /// Returns whether `expected` may try the request without an event. It may try only a multishot
+    /// that an event has called before. The opcode would take an earlier try for the request's
+    /// first.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_called = self.request.ready_for != 0;

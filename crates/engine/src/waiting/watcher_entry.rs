@@ -38,8 +38,8 @@ const LAST_TRIAL: u32 = 2048;
 #[derive(Default)]
 pub(crate) struct Activity {
     pub idle_watched: AtomicBool,
-    /// Number of the program's waits in which a driver polled all files and timers of the ring;
-    /// written by the driver. Calls that only submit do not poll them and do not count.
+    /// Number of times that a waiting thread has looked for work on the ring (`driving::wait`);
+    /// written by the driver. Calls that do not wait do not count.
     pub visits: AtomicU32,
     /// Rises with each wait, and falls with each call that only submits: see
     /// [`Activity::note_call`].
@@ -63,7 +63,7 @@ impl Activity {
         self.waits.store(now, Ordering::Relaxed);
     }
 
-    /// Counts a driver's poll of all files and timers of the ring.
+    /// Counts that a waiting thread looks for work on the ring (a visit).
     #[inline]
     pub fn visit(&self) {
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
