@@ -13,9 +13,9 @@ use usring_sys::Errno;
 /// - The first time, prepares this process for the shared ring.
 /// - Makes the change that another process asks for.
 /// - Releases requests that an IO_DRAIN has held back and that no longer wait, and issues them.
-/// - If this process depends on the others: completes the requests of processes that have died,
-///   takes the answers of processes that it has asked for a change, and signals its own threads
-///   that poll the ring's descriptor.
+/// - If this process depends on the others: completes the requests of processes that have died, and
+///   takes the answers of processes that it has asked for a change. Also signals its own pollers of
+///   the ring's descriptor.
 #[cold]
 pub(crate) fn look(locked: &mut LockedRing) {
     locked.take_part();

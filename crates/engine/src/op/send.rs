@@ -107,9 +107,9 @@ pub(crate) fn is_bundle(request: &Request) -> bool {
     request.sqe.opcode == opcode::SEND && request.sqe.ioprio & BUNDLE != 0
 }
 
-/// Begins a bundle with IOSQE_ASYNC. In the kernel a worker would, and workers may not post several
-/// CQEs. So if the socket is writable, the bundle completes with `ECANCELED`. Otherwise it waits
-/// until the socket is writable, and is tried as if it were new.
+/// Begins a bundle with IOSQE_ASYNC. In the kernel a worker would begin it, and workers may not
+/// post several CQEs. So if the socket is writable, the bundle completes with `ECANCELED`.
+/// Otherwise it waits until the socket is writable, and is tried as if it were new.
 #[cold]
 pub(crate) fn begin_forced_bundle(request: &Request) -> IssueOutcome {
     if is_ready(request.file.number) {

@@ -99,7 +99,7 @@ impl BufferRing {
         self.set_head(self.head().wrapping_add(count));
     }
 
-    /// Returns the last `count` buffers that were used up.
+    /// Puts the last `count` buffers that were used up back into the ring.
     pub fn go_back(&mut self, count: u16) {
         self.set_head(self.head().wrapping_sub(count));
     }

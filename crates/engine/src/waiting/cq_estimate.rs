@@ -22,8 +22,8 @@ const LONGEST: Nanoseconds = 10_000_000;
 /// lost if two waiters write at once.
 #[derive(Default)]
 pub(crate) struct CqWaits {
-    /// Weighted mean of the time until a completion arrived, from waits that saw it arrive. The
-    /// latest 8 or so weigh most. 0: no measurement yet.
+    /// Weighted mean of the time until a completion arrived, as far as the waits show it
+    /// (`learn_arrival`). The latest 8 or so weigh most. 0: no measurement yet.
     pub arrival: AtomicU64,
     /// Weighted mean of the deviation from `arrival`.
     pub spread: AtomicU64,
@@ -128,9 +128,8 @@ impl CqWaits {
         (mean + (4 * spread).max(mean)).saturating_sub(elapsed).clamp(expected, MOST_POLL)
     }
 
-    /// Returns the share of their length that waits may use as processor time, in 64ths. A late
-    /// wake-up delays all completions of the wait, so more completions per wait justify a larger
-    /// share.
+    /// Returns how much processor time waits may use, in 64ths of the waits' length. A late wake-up
+    /// delays all completions of the wait, so more completions per wait justify a larger share.
     fn share(&self) -> u64 {
         let doubled = (get(&self.brought) / 64).checked_ilog2().unwrap_or(0);
         (SHARES.0 + 6 * u64::from(doubled)).min(SHARES.1)

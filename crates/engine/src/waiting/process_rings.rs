@@ -3,7 +3,7 @@
 //!
 //! | a process that | wakes | by |
 //! |---|---|---|
-//! | begins to use a ring that a waiter leads | the process that made the ring | the wake eventfd of that process's ring watcher |
+//! | begins to use a ring that has a leader (a waiter asleep on its epoll set) | the process that made the ring | the wake eventfd of that process's ring watcher |
 //! | has news of a ring: see [`LockedRing::call_other_processes`] | all others | the eventfd of `sys::process_number` |
 //!
 //! News of a shared ring: a change that other processes have to handle, such as a registration or

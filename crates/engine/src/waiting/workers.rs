@@ -65,8 +65,8 @@ pub(crate) struct JobView {
     pub sqe: Sqe,
     /// Descriptor number of the request's file, if it works on one.
     pub number: Option<i32>,
-    /// Whether the job goes on when its ring is closed. That holds for a direct transfer: the
-    /// kernel would have started it before the submitter's enter(2) returned.
+    /// Whether the job goes on when its ring is closed. That holds for a direct transfer without
+    /// IOSQE_ASYNC: the kernel would have started it before the submitter's enter(2) returned.
     pub outlives_ring: bool,
 }
 

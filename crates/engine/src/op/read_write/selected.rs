@@ -1,5 +1,5 @@
-//! The provided buffer of a read. The read takes a buffer when it is issued. If it has to wait, it
-//! returns the buffer to its group.
+//! The provided buffer of a read. The read takes a buffer when it is issued. If it has to wait for
+//! its file, it returns a buffer of a buffer ring.
 
 use crate::request::Request;
 use crate::request::operation::Operation;
