@@ -2,7 +2,10 @@
 # can build usring, and a C linker, before cargo is asked for anything.
 
 PATH="${CARGO_HOME:-${HOME:-/root}/.cargo}/bin:$PATH"
+# The oldest release that builds usring: 1.$needed_minor.
 needed_minor=90
+# The release with which ./check runs: a later one may have new lints.
+pinned=1.95.0
 
 stop() {
     echo "$(basename "$0"): $*" >&2
@@ -14,6 +17,21 @@ command -v cargo >/dev/null || stop "cargo is missing; install Rust 1.$needed_mi
 cargo_minor=$(cargo --version | sed -E 's/^cargo 1\.([0-9]+).*/\1/')
 [ "$cargo_minor" -ge "$needed_minor" ] 2>/dev/null ||
     stop "$(cargo --version) is too old; install Rust 1.$needed_minor or newer from https://rustup.rs"
+
+# Makes cargo use the pinned release. Asks rustup for it if another release is the usual one.
+use_pinned() {
+    has_pinned && return
+    command -v rustup >/dev/null || stop "./check needs Rust $pinned, and rustup to install it: https://rustup.rs"
+    rustup toolchain list | grep -q "^$pinned-" ||
+        rustup toolchain install "$pinned" --profile minimal --component clippy --component rustfmt ||
+        stop "Rust $pinned is missing, and rustup cannot install it"
+    export RUSTUP_TOOLCHAIN=$pinned
+    has_pinned || stop "rustup runs $(rustc --version) instead of Rust $pinned"
+}
+
+has_pinned() {
+    [ "$(rustc --version | cut -d ' ' -f 2)" = "$pinned" ]
+}
 
 if ! command -v cc >/dev/null; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -1,15 +1,16 @@
 //! `cargo xtask check`: everything that CI runs. Cheap steps that fail often come first.
 
 use crate::step::{self, Report, Tally};
-use crate::{Outcome, layers, loom, package, packages, product, prose, size};
+use crate::{Outcome, layers, loom, package, packages, product, prose, size, toolchain};
 
-const STEPS: usize = 12;
+const STEPS: usize = 13;
 
 /// Runs all steps, and returns whether all succeeded. A failing step does not stop the later ones,
 /// but the tests are left out if the build fails. The last line counts what passed and failed.
 pub fn run() -> bool {
     let mut report = Report::of(STEPS);
     report.step("packages", |_| packages::provide());
+    report.step("toolchain", |_| toolchain::run());
     report.step("format", |_| step::run(&mut step::cargo(&["fmt", "--all", "--check"])));
     report.step("layers", |_| layers::run(false, false));
     report.step("size", |_| size::run());

@@ -16,6 +16,7 @@ mod skipped;
 #[path = "../../crates/interpose/soname.rs"]
 mod soname;
 mod step;
+mod toolchain;
 
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -70,6 +71,9 @@ enum Chore {
         #[arg(long)]
         tighten: bool,
     },
+    /// Fail if the compiler is not the release that scripts/toolchain.sh pins, or if that file and
+    /// Cargo.toml name different releases as the oldest that builds usring
+    Toolchain,
     /// Run the loom models of words that threads share
     Loom,
     /// Make the files of a release in target/package: a tarball, a .deb, an .rpm and an OCI image
@@ -156,6 +160,7 @@ fn main() -> ExitCode {
         Chore::Layers { list, tighten } => layers::run(list, tighten),
         Chore::Size => size::run(),
         Chore::Prose { list, tighten } => prose::run(list.as_deref(), tighten),
+        Chore::Toolchain => toolchain::run(),
         Chore::Loom => loom::run(),
         Chore::Package { debug } => package::run(debug),
         Chore::Packages => packages::provide(),

@@ -62,6 +62,11 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace")
 }
 
+/// Returns the text of a file of the workspace.
+pub fn text(file: &str) -> Result<String, String> {
+    std::fs::read_to_string(root().join(file)).map_err(|error| format!("{file}: {error}"))
+}
+
 /// Runs a command to its end. Fails if its exit status is not 0.
 pub fn run(command: &mut Command) -> Outcome {
     let status = command.status().map_err(|error| cannot_start(command, &error))?;

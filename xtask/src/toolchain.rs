@@ -1,0 +1,74 @@
+//! `cargo xtask toolchain`: checks the two releases of Rust that the project names.
+//!
+//! - The pinned release, with which CI runs (`scripts/toolchain.sh`): a later release may have new
+//!   lints, which would fail an unchanged tree.
+//! - The oldest release that builds usring (`rust-version` in Cargo.toml). clippy refuses functions
+//!   of a newer standard library, by its lint `incompatible_msrv`.
+
+use crate::{Outcome, step};
+use std::process::Command;
+
+const SCRIPT: &str = "scripts/toolchain.sh";
+
+pub fn run() -> Outcome {
+    let script = step::text(SCRIPT)?;
+    let compiler = Command::new("rustc").arg("--version").current_dir(step::root()).output();
+    let compiler = compiler.map_err(|error| format!("cannot run rustc ({error})"))?;
+    let compiler = String::from_utf8_lossy(&compiler.stdout).into_owned();
+    let oldest = oldest(&step::text("Cargo.toml")?).ok_or("Cargo.toml has no rust-version")?;
+    let breaches = breaches(&script, &compiler, &oldest);
+    for breach in &breaches {
+        println!("toolchain: {breach}");
+    }
+    if breaches.is_empty() {
+        println!("toolchain: {}, and {oldest} at least", compiler.trim());
+        return Ok(());
+    }
+    Err(format!("{} breaches of the toolchain", breaches.len()))
+}
+
+/// Returns the `rust-version` of the workspace.
+fn oldest(manifest: &str) -> Option<String> {
+    let line = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \""))?;
+    Some(line.trim_end_matches('"').to_owned())
+}
+
+fn value<'a>(script: &'a str, name: &str) -> Option<&'a str> {
+    script.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+}
+
+fn breaches(script: &str, compiler: &str, oldest: &str) -> Vec<String> {
+    let mut breaches = Vec::new();
+    let pinned = value(script, "pinned").unwrap_or("none");
+    if compiler.split_whitespace().nth(1) != Some(pinned) {
+        breaches.push(format!("the compiler is {}, but {SCRIPT} pins {pinned}", compiler.trim()));
+    }
+    let needed = value(script, "needed_minor").unwrap_or("none");
+    if oldest.strip_prefix("1.") != Some(needed) {
+        breaches.push(format!("Cargo.toml says that Rust {oldest} is enough, and {SCRIPT} says 1.{needed}"));
+    }
+    breaches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCRIPT: &str = "# Text.\nneeded_minor=90\npinned=1.95.0\n";
+
+    #[test]
+    fn the_pinned_compiler_and_one_oldest_release_are_no_breach() {
+        assert!(breaches(SCRIPT, "rustc 1.95.0 (59807616e 2026-04-14)\n", "1.90").is_empty());
+    }
+
+    #[test]
+    fn another_compiler_and_another_oldest_release_are_breaches() {
+        assert_eq!(breaches(SCRIPT, "rustc 1.96.0 (0 2026-05-28)\n", "1.90").len(), 1);
+        assert_eq!(breaches(SCRIPT, "rustc 1.95.0 (0 2026-04-14)\n", "1.91").len(), 1);
+    }
+
+    #[test]
+    fn the_oldest_release_is_read_from_the_manifest() {
+        assert_eq!(oldest("[package]\nrust-version = \"1.90\"\n").as_deref(), Some("1.90"));
+    }
+}
