@@ -15,8 +15,14 @@ pub fn run() -> Outcome {
     let compiler = Command::new("rustc").arg("--version").current_dir(step::root()).output();
     let compiler = compiler.map_err(|error| format!("cannot run rustc ({error})"))?;
     let compiler = String::from_utf8_lossy(&compiler.stdout).into_owned();
-    let oldest = oldest(&step::text("Cargo.toml")?).ok_or("Cargo.toml has no rust-version")?;
-    let breaches = breaches(&script, &compiler, &oldest);
+    let manifest = step::text("Cargo.toml")?;
+    let oldest = oldest(&manifest).ok_or("Cargo.toml has no rust-version")?;
+    let mut breaches = breaches(&script, &compiler, &oldest);
+    for member in members(&manifest) {
+        if !step::text(&format!("{member}/Cargo.toml"))?.contains("\nrust-version.workspace = true\n") {
+            breaches.push(format!("{member}/Cargo.toml lacks `rust-version.workspace = true`"));
+        }
+    }
     for breach in &breaches {
         println!("toolchain: {breach}");
     }
@@ -31,6 +37,12 @@ pub fn run() -> Outcome {
 fn oldest(manifest: &str) -> Option<String> {
     let line = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \""))?;
     Some(line.trim_end_matches('"').to_owned())
+}
+
+/// Returns the folders of the workspace's members.
+fn members(manifest: &str) -> Vec<&str> {
+    let line = manifest.lines().find_map(|line| line.strip_prefix("members = ["));
+    line.unwrap_or_default().split('"').skip(1).step_by(2).collect()
 }
 
 fn value<'a>(script: &'a str, name: &str) -> Option<&'a str> {
@@ -68,7 +80,9 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_release_is_read_from_the_manifest() {
-        assert_eq!(oldest("[package]\nrust-version = \"1.90\"\n").as_deref(), Some("1.90"));
+    fn the_members_and_the_oldest_release_are_read_from_the_manifest() {
+        let manifest = "members = [\"crates/a\", \"b\"]\n[workspace.package]\nrust-version = \"1.90\"\n";
+        assert_eq!(oldest(manifest).as_deref(), Some("1.90"));
+        assert_eq!(members(manifest), ["crates/a", "b"]);
     }
 }
