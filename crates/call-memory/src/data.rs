@@ -63,8 +63,8 @@ const fn buffer(address: usize, access: Access) -> Option<Buffer> {
     Some(Buffer { address, length: address + 1, position: None, header: 0, access })
 }
 
-/// Returns which arguments describe a call's only buffer; `None`: the call has no buffer, or a
-/// vector.
+/// Returns which arguments describe a call's only buffer; `None`: the call has no buffer, or names
+/// its buffers by a vector.
 fn buffer_of(number: u32) -> Option<Buffer> {
     let at = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { position: Some(3), ..buffer });
     let behind_type = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { header: 8, ..buffer });

@@ -82,7 +82,7 @@ pub struct Finding {
     pub key: u64,
     pub submission: CopiedStack,
     pub misdeed: CopiedStack,
-    /// The lines of /proc/PID/maps with code.
+    /// The lines of /proc/PID/maps for mappings that hold code.
     pub maps: Vec<u8>,
     /// Path of the program.
     pub program: Vec<u8>,

@@ -151,7 +151,7 @@ fn finding(found: &Found, key: u64, process: u32) -> Finding {
     }
 }
 
-/// Returns the lines of the process's mappings with code.
+/// Returns the lines of /proc/self/maps for mappings that hold code.
 fn maps() -> Vec<u8> {
     let mut text = Vec::new();
     let Some(maps) = Maps::open() else { return text };

@@ -141,8 +141,9 @@ impl Requests {
         }
     }
 
-    /// Takes everything about a ring: its requests in flight, and the completions that the program
-    /// has not consumed. The flag is `true` for a completion that is still in the backlog.
+    /// Removes and returns all that is known about a ring: its requests in flight, and the
+    /// completions that the program has not consumed. The flag is `true` for a completion that is
+    /// still in the backlog.
     pub fn take_ring(&mut self, ring: u64, consumed: u32, tail: u32) -> (Vec<InFlight>, Vec<(Done, bool)>) {
         self.forget_consumed(ring, consumed);
         let done = self.done.remove(&ring).unwrap_or_default();

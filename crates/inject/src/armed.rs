@@ -30,9 +30,9 @@ static OWN: PerProcess<Mutex<Vec<u16>>> = PerProcess::new();
 /// Faults that this process has made.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// The view of one process.
+/// One process's view of the page.
 struct State {
-    /// The process, as the page's counters know it.
+    /// The number that stands for this process in the keys of the page's counters.
     identity: u32,
     /// Number of the process in the run; 0 before its first call that a rule names.
     number: Mutex<u32>,

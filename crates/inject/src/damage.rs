@@ -25,7 +25,7 @@ impl Flip {
         }
     }
 
-    /// Returns the places of the bits, each once.
+    /// Returns the bits to flip, each once, as offsets from the first bit of the data.
     fn places(self, bytes: u64) -> Vec<u64> {
         let total = bytes.saturating_mul(8);
         let wanted = u64::from(self.bits).min(total);

@@ -72,7 +72,7 @@ const LONGEST_TEXT: usize = 8192;
 /// The meaning of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// The calls of a name in a process.
+    /// Number of calls with this name in a process.
     Calls,
     /// Number of calls with this name that a rule matched in a process.
     Meant,

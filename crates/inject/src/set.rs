@@ -11,7 +11,7 @@ pub enum Kind {
     Ring,
     /// A plain system call; the number is the kernel's.
     Call,
-    /// An iocb of libaio; the number is the opcode of the request that does the same.
+    /// An iocb of libaio; the number is the opcode of the io_uring request that does the same.
     Aio,
 }
 

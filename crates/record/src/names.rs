@@ -113,7 +113,8 @@ fn rename(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4], fla
         return answer;
     };
     let (Some(source), true) = (source, source.map(|it| it.inode) != target.map(|it| it.inode)) else {
-        // Both names lead to one inode: rename(2) does nothing.
+        // The file is of a kind that is not recorded, or both names lead to one inode: rename(2)
+        // then does nothing.
         return answer;
     };
     let record = Record {

@@ -191,8 +191,8 @@ impl<T> Queue<T> {
     }
 
     /// Returns whether there is nothing to take: no entry was pushed since the taker last began,
-    /// and it left none. One relaxed load: a caller that relies on the answer executes a barrier
-    /// first.
+    /// and the taker left none. One relaxed load: a caller that relies on the answer executes a
+    /// barrier first.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         !is_marked(self.0.state.load(Ordering::Relaxed))
