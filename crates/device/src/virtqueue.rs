@@ -260,7 +260,8 @@ impl VirtQueue {
     }
 
     /// Returns the head that [`VirtQueue::take`] will return after `ahead` others, if the device
-    /// works in order. The guess does not wait for the cache line that the device writes.
+    /// works in order. The guess is read from the available ring, so it does not wait for a cache
+    /// line that the device writes.
     #[inline]
     pub fn expected(&self, ahead: u16) -> u16 {
         self.available.half_word(usize::from(self.taken.wrapping_add(ahead))).load(Ordering::Relaxed)

@@ -60,8 +60,8 @@ impl AddressSpace {
     }
 
     /// Extends the mapping that ends at `end` by `length` bytes. Returns `false`, without a change,
-    /// if the addresses after `end` are not free. The bytes from `end` to the end of its unit may
-    /// hold content of an earlier mapping.
+    /// if the addresses after `end` are not free. The bytes from `end` to the end of the unit
+    /// around `end` may hold content of an earlier mapping.
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
         let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
         let wanted = end..self.up(stop);

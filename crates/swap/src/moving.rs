@@ -124,8 +124,8 @@ impl Pager {
         }
     }
 
-    /// Releases a page that stays in memory. If making it writable fails, the next write fault does
-    /// so.
+    /// Releases a page that stays in memory. If it cannot be made writable now, the next write
+    /// fault makes it writable.
     fn reopen(&self, index: usize, taken: Taken, state: State) {
         if state == State::Dirty {
             let _ = self.mechanism.open(self.offset(index), self.unit());

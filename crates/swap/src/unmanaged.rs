@@ -167,7 +167,7 @@ impl Pager {
     }
 
     /// Releases the pages in the states that they had before. If a page cannot be made writable
-    /// again, the next write fault does so.
+    /// now, the next write fault makes it writable.
     fn put_back(&self, grip: Grip) {
         for (step, taken) in grip.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };

@@ -48,8 +48,8 @@ impl Default for Callers {
 }
 
 impl Callers {
-    /// Returns a locked seat, with the queue pair of a blocking call. If all seats are locked,
-    /// waits for one.
+    /// Returns a locked seat, with the queue pair of a blocking call. If all seats are locked, or
+    /// the device has no further queue pair, waits for a seat that has one.
     ///
     /// Errors: those of [`crate::Driver::open_queue`], if no seat has a queue pair.
     pub(super) fn take(&self, device: &Device) -> Result<Seat<'_>, Errno> {

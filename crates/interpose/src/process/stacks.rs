@@ -38,8 +38,8 @@ pub fn are_small() -> bool {
     SMALL.load(Ordering::Relaxed) != 0
 }
 
-/// Returns the word that says whether the calling thread is on its stack of usring's. `None`: the
-/// thread has no such stack.
+/// Returns the word that says whether the calling thread runs on the stack that usring has made for
+/// it. `None`: there is no such stack.
 fn in_use() -> Option<&'static AtomicU32> {
     let thread = thread::current().0 as u64;
     let start = spread::row(width::size(thread), ROWS);
