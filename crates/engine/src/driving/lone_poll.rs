@@ -35,7 +35,7 @@ pub(crate) fn poll<'a>(
 }
 
 /// Returns whether the wait needs exactly one more completion, that of a single transfer on a file
-/// of the kernel's, and no request of the ring waits for a file.
+/// that the kernel serves, and no request of the ring waits for a file.
 #[inline]
 fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
     locked.devices.queues.in_flight() == 1

@@ -1,6 +1,6 @@
-//! Faults at the issue of a request (`usring run --inject`). In a process with rules, each request
-//! gets its row from a second opcode table, whose issue function asks the rules first. So a process
-//! without rules pays nothing.
+//! Faults at the issue of a request (`usring run --inject`). In a process with rules of `--inject`,
+//! each request gets its row from a second opcode table, whose issue function asks the rules first.
+//! So a process without rules pays nothing.
 
 use crate::completion::faults::{self, answer_of};
 use crate::request::fault::{FaultStage, PendingFault};

@@ -57,8 +57,8 @@ impl Ring {
     }
 
     /// Finishes the work of a process that died while it held the ring's lock. That process may
-    /// have published CQEs or changed the ring without calling the other processes. So this
-    /// function repairs the journal, and calls the other processes.
+    /// have published CQEs or changed the ring without waking the other processes. So this function
+    /// repairs the journal, and wakes the other processes.
     pub(crate) fn mend(&self, state: &mut RingState) {
         self.journal(state);
         let Queues { journal, cq, sq, .. } = &mut state.queues;

@@ -1,5 +1,6 @@
-//! Timeouts of a ring that several processes use. The journal holds the condition of each, so that
-//! another process can go on with the timeouts of a process that has died.
+//! Timeouts of a ring that several processes use. The journal (in the ring's memory, the list of
+//! all processes' requests) holds the condition of each. So another process can go on with the
+//! timeouts of a process that has died.
 
 use crate::request::conditions::Deadline;
 use crate::request::operation::Operation;

@@ -152,7 +152,7 @@ impl Timeouts {
     /// Sets a new deadline for the timeout with this user data (TIMEOUT_UPDATE). `linked`: searches
     /// the LINK_TIMEOUTs instead.
     ///
-    /// Returns the timeout's slot in the journal, and its deadline.
+    /// Returns the timeout's slot in the journal (`Request::journal`), and its new deadline.
     ///
     /// Error: `ENOENT` if there is no such timeout.
     pub fn update(
