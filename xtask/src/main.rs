@@ -71,8 +71,8 @@ enum Chore {
         #[arg(long)]
         tighten: bool,
     },
-    /// Fail if the compiler is not the release that scripts/toolchain.sh pins, or if that file and
-    /// Cargo.toml name different releases as the oldest that builds usring
+    /// Fail if scripts/toolchain.sh and Cargo.toml name different releases of Rust as the oldest
+    /// that builds usring
     Toolchain,
     /// Run the loom models of words that threads share
     Loom,
