@@ -19,17 +19,7 @@ pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
     if locked.queues.drain.is_active() {
         drain::force(&mut request);
     }
-    let ends = !request.is_linked();
-    if request.has_flag(sqe_flags::IO_DRAIN)
-        && let Some(head) = locked.queues.chain.members.first_mut()
-    {
-        // IO_DRAIN on a later request of a chain holds back the whole chain. Requests after the
-        // chain wait until all of it has completed.
-        head.sqe.flags |= sqe_flags::IO_DRAIN;
-        locked.queues.chain.drains = true;
-    }
-    locked.queues.chain.members.push(request);
-    if ends {
+    if locked.queues.chain.add(request) {
         start_chain(locked);
     }
 }
@@ -51,18 +41,10 @@ fn start_chain(locked: &mut LockedRing) {
 }
 
 fn start_members(locked: &mut LockedRing) {
-    if locked.queues.chain.members.iter().any(|member| member.progress == Progress::Refused) {
+    if locked.queues.chain.has_refused() {
         return refuse_chain(locked);
     }
-    let mut rest: Option<RequestEntry> = None;
-    while let Some(mut member) = locked.queues.chain.members.pop() {
-        if !locked.queues.chain.members.is_empty() {
-            member.mark_for_later();
-        }
-        member.link = rest.take();
-        rest = Some(member);
-    }
-    if let Some(head) = rest {
+    if let Some(head) = locked.queues.chain.take_joined() {
         let row = opcode_table::row(head.sqe.opcode);
         start::start(locked, head, row);
     }

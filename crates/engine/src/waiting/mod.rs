@@ -3,7 +3,7 @@
 //! | waits for | modules |
 //! |---|---|
 //! | a file to be ready | `fast_poll` arms, `poll_table` keeps |
-//! | a device | `device_queues` |
+//! | a device | `open_channels` opens, `device_queues` keeps |
 //! | a thread that may block | `workers`, with the rights that `rights` chooses |
 //! | time | `timeout` |
 //! | another process's answer | `asked_changes` asks the process, `asks` queues the changes |
@@ -31,6 +31,7 @@ pub(crate) mod expected;
 pub(crate) mod fast_poll;
 pub(crate) mod idle_threads;
 pub(crate) mod lone_wait;
+mod open_channels;
 mod poll_slot;
 pub(crate) mod poll_table;
 pub(crate) mod process_rings;

@@ -1,0 +1,91 @@
+//! Finds a ring's channel to a device, and opens it for the first request that names the device.
+//!
+//! `device_queues` has the open channels. The ring's setup decides how a channel is opened: its
+//! depth, and whether it raises interrupts.
+
+use super::device_queues::{DeviceQueue, DeviceQueues, Hybrid};
+use crate::devices;
+use crate::request::outcome::ChannelIndex;
+use crate::ring::Ring;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use usring_device::estimate::RingEstimate;
+use usring_device::{Device, QueueOptions};
+use usring_sys::{Errno, width};
+use usring_uapi::general as linux;
+use usring_uapi::io_uring as abi;
+
+/// Least and most requests that may be in flight on one channel. Between these bounds, the limit is
+/// the larger of the CQ's size and the number of requests that the ring was made for.
+const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
+
+impl DeviceQueues {
+    /// Returns the ring's channel to a device. The first request that names the device opens the
+    /// channel.
+    #[inline]
+    pub fn channel(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
+        match self.channels.iter().position(|queue| Arc::ptr_eq(&queue.device, device)) {
+            Some(index) => Ok(ChannelIndex(width::count(index))),
+            None => self.open(ring, device),
+        }
+    }
+
+    /// Returns the index of the ring's channel to the kernel's AIO, which serves all files that are
+    /// not on a device of usring's. Opens the channel at the first call, and keeps the error if
+    /// opening it fails for good.
+    #[inline]
+    pub fn channel_to_kernel_files(&mut self, ring: &Ring) -> Result<ChannelIndex, Errno> {
+        match self.kernel_files {
+            Some(known) => known,
+            None => {
+                let opened = self.open(ring, devices::kernel_files());
+                if !opened.is_err_and(is_passing) {
+                    self.kernel_files = Some(opened);
+                }
+                opened
+            }
+        }
+    }
+
+    #[cold]
+    pub fn open(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
+        let is_of_kernel = Arc::ptr_eq(device, devices::kernel_files());
+        let expected = ring.memory.layout().cq_entries.max(ring.expected_requests);
+        let depth = expected.clamp(*DEPTHS.start(), *DEPTHS.end());
+        let interrupts = !ring.is_polled() || device.waits_when_polled();
+        let mut channel = device.open_channel(QueueOptions { depth, interrupts })?;
+        if ring.defers_task_work() {
+            // If the ring's owner waits for nothing else, it sleeps in io_getevents(2), which needs
+            // no interrupts.
+            channel.silence();
+        }
+        if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
+            self.hybrid = Some(Box::new(Hybrid { estimate: RingEstimate::new(), fresh: VecDeque::new() }));
+        }
+        self.channels.push(DeviceQueue {
+            device: device.clone(),
+            wait: channel.begin_wait(),
+            defers_submits: channel.defers_submits(),
+            // If a transfer would block, the kernel's io_uring passes it to a worker. RWF_NOWAIT
+            // makes such a transfer fail in io_submit(2), so that usring can pass it to a worker,
+            // too.
+            added_flags: if is_of_kernel && !ring.has_events() { linux::RWF_NOWAIT } else { 0 },
+            pending: 0,
+            in_flush: 0,
+            channel,
+            out: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            backlog: VecDeque::new(),
+            is_behind: false,
+            watched: false,
+            armed: false,
+        });
+        Ok(ChannelIndex(width::count(self.channels.len()) - 1))
+    }
+}
+
+/// Returns whether an error may pass, so that a later attempt can succeed.
+fn is_passing(error: Errno) -> bool {
+    matches!(error, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
+}
