@@ -1,6 +1,6 @@
 //! An echo server on io_uring, written as for the kernel: multishot accept, multishot receive, a
-//! ring of provided buffers, one io_uring per thread. The same executable runs on the kernel's
-//! io_uring and under `usring run`.
+//! ring of provided buffers, one io_uring per thread. One executable runs on the kernel's io_uring
+//! and under `usring run`.
 //!
 //! [`Server`] is one thread's server. It owns a ring and everything that its requests point to.
 //! [`Server::run`] waits for completions and hands each to the method for its [`Kind`].
@@ -295,7 +295,7 @@ impl Server<'_> {
                 self.counts.received += result as u64;
                 self.counts.rearmed += u64::from(is_last && self.options.multishot_receive && !connection.cancelling);
                 connection.received += result as u64;
-                let id = cqueue::buffer_select(flags).expect("what was received is in a buffer");
+                let id = cqueue::buffer_select(flags).expect("received bytes are in a buffer");
                 let (dialogue, answers) = connection.answers();
                 dialogue.answer(self.buffers.received(id, result as usize), answers);
                 self.buffers.give(id);

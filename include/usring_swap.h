@@ -111,8 +111,9 @@ struct usring_swap_statistics {
 	uint64_t pages, page_size, limit, resident, pinned;
 	/* Slots of the backing, and how many of these hold a page. */
 	uint64_t slots, slots_taken;
-	/* Pages touched for the first time; pages read back by the thread that touched them; clean pages
-	 * that were written to; pages that another thread brought in meanwhile; pages read ahead. */
+	/* Pages touched for the first time, and pages read back by the thread that touched them. Clean
+	 * pages that were written to. Pages that another thread brought in meanwhile, and pages read
+	 * ahead. */
 	uint64_t first_touches, swap_ins, write_faults, late_faults, read_ahead;
 	/* Pages evicted; evicted pages that had to be written; requests that wrote them; evictions that a
 	 * faulting thread had to make itself. */

@@ -76,7 +76,7 @@ impl Random {
     }
 }
 
-/// What a file of the program is. Its place in the list of files is fixed.
+/// The kind of a file of the program. Its place in the list of files is fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     PipeOut,

@@ -75,7 +75,7 @@ fn registered_files_and_buffers_serve() {
     ring.submit_and_wait(2).expect("submission");
     take(&mut ring, 2, BLOCK as i32);
     drop(ring);
-    assert!(buffers[0] == buffers[1], "what was read is not what was written");
+    assert!(buffers[0] == buffers[1], "the bytes read differ from the bytes written");
 }
 
 fn a_read_is_bounded_by_its_timeout() {

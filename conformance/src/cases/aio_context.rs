@@ -351,12 +351,12 @@ fn destroy_ends_polls(t: &mut Transcript) {
     iocb.aio_resfd = told.as_raw_fd() as u32;
     t.result("submit", context.submit(&mut [iocb]));
     t.result("destroy", aio::destroy(context.0));
-    t.say(format_args!("its eventfd was told {}", files::event_count(&told)));
+    t.say(format_args!("its eventfd was signalled {}", files::event_count(&told)));
 }
 case!(destroy_ends_polls => "
     submit = 1
     destroy = 0
-    its eventfd was told 1
+    its eventfd was signalled 1
 ");
 
 fn child_has_none(t: &mut Transcript) {

@@ -142,15 +142,15 @@ fn eventfd(t: &mut Transcript) {
         count += files::event_count(&told);
         count >= 4
     });
-    t.say(format_args!("told {count}, the other {}", files::event_count(&other)));
+    t.say(format_args!("signalled {count}, the other {}", files::event_count(&other)));
     t.result("poll", context.submit(&mut [with(aio::poll(&reader, libc::POLLIN, 3), &told)]));
-    t.say(format_args!("told {}", files::event_count(&told)));
+    t.say(format_args!("signalled {}", files::event_count(&told)));
     files::put(&writer, b"x");
     time::until(|| {
         count = files::event_count(&told);
         count > 0
     });
-    t.say(format_args!("told {count}"));
+    t.say(format_args!("signalled {count}"));
     // The event was in the ring before the eventfd was signalled.
     t.say(format_args!("an event is there: {}", context.reap().is_some()));
     // A waiting request keeps its eventfd open after the program has closed it.
@@ -164,10 +164,10 @@ case!(eventfd => "
     event 1: 4 0
     event 1: 4 0
     event 2: 0 0
-    told 4, the other 1
+    signalled 4, the other 1
     poll = 1
-    told 0
-    told 1
+    signalled 0
+    signalled 1
     an event is there: true
     poll = 1
 ");

@@ -412,7 +412,7 @@ fn passed_over_socket(t: &mut Transcript) {
     assert_eq!(u::IORING_SETUP_SQPOLL, 2);
 }
 case!(passed_over_socket => "sendmsg = -EINVAL", usring => "sendmsg = 1", because
-    "what is sent over a socket is the eventfd underneath, which the kernel lets pass");
+    "the socket passes the eventfd that the ring is made of, which the kernel allows");
 
 fn link_name(t: &mut Transcript) {
     let ring = Ring::new(4);

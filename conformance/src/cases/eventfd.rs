@@ -23,7 +23,7 @@ fn told_of_completions(t: &mut Transcript) {
     t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
     t.say(format_args!("count {}", files::event_count(&event)));
     t.entry(&ring.one(nop(1)));
-    t.say(format_args!("told {}", files::event_count(&event) > 0));
+    t.say(format_args!("signalled {}", files::event_count(&event) > 0));
     t.say(format_args!("count {}", files::event_count(&event)));
     // The kernel may signal several CQEs of one batch only once.
     for user_data in 1..=4 {
@@ -31,15 +31,15 @@ fn told_of_completions(t: &mut Transcript) {
     }
     ring.submit();
     let count = files::event_count(&event);
-    t.say(format_args!("told {}", (1..=4).contains(&count)));
+    t.say(format_args!("signalled {}", (1..=4).contains(&count)));
 }
 case!(told_of_completions => "
     register = 0
     count 0
     cqe 1: 0
-    told true
+    signalled true
     count 0
-    told true
+    signalled true
 ");
 
 fn told_of_late_ones(t: &mut Transcript) {
@@ -53,13 +53,13 @@ fn told_of_late_ones(t: &mut Transcript) {
     t.say(format_args!("count {}", files::event_count(&event)));
     files::put(&writer, b"x");
     let told = crate::time::until(|| files::event_count(&event) > 0);
-    t.say(format_args!("told {told}"));
+    t.say(format_args!("signalled {told}"));
     t.in_order(&ring.reap());
 }
 case!(told_of_late_ones => "
     register = 0
     count 0
-    told true
+    signalled true
     cqe 1: 1
 ");
 
@@ -82,7 +82,7 @@ fn only_async(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 3).forced_async());
     ring.submit();
     t.in_order(&ring.wait(1));
-    t.say(format_args!("worker: told {}", crate::time::until(|| files::event_count(&event) > 0)));
+    t.say(format_args!("worker: signalled {}", crate::time::until(|| files::event_count(&event) > 0)));
 }
 case!(only_async => "
     register = 0
@@ -91,7 +91,7 @@ case!(only_async => "
     cqe 2: 1
     task work: count 0
     cqe 3: 1
-    worker: told true
+    worker: signalled true
 ");
 
 /// The ring completes requests although its eventfd is at its maximum, where a write would block.
@@ -106,7 +106,7 @@ fn full_and_blocking(t: &mut Transcript) {
     t.entry(&ring.one(nop(2)));
     t.say(format_args!("full still {}", files::event_count(&event) >= u64::MAX - 1));
     t.entry(&ring.one(nop(3)));
-    t.say(format_args!("told {}", files::event_count(&event) > 0));
+    t.say(format_args!("signalled {}", files::event_count(&event) > 0));
 }
 case!(full_and_blocking => "
     register = 0
@@ -114,7 +114,7 @@ case!(full_and_blocking => "
     cqe 2: 0
     full still true
     cqe 3: 0
-    told true
+    signalled true
 ");
 
 fn register_wrong(t: &mut Transcript) {
@@ -198,14 +198,14 @@ fn disabled_by_flag(t: &mut Transcript) {
     t.say(format_args!("count {}", files::event_count(&event)));
     ring.set_cq_flags(0);
     t.entry(&ring.one(nop(2)));
-    t.say(format_args!("told {}", files::event_count(&event) > 0));
+    t.say(format_args!("signalled {}", files::event_count(&event) > 0));
 }
 case!(disabled_by_flag => "
     register = 0
     cqe 1: 0
     count 0
     cqe 2: 0
-    told true
+    signalled true
 ");
 
 fn held_after_close(t: &mut Transcript) {
@@ -215,12 +215,12 @@ fn held_after_close(t: &mut Transcript) {
     t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
     drop(event);
     t.entry(&ring.one(nop(1)));
-    t.say(format_args!("told {}", files::event_count(&other) > 0));
+    t.say(format_args!("signalled {}", files::event_count(&other) > 0));
 }
 case!(held_after_close => "
     register = 0
     cqe 1: 0
-    told true
+    signalled true
 ");
 
 fn told_of_backlog(t: &mut Transcript) {
@@ -235,19 +235,19 @@ fn told_of_backlog(t: &mut Transcript) {
         ring.push(nop(user_data));
     }
     ring.submit();
-    t.say(format_args!("told {}", files::event_count(&event) > 0));
+    t.say(format_args!("signalled {}", files::event_count(&event) > 0));
     ring.push(nop(5));
     ring.submit();
     // A CQE that goes to the backlog is not in the CQ, so the eventfd is not signalled.
-    t.say(format_args!("told of the fifth {}", files::event_count(&event) > 0));
+    t.say(format_args!("signalled for the fifth {}", files::event_count(&event) > 0));
     t.say(format_args!("in the queue {}", ring.reap().len()));
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     t.say(format_args!("flushed {}", ring.reap().len()));
 }
 case!(told_of_backlog => "
     register = 0
-    told true
-    told of the fifth false
+    signalled true
+    signalled for the fifth false
     in the queue 4
     flushed 1
 ");
@@ -317,17 +317,17 @@ fn shared_by_two_rings(t: &mut Transcript) {
     t.result("register", register(&first, reg::EVENTFD, event.as_raw_fd()));
     t.result("register", register(&second, reg::EVENTFD, event.as_raw_fd()));
     t.entry(&first.one(nop(1)));
-    t.say(format_args!("told {}", files::event_count(&event) > 0));
+    t.say(format_args!("signalled {}", files::event_count(&event) > 0));
     t.entry(&second.one(nop(2)));
-    t.say(format_args!("told {}", files::event_count(&event) > 0));
+    t.say(format_args!("signalled {}", files::event_count(&event) > 0));
 }
 case!(shared_by_two_rings => "
     register = 0
     register = 0
     cqe 1: 0
-    told true
+    signalled true
     cqe 2: 0
-    told true
+    signalled true
 ");
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
@@ -393,7 +393,7 @@ fn read_by_another_ring(t: &mut Transcript) {
         t.in_order(&other.reap());
         count(t, &event);
         // The ring signals for the task work and for the completion: once for both, or twice.
-        t.say(format_args!("told {}", files::event_count(&answer) > 0));
+        t.say(format_args!("signalled {}", files::event_count(&answer) > 0));
     }
 }
 case!(read_by_another_ring => "
@@ -403,12 +403,12 @@ case!(read_by_another_ring => "
     read 1
     cqe 2: 0
     count 0
-    told true
+    signalled true
     register = 0
     register = 0
     cqe 1: 8
     read 1
     cqe 2: 0
     count 0
-    told true
+    signalled true
 ");

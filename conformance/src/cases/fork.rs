@@ -230,7 +230,7 @@ fn peer_is_told(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, 
     ring.wait(2);
     drop(there);
     t.say(format_args!(
-        "peer is told {}",
+        "peer is signalled {}",
         files::is_readable_within(here.as_raw_fd(), std::time::Duration::from_secs(10))
     ));
     drop(ends);
@@ -249,7 +249,7 @@ fn child_keeps_no_waiting_file(t: &mut Transcript) {
 }
 case!(child_keeps_no_waiting_file => "
     a child true
-    peer is told true
+    peer is signalled true
     child: exit 0
 ");
 
@@ -273,7 +273,7 @@ fn bare_child_keeps_no_waiting_file(t: &mut Transcript) {
 }
 case!(bare_child_keeps_no_waiting_file => "
     a child true
-    peer is told true
+    peer is signalled true
     child: exit 0
 ");
 
@@ -300,7 +300,7 @@ fn cloned_child_keeps_no_waiting_file(t: &mut Transcript) {
 }
 case!(cloned_child_keeps_no_waiting_file => "
     a child true
-    peer is told true
+    peer is signalled true
     child: exit 0
 ");
 
@@ -315,7 +315,7 @@ fn child_of_a_request_with_a_worker(t: &mut Transcript) {
 }
 case!(child_of_a_request_with_a_worker => "
     a child true
-    peer is told true
+    peer is signalled true
     child: exit 0
 ");
 

@@ -272,14 +272,14 @@ fn replaces(t: &mut Transcript) {
     let mut entry = libc::pollfd { fd: deserted.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 30_000) };
-    t.say(format_args!("what was there is closed {}", entry.revents & libc::POLLERR != 0));
+    t.say(format_args!("the replaced file is closed {}", entry.revents & libc::POLLERR != 0));
     read_by(t, &mut target, &writer, 0);
 }
 case!(replaces => "
     register = 0
     cqe 1: 0
     cqe 61726: 0
-    what was there is closed true
+    the replaced file is closed true
     read 99: 3, [97, 98, 99]
 ");
 

@@ -450,7 +450,7 @@ fn event_descriptor(t: &mut Transcript) {
             let mut target = Ring::flags(8, flags);
             let event = registered_event(&target, opcode);
             t.entry(&sender.one(message(target.fd, 1, 0, 1)));
-            t.say(format_args!("told {}", files::event_count(&event)));
+            t.say(format_args!("signalled {}", files::event_count(&event)));
             t.result("get events", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
             t.in_order(&target.reap());
         }
@@ -463,7 +463,7 @@ fn event_descriptor(t: &mut Transcript) {
             sender.push(message(target.fd, number, round, number).flagged(sqe_flags::CQE_SKIP_SUCCESS));
         }
         sender.submit();
-        t.say(format_args!("told {}", files::event_count(&event)));
+        t.say(format_args!("signalled {}", files::event_count(&event)));
         t.result("get events", target.enter(0, 4, u::IORING_ENTER_GETEVENTS));
         files::event_count(&event);
         t.in_order(&target.reap());

@@ -152,18 +152,18 @@ fn masks(t: &mut Transcript) {
         t.entry(&ring.one(statx(libc::AT_FDCWD, c"/", 0, mask, &mut stat, 1)));
         // A file system may return more fields than were asked for.
         let asked = mask & libc::STATX_BASIC_STATS;
-        t.say(format_args!("what was asked for is there: {}", stat.stx_mask & asked == asked));
+        t.say(format_args!("the fields asked for are there: {}", stat.stx_mask & asked == asked));
     }
 }
 case!(masks => "
     cqe 1: 0
-    what was asked for is there: true
+    the fields asked for are there: true
     cqe 1: 0
-    what was asked for is there: true
+    the fields asked for are there: true
     cqe 1: 0
-    what was asked for is there: true
+    the fields asked for are there: true
     cqe 1: 0
-    what was asked for is there: true
+    the fields asked for are there: true
 ");
 
 fn reserved_fields(t: &mut Transcript) {

@@ -110,14 +110,14 @@ fn deferred_eventfd_fires(t: &mut Transcript) {
     let number = event.as_raw_fd();
     t.result("register", ring.register(reg::EVENTFD, &raw const number, 1));
     files::put(&writer, b"x");
-    t.say(format_args!("told {}", until(|| files::event_count(&event) > 0)));
+    t.say(format_args!("signalled {}", until(|| files::event_count(&event) > 0)));
     t.in_order(&ring.reap());
     t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
 }
 case!(deferred_eventfd_fires => "
     register = 0
-    told true
+    signalled true
     no cqe
     get events = 0
     cqe 1: 1
@@ -268,7 +268,7 @@ fn cooperative_flag(t: &mut Transcript) {
         std::hint::spin_loop();
     }
     let told = ring.sq_flags() & u::IORING_SQ_TASKRUN != 0 || ring.ready() > 0;
-    t.say(format_args!("told {told}"));
+    t.say(format_args!("signalled {told}"));
     t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
     t.say(format_args!("after {}", names::sq_flags(ring.sq_flags())));
@@ -276,7 +276,7 @@ fn cooperative_flag(t: &mut Transcript) {
 }
 case!(cooperative_flag => "
     before -
-    told true
+    signalled true
     get events = 0
     cqe 1: 1
     after -
@@ -286,7 +286,7 @@ fn flag_goes_away(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(DEFER | FLAG);
     for round in 0..3 {
         files::put(&writer, b"x");
-        t.say(format_args!("told {}", until(|| ring.sq_flags() != 0)));
+        t.say(format_args!("signalled {}", until(|| ring.sq_flags() != 0)));
         let entries = ring.wait(1);
         t.in_order(&entries);
         t.say(format_args!("flags {}", names::sq_flags(ring.sq_flags())));
@@ -296,13 +296,13 @@ fn flag_goes_away(t: &mut Transcript) {
     }
 }
 case!(flag_goes_away => "
-    told true
+    signalled true
     cqe 1: 1
     flags -
-    told true
+    signalled true
     cqe 2: 1
     flags -
-    told true
+    signalled true
     cqe 3: 1
     flags -
 ");

@@ -314,7 +314,7 @@ fn slow_close_delays_no_other_ring(t: &mut Transcript) {
         files::put(&to_second, b"x");
         t.say(format_args!("the other ring completes {}", other.watch(1)));
         t.say(format_args!("while the slow one is held up {}", !closer.is_finished()));
-        std::io::copy(&mut peer, &mut std::io::sink()).expect("what was sent, and its end");
+        std::io::copy(&mut peer, &mut std::io::sink()).expect("the bytes sent, and their end");
         t.result("submit", closer.join().expect("no panic"));
     });
     t.sorted(&slow.wait(2));

@@ -178,7 +178,7 @@ fn a_transfer_ends_where_invalid_memory_begins() {
         if !direct {
             assert_eq!(file.write(300, &segments, false, false), answer);
         }
-        assert!(controls.bytes.lock().unwrap().iter().all(|byte| *byte == 7), "what was read was written");
+        assert!(controls.bytes.lock().unwrap().iter().all(|byte| *byte == 7), "the bytes read are the bytes written");
     }
     let segment = |base, length| [IoVector { base, length }];
     let end = usring_sys::user_memory::END;

@@ -188,7 +188,7 @@ fn a_driver_leaves_while_the_ring_is_removed_from_idle_watching() {
         };
         ring.drive();
         watcher.join().unwrap();
-        assert!(*ring.state.lock(), "nobody watches a ring that was struck off");
+        assert!(*ring.state.lock(), "a ring that was struck off is watched by no thread");
     });
 }
 
@@ -198,7 +198,7 @@ fn a_ring_removed_from_idle_watching_is_watched() {
 }
 
 #[test]
-#[should_panic(expected = "nobody watches a ring that was struck off")]
+#[should_panic(expected = "a ring that was struck off is watched by no thread")]
 fn an_unlock_without_barrier_leaves_a_ring_unwatched() {
     weaken(Edge::HandOver, Side::Sleeper, a_driver_leaves_while_the_ring_is_removed_from_idle_watching);
 }

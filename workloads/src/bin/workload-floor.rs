@@ -11,7 +11,7 @@ use workloads::stopwatch;
 
 const BLOCK: usize = 4096;
 
-const OPTIONS: &[Declared] = &[option("of", "system-call", "What to measure: system-call, copy or hand-over")];
+const OPTIONS: &[Declared] = &[option("of", "system-call", "The measured operation: system-call, copy or hand-over")];
 
 fn main() -> ExitCode {
     options::run(OPTIONS, workload)

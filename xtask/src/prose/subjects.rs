@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn a_long_or_nameless_subject_breaks_the_rule() {
         assert_eq!(breach("Refuse a store that is smaller than its region"), None);
-        assert!(breach("Who only finds the room carries nothing").is_some());
+        assert!(breach("Who finds room carries").is_some());
         assert!(breach(&"x".repeat(73)).is_some());
     }
 }

@@ -63,7 +63,11 @@ pub fn extract(kind: Kind, content: &str) -> Extract {
             paragraph.end(&mut extract.sentences);
             continue;
         }
-        let indented = kind == Kind::Markdown && whole.starts_with("    ");
+        let indented = match kind {
+            Kind::Markdown => whole.starts_with("    "),
+            Kind::C => whole.trim_start().starts_with("*     "),
+            Kind::Rust => false,
+        };
         if fenced || indented || prose.starts_with('|') || prose.starts_with('#') {
             paragraph.end(&mut extract.sentences);
             continue;
@@ -215,6 +219,12 @@ mod tests {
     fn code_tables_and_headings_of_a_document_are_no_sentences() {
         let content = "# Title\n\nText `of one word`.\n\n```\ncode here.\n```\n| a | table |\n\n    indented code\n\n- An item\n- Another\n";
         assert_eq!(sentences(Kind::Markdown, content), ["Text `of\u{a0}one\u{a0}word`.", "An item", "Another"]);
+    }
+
+    #[test]
+    fn indented_code_in_a_comment_of_c_is_no_sentence() {
+        let content = "/* Maps it.\n *\n *     int error = map();\n *\n * Then use it. */\n";
+        assert_eq!(sentences(Kind::C, content), ["Maps it.", "Then use it."]);
     }
 
     #[test]

@@ -105,6 +105,6 @@ fn deferred_polled_as_it_is_left(t: &mut Transcript) {
         files::put(&writer, b"x");
         told += u32::from(crate::time::until(|| look(fd, IN, 0).starts_with('1')));
     }
-    t.say(format_args!("told {told} of {ROUNDS} times"));
+    t.say(format_args!("signalled {told} of {ROUNDS} times"));
 }
-case!(deferred_polled_as_it_is_left => "told 200 of 200 times");
+case!(deferred_polled_as_it_is_left => "signalled 200 of 200 times");
