@@ -12,9 +12,9 @@ use crate::sqe::{self, CURRENT, Change};
 /// Indices of the files from which a request may receive.
 const GIVERS: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
 const SOCKETS: [usize; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
-/// Index of the eventfd, and below it that of the regular file. Workers of the kernel write to
-/// both.
+/// Index of the eventfd. Workers of the kernel write to this file and to the regular file.
 const COUNTER: usize = 10;
+/// Index of the regular file.
 const REGULAR: usize = 11;
 const LISTENER: usize = 13;
 /// First slot of the registered files that requests open and close. The slots before it hold the

@@ -65,7 +65,7 @@ pub fn learn() -> Result<(), &'static str> {
     arm(page)
 }
 
-/// Makes the program's calls ask the rules of a page from now on.
+/// Applies the fault rules in this page to the program's calls from now on.
 fn arm(page: Page) -> Result<(), &'static str> {
     let traps = page.traps();
     armed::arm(page);

@@ -155,9 +155,9 @@ impl<const ROWS: usize> Table<ROWS> {
     /// Frees the objects of the list that no hazard pointer has.
     #[cold]
     pub fn sweep(&self, list: &AsideList) {
-        // Reset before the rows are read. A user that ends its use from here on requests another
-        // sweep. A user that relied on this sweep has cleared its pointer before, so the sweep sees
-        // that.
+        // Reset before the rows are read. A thread that ends its use after the reset requests
+        // another sweep. A thread that ended its use before had cleared its pointer, so this sweep
+        // sees the cleared pointer.
         self.sweep_is_due.swap(0, Ordering::AcqRel);
         let mut unused = Vec::new();
         list.lock().retain(|aside| {

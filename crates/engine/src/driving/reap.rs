@@ -144,8 +144,8 @@ pub(crate) fn interrupted(locked: &mut LockedRing) {
 }
 
 /// Completes what the devices have done, and arms interrupts for requests still in flight. Called
-/// by a driver that leaves a ring without IOPOLL. If the kernel could not take a request, the
-/// request's device arms no interrupt, and polls find nothing. After [`PATIENCE`] such polls, a
+/// by a driver that leaves a ring without IOPOLL. A device may refuse to arm its interrupt, because
+/// there may be completions, although polls find none. After [`PATIENCE`] such polls in a row, a
 /// timer polls the devices later.
 pub(crate) fn settle(locked: &mut LockedRing) {
     let mut fruitless = 0;

@@ -100,7 +100,7 @@ impl Ring {
             // thread may be asleep in another system call, on an event that only this task work
             // causes. The thread that adds the work runs it and so causes the event.
             Notification::Resume | Notification::Signal => {
-                // A waiter beside an SQ thread that polls only reads the CQ. Waking that waiter
+                // If an SQ thread polls the devices, a waiter only reads the CQ. Waking that waiter
                 // would not get the work done.
                 let wake = || self.wakers.wake_one(u32::MAX);
                 if self.is_polled_by_thread() || !self.control.sharing().leave_to_waiter(wake) {

@@ -345,7 +345,8 @@ impl RegisteredFiles {
 
 /// A table of registered files, for the other processes of a ring.
 pub(crate) struct TableForOthers {
-    /// Size of the table, and how "any free slot" is searched.
+    /// Size of the table and the slot at which the search for a free slot begins next; the range
+    /// (first, end) of that search. Each word holds two 32-bit numbers.
     pub words: [u64; 2],
     /// The files, each with its slot and its tag.
     pub items: Vec<Item>,

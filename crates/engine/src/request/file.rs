@@ -30,7 +30,7 @@ pub(crate) enum Hold {
     Registered(Arc<RegisteredFile>),
     /// A duplicate that all requests waiting for the same file share.
     Shared(Arc<SharedHold>),
-    /// A duplicate from [`KeptFiles`], which transfers on the same file share.
+    /// A duplicate from [`KeptFiles`]. All transfers on the same file share it.
     Kept(#[expect(dead_code, reason = "owned to be closed with the request")] Arc<HeldDescriptor>),
     /// A private duplicate, made when the request had to wait.
     Duplicate(#[expect(dead_code, reason = "owned to be closed with the request")] HeldDescriptor),

@@ -57,7 +57,8 @@ pub(super) struct Slot {
     pub(super) has_reported: bool,
     /// Whether the slot's requests are being woken. The slot must not be closed meanwhile.
     pub(super) firing: bool,
-    /// Whether the last try without an event (a guess of `expected`) found the file not ready.
+    /// Whether the last retry of the file's multishots came before any event (a guess of
+    /// `expected`) and found nothing.
     pub(super) had_nothing: bool,
     /// Time (a count of `Expected`) at which the file was last queued among those expected to be
     /// ready.

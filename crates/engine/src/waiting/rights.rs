@@ -291,8 +291,9 @@ impl Groups {
                 Some(member) => member,
                 None => self.enter()?,
             };
-            // A signal of libc's (as setuid(2) sends to all threads) may have changed the thread's
-            // credentials before the anchor was created. Then the loop looks the entry up again.
+            // The anchor gets the thread's credentials of now. A signal of libc, which sends one to
+            // all threads for setuid(2), may have changed them since the entry was made. Then the
+            // entry is out of date, and the loop makes another.
             if !member.group.settle()? || credentials::changes_of(member.id) == member.changes {
                 return Ok(member);
             }

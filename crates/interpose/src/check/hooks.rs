@@ -135,10 +135,10 @@ unsafe extern "C" fn realloc() {
     )
 }
 
-/// Returns the registers of the caller of a function with this frame.
+/// Returns the registers that the program had when it called a hook. `frame`: the hook's frame.
 ///
 /// # Safety
-/// `frame` must be the frame of a function below: the saved rbp, and the return address.
+/// `frame` must point to the saved rbp of a hook, which the return address follows.
 unsafe fn registers(frame: *const [u64; 2]) -> Registers {
     // SAFETY: the caller guarantees the frame.
     let [saved, instruction] = unsafe { *frame };
@@ -150,7 +150,7 @@ const DISCARDING: [u32; 3] = [linux::MADV_DONTNEED, linux::MADV_FREE, linux::MAD
 
 /// Runs before the real function, and gets that function's arguments.
 unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, frame: *const [u64; 2]) {
-    // SAFETY: the functions below pass their frame.
+    // SAFETY: the hooks pass their frame.
     let registers = unsafe { registers(frame) };
     let unmaps = |start: u64, length: u64| usring_check::releases(start, length, Kind::Unmapped, registers);
     match function {

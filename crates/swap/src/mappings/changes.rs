@@ -277,7 +277,7 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Notes that the kernel has moved or unmapped the released parts of a range.
+    /// Notes that the kernel has moved or unmapped the parts of a range that were released to it.
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {
@@ -287,7 +287,7 @@ impl Changes<'_> {
         self.set_extent();
     }
 
-    /// Notes that the kernel has extended a released part into this range.
+    /// Notes that mremap(2) has extended into this range a part that was released to the kernel.
     pub fn has_grown(&mut self, range: &Range<usize>) {
         for hole in self.space.holes(&self.within(range)) {
             self.space.keep(&hole, ExtentKind::Unmanaged);
