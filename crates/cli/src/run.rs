@@ -194,6 +194,23 @@ pub struct Options {
     )]
     pub check: Option<CheckOption>,
 
+    /// Have completions come in another order that the kernel allows, chosen by seed N.
+    ///
+    /// The kernel often completes requests in the order of submission, and promises it only for
+    /// links and drains. A program that relies on more fails rarely, and elsewhere. This option
+    /// carries requests out late, holds their completions back, and has several come at once. It
+    /// also signals eventfds without a completion, lets SQ threads sleep early, and serves IPv4 and
+    /// IPv6 sockets that are ready together in another order.
+    ///
+    /// A program with one thread that waits in io_uring_enter gets the same order again with the
+    /// same seed. Other programs may not, which usring says at the end. Try many seeds:
+    ///
+    ///     for n in $(seq 100); do usring run --order seed=$n -- ./test || break; done
+    ///
+    /// docs/testing-with-usring.md says which orders stay.
+    #[arg(long, value_name = "seed=N", value_parser = inject::parse_order, verbatim_doc_comment)]
+    pub order: Option<u64>,
+
     /// Record the changes of files in this log, for `usring crash`.
     #[arg(long, value_name = "LOG", hide = true)]
     pub record: Option<PathBuf>,
@@ -206,7 +223,7 @@ pub struct Options {
 impl Options {
     /// Returns whether the launcher stays as the program's parent, apart from swap on a back end.
     fn needs_launcher(&self) -> bool {
-        self.stats.is_some() || !self.devices.is_empty() || !self.inject.is_empty() || self.check.is_some()
+        self.stats.is_some() || !self.devices.is_empty() || has_faults(self) || self.check.is_some()
     }
 }
 
@@ -357,14 +374,20 @@ fn devices_of(
     Ok(Some(devices))
 }
 
+/// Returns whether the run has a page of rules.
+fn has_faults(options: &Options) -> bool {
+    !options.inject.is_empty() || options.order.is_some()
+}
+
 /// Enters the run's rules, and passes the path of their page to the program's processes. Returns
 /// `None` if the run has none.
 fn faults_of(options: &Options, environment: &mut Environment) -> Result<Option<Faults>, Failure> {
-    if options.inject.is_empty() {
+    if !has_faults(options) {
         return Ok(None);
     }
-    let Options { inject, seed, inject_log, .. } = options;
-    let faults = Faults::create(&Settings { options: inject, seed: *seed, log: inject_log.as_deref() })?;
+    let Options { inject, seed, inject_log, order, .. } = options;
+    let settings = Settings { options: inject, seed: *seed, log: inject_log.as_deref(), order: *order };
+    let faults = Faults::create(&settings)?;
     environment.faults(&faults.path());
     Ok(Some(faults))
 }

@@ -5,7 +5,7 @@
 //! counts go on after execve(2), and start anew in a later process with the same id.
 
 use crate::decide::{Call, Fault, Moment, decide};
-use crate::page::{Counter, Key, Page};
+use crate::page::{Counter, Key, OrderEvent, Page};
 use crate::rule::Rule;
 use crate::set::{CallSet, name_of};
 use alloc::boxed::Box;
@@ -13,7 +13,8 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt::Write;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use usring_device::random::Random;
 use usring_sys::clock::Clock;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
@@ -53,6 +54,9 @@ struct Rules {
 
 /// Makes this process apply the page's rules from now on.
 pub fn arm(page: Page) {
+    if page.order().is_some() {
+        unusual::set(Unusual::Order);
+    }
     PAGE.set(Box::leak(Box::new(page)));
     unusual::set(Unusual::Faults);
 }
@@ -182,6 +186,36 @@ pub fn remove_all_once() {
     own.into_iter().for_each(|index| {
         remove_once(index);
     });
+}
+
+/// Returns random numbers for the order of a ring's completions; `None`: the run leaves the order
+/// alone.
+pub fn order_of_ring(ring: u32) -> Option<Random> {
+    let page = PAGE.get()?;
+    let process = STATE.get_or_make(|| State::new(page)).number(page);
+    if process != 1 {
+        page.note_unsure_order();
+    }
+    Some(Random::of(page.order()?, u64::from(process) << 32 | u64::from(ring)))
+}
+
+/// Counts something that the order of completions did.
+pub fn count_order(event: OrderEvent) {
+    PAGE.get().into_iter().for_each(|page| page.count_order(event));
+}
+
+/// Notes that the seed alone does not determine the order.
+pub fn note_unsure_order() {
+    PAGE.get().into_iter().for_each(Page::note_unsure_order);
+}
+
+/// Notes that this thread submits requests whose order the seed chooses.
+pub fn note_submitter(thread: u32) {
+    static FIRST: AtomicU32 = AtomicU32::new(0);
+    let known = FIRST.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
+    if known.is_err_and(|first| first != thread) {
+        PAGE.get().into_iter().for_each(Page::note_unsure_order);
+    }
 }
 
 /// Returns whether any active rule names this call.

@@ -149,6 +149,23 @@ fn means(rule: &Rule, call: &Call<'_>, moment: &Moment) -> bool {
 }
 
 impl Fault {
+    /// A fault that changes nothing.
+    pub const NOTHING: Fault = Fault {
+        rule: 0,
+        answer: None,
+        effect: Effect::None,
+        short: None,
+        delay_enter: 0,
+        delay_exit: 0,
+        signal: None,
+        flip: None,
+        reorder: None,
+        overflow: false,
+        cancel: false,
+        spurious: false,
+        once: false,
+    };
+
     /// Returns whether the call is to be made.
     pub fn makes_call(&self) -> bool {
         self.answer.is_none() || matches!(self.effect, Effect::Done | Effect::Partial)

@@ -24,7 +24,7 @@ use usring_sys::{Errno, spread, width};
 /// First word, "usrfault".
 const MAGIC: u64 = u64::from_le_bytes(*b"usrfault");
 /// Second word. Changes with the layout.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 // Words of the header.
 const AT_MAGIC: usize = 0;
@@ -37,7 +37,11 @@ const AT_RULES: usize = 6;
 const AT_TEXT: usize = 7;
 const AT_PROCESSES: usize = 8;
 const AT_UNCOUNTED: usize = 9;
+const AT_HAS_ORDER: usize = 10;
+const AT_ORDER_SEED: usize = 11;
+const AT_ORDER_UNSURE: usize = 12;
 const AT_TRAPS: usize = 16;
+const AT_ORDER_EVENTS: usize = 24;
 const AT_LOG_LENGTH: usize = 31;
 const AT_LOG: usize = 32;
 /// Maximum length of the log's path, in bytes.
@@ -80,6 +84,34 @@ pub enum Counter {
     Faults,
     /// Not a count: the number of a process in the run.
     Process,
+}
+
+/// Something that `usring run --order` did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderEvent {
+    /// A request got its completion's place from the seed.
+    Ordered,
+    /// Such a request was also carried out late.
+    RanLate,
+    /// All requests went on at once that were held back.
+    Burst,
+    /// Sockets that became ready at the same time were served in another order.
+    Shuffled,
+    /// A ring was signalled without a completion.
+    Signalled,
+    /// An SQ thread slept before its idle time was over.
+    Slept,
+}
+
+impl OrderEvent {
+    pub const ALL: [OrderEvent; 6] = [
+        OrderEvent::Ordered,
+        OrderEvent::RanLate,
+        OrderEvent::Burst,
+        OrderEvent::Shuffled,
+        OrderEvent::Signalled,
+        OrderEvent::Slept,
+    ];
 }
 
 /// The key of a counter. Fields that a [`Counter`] does not need are 0.
@@ -194,6 +226,38 @@ impl Page {
     /// Returns how many counts were lost because the table was full.
     pub fn uncounted(&self) -> u64 {
         self.load(AT_UNCOUNTED)
+    }
+
+    /// Has completions of rings come in an order that `seed` chooses.
+    pub fn set_order(&self, seed: u64) {
+        self.store(AT_ORDER_SEED, seed);
+        self.store(AT_HAS_ORDER, 1);
+    }
+
+    /// Returns the seed by which the order of completions is chosen; `None`: it is left alone.
+    pub fn order(&self) -> Option<u64> {
+        (self.load(AT_HAS_ORDER) != 0).then(|| self.load(AT_ORDER_SEED))
+    }
+
+    /// Counts something that the order did.
+    pub fn count_order(&self, event: OrderEvent) {
+        self.0[AT_ORDER_EVENTS + event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns how often each event came.
+    pub fn order_counts(&self) -> [u64; OrderEvent::ALL.len()] {
+        OrderEvent::ALL.map(|event| self.load(AT_ORDER_EVENTS + event as usize))
+    }
+
+    /// Notes that the seed alone does not determine the order, because several threads or processes
+    /// use rings.
+    pub fn note_unsure_order(&self) {
+        self.store(AT_ORDER_UNSURE, 1);
+    }
+
+    /// Returns whether [`Page::note_unsure_order`] was called.
+    pub fn has_unsure_order(&self) -> bool {
+        self.load(AT_ORDER_UNSURE) != 0
     }
 
     /// Sets the plain calls that the run's processes trap.

@@ -94,6 +94,11 @@ pub fn send_message_call(number: i32, header: &MessageHeader, flags: u32) -> Sys
     SystemCall::new(linux::__NR_sendmsg, [width::word(number), &raw const *header as u64, u64::from(flags), 0, 0])
 }
 
+/// Returns whether the descriptor is an IPv4 or IPv6 socket.
+pub fn is_internet_socket(number: i32) -> bool {
+    matches!(option(number, SOL_SOCKET, SO_DOMAIN), Ok(AF_INET | AF_INET6))
+}
+
 /// Returns the number of bytes in a stream socket's receive queue (FIONREAD). Returns 0 if the
 /// ioctl fails.
 pub fn unread(number: i32) -> u32 {

@@ -17,6 +17,8 @@ pub enum Unusual {
     Recording = 1 << 3,
     /// Observers see each request (`usring run --check`).
     Observed = 1 << 4,
+    /// Completions come in an order that a seed chooses (`usring run --order`).
+    Order = 1 << 5,
 }
 
 static STATES: AtomicU32 = AtomicU32::new(0);

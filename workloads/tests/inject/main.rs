@@ -8,12 +8,14 @@
 //! - `control`: `usring ctl inject`, while the program runs.
 //! - `rings`: faults that only requests have, and damaged data.
 //! - `strace`: the same rules under Debian's strace.
+//! - `order`: `--order`.
 //! - `messages`: wrong rules, the report, the log and its replay.
 
 mod conditions;
 mod control;
 mod every_opcode;
 mod messages;
+mod order;
 mod own_rules;
 mod rings;
 mod strace;

@@ -41,6 +41,12 @@ pub fn parse(text: &str) -> Result<InjectOption, String> {
     Ok(InjectOption::Rule(Box::new(rule)))
 }
 
+/// Parses the value of `--order`: `seed=N`.
+pub fn parse_order(text: &str) -> Result<u64, String> {
+    let seed = text.strip_prefix("seed=").and_then(|number| number.parse().ok());
+    seed.ok_or_else(|| format!("'{text}' is not seed= with a number, such as seed=1"))
+}
+
 /// Parses the rules in a file. Empty lines, and text from ` #` on, are left out.
 fn read_file(path: &Path) -> Result<Vec<Rule>, Failure> {
     let name = path.display();
@@ -69,6 +75,8 @@ pub struct Settings<'a> {
     pub options: &'a [InjectOption],
     pub seed: Option<u64>,
     pub log: Option<&'a Path>,
+    /// The seed of `--order`.
+    pub order: Option<u64>,
 }
 
 impl Faults {
@@ -78,6 +86,9 @@ impl Faults {
         let file = mapping::memory_file(c"usring-faults", usring_inject::page::LENGTH as u64).map_err(failed)?;
         let seed = settings.seed.unwrap_or_else(|| fastrand::u32(..).into());
         let page = Page::create(&file, seed, Clock::Monotonic.now()).map_err(failed)?;
+        if let Some(seed) = settings.order {
+            page.set_order(seed);
+        }
         let mut trapped = CallSet::default();
         for option in settings.options {
             let rules = match option {
@@ -155,6 +166,37 @@ fn counts_of(page: &Page) -> Counts {
 }
 
 fn report(page: &Page) -> String {
+    match page.order() {
+        Some(seed) if page.rules().is_empty() => order_report(page, seed),
+        Some(seed) => faults_report(page) + &order_report(page, seed),
+        None => faults_report(page),
+    }
+}
+
+/// Says what `--order` did, and whether another run would do the same.
+fn order_report(page: &Page, seed: u64) -> String {
+    let [ordered, late, bursts, shuffled, signalled, slept] = page.order_counts();
+    let parts = [
+        (ordered, "completions were moved"),
+        (late, "requests also ran late"),
+        (bursts, "times all came at once"),
+        (shuffled, "times sockets were served in another order"),
+        (signalled, "signals came without a completion"),
+        (slept, "times an SQ thread slept early"),
+    ];
+    let done: Vec<_> =
+        parts.iter().filter(|(count, _)| *count != 0).map(|(count, what)| format!("{count} {what}")).collect();
+    let done = if done.is_empty() { "nothing was to be chosen".to_owned() } else { done.join(", ") };
+    let mut text = format!("usring: order by seed {seed}: {done}\n");
+    if page.has_unsure_order() {
+        text.push_str(
+            "usring: several threads or processes use rings, so another run with this seed may have another order\n",
+        );
+    }
+    text
+}
+
+fn faults_report(page: &Page) -> String {
     let counts = counts_of(page);
     let faults: u64 = counts.values().map(|[_, faults]| faults).sum();
     let seed = page.seed();

@@ -1,6 +1,6 @@
 //! The end of a request that gets a fault: its answer, and the delay before its CQE.
 
-use crate::completion::complete;
+use crate::completion::{complete, order};
 use crate::request::conditions::Deadline;
 use crate::request::fault::FaultStage;
 use crate::request::outcome::Answer;
@@ -17,7 +17,12 @@ use usring_sys::{Errno, wait, width};
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, mut answer: Answer) {
     let Some(mut pending) = request.fault.take() else { return complete::complete(locked, request, answer) };
     // A request that was cancelled, or never begun, keeps its own answer.
-    if matches!(request.progress, Progress::Refused | Progress::Unbegun) {
+    let has_own_answer = matches!(request.progress, Progress::Refused | Progress::Unbegun);
+    if pending.is_ordered {
+        let is_over = has_own_answer || matches!(pending.stage, FaultStage::Leaving(_));
+        return order::end(locked, request, pending, answer, is_over);
+    }
+    if has_own_answer {
         return complete::complete(locked, request, answer);
     }
     let fault = pending.fault;
@@ -96,10 +101,28 @@ pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry, delay: Nanose
     locked.waiting.timeouts.insert(request, Deadline { at, ..Deadline::default() }, None);
 }
 
+/// Continues a request whose time among the timers is over.
+pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
+    match &request.fault {
+        Some(pending) if pending.is_ordered => order::expire(locked, request),
+        _ => resume(locked, request),
+    }
+}
+
 /// Continues a request whose delay is over.
 pub(crate) fn resume(locked: &mut LockedRing, request: RequestEntry) {
     match request.fault.as_ref().map(|pending| pending.stage) {
         Some(FaultStage::Leaving(answer)) => complete::complete(locked, request, answer),
         _ => locked.queues.issuable.push_back(request),
+    }
+}
+
+impl LockedRing<'_> {
+    /// Signals the ring's eventfd and its descriptor, as a completion would.
+    pub(crate) fn signal_without_completion(&self) {
+        if let Some(event) = &self.notify.event_descriptor {
+            event.signal(&self.ring.memory, false);
+        }
+        self.ring.readiness.signal();
     }
 }

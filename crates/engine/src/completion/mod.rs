@@ -6,6 +6,7 @@ pub(crate) mod complete;
 pub(crate) mod event_descriptor;
 pub(crate) mod faults;
 pub(crate) mod observation;
+pub(crate) mod order;
 pub mod readiness;
 pub(crate) mod request_events;
 pub(crate) mod signal;

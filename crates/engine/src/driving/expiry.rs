@@ -48,7 +48,7 @@ pub(crate) fn expire(locked: &mut LockedRing) {
         let now = clock.now();
         while let Some(timer) = locked.waiting.timeouts.pop_expired(clock, now) {
             if timer.request.is_delayed() {
-                faults::resume(locked, timer.request);
+                faults::expire(locked, timer.request);
                 continue;
             }
             match timer.deadline.watches {

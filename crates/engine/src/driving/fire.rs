@@ -1,7 +1,7 @@
 //! Handles the events of the ring's epoll set: retries or completes the requests whose files are
 //! ready. `dispatch` decides when to ask the set.
 
-use crate::completion::{complete, readiness};
+use crate::completion::{complete, order, readiness};
 use crate::driving::reap;
 use crate::host;
 use crate::request::conditions::{Purpose, Tag, TimeSlice};
@@ -11,6 +11,7 @@ use crate::submission::issue;
 use crate::waiting::poll_table::{DEVICE_DATA, TIMER_DATA, WAKE_DATA};
 use usring_sys::descriptor;
 use usring_sys::epoll::{self, Event};
+use usring_sys::unusual::{self, Unusual};
 
 /// Events taken per epoll_wait(2). With more events, CQEs of the first files would be published
 /// later, and the program would return its provided buffers later.
@@ -46,6 +47,15 @@ fn take_events(locked: &mut LockedRing) {
 }
 
 pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
+    if unusual::has(Unusual::Order) {
+        let events = order::shuffle(locked, events);
+        return fire_in_order(locked, &events);
+    }
+    fire_in_order(locked, events);
+}
+
+#[inline(always)]
+fn fire_in_order(locked: &mut LockedRing, events: &[Event]) {
     locked.waiting.polls.expected.note_events(events.len());
     prefetch(locked, events);
     for (at, event) in events.iter().enumerate() {

@@ -17,6 +17,7 @@
 //! - `shared_work` does what other processes of a shared ring cause, and `ended` completes requests
 //!   of processes that have ended.
 //! - `batch` issues what has become issuable.
+//! - `order` chooses the order of completions (`usring run --order`).
 //! - `release` ends a batch and gives the ring back. `deferred_submit` makes the submits that may
 //!   sleep.
 
@@ -31,6 +32,7 @@ pub(crate) mod idle_watch;
 pub(crate) mod iopoll;
 mod last_thread;
 pub(crate) mod lone_poll;
+pub(crate) mod order;
 mod pace;
 pub(crate) mod reap;
 mod release;

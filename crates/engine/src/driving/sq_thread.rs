@@ -11,7 +11,7 @@
 //!
 //! So at least one of the two sees the other's store.
 
-use crate::driving::{reap, submit, task_work};
+use crate::driving::{order, reap, submit, task_work};
 use crate::host;
 use crate::ring::{Exit, Ring};
 use crate::waiting::sq_thread::SqThread;
@@ -131,7 +131,8 @@ impl SqThread {
                 // Nothing can be submitted without memory.
                 let _ = wait::nanosleep(LOW_MEMORY_PAUSE);
             }
-            if Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed) {
+            let is_early = Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed);
+            if is_early && !order::has_sq_thread_sleep() {
                 // The program chose the idle time, so this loop spins no longer than it asked for.
                 spin();
                 continue;

@@ -2,12 +2,13 @@
 //! that all opcodes share, and calls the opcode's prepare. Then passes the request to its chain, to
 //! the drain, or straight to issue.
 
-use crate::driving::batch;
+use crate::driving::{batch, order};
 use crate::request::{Progress, RequestEntry};
 use crate::ring::{LockedRing, Ring};
 use crate::submission::opcode_table::{self, Row};
 use crate::submission::{faults, issue, link, observation, recording, start};
-use usring_sys::{credentials, memory_reserve, unusual};
+use usring_sys::unusual::{self, Unusual};
+use usring_sys::{credentials, memory_reserve};
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 
 /// Submits up to `wanted` entries and returns how many it has taken from the SQ. A refused entry
@@ -38,8 +39,16 @@ pub(crate) fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     if locked.ring.is_shared() {
         locked.take_part();
     }
+    let is_ordered = unusual::has(Unusual::Order);
+    if is_ordered {
+        order::settle(locked);
+    }
     if !credentials::differ() {
-        return submit_batch::<false, true>(locked, wanted);
+        let taken = submit_batch::<false, true>(locked, wanted);
+        if is_ordered && taken != 0 {
+            order::stir(locked);
+        }
+        return taken;
     }
     // Threads have different credentials, so the requests go to the worker group of the calling
     // thread.

@@ -2,6 +2,7 @@
 //! timers itself, so a completion needs no second thread. If several threads wait, one of them
 //! leads: it sleeps on the ring's epoll set. The other waiters sleep on the sleep word, a futex.
 
+use super::order::{self, Step};
 use super::pace::Pace;
 use crate::driving::{deferred_submit, dispatch, ended, expiry, fire, lone_poll, reap, ring_watcher, task_work};
 use crate::ring::{Exit, LockedRing, Ring};
@@ -13,6 +14,7 @@ use usring_sys::kernel_aio::Waiter;
 use usring_sys::queue::Rest;
 use usring_sys::sleep::{Sleeper, Ticket, Wake};
 use usring_sys::ticks::Ticks;
+use usring_sys::unusual::{self, Unusual};
 use usring_sys::{Errno, wait};
 
 /// The conditions that end a thread's wait on a ring.
@@ -52,6 +54,11 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut ended = None;
     // The head of the CQ when this wait began. `None`: not read yet.
     let mut consumed = None;
+    if call.completions == 0 && unusual::has(Unusual::Order) {
+        let mut locked = ring.lock();
+        order::stir(&mut locked);
+        locked.release(Exit::Leave);
+    }
     loop {
         let mut locked = ring.lock();
         if locked.retired {
@@ -75,6 +82,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             continue;
         }
+        let Some(locked) = advance(ring, locked, &call)? else { continue };
         let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
             Ok(span) => span,
             // The time is up, but this wait has not polled the files yet: poll them once.
@@ -96,6 +104,28 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Has a request go on that `usring run --order` holds back, before the waiter sleeps. Returns
+/// `None`, with the lock released, if the waiter has to count its completions again.
+///
+/// Error: `EINTR` if a signal ended a pause.
+#[inline]
+fn advance<'a>(ring: &Arc<Ring>, mut locked: LockedRing<'a>, call: &WaitCall) -> Result<Option<LockedRing<'a>>, Errno> {
+    if !unusual::has(Unusual::Order) || call.deadline.is_some_and(|(clock, at)| clock.now() >= at) {
+        return Ok(Some(locked));
+    }
+    match order::advance(&mut locked) {
+        Step::Sleep => return Ok(Some(locked)),
+        Step::Again => locked.release(Exit::Leave),
+        Step::Pause => {
+            locked.release(Exit::Leave);
+            if pause(ring).is_err() {
+                return interrupted(ring).map(|()| None);
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Polls the ring's files once and releases the lock, for a waiter whose time is up.

@@ -14,7 +14,12 @@ pub(crate) struct PendingFault {
     pub whole: Option<u64>,
     /// Memory that the request reads into, if the fault damages what is read.
     pub memory: Vec<IoVector>,
+    /// The request has no fault: `usring run --order` chooses when it completes.
+    pub is_ordered: bool,
 }
+
+/// Device and inode of a regular file.
+pub(crate) type FileKey = (u64, u64);
 
 /// How far a fault is. A delayed request waits among the ring's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

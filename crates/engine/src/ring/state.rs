@@ -18,6 +18,7 @@ use crate::submission::chain::Chain;
 use crate::submission::drain::Drain;
 use crate::waiting::asks::Asks;
 use crate::waiting::device_queues::{Departing, DeviceQueues};
+use crate::waiting::order::Order;
 use crate::waiting::poll_table::PollTable;
 use crate::waiting::rights::RingRights;
 use crate::waiting::stuck_calls::StuckCalls;
@@ -78,6 +79,8 @@ pub(crate) struct Waiting {
     /// Number of io_uring_enter calls since the ring's files and timers were last polled: see
     /// [`LockedRing::is_poll_due`](super::LockedRing::is_poll_due).
     pub calls_without_poll: u32,
+    /// What `usring run --order` holds back; `None`: nothing yet.
+    pub order: Option<Box<Order>>,
 }
 
 /// Everything that the program has registered with the ring. `calls::register` fills the tables.

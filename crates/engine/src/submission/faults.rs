@@ -3,6 +3,7 @@
 //! So a process without rules pays nothing.
 
 use crate::completion::faults::{self, answer_of};
+use crate::completion::order;
 use crate::request::fault::{FaultStage, PendingFault};
 use crate::request::operation::Operation;
 use crate::request::outcome::IssueOutcome;
@@ -51,16 +52,20 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
 /// Asks the rules about a request whose `way` is known now: it was done inline, or it is about to
 /// wait for its file or for a worker.
 fn ask_for_way(locked: &mut LockedRing, request: &mut Request, way: Way) {
-    if request.fault.is_some() || !unusual::has(Unusual::Faults) {
+    let has_order = request.fault.as_ref().is_some_and(|pending| pending.is_ordered);
+    if request.fault.is_some() && !has_order || !unusual::has(Unusual::Faults) {
         return;
     }
     let Some(fault) = ask(locked, request, Some(way)) else { return };
+    if has_order {
+        order::forget(locked, request);
+    }
     // The request has already run inline. Completion applies what is left of its fault.
     let (stage, memory) = match way {
         Way::Inline => (FaultStage::Begun, members_of(&request.operation)),
         Way::Poll | Way::Worker => (FaultStage::Decided, Vec::new()),
     };
-    enter(locked, request, PendingFault { fault, stage, whole: None, memory });
+    enter(locked, request, PendingFault { fault, stage, whole: None, memory, is_ordered: false });
 }
 
 /// Attaches a fault to a request. Sends the fault's signal and its spurious notification, if it has
@@ -70,7 +75,7 @@ fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
     request.fault = Some(Box::new(pending));
     fault.signal.into_iter().for_each(|signal| raise(signal.into()));
     if fault.spurious {
-        signal_without_completion(locked);
+        locked.signal_without_completion();
     }
 }
 
@@ -82,11 +87,22 @@ pub(super) fn divert(locked: &mut LockedRing, request: &mut Request, outcome: Is
     if way == Way::Worker { begin(locked, request).unwrap_or(outcome) } else { outcome }
 }
 
-/// Begins a request's fault, if it gets one. Returns the outcome if the fault replaces or delays
-/// the request. `None`: the caller issues the request.
+/// Begins a request's fault, if it gets one, or else leaves its place in the order to the seed.
+/// Returns the outcome if the fault or the order replaces or delays the request. `None`: the caller
+/// issues the request.
 #[cold]
 #[inline(never)]
 pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
+    if let Some(outcome) = begin_fault(locked, request) {
+        return Some(outcome);
+    }
+    if unusual::has(Unusual::Order) && request.fault.is_none() && order::begin(locked, request) {
+        return Some(IssueOutcome::Delayed);
+    }
+    None
+}
+
+fn begin_fault(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if !unusual::has(Unusual::Faults) {
         return None;
     }
@@ -94,7 +110,7 @@ pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> Option<Is
         request.was_asked = true;
         if let Some(fault) = ask(locked, request, None) {
             let stage = FaultStage::Decided;
-            enter(locked, request, PendingFault { fault, stage, whole: None, memory: Vec::new() });
+            enter(locked, request, PendingFault { fault, stage, whole: None, memory: Vec::new(), is_ordered: false });
         }
     }
     let pending = request.fault.as_mut()?;
@@ -129,14 +145,6 @@ pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> Option<Is
     None
 }
 
-/// Signals the ring's eventfd and its descriptor, as a completion would.
-fn signal_without_completion(locked: &LockedRing) {
-    if let Some(event) = &locked.notify.event_descriptor {
-        event.signal(&locked.ring.memory, false);
-    }
-    locked.ring.readiness.signal();
-}
-
 /// Returns the memory that a transfer names.
 fn members_of(operation: &Operation) -> Vec<IoVector> {
     match operation {
@@ -162,8 +170,14 @@ fn raise(signal: u32) {
 
 /// Makes a request wait for its delay.
 pub(super) fn hold(locked: &mut LockedRing, request: RequestEntry) {
-    let delay = request.fault.as_ref().map_or(0, |pending| pending.fault.delay_enter);
-    faults::hold(locked, request, delay);
+    match &request.fault {
+        Some(pending) if pending.is_ordered => order::hold(locked, request),
+        Some(pending) => {
+            let delay = pending.fault.delay_enter;
+            faults::hold(locked, request, delay);
+        }
+        None => faults::hold(locked, request, 0),
+    }
 }
 
 fn ask(locked: &LockedRing, request: &mut Request, way: Option<Way>) -> Option<Fault> {

@@ -32,6 +32,7 @@ pub(crate) mod fast_poll;
 pub(crate) mod idle_threads;
 pub(crate) mod lone_wait;
 mod open_channels;
+pub(crate) mod order;
 mod poll_slot;
 pub(crate) mod poll_table;
 pub(crate) mod process_rings;

@@ -371,7 +371,7 @@ impl PollTable {
         self.sweep_at = 2 * (self.slots.len() - self.free.len()).max(32);
     }
 
-    fn slot(&mut self, tag: Tag) -> Option<&mut Slot> {
+    pub(super) fn slot(&mut self, tag: Tag) -> Option<&mut Slot> {
         let slot = self.slots.get_mut(width::low(tag) as usize)?;
         (slot.generation == (tag >> 32) as u32 && !matches!(slot.home, Home::Free)).then_some(slot)
     }

@@ -1,0 +1,212 @@
+//! Completions in an order that a seed chooses (`usring run --order`). The seed decides about the
+//! requests that a worker of the kernel's, or a device, may carry out. Each of them waits among the
+//! ring's timers until it is chosen: before it is carried out, or with its answer. `driving::order`
+//! chooses, when a thread submits or waits.
+//!
+//! # Invariants
+//! - What the kernel promises holds. A link or drain waits for a request that was not chosen, because
+//!   that request has not completed. Changes of one regular file keep their order.
+//! - A request that the kernel completes in the submitting thread, or when its file is ready, keeps
+//!   its place.
+//! - A request waits for [`limit`]. Then one is chosen, as if a thread waited.
+
+use crate::completion::{complete, faults};
+use crate::request::conditions::RequestId;
+use crate::request::fault::{FaultStage, FileKey, PendingFault};
+use crate::request::outcome::Answer;
+use crate::request::{Request, RequestEntry};
+use crate::ring::LockedRing;
+use crate::waiting::order::{Candidate, Order, number_of_event};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use usring_inject::page::OrderEvent;
+use usring_inject::{Fault, armed};
+use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::epoll::Event;
+use usring_sys::{descriptor, message};
+use usring_uapi::general::O_DIRECT;
+use usring_uapi::io_uring::IORING_SETUP_SQPOLL;
+use usring_uapi::{opcode, sqe_flags};
+
+/// Longest time, in nanoseconds, for which a request is held back while no thread waits for it.
+const LIMIT_NS: Nanoseconds = 100_000_000;
+/// Longest time, in nanoseconds, on a ring whose program may wait without a call of the ring's.
+const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
+
+/// One request in this number is carried out only when it is chosen, of those that may be.
+const LATE: u64 = 3;
+
+/// Returns how long a request is held back at most.
+fn limit(locked: &LockedRing) -> Nanoseconds {
+    let is_watched = locked.notify.event_descriptor.is_some() || locked.ring.readiness.is_polled();
+    if is_watched || locked.ring.has(IORING_SETUP_SQPOLL) { LIMIT_OF_WATCHED_NS } else { LIMIT_NS }
+}
+
+/// Returns the ring's choices, made on first use. `None`: its order is left alone. Polled rings,
+/// rings of several processes and AIO contexts keep theirs.
+pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
+    let ring = locked.ring;
+    if ring.is_polled() || ring.is_shared() || ring.has_events() || locked.closed || locked.retired {
+        return None;
+    }
+    if locked.waiting.order.is_none() {
+        locked.waiting.order = Some(Box::new(Order::new(armed::order_of_ring(ring.number)?)));
+        if ring.has(IORING_SETUP_SQPOLL) {
+            armed::note_unsure_order();
+        }
+    }
+    locked.waiting.order.as_deref_mut()
+}
+
+/// Leaves the completion of a new request to the seed, if the kernel leaves it open. Returns `true`
+/// if the request is to wait before it is carried out.
+pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
+    if !may_use_worker(request) {
+        return false;
+    }
+    let key = key_of(request);
+    let may_block = matches!(request.sqe.opcode, opcode::OPENAT | opcode::OPENAT2);
+    let Some(order) = of(locked) else { return false };
+    let waits = order.happens(LATE) || order.is_changing(key);
+    order.add(Candidate { id: request.id, key, may_block });
+    armed::count_order(OrderEvent::Ordered);
+    let stage = if waits { FaultStage::Entering } else { FaultStage::Begun };
+    if waits {
+        armed::count_order(OrderEvent::RanLate);
+    }
+    let pending = PendingFault { fault: Fault::NOTHING, stage, whole: None, memory: Vec::new(), is_ordered: true };
+    request.fault = Some(Box::new(pending));
+    waits
+}
+
+/// Returns whether a worker of the kernel's, or a device, may carry out the request, so that its
+/// completion has no fixed place. Left out are multishots, and requests that select a buffer.
+fn may_use_worker(request: &Request) -> bool {
+    if request.multishot || request.place != 0 || request.has_flag(sqe_flags::BUFFER_SELECT) {
+        return false;
+    }
+    match request.sqe.opcode {
+        opcode::NOP => request.has_flag(sqe_flags::ASYNC),
+        opcode::READV
+        | opcode::WRITEV
+        | opcode::READ
+        | opcode::WRITE
+        | opcode::READ_FIXED
+        | opcode::WRITE_FIXED
+        | opcode::READV_FIXED
+        | opcode::WRITEV_FIXED
+        | opcode::FSYNC
+        | opcode::SYNC_FILE_RANGE
+        | opcode::FALLOCATE
+        | opcode::FTRUNCATE
+        | opcode::FGETXATTR
+        | opcode::FSETXATTR => descriptor::identity(request.file.number).is_ok_and(|identity| !identity.can_wait()),
+        opcode::OPENAT
+        | opcode::OPENAT2
+        | opcode::STATX
+        | opcode::MADVISE
+        | opcode::RENAMEAT
+        | opcode::UNLINKAT
+        | opcode::MKDIRAT
+        | opcode::SYMLINKAT
+        | opcode::LINKAT
+        | opcode::GETXATTR
+        | opcode::SETXATTR => true,
+        _ => false,
+    }
+}
+
+/// Returns the key by which requests on one regular file keep their order: the kernel's workers
+/// make buffered changes of a file one after the other.
+fn key_of(request: &Request) -> Option<FileKey> {
+    if !request.properties.hashes_regular_file {
+        return None;
+    }
+    let identity = descriptor::identity(request.file.number).ok()?;
+    let is_direct = descriptor::status_flags(request.file.number).is_ok_and(|flags| flags & O_DIRECT != 0);
+    (identity.is_regular() && !is_direct).then_some((identity.device, identity.inode))
+}
+
+/// Notes that the seed no longer decides about a request.
+pub(crate) fn forget(locked: &mut LockedRing, request: &Request) {
+    if let Some(order) = &mut locked.waiting.order {
+        order.forget(request.id);
+    }
+}
+
+/// Ends a request whose completion is left to the seed. If the request was not chosen yet, holds its
+/// answer back until then. `is_over`: the answer is not held back, or no longer.
+pub(crate) fn end(
+    locked: &mut LockedRing,
+    mut request: RequestEntry,
+    mut pending: Box<PendingFault>,
+    answer: Answer,
+    is_over: bool,
+) {
+    if is_over || !of(locked).is_some_and(|order| order.has(request.id)) {
+        forget(locked, &request);
+        return complete::complete(locked, request, answer);
+    }
+    pending.stage = FaultStage::Leaving(answer);
+    request.fault = Some(pending);
+    hold(locked, request);
+}
+
+/// Has a request wait among the ring's timers until it is chosen.
+pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry) {
+    let limit = limit(locked);
+    faults::hold(locked, request, limit);
+}
+
+/// Has one request go on, which the seed chooses, because a request's time is over. While a thread
+/// chooses, time has no part in it.
+pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
+    let limit = limit(locked);
+    let Some(order) = of(locked) else { return faults::resume(locked, request) };
+    let now = Clock::Monotonic.now();
+    if now.saturating_sub(order.chosen_at) < limit {
+        return hold(locked, request);
+    }
+    match order.choose(now) {
+        Some(id) if id == request.id => faults::resume(locked, request),
+        None if !order.has(request.id) => faults::resume(locked, request),
+        chosen => {
+            if let Some(id) = chosen {
+                release(locked, id);
+            }
+            hold(locked, request);
+        }
+    }
+}
+
+/// Has a chosen request go on. A worker or a device may still have it.
+pub(crate) fn release(locked: &mut LockedRing, id: RequestId) {
+    if let Some(request) = locked.waiting.timeouts.take(id) {
+        faults::resume(locked, request);
+    }
+}
+
+/// Returns the events of the epoll set with those of IPv4 and IPv6 sockets in another order. These
+/// depend on when packets arrive. Events of other files keep their places, because the program may
+/// have caused them itself, one after the other.
+#[cold]
+#[inline(never)]
+pub(crate) fn shuffle(locked: &mut LockedRing, events: &[Event]) -> Vec<Event> {
+    let mut shuffled = events.to_vec();
+    let mut sockets = Vec::new();
+    for (index, event) in events.iter().enumerate() {
+        let number = number_of_event(&mut locked.waiting.polls, event.data);
+        if number.is_some_and(message::is_internet_socket) {
+            sockets.push(index);
+        }
+    }
+    if sockets.len() < 2 {
+        return shuffled;
+    }
+    let Some(order) = of(locked) else { return shuffled };
+    for last in (1..sockets.len()).rev() {
+        shuffled.swap(sockets[last], sockets[order.below(last + 1)]);
+    }
+    armed::count_order(OrderEvent::Shuffled);
+    shuffled
+}

@@ -1,0 +1,161 @@
+//! What `usring run --order` knows of a ring: its random numbers, and the requests whose turn has
+//! not come. `completion::order` adds requests, and `driving::order` chooses among them.
+//!
+//! # Invariants
+//! - A request is a candidate from its submission until it is chosen. So the choice does not depend
+//!   on when a worker or a device ends the request.
+//! - Of candidates with the same key, only the oldest can be chosen.
+//! - A chosen request is awaited until it completes.
+
+use super::poll_table::PollTable;
+use crate::request::conditions::{RequestId, Tag};
+use crate::request::fault::FileKey;
+use alloc::vec::Vec;
+use usring_device::random::Random;
+use usring_sys::clock::Nanoseconds;
+
+/// A request whose turn has not come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub id: RequestId,
+    /// The file whose changes the kernel makes in the order of submission, if the request is such a
+    /// change.
+    pub key: Option<FileKey>,
+    /// The request may wait for something that the program does later, such as OPENAT of a FIFO.
+    pub may_block: bool,
+}
+
+/// Longest time, in nanoseconds, for which a chosen request is awaited.
+const PATIENCE_NS: Nanoseconds = 10_000_000_000;
+/// Longest time, in nanoseconds, for which a chosen request is awaited that may block.
+const PATIENCE_OF_BLOCKING_NS: Nanoseconds = 20_000_000;
+
+/// The choices for one ring.
+pub(crate) struct Order {
+    random: Random,
+    /// In the order of their ids, which is that of submission.
+    candidates: Vec<Candidate>,
+    /// Chosen requests that have not completed yet.
+    awaited: Vec<Candidate>,
+    /// Time (monotonic clock) until which they are awaited.
+    awaited_until: Nanoseconds,
+    /// Time (monotonic clock) at which a thread last came to choose.
+    pub chosen_at: Nanoseconds,
+}
+
+impl Order {
+    pub fn new(random: Random) -> Order {
+        Order { random, candidates: Vec::new(), awaited: Vec::new(), awaited_until: 0, chosen_at: 0 }
+    }
+
+    /// Returns `true` once in `times` calls.
+    pub fn happens(&mut self, times: u64) -> bool {
+        self.random.below(times) == 0
+    }
+
+    /// Returns a number below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        usring_sys::width::size(self.random.below(end as u64))
+    }
+
+    /// Returns whether a change of this file has not completed.
+    pub fn is_changing(&self, key: Option<FileKey>) -> bool {
+        key.is_some() && self.candidates.iter().chain(&self.awaited).any(|other| other.key == key)
+    }
+
+    pub fn add(&mut self, candidate: Candidate) {
+        let at = self.candidates.partition_point(|other| other.id < candidate.id);
+        self.candidates.insert(at, candidate);
+    }
+
+    /// Returns whether a chosen request has not completed. `now`: time of the monotonic clock. After
+    /// some time such a request is no longer awaited.
+    pub fn is_awaiting(&mut self, now: Nanoseconds) -> bool {
+        if now >= self.awaited_until {
+            self.awaited.clear();
+        }
+        !self.awaited.is_empty()
+    }
+
+    /// Removes a request that completes.
+    pub fn forget(&mut self, id: RequestId) {
+        self.candidates.retain(|other| other.id != id);
+        self.awaited.retain(|other| other.id != id);
+    }
+
+    /// Returns whether the request is among the candidates.
+    pub fn has(&self, id: RequestId) -> bool {
+        self.candidates.iter().any(|other| other.id == id)
+    }
+
+    /// Chooses one of the candidates, which is then awaited. `now`: time of the monotonic clock.
+    pub fn choose(&mut self, now: Nanoseconds) -> Option<RequestId> {
+        let may_be = |index: &usize| {
+            let key = self.candidates[*index].key;
+            let mut earlier = self.candidates[..*index].iter().chain(&self.awaited);
+            key.is_none() || earlier.all(|other| other.key != key)
+        };
+        let possible: Vec<usize> = (0..self.candidates.len()).filter(may_be).collect();
+        if possible.is_empty() {
+            return None;
+        }
+        let chosen = possible[self.below(possible.len())];
+        let candidate = self.candidates.remove(chosen);
+        let patience = if candidate.may_block { PATIENCE_OF_BLOCKING_NS } else { PATIENCE_NS };
+        self.awaited_until = now.saturating_add(patience);
+        self.awaited.push(candidate);
+        Some(candidate.id)
+    }
+}
+
+/// Returns the number of the file that an event of the epoll set names; `None`: the slot has another
+/// file by now.
+pub(crate) fn number_of_event(polls: &mut PollTable, tag: Tag) -> Option<i32> {
+    polls.slot(tag).map(|slot| slot.number())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn order(seed: u64, keys: &[Option<FileKey>]) -> Order {
+        let mut order = Order::new(Random::new(seed));
+        for (id, &key) in (0..).zip(keys) {
+            order.add(Candidate { id: RequestId(id), key, may_block: false });
+        }
+        order
+    }
+
+    fn chosen(mut order: Order) -> Vec<u64> {
+        let choose = || order.choose(0).inspect(|&id| order.forget(id));
+        core::iter::from_fn(choose).map(|id| id.0).collect()
+    }
+
+    #[test]
+    fn a_seed_has_one_order_and_other_seeds_have_others() {
+        let keys = [None; 5];
+        assert_eq!(chosen(order(7, &keys)), chosen(order(7, &keys)));
+        let orders: alloc::collections::BTreeSet<_> = (0..50).map(|seed| chosen(order(seed, &keys))).collect();
+        assert!(orders.len() > 20, "{orders:?}");
+    }
+
+    #[test]
+    fn changes_of_one_file_are_chosen_in_the_order_of_submission() {
+        let (first, second) = (Some((1, 1)), Some((1, 2)));
+        for seed in 0..50 {
+            let order = chosen(order(seed, &[first, second, None, first, second]));
+            let at = |id: u64| order.iter().position(|&other| other == id);
+            assert!(at(0) < at(3) && at(1) < at(4), "{seed}: {order:?}");
+        }
+    }
+
+    #[test]
+    fn a_change_is_not_chosen_before_the_awaited_one_of_its_file_has_come_back() {
+        let key = Some((1, 1));
+        let mut order = order(1, &[key, key]);
+        let first = order.choose(0).unwrap();
+        assert!(order.choose(0).is_none());
+        order.forget(first);
+        assert_eq!(order.choose(0), Some(RequestId(1)));
+    }
+}

@@ -1,0 +1,145 @@
+//! `usring run --order`: completions in an order that a seed chooses (`programs/ordered.c`).
+
+use super::LIMIT;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use workloads::harness::{Finished, Run, Stage, World};
+
+/// The program, compiled once.
+fn ordered() -> &'static PathBuf {
+    static PROGRAM: OnceLock<(Stage, PathBuf)> = OnceLock::new();
+    &PROGRAM
+        .get_or_init(|| {
+            let stage = Stage::new();
+            let program = stage.compile("ordered.c", &["-luring", "-lpthread"]);
+            (stage, program)
+        })
+        .1
+}
+
+fn prepare(stage: &Stage, seed: u64, program: &str) -> Run {
+    let option = format!("--order=seed={seed}");
+    stage.program_with(World::Transparent, &[option], ordered()).args([program]).limit(LIMIT)
+}
+
+fn run(seed: u64, program: &str) -> Finished {
+    prepare(&Stage::new(), seed, program).finish()
+}
+
+/// Returns the order of completions that the program printed.
+fn order_of(seed: u64, program: &str) -> String {
+    run(seed, program).succeeded().stdout
+}
+
+const UNSURE: &str = "another run with this seed may have another order";
+
+#[test]
+fn a_seed_gives_a_program_with_one_thread_the_same_order_each_time() {
+    let first = order_of(1, "trace");
+    assert_eq!(first.lines().next().unwrap().split_whitespace().count(), 72, "{first}");
+    for time in 2..=100 {
+        assert_eq!(order_of(1, "trace"), first, "time {time}");
+    }
+}
+
+#[test]
+fn other_seeds_give_other_orders() {
+    let orders: BTreeSet<_> = (1..=10).map(|seed| order_of(seed, "trace")).collect();
+    assert!(orders.len() >= 9, "{orders:?}");
+}
+
+#[test]
+fn a_program_that_looks_without_waiting_gets_all_completions() {
+    for program in ["peeking", "listening"] {
+        for seed in 1..=5 {
+            let order = order_of(seed, program);
+            let numbers: BTreeSet<&str> = order.lines().next().unwrap().split_whitespace().collect();
+            assert_eq!(numbers.len(), 18, "{program} {seed}: {order}");
+        }
+    }
+}
+
+#[test]
+fn a_program_that_assumes_the_order_of_submission_is_found() {
+    Stage::new().program(World::Transparent, ordered()).args(["assumes"]).limit(LIMIT).finish().succeeded();
+    let found = (1..=5).filter(|&seed| run(seed, "assumes").status.code() == Some(1)).count();
+    assert!(found >= 3, "found by {found} of 5 seeds");
+    for seed in 1..=20 {
+        run(seed, "fixed").succeeded();
+    }
+}
+
+#[test]
+fn a_program_that_forgets_to_wake_the_sq_thread_is_found() {
+    let found = (1..=3).filter(|&seed| run(seed, "sleepy").status.code() == Some(1)).count();
+    assert!(found >= 1, "found by no seed");
+    for seed in 1..=5 {
+        run(seed, "awake").succeeded();
+    }
+}
+
+#[test]
+fn orders_that_the_kernel_keeps_stay() {
+    for seed in 1..=20 {
+        run(seed, "promised").succeeded();
+    }
+}
+
+#[test]
+fn sockets_that_are_ready_together_are_served_in_several_orders() {
+    let orders: BTreeSet<_> = (1..=5).map(|seed| order_of(seed, "sockets")).collect();
+    assert!(orders.len() >= 3, "{orders:?}");
+}
+
+#[test]
+fn completions_beyond_the_room_of_the_cq_are_not_lost() {
+    for seed in 1..=10 {
+        run(seed, "overflow").succeeded();
+    }
+}
+
+#[test]
+fn the_report_says_when_a_seed_cannot_promise_the_order() {
+    let alone = run(3, "trace").succeeded().stderr;
+    assert!(alone.contains("usring: order by seed 3: ") && alone.contains(" completions were moved"), "{alone}");
+    assert!(!alone.contains(UNSURE), "{alone}");
+    for program in ["threads", "awake"] {
+        let several = run(3, program).succeeded().stderr;
+        assert!(several.contains(UNSURE), "{program}: {several}");
+    }
+}
+
+#[test]
+fn faults_and_the_order_work_together() {
+    let options = ["--order=seed=2".to_owned(), "--inject=ring:fsync:error=EIO".to_owned()];
+    let stage = Stage::new();
+    let run = stage.program_with(World::Transparent, &options, ordered()).args(["trace"]).limit(LIMIT);
+    let said = run.finish().succeeded().stderr;
+    assert!(said.contains("8 faults were injected") && said.contains("order by seed 2"), "{said}");
+}
+
+#[test]
+fn a_wrong_seed_is_refused_before_the_program_starts() {
+    for wrong in ["7", "seed=", "seed=x", "seed=-1"] {
+        let stage = Stage::new();
+        let run = stage.program_with(World::Transparent, &[format!("--order={wrong}")], ordered()).args(["fixed"]);
+        let finished = run.limit(LIMIT).finish();
+        assert!(!finished.status.success() && finished.stdout.is_empty(), "{wrong}: {finished:?}");
+        assert!(finished.stderr.contains("seed="), "{wrong}: {finished:?}");
+    }
+}
+
+/// Programs that check what liburing's users rely on hold under every order.
+#[test]
+fn correct_programs_hold_under_twenty_seeds() {
+    let stage = Stage::new();
+    for name in ["liburing_buffers", "liburing_direct", "liburing_files", "liburing_sharing", "liburing_waiting"] {
+        let program = stage.compile(&format!("{name}.c"), &["-luring", "-lpthread"]);
+        for seed in 1..=20 {
+            let option = format!("--order=seed={seed}");
+            let finished = stage.program_with(World::Transparent, &[option], &program).limit(LIMIT * 4).finish();
+            assert!(finished.status.success(), "{name}, seed {seed}: {finished:?}");
+        }
+    }
+}
