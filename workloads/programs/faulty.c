@@ -18,6 +18,8 @@
 #define _GNU_SOURCE
 #include "ring.h"
 #include <linux/aio_abi.h>
+#include <poll.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -26,7 +28,7 @@ enum { SIZE = 4096, LATE = 20 };
 
 static unsigned char buffer[SIZE];
 static volatile sig_atomic_t signals;
-static int source, target, ends[2];
+static int source, target, ends[2], pipe_from[2], pipe_to[2];
 static struct io_uring ring;
 static aio_context_t context;
 static struct __kernel_timespec millisecond = { 0, 1000000 };
@@ -62,6 +64,26 @@ static long by_call(const char *name)
 		result = write(target, buffer, SIZE);
 	else if (is(name, "writev"))
 		result = writev(target, halves, 2);
+	else if (is(name, "read(2)"))
+		result = read(source, buffer, SIZE);
+	else if (is(name, "readv(2)"))
+		result = readv(source, halves, 2);
+	else if (is(name, "preadv2"))
+		result = preadv2(source, halves, 2, 0, RWF_HIPRI);
+	else if (is(name, "pwrite64"))
+		result = pwrite(target, buffer, SIZE, 0);
+	else if (is(name, "pwritev"))
+		result = pwritev(target, halves, 2, 0);
+	else if (is(name, "pwritev2"))
+		result = pwritev2(target, halves, 2, 0, RWF_HIPRI);
+	else if (is(name, "sendfile"))
+		result = sendfile(ends[0], source, NULL, SIZE);
+	else if (is(name, "splice"))
+		result = splice(source, NULL, pipe_to[1], NULL, SIZE, 0);
+	else if (is(name, "tee"))
+		result = tee(pipe_from[0], pipe_to[1], SIZE, 0);
+	else if (is(name, "copy_file_range"))
+		result = copy_file_range(source, NULL, target, NULL, SIZE, 0);
 	else if (is(name, "fsync"))
 		result = fsync(target);
 	else if (is(name, "openat"))
@@ -110,17 +132,26 @@ static long by_ring(const char *name, int number)
 static long by_aio(const char *name)
 {
 	struct iocb iocb = { .aio_fildes = target };
-	if (is(name, "read"))
-		iocb = (struct iocb){ .aio_lio_opcode = IOCB_CMD_PREAD, .aio_fildes = source };
-	else if (is(name, "write"))
-		iocb.aio_lio_opcode = IOCB_CMD_PWRITE;
-	else
-		iocb.aio_lio_opcode = IOCB_CMD_FSYNC;
-	if (iocb.aio_lio_opcode != IOCB_CMD_FSYNC) {
+	iocb.aio_lio_opcode = is(name, "read")	   ? IOCB_CMD_PREAD
+			      : is(name, "readv")  ? IOCB_CMD_PREADV
+			      : is(name, "write")  ? IOCB_CMD_PWRITE
+			      : is(name, "writev") ? IOCB_CMD_PWRITEV
+			      : is(name, "fdsync") ? IOCB_CMD_FDSYNC
+			      : is(name, "fsync")  ? IOCB_CMD_FSYNC
+						   : IOCB_CMD_POLL;
+	if (is(name, "read") || is(name, "readv"))
+		iocb.aio_fildes = source;
+	if (is(name, "read") || is(name, "write")) {
 		iocb.aio_buf = (uintptr_t)buffer;
 		iocb.aio_nbytes = SIZE;
+	} else if (is(name, "readv") || is(name, "writev")) {
+		iocb.aio_buf = (uintptr_t)halves;
+		iocb.aio_nbytes = 2;
+	} else if (is(name, "poll_add")) {
+		iocb.aio_fildes = ends[1];
+		iocb.aio_buf = POLLIN;
 	}
-	if (is(name, "write"))
+	if (is(name, "write") || is(name, "writev"))
 		iocb.aio_offset = lseek(target, 0, SEEK_END);
 	struct iocb *list = &iocb;
 	struct io_event event;
@@ -140,7 +171,7 @@ static int is_wrong(long result)
 
 static void call(const char *kind, const char *name, int number)
 {
-	int reads = is(name, "read") || is(name, "readv");
+	int reads = strstr(name, "read") != NULL;
 	if (reads)
 		memset(buffer, 255, SIZE);
 	long begin = milliseconds();
@@ -164,7 +195,11 @@ int main(int count, char **words)
 	HOLDS(source >= 0 && target >= 0);
 	EQUAL(pwrite(source, buffer, SIZE, 0), SIZE);
 	EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-	if (is(words[2], "recv"))
+	EQUAL(pipe(pipe_from), 0);
+	EQUAL(pipe(pipe_to), 0);
+	if (is(words[2], "tee"))
+		EQUAL(write(pipe_from[1], buffer, SIZE), SIZE);
+	if (is(words[2], "recv") || is(words[2], "poll_add"))
 		EQUAL(write(ends[0], buffer, 512), 512);
 	if (is(words[1], "ring"))
 		ring = new_ring(8, 0);

@@ -2,6 +2,7 @@
 //! calls got, by rings, plain system calls, and libaio.
 //!
 //! - `table`: every action on every kind of call.
+//! - `every_call`: every plain system call.
 //! - `every_opcode`: every opcode with the actions that all requests have.
 //! - `conditions`: which calls a rule means.
 //! - `own_rules`: rules that a program gives itself.
@@ -13,6 +14,7 @@
 
 mod conditions;
 mod control;
+mod every_call;
 mod every_opcode;
 mod messages;
 mod order;

@@ -3,7 +3,7 @@
 use crate::{run, said, said_with_times, with_rule};
 
 /// Calls by their kind. Each row: kind, name in the program, name in a rule.
-const CALLS: [(&str, &str, &str); 25] = [
+const CALLS: [(&str, &str, &str); 29] = [
     ("ring", "nop", "ring:nop"),
     ("ring", "read", "ring:read"),
     ("ring", "readv", "ring:readv"),
@@ -28,6 +28,10 @@ const CALLS: [(&str, &str, &str); 25] = [
     ("aio", "read", "aio:read"),
     ("aio", "write", "aio:write"),
     ("aio", "fsync", "aio:fsync"),
+    ("aio", "readv", "aio:readv"),
+    ("aio", "writev", "aio:pwritev"),
+    ("aio", "fdsync", "aio:fdsync"),
+    ("aio", "poll_add", "aio:poll_add"),
     ("ring", "read", "read"),
 ];
 
@@ -39,6 +43,7 @@ fn each(count: u32, action: &str, expected: impl Fn(&str, &str) -> String) {
             (_, "send") => "16",
             (_, "recv") => "8",
             (_, "timeout") => "ETIME",
+            (_, "poll_add") => "1",
             _ => "0",
         };
         let finished = with_rule(&format!("{rule}:{action}"), &format!("{kind} {name} {count}"));
@@ -104,7 +109,7 @@ fn a_signal_arrives_with_every_kind_of_call() {
     assert_eq!(run("call:fsync:signal=USR1", "call fsync 2"), "1 0; 2 0; signals 2");
 }
 
-const TRANSFERS: [(&str, &str, &str); 14] = [
+const TRANSFERS: [(&str, &str, &str); 16] = [
     ("ring", "read", "ring:read"),
     ("ring", "readv", "ring:readv"),
     ("ring", "write", "ring:write"),
@@ -119,6 +124,8 @@ const TRANSFERS: [(&str, &str, &str); 14] = [
     ("call", "recv", "recvfrom"),
     ("aio", "read", "aio:read"),
     ("aio", "write", "aio:write"),
+    ("aio", "readv", "aio:readv"),
+    ("aio", "writev", "aio:writev"),
 ];
 
 #[test]
