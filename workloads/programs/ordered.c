@@ -1,18 +1,17 @@
 /*
  * Programs whose completions may come in several orders (usring run --order).
  *
- *   ordered trace              prints the order of its completions
- *   ordered peeking            prints it too, and looks for completions without waiting
- *   ordered listening          prints it too, and waits for the ring's eventfd
- *   ordered sockets            receives from TCP connections that are ready at the same time
- *   ordered threads            two threads with a ring each
- *   ordered assumes            a bug: reads a file in parts, and takes the completions to come in the
- *                              order of submission
- *   ordered fixed              the same program, which looks at user_data
- *   ordered overflow           more reads in flight than the CQ has entries
- *   ordered sleepy             submits to an SQ thread and ignores IORING_SQ_NEED_WAKEUP
- *   ordered awake              the same program, which wakes the SQ thread
- *   ordered promised           checks the orders that the kernel keeps
+ *     ordered trace       prints the order of its completions.
+ *     ordered peeking     prints it, too, and looks for completions without waiting.
+ *     ordered listening   prints it, too, and waits for the ring's eventfd.
+ *     ordered sockets     receives from TCP connections that are ready at the same time.
+ *     ordered threads     has two threads with a ring each.
+ *     ordered assumes     reads a file in parts. Its bug: it takes the order for that of submission.
+ *     ordered fixed       is the same program, and looks at user_data.
+ *     ordered overflow    has more reads in flight than the CQ has entries.
+ *     ordered sleepy      submits to an SQ thread. Its bug: it ignores IORING_SQ_NEED_WAKEUP.
+ *     ordered awake       is the same program, and wakes the SQ thread.
+ *     ordered promised    checks the orders that the kernel keeps.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -291,7 +290,7 @@ static void submit_to_thread(int wakes)
 		if (wakes) {
 			EQUAL(io_uring_submit(&ring), 1);
 		} else {
-			/* What io_uring_submit does, but for the look at IORING_SQ_NEED_WAKEUP. */
+			/* Submits as io_uring_submit does, but ignores IORING_SQ_NEED_WAKEUP. */
 			__atomic_store_n(ring.sq.ktail, ring.sq.sqe_tail, __ATOMIC_RELEASE);
 			ring.sq.sqe_head = ring.sq.sqe_tail;
 		}

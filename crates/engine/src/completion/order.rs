@@ -4,8 +4,8 @@
 //! chooses, when a thread submits or waits.
 //!
 //! # Invariants
-//! - What the kernel promises holds. A link or drain waits for a request that was not chosen, because
-//!   that request has not completed. Changes of one regular file keep their order.
+//! - The orders that the kernel promises hold. A link or drain waits for a request that was not
+//!   chosen, because that request has not completed. Changes of one regular file keep their order.
 //! - A request that the kernel completes in the submitting thread, or when its file is ready, keeps
 //!   its place.
 //! - A request waits for [`limit`]. Then one is chosen, as if a thread waited.
@@ -134,8 +134,8 @@ pub(crate) fn forget(locked: &mut LockedRing, request: &Request) {
     }
 }
 
-/// Ends a request whose completion is left to the seed. If the request was not chosen yet, holds its
-/// answer back until then. `is_over`: the answer is not held back, or no longer.
+/// Ends a request whose completion is left to the seed. If the request was not chosen yet, holds
+/// its answer back until then. `is_over`: the answer is not held back, or no longer.
 pub(crate) fn end(
     locked: &mut LockedRing,
     mut request: RequestEntry,

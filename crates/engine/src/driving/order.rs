@@ -98,8 +98,8 @@ pub(crate) fn stir(locked: &mut LockedRing) {
 }
 
 /// Waits until the chosen requests have completed, so that what the program does next comes after
-/// them. Holds the ring's lock, which no worker needs. The wait is bounded. A request whose submit to
-/// a device waits until the lock is free is left to the next call.
+/// them. Holds the ring's lock, which no worker needs. The wait is bounded. Some submits to devices
+/// wait until the lock is free. Their requests are left to the next call.
 #[cold]
 #[inline(never)]
 pub(crate) fn settle(locked: &mut LockedRing) {

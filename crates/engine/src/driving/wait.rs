@@ -54,10 +54,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut ended = None;
     // The head of the CQ when this wait began. `None`: not read yet.
     let mut consumed = None;
-    if call.completions == 0 && unusual::has(Unusual::Order) {
-        let mut locked = ring.lock();
-        order::stir(&mut locked);
-        locked.release(Exit::Leave);
+    if call.completions == 0 {
+        stir(ring);
     }
     loop {
         let mut locked = ring.lock();
@@ -66,11 +64,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         }
         let consumed = *consumed.get_or_insert(locked.queues.cq.consumed());
         post_what_is_there(&mut locked, call.completions, &mut polled, hurries);
-        let ready = match ring.is_shared() {
-            // A CQE that came during this wait counts, even if another process has consumed it.
-            true => locked.queues.cq.published_since(consumed),
-            false => locked.queues.cq.ready(),
-        };
+        let ready = ready(&locked, consumed);
         let timed_out = *ended.get_or_insert(locked.waiting.timeouts.ended) != locked.waiting.timeouts.ended;
         let is_to_poll = call.until_devices && locked.devices.queues.in_flight() > 0;
         if ready >= call.completions || timed_out || is_to_poll {
@@ -106,7 +100,27 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     }
 }
 
-/// Has a request go on that `usring run --order` holds back, before the waiter sleeps. Returns
+/// Lets `usring run --order` choose requests for a call that waits for no completion.
+#[inline]
+fn stir(ring: &Arc<Ring>) {
+    if unusual::has(Unusual::Order) {
+        let mut locked = ring.lock();
+        order::stir(&mut locked);
+        locked.release(Exit::Leave);
+    }
+}
+
+/// Returns the number of CQEs that count for a wait. `consumed`: the CQ's head when it began.
+#[inline(always)]
+fn ready(locked: &LockedRing, consumed: u32) -> u32 {
+    match locked.ring.is_shared() {
+        // A CQE that came during this wait counts, even if another process has consumed it.
+        true => locked.queues.cq.published_since(consumed),
+        false => locked.queues.cq.ready(),
+    }
+}
+
+/// Lets a request go on that `usring run --order` holds back, before the waiter sleeps. Returns
 /// `None`, with the lock released, if the waiter has to count its completions again.
 ///
 /// Error: `EINTR` if a signal ended a pause.

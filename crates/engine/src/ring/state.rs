@@ -79,7 +79,7 @@ pub(crate) struct Waiting {
     /// Number of io_uring_enter calls since the ring's files and timers were last polled: see
     /// [`LockedRing::is_poll_due`](super::LockedRing::is_poll_due).
     pub calls_without_poll: u32,
-    /// What `usring run --order` holds back; `None`: nothing yet.
+    /// The requests that `usring run --order` holds back; `None`: there were none yet.
     pub order: Option<Box<Order>>,
 }
 

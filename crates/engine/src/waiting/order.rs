@@ -1,5 +1,5 @@
-//! What `usring run --order` knows of a ring: its random numbers, and the requests whose turn has
-//! not come. `completion::order` adds requests, and `driving::order` chooses among them.
+//! The state of `usring run --order` for a ring: its random numbers, and the requests that wait to
+//! be chosen. `completion::order` adds requests, and `driving::order` chooses among them.
 //!
 //! # Invariants
 //! - A request is a candidate from its submission until it is chosen. So the choice does not depend
@@ -68,8 +68,8 @@ impl Order {
         self.candidates.insert(at, candidate);
     }
 
-    /// Returns whether a chosen request has not completed. `now`: time of the monotonic clock. After
-    /// some time such a request is no longer awaited.
+    /// Returns whether a chosen request has not completed. `now`: time of the monotonic clock.
+    /// After some time such a request is no longer awaited.
     pub fn is_awaiting(&mut self, now: Nanoseconds) -> bool {
         if now >= self.awaited_until {
             self.awaited.clear();
@@ -108,8 +108,8 @@ impl Order {
     }
 }
 
-/// Returns the number of the file that an event of the epoll set names; `None`: the slot has another
-/// file by now.
+/// Returns the number of the file that an event of the epoll set names; `None`: the slot has
+/// another file by now.
 pub(crate) fn number_of_event(polls: &mut PollTable, tag: Tag) -> Option<i32> {
     polls.slot(tag).map(|slot| slot.number())
 }
