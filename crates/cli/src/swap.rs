@@ -121,6 +121,9 @@ impl SwapOption {
             Errno::ENOENT => format!("{path} does not exist; {make} {path}`"),
             Errno::EISDIR => format!("{path} is a folder; {make} {path}/swap`"),
             Errno::EINVAL if is_file => format!("{path} is too small to hold a page; {make} swap`"),
+            Errno::ENOSPC if is_file => {
+                format!("{path} is smaller than size= says; with create=on, usring makes it longer")
+            }
             Errno::EINVAL => format!("{path} is neither a file nor a block device; {make} swap`"),
             ETXTBSY => format!("{path} is swap space that the kernel uses; run `swapoff {path}` first"),
             Errno::EACCES | Errno::EPERM => {

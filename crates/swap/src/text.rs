@@ -139,6 +139,6 @@ mod tests {
         assert!(wrong("ram:size=1G,limit=x").contains("is not a size"));
         assert!(wrong("ram:size=1G,limit=8M,min=4K").contains("at least 128K"));
         assert!(wrong("ram:size=1G,limit=8M,mechanism=magic").contains("userfault, guard"));
-        assert!(wrong("ram,limit=8M").contains("an option should be"));
+        assert!(wrong("ram,limit=8M").contains("ram at column 1 needs size="));
     }
 }

@@ -121,7 +121,9 @@ fn a_refused_file_does_not_grow() {
     assert_eq!(refused(&format!("{},size=4M", store.text())), Refusal::HoldsData(0));
     assert_eq!(std::fs::metadata(store.path()).unwrap().size(), 5);
     std::fs::write(store.path(), "").unwrap();
-    use_all(&build(&format!("{},size=4M", store.text())).unwrap());
+    assert!(build(&format!("{},size=4M", store.text())).is_err(), "an empty file has grown unasked");
+    assert_eq!(std::fs::metadata(store.path()).unwrap().size(), 0);
+    use_all(&build(&format!("{},size=4M,create=on", store.text())).unwrap());
 }
 
 #[test]

@@ -47,6 +47,9 @@ fn a_missing_swap_file_is_made_only_with_create_on() {
     assert_eq!(swap_to(path.to_str().unwrap(), ",size=16M,create=on"), (Some(0), String::new()));
     let made = std::fs::metadata(&path).unwrap();
     assert_eq!((made.len(), made.permissions().mode() & 0o777), (16 << 20, 0o600));
+    let (status, said) = swap_to(path.to_str().unwrap(), ",size=32M");
+    assert!(status == Some(125) && said.contains("smaller than size= says; with create=on"), "{said}");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 16 << 20);
 }
 
 #[test]
