@@ -205,7 +205,7 @@ pub struct Options {
     /// A program with one thread that waits in io_uring_enter gets the same order again with the
     /// same seed. Other programs may not, which usring says at the end. Try many seeds:
     ///
-    ///     for n in $(seq 100); do usring run --order seed=$n -- ./test || break; done
+    ///   for n in $(seq 100); do usring run --order seed=$n -- ./test || break; done
     ///
     /// docs/testing-with-usring.md says which orders stay.
     #[arg(long, value_name = "seed=N", value_parser = inject::parse_order, verbatim_doc_comment)]
