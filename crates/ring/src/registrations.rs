@@ -306,7 +306,7 @@ const LENGTH_OF: usize = 16;
 const ID_OF: usize = 20;
 const IN_USE: u32 = 1 << 16;
 
-/// The buffers of classic groups: those that PROVIDE_BUFFERS has provided. The word at [`PLACE`]
+/// The buffers of classic groups: those that PROVIDE_BUFFERS has provided. The word at `PLACE`
 /// orders the buffers of a group.
 impl Registrations {
     fn provided(index: usize) -> usize {
@@ -322,7 +322,7 @@ impl Registrations {
         (0..MOST_PROVIDED).filter(|index| self.is_provided(*index, group)).count()
     }
 
-    /// Returns the index of the group's first buffer, and that buffer's word at [`PLACE`].
+    /// Returns the index of the group's first buffer, and that buffer's word at `PLACE`.
     fn first_index(&self, group: u16) -> Option<(usize, u32)> {
         let mut first: Option<(usize, u32)> = None;
         for index in (0..MOST_PROVIDED).filter(|index| self.is_provided(*index, group)) {
