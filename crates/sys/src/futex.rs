@@ -10,7 +10,6 @@
 use crate::Errno;
 use crate::clock::Nanoseconds;
 use crate::sync::AtomicU32;
-use crate::width;
 
 #[cfg(not(loom))]
 pub use machine::{wait, wait_shared, wake, wake_shared};
@@ -22,6 +21,7 @@ mod machine {
     use super::*;
     use crate::clock::{Clock, timespec};
     use crate::syscall::SystemCall;
+    use crate::width;
     use linux_raw_sys::general as linux;
 
     /// Sleeps while `word` holds `expected`, until a wake-up or for `timeout`. After `Ok` the

@@ -7,8 +7,6 @@
 //! - In a loom model each word is a loom atomic, and each eight bytes of entries are a loom cell.
 //!   So loom reports an entry that both sides access at the same time.
 
-use crate::width;
-
 pub use crate::plain::Plain;
 
 #[cfg(not(loom))]
@@ -26,6 +24,7 @@ mod machine {
     use crate::sharing::SharingWord;
     use crate::sleep::SleepWord;
     use crate::sync::{Arc, AtomicU16, AtomicU32};
+    use crate::width;
     use crate::{Errno, UserAddress, user_memory};
     use core::mem::MaybeUninit;
     use core::ops::{Deref, Range};
