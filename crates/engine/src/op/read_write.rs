@@ -191,7 +191,7 @@ pub(super) fn after_file(request: &Request, error: Errno) -> Errno {
 
 /// Makes the request hold its registered buffer until the transfer completes. If the program
 /// unregisters the buffer before that, the CQE with the buffer's tag waits for the transfer.
-fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
+pub(crate) fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.fixed_buffer.is_any() {
         let sqe = &request.sqe;
         request.fixed_buffer = match &request.operation {

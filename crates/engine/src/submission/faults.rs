@@ -4,6 +4,7 @@
 
 use crate::completion::faults::{self, answer_of};
 use crate::completion::order;
+use crate::op::read_write;
 use crate::request::fault::{FaultStage, PendingFault};
 use crate::request::operation::Operation;
 use crate::request::outcome::IssueOutcome;
@@ -39,6 +40,12 @@ pub(crate) fn have_rows() -> bool {
 /// Issues a request that may get a fault.
 fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if let Some(outcome) = begin(locked, request) {
+        let is_transfer = matches!(request.operation, Operation::ReadWrite(_));
+        if matches!(outcome, IssueOutcome::Delayed) && is_transfer && request.properties.needs_ring_at_issue {
+            // The program may unregister the buffer during the delay. An error comes back when the
+            // request is issued.
+            let _ = read_write::hold_registered_buffer(locked, request);
+        }
         return outcome;
     }
     let is_first = request.place == 0 && !request.has_flag(sqe_flags::ASYNC);
