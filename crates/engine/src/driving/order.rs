@@ -39,9 +39,7 @@ pub(crate) enum Step {
 #[inline(never)]
 pub(crate) fn advance(locked: &mut LockedRing) -> Step {
     let Some(order) = &mut locked.waiting.order else { return Step::Sleep };
-    let now = Clock::Monotonic.now();
-    order.chosen_at = now;
-    if order.is_awaiting(now) {
+    if order.is_awaiting(Clock::Monotonic.now()) {
         return Step::Pause;
     }
     if locked.waiting.polls.armed() != 0 {
@@ -81,9 +79,7 @@ fn release_one(locked: &mut LockedRing) -> bool {
 #[inline(never)]
 pub(crate) fn stir(locked: &mut LockedRing) {
     armed::note_submitter(signals::thread_id());
-    if let Some(order) = order::of(locked) {
-        order.chosen_at = Clock::Monotonic.now();
-    }
+    note_choice(locked);
     while order::of(locked).is_some_and(|order| order.happens(EARLY)) && release_one(locked) {
         settle(locked);
     }
@@ -98,21 +94,29 @@ pub(crate) fn stir(locked: &mut LockedRing) {
 }
 
 /// Waits until the chosen requests have completed, so that what the program does next comes after
-/// them. Holds the ring's lock, which no worker needs. The wait is bounded. Some submits to devices
-/// wait until the lock is free. Their requests are left to the next call.
+/// them. The wait is bounded. It holds the ring's lock, which no worker needs. But submits to
+/// devices are made without that lock. If some are due or being made, their requests are left to
+/// the next call.
 #[cold]
 #[inline(never)]
 pub(crate) fn settle(locked: &mut LockedRing) {
-    if locked.devices.queues.has_pending_submits() {
-        return;
-    }
     let is_awaiting = |locked: &mut LockedRing| {
         locked.waiting.order.as_mut().is_some_and(|order| order.is_awaiting(Clock::Monotonic.now()))
     };
-    while is_awaiting(locked) {
+    while is_awaiting(locked) && !locked.devices.queues.has_unfinished_submits() {
         let _ = wait::nanosleep(SETTLE_PAUSE_NS);
         task_work::run(locked);
         reap::reap(locked);
+        batch::run_issuable(locked);
+    }
+    note_choice(locked);
+}
+
+/// Notes that a thread is there to choose. So a slow request does not let the requests held back go
+/// on by their time limit.
+pub(super) fn note_choice(locked: &mut LockedRing) {
+    if let Some(order) = order::of(locked) {
+        order.chosen_at = Clock::Monotonic.now();
     }
 }
 

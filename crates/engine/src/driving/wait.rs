@@ -154,6 +154,9 @@ fn poll_and_release(mut locked: LockedRing) {
 /// going to sleep, also polls the files when a poll is due, at most once per wait (`polled`).
 /// `hurries`: a helper makes the deferred submits.
 fn post_what_is_there(locked: &mut LockedRing, wanted: u32, polled: &mut bool, hurries: bool) {
+    if unusual::has(Unusual::Order) {
+        order::note_choice(locked);
+    }
     bring_what_is_there(locked, wanted);
     // A waiter that goes on to sleep learns of ready files from the epoll set, so it needs no poll
     // here.

@@ -282,6 +282,12 @@ impl DeviceQueues {
         self.pending != 0 && !self.left_to_helper
     }
 
+    /// Returns whether deferred requests are pending, or a thread is submitting some without the
+    /// ring's lock.
+    pub fn has_unfinished_submits(&self) -> bool {
+        self.pending != 0 || self.channels.iter().any(|queue| queue.in_flush != 0)
+    }
+
     /// Returns whether some of the pending requests come from a backlog. Completions have made room
     /// for these, and the thread that handles those completions is hardly ever their submitter.
     pub fn has_pending_backlog(&self) -> bool {
