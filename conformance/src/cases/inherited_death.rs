@@ -8,9 +8,10 @@ use crate::cases::BROKEN_OFF;
 use crate::files;
 use crate::ring::Ring;
 use crate::shared::{self, Shared};
-use crate::sqe::{Change, nop, poll, read_at, timeout};
+use crate::sqe::{Change, cancel, nop, poll, read_at, timeout, timeout_remove};
 use crate::time::{self, milliseconds};
 use crate::transcript::Transcript;
+use usring_uapi::io_uring as u;
 
 /// How the child ends: by SIGKILL or by exit.
 #[derive(Clone, Copy)]
@@ -177,6 +178,21 @@ case!(timeout_keeps_its_time => "
     child: exit 0
     cqe 1: -ETIME
 ");
+
+/// Cancellations and TIMEOUT_REMOVE find the timeouts of a process that has ended.
+fn timeouts_are_cancelled(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        submit_and_end(t, ring, shared, end, |ring| {
+            (1..=4).for_each(|number| ring.push(timeout(&time::LONG, 0, 0, number)));
+        });
+        ring.push(timeout_remove(1, 5));
+        ring.push(cancel(2, u::IORING_ASYNC_CANCEL_ALL, 6));
+        ring.push(cancel(0, u::IORING_ASYNC_CANCEL_ANY, 7));
+        ring.submit();
+        t.sorted(&ring.wait(7));
+    });
+}
+case!(timeouts_are_cancelled => include_str!("inherited_death/timeouts_are_cancelled.txt"));
 
 /// A timeout of a process that has ended still counts the completions of other processes.
 fn counted_timeout_keeps_counting(t: &mut Transcript) {

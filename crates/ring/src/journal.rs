@@ -80,6 +80,15 @@ pub struct Held {
     place: u32,
 }
 
+/// The requests that [`Journal::take_one_from_dead`] may take over.
+#[derive(Clone, Copy, Debug)]
+pub struct FromDead {
+    /// Their `user_data`; `None`: any.
+    pub user_data: Option<u64>,
+    /// They are timeouts.
+    pub is_timeout: bool,
+}
+
 /// One process's view of a ring's journal. Only the holder of the ring's lock uses it.
 pub struct Journal {
     memory: Arc<SharedMemory>,
@@ -276,15 +285,22 @@ impl Journal {
         (JournalSlot(slot), self.user_data(slot))
     }
 
-    /// Takes over a request in flight with this `user_data` of a process that is not alive. The
-    /// caller calls [`Journal::end`] for it, and posts its CQE. `None`: there is none.
-    pub fn take_one_from_dead(&mut self, user_data: u64, is_alive: impl Fn(u32) -> bool) -> Option<JournalSlot> {
-        let is_meant = |slot: &u32| {
+    /// Takes over a request in flight of a process that is not alive, if one is `wanted`. Returns
+    /// its slot and its `user_data`. The caller calls [`Journal::end`] for it, and posts its CQE.
+    pub fn take_one_from_dead(
+        &mut self,
+        wanted: FromDead,
+        is_alive: impl Fn(u32) -> bool,
+    ) -> Option<(JournalSlot, u64)> {
+        let is_wanted = |slot: &u32| {
             let (owner, flag) = self.owner(*slot);
-            owner != self.own && !matches!(flag, HELD | POSTED) && self.user_data(*slot) == user_data
+            owner != self.own
+                && !matches!(flag, HELD | POSTED)
+                && (flag == TIMED || !wanted.is_timeout)
+                && wanted.user_data.is_none_or(|user_data| self.user_data(*slot) == user_data)
         };
-        let found = self.used().find(|slot| is_meant(slot) && !is_alive(self.owner(*slot).0))?;
-        Some(self.take_over(found).0)
+        let found = self.used().find(|slot| is_wanted(slot) && !is_alive(self.owner(*slot).0))?;
+        Some(self.take_over(found))
     }
 
     /// Takes over the requests of each process that is not alive, except those that are held back.

@@ -3,7 +3,7 @@
 //! its [`Journal`].
 #![cfg(not(loom))]
 
-use usring_ring::{CompletionQueue, Journal, JournalSlot, JournalTimer, Layout, Memory};
+use usring_ring::{CompletionQueue, FromDead, Journal, JournalSlot, JournalTimer, Layout, Memory};
 use usring_uapi::Cqe;
 
 const FIRST: u32 = 2;
@@ -186,9 +186,13 @@ fn timers_of_ended_timeouts_are_used_again() {
 #[test]
 fn one_request_of_a_dead_process_is_taken_over_by_its_user_data() {
     let (mut first, mut second, _) = halves();
-    let [one, _] = [1, 2].map(|number| begin(&mut first, number));
-    assert_eq!(second.take_one_from_dead(1, |_| true), None, "its process is alive");
-    assert_eq!(second.take_one_from_dead(3, |_| false), None);
-    assert_eq!(second.take_one_from_dead(1, |_| false), Some(one));
-    assert_eq!(user_data(second.take_from_dead(|_| false)), [2]);
+    let [one, timeout] = [1, 2].map(|number| begin(&mut first, number));
+    first.time(timeout, at(100));
+    let of = |number| FromDead { user_data: Some(number), is_timeout: false };
+    assert_eq!(second.take_one_from_dead(of(1), |_| true), None, "its process is alive");
+    assert_eq!(second.take_one_from_dead(of(3), |_| false), None);
+    let any_timeout = FromDead { user_data: None, is_timeout: true };
+    assert_eq!(second.take_one_from_dead(any_timeout, |_| false), Some((timeout, 2)));
+    assert_eq!(second.take_one_from_dead(FromDead { is_timeout: true, ..of(1) }, |_| false), None);
+    assert_eq!(second.take_one_from_dead(of(1), |_| false), Some((one, 1)));
 }

@@ -7,7 +7,7 @@ use crate::registered::{program_files, registered_buffers};
 use crate::request::conditions::CancelKey;
 use crate::ring::{Exit, LockedRing, Registered, Ring};
 use crate::submission::opcode_table;
-use crate::waiting::asks::PENDING;
+use crate::waiting::asks::{PENDING, result_of};
 use crate::waiting::workers::workers;
 use crate::waiting::{asked_changes, cancel};
 use alloc::sync::Arc;
@@ -447,8 +447,8 @@ impl Ring {
             let answer = asked_changes::begin_call(&mut locked, &key, outcome);
             locked.release(Exit::Leave);
             let outcome = match answer {
-                Some(place) => self.wait_for_answer(&place, deadline)?,
-                None => outcome,
+                Err(place) => self.wait_for_answer(&place, deadline)?,
+                Ok(outcome) => outcome,
             };
             match outcome {
                 // A worker runs the request, and its system call was interrupted. The cancellation
@@ -487,8 +487,7 @@ impl Ring {
         }
         match place.load(Ordering::Acquire) {
             PENDING => Err(ending.err().unwrap_or(Errno::EINTR)),
-            error if error < 0 => Ok(Err(Errno::new(error.unsigned_abs()))),
-            count => Ok(Ok(count)),
+            answer => Ok(result_of(answer)),
         }
     }
 }

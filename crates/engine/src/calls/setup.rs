@@ -13,13 +13,11 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
-use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::mapping::PAGE;
 
 use usring_sys::per_process;
 use usring_sys::queue::{Taker, queue};
 use usring_sys::syscall::AddressTrust;
-use usring_sys::wait::nanosleep;
 use usring_sys::{Errno, UserAddress, memory_reserve, thread, width};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
@@ -152,23 +150,13 @@ impl Ring {
         }
     }
 
-    /// Tells the observers of requests that the process ends. Waits up to 100 ms for a driver that
-    /// holds the ring's lock: the calling thread may be that driver, in a signal handler.
+    /// Tells the observers of requests that the process ends, if the ring's lock can be acquired in
+    /// time.
     pub fn end_observation(self: &Arc<Self>) {
-        const LONGEST: Nanoseconds = 100_000_000;
-        const PAUSE: Nanoseconds = 100_000;
-        if self.is_inherited() {
-            return;
-        }
-        let end = Clock::Monotonic.now() + LONGEST;
-        loop {
-            if let Ok(locked) = self.try_lock() {
-                return observation::closed(&locked);
-            }
-            if Clock::Monotonic.now() >= end {
-                return;
-            }
-            let _ = nanosleep(PAUSE);
+        if !self.is_inherited()
+            && let Some(locked) = self.lock_in_time()
+        {
+            observation::closed(&locked);
         }
     }
 

@@ -48,11 +48,10 @@ impl Ring {
     }
 
     /// Notes that this process is about to execute a program. The kernel then cancels its requests,
-    /// so no other process goes on with its timeouts. Does nothing while a thread holds the ring's
-    /// lock, because that may be the calling thread, in a signal handler.
+    /// so no other process goes on with its timeouts.
     pub fn note_exec(self: &Arc<Self>) {
         if self.is_shared()
-            && let Ok(mut locked) = self.try_lock()
+            && let Some(mut locked) = self.lock_in_time()
         {
             locked.journal().forget_timers();
             locked.release(Exit::Leave);

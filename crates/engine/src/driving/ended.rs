@@ -6,14 +6,13 @@
 //! with their process. A timeout goes on: it becomes a request of the waiter's process.
 
 use crate::driving::expiry;
-use crate::ring::{LockedRing, Queues};
+use crate::ring::LockedRing;
 use crate::submission::opcode_table;
 use crate::waiting::shared_timers;
 use usring_ring::JournalSlot;
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::process_number;
-use usring_uapi::Cqe;
 
 /// Longest sleep of a waiter, in nanoseconds, while other processes have requests in flight. After
 /// it the waiter checks whether those processes are alive.
@@ -57,26 +56,6 @@ fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> 
     request.begin(&row.properties);
     locked.adopt_timer(request, slot, &timer);
     true
-}
-
-impl LockedRing<'_> {
-    /// Cancels a request with this `user_data` of a process that has ended. Returns `false` if no
-    /// such request is in flight.
-    pub fn cancel_of_dead(&mut self, user_data: u64) -> bool {
-        let Some(slot) = self.journal().take_one_from_dead(user_data, process_number::is_alive) else { return false };
-        self.post_for_dead(slot, user_data, Errno::ECANCELED);
-        true
-    }
-
-    /// Completes a request of a process that has ended, which this process has taken over in the
-    /// journal (a shared ring's list of requests in flight).
-    pub fn post_for_dead(&mut self, slot: JournalSlot, user_data: u64, error: Errno) {
-        let Queues { journal, cq, .. } = &mut self.queues;
-        if let Some(journal) = journal {
-            journal.end(slot, 1, cq);
-        }
-        cq.post(Cqe { user_data, res: error.negative(), flags: 0 });
-    }
 }
 
 /// Returns how long a waiter of a shared ring may sleep.

@@ -129,8 +129,8 @@ pub(crate) fn update(locked: &mut LockedRing, update: TimeoutUpdate) -> Result<i
     match update {
         TimeoutUpdate::Remove { target } => remove(locked, target),
         TimeoutUpdate::Update { target, linked, absolute, span } => {
-            let (slot, deadline) = locked.waiting.timeouts.update(target, linked, absolute, span)?;
-            locked.note_timer(slot, &deadline, None);
+            let noted = locked.waiting.timeouts.update(target, linked, absolute, span)?;
+            locked.note_timer(&noted, None);
             Ok(0)
         }
     }

@@ -7,14 +7,18 @@
 //! - The driver before this one may have been in another process. Acquiring the lock then brings
 //!   this process's copies of queue positions up to date.
 
-use super::{Ring, RingState};
+use super::{Queues, Ring, RingState};
 use crate::request::Request;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::AtomicU32;
-use usring_ring::Journal;
+use usring_ring::{Journal, JournalSlot};
+use usring_sys::Errno;
+use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::process_mutex::{Guard, HeldBy, Since};
 use usring_sys::shared::View;
+use usring_sys::wait::nanosleep;
+use usring_uapi::Cqe;
 
 /// Most io_uring_enter calls in a row that find enough completions ready and so do not poll the
 /// ring's files and timers. A poll costs a system call.
@@ -54,6 +58,23 @@ impl Ring {
             self.mend(state);
         }
         self.hear_of_others(state);
+    }
+
+    /// Acquires the ring's lock, but waits for it for 100 ms at most. The calling thread may hold
+    /// it already, if a signal handler ends the process or executes a program.
+    pub(crate) fn lock_in_time(self: &Arc<Self>) -> Option<LockedRing<'_>> {
+        const LONGEST: Nanoseconds = 100_000_000;
+        const PAUSE: Nanoseconds = 100_000;
+        let end = Clock::Monotonic.now() + LONGEST;
+        loop {
+            if let Ok(locked) = self.try_lock() {
+                return Some(locked);
+            }
+            if Clock::Monotonic.now() >= end {
+                return None;
+            }
+            let _ = nanosleep(PAUSE);
+        }
     }
 }
 
@@ -121,6 +142,16 @@ impl<'a> LockedRing<'a> {
     /// Returns the journal of a shared ring: the requests without a published CQE.
     pub fn journal(&mut self) -> &mut Journal {
         self.ring.journal(&mut self.state)
+    }
+
+    /// Completes a request of a process that has ended, which this process has taken over in the
+    /// journal (a shared ring's list of requests in flight).
+    pub fn post_for_dead(&mut self, slot: JournalSlot, user_data: u64, error: Errno) {
+        let Queues { journal, cq, .. } = &mut self.queues;
+        if let Some(journal) = journal {
+            journal.end(slot, 1, cq);
+        }
+        cq.post(Cqe { user_data, res: error.negative(), flags: 0 });
     }
 
     /// Wakes sleepers for the CQEs that were published, and keeps the lock.

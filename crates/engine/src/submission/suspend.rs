@@ -9,7 +9,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::faults;
-use crate::waiting::shared_timers::deadline_of;
+use crate::waiting::timeout::Noted;
 use crate::waiting::{asked_changes, fast_poll, workers};
 use usring_inject::rule::Way;
 use usring_sys::Errno;
@@ -50,12 +50,12 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AsksProcesses => asked_changes::begin(locked, request),
         IssueOutcome::AwaitsTime => {
-            let (slot, deadline) = (request.journal, deadline_of(&request));
+            let noted = Noted::of(&request).filter(|_| locked.ring.is_shared());
             locked.waiting.timeouts.arm(request);
-            if let Some(deadline) = deadline.filter(|_| locked.ring.is_shared()) {
-                let completions = Some(deadline.completions).filter(|completions| *completions != 0);
+            if let Some(noted) = noted {
+                let completions = Some(noted.deadline.completions).filter(|completions| *completions != 0);
                 let count = completions.map(|completions| locked.waiting.timeouts.shared_count(completions));
-                locked.note_timer(slot, &deadline, count);
+                locked.note_timer(&noted, count);
                 locked.listen_for_cqes();
             }
         }

@@ -16,7 +16,7 @@ use crate::request::conditions::CancelKey;
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::waiting::asks::{Ask, Asker, Change, PENDING};
+use crate::waiting::asks::{Ask, Asker, Change, PENDING, result_of};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -37,21 +37,28 @@ pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Re
 #[cold]
 fn shared_outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     let answer = answer.unwrap_or_else(Errno::negative);
-    match Change::of(&request.operation) {
-        Some(change) if is_of_dead(locked, &change, answer) => IssueOutcome::done(0),
-        Some(change) if !others(locked, &change, answer).is_empty() => {
-            request.result = answer;
-            IssueOutcome::AsksProcesses
-        }
-        _ => IssueOutcome::done(answer),
+    let Some(change) = Change::of(&request.operation) else { return IssueOutcome::done(answer) };
+    let answer = with_dead(locked, &change, answer);
+    if others(locked, &change, answer).is_empty() {
+        return IssueOutcome::done(answer);
     }
+    request.result = answer;
+    IssueOutcome::AsksProcesses
 }
 
-/// Cancels a matching request of a process that has ended, if the change removes one request and
-/// this process has none that matches. Returns whether there was one.
-fn is_of_dead(locked: &mut LockedRing, change: &Change, answer: i32) -> bool {
-    let removed = change.removed().filter(|_| answer == Errno::ENOENT.negative());
-    removed.is_some_and(|user_data| locked.cancel_of_dead(user_data))
+/// Cancels the requests of processes that have ended which the change removes. `answer`: that of
+/// this process. Returns the answer with theirs.
+fn with_dead(locked: &mut LockedRing, change: &Change, answer: i32) -> i32 {
+    let Some(wanted) = change.of_dead().filter(|_| change.goes_on(answer)) else { return answer };
+    let mut cancelled = 0;
+    while let Some((slot, user_data)) = locked.journal().take_one_from_dead(wanted, process_number::is_alive) {
+        locked.post_for_dead(slot, user_data, Errno::ECANCELED);
+        cancelled += 1;
+        if !change.counts() {
+            return 0;
+        }
+    }
+    if cancelled == 0 { answer } else { change.together(answer, cancelled) }
 }
 
 /// Asks other processes for the change that a request makes. `request.result` is the answer of this
@@ -65,21 +72,24 @@ pub(crate) fn begin(locked: &mut LockedRing, request: RequestEntry) {
 }
 
 /// Asks other processes for a synchronous cancellation, if one of them may have a request that the
-/// key selects. `answer`: the answer of this process. Returns the word that gets the final answer.
-/// It holds [`PENDING`] until then.
+/// key selects. `answer`: the answer of this process. Returns the answer, or the word that gets it.
+/// The word holds [`PENDING`] until then.
 pub(crate) fn begin_call(
     locked: &mut LockedRing,
     key: &CancelKey,
     answer: Result<i32, Errno>,
-) -> Option<Arc<AtomicI32>> {
-    let answer = answer.unwrap_or_else(Errno::negative);
+) -> Result<Result<i32, Errno>, Arc<AtomicI32>> {
+    if !locked.ring.is_shared() {
+        return Ok(answer);
+    }
     let change = Change::Cancel(*key);
-    if !locked.ring.is_shared() || others(locked, &change, answer).is_empty() {
-        return None;
+    let answer = with_dead(locked, &change, answer.unwrap_or_else(Errno::negative));
+    if others(locked, &change, answer).is_empty() {
+        return Ok(result_of(answer));
     }
     let place = Arc::new(AtomicI32::new(PENDING));
     ask(locked, change, Asker::Call(place.clone()), answer);
-    Some(place)
+    Err(place)
 }
 
 /// Returns the other processes to ask; empty if this process's `answer` is enough. The journal

@@ -9,11 +9,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::AtomicI32;
-use usring_ring::change_slot;
+use usring_ring::{FromDead, change_slot};
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::width;
-use usring_uapi::io_uring as abi;
+use usring_uapi::{io_uring as abi, opcode};
 
 /// A cancellation or a change of requests. It selects the requests by values that mean the same in
 /// every process, such as `user_data`.
@@ -39,6 +39,11 @@ const IS_MULTISHOT: u64 = 4;
 /// Flags of a timeout's change.
 const IS_LINKED: u64 = 1;
 const IS_ABSOLUTE: u64 = 2;
+
+/// Returns a number or negative errno as a result.
+pub(crate) fn result_of(answer: i32) -> Result<i32, Errno> {
+    if answer < 0 { Err(Errno::new(answer.unsigned_abs())) } else { Ok(answer) }
+}
 
 fn first_word(kind: u64, flags: u64, number: u32) -> u64 {
     kind | flags << 8 | u64::from(number) << 32
@@ -69,18 +74,28 @@ impl Change {
         }
     }
 
-    /// Returns the `user_data` of the one request that the change removes; `None`: it is another
-    /// change.
-    pub fn removed(&self) -> Option<u64> {
-        match self {
-            Change::Cancel(key) if !key.counts() => self.user_data(),
-            Change::Poll(PollUpdate { target, user_data: None, interest: None }) => Some(*target),
-            Change::Timeout(TimeoutUpdate::Remove { target }) => Some(*target),
-            _ => None,
-        }
+    /// Returns the requests that the change removes among those of processes that have died, as the
+    /// journal selects them. `None`: it removes none, or selects them by a file or by an opcode
+    /// other than TIMEOUT.
+    pub fn of_dead(&self) -> Option<FromDead> {
+        let (user_data, is_timeout) = match self {
+            Change::Cancel(key) if key.has(abi::IORING_ASYNC_CANCEL_FD) => return None,
+            Change::Cancel(key) if key.has(abi::IORING_ASYNC_CANCEL_ANY) => (None, false),
+            Change::Cancel(key) if key.has(abi::IORING_ASYNC_CANCEL_OP) => {
+                if key.opcode != opcode::TIMEOUT {
+                    return None;
+                }
+                (self.user_data(), true)
+            }
+            Change::Cancel(_) => (self.user_data(), false),
+            Change::Poll(PollUpdate { target, user_data: None, interest: None }) => (Some(*target), false),
+            Change::Timeout(TimeoutUpdate::Remove { target }) => (Some(*target), true),
+            Change::Poll(_) | Change::Timeout(_) => return None,
+        };
+        Some(FromDead { user_data, is_timeout })
     }
 
-    fn counts(&self) -> bool {
+    pub fn counts(&self) -> bool {
         matches!(self, Change::Cancel(key) if key.counts())
     }
 
@@ -100,7 +115,7 @@ impl Change {
     }
 
     /// Returns the answer of two processes together.
-    fn together(&self, first: i32, second: i32) -> i32 {
+    pub fn together(&self, first: i32, second: i32) -> i32 {
         let count = first.max(0).saturating_add(second.max(0));
         match self.counts() {
             false => second,

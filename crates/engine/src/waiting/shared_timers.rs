@@ -2,39 +2,37 @@
 //! all processes' requests) holds the condition of each. So another process can go on with the
 //! timeouts of a process that has died.
 
+use crate::request::RequestEntry;
 use crate::request::conditions::Deadline;
 use crate::request::operation::Operation;
-use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
+use crate::waiting::timeout::Noted;
 use usring_ring::{JournalSlot, JournalTimer};
 use usring_sys::clock::Clock;
-use usring_uapi::{Sqe, opcode};
+use usring_uapi::{Sqe, opcode, sqe_flags};
 
 /// Flags of a [`JournalTimer`]: its clock, if that is not the monotonic one; whether expiry counts
 /// as success.
 const REALTIME: u32 = 1;
 const BOOTTIME: u32 = 2;
 const SUCCEEDS: u32 = 4;
-
-/// Returns the deadline of a TIMEOUT; `None` for any other request.
-pub(crate) fn deadline_of(request: &Request) -> Option<Deadline> {
-    match request.operation {
-        Operation::Timeout(deadline) => Some(deadline),
-        _ => None,
-    }
-}
+/// The timeout posts no CQE if it succeeds (IOSQE_CQE_SKIP_SUCCESS).
+const SKIPS: u32 = 8;
 
 impl LockedRing<'_> {
-    /// Records the deadline of a timeout in the journal, if it has a slot there. `count`: the
-    /// number of completions at which it ends.
-    pub fn note_timer(&mut self, slot: Option<JournalSlot>, deadline: &Deadline, count: Option<u32>) {
-        let Some(slot) = slot.filter(|_| deadline.watches.is_none()) else { return };
+    /// Records a timeout in the journal, if it has a slot there. `count`: the number of completions
+    /// at which it ends.
+    pub fn note_timer(&mut self, noted: &Noted, count: Option<u32>) {
+        let deadline = &noted.deadline;
+        let Some(slot) = noted.slot.filter(|_| deadline.watches.is_none()) else { return };
         let clock = match deadline.clock {
             Clock::Monotonic => 0,
             Clock::Realtime => REALTIME,
             Clock::Boottime => BOOTTIME,
         };
-        let flags = clock | if deadline.expiry_succeeds { SUCCEEDS } else { 0 };
+        let succeeds = if deadline.expiry_succeeds { SUCCEEDS } else { 0 };
+        let skips = if noted.sqe_flags & sqe_flags::CQE_SKIP_SUCCESS != 0 { SKIPS } else { 0 };
+        let flags = clock | succeeds | skips;
         let (at, every, repeats) = (deadline.at, deadline.repeat_every, deadline.repeats);
         self.journal().time(slot, JournalTimer { at, every, repeats, count, flags });
     }
@@ -55,6 +53,9 @@ impl LockedRing<'_> {
             expiry_succeeds: timer.flags & SUCCEEDS != 0,
             ..Deadline::default()
         };
+        if timer.flags & SKIPS != 0 {
+            request.sqe.flags |= sqe_flags::CQE_SKIP_SUCCESS;
+        }
         request.begin_operation(Operation::Timeout(deadline));
         request.journal = Some(slot);
         self.queues.drain.admit();

@@ -152,16 +152,10 @@ impl Timeouts {
     /// Sets a new deadline for the timeout with this user data (TIMEOUT_UPDATE). `linked`: searches
     /// the LINK_TIMEOUTs instead.
     ///
-    /// Returns the timeout's slot in the journal (`Request::journal`), and its new deadline.
+    /// Returns the part of the timeout that the journal holds, with the new deadline.
     ///
     /// Error: `ENOENT` if there is no such timeout.
-    pub fn update(
-        &mut self,
-        user_data: u64,
-        linked: bool,
-        absolute: bool,
-        time: Nanoseconds,
-    ) -> Result<(Option<JournalSlot>, Deadline), Errno> {
+    pub fn update(&mut self, user_data: u64, linked: bool, absolute: bool, time: Nanoseconds) -> Result<Noted, Errno> {
         let (index, key) = self
             .find(|timer| {
                 let is_it = timer.request.sqe.user_data == user_data && !timer.request.is_delayed();
@@ -179,9 +173,9 @@ impl Timeouts {
                 deadline.repeat_every = time.max(1);
             }
         }
-        let slot = timer.request.journal;
+        let noted = Noted::new(&timer.request, deadline);
         self.insert(timer.request, deadline, None);
-        Ok((slot, deadline))
+        Ok(noted)
     }
 
     pub fn pop_expired(&mut self, clock: Clock, now: Nanoseconds) -> Option<Timer> {
@@ -259,6 +253,27 @@ impl Timeouts {
     pub fn take(&mut self, id: RequestId) -> Option<RequestEntry> {
         let (index, key) = self.find(|timer| timer.request.id == id)?;
         self.remove(index, key).map(|timer| timer.request)
+    }
+}
+
+/// The part of an armed timeout that the journal of a shared ring holds.
+pub(crate) struct Noted {
+    pub slot: Option<JournalSlot>,
+    pub sqe_flags: u8,
+    pub deadline: Deadline,
+}
+
+impl Noted {
+    pub fn new(request: &Request, deadline: Deadline) -> Noted {
+        Noted { slot: request.journal, sqe_flags: request.sqe.flags, deadline }
+    }
+
+    /// Returns the part of a TIMEOUT; `None` for any other request.
+    pub fn of(request: &Request) -> Option<Noted> {
+        match request.operation {
+            Operation::Timeout(deadline) => Some(Noted::new(request, deadline)),
+            _ => None,
+        }
     }
 }
 
