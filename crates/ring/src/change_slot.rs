@@ -4,7 +4,7 @@
 //! | word | content |
 //! |---|---|
 //! | `ASKER` | number of the process that asks, 0: the slot is free |
-//! | `ASKED` | number of the process that has to make the change, 0: it has answered |
+//! | `TARGET` | number of the process that has to make the change, 0: it has answered |
 //! | `ANSWER` | the answer |
 //! | `WANTED` | 1: a process waits for the slot |
 //! | `CHANGE` | the change, which the engine encodes |
@@ -32,7 +32,7 @@ use usring_sys::sync::{Arc, Ordering};
 pub type Change = [u64; 5];
 
 const ASKER: usize = 0;
-const ASKED: usize = 4;
+const TARGET: usize = 4;
 const ANSWER: usize = 8;
 const WANTED: usize = 12;
 const CHANGE: usize = 16;
@@ -74,33 +74,33 @@ impl ChangeSlot {
         is_available
     }
 
-    /// Asks the process `asked` for a change. The caller has found the slot available.
-    pub fn ask(&self, asked: u32, change: Change) {
+    /// Asks the process `target` for a change. The caller has found the slot available.
+    pub fn ask(&self, target: u32, change: Change) {
         if !self.is_own() {
             self.set(ASKER, 0);
             (0..).step_by(8).zip(change).for_each(|(offset, word)| {
                 self.memory.write(self.start + CHANGE + offset, word);
             });
         }
-        self.set(ASKED, asked);
+        self.set(TARGET, target);
         self.set(ASKER, self.own);
     }
 
     /// Returns the change that this process is asked for.
-    pub fn asked(&self) -> Option<Change> {
-        let is_asked = self.get(ASKER) != 0 && self.get(ASKED) == self.own;
+    pub fn requested_change(&self) -> Option<Change> {
+        let is_asked = self.get(ASKER) != 0 && self.get(TARGET) == self.own;
         is_asked.then(|| core::array::from_fn(|index| self.memory.read(self.start + CHANGE + 8 * index)))
     }
 
     /// Answers the process that asks.
     pub fn answer(&self, answer: i32) {
         self.set(ANSWER, answer.cast_unsigned());
-        self.set(ASKED, 0);
+        self.set(TARGET, 0);
     }
 
     /// Returns the answer to this process; `None` if it is not there yet.
     pub fn answered(&self) -> Option<i32> {
-        let is_there = self.is_own() && self.get(ASKED) == 0;
+        let is_there = self.is_own() && self.get(TARGET) == 0;
         is_there.then(|| self.get(ANSWER).cast_signed())
     }
 

@@ -13,7 +13,7 @@ use usring_sys::sync::Arc;
 const LOCK: usize = 0;
 const STATE: usize = 4;
 const SHARING: usize = 8;
-const NEWS: usize = 12;
+const NOTICES: usize = 12;
 const CQE_LISTENER: usize = 16;
 const TIMEOUTS_ENDED: usize = 20;
 const MAKER: usize = 24;
@@ -53,7 +53,7 @@ const UNKNOWN: u32 = u32::MAX;
 pub struct Control {
     state: View<AtomicU32>,
     sharing: View<SharingWord>,
-    news: View<AtomicU32>,
+    notices: View<AtomicU32>,
     cqe_listener: View<AtomicU32>,
     timeouts_ended: View<AtomicU32>,
     maker: View<AtomicU32>,
@@ -70,7 +70,7 @@ impl Control {
         Control {
             state: word(STATE),
             sharing: View::of(memory, start + SHARING),
-            news: word(NEWS),
+            notices: word(NOTICES),
             cqe_listener: word(CQE_LISTENER),
             timeouts_ended: word(TIMEOUTS_ENDED),
             maker: word(MAKER),
@@ -86,7 +86,7 @@ impl Control {
     pub fn begin(&self, is_disabled: bool, own: u32) {
         self.state.store(if is_disabled { DISABLED } else { 0 }, Ordering::Relaxed);
         self.sharing.begin();
-        for word in [&self.news, &self.cqe_listener, &self.timeouts_ended, &self.drain, &self.polled] {
+        for word in [&self.notices, &self.cqe_listener, &self.timeouts_ended, &self.drain, &self.polled] {
             word.store(0, Ordering::Relaxed);
         }
         self.maker.store(own, Ordering::Relaxed);
@@ -209,17 +209,17 @@ impl Control {
         ChangeSlot::new(self.memory.clone(), self.start + CHANGE_SLOT, own)
     }
 
-    /// Increments the count of news: of changes by one process that concern other processes. A
+    /// Posts a notice: increments the count of changes that other processes have to handle. A
     /// process that finds the count changed looks for such changes. Returns the new count. The
     /// caller holds the ring's lock, and then wakes the other processes.
-    pub fn post_news(&self) -> u32 {
-        self.news.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    pub fn post_notice(&self) -> u32 {
+        self.notices.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// Returns the count of news. A process that was woken compares it with the count that it last
-    /// saw. It needs no lock for that.
-    pub fn news(&self) -> u32 {
-        self.news.load(Ordering::Relaxed)
+    /// Returns the count of notices. A process that was woken compares it with the count that it
+    /// last saw. It needs no lock for that.
+    pub fn notices(&self) -> u32 {
+        self.notices.load(Ordering::Relaxed)
     }
 
     /// Registers the process with the number `own` as a listener. A listener is woken for the next
@@ -231,7 +231,7 @@ impl Control {
     }
 
     /// Returns whether a process other than `own` listens for CQEs, and removes all listeners. If
-    /// it returns `true`, the caller posts news, and each listener registers again. The caller
+    /// it returns `true`, the caller posts a notice, and each listener registers again. The caller
     /// holds the ring's lock.
     pub fn take_cqe_listeners(&self, own: u32) -> bool {
         let listener = self.cqe_listener.load(Ordering::Relaxed);

@@ -80,9 +80,9 @@ pub struct Held {
     place: u32,
 }
 
-/// The requests that [`Journal::take_one_from_dead`] may take over.
+/// The orphans (requests of processes that have ended) that [`Journal::take_one_orphan`] may take.
 #[derive(Clone, Copy, Debug)]
-pub struct FromDead {
+pub struct OrphanFilter {
     /// Their `user_data`; `None`: any.
     pub user_data: Option<u64>,
     /// They are timeouts.
@@ -287,9 +287,9 @@ impl Journal {
 
     /// Takes over a request in flight of a process that is not alive, if one is `wanted`. Returns
     /// its slot and its `user_data`. The caller calls [`Journal::end`] for it, and posts its CQE.
-    pub fn take_one_from_dead(
+    pub fn take_one_orphan(
         &mut self,
-        wanted: FromDead,
+        wanted: OrphanFilter,
         is_alive: impl Fn(u32) -> bool,
     ) -> Option<(JournalSlot, u64)> {
         let is_wanted = |slot: &u32| {
@@ -306,7 +306,7 @@ impl Journal {
     /// Takes over the requests of each process that is not alive, except those that are held back.
     /// Returns the slots whose requests have no published CQE, each with its `user_data`. For each,
     /// the caller calls [`Journal::end`] and posts its CQE.
-    pub fn take_from_dead(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<(JournalSlot, u64)> {
+    pub fn take_orphans(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<(JournalSlot, u64)> {
         let mut known: Vec<(u32, bool)> = Vec::new();
         let mut taken = Vec::new();
         for slot in 0..self.top() {

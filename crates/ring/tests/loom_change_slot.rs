@@ -12,7 +12,7 @@ use usring_sys::sync::{Arc, AtomicU32, Ordering};
 
 /// The numbers of the process that asks, of the one that is asked, and of a third one.
 const ASKER: u32 = 2;
-const ASKED: u32 = 3;
+const TARGET: u32 = 3;
 const THIRD: u32 = 4;
 
 const CHANGE: Change = [1, 2, 3, 4, 5];
@@ -31,8 +31,8 @@ fn is_alive(number: u32) -> bool {
 struct Memory {
     lock: Arc<AtomicU32>,
     slot: Arc<SharedMemory>,
-    /// The count of news, with the eventfd that wakes all processes.
-    news: AtomicU32,
+    /// The count of notices, with the eventfd that wakes all processes.
+    notices: AtomicU32,
 }
 
 /// A process's side of the ring.
@@ -46,7 +46,7 @@ type Locked<'a> = Guard<'a, (), Arc<AtomicU32>>;
 
 fn memory() -> Arc<Memory> {
     let (lock, slot) = (Arc::new(AtomicU32::new(ASKER)), Arc::new(SharedMemory::model(LENGTH)));
-    Arc::new(Memory { lock, slot, news: AtomicU32::new(0) })
+    Arc::new(Memory { lock, slot, notices: AtomicU32::new(0) })
 }
 
 impl Process {
@@ -60,32 +60,32 @@ impl Process {
     fn lock(&self) -> Locked<'_> {
         self.lock.lock(|(), since| {
             if since == Since::HolderDied {
-                self.post_news();
+                self.post_notice();
                 self.wake_all();
             }
         })
     }
 
-    fn post_news(&self) {
-        self.memory.news.fetch_add(1, Ordering::Relaxed);
+    fn post_notice(&self) {
+        self.memory.notices.fetch_add(1, Ordering::Relaxed);
     }
 
     fn wake_all(&self) {
-        futex::wake_shared(&self.memory.news, u32::MAX);
+        futex::wake_shared(&self.memory.notices, u32::MAX);
     }
 
-    /// Sleeps until there are news, without a time limit.
-    fn wait(&self, heard: u32) {
-        futex::wait(&self.memory.news, heard, None).unwrap();
+    /// Sleeps until there is a new notice, without a time limit.
+    fn wait(&self, seen: u32) {
+        futex::wait(&self.memory.notices, seen, None).unwrap();
     }
 
-    /// Sleeps until there are news, or until the time limit is over.
-    fn wait_a_while(&self, heard: u32) {
-        let _ = futex::wait_shared(&self.memory.news, heard, Some(1));
+    /// Sleeps until there is a new notice, or until the time limit is over.
+    fn wait_a_while(&self, seen: u32) {
+        let _ = futex::wait_shared(&self.memory.notices, seen, Some(1));
     }
 
-    fn news(&self) -> u32 {
-        self.memory.news.load(Ordering::Relaxed)
+    fn notices(&self) -> u32 {
+        self.memory.notices.load(Ordering::Relaxed)
     }
 }
 
@@ -112,7 +112,8 @@ const LAST_STEP: u32 = 2;
 fn ask(process: &Process, death: Death) -> bool {
     let locked = process.lock();
     assert!(process.slot.is_available(is_alive));
-    let steps: [&dyn Fn(); 3] = [&|| process.slot.ask(ASKED, CHANGE), &|| process.post_news(), &|| process.wake_all()];
+    let steps: [&dyn Fn(); 3] =
+        [&|| process.slot.ask(TARGET, CHANGE), &|| process.post_notice(), &|| process.wake_all()];
     for (number, step) in (0..).zip(steps) {
         step();
         if death.comes(number, ASKER) {
@@ -127,22 +128,23 @@ fn ask(process: &Process, death: Death) -> bool {
 /// step.
 fn make_change(process: &Process, death: Death) {
     loop {
-        let heard = process.news();
+        let seen = process.notices();
         let locked = process.lock();
-        let Some(change) = process.slot.asked() else {
+        let Some(change) = process.slot.requested_change() else {
             drop(locked);
-            process.wait(heard);
+            process.wait(seen);
             continue;
         };
         assert_eq!(change, CHANGE);
-        let steps: [&dyn Fn(); 3] = [&|| process.slot.answer(ANSWER), &|| process.post_news(), &|| process.wake_all()];
+        let steps: [&dyn Fn(); 3] =
+            [&|| process.slot.answer(ANSWER), &|| process.post_notice(), &|| process.wake_all()];
         for (number, step) in (0..).zip(steps) {
-            if death.comes(number, ASKED) {
+            if death.comes(number, TARGET) {
                 return std::mem::forget(locked);
             }
             step();
         }
-        if death.comes(LAST_STEP + 1, ASKED) {
+        if death.comes(LAST_STEP + 1, TARGET) {
             std::mem::forget(locked);
         }
         return;
@@ -152,15 +154,15 @@ fn make_change(process: &Process, death: Death) {
 /// Waits for the answer. Returns `None` if the asked process has died without one.
 fn answer(process: &Process) -> Option<i32> {
     loop {
-        let heard = process.news();
+        let seen = process.notices();
         let locked = process.lock();
         let answer = process.slot.answered();
-        if answer.is_some() || !is_alive(ASKED) {
+        if answer.is_some() || !is_alive(TARGET) {
             assert!(!process.slot.free());
             return answer;
         }
         drop(locked);
-        process.wait_a_while(heard);
+        process.wait_a_while(seen);
     }
 }
 
@@ -176,7 +178,7 @@ fn a_change_is_made_and_answered() {
     bounded(|| {
         let memory = memory();
         let asked = {
-            let process = Process::new(&memory, ASKED);
+            let process = Process::new(&memory, TARGET);
             thread::spawn(move || make_change(&process, Death(None)))
         };
         let asker = Process::new(&memory, ASKER);
@@ -192,7 +194,7 @@ fn a_process_that_dies_at_any_step_of_its_answer_leaves_the_asker_waiting_for_no
         bounded(move || {
             let memory = memory();
             let asked = {
-                let process = Process::new(&memory, ASKED);
+                let process = Process::new(&memory, TARGET);
                 thread::spawn(move || make_change(&process, Death(Some(step))))
             };
             let asker = Process::new(&memory, ASKER);
@@ -208,7 +210,7 @@ fn the_asker_dies(step: u32, lock: fn(&Process) -> Locked) {
     bounded(move || {
         let memory = memory();
         let asked = {
-            let process = Process::new(&memory, ASKED);
+            let process = Process::new(&memory, TARGET);
             thread::spawn(move || make_change(&process, Death(None)))
         };
         assert!(!ask(&Process::new(&memory, ASKER), Death(Some(step))));
@@ -257,18 +259,18 @@ fn a_process_that_waits_for_the_slot_is_called_when_it_is_free() {
 /// frees the slot.
 fn use_slot(process: &Process) {
     loop {
-        let heard = process.news();
+        let seen = process.notices();
         let locked = process.lock();
         if process.slot.is_available(is_alive) {
-            process.slot.ask(ASKED, CHANGE);
+            process.slot.ask(TARGET, CHANGE);
             break;
         }
         drop(locked);
-        process.wait(heard);
+        process.wait(seen);
     }
     let _locked = process.lock();
     if process.slot.free() {
-        process.post_news();
+        process.post_notice();
         process.wake_all();
     }
 }

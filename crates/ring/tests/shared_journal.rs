@@ -3,7 +3,7 @@
 //! its [`Journal`].
 #![cfg(not(loom))]
 
-use usring_ring::{CompletionQueue, FromDead, Journal, JournalSlot, JournalTimer, Layout, Memory};
+use usring_ring::{CompletionQueue, Journal, JournalSlot, JournalTimer, Layout, Memory, OrphanFilter};
 use usring_uapi::Cqe;
 
 const FIRST: u32 = 2;
@@ -32,10 +32,10 @@ fn a_request_that_is_still_in_the_sq_was_not_taken() {
     let (mut first, mut second, cq) = halves();
     first.begin(1, TAKEN - 1).unwrap();
     second.mend(&cq, TAKEN);
-    assert_eq!(user_data(second.take_from_dead(|_| false)), [1], "its entry has left the SQ");
+    assert_eq!(user_data(second.take_orphans(|_| false)), [1], "its entry has left the SQ");
     first.begin(2, TAKEN).unwrap();
     second.mend(&cq, TAKEN);
-    assert_eq!(user_data(second.take_from_dead(|_| false)), [0; 0]);
+    assert_eq!(user_data(second.take_orphans(|_| false)), [0; 0]);
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn a_cqe_that_was_not_published_does_not_end_its_request() {
     }
     cq.catch_up();
     second.mend(&cq, TAKEN);
-    assert_eq!(user_data(second.take_from_dead(|_| false)), [2]);
+    assert_eq!(user_data(second.take_orphans(|_| false)), [2]);
 }
 
 /// A CQE in the backlog is published as soon as it is added. The process may die before or after
@@ -70,7 +70,7 @@ fn a_cqe_in_the_backlog_ends_its_request_once() {
     first.end(lost, 1, &cq);
     cq.catch_up();
     second.mend(&cq, TAKEN);
-    assert_eq!(user_data(second.take_from_dead(|_| false)), [2]);
+    assert_eq!(user_data(second.take_orphans(|_| false)), [2]);
 }
 
 /// The process has died between the CQE of a zero-copy send and its notification.
@@ -85,7 +85,7 @@ fn a_request_whose_last_cqe_is_missing_has_not_ended() {
     cq.post(Cqe::default());
     cq.catch_up();
     second.mend(&cq, TAKEN);
-    assert_eq!(user_data(second.take_from_dead(|_| false)), [1]);
+    assert_eq!(user_data(second.take_orphans(|_| false)), [1]);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn held_requests_of_a_dead_process_stay_until_their_turn() {
     first.hold_member(member, place);
     first.hold(head, place, true);
     drop(first);
-    assert_eq!(second.take_from_dead(|_| false), [(armed, 3)]);
+    assert_eq!(second.take_orphans(|_| false), [(armed, 3)]);
     second.end(armed, 1, &cq);
     cq.post(Cqe::default());
     let held = second.first_held().unwrap();
@@ -131,7 +131,7 @@ fn members_without_a_held_head_are_taken_from_a_dead_process() {
     let [head, member] = [1, 2].map(|number| begin(&mut first, number));
     first.hold_member(member, first.last_place());
     drop(first);
-    assert_eq!(second.take_from_dead(|_| false), [(head, 1), (member, 2)]);
+    assert_eq!(second.take_orphans(|_| false), [(head, 1), (member, 2)]);
     assert!(second.first_held().is_none());
 }
 
@@ -149,9 +149,9 @@ fn a_timeout_keeps_its_condition_when_its_process_dies() {
     first.time(timeout, at(100));
     first.time(timeout, at(200));
     assert!(first.is_any_in_flight());
-    assert_eq!(second.take_from_dead(|_| false), [(timeout, 1), (other, 2)]);
+    assert_eq!(second.take_orphans(|_| false), [(timeout, 1), (other, 2)]);
     assert_eq!((second.timer(timeout), second.timer(other)), (Some(at(200)), None));
-    assert_eq!(second.take_from_dead(|_| false), [], "both are the second process's now");
+    assert_eq!(second.take_orphans(|_| false), [], "both are the second process's now");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn forgotten_timers_leave_ordinary_requests() {
     assert_eq!(second.timer(timeout), Some(at(100)), "it is the first process's");
     first.forget_timers();
     assert_eq!(second.timer(timeout), None);
-    assert_eq!(second.take_from_dead(|_| false), [(timeout, 1)]);
+    assert_eq!(second.take_orphans(|_| false), [(timeout, 1)]);
 }
 
 #[test]
@@ -188,11 +188,11 @@ fn one_request_of_a_dead_process_is_taken_over_by_its_user_data() {
     let (mut first, mut second, _) = halves();
     let [one, timeout] = [1, 2].map(|number| begin(&mut first, number));
     first.time(timeout, at(100));
-    let of = |number| FromDead { user_data: Some(number), is_timeout: false };
-    assert_eq!(second.take_one_from_dead(of(1), |_| true), None, "its process is alive");
-    assert_eq!(second.take_one_from_dead(of(3), |_| false), None);
-    let any_timeout = FromDead { user_data: None, is_timeout: true };
-    assert_eq!(second.take_one_from_dead(any_timeout, |_| false), Some((timeout, 2)));
-    assert_eq!(second.take_one_from_dead(FromDead { is_timeout: true, ..of(1) }, |_| false), None);
-    assert_eq!(second.take_one_from_dead(of(1), |_| false), Some((one, 1)));
+    let of = |number| OrphanFilter { user_data: Some(number), is_timeout: false };
+    assert_eq!(second.take_one_orphan(of(1), |_| true), None, "its process is alive");
+    assert_eq!(second.take_one_orphan(of(3), |_| false), None);
+    let any_timeout = OrphanFilter { user_data: None, is_timeout: true };
+    assert_eq!(second.take_one_orphan(any_timeout, |_| false), Some((timeout, 2)));
+    assert_eq!(second.take_one_orphan(OrphanFilter { is_timeout: true, ..of(1) }, |_| false), None);
+    assert_eq!(second.take_one_orphan(of(1), |_| false), Some((one, 1)));
 }

@@ -3,7 +3,7 @@
 use crate::driving::wait::{self, WaitCall};
 use crate::driving::{cq_wait, dispatch, iopoll, submit};
 use crate::ring::{Exit, LockedRing, Ring};
-use crate::waiting::asked_changes;
+use crate::waiting::ask_processes;
 use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
@@ -30,9 +30,9 @@ const REGISTERED_WAIT_SIZE: u64 = 64;
 const SIGNAL_SET_SIZE: u64 = 8;
 const MICROSECOND: u64 = 1000;
 /// Longest time, in nanoseconds, that io_uring_enter(2) waits for answers of other processes. One
-/// of its requests may have asked them to cancel or change requests (`waiting::asks`). A stopped
-/// process does not answer.
-const LONGEST_ASK: Nanoseconds = 100_000_000;
+/// of its requests may have asked them to cancel or change requests (`waiting::remote_changes`). A
+/// stopped process does not answer.
+const LONGEST_REMOTE_CHANGE: Nanoseconds = 100_000_000;
 
 /// The arguments of io_uring_enter(2), except the descriptor.
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,28 +96,28 @@ impl Ring {
     #[cold]
     #[inline(never)]
     fn submit_unusual<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, call: &EnterCall) -> Result<u32, Errno> {
-        let first_ask = locked.waiting.asks.next_number();
+        let first_number = locked.waiting.remote_changes.next_number();
         let taken = submit::submit_unusual(&mut locked, call.to_submit);
         dispatch::go_on_a_while(&mut locked);
-        let asks = first_ask..locked.waiting.asks.next_number();
-        if locked.waiting.asks.has(&asks) {
-            locked = self.wait_for_answers(locked, &asks);
+        let numbers = first_number..locked.waiting.remote_changes.next_number();
+        if locked.waiting.remote_changes.has(&numbers) {
+            locked = self.wait_for_answers(locked, &numbers);
         }
         self.end_enter(locked, taken, call)
     }
 
-    /// Waits until other processes have answered the asks with the numbers `asks`, at most for
-    /// [`LONGEST_ASK`]. An ask makes another process cancel or change one of its requests, for a
-    /// request that this call has submitted. That request then has its CQE when the call returns,
-    /// as with the kernel.
-    fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, asks: &Range<u64>) -> LockedRing<'a> {
-        let end = Clock::Monotonic.now() + LONGEST_ASK;
-        while locked.waiting.asks.has(asks) && Clock::Monotonic.now() < end {
+    /// Waits until other processes have answered the remote changes with these numbers, at most for
+    /// [`LONGEST_REMOTE_CHANGE`]. A remote change makes another process cancel or change one of its
+    /// requests, for a request that this call has submitted. That request then has its CQE when the
+    /// call returns, as with the kernel.
+    fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, numbers: &Range<u64>) -> LockedRing<'a> {
+        let end = Clock::Monotonic.now() + LONGEST_REMOTE_CHANGE;
+        while locked.waiting.remote_changes.has(numbers) && Clock::Monotonic.now() < end {
             locked.release(Exit::Leave);
             let paused = wait::pause(self);
             locked = self.lock();
             // The asked process may have died.
-            asked_changes::proceed(&mut locked);
+            ask_processes::proceed(&mut locked);
             if paused.is_err() {
                 break;
             }

@@ -7,9 +7,9 @@ use crate::registered::{program_files, registered_buffers};
 use crate::request::conditions::CancelKey;
 use crate::ring::{Exit, LockedRing, Registered, Ring};
 use crate::submission::opcode_table;
-use crate::waiting::asks::{PENDING, result_of};
+use crate::waiting::remote_changes::{PENDING, result_of};
 use crate::waiting::workers::workers;
-use crate::waiting::{asked_changes, cancel};
+use crate::waiting::{ask_processes, cancel};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicI32, Ordering};
 use usring_sys::clock::{self, Clock, Nanoseconds};
@@ -444,7 +444,7 @@ impl Ring {
             let mut locked = self.lock();
             let outcome = cancel::cancel(&mut locked, &key);
             batch::run_issuable(&mut locked);
-            let answer = asked_changes::begin_call(&mut locked, &key, outcome);
+            let answer = ask_processes::begin_call(&mut locked, &key, outcome);
             locked.release(Exit::Leave);
             let outcome = match answer {
                 Err(place) => self.wait_for_answer(&place, deadline)?,
@@ -482,7 +482,7 @@ impl Ring {
         }
         if ending.is_err() {
             let mut locked = self.lock();
-            asked_changes::withdraw(&mut locked, place);
+            ask_processes::withdraw(&mut locked, place);
             locked.release(Exit::Leave);
         }
         match place.load(Ordering::Acquire) {

@@ -7,7 +7,7 @@ use crate::host;
 use crate::request::Request;
 use crate::ring::{Queues, Ring, RingState};
 use crate::waiting::device_queues::Departing;
-use crate::waiting::{asked_changes, fast_poll, process_rings, workers};
+use crate::waiting::{ask_processes, fast_poll, process_rings, workers};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -174,7 +174,7 @@ impl Ring {
         locked.queues.taker.seal();
         while locked.waiting.polls.extract(|_| true).is_some() {}
         drop(locked.waiting.timeouts.take_all());
-        asked_changes::forget(&mut locked);
+        ask_processes::forget(&mut locked);
         workers::break_off(self);
         locked.waiting.rights.forget();
         locked.queues.issuable.clear();

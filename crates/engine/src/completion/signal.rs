@@ -75,7 +75,7 @@ impl Readiness {
 
     /// Clears the announcement of work, because the ring's owner is about to look for work.
     #[inline]
-    pub fn hear(&self) {
+    pub fn clear_announcement(&self) {
         if self.announced.load(Ordering::Relaxed) {
             self.announced.store(false, Ordering::SeqCst);
         }

@@ -28,13 +28,13 @@ const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 /// to publish or to start: the caller then finishes the batch.
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
-    let ended = locked.journal().take_from_dead(process_number::is_alive);
+    let ended = locked.journal().take_orphans(process_number::is_alive);
     let mut goes_on = false;
     for (slot, user_data) in ended {
         if adopt_timeout(locked, slot, user_data) {
             goes_on = true;
         } else {
-            locked.post_for_dead(slot, user_data, Errno::ECANCELED);
+            locked.complete_orphan(slot, user_data, Errno::ECANCELED);
         }
     }
     if goes_on {
@@ -72,7 +72,7 @@ pub(crate) fn between_looks(locked: &LockedRing) -> Option<Nanoseconds> {
     if !locked.ring.is_shared() {
         return None;
     }
-    if locked.queues.drain.has_deferred() || !locked.waiting.asks.is_empty() {
+    if locked.queues.drain.has_deferred() || !locked.waiting.remote_changes.is_empty() {
         return Some(BETWEEN_LOOKS);
     }
     locked.ring.readiness.is_polled().then_some(LONGEST_SLEEP)

@@ -128,7 +128,7 @@ impl Watcher {
             for event in &events[..count] {
                 match event.data {
                     WAKE_EVENT => run_tasks(mailbox),
-                    CALLED_BY_PROCESS => process_rings::with_news().iter().for_each(call),
+                    CALLED_BY_PROCESS => process_rings::with_unseen_notices().iter().for_each(call),
                     LAST_THREAD => last_thread.has_ended(&self.set, LAST_THREAD),
                     id => self.drive(id),
                 }
@@ -162,7 +162,7 @@ impl Watcher {
 
 /// Runs the mailbox's tasks. Also does what newly shared rings and changed credentials require.
 fn run_tasks(mailbox: &Mailbox) {
-    mailbox.hear();
+    mailbox.drain();
     if tasks().take_change() {
         groups().sweep();
     }
@@ -223,7 +223,7 @@ fn take_over_waits(locked: &mut LockedRing) {
     if locked.devices.queues.in_flight() != 0 && !locked.waiters_poll_devices() && !ring.defers_task_work() {
         reap::settle(locked);
     }
-    if ring.defers_task_work() && !hears_announcements(locked) {
+    if ring.defers_task_work() && !watches_announcements(locked) {
         return;
     }
     if locked.waiting.polls.armed() != 0 && idle_watch::take_care(locked) {
@@ -238,7 +238,7 @@ fn take_over_waits(locked: &mut LockedRing) {
 
 /// Returns whether the owner of a ring that defers task work can be notified of work while it is
 /// not inside: by TASKRUN_FLAG, the ring's descriptor, or an eventfd.
-fn hears_announcements(locked: &LockedRing) -> bool {
+fn watches_announcements(locked: &LockedRing) -> bool {
     let ring = locked.ring;
     ring.has(abi::IORING_SETUP_TASKRUN_FLAG) || ring.readiness.is_watched() || locked.notify.event_descriptor.is_some()
 }

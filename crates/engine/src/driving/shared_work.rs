@@ -1,14 +1,14 @@
-//! The work that other processes of a shared ring cause. They die, or post news: they announce a
-//! change that this process has to handle (`waiting::process_rings`).
+//! The work that other processes of a shared ring cause. They die, or post a notice: they announce
+//! a change that this process has to handle (`waiting::process_rings`).
 
 use crate::driving::{batch, ended};
 use crate::op::{poll, timeout};
 use crate::ring::LockedRing;
-use crate::waiting::asks::Change;
-use crate::waiting::{asked_changes, cancel};
+use crate::waiting::remote_changes::Change;
+use crate::waiting::{ask_processes, cancel};
 use usring_sys::Errno;
 
-/// Handles the news of a shared ring, which are changes by other processes:
+/// Handles the notices of a shared ring, which announce changes by other processes:
 ///
 /// - The first time, prepares this process for the shared ring.
 /// - Makes the change that another process asks for.
@@ -19,10 +19,10 @@ use usring_sys::Errno;
 #[cold]
 pub(crate) fn look(locked: &mut LockedRing) {
     locked.take_part();
-    make_asked_change(locked);
+    make_requested_change(locked);
     if ended::between_looks(locked).is_some() {
         ended::complete(locked);
-        asked_changes::proceed(locked);
+        ask_processes::proceed(locked);
         locked.signal_own_pollers();
     } else if locked.queues.drain.is_active() {
         locked.release_held();
@@ -31,9 +31,9 @@ pub(crate) fn look(locked: &mut LockedRing) {
 }
 
 /// Makes the change that another process asks for, and answers.
-fn make_asked_change(locked: &mut LockedRing) {
+fn make_requested_change(locked: &mut LockedRing) {
     let slot = locked.ring.control.change_slot(locked.ring.process_number());
-    let Some(words) = slot.asked() else { return };
+    let Some(words) = slot.requested_change() else { return };
     let answer = match Change::decode(words) {
         Some(Change::Cancel(key)) => cancel::cancel(locked, &key),
         Some(Change::Poll(update)) => poll::update(locked, update),

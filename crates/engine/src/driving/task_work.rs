@@ -142,11 +142,11 @@ fn show_deferred(ring: &Ring) {
 
 /// Clears the announcements of work, because the owner is about to look for all work. A thread that
 /// adds more work later announces it again.
-pub(crate) fn hear_announcement(locked: &LockedRing) {
+pub(crate) fn clear_announcement(locked: &LockedRing) {
     if locked.ring.memory.flags() & abi::IORING_SQ_TASKRUN != 0 {
         locked.queues.sq.clear_flag(abi::IORING_SQ_TASKRUN);
     }
-    locked.ring.readiness.hear();
+    locked.ring.readiness.clear_announcement();
 }
 
 /// Runs waiting work, unless a thread of this process drives the ring. That driver checks for work
@@ -226,7 +226,7 @@ fn run_for(locked: &mut LockedRing, limit: u32) {
 
 #[inline(never)]
 fn run_batch(locked: &mut LockedRing, limit: u32) {
-    hear_announcement(locked);
+    clear_announcement(locked);
     let mut by_worker = false;
     for _ in 0..limit {
         let Some(request) = locked.queues.taker.take() else { break };

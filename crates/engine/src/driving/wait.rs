@@ -175,7 +175,7 @@ fn post_what_is_there(locked: &mut LockedRing, wanted: u32, polled: &mut bool, h
 
 /// Completes finished work, and retries requests whose files are known or expected to be ready.
 fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
-    task_work::hear_announcement(locked);
+    task_work::clear_announcement(locked);
     locked.ring.watch.activity.visit();
     task_work::run_for_wait(locked, wanted);
     expiry::expire(locked);

@@ -5,7 +5,7 @@ use crate::request::conditions::CancelKey;
 use crate::request::operation::Operation;
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::waiting::{asked_changes, cancel};
+use crate::waiting::{ask_processes, cancel};
 use usring_sys::Errno;
 use usring_sys::width;
 use usring_uapi::io_uring as abi;
@@ -53,5 +53,5 @@ pub(crate) fn check(key: &CancelKey) -> Result<(), Errno> {
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Cancel(key) = request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     let answer = cancel::cancel(locked, &key);
-    asked_changes::outcome(locked, request, answer)
+    ask_processes::outcome(locked, request, answer)
 }

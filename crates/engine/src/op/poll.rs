@@ -7,7 +7,7 @@ use crate::request::operation::{Operation, PollUpdate};
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
-use crate::waiting::asked_changes;
+use crate::waiting::ask_processes;
 use usring_sys::{Errno, epoll};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{opcode, sqe_flags};
@@ -83,7 +83,7 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
     let answer = self::update(locked, update);
-    asked_changes::outcome(locked, request, answer)
+    ask_processes::outcome(locked, request, answer)
 }
 
 /// Removes or changes a poll of this process. Error: `ENOENT` if there is none.

@@ -5,7 +5,7 @@ use crate::request::operation::{Operation, TimeoutUpdate};
 use crate::request::outcome::{Answer, IssueOutcome};
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
-use crate::waiting::asked_changes;
+use crate::waiting::ask_processes;
 use crate::waiting::timeout::point;
 use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::{Errno, UserAddress, user_memory, width};
@@ -121,7 +121,7 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
     let answer = self::update(locked, update);
-    asked_changes::outcome(locked, request, answer)
+    ask_processes::outcome(locked, request, answer)
 }
 
 /// Removes or changes a timeout of this process. Error: `ENOENT` if there is none.

@@ -57,7 +57,7 @@ impl Ring {
         if since == Since::HolderDied {
             self.mend(state);
         }
-        self.hear_of_others(state);
+        self.apply_shared_changes(state);
     }
 
     /// Acquires the ring's lock, but waits for it for 100 ms at most. The calling thread may hold
@@ -146,7 +146,7 @@ impl<'a> LockedRing<'a> {
 
     /// Completes a request of a process that has ended, which this process has taken over in the
     /// journal (a shared ring's list of requests in flight).
-    pub fn post_for_dead(&mut self, slot: JournalSlot, user_data: u64, error: Errno) {
+    pub fn complete_orphan(&mut self, slot: JournalSlot, user_data: u64, error: Errno) {
         let Queues { journal, cq, .. } = &mut self.queues;
         if let Some(journal) = journal {
             journal.end(slot, 1, cq);

@@ -84,9 +84,9 @@ pub struct Ring {
     /// Whether a driver of this process has noticed that several processes use the ring: see
     /// `waiting::process_rings`.
     pub(crate) takes_part: AtomicBool,
-    /// The count of changes that other processes have to handle ([`Control::news`]), as a driver of
-    /// this process has last seen it. Changed under the ring's lock.
-    pub(crate) heard_news: AtomicU32,
+    /// The count of changes that other processes have to handle ([`Control::notices`]), as a driver
+    /// of this process has last seen it. Changed under the ring's lock.
+    pub(crate) seen_notices: AtomicU32,
     /// Descriptor number of the eventfd that wakes the ring watcher of the process that made the
     /// ring. Children inherit the descriptor. −1: they cannot wake that ring watcher.
     pub(crate) creators_watcher: i32,
@@ -160,7 +160,7 @@ impl Ring {
             process: process::this(),
             is_adopted: false,
             takes_part: AtomicBool::new(false),
-            heard_news: AtomicU32::new(0),
+            seen_notices: AtomicU32::new(0),
             creators_watcher: -1,
             state,
         }

@@ -16,10 +16,10 @@ use crate::request::pool::RequestPool;
 use crate::request::{Request, RequestEntry};
 use crate::submission::chain::Chain;
 use crate::submission::drain::Drain;
-use crate::waiting::asks::Asks;
 use crate::waiting::device_queues::{Departing, DeviceQueues};
 use crate::waiting::order::Order;
 use crate::waiting::poll_table::PollTable;
+use crate::waiting::remote_changes::RemoteChanges;
 use crate::waiting::rights::RingRights;
 use crate::waiting::stuck_calls::StuckCalls;
 use crate::waiting::timeout::Timeouts;
@@ -71,7 +71,7 @@ pub(crate) struct Waiting {
     pub polls: PollTable,
     pub timeouts: Timeouts,
     /// Changes that other processes of a shared ring are asked for.
-    pub asks: Asks,
+    pub remote_changes: RemoteChanges,
     pub stuck_calls: StuckCalls,
     pub rights: RingRights,
     /// Clock by which io_uring_enter measures its time limits (REGISTER_CLOCK).

@@ -163,7 +163,7 @@ impl LockedRing<'_> {
     fn end_held(&mut self, held: &Held) {
         let mut error = Errno::EFAULT;
         for (slot, user_data) in self.journal().take_held(held) {
-            self.post_for_dead(slot, user_data, error);
+            self.complete_orphan(slot, user_data, error);
             error = Errno::ECANCELED;
         }
     }

@@ -10,7 +10,7 @@ use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::faults;
 use crate::waiting::timeout::Noted;
-use crate::waiting::{asked_changes, fast_poll, workers};
+use crate::waiting::{ask_processes, fast_poll, workers};
 use usring_inject::rule::Way;
 use usring_sys::Errno;
 use usring_uapi::sqe_flags;
@@ -48,7 +48,7 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
         IssueOutcome::PollsFirst if polls => fast_poll::arm_first(locked, request, poll_events),
         IssueOutcome::Yield => fast_poll::arm_retry(locked, request, poll_events, TimeSlice::Runnable),
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
-        IssueOutcome::AsksProcesses => asked_changes::begin(locked, request),
+        IssueOutcome::AsksProcesses => ask_processes::begin(locked, request),
         IssueOutcome::AwaitsTime => {
             let noted = Noted::of(&request).filter(|_| locked.ring.is_shared());
             locked.waiting.timeouts.arm(request);

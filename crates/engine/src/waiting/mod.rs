@@ -6,7 +6,7 @@
 //! | a device | `open_channels` opens, `device_queues` keeps |
 //! | a thread that may block | `workers`, with the rights that `rights` chooses |
 //! | time | `timeout` |
-//! | another process's answer | `asked_changes` asks the process, `asks` queues the changes |
+//! | another process's answer | `ask_processes` asks the process, `remote_changes` queues the changes |
 //! | the program's next submission | `sq_thread` |
 //!
 //! Estimates that decide how a thread waits:
@@ -22,8 +22,7 @@
 //! system call sleeps although it should not (`stuck_calls`). `cancel` ends a request's wait. The
 //! threads that complete the requests are in `driving`.
 
-pub(crate) mod asked_changes;
-pub(crate) mod asks;
+pub(crate) mod ask_processes;
 pub(crate) mod cancel;
 pub(crate) mod cq_estimate;
 pub(crate) mod device_queues;
@@ -36,6 +35,7 @@ pub(crate) mod order;
 mod poll_slot;
 pub(crate) mod poll_table;
 pub(crate) mod process_rings;
+pub(crate) mod remote_changes;
 pub(crate) mod rights;
 pub(crate) mod shared_registrations;
 pub(crate) mod shared_timers;

@@ -4,11 +4,11 @@
 //! | a process that | wakes | by |
 //! |---|---|---|
 //! | begins to use a ring that has a leader (a waiter asleep on its epoll set) | the process that made the ring | the wake eventfd of that process's ring watcher |
-//! | has news of a ring: see [`LockedRing::call_other_processes`] | all others | the eventfd of `sys::process_number` |
+//! | posts a notice: see [`LockedRing::call_other_processes`] | all others | the eventfd of `sys::process_number` |
 //!
-//! News of a shared ring: a change that other processes have to handle, such as a registration or
-//! an ask. Each raises a count in the ring's memory. The ring watcher of a woken process compares
-//! that count with the last one that the process has seen.
+//! A notice announces a change of a shared ring that other processes have to handle, such as a
+//! registration or a remote change. Each raises a count in the ring's memory. The ring watcher of a woken
+//! process compares that count with the last one that the process has seen.
 
 use crate::ring::{LockedRing, Queues, Ring, RingState};
 use alloc::sync::{Arc, Weak};
@@ -45,15 +45,15 @@ pub(crate) fn newly_shared() -> Vec<Arc<Ring>> {
     shared_rings(|ring| !ring.takes_part.load(Ordering::Relaxed) && !ring.defers_task_work())
 }
 
-/// Returns the rings with unseen news: changes by another process that this process has to handle.
-pub(crate) fn with_news() -> Vec<Arc<Ring>> {
-    // The owner of a ring that defers task work handles the news in its next enter(2).
-    shared_rings(|ring| ring.has_news() && !ring.defers_task_work())
+/// Returns the rings with unseen notices: changes by another process that this process handles.
+pub(crate) fn with_unseen_notices() -> Vec<Arc<Ring>> {
+    // The owner of a ring that defers task work handles the notices in its next enter(2).
+    shared_rings(|ring| ring.has_unseen_notices() && !ring.defers_task_work())
 }
 
 impl Ring {
-    fn has_news(&self) -> bool {
-        self.control.news() != self.heard_news.load(Ordering::Relaxed)
+    fn has_unseen_notices(&self) -> bool {
+        self.control.notices() != self.seen_notices.load(Ordering::Relaxed)
     }
 
     /// Finishes the work of a process that died while it held the ring's lock. That process may
@@ -66,23 +66,23 @@ impl Ring {
         journal.iter_mut().for_each(|journal| journal.mend(cq, sq.head()));
         cq.show_overflow();
         state.notify.published = true;
-        self.control.post_news();
+        self.control.post_notice();
         process_number::wake_all();
     }
 
     /// Applies to this process's state what drivers of other processes have changed. The first
     /// driver of this process that gets the ring's lock from another process calls this function.
-    /// If there is news, the driver runs all due work of the ring after it has released the lock
-    /// ([`crate::ring::ReleaseDuty`]).
-    pub(crate) fn hear_of_others(&self, state: &mut RingState) {
+    /// If a notice is unseen, the driver runs all due work of the ring after it has released the
+    /// lock ([`crate::ring::ReleaseDuty`]).
+    pub(crate) fn apply_shared_changes(&self, state: &mut RingState) {
         state.waiting.timeouts.note_ended_of_all(self.control.timeouts_ended());
         state.queues.drain.follow(self.control.is_draining(), self.control.refuses_drains());
         if self.control.is_polled() {
             self.readiness.watch_for_others();
         }
         self.follow_registrations(state);
-        if self.has_news() {
-            self.heard_news.store(self.control.news(), Ordering::Relaxed);
+        if self.has_unseen_notices() {
+            self.seen_notices.store(self.control.notices(), Ordering::Relaxed);
             self.listen_for_cqes(state);
             self.watch.called.store(true, Ordering::SeqCst);
         }
@@ -96,15 +96,16 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Posts news of a shared ring and wakes all processes, so that each of them drives the ring
-    /// once, soon. In each process, the next thread that gets the ring's lock sees the news. If no
-    /// program thread does, the ring watcher takes the lock ([`crate::driving::ring_watcher`]).
+    /// Posts a notice of a shared ring and wakes all processes, so that each of them drives the
+    /// ring once, soon. In each process, the next thread that gets the ring's lock sees the notice.
+    /// If no program thread does, the ring watcher takes the lock
+    /// ([`crate::driving::ring_watcher`]).
     ///
-    /// Only for rare events: every process is woken, whether or not the news concerns it.
+    /// Only for rare events: every process is woken, whether or not the notice concerns it.
     #[cold]
     pub fn call_other_processes(&mut self) {
-        let news = self.ring.control.post_news();
-        self.ring.heard_news.store(news, Ordering::Relaxed);
+        let notices = self.ring.control.post_notice();
+        self.ring.seen_notices.store(notices, Ordering::Relaxed);
         process_number::wake_all();
     }
 

@@ -13,8 +13,8 @@
 //!
 //! A process puts registered files and the registered eventfd into a deposit (`sys::deposit`), from
 //! which each other process takes duplicates. So a file that has left the table stays open until
-//! every process has dropped its duplicate. A process that changes the table posts news, so that
-//! the others follow soon.
+//! every process has dropped its duplicate. A process that changes the table posts a notice, so
+//! that the others follow soon.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::ring::{LockedRing, Ring, RingState};
@@ -84,7 +84,7 @@ impl Ring {
         registrations.set_deposit(kind, number);
         registrations.count_change();
         deposit::keep_only(self.key(kind, number));
-        self.control.post_news();
+        self.control.post_notice();
         process_number::wake_all();
         number
     }

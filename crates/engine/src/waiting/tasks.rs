@@ -286,7 +286,7 @@ impl Mailbox {
     }
 
     /// Empties the wake eventfd. The ring watcher calls this function before it takes the tasks.
-    pub fn hear(&self) {
+    pub fn drain(&self) {
         eventfd::drain(self.number());
     }
 

@@ -2,21 +2,21 @@
 //! ASYNC_CANCEL, POLL_REMOVE, TIMEOUT_REMOVE, and the synchronous cancellation.
 //!
 //! A process first searches its own requests. Then it asks the processes that may have others, one
-//! after the other. An *ask* is one such change. It and its answers pass through the change slot in
-//! the ring's memory (`usring_ring::change_slot`). The request that asks completes with the answer.
-//! `driving::shared_work` makes the changes that other processes ask for.
+//! after the other. A *remote change* is one such change. It and its answers pass through the
+//! change slot in the ring's memory (`usring_ring::change_slot`). The request that asks completes
+//! with the answer. `driving::shared_work` makes the changes that other processes ask for.
 //!
-//! An asked process that dies does not answer, nor does one that is stopped. So while an ask is
-//! open, the ring watcher checks every 10 ms whether the asked process is alive (`driving::ended`).
-//! If a process does not answer in time and another ask waits for the change slot, the other ask
-//! comes first. The process is asked again later.
+//! An asked process that dies does not answer, nor does one that is stopped. So while a remote
+//! change is open, the ring watcher checks every 10 ms whether the asked process is alive
+//! (`driving::ended`). If a process does not answer in time and another remote change waits for the
+//! change slot, the other one comes first. The process is asked again later.
 
 use crate::completion::complete;
 use crate::request::conditions::CancelKey;
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::waiting::asks::{Ask, Asker, Change, PENDING, result_of};
+use crate::waiting::remote_changes::{Asker, Change, PENDING, RemoteChange, result_of};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -24,8 +24,8 @@ use usring_ring::change_slot::ChangeSlot;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::{Errno, process_number};
 
-/// Longest time, in nanoseconds, that an unanswered ask occupies the ring's change slot while
-/// another ask waits for it.
+/// Longest time, in nanoseconds, that an unanswered remote change occupies the ring's change
+/// slot while another one waits for it.
 const LONGEST_USE: Nanoseconds = 20_000_000;
 
 /// Returns the outcome of a request that cancels or changes other requests. `answer`: its result
@@ -38,7 +38,7 @@ pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Re
 fn shared_outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     let answer = answer.unwrap_or_else(Errno::negative);
     let Some(change) = Change::of(&request.operation) else { return IssueOutcome::done(answer) };
-    let answer = with_dead(locked, &change, answer);
+    let answer = cancel_orphans(locked, &change, answer);
     if others(locked, &change, answer).is_empty() {
         return IssueOutcome::done(answer);
     }
@@ -46,19 +46,19 @@ fn shared_outcome(locked: &mut LockedRing, request: &mut Request, answer: Result
     IssueOutcome::AsksProcesses
 }
 
-/// Cancels the requests of processes that have ended which the change removes. `answer`: that of
-/// this process. Returns the answer with theirs.
-fn with_dead(locked: &mut LockedRing, change: &Change, answer: i32) -> i32 {
-    let Some(wanted) = change.of_dead().filter(|_| change.goes_on(answer)) else { return answer };
+/// Cancels the orphans (requests of processes that have ended) that the change selects. `answer`:
+/// the answer of this process. Returns it combined with the result for the orphans.
+fn cancel_orphans(locked: &mut LockedRing, change: &Change, answer: i32) -> i32 {
+    let Some(wanted) = change.orphan_filter().filter(|_| change.needs_next_process(answer)) else { return answer };
     let mut cancelled = 0;
-    while let Some((slot, user_data)) = locked.journal().take_one_from_dead(wanted, process_number::is_alive) {
-        locked.post_for_dead(slot, user_data, Errno::ECANCELED);
+    while let Some((slot, user_data)) = locked.journal().take_one_orphan(wanted, process_number::is_alive) {
+        locked.complete_orphan(slot, user_data, Errno::ECANCELED);
         cancelled += 1;
         if !change.counts() {
             return 0;
         }
     }
-    if cancelled == 0 { answer } else { change.together(answer, cancelled) }
+    if cancelled == 0 { answer } else { change.combined(answer, cancelled) }
 }
 
 /// Asks other processes for the change that a request makes. `request.result` is the answer of this
@@ -83,20 +83,20 @@ pub(crate) fn begin_call(
         return Ok(answer);
     }
     let change = Change::Cancel(*key);
-    let answer = with_dead(locked, &change, answer.unwrap_or_else(Errno::negative));
+    let answer = cancel_orphans(locked, &change, answer.unwrap_or_else(Errno::negative));
     if others(locked, &change, answer).is_empty() {
         return Ok(result_of(answer));
     }
-    let place = Arc::new(AtomicI32::new(PENDING));
-    ask(locked, change, Asker::Call(place.clone()), answer);
-    Err(place)
+    let answer_word = Arc::new(AtomicI32::new(PENDING));
+    ask(locked, change, Asker::Call(answer_word.clone()), answer);
+    Err(answer_word)
 }
 
 /// Returns the other processes to ask; empty if this process's `answer` is enough. The journal
 /// names the processes with requests. It lacks requests from before the ring was shared. So the
 /// process that made the ring is asked, too, while it has such requests.
 fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
-    if !change.goes_on(answer) {
+    if !change.needs_next_process(answer) {
         return Vec::new();
     }
     let mut others = locked.journal().others(change.user_data());
@@ -115,7 +115,7 @@ fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
 #[cold]
 fn ask(locked: &mut LockedRing, change: Change, asker: Asker, answer: i32) {
     let rest = others(locked, &change, answer);
-    locked.waiting.asks.add(change, asker, rest, answer);
+    locked.waiting.remote_changes.add(change, asker, rest, answer);
     proceed(locked);
 }
 
@@ -123,34 +123,34 @@ fn slot(locked: &LockedRing) -> ChangeSlot {
     locked.ring.control.change_slot(locked.ring.process_number())
 }
 
-/// Advances the queue of asks: takes an answer that has arrived, asks the next process, and
-/// completes each ask for which no process is left.
+/// Advances the queue of remote changes: takes an answer that has arrived, asks the next process,
+/// and completes each remote change for which no process is left.
 pub(crate) fn proceed(locked: &mut LockedRing) {
     let slot = slot(locked);
-    while let Some(first) = locked.waiting.asks.first()
+    while let Some(first) = locked.waiting.remote_changes.first()
         && slot.is_available(process_number::is_alive)
     {
-        if let Some((asked, since)) = first.asked {
+        if let Some((target, since)) = first.target {
             let answer = slot.answered();
-            if answer.is_none() && may_answer(locked, asked) {
-                if !put_off(locked, &slot, since) {
+            if answer.is_none() && may_answer(locked, target) {
+                if !make_way_for_next(locked, &slot, since) {
                     return;
                 }
                 continue;
             }
             let answer = answer.unwrap_or(Errno::ENOENT.negative());
-            locked.waiting.asks.first_mut().into_iter().for_each(|first| first.note(answer));
+            locked.waiting.remote_changes.first_mut().into_iter().for_each(|first| first.note(answer));
         }
-        let Some(first) = locked.waiting.asks.first_mut() else { return };
+        let Some(first) = locked.waiting.remote_changes.first_mut() else { return };
         match first.rest.pop() {
             Some(next) => {
-                first.asked = Some((next, Clock::Monotonic.now()));
+                first.target = Some((next, Clock::Monotonic.now()));
                 slot.ask(next, first.change.encode());
                 locked.call_other_processes();
             }
             None => {
                 free(locked, &slot);
-                locked.waiting.asks.take_first().into_iter().for_each(|over| end(locked, over));
+                locked.waiting.remote_changes.take_first().into_iter().for_each(|over| end(locked, over));
             }
         }
     }
@@ -166,35 +166,35 @@ fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     is_wanted
 }
 
-/// Frees the ring's change slot if the asked process has not answered in time and another ask waits
-/// for the slot. `since`: when the process was asked. Returns whether the next ask of this process
-/// may use the slot at once.
-fn put_off(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseconds) -> bool {
-    let is_awaited = locked.waiting.asks.has_several() || slot.is_wanted();
+/// Frees the ring's change slot if the asked process has not answered in time and another remote
+/// change waits for the slot. `since`: when the process was asked. Returns whether the next remote
+/// change of this process may use the slot at once.
+fn make_way_for_next(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseconds) -> bool {
+    let is_awaited = locked.waiting.remote_changes.has_several() || slot.is_wanted();
     if !is_awaited || Clock::Monotonic.now() < since + LONGEST_USE {
         return false;
     }
-    locked.waiting.asks.put_off_first();
+    locked.waiting.remote_changes.requeue_first();
     !free(locked, slot)
 }
 
 /// Returns whether a process that is asked may still answer.
-fn may_answer(locked: &mut LockedRing, asked: u32) -> bool {
-    let is_there = locked.ring.control.maker() == Some(asked) || locked.journal().others(None).contains(&asked);
-    is_there && process_number::is_alive(asked)
+fn may_answer(locked: &mut LockedRing, target: u32) -> bool {
+    let is_there = locked.ring.control.maker() == Some(target) || locked.journal().others(None).contains(&target);
+    is_there && process_number::is_alive(target)
 }
 
-fn end(locked: &mut LockedRing, over: Ask) {
+fn end(locked: &mut LockedRing, over: RemoteChange) {
     match over.asker {
         Asker::Request(request) => complete::complete(locked, request, over.answer.into()),
-        Asker::Call(place) => place.store(over.answer, Ordering::Release),
+        Asker::Call(answer_word) => answer_word.store(over.answer, Ordering::Release),
     }
 }
 
-/// Withdraws the ask of a system call that has stopped waiting. The answer may have arrived in
-/// `place` just before.
-pub(crate) fn withdraw(locked: &mut LockedRing, place: &Arc<AtomicI32>) {
-    if locked.waiting.asks.withdraw(place) {
+/// Withdraws the remote change of a system call that has stopped waiting. The answer may have
+/// arrived in `answer_word` just before.
+pub(crate) fn withdraw(locked: &mut LockedRing, answer_word: &Arc<AtomicI32>) {
+    if locked.waiting.remote_changes.withdraw(answer_word) {
         give_up(locked);
         proceed(locked);
     }
@@ -208,13 +208,13 @@ fn give_up(locked: &mut LockedRing) {
     }
 }
 
-/// Drops all asks, because the ring is closed. Waiting system calls get the answer of the processes
-/// asked so far.
+/// Drops all remote changes, because the ring is closed. Waiting system calls get the answer of the
+/// processes asked so far.
 pub(crate) fn forget(locked: &mut LockedRing) {
-    while let Some(ask) = locked.waiting.asks.take_first() {
+    while let Some(ask) = locked.waiting.remote_changes.take_first() {
         give_up(locked);
-        if let Asker::Call(place) = ask.asker {
-            place.store(ask.answer, Ordering::Release);
+        if let Asker::Call(answer_word) = ask.asker {
+            answer_word.store(ask.answer, Ordering::Release);
         }
     }
 }

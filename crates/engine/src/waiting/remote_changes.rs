@@ -1,5 +1,5 @@
 //! The changes that this process asks of other processes of a shared ring, because only they have
-//! the requests concerned. `asked_changes` asks; `usring_ring::change_slot` has the protocol.
+//! the requests concerned. `ask_processes` asks; `usring_ring::change_slot` has the protocol.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::{CancelKey, Interest};
@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::AtomicI32;
-use usring_ring::{FromDead, change_slot};
+use usring_ring::{OrphanFilter, change_slot};
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::width;
@@ -74,10 +74,10 @@ impl Change {
         }
     }
 
-    /// Returns the requests that the change removes among those of processes that have died, as the
+    /// Returns the orphans (requests of processes that have ended) that the change removes, as the
     /// journal selects them. `None`: it removes none, or selects them by a file or by an opcode
     /// other than TIMEOUT.
-    pub fn of_dead(&self) -> Option<FromDead> {
+    pub fn orphan_filter(&self) -> Option<OrphanFilter> {
         let (user_data, is_timeout) = match self {
             Change::Cancel(key) if key.has(abi::IORING_ASYNC_CANCEL_FD) => return None,
             Change::Cancel(key) if key.has(abi::IORING_ASYNC_CANCEL_ANY) => (None, false),
@@ -92,7 +92,7 @@ impl Change {
             Change::Timeout(TimeoutUpdate::Remove { target }) => (Some(*target), true),
             Change::Poll(_) | Change::Timeout(_) => return None,
         };
-        Some(FromDead { user_data, is_timeout })
+        Some(OrphanFilter { user_data, is_timeout })
     }
 
     pub fn counts(&self) -> bool {
@@ -102,7 +102,7 @@ impl Change {
     /// Returns whether the next process has to be asked after this answer of the processes so far.
     /// `false` for a key that names a descriptor: the number means a file of this process, which no
     /// other process can look up.
-    pub fn goes_on(&self, answer: i32) -> bool {
+    pub fn needs_next_process(&self, answer: i32) -> bool {
         if let Change::Cancel(key) = self
             && key.has(abi::IORING_ASYNC_CANCEL_FD)
         {
@@ -115,7 +115,7 @@ impl Change {
     }
 
     /// Returns the answer of two processes together.
-    pub fn together(&self, first: i32, second: i32) -> i32 {
+    pub fn combined(&self, first: i32, second: i32) -> i32 {
         let count = first.max(0).saturating_add(second.max(0));
         match self.counts() {
             false => second,
@@ -176,96 +176,97 @@ impl Change {
 /// answer.
 pub(crate) const PENDING: i32 = i32::MIN;
 
-/// The request or system call that gets the answer of an ask.
+/// The request or system call that gets the answer to a remote change.
 pub(crate) enum Asker {
     Request(RequestEntry),
     /// A system call of the program waits until this word has the answer.
     Call(Arc<AtomicI32>),
 }
 
-/// A change that processes are asked for, one after the other.
-pub(crate) struct Ask {
-    /// All asks of this process have different numbers, which rise.
+/// A change that other processes are asked to make, one after the other.
+pub(crate) struct RemoteChange {
+    /// The remote changes of this process have different, rising numbers.
     pub number: u64,
     pub change: Change,
     pub asker: Asker,
-    /// The process that is asked now, and since when.
-    pub asked: Option<(u32, Nanoseconds)>,
-    /// The processes to ask after it.
+    /// The process that is asked now, and the time since when.
+    pub target: Option<(u32, Nanoseconds)>,
+    /// The processes to ask after `target`.
     pub rest: Vec<u32>,
     /// The answer of the processes so far.
     pub answer: i32,
 }
 
-impl Ask {
+impl RemoteChange {
     /// Combines the answer of the asked process with the answers so far.
     pub fn note(&mut self, answer: i32) {
-        self.asked = None;
-        self.answer = self.change.together(self.answer, answer);
-        if !self.change.goes_on(self.answer) {
+        self.target = None;
+        self.answer = self.change.combined(self.answer, answer);
+        if !self.change.needs_next_process(self.answer) {
             self.rest.clear();
         }
     }
 }
 
-/// The changes that this process asks other processes for. The first ask occupies the ring's change
-/// slot, and the others wait for it.
+/// The queue of remote changes of this process. The first one occupies the ring's change slot, and
+/// the others wait for it.
 #[derive(Default)]
-pub(crate) struct Asks {
-    queue: VecDeque<Ask>,
+pub(crate) struct RemoteChanges {
+    queue: VecDeque<RemoteChange>,
     next_number: u64,
 }
 
-impl Asks {
+impl RemoteChanges {
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Returns the number of the next ask.
+    /// Returns the number that the next remote change will have.
     pub fn next_number(&self) -> u64 {
         self.next_number
     }
 
-    /// Returns whether an ask with such a number has not been answered.
+    /// Returns whether a remote change with one of these numbers has not been answered.
     pub fn has(&self, numbers: &Range<u64>) -> bool {
         self.queue.iter().any(|ask| numbers.contains(&ask.number))
     }
 
-    /// Returns whether another ask waits for the first one.
+    /// Returns whether another remote change waits for the first one.
     pub fn has_several(&self) -> bool {
         self.queue.len() > 1
     }
 
-    /// Adds an ask at the end of the queue. `rest`: the processes to ask. `answer`: the answer of
-    /// this process.
+    /// Adds a remote change at the end of the queue. `rest`: the processes to ask. `answer`: the
+    /// answer of this process.
     pub fn add(&mut self, change: Change, asker: Asker, rest: Vec<u32>, answer: i32) {
-        self.queue.push_back(Ask { number: self.next_number, change, asker, asked: None, rest, answer });
+        self.queue.push_back(RemoteChange { number: self.next_number, change, asker, target: None, rest, answer });
         self.next_number += 1;
     }
 
-    pub fn first(&self) -> Option<&Ask> {
+    pub fn first(&self) -> Option<&RemoteChange> {
         self.queue.front()
     }
 
-    pub fn first_mut(&mut self) -> Option<&mut Ask> {
+    pub fn first_mut(&mut self) -> Option<&mut RemoteChange> {
         self.queue.front_mut()
     }
 
-    pub fn take_first(&mut self) -> Option<Ask> {
+    pub fn take_first(&mut self) -> Option<RemoteChange> {
         self.queue.pop_front()
     }
 
-    /// Moves the first ask to the end of the queue. The process that it asks now is asked again.
-    pub fn put_off_first(&mut self) {
+    /// Moves the first remote change to the end of the queue. Its `target` is asked again later.
+    pub fn requeue_first(&mut self) {
         if let Some(mut first) = self.queue.pop_front() {
-            first.rest.extend(first.asked.take().map(|(process, _)| process));
+            first.rest.extend(first.target.take().map(|(process, _)| process));
             self.queue.push_back(first);
         }
     }
 
-    /// Removes the ask whose answer goes to `place`. Returns whether it was the first one.
-    pub fn withdraw(&mut self, place: &Arc<AtomicI32>) -> bool {
-        let is_meant = |ask: &Ask| matches!(&ask.asker, Asker::Call(other) if Arc::ptr_eq(other, place));
+    /// Removes the remote change whose answer goes to `answer_word`. Returns whether it was the
+    /// first one.
+    pub fn withdraw(&mut self, answer_word: &Arc<AtomicI32>) -> bool {
+        let is_meant = |ask: &RemoteChange| matches!(&ask.asker, Asker::Call(other) if Arc::ptr_eq(other, answer_word));
         let index = self.queue.iter().position(is_meant);
         index.inspect(|index| drop(self.queue.remove(*index))) == Some(0)
     }
@@ -305,18 +306,20 @@ mod tests {
     fn a_cancellation_of_one_request_ends_with_the_process_that_has_it() {
         let (missing, running) = (Errno::ENOENT.negative(), Errno::EALREADY.negative());
         let change = cancel(0);
-        assert!(change.goes_on(missing) && !change.goes_on(0) && !change.goes_on(running));
-        assert_eq!(change.together(missing, running), running);
+        assert!(
+            change.needs_next_process(missing) && !change.needs_next_process(0) && !change.needs_next_process(running)
+        );
+        assert_eq!(change.combined(missing, running), running);
     }
 
     #[test]
     fn a_cancellation_of_all_requests_counts_those_of_each_process() {
         let (missing, running) = (Errno::ENOENT.negative(), Errno::EALREADY.negative());
         let change = cancel(abi::IORING_ASYNC_CANCEL_ALL);
-        assert!(change.goes_on(2) && change.goes_on(running));
-        assert_eq!(change.together(2, 3), 5);
-        assert_eq!(change.together(running, 3), 3);
-        assert_eq!(change.together(0, running), running);
-        assert_eq!(change.together(1, missing), 1);
+        assert!(change.needs_next_process(2) && change.needs_next_process(running));
+        assert_eq!(change.combined(2, 3), 5);
+        assert_eq!(change.combined(running, 3), 3);
+        assert_eq!(change.combined(0, running), running);
+        assert_eq!(change.combined(1, missing), 1);
     }
 }
