@@ -9,9 +9,9 @@
 //! | uses the object, then clears the row | reads all rows |
 //!
 //! So the remover sees the row of every thread that found the object in the table. If the object is
-//! in use, the remover puts it aside: the object goes to a list and is freed later. A user that
-//! clears its row while objects are put aside frees those that no row names. The barrier orders
-//! these two sides, too: the user sees that an object was put aside, or the remover sees the user's
+//! in use, the remover retires it: the object goes to a list and is freed later. A user that
+//! clears its row while objects are retired frees those that no row names. The barrier orders
+//! these two sides, too: the user sees that an object was retired, or the remover sees the user's
 //! row empty.
 //!
 //! - A thread is identified by its thread pointer. Rows are never released: a new thread with an
@@ -21,7 +21,7 @@
 //! - The rows lie on pages that are zero in a forked child, where no thread uses an object. A
 //!   child's threads use the lock until the child calls [`prepare`].
 
-use crate::hazard_table::{self, AsideList};
+use crate::hazard_table::{self, RetiredList};
 use crate::mutex::Mutex;
 use crate::per_process::{self, PerProcess};
 use crate::{mapping, membarrier, thread};
@@ -57,10 +57,10 @@ fn shared() -> Option<&'static Shared> {
 
 /// Objects that were removed from their table while a thread used them. A forked child starts with
 /// an empty list, and never frees its parent's objects.
-static PUT_ASIDE: PerProcess<AsideList> = PerProcess::new();
+static RETIRED: PerProcess<RetiredList> = PerProcess::new();
 
-fn put_aside() -> &'static AsideList {
-    PUT_ASIDE.get_or_make(|| Mutex::new(Vec::new()))
+fn retired() -> &'static RetiredList {
+    RETIRED.get_or_make(|| Mutex::new(Vec::new()))
 }
 
 /// The use of an object, which a hazard pointer protects. Dropping this value ends the use.
@@ -112,18 +112,18 @@ pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
     match shared().filter(|shared| shared.fast.load(Ordering::SeqCst) != 0) {
         // SAFETY: the caller guarantees that no thread can find the object, and that `free` may be
         // called once.
-        Some(shared) => unsafe { shared.table.retire(put_aside, object, free) },
+        Some(shared) => unsafe { shared.table.retire(retired, object, free) },
         // SAFETY: the caller permits one call of `free`. Without hazard pointers a thread uses an
         // object only under the lock of its table, so no thread uses this one.
         None => unsafe { free(object) },
     }
 }
 
-/// Frees those objects put aside that no thread uses any more.
+/// Frees those retired objects that no thread uses any more.
 #[cold]
 pub fn sweep() {
     if let Some(shared) = shared() {
-        shared.table.sweep(put_aside());
+        shared.table.sweep(retired());
     }
 }
 

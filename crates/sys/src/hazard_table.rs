@@ -7,8 +7,8 @@
 //! |---|---|---|
 //! | user, at the beginning ([`Table::protect`]) | the object, in its pointer | whether the object can still be found |
 //! | remover ([`Table::retire`]) | that the object cannot be found | all pointers |
-//! | user, at the end ([`Table::end`]) | 0, in its pointer | whether objects are put aside (to be freed later) |
-//! | remover | that an object is put aside | all pointers |
+//! | user, at the end ([`Table::end`]) | 0, in its pointer | whether objects are retired (to be freed later) |
+//! | remover | that an object is retired | all pointers |
 //!
 //! The remover's barrier is membarrier(2), which acts on all threads. So a compiler fence is enough
 //! on the user's side.
@@ -36,22 +36,22 @@ struct ThreadRow {
 /// threads that can have hazard pointers, is a power of two.
 #[repr(align(64))]
 pub struct Table<const ROWS: usize> {
-    /// Number of objects put aside: removed from their table, but not freed yet.
-    aside: AtomicU32,
+    /// Number of retired objects: removed from their table, but not freed yet.
+    retired: AtomicU32,
     /// 1 if a sweep was requested and has not begun; see [`Table::request_sweep`].
     sweep_is_due: AtomicU32,
     rows: [ThreadRow; ROWS],
 }
 
-/// An object put aside, and the function that frees it.
+/// A retired object, and the function that frees it.
 #[derive(Clone, Copy)]
-pub struct PutAside {
+pub struct Retired {
     object: usize,
     free: unsafe fn(usize),
 }
 
 /// List of objects that were removed from their table while a thread used them.
-pub type AsideList = Mutex<Vec<PutAside>>;
+pub type RetiredList = Mutex<Vec<Retired>>;
 
 impl<const ROWS: usize> Table<ROWS> {
     /// Makes a table for a loom model. (The process's own table is made of zeroed pages.)
@@ -59,7 +59,7 @@ impl<const ROWS: usize> Table<ROWS> {
     pub fn model() -> Self {
         let pointer = |()| Pointer(AtomicUsize::new(0));
         let row = |()| ThreadRow { thread: AtomicUsize::new(0), used: [(); DEPTH].map(pointer) };
-        Table { aside: AtomicU32::new(0), sweep_is_due: AtomicU32::new(0), rows: [(); ROWS].map(row) }
+        Table { retired: AtomicU32::new(0), sweep_is_due: AtomicU32::new(0), rows: [(); ROWS].map(row) }
     }
 
     /// Returns the row of `thread`, the calling thread. If the thread has no row yet, it gets a
@@ -92,7 +92,7 @@ impl<const ROWS: usize> Table<ROWS> {
     /// `pointer`, and calls `find` again, until both calls find the same object. A result of 0 or 1
     /// is no object, and is returned at once. Returns the last result of `find`, and whether an
     /// object was announced. If so, the caller has to end the use ([`Table::end`]), even if the
-    /// last result is no object: a remover may have put aside the object announced before.
+    /// last result is no object: a remover may have retired the object announced before.
     #[inline]
     pub fn protect(pointer: &Pointer, find: impl Fn() -> usize) -> (usize, bool) {
         let mut object = find();
@@ -110,13 +110,13 @@ impl<const ROWS: usize> Table<ROWS> {
         (object, is_announced)
     }
 
-    /// Ends the use that `pointer` announces. Returns whether objects are put aside. If so, a
+    /// Ends the use that `pointer` announces. Returns whether objects are retired. If so, a
     /// thread has to call [`Table::sweep`].
     #[inline(always)]
     pub fn end(&self, pointer: &Pointer) -> bool {
         pointer.0.store(0, Ordering::Release);
         Edge::Hazard.light_barrier(Side::Sleeper);
-        self.aside.load(Ordering::Relaxed) != 0
+        self.retired.load(Ordering::Relaxed) != 0
     }
 
     /// Requests a sweep. Returns `false` if an earlier request stands whose sweep has not begun.
@@ -130,22 +130,22 @@ impl<const ROWS: usize> Table<ROWS> {
         self.rows.iter().any(|row| row.used.iter().any(|pointer| pointer.0.load(Ordering::Acquire) == object))
     }
 
-    /// Frees an object that was just removed from its table, or puts it aside if a thread uses it.
+    /// Frees an object that was just removed from its table, or retires it if a thread uses it.
     /// If membarrier(2) fails, the object's users cannot be known, and the object is never freed.
     ///
     /// # Safety
     /// No thread can find the object any more, and `free` may be called for it once.
-    pub unsafe fn retire<'a>(&self, list: impl Fn() -> &'a AsideList, object: usize, free: unsafe fn(usize)) {
-        self.aside.fetch_add(1, Ordering::SeqCst);
+    pub unsafe fn retire<'a>(&self, list: impl Fn() -> &'a RetiredList, object: usize, free: unsafe fn(usize)) {
+        self.retired.fetch_add(1, Ordering::SeqCst);
         let is_known = Edge::Hazard.barrier_everywhere(Side::Waker);
         if is_known && self.is_used(object) {
             // The user may have ended its use meanwhile, and have swept before the object was in
             // the list. So this thread sweeps, too. Because of the list's lock, this thread sees
             // the pointer that the user has cleared.
-            list().lock().push(PutAside { object, free });
+            list().lock().push(Retired { object, free });
             return self.sweep(list());
         }
-        self.aside.fetch_sub(1, Ordering::SeqCst);
+        self.retired.fetch_sub(1, Ordering::SeqCst);
         if is_known {
             // SAFETY: the caller permits one call of `free`, and no hazard pointer has the object.
             unsafe { free(object) };
@@ -154,21 +154,21 @@ impl<const ROWS: usize> Table<ROWS> {
 
     /// Frees the objects of the list that no hazard pointer has.
     #[cold]
-    pub fn sweep(&self, list: &AsideList) {
+    pub fn sweep(&self, list: &RetiredList) {
         // Reset before the rows are read. A thread that ends its use after the reset requests
         // another sweep. A thread that ended its use before had cleared its pointer, so this sweep
         // sees the cleared pointer.
         self.sweep_is_due.swap(0, Ordering::AcqRel);
         let mut unused = Vec::new();
-        list.lock().retain(|aside| {
-            let used = self.is_used(aside.object);
+        list.lock().retain(|retired| {
+            let used = self.is_used(retired.object);
             if !used {
-                unused.push(*aside);
+                unused.push(*retired);
             }
             used
         });
-        for PutAside { object, free } in unused {
-            self.aside.fetch_sub(1, Ordering::SeqCst);
+        for Retired { object, free } in unused {
+            self.retired.fetch_sub(1, Ordering::SeqCst);
             // SAFETY: the caller of `retire` permits one call of `free`, and an object is removed
             // from the list once.
             unsafe { free(object) };

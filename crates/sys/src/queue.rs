@@ -8,28 +8,29 @@
 //! 1. It swaps its entry in as the newest (`tail`).
 //! 2. It links its entry behind the previous newest.
 //!
-//! Between the two steps the list is broken (`torn`), and **the taker never waits for its repair**.
-//! The taker takes out the entries that it can reach from the oldest one. After its second step the
-//! pusher updates `state`, and decides whom to notify, as for any entry. To take out the only entry
-//! of an unbroken list, the taker makes the list's own `stub` the newest.
+//! Between the two steps the list is broken (`torn`), and **the consumer never waits for its
+//! repair**. The consumer takes out the entries that it can reach from the oldest one. After its
+//! second step the pusher updates `state`, and decides whom to notify, as for any entry. To take
+//! out the only entry of an unbroken list, the consumer makes the list's own `stub` the newest.
 //!
-//! A list has one [`Taker`], which only the ring's driver uses.
+//! A list has one [`Consumer`], which only the ring's driver uses.
 //!
 //! # State
-//! One word says what has been pushed since the taker last [began](Taker::begin) to take entries:
+//! One word says what has been pushed since the consumer last [began](Consumer::begin) to take
+//! entries:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0–28 | `lazy` | number of pushed entries that can wait until more are pushed |
-//! | 29 | `torn` | the taker stopped at a link that was not stored yet |
-//! | 30 | `urgent` | an entry that cannot wait was pushed, or the taker stopped before the last entry |
-//! | 31 | `sealed` | the taker will take no entries any more ([`Taker::seal`]) |
+//! | 29 | `torn` | the consumer stopped at a link that was not stored yet |
+//! | 30 | `urgent` | an entry that cannot wait was pushed, or the consumer stopped before the last entry |
+//! | 31 | `sealed` | the consumer will take no entries any more ([`Consumer::seal`]) |
 //!
 //! The word is changed after the list, by one read-modify-write on each side. Hence:
-//! - When a taker begins, it can reach a pushed entry, or the pusher's update of the word makes the
-//!   next [`Taker::begin`] return `true`.
-//! - When a taker stops at a broken list ([`Taker::leave`]), it either finds the list repaired, or
-//!   the pusher that repairs it announces its entry again.
+//! - When a consumer begins, it can reach a pushed entry, or the pusher's update of the word makes
+//!   the next [`Consumer::begin`] return `true`.
+//! - When a consumer stops at a broken list ([`Consumer::stop`]), it either finds the list
+//!   repaired, or the pusher that repairs it announces its entry again.
 //! - If an entry is pushed while the queue is being sealed, either the sealing thread finds the
 //!   entry, or the pusher sees the seal. In the second case the pusher must see to it that the
 //!   entry is taken out.
@@ -100,7 +101,7 @@ const TORN: u32 = 1 << 29;
 const URGENT: u32 = 1 << 30;
 const SEALED: u32 = 1 << 31;
 
-/// Returns whether entries were pushed since the taker last began, or the taker left entries.
+/// Returns whether entries were pushed since the consumer last began, or the consumer left entries.
 #[inline(always)]
 fn is_marked(state: u32) -> bool {
     state & !(SEALED | TORN) != 0
@@ -118,12 +119,12 @@ pub enum Urgency {
 
 /// The result of [`Queue::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the taker has to be notified, and a sealed queue has none"]
+#[must_use = "the consumer has to be notified, and a sealed queue has none"]
 pub struct Pushed {
     /// This pusher has to announce the entry. Either the list was empty, and later pushers rely on
-    /// this announcement. Or the taker stopped at a broken link, which may be this pusher's.
+    /// this announcement. Or the consumer stopped at a broken link, which may be this pusher's.
     pub first: bool,
-    /// Number of entries pushed since the taker last began; `u32::MAX` if one of them is urgent.
+    /// Number of entries pushed since the consumer last began; `u32::MAX` if one of them is urgent.
     pub queued: u32,
     /// The queue is sealed. This pusher must see to it that the queue's entries are taken out.
     pub sealed: bool,
@@ -132,15 +133,15 @@ pub struct Pushed {
 /// The pushers' end of a task-work list.
 pub struct Queue<T>(Arc<Shared<T>>);
 
-/// The taker's end of a task-work list. Only the ring's driver uses it.
-pub struct Taker<T>(Arc<Shared<T>>);
+/// The consumer's end of a task-work list. Only the ring's driver uses it.
+pub struct Consumer<T>(Arc<Shared<T>>);
 
 struct Shared<T> {
     /// The newest entry, or the stub.
     tail: AtomicPtr<Header>,
     state: AtomicU32,
     stub: Header,
-    /// The oldest entry, or the stub in front of it. Only the taker uses it.
+    /// The oldest entry, or the stub in front of it. Only the consumer uses it.
     head: UnsafeCell<*mut Header>,
     _entries: core::marker::PhantomData<Entry<T>>,
 }
@@ -148,12 +149,12 @@ struct Shared<T> {
 // SAFETY: 1. The list only moves entries between owners. 2. All pointers lead to nodes of the list
 // or to the stub, which live as long as the list.
 unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: 1. The list only moves entries between owners. 2. Only the taker and `drop` access
+// SAFETY: 1. The list only moves entries between owners. 2. Only the consumer and `drop` access
 // `head`.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 /// Makes an empty queue; returns both ends of it.
-pub fn queue<T>() -> (Queue<T>, Taker<T>) {
+pub fn queue<T>() -> (Queue<T>, Consumer<T>) {
     let shared = Arc::new(Shared {
         tail: AtomicPtr::new(ptr::null_mut()),
         state: AtomicU32::new(0),
@@ -165,7 +166,7 @@ pub fn queue<T>() -> (Queue<T>, Taker<T>) {
     shared.tail.store(stub, Ordering::Relaxed);
     // SAFETY: no other thread has the queue yet.
     shared.head.with_mut(|head| unsafe { *head = stub });
-    (Queue(shared.clone()), Taker(shared))
+    (Queue(shared.clone()), Consumer(shared))
 }
 
 impl<T> Queue<T> {
@@ -177,9 +178,9 @@ impl<T> Queue<T> {
         // SAFETY: this thread still owns the node.
         unsafe { (*node).newer.store(ptr::null_mut(), Ordering::Relaxed) };
         let before = shared.tail.swap(node, Edge::Queue.both());
-        // SAFETY: 1. `before` was the newest node, and no node is linked behind it yet. The taker
-        // does not take it out until this thread has linked its node. 2. If `before` is the stub,
-        // it lives as long as the queue.
+        // SAFETY: 1. `before` was the newest node, and no node is linked behind it yet. The
+        // consumer does not take it out until this thread has linked its node. 2. If `before` is
+        // the stub, it lives as long as the queue.
         unsafe { (*before).newer.store(node, Edge::Queue.release()) };
         let state = match urgency {
             Urgency::Lazy => shared.state.fetch_add(1, Edge::Queue.both()).wrapping_add(1),
@@ -190,24 +191,24 @@ impl<T> Queue<T> {
         Pushed { first, queued, sealed: state & SEALED != 0 }
     }
 
-    /// Returns whether there is nothing to take: no entry was pushed since the taker last began,
-    /// and the taker left none. One relaxed load: a caller that relies on the answer executes a
+    /// Returns whether there is nothing to take: no entry was pushed since the consumer last began,
+    /// and the consumer left none. One relaxed load: a caller that relies on the answer executes a
     /// barrier first.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         !is_marked(self.0.state.load(Ordering::Relaxed))
     }
 
-    /// Returns whether the taker has sealed the queue: it will take no entries any more.
+    /// Returns whether the consumer has sealed the queue: it will take no entries any more.
     #[inline]
     pub fn is_sealed(&self) -> bool {
         self.0.state.load(Ordering::Relaxed) & SEALED != 0
     }
 }
 
-impl<T> Taker<T> {
+impl<T> Consumer<T> {
     /// Returns whether there are entries to take, and resets the state. So the caller has to
-    /// [take](Self::take) all entries, or call [`Self::leave`].
+    /// [take](Self::take) all entries, or call [`Self::stop`].
     #[inline]
     pub fn begin(&mut self) -> bool {
         if !is_marked(self.0.state.load(Ordering::Relaxed)) {
@@ -218,11 +219,12 @@ impl<T> Taker<T> {
     }
 
     /// Removes and returns the oldest entry. `None` if the list is empty, or if a link that the
-    /// taker needs is not stored yet.
+    /// consumer needs is not stored yet.
     #[inline]
     pub fn take(&mut self) -> Option<Entry<T>> {
         let shared = &*self.0;
-        // SAFETY: a list has one taker, borrowed mutably here, so no other thread accesses `head`.
+        // SAFETY: a list has one consumer, borrowed mutably here, so no other thread accesses
+        // `head`.
         shared.head.with_mut(|head| unsafe { shared.advance(&mut *head) }).map(|node| {
             // SAFETY: 1. `Box::into_raw` of a node made the pointer. 2. The node has just left the
             // list, and belongs to this thread.
@@ -232,12 +234,13 @@ impl<T> Taker<T> {
 
     /// Stops taking. If entries are left that can be reached, the next [`Self::begin`] returns
     /// `true`.
-    pub fn leave(&mut self) -> Rest {
+    pub fn stop(&mut self) -> Rest {
         let shared = &*self.0;
         if ptr::eq(shared.tail.load(Ordering::Relaxed), shared.stub()) {
             return Rest::Nothing;
         }
-        // SAFETY: a list has one taker, borrowed mutably here, so no other thread accesses `head`.
+        // SAFETY: a list has one consumer, borrowed mutably here, so no other thread accesses
+        // `head`.
         let can_advance = || shared.head.with_mut(|head| unsafe { shared.can_advance(*head) });
         if !can_advance() {
             // If the pusher of the missing link has already updated the state, the check below sees
@@ -258,7 +261,7 @@ impl<T> Taker<T> {
     }
 }
 
-/// The state of the list when the taker stops ([`Taker::leave`]).
+/// The state of the list when the consumer stops ([`Consumer::stop`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     Nothing,
@@ -266,7 +269,7 @@ pub enum Rest {
     /// announce its entry, as if it was the [first](Pushed::first). The state may count only this
     /// entry by then. So a thread that goes to sleep must wait for 1 entry, whatever it needs.
     OutOfReach,
-    /// Entries are left, and the state says so: the next [`Taker::begin`] returns `true`.
+    /// Entries are left, and the state says so: the next [`Consumer::begin`] returns `true`.
     Entries,
 }
 
@@ -275,7 +278,7 @@ impl<T> Shared<T> {
         (&raw const self.stub).cast_mut()
     }
 
-    /// Removes and returns the oldest node, as [`Taker::take`] does.
+    /// Removes and returns the oldest node, as [`Consumer::take`] does.
     ///
     /// # Safety
     /// `head` must be the field `head` of this list, and no other thread may access it.
@@ -290,7 +293,7 @@ impl<T> Shared<T> {
             }
             oldest = newer;
             *head = oldest;
-            // SAFETY: a node lives until the taker takes it out, which only this thread does.
+            // SAFETY: a node lives until the consumer takes it out, which only this thread does.
             newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
         }
         if newer.is_null() {
@@ -303,7 +306,7 @@ impl<T> Shared<T> {
                 *head = stub;
                 return Some(oldest);
             }
-            // SAFETY: a node lives until the taker takes it out, which only this thread does.
+            // SAFETY: a node lives until the consumer takes it out, which only this thread does.
             newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
             if newer.is_null() {
                 return None;
@@ -345,8 +348,8 @@ impl<T> fmt::Debug for Queue<T> {
     }
 }
 
-impl<T> fmt::Debug for Taker<T> {
+impl<T> fmt::Debug for Consumer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Taker").finish_non_exhaustive()
+        f.debug_struct("Consumer").finish_non_exhaustive()
     }
 }

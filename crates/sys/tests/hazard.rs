@@ -9,7 +9,7 @@ use usring_sys::{hazard, per_process};
 static FREED: AtomicUsize = AtomicUsize::new(0);
 static FREED_EARLY: AtomicUsize = AtomicUsize::new(0);
 
-/// Lets one test run at a time. The tests share the list of objects put aside. A sweep of one test
+/// Lets one test run at a time. The tests share the list of retired objects. A sweep of one test
 /// would free the other test's object too early.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());

@@ -5,7 +5,7 @@
 
 use loom::cell::UnsafeCell;
 use loom::thread;
-use usring_sys::hazard_table::{AsideList, Table};
+use usring_sys::hazard_table::{RetiredList, Table};
 use usring_sys::mutex::Mutex;
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32, AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ struct Object {
 struct World {
     place: AtomicUsize,
     pointers: Table<ROWS>,
-    list: AsideList,
+    list: RetiredList,
     objects: [Object; 2],
 }
 
@@ -72,11 +72,11 @@ impl World {
         if !is_announced {
             return false;
         }
-        let is_aside = self.pointers.end(pointer);
-        if is_aside && !is_inside {
+        let has_retired = self.pointers.end(pointer);
+        if has_retired && !is_inside {
             self.pointers.sweep(&self.list);
         }
-        is_aside && is_inside && self.pointers.request_sweep()
+        has_retired && is_inside && self.pointers.request_sweep()
     }
 
     /// Replaces the first object by another one, or by none (0), and retires it.

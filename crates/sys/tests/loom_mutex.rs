@@ -5,7 +5,7 @@
 use loom::thread;
 use usring_sys::mutex::Mutex;
 use usring_sys::ordering::{Edge, Side, weaken};
-use usring_sys::queue::{Entry, Queue, Taker, Urgency, queue};
+use usring_sys::queue::{Consumer, Entry, Queue, Urgency, queue};
 use usring_sys::sync::{Arc, AtomicBool, Ordering};
 
 fn count(threads: u32) {
@@ -58,22 +58,22 @@ struct Ring {
 }
 
 struct State {
-    taker: Taker<()>,
+    consumer: Consumer<()>,
     done: u32,
 }
 
 impl Ring {
     fn new() -> Arc<Ring> {
-        let (work, taker) = queue();
-        Arc::new(Ring { state: Mutex::new(State { taker, done: 0 }), work })
+        let (work, consumer) = queue();
+        Arc::new(Ring { state: Mutex::new(State { consumer, done: 0 }), work })
     }
 
     /// Acts as a holder of the ring's lock: does the work, and checks for work again after each
     /// unlock. Ends when there is no work, or another thread holds the lock.
     fn run(&self) {
         while let Some(mut state) = self.state.try_lock() {
-            state.taker.begin();
-            while state.taker.take().is_some() {
+            state.consumer.begin();
+            while state.consumer.take().is_some() {
                 state.done += 1;
             }
             drop(state);

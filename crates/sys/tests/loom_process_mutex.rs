@@ -7,7 +7,7 @@ use loom::thread;
 use usring_sys::futex;
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::process_mutex::{ProcessMutex, run_unattended};
-use usring_sys::queue::{Entry, Queue, Taker, Urgency, queue};
+use usring_sys::queue::{Consumer, Entry, Queue, Urgency, queue};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, AtomicU32, Ordering};
 
@@ -153,14 +153,14 @@ struct Ring {
 }
 
 struct State {
-    taker: Taker<()>,
+    consumer: Consumer<()>,
     done: u32,
 }
 
 impl Ring {
     fn new(memory: &Memory) -> Arc<Ring> {
-        let (work, taker) = queue();
-        let state = ProcessMutex::new(memory.word.clone(), FIRST, is_alive, State { taker, done: 0 });
+        let (work, consumer) = queue();
+        let state = ProcessMutex::new(memory.word.clone(), FIRST, is_alive, State { consumer, done: 0 });
         Arc::new(Ring { state, work })
     }
 
@@ -174,8 +174,8 @@ impl Ring {
             try_lock,
             wait,
             |mut state| {
-                state.taker.begin();
-                while state.taker.take().is_some() {
+                state.consumer.begin();
+                while state.consumer.take().is_some() {
                     state.done += 1;
                 }
             },

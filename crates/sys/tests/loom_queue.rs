@@ -1,7 +1,8 @@
 //! Models of the task-work list:
-//! - The taker takes every entry exactly once, completely written, and after earlier entries of its
-//!   pusher.
-//! - For every entry that the taker could not reach, the queue's state says that entries are left.
+//! - The consumer takes every entry exactly once, completely written, and after earlier entries of
+//!   its pusher.
+//! - For every entry that the consumer could not reach, the queue's state says that entries are
+//!   left.
 //! - No entry is lost when the list is sealed.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-sys --release --test 'loom_*'`
@@ -10,14 +11,14 @@
 use loom::thread;
 use usring_sys::mutex::Mutex;
 use usring_sys::ordering::{Edge, Side, weaken};
-use usring_sys::queue::{Entry, Queue, Rest, Taker, Urgency, queue};
+use usring_sys::queue::{Consumer, Entry, Queue, Rest, Urgency, queue};
 use usring_sys::sync::Arc;
 
 type Number = (u32, u32);
 
-fn take(taker: &mut Taker<Number>, into: &mut Vec<Number>) {
-    if taker.begin() {
-        while let Some(entry) = taker.take() {
+fn take(consumer: &mut Consumer<Number>, into: &mut Vec<Number>) {
+    if consumer.begin() {
+        while let Some(entry) = consumer.take() {
             into.push(entry.into_inner());
         }
     }
@@ -32,7 +33,7 @@ fn bounded(model: impl Fn() + Sync + Send + 'static) {
 
 fn two_pushers_one_taker() {
     bounded(|| {
-        let (ours, mut taker) = queue();
+        let (ours, mut consumer) = queue();
         let ours = Arc::new(ours);
         let pushers: Vec<_> = [(1, 2), (2, 1)]
             .into_iter()
@@ -46,14 +47,14 @@ fn two_pushers_one_taker() {
             })
             .collect();
         let mut taken = Vec::new();
-        take(&mut taker, &mut taken);
-        take(&mut taker, &mut taken);
+        take(&mut consumer, &mut taken);
+        take(&mut consumer, &mut taken);
         pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
         // After the pushers have ended, `begin` reports the entries that were pushed last.
-        take(&mut taker, &mut taken);
+        take(&mut consumer, &mut taken);
         let of = |pusher| taken.iter().filter(move |entry| entry.0 == pusher).map(|entry| entry.1).collect::<Vec<_>>();
         assert_eq!((of(1), of(2)), (vec![0, 1], vec![0]), "lost, doubled or out of order");
-        assert_eq!(taker.leave(), Rest::Nothing);
+        assert_eq!(consumer.stop(), Rest::Nothing);
     });
 }
 
@@ -79,7 +80,7 @@ fn a_take_without_acquire_reads_an_unfinished_entry() {
 #[test]
 fn exactly_one_of_two_pushers_is_the_first() {
     loom::model(|| {
-        let (queue, mut taker) = queue();
+        let (queue, mut consumer) = queue();
         let queue = Arc::new(queue);
         let other = {
             let queue = queue.clone();
@@ -90,16 +91,16 @@ fn exactly_one_of_two_pushers_is_the_first() {
         assert!(mine.first != theirs.first);
         assert_eq!(mine.queued.max(theirs.queued), 2);
         let mut taken = Vec::new();
-        take(&mut taker, &mut taken);
+        take(&mut consumer, &mut taken);
         assert_eq!(taken.len(), 2);
     });
 }
 
-/// A taker looks at the queue `looks` times, as if it had been notified, and takes the entries that
-/// it can reach. `leave` reports an entry that is left and that no pusher announces.
+/// A consumer looks at the queue `looks` times, as if it had been notified, and takes the entries
+/// that it can reach. `stop` reports an entry that is left and that no pusher announces.
 fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
     bounded(move || {
-        let (queue, mut taker) = queue();
+        let (queue, mut consumer) = queue();
         let queue = Arc::new(queue);
         let first = queue.push(Entry::new((1, 0)), Urgency::Urgent);
         assert!(first.first);
@@ -110,18 +111,18 @@ fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
         let mut taken = Vec::new();
         let mut rest = Rest::Nothing;
         for _ in 0..looks {
-            if taker.begin() {
-                while let Some(entry) = taker.take() {
+            if consumer.begin() {
+                while let Some(entry) = consumer.take() {
                     taken.push(entry.into_inner());
                 }
-                rest = taker.leave();
+                rest = consumer.stop();
             }
         }
         let second = second.join().unwrap();
         if !second.first && taken.len() < 2 {
             assert_eq!(rest, Rest::Entries, "no thread announces the entries that are left");
         }
-        take(&mut taker, &mut taken);
+        take(&mut consumer, &mut taken);
         assert_eq!(taken, [(1, 0), (1, 1)]);
     });
 }
@@ -136,24 +137,24 @@ fn a_taker_that_returns_to_a_half_linked_list_learns_of_its_rest_again() {
     a_taker_leaves_before_the_queue_is_empty(2);
 }
 
-/// The taker's thread may handle work at once instead of pushing it, if `leave` finds the queue
+/// The consumer's thread may handle work at once instead of pushing it, if `stop` finds the queue
 /// empty. Entries that this thread pushed before come first, even if another thread has not yet
 /// linked the entry in front of them.
 #[test]
 fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
     bounded(|| {
-        let (queue, taker) = queue();
-        let (queue, taker) = (Arc::new(queue), Arc::new(Mutex::new((taker, Vec::new()))));
+        let (queue, consumer) = queue();
+        let (queue, consumer) = (Arc::new(queue), Arc::new(Mutex::new((consumer, Vec::new()))));
         let other = {
             let queue = queue.clone();
             thread::spawn(move || queue.push(Entry::new((1, 0)), Urgency::Urgent))
         };
         let _ = queue.push(Entry::new((2, 0)), Urgency::Urgent);
         {
-            let mut held = taker.lock();
-            let (taker, taken) = &mut *held;
-            take(taker, taken);
-            match taker.leave() {
+            let mut held = consumer.lock();
+            let (consumer, taken) = &mut *held;
+            take(consumer, taken);
+            match consumer.stop() {
                 Rest::Nothing => taken.push((2, 1)),
                 _ => {
                     let _ = queue.push(Entry::new((2, 1)), Urgency::Urgent);
@@ -161,9 +162,9 @@ fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
             }
         }
         let _ = other.join().unwrap();
-        let mut held = taker.lock();
-        let (taker, taken) = &mut *held;
-        take(taker, taken);
+        let mut held = consumer.lock();
+        let (consumer, taken) = &mut *held;
+        take(consumer, taken);
         let mine: Vec<_> = taken.iter().filter(|entry| entry.0 == 2).collect();
         assert_eq!(mine, [&(2, 0), &(2, 1)]);
     });
@@ -173,27 +174,27 @@ fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
 /// that sees the seal takes later ones. Both hold the ring's lock.
 fn sealed_while_two_push() {
     bounded(|| {
-        let (queue, taker) = queue();
-        let (queue, taker) = (Arc::new(queue), Arc::new(Mutex::new((taker, Vec::new()))));
+        let (queue, consumer) = queue();
+        let (queue, consumer) = (Arc::new(queue), Arc::new(Mutex::new((consumer, Vec::new()))));
         let pushers = [1, 2].map(|pusher| {
-            let (queue, taker) = (queue.clone(), taker.clone());
+            let (queue, consumer) = (queue.clone(), consumer.clone());
             thread::spawn(move || {
                 if queue.push(Entry::new((pusher, 0)), Urgency::Urgent).sealed {
-                    let mut held = taker.lock();
-                    let (taker, taken) = &mut *held;
-                    take(taker, taken);
+                    let mut held = consumer.lock();
+                    let (consumer, taken) = &mut *held;
+                    take(consumer, taken);
                 }
             })
         });
         {
-            let mut held = taker.lock();
-            let (taker, taken) = &mut *held;
-            taker.seal();
-            take(taker, taken);
+            let mut held = consumer.lock();
+            let (consumer, taken) = &mut *held;
+            consumer.seal();
+            take(consumer, taken);
         }
         pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
         assert!(queue.is_sealed());
-        assert_eq!(taker.lock().1.len(), 2, "an entry is left in a sealed queue");
+        assert_eq!(consumer.lock().1.len(), 2, "an entry is left in a sealed queue");
     });
 }
 
@@ -206,14 +207,14 @@ fn nothing_is_left_in_a_sealed_queue() {
 #[test]
 fn a_dropped_queue_frees_its_remaining_entries() {
     loom::model(|| {
-        let (queue, taker) = queue();
+        let (queue, consumer) = queue();
         let queue: Queue<Arc<()>> = queue;
         let value = Arc::new(());
         let theirs = value.clone();
         let pusher = thread::spawn(move || {
             let _ = queue.push(Entry::new(theirs), Urgency::Lazy);
         });
-        drop(taker);
+        drop(consumer);
         pusher.join().unwrap();
         assert_eq!(Arc::strong_count(&value), 1);
     });

@@ -7,7 +7,7 @@ use loom::thread;
 use usring_sys::futex;
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::process_mutex::{Guard, ProcessMutex, run_unattended};
-use usring_sys::queue::{Entry, Queue, Taker, Urgency, queue};
+use usring_sys::queue::{Consumer, Entry, Queue, Urgency, queue};
 use usring_sys::sharing::SharingWord;
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::sync::{Arc, AtomicU32, Ordering};
@@ -44,14 +44,14 @@ impl Event {
 /// One process's view of a ring.
 struct Ring {
     memory: Arc<Memory>,
-    state: ProcessMutex<Taker<()>, Arc<AtomicU32>>,
+    state: ProcessMutex<Consumer<()>, Arc<AtomicU32>>,
     work: Queue<()>,
     /// The wake eventfd in the epoll set of this process.
     wake_event: Event,
     is_adopted: bool,
 }
 
-type Locked<'a> = Guard<'a, Taker<()>, Arc<AtomicU32>>;
+type Locked<'a> = Guard<'a, Consumer<()>, Arc<AtomicU32>>;
 
 fn memory() -> Arc<Memory> {
     let words = [(); 2].map(|()| AtomicU32::new(0));
@@ -61,12 +61,12 @@ fn memory() -> Arc<Memory> {
 
 impl Ring {
     fn of(memory: &Arc<Memory>, number: u32) -> Arc<Ring> {
-        let (work, taker) = queue();
+        let (work, consumer) = queue();
         let is_adopted = number != CREATOR;
         let word = memory.lock.clone();
         let state = match is_adopted {
-            true => ProcessMutex::join(word, number, |_| true, taker),
-            false => ProcessMutex::new(word, number, |_| true, taker),
+            true => ProcessMutex::join(word, number, |_| true, consumer),
+            false => ProcessMutex::new(word, number, |_| true, consumer),
         };
         let wake_event = Event(AtomicU32::new(0));
         let ring = Arc::new(Ring { memory: memory.clone(), state, work, wake_event, is_adopted });
@@ -92,20 +92,20 @@ impl Ring {
 
     /// Completes the requests on the list and `completed` others, releases the lock, and wakes all
     /// waiters if there were any.
-    fn complete(&self, mut taker: Locked<'_>, completed: u32) {
+    fn complete(&self, mut consumer: Locked<'_>, completed: u32) {
         let mut completed = completed;
-        taker.begin();
-        while taker.take().is_some() {
+        consumer.begin();
+        while consumer.take().is_some() {
             completed += 1;
         }
         self.memory.completed.fetch_add(completed, Ordering::Relaxed);
-        drop(taker);
+        drop(consumer);
         while completed > 0 && self.wake_one() {}
     }
 
     fn run_if_unattended(&self) {
         let try_lock = || self.state.try_lock(|_, _| {});
-        run_unattended(|| !self.work.is_empty(), try_lock, || Some(self.lock()), |taker| self.complete(taker, 0));
+        run_unattended(|| !self.work.is_empty(), try_lock, || Some(self.lock()), |consumer| self.complete(consumer, 0));
     }
 
     /// Publishes a finished request, as a worker does.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use usring_sys::futex;
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::ordering::{Edge, Side, weaken};
-use usring_sys::queue::{Entry, Queue, Rest, Taker, Urgency, queue};
+use usring_sys::queue::{Consumer, Entry, Queue, Rest, Urgency, queue};
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::sleep_place::SleepPlace;
 use usring_sys::sync::{AtomicU32, Ordering};
@@ -15,8 +15,8 @@ use usring_sys::sync::{AtomicU32, Ordering};
 /// A ring, reduced to the words of its waiters and wakers.
 struct Ring {
     work: Queue<u32>,
-    /// The taker of `work`, and the number of entries that it has taken.
-    taker: Mutex<(Taker<u32>, u32)>,
+    /// The consumer of `work`, and the number of entries that it has taken.
+    consumer: Mutex<(Consumer<u32>, u32)>,
     sleep: SleepWord,
     /// The eventfd in the ring's epoll set. The leader sleeps while it is 0.
     eventfd: AtomicU32,
@@ -24,9 +24,9 @@ struct Ring {
 
 impl Ring {
     fn new() -> Arc<Ring> {
-        let (work, taker) = queue();
-        let taker = Mutex::new((taker, 0));
-        Arc::new(Ring { work, taker, sleep: SleepWord::new(), eventfd: AtomicU32::new(0) })
+        let (work, consumer) = queue();
+        let consumer = Mutex::new((consumer, 0));
+        Arc::new(Ring { work, consumer, sleep: SleepWord::new(), eventfd: AtomicU32::new(0) })
     }
 
     fn push(&self, value: u32) -> u32 {
@@ -36,15 +36,15 @@ impl Ring {
     /// Takes the entries that can be reached. Returns the number of entries taken so far, and the
     /// number that are still missing to `needed`.
     fn take(&self, needed: u32) -> (u32, u32) {
-        let (taker, taken) = &mut *self.taker.lock();
-        if taker.begin() {
-            while taker.take().is_some() {
+        let (consumer, taken) = &mut *self.consumer.lock();
+        if consumer.begin() {
+            while consumer.take().is_some() {
                 *taken += 1;
             }
         }
         // The entry that is not linked yet may be the only one that is counted from now on. So a
         // wake-up must come after 1 entry.
-        let missing = if taker.leave() == Rest::OutOfReach { 1 } else { needed.saturating_sub(*taken) };
+        let missing = if consumer.stop() == Rest::OutOfReach { 1 } else { needed.saturating_sub(*taken) };
         (*taken, missing)
     }
 
@@ -243,7 +243,7 @@ fn a_sleeper_times_out(kind: Sleeper) {
             assert_eq!(ring.take(1).0, 1, "the claimed sleeper sees no work");
         }
         waker.join().unwrap();
-        assert_eq!(ring.taker.lock().1, 1, "no thread did the work");
+        assert_eq!(ring.consumer.lock().1, 1, "no thread did the work");
         assert_eq!(ring.sleep.wake_target(1), Wake::Nobody);
     });
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use usring_sys::mutex::{Guard, Mutex};
-use usring_sys::queue::{Entry, Pushed, Queue, Rest, Taker, Urgency, queue};
+use usring_sys::queue::{Consumer, Entry, Pushed, Queue, Rest, Urgency, queue};
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::{Errno, SystemCall, futex};
 use usring_uapi::general as linux;
@@ -34,28 +34,28 @@ fn push<T>(queue: &Queue<T>, value: T) -> Pushed {
     queue.push(Entry::new(value), Urgency::Urgent)
 }
 
-/// Takes all entries that the taker can reach, oldest first, if any were pushed since it last
+/// Takes all entries that the consumer can reach, oldest first, if any were pushed since it last
 /// began.
-fn take<T>(taker: &mut Taker<T>) -> Vec<T> {
+fn take<T>(consumer: &mut Consumer<T>) -> Vec<T> {
     let mut taken = Vec::new();
-    if taker.begin() {
-        taken.extend(std::iter::from_fn(|| taker.take().map(Entry::into_inner)));
+    if consumer.begin() {
+        taken.extend(std::iter::from_fn(|| consumer.take().map(Entry::into_inner)));
     }
     taken
 }
 
 #[test]
 fn entries_come_out_in_the_order_they_went_in() {
-    let (queue, mut taker) = queue();
+    let (queue, mut consumer) = queue();
     assert!(queue.is_empty());
     assert!(push(&queue, 0).first);
     assert!(!push(&queue, 1).first);
     let _ = push(&queue, 2);
     assert!(!queue.is_empty());
-    assert_eq!(take(&mut taker), [0, 1, 2]);
-    assert!(queue.is_empty() && take(&mut taker).is_empty());
+    assert_eq!(take(&mut consumer), [0, 1, 2]);
+    assert!(queue.is_empty() && take(&mut consumer).is_empty());
     assert!(push(&queue, 3).first, "empty again");
-    assert_eq!(take(&mut taker), [3]);
+    assert_eq!(take(&mut consumer), [3]);
 }
 
 #[test]
@@ -63,64 +63,64 @@ fn an_entry_keeps_its_address_as_it_moves() {
     let mut entry = Entry::new([7u8; 100]);
     let address = entry.as_ptr();
     entry[0] = 8;
-    let (queue, mut taker) = queue();
+    let (queue, mut consumer) = queue();
     let _ = queue.push(entry, Urgency::Lazy);
-    let entry = taker.take().unwrap();
+    let entry = consumer.take().unwrap();
     assert_eq!((entry.as_ptr(), entry[0], entry[1]), (address, 8, 7));
 }
 
 #[test]
 fn lazy_entries_are_counted_until_one_is_urgent() {
-    let (queue, mut taker) = queue();
+    let (queue, mut consumer) = queue();
     let push = |urgency| queue.push(Entry::new(()), urgency).queued;
     assert_eq!(push(Urgency::Lazy), 1);
     assert_eq!(push(Urgency::Lazy), 2);
     assert_eq!(push(Urgency::Urgent), u32::MAX);
     assert_eq!(push(Urgency::Lazy), u32::MAX);
-    assert_eq!(take(&mut taker).len(), 4);
+    assert_eq!(take(&mut consumer).len(), 4);
     assert_eq!(push(Urgency::Lazy), 1);
 }
 
 #[test]
 fn entries_that_a_taker_leaves_are_reported_as_the_rest() {
-    let (queue, mut taker) = queue();
+    let (queue, mut consumer) = queue();
     for number in 0..3 {
         let _ = push(&queue, number);
     }
-    assert!(taker.begin());
-    assert_eq!(taker.take().map(Entry::into_inner), Some(0));
-    assert_eq!(taker.leave(), Rest::Entries);
+    assert!(consumer.begin());
+    assert_eq!(consumer.take().map(Entry::into_inner), Some(0));
+    assert_eq!(consumer.stop(), Rest::Entries);
     assert!(!queue.is_empty());
-    assert!(!push(&queue, 3).first, "a taker that leaves entries announces them itself");
-    assert_eq!(take(&mut taker), [1, 2, 3]);
-    assert_eq!(taker.leave(), Rest::Nothing);
+    assert!(!push(&queue, 3).first, "a consumer that leaves entries announces them itself");
+    assert_eq!(take(&mut consumer), [1, 2, 3]);
+    assert_eq!(consumer.stop(), Rest::Nothing);
     assert!(queue.is_empty());
 }
 
 #[test]
 fn a_push_to_a_sealed_queue_reports_the_seal() {
-    let (queue, mut taker) = queue();
+    let (queue, mut consumer) = queue();
     assert!(!push(&queue, 1).sealed && !queue.is_sealed());
-    taker.seal();
+    consumer.seal();
     assert!(queue.is_sealed());
-    assert_eq!(take(&mut taker), [1], "the sealing thread takes the earlier entries");
+    assert_eq!(take(&mut consumer), [1], "the sealing thread takes the earlier entries");
     assert!(queue.is_empty());
     assert!(push(&queue, 2).sealed);
-    assert_eq!(take(&mut taker), [2]);
+    assert_eq!(take(&mut consumer), [2]);
 }
 
 #[test]
 fn a_dropped_queue_frees_its_entries() {
     let count = Arc::new(AtomicUsize::new(0));
-    let (queue, mut taker) = queue();
+    let (queue, mut consumer) = queue();
     for _ in 0..5 {
         let _ = queue.push(Counted::new(&count), Urgency::Lazy);
     }
-    drop(taker.take());
+    drop(consumer.take());
     assert_eq!(count.load(Ordering::Relaxed), 4);
     drop(queue);
-    assert_eq!(count.load(Ordering::Relaxed), 4, "the taker's end keeps the entries");
-    drop(taker);
+    assert_eq!(count.load(Ordering::Relaxed), 4, "the consumer's end keeps the entries");
+    drop(consumer);
     assert_eq!(count.load(Ordering::Relaxed), 0);
 }
 
@@ -128,7 +128,7 @@ fn a_dropped_queue_frees_its_entries() {
 fn many_pushers_lose_no_entry() {
     const PUSHERS: usize = 4;
     const EACH: usize = 20_000;
-    let (queue, mut taker) = queue();
+    let (queue, mut consumer) = queue();
     let mut next = [0; PUSHERS];
     std::thread::scope(|scope| {
         for pusher in 0..PUSHERS {
@@ -142,7 +142,7 @@ fn many_pushers_lose_no_entry() {
         let end = Instant::now() + Duration::from_secs(60);
         let mut taken = 0;
         while taken < PUSHERS * EACH {
-            for (pusher, number) in take(&mut taker) {
+            for (pusher, number) in take(&mut consumer) {
                 assert_eq!(number, next[pusher], "each pusher's entries in order");
                 next[pusher] += 1;
                 taken += 1;
@@ -338,7 +338,7 @@ fn a_ring_has_one_leader_whose_resignation_wakes_a_follower() {
 fn traffic(needed: u32) {
     const WAKERS: usize = 3;
     const EACH: usize = 20_000;
-    let ((queue, mut taker), word) = (queue(), SleepWord::new());
+    let ((queue, mut consumer), word) = (queue(), SleepWord::new());
     std::thread::scope(|scope| {
         for _ in 0..WAKERS {
             scope.spawn(|| {
@@ -353,12 +353,12 @@ fn traffic(needed: u32) {
         let mut taken = 0;
         while taken < WAKERS * EACH {
             let missing = needed.min((WAKERS * EACH - taken) as u32);
-            let round = take(&mut taker).len();
+            let round = take(&mut consumer).len();
             taken += round;
             if round > 0 || taken == WAKERS * EACH {
                 continue;
             }
-            let missing = if taker.leave() == Rest::OutOfReach { 1 } else { missing };
+            let missing = if consumer.stop() == Rest::OutOfReach { 1 } else { missing };
             let ticket = word.announce(Sleeper::Futex, missing);
             if queue.is_empty() {
                 word.sleep(&ticket, Some(60 * SECOND)).expect("a wake-up was lost");

@@ -16,7 +16,7 @@ use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
 use usring_sys::mapping::PAGE;
 
 use usring_sys::per_process;
-use usring_sys::queue::{Taker, queue};
+use usring_sys::queue::{Consumer, queue};
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, memory_reserve, thread, width};
 use usring_uapi::io_uring as abi;
@@ -171,7 +171,7 @@ impl Ring {
         if !self.is_adopted() {
             self.control.note_maker_has_left();
         }
-        locked.queues.taker.seal();
+        locked.queues.consumer.seal();
         while locked.waiting.polls.extract(|_| true).is_some() {}
         drop(locked.waiting.timeouts.take_all());
         ask_processes::forget(&mut locked);
@@ -234,15 +234,15 @@ fn check(params: &io_uring_params) -> Result<(), Errno> {
 }
 
 pub(super) fn new_ring(flags: u32, memory: Memory) -> Ring {
-    let (task_work, taker) = queue();
-    let state = new_state(taker, &memory);
+    let (task_work, consumer) = queue();
+    let state = new_state(consumer, &memory);
     Ring::from_parts(flags, memory, task_work, state)
 }
 
-pub(super) fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
+pub(super) fn new_state(consumer: Consumer<Request>, memory: &Memory) -> RingState {
     RingState {
         queues: Queues {
-            taker,
+            consumer,
             sq: SubmissionQueue::new(memory),
             cq: CompletionQueue::new(memory),
             pool: Default::default(),

@@ -32,8 +32,8 @@ impl Ring {
         memory_reserve::check()?;
         per_process::prepare()?;
         ring_watcher::start()?;
-        let (task_work, taker) = queue();
-        let state = new_state(taker, &inherited.memory);
+        let (task_work, consumer) = queue();
+        let state = new_state(consumer, &inherited.memory);
         let ring = Arc::new(Ring::inherited_from(inherited, task_work, state)?);
         if ring.has(abi::IORING_SETUP_SINGLE_ISSUER) && !ring.is_disabled() {
             ring.issuer.store(OTHER_PROCESS, Ordering::Relaxed);

@@ -219,7 +219,7 @@ pub(crate) fn run_for_wait(locked: &mut LockedRing, wanted: u32) {
 
 #[inline]
 fn run_for(locked: &mut LockedRing, limit: u32) {
-    if locked.queues.taker.begin() {
+    if locked.queues.consumer.begin() {
         run_batch(locked, limit);
     }
 }
@@ -229,14 +229,14 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
     clear_announcement(locked);
     let mut by_worker = false;
     for _ in 0..limit {
-        let Some(request) = locked.queues.taker.take() else { break };
+        let Some(request) = locked.queues.consumer.take() else { break };
         by_worker |= request.progress == Progress::Ran;
         run_one(locked, request);
     }
     batch::run_issuable(locked);
     // A thread that pushes behind an existing entry does not notify the owner. So the driver that
     // leaves entries on the list notifies it.
-    if locked.queues.taker.leave() == Rest::Entries && locked.ring.defers_task_work() {
+    if locked.queues.consumer.stop() == Rest::Entries && locked.ring.defers_task_work() {
         announce_deferred(locked.ring, by_worker);
     }
 }

@@ -259,7 +259,7 @@ fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     if !locked.ring.defers_task_work() {
         return call.completions;
     }
-    match locked.queues.taker.leave() {
+    match locked.queues.consumer.stop() {
         Rest::OutOfReach => 1,
         Rest::Nothing | Rest::Entries => call.completions.saturating_sub(locked.queues.cq.ready()).max(1),
     }

@@ -181,7 +181,7 @@ fn catch_up(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
         other.run_task_work();
     }
-    other.queues.taker.leave() == Rest::Nothing
+    other.queues.consumer.stop() == Rest::Nothing
 }
 
 fn leave_message(target: &Arc<Ring>, mut entry: RequestEntry, cqe: Cqe) {

@@ -28,7 +28,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use usring_ring::{CompletionQueue, Journal, SubmissionQueue};
 use usring_sys::clock::Clock;
-use usring_sys::queue::Taker;
+use usring_sys::queue::Consumer;
 
 /// State that only the ring's driver touches, grouped by purpose.
 pub(crate) struct RingState {
@@ -47,7 +47,7 @@ pub(crate) struct RingState {
 /// and `driving` move these requests.
 pub(crate) struct Queues {
     /// The driver's half of the task-work list, which takes requests off the list.
-    pub taker: Taker<Request>,
+    pub consumer: Consumer<Request>,
     pub sq: SubmissionQueue,
     pub cq: CompletionQueue,
     pub pool: RequestPool,

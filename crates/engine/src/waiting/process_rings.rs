@@ -7,8 +7,8 @@
 //! | posts a notice: see [`LockedRing::call_other_processes`] | all others | the eventfd of `sys::process_number` |
 //!
 //! A notice announces a change of a shared ring that other processes have to handle, such as a
-//! registration or a remote change. Each raises a count in the ring's memory. The ring watcher of a woken
-//! process compares that count with the last one that the process has seen.
+//! registration or a remote change. Each raises a count in the ring's memory. The ring watcher of a
+//! woken process compares that count with the last one that the process has seen.
 
 use crate::ring::{LockedRing, Queues, Ring, RingState};
 use alloc::sync::{Arc, Weak};
