@@ -16,7 +16,7 @@
 //! - The completions of a step are sorted. The notifications of SEND_ZC are checked but not
 //!   printed, because the step in which they arrive varies.
 //! - After a plain call the program waits for its completions before it continues. A busy machine
-//!   needs longer waits: the patience is a factor for their length.
+//!   needs longer waits: the wait factor multiplies their length.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -45,7 +45,7 @@ const BATCH: u32 = 6;
 const ROOM: usize = 512;
 /// A step ends after this many waits in a row have brought no completion.
 const QUIET_LOOKS: u32 = 4;
-/// Length of one wait with a patience (factor) of 1.
+/// Length of one wait with a wait factor of 1.
 const LOOK: Duration = Duration::from_millis(2);
 /// Result of a SEND_ZC's notification that says that the kernel has copied the data.
 const COPIED: i32 = u::IORING_NOTIF_USAGE_ZC_COPIED as i32;
@@ -129,7 +129,7 @@ struct Program {
     /// User data of all poll requests.
     polls: BTreeSet<u64>,
     /// Factor for the length of waits.
-    patience: u32,
+    wait_factor: u32,
     user_data: u64,
     soon: Timespec,
     never: Timespec,
@@ -225,8 +225,8 @@ fn files() -> (Vec<File>, net::Address) {
 }
 
 /// Runs the program of one seed, and prints its output.
-pub fn run(seed: u64, patience: u32) {
-    let mut program = Program::new(seed, patience);
+pub fn run(seed: u64, wait_factor: u32) {
+    let mut program = Program::new(seed, wait_factor);
     for step in 0..STEPS {
         println!("step {step}");
         program.act();
@@ -237,7 +237,7 @@ pub fn run(seed: u64, patience: u32) {
 }
 
 impl Program {
-    fn new(seed: u64, patience: u32) -> Program {
+    fn new(seed: u64, wait_factor: u32) -> Program {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         for _ in 0..4 {
             random.next();
@@ -281,7 +281,7 @@ impl Program {
             without_copy: BTreeSet::new(),
             notified: BTreeSet::new(),
             polls: BTreeSet::new(),
-            patience,
+            wait_factor,
             user_data: 0,
             soon: Timespec { tv_sec: 0, tv_nsec: 300_000 },
             never: Timespec { tv_sec: 1000, tv_nsec: 0 },
@@ -419,7 +419,7 @@ impl Program {
         while quiet < QUIET_LOOKS {
             // The program must wait in the kernel: with deferred task work the kernel starts no
             // workers before that.
-            self.ring.enter_for(0, 1, LOOK * self.patience);
+            self.ring.enter_for(0, 1, LOOK * self.wait_factor);
             let new = self.ring.reap();
             quiet = if new.is_empty() { quiet + 1 } else { 0 };
             self.entries.extend(new);

@@ -17,7 +17,7 @@ use crate::{door, memory::zeroed, time};
 pub type Params = u::io_uring_params;
 
 /// How long [`Ring::wait`] waits for a completion before it gives up.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A CQE as a case sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -316,7 +316,7 @@ impl Ring {
     /// after half a minute or an error.
     pub fn wait(&mut self, count: usize) -> Vec<Entry> {
         let mut entries = self.reap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while entries.len() < count {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

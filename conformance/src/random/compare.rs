@@ -3,8 +3,8 @@
 //! - [`compare`] searches for differences: it runs a range of seeds on both sides.
 //! - [`check`] runs the fixed seeds of [`FIXED`] on usring, and compares with the kernel's output
 //!   that [`record`] has noted.
-//! - Kernel and usring run a seed until their outputs agree, at most as many times as [`PATIENCE`]
-//!   has entries. Busy machines need longer waits, and some programs depend on timing.
+//! - Kernel and usring run a seed until their outputs agree, at most once for each of
+//!   [`WAIT_FACTORS`]. Busy machines need longer waits, and some programs depend on timing.
 //! - [`KNOWN`] lists differences that the kernel's promises allow, with the digest of usring's
 //!   output and the reason. A difference with another digest counts as unknown.
 
@@ -23,9 +23,9 @@ const KNOWN: &str = include_str!("../../known-differences.txt");
 const FIXED: &str = include_str!("../../random-seeds.txt");
 /// Time after which a random program counts as hung.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The patience of each run of a seed, from the first run to the last: a factor for the length of
-/// waits.
-const PATIENCE: [u32; 6] = [1, 1, 3, 3, 10, 40];
+/// The wait factor of each run of a seed, from the first run to the last: a factor for the length
+/// of waits.
+const WAIT_FACTORS: [u32; 6] = [1, 1, 3, 3, 10, 40];
 /// Number of seeds that run at the same time. It may exceed the processors, because programs mostly
 /// wait.
 const WORKERS: usize = 6;
@@ -118,8 +118,8 @@ fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
 /// otherwise the output of the last run.
 fn answers_otherwise(usring: Option<&str>, seed: u64, wanted: &str) -> Option<String> {
     let mut last = None;
-    for patience in PATIENCE {
-        let text = transcript(usring, seed, patience);
+    for wait_factor in WAIT_FACTORS {
+        let text = transcript(usring, seed, wait_factor);
         if digest(text.as_bytes()) == wanted {
             return None;
         }
@@ -140,9 +140,9 @@ struct Difference {
 /// in one of the runs.
 fn difference(usring: &str, seed: u64) -> Option<Difference> {
     let (mut kernels, mut ours) = (Vec::new(), Vec::new());
-    for patience in PATIENCE {
-        kernels.push(transcript(None, seed, patience));
-        ours.push(transcript(Some(usring), seed, patience));
+    for wait_factor in WAIT_FACTORS {
+        kernels.push(transcript(None, seed, wait_factor));
+        ours.push(transcript(Some(usring), seed, wait_factor));
         if kernels.iter().any(|kernel| ours.contains(kernel)) {
             return None;
         }
@@ -162,7 +162,7 @@ fn first_difference<'a>(wanted: &'a str, got: &'a str) -> (&'a str, &'a str) {
     }
 }
 
-fn transcript(usring: Option<&str>, seed: u64, patience: u32) -> String {
+fn transcript(usring: Option<&str>, seed: u64, wait_factor: u32) -> String {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = match usring {
         None => Command::new(program),
@@ -172,7 +172,7 @@ fn transcript(usring: Option<&str>, seed: u64, patience: u32) -> String {
             command
         }
     };
-    command.args(["random", &seed.to_string(), &patience.to_string()]);
+    command.args(["random", &seed.to_string(), &wait_factor.to_string()]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().expect("the program can be started");
     let mut output = child.stdout.take().expect("the output is a pipe");

@@ -68,11 +68,11 @@ pub fn setup_with_flags(
 }
 
 /// Whether a thread that asks an unpolled context for events polls the devices before it sleeps.
-static LOOKS: AtomicBool = AtomicBool::new(false);
+static POLLS_BEFORE_SLEEP: AtomicBool = AtomicBool::new(false);
 
 /// Makes threads poll the devices when they ask for events. Affects contexts made from now on.
-pub fn have_events_looked_for() {
-    LOOKS.store(true, Ordering::Relaxed);
+pub fn poll_devices_before_sleep() {
+    POLLS_BEFORE_SLEEP.store(true, Ordering::Relaxed);
 }
 
 fn make(trust: AddressTrust, requests: u32, place: UserAddress, kind: ContextKind) -> Result<(), Errno> {
@@ -80,7 +80,8 @@ fn make(trust: AddressTrust, requests: u32, place: UserAddress, kind: ContextKin
     if occupant != 0 || requests == 0 {
         return Err(Errno::EINVAL);
     }
-    let attention = if LOOKS.load(Ordering::Relaxed) { Attention::Preferred } else { Attention::Signalled };
+    let attention =
+        if POLLS_BEFORE_SLEEP.load(Ordering::Relaxed) { Attention::Preferred } else { Attention::Signalled };
     let address = table::insert(|id| Context::new(trust, requests, id, kind, attention))?;
     user_memory::write(place, address).inspect_err(|_| {
         let _ = destroy(address);

@@ -23,7 +23,7 @@ Exit status: 0 if usring works here, 1 if it does not.";
 #[command(after_help = EXAMPLES)]
 pub struct Options {}
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Column in which the answers begin.
 const INDENT: usize = 20;
 
@@ -70,7 +70,7 @@ fn read(path: &str) -> Option<String> {
 /// Runs the probe on `system` and returns its findings.
 fn probe(system: System) -> Result<Findings, String> {
     let mut command: Command = child::command_on(system, &[], &child::ourselves()?)?;
-    let output = child::output_within(command.arg("probe"), PATIENCE)?;
+    let output = child::output_within(command.arg("probe"), TIMEOUT)?;
     if !output.status.success() {
         return Err(child::complaint(&output));
     }

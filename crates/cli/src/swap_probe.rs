@@ -29,7 +29,7 @@ enum ProbeResult {
 /// `usring run --swap`.
 const PROGRAM: &str = "program";
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const MIB: usize = 1 << 20;
 /// Number of page faults that are measured.
 const SAMPLES: usize = 1001;
@@ -154,7 +154,7 @@ fn ask(mechanism: Mechanism) -> Result<ProbeResult, String> {
 }
 
 fn answer_of(command: &mut Command) -> Result<ProbeResult, String> {
-    let output = child::output_within(command, PATIENCE)?;
+    let output = child::output_within(command, TIMEOUT)?;
     if !output.status.success() {
         return Err(child::complaint(&output));
     }

@@ -144,7 +144,7 @@ impl Expectations {
     /// machine. So each latency counts at most as four times the mean before the poll. One poll
     /// thus raises the mean at most to that value.
     #[inline]
-    pub fn begin_look(&mut self) {
+    pub fn begin_poll(&mut self) {
         self.found = 0;
     }
 

@@ -97,7 +97,7 @@ impl Tracker {
         let now = Ticks::now();
         let asleep = asleep_since.map_or(0, |since| now.since(since));
         if let Estimate::Ring(expectations) = &mut self.estimate {
-            expectations.begin_look();
+            expectations.begin_poll();
         }
         for completion in found {
             let Some(request) = self.remove(completion.token) else { continue };

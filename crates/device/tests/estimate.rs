@@ -26,7 +26,7 @@ fn serve(expectations: &mut Expectations, requests: usize, latency: u64) -> (u64
         };
         let seen = latency.max(slept);
         let asleep = if slept >= latency { slept } else { 0 };
-        expectations.begin_look();
+        expectations.begin_poll();
         expectations.record(bucket, seen, asleep);
         last = (slept, seen - slept);
     }
@@ -119,7 +119,7 @@ fn the_sleep_for_an_old_request_is_only_its_remaining_time() {
 fn a_wait_for_several_requests_of_variable_latency_does_not_sleep() {
     let mut expectations = Expectations::default();
     for request in 0..1000u64 {
-        expectations.begin_look();
+        expectations.begin_poll();
         expectations.record(reads(4096), (10 + request * 37 % 180) * MICROSECOND, 0);
     }
     assert_eq!(expectations.sleep(reads(4096), 0, false, OVERSHOOT), 0, "the next request may complete at any moment");
@@ -138,7 +138,7 @@ fn sleeps_with_many_requests_in_flight_do_not_exceed_the_device_time() {
             sleep => sleep + OVERSHOOT,
         };
         let asleep = if slept >= latency { slept } else { 0 };
-        expectations.begin_look();
+        expectations.begin_poll();
         (0..32).for_each(|_| expectations.record(reads(4096), latency.max(slept), asleep));
         slept
     };

@@ -395,14 +395,14 @@ impl Page {
     }
 
     fn lock(&self) -> Lock {
-        const PATIENCE: u32 = 1_000_000;
+        const MOST_TRIES: u32 = 1_000_000;
         let word = &self.0[AT_LOCK];
         let mut tries = 0;
         while word.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             core::hint::spin_loop();
             tries += 1;
             // A holder that was killed never unlocks. It has written whole rules or nothing.
-            if tries == PATIENCE {
+            if tries == MOST_TRIES {
                 break;
             }
         }

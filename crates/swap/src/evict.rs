@@ -42,7 +42,7 @@ pub const MOST: usize = 64;
 pub const MOST_FAILURES: u32 = 8;
 
 /// Nanoseconds. Longest sleep of a thread that found no page to evict while other threads evict.
-pub const PATIENCE: u64 = 1_000_000;
+pub const LONGEST_SLEEP_NS: u64 = 1_000_000;
 
 /// How often this process has reported that its limit cannot be kept, for each reason: the store is
 /// full, writes fail, all pages are in use.
@@ -134,7 +134,7 @@ impl Pager {
             return MadeRoom::Taken;
         }
         if outcome.obstacle.is_none() && (outcome.met_others || self.evictions.any_since(ended)) {
-            self.evictions.wait(ended, PATIENCE);
+            self.evictions.wait(ended, LONGEST_SLEEP_NS);
             return MadeRoom::Perhaps;
         }
         // Another thread may have released room meanwhile.

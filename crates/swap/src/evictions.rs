@@ -49,10 +49,10 @@ impl Evictions {
         self.running.load(Ordering::Acquire) != 0 || self.ended() != ended
     }
 
-    /// Sleeps until an eviction completes, for `patience` at most. Returns at once if an eviction
+    /// Sleeps until an eviction completes, for `timeout` at most. Returns at once if an eviction
     /// has made room since the caller read `ended`.
-    pub fn wait(&self, ended: u32, patience: Nanoseconds) {
-        let _ = futex::wait(&self.ended, ended, Some(patience));
+    pub fn wait(&self, ended: u32, timeout: Nanoseconds) {
+        let _ = futex::wait(&self.ended, ended, Some(timeout));
     }
 }
 

@@ -69,7 +69,7 @@ pub struct Inheritance {
 
 impl Mappings {
     /// Stops evictions and faults before a fork that gives the child a copy of the memory. Waits at
-    /// most `patience` for running evictions. Until the result is dropped, the caller may fork
+    /// most `timeout` for running evictions. Until the result is dropped, the caller may fork
     /// once. It must not touch the memory, or run a signal handler that might touch it.
     ///
     /// Errors:
@@ -80,7 +80,7 @@ impl Mappings {
     /// - `EBUSY`: another thread, whose device does not answer, holds a cluster's claim for too
     ///   long.
     /// - `ENOMEM`.
-    pub fn hold(&'static self, patience: Nanoseconds) -> Result<Held, Errno> {
+    pub fn hold(&'static self, timeout: Nanoseconds) -> Result<Held, Errno> {
         let pager = &*self.region.pager;
         let mut descriptors = Vec::new();
         if !pager.store.device().driver().keep_after_fork(&mut |number| descriptors.push(number)) {
@@ -97,7 +97,7 @@ impl Mappings {
             return Err(Errno::EOPNOTSUPP);
         }
         let quiet = Quiet::begin(pager);
-        let gates = pager.rest(patience)?;
+        let gates = pager.rest(timeout)?;
         let parts = self.parts(&space);
         pager.lend_to(&user);
         let taken = we_copy.then(|| pager.take_resident());
@@ -271,10 +271,10 @@ impl Inheritance {
 
 impl Pager {
     /// Claims all clusters, then shuts all gates. Errors: `EBUSY` if the claims take longer than
-    /// `patience`, as another thread holds one.
-    fn rest(&self, patience: Nanoseconds) -> Result<Vec<Resting<'_>>, Errno> {
+    /// `timeout`, as another thread holds one.
+    fn rest(&self, timeout: Nanoseconds) -> Result<Vec<Resting<'_>>, Errno> {
         let start = Ticks::now();
-        let left = || patience.saturating_sub(Ticks::now().since(start));
+        let left = || timeout.saturating_sub(Ticks::now().since(start));
         let claim = |cluster| self.claim_within(cluster, left()).ok_or(Errno::EBUSY);
         let claims = (0..self.clusters()).map(claim).collect::<Result<Vec<_>, _>>()?;
         Ok(claims.into_iter().map(Claim::rest).collect())

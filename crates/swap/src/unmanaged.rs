@@ -119,8 +119,8 @@ impl Pager {
         }
     }
 
-    /// Claims a cluster. `None` if another thread holds the claim for longer than `patience`.
-    pub fn claim_within(&self, cluster: usize, patience: Nanoseconds) -> Option<Claim<'_>> {
+    /// Claims a cluster. `None` if another thread holds the claim for longer than `timeout`.
+    pub fn claim_within(&self, cluster: usize, timeout: Nanoseconds) -> Option<Claim<'_>> {
         let gate = self.gate(cluster);
         if let Some(claim) = gate.claim() {
             return Some(claim);
@@ -136,7 +136,7 @@ impl Pager {
             if let Some(claim) = gate.claim() {
                 return Some(claim);
             }
-            if waited >= patience {
+            if waited >= timeout {
                 return None;
             }
         }

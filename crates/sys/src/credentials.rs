@@ -67,8 +67,8 @@ pub const CALLS: [u32; 13] = [
 ];
 
 /// Longest time that a change waits for the service threads, in nanoseconds.
-pub const PATIENCE: Nanoseconds = 1_000_000_000;
-const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
+pub const ANSWER_TIMEOUT_NS: Nanoseconds = 1_000_000_000;
+const CHECK_INTERVAL_NS: Nanoseconds = 10_000_000;
 
 #[cfg(not(loom))]
 static GENERATIONS: Generations = Generations::new();
@@ -277,14 +277,14 @@ fn is_only_thread() -> bool {
 
 /// The /proc/self/task directory is read at most this many times. It is read again while a thread
 /// of usring is being started: that thread may be listed before it is known as usring's.
-const LOOKS: u32 = 20;
+const MOST_READS: u32 = 20;
 
 /// Returns whether the caller is the program's only thread. `false` also if that cannot be
 /// determined.
 fn is_programs_only_thread() -> bool {
-    (0..LOOKS).any(|look| {
+    (0..MOST_READS).any(|look| {
         if look > 0 {
-            let _ = futex::wait(&AtomicU32::new(0), 0, Some(BETWEEN_LOOKS / 100));
+            let _ = futex::wait(&AtomicU32::new(0), 0, Some(CHECK_INTERVAL_NS / 100));
         }
         lists_only_ours().unwrap_or(false)
     })
@@ -345,14 +345,14 @@ impl Drop for Copied {
 /// Makes the service threads repeat a call, and waits for their answers. Returns whether each of
 /// them now has the calling thread's credentials.
 fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
-    let end = Clock::Monotonic.now() + PATIENCE;
+    let end = Clock::Monotonic.now() + ANSWER_TIMEOUT_NS;
     while ORDERING.swap(1, Ordering::Acquire) != 0 {
         if Clock::Monotonic.now() > end {
-            // Another change has held the lock for `PATIENCE`: it waits for a service thread that
-            // is stuck in the kernel.
+            // Another change has held the lock for `ANSWER_TIMEOUT_NS`: it waits for a service
+            // thread that is stuck in the kernel.
             return false;
         }
-        let _ = futex::wait(&ORDERING, 1, Some(BETWEEN_LOOKS));
+        let _ = futex::wait(&ORDERING, 1, Some(CHECK_INTERVAL_NS));
     }
     let followed = Copied::of(number, arguments).is_ok_and(|copied| {
         let [a, b, c] = copied.arguments;
@@ -387,7 +387,7 @@ fn wait_for_followers(order: u32, end: Nanoseconds) -> bool {
         for thread in lagging {
             SignalInformation::follow().send_to(thread);
         }
-        let _ = futex::wait(&ANSWERS, answers, Some(BETWEEN_LOOKS));
+        let _ = futex::wait(&ANSWERS, answers, Some(CHECK_INTERVAL_NS));
     }
 }
 

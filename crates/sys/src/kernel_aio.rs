@@ -292,7 +292,7 @@ mod context {
         }
 
         /// Removes and returns the next completion. After the last one, the caller calls
-        /// [`Context::finish_look`].
+        /// [`Context::free_read_slots`].
         #[inline]
         pub fn take(&mut self) -> Option<IoEvent> {
             if !self.kernels.is_ours() {
@@ -316,7 +316,7 @@ mod context {
 
         /// Frees the slots of all completions that were read: the kernel may use them again.
         #[inline]
-        pub fn finish_look(&mut self) {
+        pub fn free_read_slots(&mut self) {
             self.ring.publish_head();
         }
 

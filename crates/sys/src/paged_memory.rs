@@ -49,7 +49,7 @@ const ALIGNED: usize = 2 << 20;
 
 /// Maximum number of attempts to make a call that the kernel refuses for lack of memory; and the
 /// pause between two attempts, in nanoseconds.
-const PATIENCE: u32 = 100;
+const MOST_ATTEMPTS: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
 /// A value whose address identifies this process.
@@ -260,7 +260,7 @@ impl PagedMemory {
 
     fn advise(&self, address: usize, length: usize, advice: u32) -> Result<(), Errno> {
         let arguments = [address as u64, length as u64, u64::from(advice), 0, 0];
-        for _ in 0..PATIENCE {
+        for _ in 0..MOST_ATTEMPTS {
             match SystemCall::new(linux::__NR_madvise, arguments).run() {
                 // The kernel has no memory now, or the process has reached its limit of mappings.
                 Err(Errno::EAGAIN) => drop(wait::nanosleep(PAUSE)),

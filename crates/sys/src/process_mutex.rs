@@ -37,7 +37,7 @@ const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 
 /// Longest single sleep on the mutex's word. After it the thread checks whether the holding process
 /// is alive.
-const PATIENCE: Nanoseconds = 5_000_000;
+const LONGEST_SLEEP_NS: Nanoseconds = 5_000_000;
 
 /// Returns whether the process with this number is alive.
 pub type IsAlive = fn(u32) -> bool;
@@ -157,7 +157,7 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
                 relax();
             } else if word & CONTENDED != 0 || self.change(word, word | CONTENDED) {
                 slept = CONTENDED;
-                let outcome = futex::wait_shared(&self.word, word | CONTENDED, Some(PATIENCE));
+                let outcome = futex::wait_shared(&self.word, word | CONTENDED, Some(LONGEST_SLEEP_NS));
                 let is_over = outcome == Err(Errno::ETIMEDOUT) && word & NUMBER != self.own;
                 if is_over && !(self.is_alive)(word & NUMBER) && self.take(word | CONTENDED, CONTENDED) {
                     return word;

@@ -44,7 +44,7 @@ fn requests_that_the_kernel_cannot_take_yet_stay_in_the_batch() {
             assert_eq!(event.res, 0);
             assert!(seen.insert(event.data), "{} came twice", event.data);
         }
-        context.finish_look();
+        context.free_read_slots();
     }
     assert!(refusals > 2, "the ring has never been full");
     assert!(context.is_empty() && seen.into_iter().eq(0..COUNT));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use usring_sys::owner_lock::OwnerLock;
 
 /// Longest wait of a test, long enough on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Data that a child and its parent share: a lock, and two flags for the child's progress.
 struct Shared {
@@ -82,7 +82,7 @@ fn the_lock_of_a_dead_holder_can_be_taken_before_and_after_its_wait() {
         let child = child(shared);
         ended(child, if is_reaped { 0 } else { libc::WNOWAIT });
         for _ in 0..2 {
-            locks(shared).0.recv_timeout(PATIENCE).expect("the lock of a dead holder is acquired");
+            locks(shared).0.recv_timeout(TIMEOUT).expect("the lock of a dead holder is acquired");
         }
     }
 }
@@ -95,16 +95,16 @@ fn a_thread_that_sleeps_on_the_lock_gets_it_when_the_holder_dies() {
     // Wait until the thread sleeps. It most likely waits for the lock then.
     let status = format!("/proc/self/task/{number}/status");
     let sleeps = || std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tS"));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !sleeps() {
         assert!(Instant::now() < end, "the thread does not sleep");
         std::thread::yield_now();
     }
     assert!(waits.try_recv().is_err(), "the child still holds the lock");
     shared.goes_on.store(true, Ordering::Release);
-    waits.recv_timeout(PATIENCE).expect("the lock of a holder that has just died");
+    waits.recv_timeout(TIMEOUT).expect("the lock of a holder that has just died");
     ended(child, 0);
-    locks(shared).0.recv_timeout(PATIENCE).expect("the lock can be acquired again");
+    locks(shared).0.recv_timeout(TIMEOUT).expect("the lock can be acquired again");
 }
 
 #[test]

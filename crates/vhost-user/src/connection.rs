@@ -1,7 +1,7 @@
 //! One connection to a back end. Sends the messages in the order that the vhost-user protocol
 //! prescribes. After any error the caller closes the connection.
 
-use super::patience::{self, Patience};
+use super::exchange_timeout::{self, ExchangeTimeout};
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -46,7 +46,7 @@ pub struct Signals<'a> {
 pub struct Connection {
     frontend: Frontend,
     socket: UnixStream,
-    patience: Arc<Patience>,
+    exchange_timeout: Arc<ExchangeTimeout>,
     /// Virtio's feature bits that the back end offers.
     features: u64,
     protocol: VhostUserProtocolFeatures,
@@ -63,17 +63,17 @@ impl Connection {
     /// a restart of the back end. So the back end is asked to record the requests in flight, which
     /// costs it time for each request.
     pub fn open(path: &str, comes_back: bool) -> Result<Connection, Failure> {
-        let stream = patience::connect(Path::new(path))?;
+        let stream = exchange_timeout::connect(Path::new(path))?;
         let socket = stream.try_clone().map_err(failed("allow its socket to be watched"))?;
-        let patience = Arc::new(Patience::with(&socket)?);
-        patience.clone().during(|| Self::greet(socket, stream, patience, comes_back))
+        let exchange_timeout = Arc::new(ExchangeTimeout::with(&socket)?);
+        exchange_timeout.clone().during(|| Self::greet(socket, stream, exchange_timeout, comes_back))
     }
 
     /// Negotiates the protocol features, and makes usring the back end's front end.
     fn greet(
         socket: UnixStream,
         stream: UnixStream,
-        patience: Arc<Patience>,
+        exchange_timeout: Arc<ExchangeTimeout>,
         comes_back: bool,
     ) -> Result<Connection, Failure> {
         let mut frontend = Frontend::from_stream(stream, 1);
@@ -108,13 +108,13 @@ impl Connection {
             0
         };
         frontend.set_owner().map_err(failed("accept an owner"))?;
-        Ok(Connection { frontend, socket, patience, features, protocol, queues, memory_slots })
+        Ok(Connection { frontend, socket, exchange_timeout, features, protocol, queues, memory_slots })
     }
 
     /// Runs an exchange of messages. Fails if the exchange takes longer than
-    /// [`PATIENCE`](patience::PATIENCE).
+    /// [`EXCHANGE_TIMEOUT`](exchange_timeout::EXCHANGE_TIMEOUT).
     fn in_time<T>(&mut self, exchange: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
-        self.patience.clone().during(|| exchange(self))
+        self.exchange_timeout.clone().during(|| exchange(self))
     }
 
     /// Returns the socket. It is readable or hung up once the back end has ended.

@@ -10,7 +10,7 @@
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 mod connection;
-mod patience;
+mod exchange_timeout;
 mod record;
 
 use connection::{Connection, Failure, Region, Signals, duplicate};
@@ -111,7 +111,7 @@ impl VhostUser {
             Shared::connect(options, report).map_err(|failure| format!("the back end on {socket} {failure}"))?;
         let shared = Arc::new(shared);
         let watched = Arc::clone(&shared);
-        let watcher = patience::spawn("vhost-user", move || watched.watch_connection())
+        let watcher = exchange_timeout::spawn("vhost-user", move || watched.watch_connection())
             .map_err(|error| format!("cannot start a thread for the back end on {socket} ({error})"))?;
         Ok(VhostUser { shared, watcher: Some(watcher) })
     }

@@ -38,7 +38,7 @@ pub struct Options {
 }
 
 /// Longest time that the program may take between two lines of its output.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the subcommand.
 pub fn run(options: &Options) -> Outcome {
@@ -86,7 +86,7 @@ impl Demo<'_> {
         let bar = ProgressBar::new(2 * self.blocks).with_style(style());
         let _end = cleanup::end_bar(&bar);
         let mut figures = Vec::new();
-        let output = child::follow(&mut command, PATIENCE, |line| match serde_json::from_str(line) {
+        let output = child::follow(&mut command, TIMEOUT, |line| match serde_json::from_str(line) {
             Ok(Event::Progress { phase, done }) => {
                 bar.set_message(phase.name());
                 bar.set_position(done);

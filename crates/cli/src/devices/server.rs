@@ -23,7 +23,7 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::width;
 
 /// Seconds that a client may take from connecting to sending its question.
-const PATIENCE_SECONDS: i64 = 5;
+const RECEIVE_TIMEOUT_SECONDS: i64 = 5;
 
 pub struct Server {
     pub devices: Arc<Vec<Arc<RunDevice>>>,
@@ -138,7 +138,7 @@ impl Server {
         if getsockopt(connection, PeerCredentials)?.uid() != getuid().as_raw() {
             return Ok(None);
         }
-        setsockopt(connection, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE_SECONDS))?;
+        setsockopt(connection, sockopt::ReceiveTimeout, &TimeVal::seconds(RECEIVE_TIMEOUT_SECONDS))?;
         let mut buffer = [0; QUESTION_LENGTH];
         let mut vectors = [IoSliceMut::new(&mut buffer)];
         let mut room = cmsg_space!([RawFd; 1]);

@@ -20,7 +20,7 @@ use usring_uapi::aio::IoEvent;
 /// How often io_submit(2) is repeated while it fails with EAGAIN, which means that the kernel has
 /// no memory. The thread sleeps for `PAUSE` nanoseconds between two attempts. (The AIO context
 /// itself always has room for the queue pair's depth.)
-const PATIENCE: u32 = 100;
+const MOST_RETRIES: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
 /// A deferred submit: one or more batches of requests. After [`DeferredSubmit::run`] the batches
@@ -59,7 +59,7 @@ pub(super) struct PendingBatch {
 
 impl PendingBatch {
     pub fn hand_over(&mut self) {
-        let mut patience = PATIENCE;
+        let mut retries_left = MOST_RETRIES;
         while !self.iocbs.is_empty() {
             let error = match self.iocbs.submit() {
                 // The kernel never returns 0 here, but a seccomp filter may.
@@ -67,8 +67,8 @@ impl PendingBatch {
                 Ok(_) => continue,
                 Err(error) => error,
             };
-            if error == Errno::EAGAIN && patience > 0 {
-                patience -= 1;
+            if error == Errno::EAGAIN && retries_left > 0 {
+                retries_left -= 1;
                 let _ = wait::nanosleep(PAUSE);
                 continue;
             }

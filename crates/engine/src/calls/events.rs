@@ -35,7 +35,7 @@ use usring_uapi::{Sqe, general as linux, opcode};
 
 /// Longest sleep, in nanoseconds, of a thread that retires a ring. After it, the thread checks
 /// again whether requests are left.
-const BETWEEN_LOOKS: Nanoseconds = 1_000_000;
+const CHECK_INTERVAL_NS: Nanoseconds = 1_000_000;
 
 /// How an AIO context finds out that devices have completed requests. Only with `Signalled` does
 /// the mapped ring have AIO_RING_MAGIC. Without it, libaio does not read events there and calls
@@ -205,7 +205,7 @@ impl Ring {
             let ticket = self.wakers.sleep.announce(Sleeper::Futex, 0);
             if !self.is_idle() {
                 // A signal may end this sleep early. The loop then checks again.
-                let _ = self.wakers.sleep.sleep(&ticket, Some(BETWEEN_LOOKS));
+                let _ = self.wakers.sleep.sleep(&ticket, Some(CHECK_INTERVAL_NS));
             }
             let _ = self.wakers.sleep.retract(ticket);
         }

@@ -16,7 +16,7 @@ use usring_sys::process_number;
 
 /// Longest sleep of a waiter, in nanoseconds, while other processes have requests in flight. After
 /// it the waiter checks whether those processes are alive.
-const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
+const CHECK_INTERVAL_NS: Nanoseconds = 10_000_000;
 /// Longest sleep of a waiter, in nanoseconds, while no other process has requests in flight. During
 /// the sleep, a process may submit a request and die, or die after publishing CQEs and before
 /// waking the waiter.
@@ -60,7 +60,7 @@ fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> 
 
 /// Returns how long a waiter of a shared ring may sleep.
 pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) -> Nanoseconds {
-    let longest = if locked.journal().has_others() { BETWEEN_LOOKS } else { LONGEST_SLEEP };
+    let longest = if locked.journal().has_others() { CHECK_INTERVAL_NS } else { LONGEST_SLEEP };
     span.map_or(longest, |span| span.min(longest))
 }
 
@@ -68,12 +68,12 @@ pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) ->
 /// alive. The ring watcher checks for this process, because perhaps none of its threads waits in
 /// enter. `None`: no request of this process waits for another process, and this process does not
 /// poll the ring's descriptor.
-pub(crate) fn between_looks(locked: &LockedRing) -> Option<Nanoseconds> {
+pub(crate) fn check_interval(locked: &LockedRing) -> Option<Nanoseconds> {
     if !locked.ring.is_shared() {
         return None;
     }
     if locked.queues.drain.has_deferred() || !locked.waiting.remote_changes.is_empty() {
-        return Some(BETWEEN_LOOKS);
+        return Some(CHECK_INTERVAL_NS);
     }
     locked.ring.readiness.is_polled().then_some(LONGEST_SLEEP)
 }

@@ -36,7 +36,7 @@ const UNKNOWN_STATUS: u8 = 1;
 /// Nanoseconds until the next check of a thread that is just starting or ending.
 const PAUSE: Nanoseconds = 1_000_000;
 /// Most consecutive reads of the process's list of threads.
-const LOOKS: u32 = 20;
+const MOST_READS: u32 = 20;
 
 /// The watch over the program's threads. Only the ring watcher has a value of this type.
 pub(super) enum LastThread {
@@ -56,7 +56,7 @@ impl LastThread {
     }
 
     /// Returns whether [`LastThread::check`] has to be called at intervals.
-    pub fn needs_looks(&self) -> bool {
+    pub fn needs_checks(&self) -> bool {
         matches!(self, LastThread::First | LastThread::Ended(_))
     }
 
@@ -91,29 +91,29 @@ impl LastThread {
     /// thread has ended, and so has the first thread.
     fn go_on(&mut self, set: &Epoll, event: u64, mut status: Option<u8>) {
         *self = LastThread::Ended(status);
-        let mut empty_looks = 0;
-        for _ in 0..LOOKS {
+        let mut empty_reads = 0;
+        for _ in 0..MOST_READS {
             match find_other() {
                 Ok(Some(other)) => match watch(other, set, event) {
                     Ok(watched) => return *self = LastThread::Other(watched),
                     // This thread ended later than the watched one, and its status is lost.
                     Err(Errno::ESRCH) => {
-                        empty_looks = 0;
+                        empty_reads = 0;
                         status = None;
                         *self = LastThread::Ended(None);
                     }
                     Err(_) => return *self = LastThread::Ended(None),
                 },
-                Ok(None) => empty_looks += 1,
+                Ok(None) => empty_reads += 1,
                 Err(Errno::EAGAIN) => {
-                    empty_looks = 0;
+                    empty_reads = 0;
                     let _ = wait::nanosleep(PAUSE);
                 }
                 Err(_) => return,
             }
             // A thread that ends during a read of the list may hide another thread from that read.
             // So only two consecutive reads without a thread prove that the program has none.
-            if empty_looks == 2 {
+            if empty_reads == 2 {
                 let status = u64::from(status.unwrap_or(UNKNOWN_STATUS));
                 let _ = SystemCall::new(linux::__NR_exit_group, [status, 0, 0, 0, 0]).run_once();
             }

@@ -17,7 +17,7 @@ const SHOWN_TOGETHER: usize = 8;
 /// [`settle`] polls a device whose interrupt cannot be armed, because the device reports that there
 /// may be completions. After this many consecutive polls without a completion it stops, and a timer
 /// polls the device later.
-const PATIENCE: u32 = 64;
+const MOST_EMPTY_POLLS: u32 = 64;
 
 /// Completes the requests that devices have carried out. Returns whether there were any. Never
 /// blocks.
@@ -145,15 +145,15 @@ pub(crate) fn interrupted(locked: &mut LockedRing) {
 
 /// Completes what the devices have done, and arms interrupts for requests still in flight. Called
 /// by a driver that leaves a ring without IOPOLL. A device may refuse to arm its interrupt, because
-/// there may be completions, although polls find none. After [`PATIENCE`] such polls in a row, a
-/// timer polls the devices later.
+/// there may be completions, although polls find none. After [`MOST_EMPTY_POLLS`] such polls in a
+/// row, a timer polls the devices later.
 pub(crate) fn settle(locked: &mut LockedRing) {
-    let mut fruitless = 0;
+    let mut empty_polls = 0;
     while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {
         let found = reap(locked);
         locked.finish_batch();
-        fruitless = if found { 0 } else { fruitless + 1 };
-        if fruitless == PATIENCE {
+        empty_polls = if found { 0 } else { empty_polls + 1 };
+        if empty_polls == MOST_EMPTY_POLLS {
             locked.devices.queues.polled_later = true;
             return;
         }

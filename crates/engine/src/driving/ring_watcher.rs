@@ -96,31 +96,33 @@ const LAST_THREAD: u64 = u64::MAX;
 /// Milliseconds between two checks of things that end without an event: the program's first thread,
 /// and record locks. While the program has record locks on a file, usring's duplicate of the file
 /// stays open: close(2) would drop the locks (`sys::descriptor`).
-const BETWEEN_LOOKS: u16 = 1000;
+const CHECK_INTERVAL_MS: u16 = 1000;
 /// Nanoseconds between two attempts to move this process's backlog into the CQ of a shared ring. No
 /// other process has these CQEs.
-const BETWEEN_FLUSHES: Nanoseconds = 5_000_000;
-/// Number of wake-ups after which the ring watcher also makes the checks of [`BETWEEN_LOOKS`]. If
-/// it is busy, its epoll_wait(2) may never time out.
-const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
+const FLUSH_INTERVAL_NS: Nanoseconds = 5_000_000;
+/// Number of wake-ups after which the ring watcher also makes the checks of [`CHECK_INTERVAL_MS`].
+/// If it is busy, its epoll_wait(2) may never time out.
+const WAKE_UPS_BETWEEN_CHECKS: u32 = 1024;
 
 impl Watcher {
     fn run(&self, mailbox: &Mailbox) {
         let mut events = [Event::default(); 32];
-        let (mut last_check, mut last_look, mut wake_ups) = (0, 0, 0u32);
+        let (mut idle_checked_at, mut threads_checked_at, mut wake_ups) = (0, 0, 0u32);
         let mut last_thread = LastThread::new();
         loop {
             let watches_idle = !self.idle.is_empty();
-            let looks = descriptor::has_parked() || last_thread.needs_looks();
-            let most = if watches_idle { Some(idle_watch::INTERVAL_MS) } else { looks.then_some(BETWEEN_LOOKS) };
+            let needs_checks = descriptor::has_parked() || last_thread.needs_checks();
+            let most =
+                if watches_idle { Some(idle_watch::INTERVAL_MS) } else { needs_checks.then_some(CHECK_INTERVAL_MS) };
             let waited = self.set.wait(&mut events, most);
             if watches_idle {
-                self.idle.check(&mut last_check);
+                self.idle.check(&mut idle_checked_at);
             }
-            let is_time = !watches_idle || last_check.saturating_sub(last_look) >= u64::from(BETWEEN_LOOKS) * 1_000_000;
+            let is_time =
+                !watches_idle || idle_checked_at.saturating_sub(threads_checked_at) >= u64::from(CHECK_INTERVAL_MS) * 1_000_000;
             wake_ups = wake_ups.wrapping_add(1);
-            if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_LOOKS) {
-                last_look = last_check;
+            if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_CHECKS) {
+                threads_checked_at = idle_checked_at;
                 descriptor::close_unlocked();
                 last_thread.check(&self.set, LAST_THREAD);
             }
@@ -214,7 +216,7 @@ pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
 /// this process waits. The ring watcher then moves the backlog into the CQ, or checks whether other
 /// processes are alive.
 fn is_left_by_others(locked: &LockedRing) -> bool {
-    locked.queues.cq.has_overflow_alone() || ended::between_looks(locked).is_some()
+    locked.queues.cq.has_overflow_alone() || ended::check_interval(locked).is_some()
 }
 
 #[inline(never)]
@@ -255,9 +257,9 @@ fn watch(locked: &mut LockedRing) {
     }
     // Another process may empty the CQ and then wait for CQEs that only this process's backlog has.
     let flush = (locked.queues.cq.has_overflow_alone() && locked.ring.is_shared())
-        .then(|| Clock::Monotonic.now() + BETWEEN_FLUSHES);
-    let look = ended::between_looks(locked).map(|span| Clock::Monotonic.now() + span);
-    let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush, look];
+        .then(|| Clock::Monotonic.now() + FLUSH_INTERVAL_NS);
+    let next_check = ended::check_interval(locked).map(|span| Clock::Monotonic.now() + span);
+    let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush, next_check];
     let due = times.into_iter().flatten().min();
     if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {
         return;

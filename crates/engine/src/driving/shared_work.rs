@@ -20,7 +20,7 @@ use usring_sys::Errno;
 pub(crate) fn look(locked: &mut LockedRing) {
     locked.take_part();
     make_requested_change(locked);
-    if ended::between_looks(locked).is_some() {
+    if ended::check_interval(locked).is_some() {
         ended::complete(locked);
         ask_processes::proceed(locked);
         locked.signal_own_pollers();

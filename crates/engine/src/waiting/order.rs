@@ -26,9 +26,9 @@ pub(crate) struct Candidate {
 }
 
 /// Longest time, in nanoseconds, for which a chosen request is awaited.
-const PATIENCE_NS: Nanoseconds = 10_000_000_000;
+const LONGEST_WAIT_NS: Nanoseconds = 10_000_000_000;
 /// Longest time, in nanoseconds, for which a chosen request is awaited that may block.
-const PATIENCE_OF_BLOCKING_NS: Nanoseconds = 20_000_000;
+const LONGEST_WAIT_FOR_BLOCKING_NS: Nanoseconds = 20_000_000;
 
 /// The choices for one ring.
 pub(crate) struct Order {
@@ -101,8 +101,8 @@ impl Order {
         }
         let chosen = possible[self.below(possible.len())];
         let candidate = self.candidates.remove(chosen);
-        let patience = if candidate.may_block { PATIENCE_OF_BLOCKING_NS } else { PATIENCE_NS };
-        self.awaited_until = now.saturating_add(patience);
+        let timeout = if candidate.may_block { LONGEST_WAIT_FOR_BLOCKING_NS } else { LONGEST_WAIT_NS };
+        self.awaited_until = now.saturating_add(timeout);
         self.awaited.push(candidate);
         Some(candidate.id)
     }

@@ -29,7 +29,7 @@ use usring_sys::process_number;
 const LONGEST_WAIT: Nanoseconds = 1_000_000_000;
 /// Longest single sleep, in nanoseconds, of a child that waits until registrations are published.
 /// After it the child checks whether the publishing process is alive.
-const BETWEEN_LOOKS: Nanoseconds = 5_000_000;
+const CHECK_INTERVAL_NS: Nanoseconds = 5_000_000;
 
 impl Ring {
     /// Waits until the process that made the ring has published its registrations, or has ended.
@@ -41,7 +41,7 @@ impl Ring {
             && self.control.maker().is_some_and(process_number::is_alive)
             && Clock::Monotonic.now() < end
         {
-            registrations.await_publication(BETWEEN_LOOKS);
+            registrations.await_publication(CHECK_INTERVAL_NS);
         }
     }
 

@@ -69,7 +69,7 @@ impl Preparation {
     /// Waits for at most a second until the ring watcher has done the work. The limit is needed
     /// because the calling thread may hold a lock that the ring watcher needs.
     fn wait(&self) {
-        let end = Clock::Monotonic.now() + credentials::PATIENCE;
+        let end = Clock::Monotonic.now() + credentials::ANSWER_TIMEOUT_NS;
         loop {
             let seen = self.done.load(Ordering::Acquire);
             let left = end.saturating_sub(Clock::Monotonic.now());

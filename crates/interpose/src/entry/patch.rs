@@ -42,7 +42,7 @@ const SITES: usize = 1024;
 
 /// Number of the trap at which a site is rewritten. Rewriting costs as much as about twenty traps.
 /// (A site of io_uring_enter is rewritten at its first trap, because it will be used again.)
-const PATIENCE: u32 = 12;
+const REWRITE_AT_TRAP: u32 = 12;
 
 struct Site {
     /// Address of the `syscall`.
@@ -131,14 +131,14 @@ pub fn consider(call: &Call) {
         return;
     }
     let Some(site) = place_of(address) else { return };
-    let patience = if width::low(call.number) == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
+    let rewrite_at = if width::low(call.number) == linux::__NR_io_uring_enter { 1 } else { REWRITE_AT_TRAP };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
     // A site is rewritten only once, unless other code has been mapped there since.
     let is_anew = || {
         let is_old = site.stub.load(Ordering::Acquire) != 0;
         is_old && site.rewritten(site.start.load(Ordering::Relaxed)).is_none()
     };
-    if count == patience || count > patience && is_anew() {
+    if count == rewrite_at || count > rewrite_at && is_anew() {
         rewrite(site, address, width::low(call.number));
     }
 }

@@ -166,7 +166,7 @@ impl Kept {
             RUNTIME => self.runtime = value.into(),
             NO_PATCH => self.no_patch = value != b"" && value != b"0",
             POLLING_ENTER if is_on => usring_engine::have_enter_poll(),
-            AIO_POLL if is_on => usring_aio::have_events_looked_for(),
+            AIO_POLL if is_on => usring_aio::poll_devices_before_sleep(),
             SPIN => {
                 let limit = core::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
                 limit.into_iter().for_each(usring_engine::set_spin_limit);

@@ -122,7 +122,7 @@ fn a_synchronous_cancel_returns_when_its_targets_have_ended() {
         let submitter = ring.submitter();
         submitter.register_sync_cancel(None, CancelBuilder::user_data(3)).unwrap();
         let file = types::Fd(waiting.pipes[0].0.as_raw_fd());
-        submitter.register_sync_cancel(Some(timespec(PATIENCE)), CancelBuilder::fd(file)).unwrap();
+        submitter.register_sync_cancel(Some(timespec(TIMEOUT)), CancelBuilder::fd(file)).unwrap();
         let missing = submitter.register_sync_cancel(None, CancelBuilder::user_data(3)).unwrap_err();
         assert_eq!(missing.raw_os_error(), Some(libc::ENOENT));
         let mut done = collect(&mut ring, 2);

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 /// Time limit of each step of a test. It is far more than a step needs, because the machine may be
 /// busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs a test in a new thread. Fails if the test takes longer than [`PATIENCE`].
+/// Runs a test in a new thread. Fails if the test takes longer than [`TIMEOUT`].
 #[track_caller]
 pub fn bounded(test: impl FnOnce() + Send + 'static) {
     if !crate::RUNS_HERE() {
@@ -25,7 +25,7 @@ pub fn bounded(test: impl FnOnce() + Send + 'static) {
         test();
         let _ = done.send(());
     });
-    match wait.recv_timeout(PATIENCE) {
+    match wait.recv_timeout(TIMEOUT) {
         Ok(()) => thread.join().expect("it has said that it is done"),
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Err(panic) => std::panic::resume_unwind(panic),
@@ -36,12 +36,12 @@ pub fn bounded(test: impl FnOnce() + Send + 'static) {
 }
 
 /// Repeats a check until it is true, without a call that could wake another thread. Fails after
-/// [`PATIENCE`].
+/// [`TIMEOUT`].
 #[track_caller]
 pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !is_true() {
-        assert!(Instant::now() < end, "{what}: not after {PATIENCE:?}");
+        assert!(Instant::now() < end, "{what}: not after {TIMEOUT:?}");
         std::thread::yield_now();
     }
 }
@@ -93,7 +93,7 @@ pub fn submit(ring: &mut IoUring, entries: &[squeue::Entry]) {
 #[track_caller]
 pub fn collect(ring: &mut IoUring, count: usize) -> Vec<Done> {
     let mut found = Vec::new();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         found.extend(ring.completion().take(count - found.len()).map(Done::from));
         if found.len() == count {

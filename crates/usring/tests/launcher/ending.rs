@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts a shell script under the launcher. Returns after the script has set its traps and printed
 /// `ready`.
@@ -45,7 +45,7 @@ fn state(process: u32) -> char {
 fn wait_for_state(process: u32, wanted: char) {
     let start = Instant::now();
     while state(process) != wanted {
-        assert!(start.elapsed() < PATIENCE, "process {process} is {}, not {wanted}", state(process));
+        assert!(start.elapsed() < TIMEOUT, "process {process} is {}, not {wanted}", state(process));
         std::thread::yield_now();
     }
 }
@@ -63,7 +63,7 @@ fn a_program_is_killed_together_with_its_supervisor() {
     assert_eq!(child.wait().unwrap().signal(), Some(9));
     let start = Instant::now();
     while !has_ended(program) {
-        assert!(start.elapsed() < PATIENCE, "process {program} outlives its supervisor");
+        assert!(start.elapsed() < TIMEOUT, "process {program} outlives its supervisor");
         std::thread::yield_now();
     }
 }

@@ -145,7 +145,7 @@ fn play(part: &str) -> Command {
 #[track_caller]
 fn end_of(part: &str) -> ExitStatus {
     let mut process = play(part).spawn().unwrap();
-    let end = Instant::now() + PATIENCE / 2;
+    let end = Instant::now() + TIMEOUT / 2;
     while process.try_wait().unwrap().is_none() {
         if Instant::now() > end {
             let _ = process.kill();

@@ -23,7 +23,7 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
         unsafe { libc::_exit(status) };
     }
     assert!(child > 0);
-    let end = Instant::now() + PATIENCE / 2;
+    let end = Instant::now() + TIMEOUT / 2;
     loop {
         let mut status = 0;
         // SAFETY: the call writes only `status`.

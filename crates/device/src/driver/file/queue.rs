@@ -356,7 +356,7 @@ impl QueuePair for AioQueue {
             completions.push(self.count_back(&event));
         }
         if self.context.expected() != expected {
-            self.context.finish_look();
+            self.context.free_read_slots();
         }
         self.out -= width::count(completions.as_slice().len() - before);
     }

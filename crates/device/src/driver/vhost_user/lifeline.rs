@@ -13,7 +13,7 @@ use usring_sys::{Errno, eventfd};
 
 /// After this number of polls in a row without a completion, the connection is checked. These polls
 /// take far longer than a back end takes for a request.
-const PATIENCE: u32 = 4096;
+const POLLS_PER_CHECK: u32 = 4096;
 
 /// Events of poll(2) on a connection whose other side has closed.
 const END: u32 = epoll::HUP | epoll::PEER_HANG_UP | epoll::ERR;
@@ -25,7 +25,7 @@ pub struct Lifeline {
     /// ended.
     either: Option<Epoll>,
     /// Number of polls since the last completion or check.
-    fruitless: u32,
+    empty_polls: u32,
 }
 
 impl Lifeline {
@@ -38,7 +38,7 @@ impl Lifeline {
             set.add(connection.number(), epoll::IN, 0)?;
             either = Some(set);
         }
-        Ok(Lifeline { connection, either, fruitless: 0 })
+        Ok(Lifeline { connection, either, empty_polls: 0 })
     }
 
     pub fn connection(&self) -> Option<&Connection> {
@@ -77,10 +77,10 @@ impl Lifeline {
     /// Counts a poll, and checks the connection after enough polls without a completion. Returns
     /// whether the connection has ended.
     #[inline]
-    pub fn looked(&mut self, found: bool) -> bool {
-        self.fruitless = if found { 0 } else { self.fruitless + 1 };
-        self.fruitless == PATIENCE && {
-            self.fruitless = 0;
+    pub fn count_poll(&mut self, found: bool) -> bool {
+        self.empty_polls = if found { 0 } else { self.empty_polls + 1 };
+        self.empty_polls == POLLS_PER_CHECK && {
+            self.empty_polls = 0;
             self.is_cut()
         }
     }

@@ -522,7 +522,7 @@ impl QueuePair for Queue {
     fn poll(&mut self, completions: &mut Completions) {
         let before = completions.as_slice().len();
         self.look(completions);
-        if self.lifeline.looked(completions.as_slice().len() > before) {
+        if self.lifeline.count_poll(completions.as_slice().len() > before) {
             self.device.arena.end();
         }
     }

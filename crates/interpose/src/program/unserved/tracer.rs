@@ -34,7 +34,7 @@ use usring_sys::syscall::PASS_MARK;
 use usring_uapi::{general as linux, prctl, ptrace};
 
 /// Nanoseconds after which the process checks whether the tracer still lives.
-const LOOK_NS: u32 = 20_000_000;
+const POLL_INTERVAL_NS: u32 = 20_000_000;
 const PAGE_SIZE: u32 = 4096;
 /// The signal of a stop at a system call, with PTRACE_O_TRACESYSGOOD.
 const CALL_STOP: u32 = linux::SIGTRAP | 0x80;
@@ -124,7 +124,7 @@ global_asm!(
     "mov r12, rax",
     "2:",
     "mov qword ptr [rsp], 0",
-    "mov qword ptr [rsp + 8], {look_ns}",
+    "mov qword ptr [rsp + 8], {poll_interval_ns}",
     "mov rdi, r13",
     "xor esi, esi", // FUTEX_WAIT
     "xor edx, edx",
@@ -182,7 +182,7 @@ global_asm!(
     page = const PAGE_SIZE,
     protection = const linux::PROT_READ | linux::PROT_WRITE,
     flags = const linux::MAP_SHARED | linux::MAP_ANONYMOUS,
-    look_ns = const LOOK_NS,
+    poll_interval_ns = const POLL_INTERVAL_NS,
     any_tracer = const ANY_TRACER,
     wait_all = const linux::__WALL,
     no_hang = const linux::WNOHANG,

@@ -1,7 +1,7 @@
 //! A time limit for exchanges with a back end. A back end that is stopped, or that serves another
 //! front end, accepts the connection but never answers. A timeout of the socket does not help,
 //! because the `vhost` crate then reads again. So a watching thread shuts the socket down when an
-//! exchange of messages has taken [`PATIENCE`]. The exchange then fails.
+//! exchange of messages has taken [`EXCHANGE_TIMEOUT`]. The exchange then fails.
 
 use super::connection::{Failure, duplicate};
 use std::net::Shutdown;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use usring_sys::{Errno, socket, thread};
 
 /// How long the back end may take for one exchange of messages.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between two attempts to connect to a listener whose queue is full.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -23,7 +23,7 @@ const UNANSWERED: &str =
     "does not answer within 5 s; it may be stopped, or serve another front end: it serves only one";
 
 /// Connects to the socket at `path`. If the listener's queue is full, repeats the attempt for up to
-/// [`PATIENCE`].
+/// [`EXCHANGE_TIMEOUT`].
 pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
     let unreachable = |error: std::io::Error| format!("cannot be reached ({error})");
     let of = |error: Errno| unreachable(std::io::Error::from_raw_os_error(-error.negative()));
@@ -34,7 +34,7 @@ pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
     loop {
         match socket::connect_now(opened.number(), &address) {
             Ok(()) => break,
-            Err(Errno::EAGAIN) if start.elapsed() < PATIENCE => std::thread::sleep(RETRY),
+            Err(Errno::EAGAIN) if start.elapsed() < EXCHANGE_TIMEOUT => std::thread::sleep(RETRY),
             Err(Errno::EAGAIN) => return Err(UNANSWERED.into()),
             Err(error) => return Err(of(error)),
         }
@@ -55,7 +55,7 @@ fn address(path: &Path) -> Result<Vec<u8>, Errno> {
 }
 
 /// Limits how long each exchange of a connection takes. At most one exchange runs at a time.
-pub struct Patience {
+pub struct ExchangeTimeout {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
 }
@@ -74,27 +74,27 @@ struct State {
     is_over: bool,
 }
 
-impl Patience {
-    pub fn with(socket: &UnixStream) -> Result<Patience, Failure> {
+impl ExchangeTimeout {
+    pub fn with(socket: &UnixStream) -> Result<ExchangeTimeout, Failure> {
         let failed = |error: std::io::Error| format!("cannot be watched ({error})");
         let socket = socket.try_clone().map_err(failed)?;
         let shared = Arc::new(Shared { socket, state: Mutex::default(), changed: Condvar::new() });
         let watched = Arc::clone(&shared);
-        let watcher = spawn("vhost-patience", move || watched.watch()).map_err(failed)?;
-        Ok(Patience { shared, watcher: Some(watcher) })
+        let watcher = spawn("vhost-timeout", move || watched.watch()).map_err(failed)?;
+        Ok(ExchangeTimeout { shared, watcher: Some(watcher) })
     }
 
     /// Runs an exchange of messages and returns its result. If the exchange fails because of the
     /// time limit, the error says that the back end does not answer.
     pub fn during<T>(&self, exchange: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-        self.shared.set(Some(Instant::now() + PATIENCE));
+        self.shared.set(Some(Instant::now() + EXCHANGE_TIMEOUT));
         let outcome = exchange();
         let has_expired = self.shared.set(None);
         outcome.map_err(|failure| if has_expired { UNANSWERED.into() } else { failure })
     }
 }
 
-impl Drop for Patience {
+impl Drop for ExchangeTimeout {
     fn drop(&mut self) {
         self.shared.lock().is_over = true;
         self.shared.changed.notify_one();
