@@ -3,7 +3,7 @@
 //! Every event has a position. A system call begins and ends at one position each. Its effect
 //! on the folder comes in between. Operations stand in the order in which they took effect.
 
-use crate::tree::{Node, Place, Tree};
+use crate::tree::{DirectoryEntry, Node, Tree};
 use std::sync::Arc;
 
 /// Number of events before an event.
@@ -35,23 +35,23 @@ pub enum Change {
     },
     /// A name for a new or a known node: open(2) with O_CREAT, mkdir(2), symlink(2), link(2).
     Name {
-        place: Place,
+        entry: DirectoryEntry,
         node: Node,
     },
     /// unlink(2), rmdir(2).
     Remove {
-        place: Place,
+        entry: DirectoryEntry,
         node: Node,
     },
     Rename {
-        from: Place,
-        to: Place,
+        from: DirectoryEntry,
+        to: DirectoryEntry,
         node: Node,
     },
     /// renameat2(2) with RENAME_EXCHANGE. `nodes`: those that the names led to before.
     Exchange {
-        first: Place,
-        second: Place,
+        first: DirectoryEntry,
+        second: DirectoryEntry,
         nodes: (Node, Node),
     },
 }
@@ -71,7 +71,7 @@ impl Change {
     /// Returns the folders whose names change.
     pub fn folders(&self) -> Vec<Node> {
         match self {
-            Change::Name { place, .. } | Change::Remove { place, .. } => vec![place.folder],
+            Change::Name { entry, .. } | Change::Remove { entry, .. } => vec![entry.folder],
             Change::Rename { from, to, .. } => vec![to.folder, from.folder],
             Change::Exchange { first, second, .. } => vec![first.folder, second.folder],
             _ => Vec::new(),

@@ -4,7 +4,7 @@
 //! A request of a ring begins when its batch was submitted, and ends when it was completed.
 
 use crate::history::{Change, History, Operation, Origin, Output, Position, Scope, Sync};
-use crate::tree::{Body, Inode, Node, Place, Tree};
+use crate::tree::{Body, DirectoryEntry, Inode, Node, Tree};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -123,10 +123,10 @@ impl Reader {
         node
     }
 
-    fn place(&mut self, folder: u64, path: &[u8]) -> Option<Place> {
+    fn entry(&mut self, folder: u64, path: &[u8]) -> Option<DirectoryEntry> {
         let folder = self.node(folder, path)?;
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-        Some(Place { folder, name: OsStr::from_bytes(name).to_owned() })
+        Some(DirectoryEntry { folder, name: OsStr::from_bytes(name).to_owned() })
     }
 
     fn take(&mut self, record: &Record<'_>, data: &[u8], position: Position) {
@@ -167,11 +167,11 @@ impl Reader {
             }
             Kind::Create => {
                 let node = self.new_node(record);
-                Change::Name { place: self.place(record.folder, path)?, node }
+                Change::Name { entry: self.entry(record.folder, path)?, node }
             }
             Kind::Link => {
                 let node = self.node(record.node, second_path)?;
-                Change::Name { place: self.place(record.folder, second_path)?, node }
+                Change::Name { entry: self.entry(record.folder, second_path)?, node }
             }
             kind => {
                 let node = self.node(record.node, path)?;
@@ -180,15 +180,15 @@ impl Reader {
                     Kind::Resize => Change::Resize { node, size },
                     Kind::Grow => Change::Grow { node, size },
                     Kind::Clear => Change::Clear { node, offset, length: size },
-                    Kind::Remove => Change::Remove { place: self.place(record.folder, path)?, node },
+                    Kind::Remove => Change::Remove { entry: self.entry(record.folder, path)?, node },
                     Kind::Rename => {
                         let (from, to) =
-                            (self.place(record.folder, path)?, self.place(record.second_folder, second_path)?);
+                            (self.entry(record.folder, path)?, self.entry(record.second_folder, second_path)?);
                         Change::Rename { from, to, node }
                     }
                     _ => {
                         let (first, second) =
-                            (self.place(record.folder, path)?, self.place(record.second_folder, second_path)?);
+                            (self.entry(record.folder, path)?, self.entry(record.second_folder, second_path)?);
                         Change::Exchange { first, second, nodes: (node, self.node(size, second_path)?) }
                     }
                 }

@@ -4,7 +4,7 @@ use crate::durability::{Durability, Fate, Model};
 use crate::generator::{Generator, Stage};
 use crate::history::{Change, History, Scope};
 use crate::plan::{Choice, Plan};
-use crate::tree::{Body, Inode, Node, Place, ROOT};
+use crate::tree::{Body, DirectoryEntry, Inode, Node, ROOT};
 use fastrand::Rng;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ pub fn write(node: Node, offset: u64, data: &[u8]) -> Change {
     Change::Write { node, offset, data: Arc::from(data) }
 }
 
-fn place(name: &str) -> Place {
-    Place { folder: ROOT, name: name.into() }
+fn entry(name: &str) -> DirectoryEntry {
+    DirectoryEntry { folder: ROOT, name: name.into() }
 }
 
 pub fn create(name: &str, node: Node) -> Change {
-    Change::Name { place: place(name), node }
+    Change::Name { entry: entry(name), node }
 }
 
 pub fn rename(from: &str, to: &str, node: Node) -> Change {
-    Change::Rename { from: place(from), to: place(to), node }
+    Change::Rename { from: entry(from), to: entry(to), node }
 }
 
 pub fn fsync(node: Node) -> Scope {

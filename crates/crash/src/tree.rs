@@ -19,7 +19,7 @@ pub const ROOT: Node = Node(0);
 
 /// A name in a folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct DirectoryEntry {
     pub folder: Node,
     pub name: OsString,
 }
@@ -59,18 +59,18 @@ impl Tree {
     }
 
     /// Makes a name lead to a node. Does nothing if the folder does not exist.
-    pub fn name(&mut self, place: &Place, node: Node) {
-        if let Some(names) = self.names(place.folder) {
-            names.insert(place.name.clone(), node);
+    pub fn name(&mut self, entry: &DirectoryEntry, node: Node) {
+        if let Some(names) = self.names(entry.folder) {
+            names.insert(entry.name.clone(), node);
         }
     }
 
     /// Removes a name, if it leads to this node.
-    pub fn remove(&mut self, place: &Place, node: Node) {
-        if let Some(names) = self.names(place.folder)
-            && names.get(&place.name) == Some(&node)
+    pub fn remove(&mut self, entry: &DirectoryEntry, node: Node) {
+        if let Some(names) = self.names(entry.folder)
+            && names.get(&entry.name) == Some(&node)
         {
-            names.remove(&place.name);
+            names.remove(&entry.name);
         }
     }
 
@@ -95,9 +95,9 @@ impl Tree {
     }
 
     /// Returns the node that a name leads to.
-    pub fn node_at(&self, place: &Place) -> Option<Node> {
-        match &self.inode(place.folder)?.body {
-            Body::Folder(names) => names.get(&place.name).copied(),
+    pub fn node_at(&self, entry: &DirectoryEntry) -> Option<Node> {
+        match &self.inode(entry.folder)?.body {
+            Body::Folder(names) => names.get(&entry.name).copied(),
             _ => None,
         }
     }
@@ -124,8 +124,8 @@ impl Tree {
             Change::Clear { node, offset, length } => {
                 self.content_to_change(*node).into_iter().for_each(|content| content.clear(*offset, *length));
             }
-            Change::Name { place, node } => self.name(place, *node),
-            Change::Remove { place, node } => self.remove(place, *node),
+            Change::Name { entry, node } => self.name(entry, *node),
+            Change::Remove { entry, node } => self.remove(entry, *node),
             Change::Rename { from, to, node } => {
                 self.remove(from, *node);
                 self.name(to, *node);

@@ -49,7 +49,7 @@ struct Rules {
     /// The calls that any of these rules names.
     named: CallSet,
     /// Whether any rule has a condition on how a request is carried out (`by=`).
-    has_ways: bool,
+    has_issue_paths: bool,
 }
 
 /// Makes this process apply the page's rules from now on.
@@ -79,8 +79,8 @@ impl Rules {
         // The texts were parsed before they came into the page.
         let active: Vec<_> = entries.filter_map(|entry| Some((entry.index, crate::parse(&entry.text).ok()?))).collect();
         let named = active.iter().fold(CallSet::default(), |named, (_, rule)| named.union(&rule.set));
-        let has_ways = active.iter().any(|(_, rule)| rule.place.by.is_some());
-        Rules { generation, active, named, has_ways }
+        let has_issue_paths = active.iter().any(|(_, rule)| rule.conditions.by.is_some());
+        Rules { generation, active, named, has_issue_paths }
     }
 }
 
@@ -124,7 +124,7 @@ pub fn ask_numbered(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     if !rules.named.contains(call.kind, call.number) {
         return None;
     }
-    if call.way.is_some() && !rules.has_ways {
+    if call.issue_path.is_some() && !rules.has_issue_paths {
         return None;
     }
     let key = |counter, process, rule| Key { counter, process, rule, kind: call.kind, number: call.number };
@@ -158,7 +158,7 @@ pub fn add_once(rule: &Rule) -> Option<u16> {
     let number = STATE.get_or_make(|| State::new(page)).number(page);
     let mut own = rule.clone();
     // The rule applies to this process only.
-    if rule.place.process.is_none() {
+    if rule.conditions.process.is_none() {
         let _ = write!(own.text, ":process={number}");
     }
     if !rule.once {

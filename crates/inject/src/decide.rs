@@ -10,7 +10,7 @@ pub use crate::set::Kind;
 use crate::damage::Flip;
 use crate::errors::errno_name;
 use crate::names::is_meant;
-use crate::rule::{Answer, Effect, Place, Rule, Short, Way};
+use crate::rule::{Answer, Conditions, Effect, IssuePath, Rule, Short};
 use crate::set::name_of;
 use core::fmt;
 use usring_device::random::Random;
@@ -47,7 +47,7 @@ pub struct Call<'a> {
     pub names: &'a dyn Names,
     /// How the request is carried out. `None` for a plain call, and for a request while usring does
     /// not know it yet.
-    pub way: Option<Way>,
+    pub issue_path: Option<IssuePath>,
 }
 
 /// The moment of a call.
@@ -135,9 +135,9 @@ fn dice(rule: u16, call: &Call<'_>, moment: &Moment, counted: u64) -> Random {
 }
 
 fn means(rule: &Rule, call: &Call<'_>, moment: &Moment) -> bool {
-    let Place { path, descriptor, user_data, ring, thread, process, nth, after, by } = &rule.place;
+    let Conditions { path, descriptor, user_data, ring, thread, process, nth, after, by } = &rule.conditions;
     rule.set.contains(call.kind, call.number)
-        && *by == call.way
+        && *by == call.issue_path
         && descriptor.is_none_or(|wanted| call.descriptor == Some(wanted))
         && user_data.is_none_or(|wanted| call.user_data == Some(wanted))
         && ring.is_none_or(|wanted| call.ring == Some(wanted))
@@ -186,8 +186,8 @@ impl Fault {
     pub fn write(&self, f: &mut dyn fmt::Write, call: &Call<'_>, moment: &Moment) -> fmt::Result {
         let (kind, name) = (call.kind.name(), name_of(call.kind, call.number));
         write!(f, "{kind}:{name}:process={}:nth={}", moment.process, moment.nth)?;
-        if let Some(way) = call.way {
-            write!(f, ":by={}", way.name())?;
+        if let Some(issue_path) = call.issue_path {
+            write!(f, ":by={}", issue_path.name())?;
         }
         match self.answer {
             Some(Answer::Error(number)) => match errno_name(number) {

@@ -19,7 +19,16 @@ fn run(rules: &[&str]) -> Run {
 fn call() -> Call<'static> {
     let number = opcode::READ.into();
     let (user_data, ring) = (Some(42), Some(1));
-    Call { kind: Kind::Ring, number, descriptor: Some(5), user_data, ring, thread: 9, names: &NoNames, way: None }
+    Call {
+        kind: Kind::Ring,
+        number,
+        descriptor: Some(5),
+        user_data,
+        ring,
+        thread: 9,
+        names: &NoNames,
+        issue_path: None,
+    }
 }
 
 const MOMENT: Moment = Moment { process: 1, nth: 1, elapsed: 1_000, seed: 7 };
@@ -54,10 +63,13 @@ fn the_calls_that_when_names_get_the_fault() {
 #[test]
 fn a_rule_with_a_way_means_a_request_only_once_the_way_is_known() {
     let rules = run(&["read:error=EIO:by=poll"]);
-    let by = |way| rules.ask_at(&Call { way, ..call() }, &MOMENT).is_some();
-    assert!(!by(None) && !by(Some(Way::Worker)) && by(Some(Way::Poll)));
+    let by = |issue_path| rules.ask_at(&Call { issue_path, ..call() }, &MOMENT).is_some();
+    assert!(!by(None) && !by(Some(IssuePath::Worker)) && by(Some(IssuePath::Poll)));
     let others = run(&["read:error=EIO"]);
-    assert!(others.ask_at(&Call { way: Some(Way::Poll), ..call() }, &MOMENT).is_none(), "it was asked already");
+    assert!(
+        others.ask_at(&Call { issue_path: Some(IssuePath::Poll), ..call() }, &MOMENT).is_none(),
+        "it was asked already"
+    );
 }
 
 #[test]

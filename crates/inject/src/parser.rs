@@ -4,7 +4,7 @@
 
 use crate::errors;
 use crate::message::{SpecError, nearest, similar};
-use crate::rule::{Action, Answer, Effect, Place, Rule, Short, Way, reads, requests, syncs, transfers};
+use crate::rule::{Action, Answer, Conditions, Effect, IssuePath, Rule, Short, reads, requests, syncs, transfers};
 use crate::set::{CallSet, Kind, UnknownName, name_of};
 use crate::when::When;
 use alloc::borrow::ToOwned;
@@ -29,7 +29,7 @@ pub fn parse(text: &str) -> Result<Rule, SpecError> {
         rule: Rule {
             text: text.to_owned(),
             set,
-            place: Place::default(),
+            conditions: Conditions::default(),
             when: When::ALWAYS,
             chance: None,
             action: Action::default(),
@@ -159,21 +159,23 @@ const KEYS: [Key; 26] = [
     }),
     key("p", "a probability such as 1% or 0.01", |rule, value| put(&mut rule.chance, Probability::parse(value)?)),
     key("path", "a file name, in which * and ? stand for other characters", |rule, value| {
-        put(&mut rule.place.path, unescape(value).into_bytes()).filter(|()| !value.is_empty())
+        put(&mut rule.conditions.path, unescape(value).into_bytes()).filter(|()| !value.is_empty())
     }),
-    key("fd", VALUE, |rule, value| put(&mut rule.place.descriptor, number(value)?)),
-    key("user_data", "a number, also as 0x1f", |rule, value| put(&mut rule.place.user_data, number(value)?)),
-    key("ring", "the number of a ring in its process, from 1", |rule, value| put(&mut rule.place.ring, number(value)?)),
-    key("tid", "the number of a thread", |rule, value| put(&mut rule.place.thread, number(value)?)),
+    key("fd", VALUE, |rule, value| put(&mut rule.conditions.descriptor, number(value)?)),
+    key("user_data", "a number, also as 0x1f", |rule, value| put(&mut rule.conditions.user_data, number(value)?)),
+    key("ring", "the number of a ring in its process, from 1", |rule, value| {
+        put(&mut rule.conditions.ring, number(value)?)
+    }),
+    key("tid", "the number of a thread", |rule, value| put(&mut rule.conditions.thread, number(value)?)),
     key("process", "the number of a process in the run, from 1", |rule, value| {
-        put(&mut rule.place.process, number(value)?)
+        put(&mut rule.conditions.process, number(value)?)
     }),
-    key("nth", "the number of the call, from 1", |rule, value| put(&mut rule.place.nth, number(value)?)),
+    key("nth", "the number of the call, from 1", |rule, value| put(&mut rule.conditions.nth, number(value)?)),
     key("after", SPAN, |rule, value| {
-        rule.place.after = span(value)?;
+        rule.conditions.after = span(value)?;
         Some(())
     }),
-    key("by", "inline, poll or worker", |rule, value| put(&mut rule.place.by, Way::parse(value)?)),
+    key("by", "inline, poll or worker", |rule, value| put(&mut rule.conditions.by, IssuePath::parse(value)?)),
     key("once", FLAG, |rule, _| {
         rule.once = true;
         Some(())
@@ -186,8 +188,8 @@ const REPEATABLE: [&str; 1] = ["when"];
 /// Keys with the same meaning.
 const SAME: [(&str, &str); 3] = [("res", "retval"), ("delay", "delay_enter"), ("retval", "res")];
 
-fn put<T>(place: &mut Option<T>, value: T) -> Option<()> {
-    *place = Some(value);
+fn put<T>(slot: &mut Option<T>, value: T) -> Option<()> {
+    *slot = Some(value);
     Some(())
 }
 
@@ -296,7 +298,7 @@ impl<'a> Parser<'a> {
             let text = "is no request of a ring: write ring: before the names";
             self.narrow_kinds(&requests().of_kind(Kind::Ring), field, text)?;
         }
-        self.check_way(&action)?;
+        self.check_issue_path(&action)?;
         if let Some(field) = self.given(&["user_data", "ring", "reorder", "cancel", "by"]) {
             let text = "is a plain system call: write ring: before the names";
             self.narrow_kinds(&requests(), field, text)?;
@@ -309,12 +311,12 @@ impl<'a> Parser<'a> {
 
     /// Refuses actions that do not go with the rule's `by=`. `cancel` must stand without `by=`.
     /// With `by=inline`, no fault may act before the request has been made.
-    fn check_way(&self, action: &Action) -> Result<(), SpecError> {
+    fn check_issue_path(&self, action: &Action) -> Result<(), SpecError> {
         let Some(by) = self.given(&["by"]) else { return Ok(()) };
         if let Some(cancel) = self.given(&["cancel"]) {
             return Err(self.wrong(cancel, "cancel ends a request that would have to wait; drop by="));
         }
-        if self.rule.place.by != Some(Way::Inline) {
+        if self.rule.conditions.by != Some(IssuePath::Inline) {
             return Ok(());
         }
         if action.answer.is_some() && action.effect != Effect::Done {

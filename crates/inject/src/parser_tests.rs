@@ -37,9 +37,12 @@ fn the_examples_of_straces_manual_are_understood() {
 fn what_rings_need_is_understood() {
     let rule = parse("ring:read,recv:short=50%:path=*\\:x.db:fd=7:user_data=0x2a:ring=2:p=1%:after=2s").unwrap();
     assert!(rule.set.contains(Kind::Ring, opcode::RECV.into()) && !rule.set.contains(Kind::Call, 0));
-    assert_eq!(rule.place.path.as_deref(), Some(b"*:x.db".as_slice()));
-    assert_eq!((rule.place.descriptor, rule.place.user_data, rule.place.ring), (Some(7), Some(42), Some(2)));
-    assert_eq!(rule.place.after, 2_000_000_000);
+    assert_eq!(rule.conditions.path.as_deref(), Some(b"*:x.db".as_slice()));
+    assert_eq!(
+        (rule.conditions.descriptor, rule.conditions.user_data, rule.conditions.ring),
+        (Some(7), Some(42), Some(2))
+    );
+    assert_eq!(rule.conditions.after, 2_000_000_000);
     assert_eq!(rule.chance, Probability::parse("0.01"));
     assert!(parse("setup,enter,register:error=EPERM").is_ok());
     assert_eq!(parse("fsync:error=EIO:effect=done").unwrap().action.effect, Effect::Done);

@@ -17,7 +17,7 @@ pub struct Rule {
     /// The text that was parsed.
     pub text: String,
     pub set: CallSet,
-    pub place: Place,
+    pub conditions: Conditions,
     pub when: When,
     /// Probability of the fault in a call that `when` includes; `None`: always.
     pub chance: Option<Probability>,
@@ -28,7 +28,7 @@ pub struct Rule {
 
 /// The conditions on a call, apart from its name. `None` is no condition.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Place {
+pub struct Conditions {
     /// Pattern of the file's name.
     pub path: Option<Vec<u8>>,
     pub descriptor: Option<i32>,
@@ -43,13 +43,13 @@ pub struct Place {
     pub nth: Option<u64>,
     /// Time since the run began.
     pub after: Nanoseconds,
-    /// How a request is carried out.
-    pub by: Option<Way>,
+    /// The path on which a request is carried out.
+    pub by: Option<IssuePath>,
 }
 
-/// How a request is carried out.
+/// The path on which a request is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum IssuePath {
     /// The request's first attempt, in the submitting thread, completes it. usring knows this only
     /// after the attempt.
     Inline,
@@ -59,15 +59,16 @@ pub enum Way {
     Worker,
 }
 
-impl Way {
-    const NAMES: [(&'static str, Way); 3] = [("inline", Way::Inline), ("poll", Way::Poll), ("worker", Way::Worker)];
+impl IssuePath {
+    const NAMES: [(&'static str, IssuePath); 3] =
+        [("inline", IssuePath::Inline), ("poll", IssuePath::Poll), ("worker", IssuePath::Worker)];
 
-    pub fn parse(name: &str) -> Option<Way> {
-        Way::NAMES.iter().find(|(known, _)| *known == name).map(|(_, way)| *way)
+    pub fn parse(name: &str) -> Option<IssuePath> {
+        IssuePath::NAMES.iter().find(|(known, _)| *known == name).map(|(_, issue_path)| *issue_path)
     }
 
     pub fn name(self) -> &'static str {
-        Way::NAMES.iter().find(|(_, way)| *way == self).map_or("", |(name, _)| *name)
+        IssuePath::NAMES.iter().find(|(_, issue_path)| *issue_path == self).map_or("", |(name, _)| *name)
     }
 }
 

@@ -137,7 +137,7 @@ pub fn serve(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
         ring: None,
         thread: signals::thread_id(),
         names: &OfCall { call: plain, arguments: &arguments },
-        way: None,
+        issue_path: None,
     });
     match fault {
         Some(fault) => inject(call, plain, &fault, serve),

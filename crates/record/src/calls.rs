@@ -3,7 +3,7 @@
 use crate::format::{DATA_ONLY, DROPPED, FAILED, Kind, Record, SYNCHRONOUS};
 use crate::log::{append, lock, note_unknown};
 use crate::names;
-use crate::place::{self, File};
+use crate::paths::{self, File};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::call_hook::{CallHook, Make};
@@ -65,9 +65,9 @@ pub static HOOK: CallHook = CallHook { during };
 pub fn concerns(call: &SystemCall) -> bool {
     let [first, second, third, fourth, ..] = call.arguments;
     match call.number {
-        linux::__NR_write | linux::__NR_writev => match place::stat(width::int(first)) {
+        linux::__NR_write | linux::__NR_writev => match paths::stat(width::int(first)) {
             Ok(stat) if stat.is(linux::S_IFREG) => true,
-            Ok(stat) if place::is_output(&stat) => {
+            Ok(stat) if paths::is_output(&stat) => {
                 output(call);
                 false
             }
@@ -77,7 +77,7 @@ pub fn concerns(call: &SystemCall) -> bool {
         // `false`, and the library serves that mmap(2) as usual.
         linux::__NR_mmap => {
             let shares = width::low(fourth) & linux::MAP_SHARED != 0 && width::low(third) & linux::PROT_WRITE != 0;
-            shares && place::file(width::int(call.arguments[4])).is_some()
+            shares && paths::file(width::int(call.arguments[4])).is_some()
         }
         linux::__NR_ioctl => matches!(width::low(second), FICLONE | FICLONERANGE),
         linux::__NR_open | linux::__NR_openat | linux::__NR_openat2 | linux::__NR_creat => names::may_change(call),
@@ -90,7 +90,7 @@ pub fn concerns(call: &SystemCall) -> bool {
 }
 
 fn is_regular(number: u64) -> bool {
-    place::stat(width::int(number)).is_ok_and(|stat| stat.is(linux::S_IFREG))
+    paths::stat(width::int(number)).is_ok_and(|stat| stat.is(linux::S_IFREG))
 }
 
 /// Makes a call, and records it if it changes something below the folder.
@@ -132,7 +132,7 @@ fn of_file<'a>(kind: Kind, file: &'a File, call: &SystemCall) -> Record<'a> {
 /// Makes a call on the file with the descriptor `number`. If the file is below the recorded folder,
 /// the lock is held during the call, and `record` records a call that succeeds.
 fn on_file(call: &SystemCall, number: u64, make: Make<'_>, record: impl FnOnce(&File, u64)) -> u64 {
-    let Some(file) = place::file(width::int(number)) else { return make(call) };
+    let Some(file) = paths::file(width::int(number)) else { return make(call) };
     let _locked = lock();
     let answer = make(call);
     if let Ok(value) = syscall::check(answer) {
@@ -162,7 +162,7 @@ fn clip(members: &mut Vec<IoVector>, mut bytes: u64) {
 
 fn write(call: &SystemCall, make: Make<'_>) -> u64 {
     let number = width::int(call.arguments[0]);
-    if place::stat(number).is_ok_and(|stat| place::is_output(&stat)) {
+    if paths::stat(number).is_ok_and(|stat| paths::is_output(&stat)) {
         output(call);
         return make(call);
     }
@@ -203,7 +203,7 @@ fn offset_of(call: &SystemCall, status: u32, written: u64) -> u64 {
     };
     let appends = (status & linux::O_APPEND != 0 || flags & linux::RWF_APPEND != 0) && flags & RWF_NOAPPEND == 0;
     let end = match (appends, is_at_position) {
-        (true, _) => place::stat(number).map_or(0, |stat| stat.size),
+        (true, _) => paths::stat(number).map_or(0, |stat| stat.size),
         (false, true) => file::position(number).unwrap_or(0),
         (false, false) => return call.arguments[3],
     };
@@ -222,7 +222,7 @@ static SYNCS: AtomicU64 = AtomicU64::new(0);
 /// gets, in addition to [`FAILED`], if the sync fails.
 fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     let is_of_file = matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync);
-    let file = if call.number == linux::__NR_sync { None } else { place::file(width::int(call.arguments[0])) };
+    let file = if call.number == linux::__NR_sync { None } else { paths::file(width::int(call.arguments[0])) };
     if call.number != linux::__NR_sync && file.is_none() {
         return make(call);
     }
@@ -278,7 +278,7 @@ const PIECE: u64 = 1 << 20;
 fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
     on_file(call, target, make, |file, copied| {
         let number = width::int(target);
-        let size = place::stat(number).map_or(0, |stat| stat.size);
+        let size = paths::stat(number).map_or(0, |stat| stat.size);
         let offset = match call.number {
             linux::__NR_sendfile => file::position(number).map(|end| end.saturating_sub(copied)),
             linux::__NR_ioctl => Ok(0),
@@ -297,7 +297,7 @@ fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
 }
 
 fn read_back(call: &SystemCall, file: &File, number: i32, offset: u64, length: u64) -> Option<()> {
-    let reader = if length == 0 { return Some(()) } else { place::reopen(number)? };
+    let reader = if length == 0 { return Some(()) } else { paths::reopen(number)? };
     let mut buffer = alloc::vec![0u8; length.min(PIECE) as usize];
     let mut done = 0;
     while done < length {

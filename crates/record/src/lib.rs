@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `format` | the records in the log, for its writers and its reader |
 //! | `log` | the log, its order, and the lock around each change |
-//! | `place` | whether a descriptor or a path lies below the folder |
+//! | `paths` | whether a descriptor or a path lies below the folder |
 //! | `calls` | calls on open files |
 //! | `names` | calls that change names |
 //! | `requests` | when a request was submitted and completed |
@@ -32,7 +32,7 @@ pub mod calls;
 pub mod format;
 mod log;
 mod names;
-mod place;
+mod paths;
 pub mod requests;
 
 pub use log::{is_on, note_unknown, start};

@@ -3,7 +3,7 @@
 
 use crate::format::{Kind, Record};
 use crate::log::{append, lock, note_unknown};
-use crate::place::{self, Place, Stat};
+use crate::paths::{self, DirectoryEntry, Stat};
 use usring_sys::call_hook::Make;
 use usring_sys::{SystemCall, UserAddress, descriptor, syscall, user_memory, width};
 use usring_uapi::general as linux;
@@ -32,13 +32,13 @@ pub(crate) fn during(call: &SystemCall, make: Make<'_>) -> u64 {
 }
 
 /// Records a new inode under its name.
-fn created(call: &SystemCall, place: &Place, stat: &Stat) {
-    let target = if stat.is(linux::S_IFLNK) { place.target() } else { None };
+fn created(call: &SystemCall, entry: &DirectoryEntry, stat: &Stat) {
+    let target = if stat.is(linux::S_IFLNK) { entry.target() } else { None };
     let record = Record {
         node: stat.inode,
-        folder: place.folder_inode,
+        folder: entry.folder_inode,
         size: stat.mode.into(),
-        path: &place.path,
+        path: &entry.path,
         second_path: target.as_deref().unwrap_or_default(),
         ..Record::new(Kind::Create)
     };
@@ -46,45 +46,45 @@ fn created(call: &SystemCall, place: &Place, stat: &Stat) {
 }
 
 fn create(call: &SystemCall, make: Make<'_>, folder: u64, path: u64) -> u64 {
-    let Some(place) = Place::of(width::int(folder), path) else { return make(call) };
+    let Some(entry) = DirectoryEntry::of(width::int(folder), path) else { return make(call) };
     let _locked = lock();
     let answer = make(call);
     if syscall::check(answer).is_ok()
-        && let Some(stat) = place.stat(false).filter(Stat::is_known)
+        && let Some(stat) = entry.stat(false).filter(Stat::is_known)
     {
-        created(call, &place, &stat);
+        created(call, &entry, &stat);
     }
     answer
 }
 
 fn remove(call: &SystemCall, make: Make<'_>, folder: u64, path: u64) -> u64 {
-    let Some(place) = Place::of(width::int(folder), path) else { return make(call) };
+    let Some(entry) = DirectoryEntry::of(width::int(folder), path) else { return make(call) };
     let _locked = lock();
-    let stat = place.stat(false).filter(Stat::is_known);
+    let stat = entry.stat(false).filter(Stat::is_known);
     let answer = make(call);
     if syscall::check(answer).is_ok()
         && let Some(stat) = stat
     {
         let removed =
-            Record { node: stat.inode, folder: place.folder_inode, path: &place.path, ..Record::new(Kind::Remove) };
+            Record { node: stat.inode, folder: entry.folder_inode, path: &entry.path, ..Record::new(Kind::Remove) };
         append(&removed.encoded_for(call), &[]);
     }
     answer
 }
 
 fn link(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4]) -> u64 {
-    let Some(place) = Place::of(width::int(to), new) else { return make(call) };
-    let source = Place::of(width::int(from), old);
+    let Some(entry) = DirectoryEntry::of(width::int(to), new) else { return make(call) };
+    let source = DirectoryEntry::of(width::int(from), old);
     let _locked = lock();
     let answer = make(call);
     if syscall::check(answer).is_ok()
-        && let Some(stat) = place.stat(false).filter(Stat::is_known)
+        && let Some(stat) = entry.stat(false).filter(Stat::is_known)
     {
         let record = Record {
             node: stat.inode,
-            folder: place.folder_inode,
+            folder: entry.folder_inode,
             path: source.as_ref().map_or(b"", |source| &source.path),
-            second_path: &place.path,
+            second_path: &entry.path,
             ..Record::new(Kind::Link)
         };
         append(&record.encoded_for(call), &[]);
@@ -96,19 +96,20 @@ fn link(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4]) -> u6
 const EXCHANGE: u32 = 2;
 
 fn rename(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4], flags: u32) -> u64 {
-    let (old, new) = (Place::of(width::int(from), old), Place::of(width::int(to), new));
+    let (old, new) = (DirectoryEntry::of(width::int(from), old), DirectoryEntry::of(width::int(to), new));
     if old.is_none() && new.is_none() {
         return make(call);
     }
     let _locked = lock();
-    let stat = |place: &Option<Place>| place.as_ref().and_then(|place| place.stat(false)).filter(Stat::is_known);
+    let stat =
+        |entry: &Option<DirectoryEntry>| entry.as_ref().and_then(|entry| entry.stat(false)).filter(Stat::is_known);
     let (source, target) = (stat(&old), stat(&new));
     let answer = make(call);
     if syscall::check(answer).is_err() {
         return answer;
     }
     let (Some(old), Some(new)) = (&old, &new) else {
-        let inside = old.as_ref().or(new.as_ref()).map_or(&b""[..], |place| &place.path);
+        let inside = old.as_ref().or(new.as_ref()).map_or(&b""[..], |entry| &entry.path);
         note_unknown(b"a rename moves a file into the folder or out of it", inside);
         return answer;
     };
@@ -133,13 +134,13 @@ fn rename(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4], fla
 /// Records truncate(2).
 pub(crate) fn truncate(call: &SystemCall, make: Make<'_>) -> u64 {
     let [path, size, ..] = call.arguments;
-    let Some(place) = Place::of(linux::AT_FDCWD, path) else { return make(call) };
+    let Some(entry) = DirectoryEntry::of(linux::AT_FDCWD, path) else { return make(call) };
     let _locked = lock();
     let answer = make(call);
     if syscall::check(answer).is_ok()
-        && let Some(stat) = place.stat(true)
+        && let Some(stat) = entry.stat(true)
     {
-        let record = Record { node: stat.inode, size, path: &place.path, ..Record::new(Kind::Resize) };
+        let record = Record { node: stat.inode, size, path: &entry.path, ..Record::new(Kind::Resize) };
         append(&record.encoded_for(call), &[]);
     }
     answer
@@ -174,20 +175,20 @@ pub(crate) fn open(call: &SystemCall, make: Make<'_>) -> u64 {
     if flags & UNNAMED != 0 {
         return open_unnamed(call, make);
     }
-    let Some(place) = Place::of(width::int(folder), path) else { return make(call) };
-    let before = place.stat(true);
+    let Some(entry) = DirectoryEntry::of(width::int(folder), path) else { return make(call) };
+    let before = entry.stat(true);
     if before.is_some_and(|stat| !stat.is(linux::S_IFREG)) {
         // The open of a FIFO may wait for another process, which may need the lock.
         return make(call);
     }
     let _locked = lock();
-    let before = place.stat(true);
+    let before = entry.stat(true);
     let answer = make(call);
     let Ok(number) = syscall::check(answer) else { return answer };
-    let Some(file) = place::file(width::int(number)) else { return answer };
+    let Some(file) = paths::file(width::int(number)) else { return answer };
     match before {
-        None if place.stat(false).is_some_and(|stat| stat.inode == file.stat.inode) => {
-            created(call, &place, &file.stat);
+        None if entry.stat(false).is_some_and(|stat| stat.inode == file.stat.inode) => {
+            created(call, &entry, &file.stat);
         }
         None => note_unknown(b"a file was created through a symbolic link", &file.path),
         Some(before) if flags & linux::O_TRUNC != 0 && before.size != 0 => {
@@ -205,7 +206,7 @@ fn open_unnamed(call: &SystemCall, make: Make<'_>) -> u64 {
     let answer = make(call);
     if let Ok(number) = syscall::check(answer)
         && descriptor::status_flags(width::int(number)).is_ok()
-        && let Some(file) = place::file(width::int(number))
+        && let Some(file) = paths::file(width::int(number))
     {
         let record = Record {
             node: file.stat.inode,

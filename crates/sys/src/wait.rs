@@ -3,8 +3,8 @@
 //! A thread that checks for a reason not to sleep, and then makes a system call, would miss a
 //! signal that arrives between the two. So here the check and the `syscall` instruction are one
 //! short stub with known addresses (as musl's cancellation points are). If a signal arrives inside
-//! the stub, usring's handler moves the instruction pointer to the stub's exit ([`way_out`]). The
-//! call then ends as if it was interrupted.
+//! the stub, usring's handler moves the instruction pointer to the stub's exit ([`exit_address`]).
+//! The call then ends as if it was interrupted.
 //!
 //! | user | word that says not to sleep | signal that ends the call |
 //! |---|---|---|
@@ -47,16 +47,16 @@ global_asm!(
     ".hidden usring_wait_start",
     "usring_wait_start:",
     "cmp dword ptr [r11], 0",
-    "jne usring_wait_way_out",
+    "jne usring_wait_exit",
     "syscall",
     ".globl usring_wait_end",
     ".hidden usring_wait_end",
     "usring_wait_end:",
     "xor r9d, r9d", // as in `syscall6`: no other call may carry the mark
     "ret",
-    ".globl usring_wait_way_out",
-    ".hidden usring_wait_way_out",
-    "usring_wait_way_out:",
+    ".globl usring_wait_exit",
+    ".hidden usring_wait_exit",
+    "usring_wait_exit:",
     "xor r9d, r9d",
     "mov rax, -512",
     "ret",
@@ -69,7 +69,7 @@ unsafe extern "C" {
     fn usring_wait(reason: *const u32, arguments: *const [u64; 6], number: u32) -> u64;
     static usring_wait_start: u8;
     static usring_wait_end: u8;
-    static usring_wait_way_out: u8;
+    static usring_wait_exit: u8;
 }
 
 /// The answer of `usring_wait` when no call was made: −ERESTARTSYS, which the kernel never returns
@@ -88,10 +88,10 @@ const SLICE: Nanoseconds = 1_000_000;
 
 /// For usring's signal handlers: returns the address of the stub's exit if `instruction_pointer`,
 /// at which the signal arrived, lies inside the stub. The handler then continues there instead.
-pub fn way_out(instruction_pointer: usize) -> Option<usize> {
+pub fn exit_address(instruction_pointer: usize) -> Option<usize> {
     let start = &raw const usring_wait_start as usize;
     let end = &raw const usring_wait_end as usize;
-    (start..end).contains(&instruction_pointer).then_some(&raw const usring_wait_way_out as usize)
+    (start..end).contains(&instruction_pointer).then_some(&raw const usring_wait_exit as usize)
 }
 
 /// The result of a call through the stub `usring_wait`.
@@ -416,8 +416,8 @@ extern "C" fn on_interrupt(_signal: i32, _information: *const u8, context: *mut 
     // and 8-byte aligned, and the kernel reads the instruction pointer back from it.
     unsafe {
         let instruction_pointer = context.add(CONTEXT_INSTRUCTION_POINTER).cast::<u64>();
-        if let Some(way_out) = way_out(width::size(*instruction_pointer)) {
-            *instruction_pointer = way_out as u64;
+        if let Some(exit_address) = exit_address(width::size(*instruction_pointer)) {
+            *instruction_pointer = exit_address as u64;
         }
     }
 }

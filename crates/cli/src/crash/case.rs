@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use usring_crash::Tree;
 use usring_crash::content::Content;
-use usring_crash::tree::{Body, Inode, Node, Place, ROOT};
+use usring_crash::tree::{Body, DirectoryEntry, Inode, Node, ROOT};
 
 /// A case.
 #[derive(Debug)]
@@ -141,19 +141,19 @@ impl Case {
                 let path = below(name).ok_or_else(damaged)?;
                 let Some(file_name) = path.file_name() else { return Ok(()) };
                 let folder = self.state.find(path.parent().unwrap_or(Path::new(""))).unwrap_or(ROOT);
-                let place = Place { folder, name: file_name.to_owned() };
+                let entry = DirectoryEntry { folder, name: file_name.to_owned() };
                 let body = match kind {
                     FOLDER => Body::Folder(Default::default()),
                     SYMBOLIC_LINK => Body::Link(std::ffi::OsStr::from_bytes(target).to_owned()),
                     HARD_LINK => {
                         let first = below(target).and_then(|path| self.state.find(&path)).ok_or_else(damaged)?;
-                        self.state.name(&place, first);
+                        self.state.name(&entry, first);
                         return Ok(());
                     }
                     _ => Body::File(Arc::new(Content::of(data))),
                 };
                 self.state.add(node, Inode { body, mode });
-                self.state.name(&place, node);
+                self.state.name(&entry, node);
             }
         }
         Ok(())
@@ -185,12 +185,12 @@ mod tests {
         let long = "x".repeat(150);
         let add = |state: &mut Tree, folder: Node, name: &str, number: u64, body: Body| {
             state.add(Node(number), Inode { body, mode: 0o600 });
-            state.name(&Place { folder, name: name.into() }, Node(number));
+            state.name(&DirectoryEntry { folder, name: name.into() }, Node(number));
         };
         add(&mut state, ROOT, "folder", 1, Body::Folder(Default::default()));
         add(&mut state, Node(1), &long, 2, Body::File(Arc::new(Content::of(&[5; 1000]))));
         add(&mut state, ROOT, "link", 3, Body::Link("folder/x".into()));
-        state.name(&Place { folder: ROOT, name: "other".into() }, Node(2));
+        state.name(&DirectoryEntry { folder: ROOT, name: "other".into() }, Node(2));
         let case = Case { check: "true".into(), explanation: "why\n".into(), output: b"ok\n".to_vec(), state };
         let path = work.path().join("case");
         case.write(&path).unwrap();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use usring_crash::Tree;
 use usring_crash::content::Content;
-use usring_crash::tree::{Body, Inode, Node, Place, ROOT};
+use usring_crash::tree::{Body, DirectoryEntry, Inode, Node, ROOT};
 use usring_inject::glob;
 
 /// Most bytes that the files of a folder may have together: they are held in memory.
@@ -43,9 +43,9 @@ fn read_below(folder: &Path, parent: Node, snapshot: &mut Snapshot) -> io::Resul
         if !kind.is_dir() && !kind.is_file() && !kind.is_symlink() {
             continue;
         }
-        let place = Place { folder: parent, name: entry.file_name() };
+        let entry = DirectoryEntry { folder: parent, name: entry.file_name() };
         if let Some(known) = snapshot.nodes.get(&metadata.ino()) {
-            snapshot.tree.name(&place, *known);
+            snapshot.tree.name(&entry, *known);
             continue;
         }
         let node = Node(snapshot.nodes.len() as u64);
@@ -62,7 +62,7 @@ fn read_below(folder: &Path, parent: Node, snapshot: &mut Snapshot) -> io::Resul
             Body::File(Arc::new(Content::of(&fs::read(&path)?)))
         };
         snapshot.tree.add(node, Inode { body, mode: metadata.mode() & 0o7777 });
-        snapshot.tree.name(&place, node);
+        snapshot.tree.name(&entry, node);
         if kind.is_dir() {
             read_below(&path, node, snapshot)?;
         }

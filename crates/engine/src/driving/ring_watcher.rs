@@ -118,8 +118,8 @@ impl Watcher {
             if watches_idle {
                 self.idle.check(&mut idle_checked_at);
             }
-            let is_time =
-                !watches_idle || idle_checked_at.saturating_sub(threads_checked_at) >= u64::from(CHECK_INTERVAL_MS) * 1_000_000;
+            let is_time = !watches_idle
+                || idle_checked_at.saturating_sub(threads_checked_at) >= u64::from(CHECK_INTERVAL_MS) * 1_000_000;
             wake_ups = wake_ups.wrapping_add(1);
             if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_CHECKS) {
                 threads_checked_at = idle_checked_at;

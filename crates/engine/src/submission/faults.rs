@@ -16,7 +16,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_inject::decide::{Call, Names, NoNames};
 use usring_inject::names::{OfCall, OfDescriptor, OfPath};
-use usring_inject::rule::{Effect, Way};
+use usring_inject::rule::{Effect, IssuePath};
 use usring_inject::{Fault, Kind, armed, calls};
 use usring_sys::own_threads::{self, Owner};
 use usring_sys::plain::IoVector;
@@ -51,26 +51,26 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let is_first = request.place == 0 && !request.has_flag(sqe_flags::ASYNC);
     let outcome = recording::issue(locked, request);
     if is_first && matches!(outcome, IssueOutcome::Done(_)) {
-        ask_for_way(locked, request, Way::Inline);
+        ask_for_issue_path(locked, request, IssuePath::Inline);
     }
     outcome
 }
 
-/// Asks the rules about a request whose `way` is known now: it was done inline, or it is about to
-/// wait for its file or for a worker.
-fn ask_for_way(locked: &mut LockedRing, request: &mut Request, way: Way) {
+/// Asks the rules about a request whose issue path is known now: it was done inline, or it is about
+/// to wait for its file or for a worker.
+fn ask_for_issue_path(locked: &mut LockedRing, request: &mut Request, issue_path: IssuePath) {
     let has_order = request.fault.as_ref().is_some_and(|pending| pending.is_ordered);
     if request.fault.is_some() && !has_order || !unusual::has(Unusual::Faults) {
         return;
     }
-    let Some(fault) = ask(locked, request, Some(way)) else { return };
+    let Some(fault) = ask(locked, request, Some(issue_path)) else { return };
     if has_order {
         order::forget(locked, request);
     }
     // The request has already run inline. Completion applies what is left of its fault.
-    let (stage, memory) = match way {
-        Way::Inline => (FaultStage::Begun, members_of(&request.operation)),
-        Way::Poll | Way::Worker => (FaultStage::Decided, Vec::new()),
+    let (stage, memory) = match issue_path {
+        IssuePath::Inline => (FaultStage::Begun, members_of(&request.operation)),
+        IssuePath::Poll | IssuePath::Worker => (FaultStage::Decided, Vec::new()),
     };
     enter(locked, request, PendingFault { fault, stage, whole: None, memory, is_ordered: false });
 }
@@ -88,10 +88,15 @@ fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
 
 /// Asks the rules about a request that is about to wait for its file or for a worker. Returns
 /// `outcome`, or the outcome of a fault that replaces or delays the request.
-pub(super) fn divert(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome, way: Way) -> IssueOutcome {
-    ask_for_way(locked, request, way);
+pub(super) fn divert(
+    locked: &mut LockedRing,
+    request: &mut Request,
+    outcome: IssueOutcome,
+    issue_path: IssuePath,
+) -> IssueOutcome {
+    ask_for_issue_path(locked, request, issue_path);
     // If the request waits for its file, its fault begins when the file is ready.
-    if way == Way::Worker { begin(locked, request).unwrap_or(outcome) } else { outcome }
+    if issue_path == IssuePath::Worker { begin(locked, request).unwrap_or(outcome) } else { outcome }
 }
 
 /// Begins a request's fault, if it gets one, or else leaves its place in the order to the seed.
@@ -187,14 +192,14 @@ pub(super) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-fn ask(locked: &LockedRing, request: &mut Request, way: Option<Way>) -> Option<Fault> {
+fn ask(locked: &LockedRing, request: &mut Request, issue_path: Option<IssuePath>) -> Option<Fault> {
     let mut count = request.rule_count;
-    let fault = ask_about(locked, request, way, &mut count);
+    let fault = ask_about(locked, request, issue_path, &mut count);
     request.rule_count = count;
     fault
 }
 
-fn ask_about(locked: &LockedRing, request: &Request, way: Option<Way>, count: &mut u64) -> Option<Fault> {
+fn ask_about(locked: &LockedRing, request: &Request, issue_path: Option<IssuePath>, count: &mut u64) -> Option<Fault> {
     let sqe = &request.sqe;
     let is_fixed = request.has_flag(sqe_flags::FIXED_FILE);
     let of_ring = !locked.ring.has_events();
@@ -225,7 +230,7 @@ fn ask_about(locked: &LockedRing, request: &Request, way: Option<Way>, count: &m
         ring: of_ring.then_some(locked.ring.number),
         thread: signals::thread_id(),
         names,
-        way,
+        issue_path,
     };
     armed::ask_numbered(&call, count)
 }

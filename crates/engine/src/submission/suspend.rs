@@ -11,7 +11,7 @@ use crate::ring::LockedRing;
 use crate::submission::faults;
 use crate::waiting::timeout::Noted;
 use crate::waiting::{ask_processes, fast_poll, workers};
-use usring_inject::rule::Way;
+use usring_inject::rule::IssuePath;
 use usring_sys::Errno;
 use usring_uapi::sqe_flags;
 
@@ -29,9 +29,9 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
         _ => false,
     };
     if request.properties.is_armed
-        && let Some(way) = way_of(&outcome, polls)
+        && let Some(issue_path) = issue_path_of(&outcome, polls)
     {
-        outcome = faults::divert(locked, &mut request, outcome, way);
+        outcome = faults::divert(locked, &mut request, outcome, issue_path);
         if let IssueOutcome::Done(answer) = outcome {
             return complete::complete(locked, request, answer);
         }
@@ -73,10 +73,10 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
 
 /// Returns how a request that cannot complete at once will be carried out. `None`: the request
 /// waits for something other than its file or a worker.
-fn way_of(outcome: &IssueOutcome, polls: bool) -> Option<Way> {
+fn issue_path_of(outcome: &IssueOutcome, polls: bool) -> Option<IssuePath> {
     match outcome {
-        _ if polls => Some(Way::Poll),
-        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => Some(Way::Worker),
+        _ if polls => Some(IssuePath::Poll),
+        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => Some(IssuePath::Worker),
         _ => None,
     }
 }

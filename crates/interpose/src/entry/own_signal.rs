@@ -169,8 +169,8 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
         return false;
     }
     credentials::follow();
-    if let Some(way_out) = wait::way_out(arrival.instruction_pointer()) {
-        arrival.continue_at(way_out);
+    if let Some(exit_address) = wait::exit_address(arrival.instruction_pointer()) {
+        arrival.continue_at(exit_address);
     }
     true
 }
@@ -238,8 +238,8 @@ fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     {
         return false;
     }
-    if let Some(way_out) = wait::way_out(interrupted.instruction_pointer()) {
-        interrupted.continue_at(way_out);
+    if let Some(exit_address) = wait::exit_address(interrupted.instruction_pointer()) {
+        interrupted.continue_at(exit_address);
     }
     *arrival.word(context::MASK) = usring_sys::signals::ALL_BLOCKED;
     true

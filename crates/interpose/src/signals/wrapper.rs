@@ -249,8 +249,8 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             return runs(*own_mask);
         }
     }
-    if let Some(way_out) = wait::way_out(width::size(*instruction_pointer)) {
-        *instruction_pointer = way_out as u64;
+    if let Some(exit_address) = wait::exit_address(width::size(*instruction_pointer)) {
+        *instruction_pointer = exit_address as u64;
     }
     *own_mask = ALL_BLOCKED;
     Decision { runs: 0, mask: 0 }

@@ -51,7 +51,7 @@ pub(crate) fn stat(number: i32) -> Result<Stat, Errno> {
 /// " (deleted)".
 fn path_of(number: i32) -> Option<Vec<u8>> {
     let mut name = Vec::from(*b"/proc/thread-self/fd/");
-    let digits = (0..10).rev().map(|place| width::byte(width::word(number / 10_i32.pow(place) % 10)) + b'0');
+    let digits = (0..10).rev().map(|power| width::byte(width::word(number / 10_i32.pow(power) % 10)) + b'0');
     name.extend(digits.skip_while(|digit| *digit == b'0'));
     if number == 0 {
         name.push(b'0');
@@ -96,7 +96,7 @@ pub(crate) fn is_output(stat: &Stat) -> bool {
 }
 
 /// A name in the recorded folder, or in a folder below it.
-pub(crate) struct Place {
+pub(crate) struct DirectoryEntry {
     folder: OwnedDescriptor,
     pub folder_inode: u64,
     /// Relative to the folder.
@@ -105,10 +105,10 @@ pub(crate) struct Place {
     name: Vec<u8>,
 }
 
-impl Place {
+impl DirectoryEntry {
     /// Resolves a path that the program passes in a call. `None` if the path is not below the
     /// folder, or if its last part is empty, `.` or `..`.
-    pub fn of(directory: i32, path: u64) -> Option<Place> {
+    pub fn of(directory: i32, path: u64) -> Option<DirectoryEntry> {
         let mut path = user_memory::read_c_string(UserAddress(path), PATH_LIMIT).ok()?;
         path.pop();
         while path.len() > 1 && path.last() == Some(&b'/') {
@@ -134,7 +134,7 @@ impl Place {
         }
         path.extend_from_slice(&name[..name.len() - 1]);
         let folder_inode = stat(folder.number()).ok()?.inode;
-        Some(Place { folder, folder_inode, path, name })
+        Some(DirectoryEntry { folder, folder_inode, path, name })
     }
 
     /// Returns the status of the file that the name leads to. `follows`: if the name is a symbolic
