@@ -189,7 +189,8 @@ fn answer_as(answer: Answer) -> Outcome {
     Outcome { answer, kind: Outcome::DONE }
 }
 
-/// Sleeps for the whole span. Signals that arrive meanwhile are put off, as for a tracee of strace.
+/// Sleeps for the whole span. Signals that arrive meanwhile are deferred, as for a tracee of
+/// strace.
 fn pause(span: Nanoseconds) {
     let end = Clock::Monotonic.now().saturating_add(span);
     let mut left = span;

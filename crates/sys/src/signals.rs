@@ -1,9 +1,9 @@
-//! Puts off signals that arrive while the engine runs.
+//! Defers signals that arrive while the engine runs.
 //!
 //! No handler of the program ever runs in the middle of the engine. Such a handler could enter the
 //! ring whose lock its own thread holds, or leave by `siglongjmp` with the lock taken. So
 //! `interpose` wraps the program's handlers. If a signal arrives while its thread is inside the
-//! engine, the wrapper puts the signal off:
+//! engine, the wrapper defers the signal:
 //! 1. The wrapper saves the kernel's signal frame, blocks all signals, and records in this file the
 //!    mask that was in force.
 //! 2. The entry point, by which the program's call came into usring, undoes this as its last step.
@@ -11,9 +11,9 @@
 //!    signals when a system call returns.
 //!
 //! The engine does two things for this: an interruptible sleep ([`crate::wait`]) ends with `EINTR`
-//! when a signal has been put off, and a loop that waits without sleeping checks [`interrupted`].
+//! when a signal has been deferred, and a loop that waits without sleeping checks [`interrupted`].
 //!
-//! Without `interpose` (the Rust API) no signal is ever put off: [`DEFERRED`] stays zero, and
+//! Without `interpose` (the Rust API) no signal is ever deferred: [`DEFERRED`] stays zero, and
 //! handlers run at once, as in any library.
 
 use crate::{Errno, SystemCall, width};
@@ -39,20 +39,20 @@ pub const ALWAYS_OPEN: SignalSet = set_of(linux::SIGSYS)
     | set_of(linux::SIGILL)
     | set_of(linux::SIGFPE);
 
-/// The signals that a program's thread blocks while it has a put-off signal.
+/// The signals that a program's thread blocks while it has a deferred signal.
 pub const ALL_BLOCKED: SignalSet = !ALWAYS_OPEN;
 
-/// Number of threads with a put-off signal; the only word that fast paths read. Each thread
+/// Number of threads with a deferred signal; the only word that fast paths read. Each thread
 /// increments it for itself, in its signal handler, and decrements it later. So relaxed order is
 /// enough.
 pub static DEFERRED: AtomicU32 = AtomicU32::new(0);
 
-/// Maximum number of threads with a put-off signal at the same time. In a further thread the
-/// program's handler runs at once. Few slots are ever used: a put-off signal makes its thread leave
-/// the engine soon, which frees the slot.
+/// Maximum number of threads with a deferred signal at the same time. In a further thread the
+/// program's handler runs at once. Few slots are ever used: a deferred signal makes its thread
+/// leave the engine soon, which frees the slot.
 const SLOTS: usize = 256;
 
-/// The state of one thread with put-off signals, which its entry point uses to deliver them. Only
+/// The state of one thread with deferred signals, which its entry point uses to deliver them. Only
 /// the thread `owner` accesses the other fields.
 struct Slot {
     /// The thread's id; 0 in a free slot.
@@ -61,8 +61,8 @@ struct Slot {
     state: AtomicU32,
     original_mask: AtomicU64,
     delivery_mask: AtomicU64,
-    /// A number by which `interpose` finds the frame of the first put-off signal.
-    note: AtomicU32,
+    /// The number by which `interpose` finds the saved frame of the first deferred signal.
+    saved_frame: AtomicU32,
     /// Signals of `ALWAYS_OPEN` that were sent by kill(2) or the like, not raised by an
     /// instruction. They are not blocked, so they cannot stay pending in the kernel. The entry
     /// point sends them again.
@@ -77,29 +77,30 @@ static TABLE: [Slot; SLOTS] = [const {
         state: AtomicU32::new(0),
         original_mask: AtomicU64::new(0),
         delivery_mask: AtomicU64::new(0),
-        note: AtomicU32::new(0),
+        saved_frame: AtomicU32::new(0),
         resend: AtomicU64::new(0),
     }
 }; SLOTS];
 
-/// The state of a thread with put-off signals, which its entry point uses to deliver them.
+/// The state of a thread with deferred signals, which its entry point uses to deliver them.
 #[derive(Clone, Copy, Debug)]
-pub struct PutOff {
-    /// The mask that was in force when the first signal was put off.
+pub struct DeferredSignals {
+    /// The mask that was in force when the first signal was deferred.
     pub original_mask: SignalSet,
     /// The `sigmask` argument of the wait that was interrupted, if it had one. Signals are first
     /// delivered under this mask.
     pub delivery_mask: Option<SignalSet>,
     pub resend: SignalSet,
-    pub note: u32,
+    pub saved_frame: u32,
 }
 
-/// The result of [`put_off`].
+/// The result of [`defer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Noted {
-    /// This is the thread's first put-off signal. Its mask and note were recorded.
+pub enum Deferral {
+    /// This is the thread's first deferred signal. Its mask and the number of its frame were
+    /// recorded.
     First,
-    /// The thread has a put-off signal already. This one has to stay pending in the kernel, or be
+    /// The thread has a deferred signal already. This one has to stay pending in the kernel, or be
     /// sent again.
     Again,
     /// No slot is free: the program's handler has to run now.
@@ -138,8 +139,8 @@ fn slot_of(thread: u32) -> Option<&'static Slot> {
     TABLE.iter().find(|slot| slot.owner.load(Ordering::Relaxed) == thread)
 }
 
-/// Returns whether a signal for the calling thread has been put off. Costs one load while no thread
-/// has a put-off signal.
+/// Returns whether a signal for the calling thread has been deferred. Costs one load while no
+/// thread has a deferred signal.
 #[inline]
 pub fn interrupted() -> bool {
     DEFERRED.load(Ordering::Relaxed) != 0 && slot_of(thread_id()).is_some()
@@ -158,52 +159,53 @@ pub fn set_delivery_mask(mask: SignalSet) {
     }
 }
 
-/// Records that a signal has been put off while `original_mask` was in force. Called by
+/// Records that a signal has been deferred while `original_mask` was in force. Called by
 /// `interpose`'s wrapper, in signal context with every signal blocked. `resend` holds the signal if
 /// it must be sent again, because it cannot stay pending in the kernel. Otherwise `resend` is
 /// empty.
-pub fn put_off(original_mask: SignalSet, resend: SignalSet, note: u32) -> Noted {
+pub fn defer(original_mask: SignalSet, resend: SignalSet, saved_frame: u32) -> Deferral {
     let thread = thread_id();
     if let Some(slot) = slot_of(thread) {
         slot.resend.fetch_or(resend, Ordering::Relaxed);
-        return Noted::Again;
+        return Deferral::Again;
     }
     // Acquire: pairs with the release in `take`, after which the slot's last owner no longer uses
     // its fields.
     let free = |slot: &&Slot| slot.owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let Some(slot) = TABLE.iter().find(free) else {
-        return Noted::Full;
+        return Deferral::Full;
     };
     slot.original_mask.store(original_mask, Ordering::Relaxed);
     slot.state.store(0, Ordering::Relaxed);
-    slot.note.store(note, Ordering::Relaxed);
+    slot.saved_frame.store(saved_frame, Ordering::Relaxed);
     slot.resend.store(resend, Ordering::Relaxed);
     DEFERRED.fetch_add(1, Ordering::Relaxed);
-    Noted::First
+    Deferral::First
 }
 
 /// Adds signals of `ALWAYS_OPEN` that the entry point has to send again. Does nothing unless the
-/// calling thread has a put-off signal.
+/// calling thread has a deferred signal.
 pub fn send_again(signals: SignalSet) {
     if let Some(slot) = slot_of(thread_id()) {
         slot.resend.fetch_or(signals, Ordering::Relaxed);
     }
 }
 
-/// Returns the calling thread's put-off state and frees its slot. The entry point calls this before
-/// it delivers the signals, because a handler may never return. `None` if no signal was put off.
-pub fn take() -> Option<PutOff> {
+/// Returns the calling thread's state of deferred signals and frees its slot. The entry point calls
+/// this before it delivers the signals, because a handler may never return. `None` if no signal was
+/// deferred.
+pub fn take() -> Option<DeferredSignals> {
     let slot = slot_of(thread_id())?;
     let delivery = slot.state.load(Ordering::Relaxed) == HAS_DELIVERY_MASK;
-    let put_off = PutOff {
+    let deferred = DeferredSignals {
         original_mask: slot.original_mask.load(Ordering::Relaxed),
         delivery_mask: delivery.then(|| slot.delivery_mask.load(Ordering::Relaxed)),
         resend: slot.resend.load(Ordering::Relaxed),
-        note: slot.note.load(Ordering::Relaxed),
+        saved_frame: slot.saved_frame.load(Ordering::Relaxed),
     };
     slot.owner.store(0, Ordering::Release);
     DEFERRED.fetch_sub(1, Ordering::Relaxed);
-    Some(put_off)
+    Some(deferred)
 }
 
 /// Frees all slots, in a forked child before any other code runs there. The parent's other threads

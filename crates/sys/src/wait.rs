@@ -82,8 +82,9 @@ const ABORTED: u64 = (-512i64).cast_unsigned();
 const LONGEST: Nanoseconds = 3600 * 1_000_000_000;
 static LONGEST_TIME: Timespec = timespec(LONGEST);
 
-/// Longest single sleep while *another* thread has a put-off signal. [`DEFERRED`] then says nothing
-/// about this thread, so this thread wakes after each slice and checks [`signals::interrupted`].
+/// Longest single sleep while *another* thread has a deferred signal. [`DEFERRED`] then says
+/// nothing about this thread, so this thread wakes after each slice and checks
+/// [`signals::interrupted`].
 const SLICE: Nanoseconds = 1_000_000;
 
 /// For usring's signal handlers: returns the address of the stub's exit if `instruction_pointer`,
@@ -120,8 +121,8 @@ fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
 static NEVER: AtomicU32 = AtomicU32::new(0);
 
 /// Makes a system call that sleeps, until the kernel answers or `timeout` is over. Error: `EINTR`
-/// if a signal of this thread has been put off. `build` builds the call; its argument is the call's
-/// time limit, if there is one.
+/// if a signal of this thread has been deferred. `build` builds the call; its argument is the
+/// call's time limit, if there is one.
 fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
     let time = timeout.map(|timeout| timespec(timeout.min(LONGEST)));
     let timeout = timeout.unwrap_or(Nanoseconds::MAX);
@@ -136,7 +137,7 @@ fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> Slee
 }
 
 /// Continues [`sleep`] in the rare cases: more than an hour is left, or another thread has a
-/// put-off signal.
+/// deferred signal.
 #[cold]
 fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
     loop {
@@ -174,7 +175,7 @@ struct SleepCall {
 /// word: [`crate::futex::wake_shared`] wakes the sleeper.
 ///
 /// Errors: `EAGAIN` if the word differs; `ETIMEDOUT` when the time is over; `EINTR` if a signal was
-/// put off (its handler waits to run). May return `Ok` without a wake-up, so callers read the word
+/// deferred (its handler waits to run). May return `Ok` without a wake-up, so callers read the word
 /// again.
 pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
     let operation = u64::from(linux::FUTEX_WAIT);
@@ -189,7 +190,7 @@ pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> R
 }
 
 /// Sleeps for `span`, as exactly as the thread's timer slack permits (see [`crate::timer_slack`]).
-/// Errors: `EINTR` if a signal was put off before the end.
+/// Errors: `EINTR` if a signal was deferred before the end.
 pub fn nanosleep(span: Nanoseconds) -> Result<(), Errno> {
     let clock = u64::from(linux::CLOCK_MONOTONIC);
     sleep(Some(span), |time| SleepCall {
@@ -202,7 +203,7 @@ pub fn nanosleep(span: Nanoseconds) -> Result<(), Errno> {
 /// Waits for events of an epoll set; `Ok(0)` when the time is over.
 ///
 /// `mask` is in force during the sleep, atomically, as in epoll_pwait(2). A signal that interrupts
-/// the sleep is delivered under that mask. Errors: `EINTR` if a signal was put off.
+/// the sleep is delivered under that mask. Errors: `EINTR` if a signal was deferred.
 pub fn epoll(
     epoll_fd: i32,
     events: &mut [Event],
@@ -244,7 +245,7 @@ pub fn epoll(
 }
 
 /// Sleeps for `span` with `mask` in force, as in ppoll(2). A signal that interrupts the sleep is
-/// delivered under that mask. Errors: `EINTR` if a signal was put off.
+/// delivered under that mask. Errors: `EINTR` if a signal was deferred.
 pub fn under_mask(span: Nanoseconds, mask: SignalSet) -> Result<(), Errno> {
     let mask = mask & !ALWAYS_OPEN;
     let mask_address = &raw const mask as u64;
@@ -266,7 +267,7 @@ pub fn under_mask(span: Nanoseconds, mask: SignalSet) -> Result<(), Errno> {
 /// can have: a completion that the kernel cannot copy stays in the ring, and the kernel answers
 /// `EFAULT`.
 ///
-/// Returns `Ok` also when the time is over. Errors: `EINTR` if a signal was put off.
+/// Returns `Ok` also when the time is over. Errors: `EINTR` if a signal was deferred.
 pub fn aio_completions(context: u64, least: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
     const NOWHERE: u64 = !0xfff;
     let answer = sleep(timeout, |time| SleepCall {

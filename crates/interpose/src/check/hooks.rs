@@ -6,7 +6,7 @@
 //! the global offset tables, by which the program and its libraries call libc's functions.
 //! Libraries that the program loads later, and calls within one library, are not seen.
 
-use crate::runtime::assembler::{begin_frame, settle};
+use crate::runtime::assembler::{begin_frame, deliver_deferred};
 use crate::runtime::imports;
 use core::arch::naked_asm;
 use core::ffi::CStr;
@@ -60,7 +60,7 @@ macro_rules! hook {
                 "mov rcx, [rbp - 24]",
                 "mov r8, rbp",
                 "call {before}",
-                settle!(),
+                deliver_deferred!(),
                 "mov rdi, [rbp - 8]",
                 "mov rsi, [rbp - 16]",
                 "mov rdx, [rbp - 24]",
@@ -116,7 +116,7 @@ unsafe extern "C" fn realloc() {
         "mov rdx, [rbp - 24]",
         "mov rcx, rbp",
         "call {moved}",
-        settle!(),
+        deliver_deferred!(),
         "mov rax, [rbp - 16]",
         "leave",
         ".cfi_def_cfa rsp, 8",

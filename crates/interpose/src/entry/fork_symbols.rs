@@ -20,7 +20,7 @@
 
 use crate::entry::patch;
 use crate::process::{self, ChildDescriptors};
-use crate::runtime::assembler::settle;
+use crate::runtime::assembler::deliver_deferred;
 use crate::runtime::libc;
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn vfork() {
         "push rbp",
         "mov rbp, rsp",
         "call {prepare}",
-    settle!(),
+    deliver_deferred!(),
         "pop rbp",
         "3:",
         "cmp qword ptr [rip + {real}], 0",
@@ -91,7 +91,7 @@ unsafe extern "C" fn after_fork() {
         "mov rbp, rsp",
         "xor edi, edi",
         "call {begin}",
-    settle!(),
+    deliver_deferred!(),
         "pop rbp",
         "ret",
         begin = sym begin,
@@ -181,7 +181,7 @@ unsafe extern "C" fn begin_clone() {
         "mov edi, [rbx + 16]",
         "and edi, {shares_descriptors}",
         "call {begin}",
-    settle!(),
+    deliver_deferred!(),
         "mov rax, [rbx]",
         "mov rdi, [rbx + 8]",
         "pop rbx",

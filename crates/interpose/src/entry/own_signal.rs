@@ -20,7 +20,7 @@ use crate::signals::table::{Action, DEFAULT, IGNORE};
 use crate::signals::{context, table, wrapper};
 use core::arch::global_asm;
 use usring_sys::credentials;
-use usring_sys::signals::{Noted, SignalSet, set_of};
+use usring_sys::signals::{Deferral, SignalSet, set_of};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::wait::{self, CONTEXT_INSTRUCTION_POINTER, SignalInformation};
 use usring_sys::{Errno, user_memory, width};
@@ -204,7 +204,7 @@ fn serve_fault(arrival: &mut Arrival) -> bool {
 /// Passes a signal to the program: returns its handler, or takes the default action.
 fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     let signal = arrival.information.signal.cast_unsigned();
-    if arrival.was_sent() && puts_off(arrival, signal) {
+    if arrival.was_sent() && defers(arrival, signal) {
         return 0;
     }
     let interrupted_mask = *arrival.word(context::MASK);
@@ -225,16 +225,16 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     }
 }
 
-/// Puts off a signal that found its thread in the engine. Returns `false` if the signal found the
-/// thread elsewhere, or if all slots for put-off signals are in use. The signal's handler then runs
-/// now.
-fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
+/// Defers a signal that found its thread in the engine. Returns `false` if the signal found the
+/// thread elsewhere, or if all slots for deferred signals are in use. The signal's handler then
+/// runs now.
+fn defers(arrival: &mut Arrival, signal: u32) -> bool {
     // SAFETY: the context is that of a signal frame of the kernel's.
     let found = unsafe { wrapper::interrupted_by(arrival.context) };
     let mut interrupted = Arrival { information: arrival.information, context: found };
     let mask = *interrupted.word(context::MASK);
     if !text::is_engine(interrupted.instruction_pointer())
-        || usring_sys::signals::put_off(mask, set_of(signal), 0) == Noted::Full
+        || usring_sys::signals::defer(mask, set_of(signal), 0) == Deferral::Full
     {
         return false;
     }

@@ -9,15 +9,15 @@
 //! # The two kinds of code in this library
 //!
 //! The section `usring_entry` holds the entry points; all other code is the engine. Signals that
-//! find a thread in the engine are put off. In the entry points the program's handlers may run: no
+//! find a thread in the engine are deferred. In the entry points the program's handlers may run: no
 //! lock is held there, and a handler may leave the frames by `siglongjmp` or unwind them (hence the
 //! CFI). So an entry point calls engine code only to run it to its end.
 //!
 //! # The exit
 //!
-//! Every call leaves through `usring_run_call`, which reads the counter of put-off signals. If a
-//! signal was put off for this thread, it is delivered here (`settle`). To the program, the
-//! signal's handler runs during the call, before the call returns.
+//! Every call leaves through `usring_run_call`, which reads the counter of deferred signals. If a
+//! signal was deferred for this thread, it is delivered here (`deliver_deferred`). To the program,
+//! the signal's handler runs during the call, before the call returns.
 
 use crate::call::{CALL_SIZE, Call, Outcome};
 use crate::dispatch;
@@ -117,7 +117,7 @@ global_asm!(
     "5:",
     "mov [rbx + {answer}], rax",
     "mov [rbx + {answer} + 8], rdx",
-    "call usring_settle",
+    "call usring_deliver_deferred",
     "mov rax, [rbx + {answer}]",
     "mov rdx, [rbx + {answer} + 8]",
     "jmp 3b",

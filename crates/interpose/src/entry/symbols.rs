@@ -16,7 +16,7 @@ use crate::files::descriptors::{self, LOW_ALIASES, UNWATCHED};
 use crate::files::{device_calls, devices};
 use crate::filter;
 use crate::process;
-use crate::runtime::assembler::{begin_frame, settle};
+use crate::runtime::assembler::{begin_frame, deliver_deferred};
 use crate::runtime::libc::{self, BOUND};
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
@@ -55,7 +55,7 @@ global_asm!(
     "call 8f",
     "call {concerns}",
     "mov [rbp - 16], rax",
-    settle!(),
+    deliver_deferred!(),
     "cmp dword ptr [rbp - 16], 0",
     "je 7f",
     "mov rdi, rsp",
@@ -89,7 +89,7 @@ global_asm!(
     "call {before_sleep}",
     "cmp dword ptr [rip + {deferred}], 0",
     "je 7b",
-    "call usring_settle",
+    "call usring_deliver_deferred",
     "jmp 7b",
     ".cfi_endproc",
     // Fills the `Call` above the return address.
@@ -407,7 +407,7 @@ global_asm!(
     "mov [rsp + 40], r9",
     "mov rdi, rsp",
     "call {before_call}",
-    settle!(),
+    deliver_deferred!(),
     "mov rdi, [rsp]",
     "mov rsi, [rsp + 8]",
     "mov rdx, [rsp + 16]",

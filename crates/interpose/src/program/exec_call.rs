@@ -3,9 +3,9 @@
 //! The signal mask at the moment of a successful exec becomes the next program's, so it has to be
 //! the program's own. While the kernel prepares an exec, it holds signals back. So does the engine,
 //! by putting them off:
-//! 1. A signal that arrives during the preparation is put off, and blocks all others.
+//! 1. A signal that arrives during the preparation is deferred, and blocks all others.
 //! 2. When the preparation is done, [`call`] enters the section of the entry points, and delivers
-//!    the put-off signal.
+//!    the deferred signal.
 //! 3. A signal that arrives later runs its handler, which returns to the next instruction.
 //!
 //! So no preparation is repeated, and a program that executes under a storm of signals makes
@@ -16,7 +16,7 @@
 //!
 //! A handler may leave by `siglongjmp`, so the caller of [`call`] must hold no lock.
 
-use crate::runtime::assembler::{change_mask, settle};
+use crate::runtime::assembler::{change_mask, deliver_deferred};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::{ALL_BLOCKED, DEFERRED, SignalSet, set_mask};
@@ -37,7 +37,7 @@ global_asm!(
     ".cfi_def_cfa_offset 16",
     ".cfi_offset rbx, -16",
     "mov rbx, rdi",
-    settle!(),
+    deliver_deferred!(),
     "mov eax, [rbx + {number}]",
     "mov rdi, [rbx + {arguments}]",
     "mov rsi, [rbx + {arguments} + 8]",
@@ -61,7 +61,7 @@ global_asm!(
     ".cfi_startproc",
     "push rdi",
     ".cfi_def_cfa_offset 16",
-    settle!(),
+    deliver_deferred!(),
     "mov rsi, [rsp]",
     "mov rdx, rsp",
     change_mask!("{set_mask}"),
@@ -85,7 +85,7 @@ unsafe extern "C" {
     fn usring_block(all: &SignalSet) -> SignalSet;
 }
 
-/// Runs the handlers of put-off signals, and then `work` with all signals blocked. The argument of
+/// Runs the handlers of deferred signals, and then `work` with all signals blocked. The argument of
 /// `work` is the program's mask.
 pub fn with_signals_blocked<T>(work: impl FnOnce(SignalSet) -> T) -> T {
     // SAFETY: 1. `usring_block` keeps the C ABI, and the set lives across it. 2. Handlers that run
@@ -96,7 +96,7 @@ pub fn with_signals_blocked<T>(work: impl FnOnce(SignalSet) -> T) -> T {
     result
 }
 
-/// Makes an exec, after it has delivered put-off signals; returns only if the exec fails.
+/// Makes an exec, after it has delivered deferred signals; returns only if the exec fails.
 pub fn call(call: &SystemCall) -> Result<u64, Errno> {
     // SAFETY: 1. `usring_make_exec` keeps the C ABI, and the call lives across it. 2. The kernel
     // checks the arguments. 3. Handlers that run in between find no lock held and no work half

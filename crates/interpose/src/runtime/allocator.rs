@@ -4,7 +4,7 @@
 //! Each size class of blocks has a free list. New blocks are cut off a *region*: unused memory from
 //! the last mmap(2). Blocks of more than [`LARGEST`] bytes are mappings of their own. One lock
 //! protects all lists. No call on a ring's hot path allocates in the steady state. No signal
-//! handler interrupts a holder of the lock, because signals are put off (see `signals`).
+//! handler interrupts a holder of the lock, because signals are deferred (see `signals`).
 //!
 //! # When the kernel has no more memory
 //! The allocator keeps a reserve of [`RESERVE`] bytes of addresses ([`Allocator::keep_reserve`]).

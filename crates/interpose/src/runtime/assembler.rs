@@ -11,14 +11,14 @@ macro_rules! change_mask {
 }
 pub(crate) use change_mask;
 
-/// Delivers this thread's put-off signals, if any thread has put-off signals. Uses the label 2.
+/// Delivers this thread's deferred signals, if any thread has deferred signals. Uses the label 2.
 /// Operand: `deferred`.
-macro_rules! settle {
+macro_rules! deliver_deferred {
     () => {
-        "cmp dword ptr [rip + {deferred}], 0\nje 2f\ncall usring_settle\n2:\n"
+        "cmp dword ptr [rip + {deferred}], 0\nje 2f\ncall usring_deliver_deferred\n2:\n"
     };
 }
-pub(crate) use settle;
+pub(crate) use deliver_deferred;
 
 /// Begins a frame with rbp, and its unwind information.
 macro_rules! begin_frame {

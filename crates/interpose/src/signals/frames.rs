@@ -1,4 +1,4 @@
-//! Keeps signal frames while their signals are put off.
+//! Saves signal frames while their signals are deferred.
 //!
 //! The kernel puts a frame on the stack for a handler: a return address, the ucontext_t, the
 //! siginfo_t, and above them the state of the floating-point and vector registers. The library
@@ -16,7 +16,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use usring_sys::width;
 
-/// Maximum number of frames kept at one time: one for each thread with a put-off signal.
+/// Maximum number of frames saved at one time: one for each thread with a deferred signal.
 const MOST_FRAMES: usize = 64;
 /// Bytes of a slot: room for the largest frame on x86-64 processors (11 KiB with AMX).
 const SIZE: usize = 16 * 1024;
@@ -32,7 +32,7 @@ const OLD_STATE: usize = 512;
 /// Bytes of a signal frame without the register state: return address, ucontext_t, siginfo_t.
 const HEAD: usize = 8 + context::SIZE + 128;
 
-struct KeptFrame {
+struct SavedFrame {
     used: AtomicU32,
     /// Address at which the kernel had put the frame.
     origin: AtomicUsize,
@@ -41,10 +41,10 @@ struct KeptFrame {
 }
 
 // SAFETY: only the thread that has set `used` accesses the bytes.
-unsafe impl Sync for KeptFrame {}
+unsafe impl Sync for SavedFrame {}
 
-static TABLE: [KeptFrame; MOST_FRAMES] = [const {
-    KeptFrame {
+static TABLE: [SavedFrame; MOST_FRAMES] = [const {
+    SavedFrame {
         used: AtomicU32::new(0),
         origin: AtomicUsize::new(0),
         length: AtomicUsize::new(0),
@@ -52,16 +52,16 @@ static TABLE: [KeptFrame; MOST_FRAMES] = [const {
     }
 }; MOST_FRAMES];
 
-fn place_of(note: u32) -> Option<&'static KeptFrame> {
-    TABLE.get((note as usize).wrapping_sub(1))
+fn slot(number: u32) -> Option<&'static SavedFrame> {
+    TABLE.get((number as usize).wrapping_sub(1))
 }
 
-/// Copies a frame into a free slot. Returns the slot's note, a number that is never 0; `None` if no
+/// Copies a frame into a free slot. Returns the slot's number, which is never 0; `None` if no
 /// slot is free or large enough.
 ///
 /// # Safety
 /// `frame` must be a signal frame of the kernel's on this thread's stack.
-pub unsafe fn keep(frame: *const u8) -> Option<u32> {
+pub unsafe fn save(frame: *const u8) -> Option<u32> {
     // SAFETY: the caller guarantees a signal frame.
     let length = unsafe { length_of(frame) };
     if length > SIZE {
@@ -69,7 +69,7 @@ pub unsafe fn keep(frame: *const u8) -> Option<u32> {
     }
     // Pairs with the releasing store in `give_back`, before which the slot's last user has
     // finished.
-    let free = |place: &KeptFrame| place.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    let free = |place: &SavedFrame| place.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let index = TABLE.iter().position(free)?;
     let place = &TABLE[index];
     place.origin.store(frame as usize, Ordering::Relaxed);
@@ -97,15 +97,15 @@ unsafe fn length_of(frame: *const u8) -> usize {
     }
 }
 
-/// Frees the slot with this note ([`keep`]).
-pub fn give_back(note: u32) {
-    if let Some(place) = place_of(note) {
+/// Frees the slot with this number ([`save`]).
+pub fn give_back(saved_frame: u32) {
+    if let Some(place) = slot(saved_frame) {
         place.used.store(0, Ordering::Release);
     }
 }
 
 /// Frees all slots in a forked child: they belong to threads of the parent that the child does not
-/// have. (The forking thread has none: `swap::fork` delivers a put-off signal before the fork.)
+/// have. (The forking thread has none: `swap::fork` delivers a deferred signal before the fork.)
 pub fn forget_after_fork() {
     // Writes only to slots in use, because each write copies a page that the child shares with its
     // parent.
@@ -115,51 +115,51 @@ pub fn forget_after_fork() {
 }
 
 /// Returns the maximum number of bytes of stack that [`place`] uses for a frame.
-pub fn room_for(note: u32) -> u64 {
+pub fn room_for(saved_frame: u32) -> u64 {
     // The copy may begin up to 63 bytes above `room`, so that the register state keeps its
     // alignment.
-    place_of(note).map_or(0, |place| place.length.load(Ordering::Relaxed) as u64 + 64)
+    slot(saved_frame).map_or(0, |place| place.length.load(Ordering::Relaxed) as u64 + 64)
 }
 
-/// Copies a kept frame back, into `room` or to its original address, and returns its address.
+/// Copies a saved frame back, into `room` or to its original address, and returns its address.
 ///
 /// # Safety
 /// `room` must be aligned to 64 bytes and as large as [`room_for`] said. The stack pointer must not
 /// be above it.
-pub unsafe fn place(note: u32, room: *mut u8) -> *mut u8 {
-    let place = place_of(note).expect("the note of a kept frame");
+pub unsafe fn place(saved_frame: u32, room: *mut u8) -> *mut u8 {
+    let place = slot(saved_frame).expect("the number of a saved frame");
     let (origin, length) = (place.origin.load(Ordering::Relaxed), place.length.load(Ordering::Relaxed));
-    let kept = place.bytes.get().cast::<u8>();
-    // SAFETY: 1. The kept bytes are a whole frame. 2. The target is `room`, or the alternate stack
+    let saved = place.bytes.get().cast::<u8>();
+    // SAFETY: 1. The saved bytes are a whole frame. 2. The target is `room`, or the alternate stack
     // that the kernel had chosen. This thread does not run on the alternate stack, so no byte of it
     // is in use.
     unsafe {
         let frame =
-            if is_on_other_stack(kept, origin, room as usize) { origin as *mut u8 } else { room.add(origin % 64) };
-        frame.copy_from_nonoverlapping(kept, length);
+            if is_on_other_stack(saved, origin, room as usize) { origin as *mut u8 } else { room.add(origin % 64) };
+        frame.copy_from_nonoverlapping(saved, length);
         let state = frame.add(8 + context::REGISTER_STATE).cast::<usize>();
         if *state != 0 {
             *state = *state - origin + frame as usize;
         }
-        give_back(note);
+        give_back(saved_frame);
         frame
     }
 }
 
-/// Returns whether the kept frame was on the alternate stack, and neither the interrupted code nor
+/// Returns whether the saved frame was on the alternate stack, and neither the interrupted code nor
 /// the present code runs on that stack.
 ///
 /// # Safety
-/// `kept` must be a frame.
-unsafe fn is_on_other_stack(kept: *const u8, origin: usize, now: usize) -> bool {
+/// `saved` must be a frame.
+unsafe fn is_on_other_stack(saved: *const u8, origin: usize, now: usize) -> bool {
     // SAFETY: the caller guarantees a frame. Its ucontext_t has the alternate stack: start, flags,
     // size.
     let (start, size, interrupted) = unsafe {
-        let kept = kept.add(8);
+        let saved = saved.add(8);
         (
-            *kept.add(context::ALTERNATE_STACK).cast::<usize>(),
-            *kept.add(context::ALTERNATE_STACK + 16).cast::<usize>(),
-            *kept.add(context::STACK_POINTER).cast::<usize>(),
+            *saved.add(context::ALTERNATE_STACK).cast::<usize>(),
+            *saved.add(context::ALTERNATE_STACK + 16).cast::<usize>(),
+            *saved.add(context::STACK_POINTER).cast::<usize>(),
         )
     };
     let within = |address: usize| address.wrapping_sub(start) < size;

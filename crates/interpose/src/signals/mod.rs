@@ -6,30 +6,30 @@
 //! | thread was in | wrapper |
 //! |---|---|
 //! | the program, or an entry point | runs the program's handler, on the kernel's own frame |
-//! | the engine | puts the signal off, and keeps its frame (`frames`) until the call leaves the engine |
+//! | the engine | defers the signal, and saves its frame (`frames`) until the call leaves the engine |
 //!
-//! Once a signal is put off, later signals are blocked and wait in the kernel, so all signals keep
+//! Once a signal is deferred, later signals are blocked and wait in the kernel, so all signals keep
 //! their order.
 //!
 //! In the kernel SIGSYS, SIGSEGV and SIGBUS belong to usring (`entry::own_signal`). The program's
 //! actions for these signals exist only in the table. The three signals are removed from every
 //! mask: if they were blocked, a trap or a fault would kill the process.
 //!
-//! SA_RESETHAND never reaches the kernel. If it did, a put-off signal would find the default action
-//! when it is sent again. The wrapper implements the flag.
+//! SA_RESETHAND never reaches the kernel. If it did, a deferred signal would find the default
+//! action when it is sent again. The wrapper implements the flag.
 //!
 //! | file | content |
 //! |---|---|
 //! | [`table`] | the program's actions, and the kernel's |
 //! | [`wrapper`] | the wrapper; puts a signal off |
-//! | [`frames`] | the frames of put-off signals |
-//! | [`settle`] | delivers them at the exit of an entry point |
+//! | [`frames`] | the frames of deferred signals |
+//! | [`deliver`] | delivers them at the exit of an entry point |
 //! | [`calls`] | rt_sigaction(2) and rt_sigprocmask(2) |
 //! | [`context`] | the kernel's layout of a `ucontext_t` |
 
 pub mod calls;
 pub mod context;
+mod deliver;
 pub mod frames;
-mod settle;
 pub mod table;
 pub mod wrapper;

@@ -1,4 +1,4 @@
-//! The wrapper in front of every handler of the program. It puts off a signal that finds its thread
+//! The wrapper in front of every handler of the program. It defers a signal that finds its thread
 //! in the engine.
 
 use crate::process;
@@ -11,7 +11,7 @@ use crate::signals::{context, frames};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::SystemCall;
-use usring_sys::signals::{self, ALL_BLOCKED, ALWAYS_OPEN, Noted, SignalSet, set_of};
+use usring_sys::signals::{self, ALL_BLOCKED, ALWAYS_OPEN, Deferral, SignalSet, set_of};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::thread::CHANGE_USER;
 use usring_sys::wait::{self, SignalInformation};
@@ -73,14 +73,14 @@ global_asm!(
     "mov rdi, r8",
     "sub rsp, 8",
     ".cfi_def_cfa_offset 16",
-    "call {put_off}",
+    "call {defer}",
     "add rsp, 8",
     ".cfi_def_cfa_offset 8",
     "test rax, rax",
     "jnz 6f",
     "ret",
-    // The signal cannot be put off: all slots for put-off signals are in use, or an instruction of
-    // the engine raised it. So the handler runs now, under the mask that `put_off` left in rdx.
+    // The signal cannot be deferred: all slots for deferred signals are in use, or an instruction
+    // of the engine raised it. So the handler runs now, under the mask that `defer` left in rdx.
     "6:",
     "push rdx",
     ".cfi_def_cfa_offset 16",
@@ -131,7 +131,7 @@ global_asm!(
     information = const 8 + context::SIZE,
     library = sym text::LIBRARY,
     entry_points = sym text::ENTRY_POINTS,
-    put_off = sym put_off,
+    defer = sym defer,
     every = sym EVERY,
     kept_open = sym OPEN,
     default_action = sym DEFAULT_ACTION,
@@ -206,9 +206,9 @@ struct Decision {
     mask: SignalSet,
 }
 
-/// Puts off a signal that found its thread in the engine. `first` is the ucontext_t of the frame
+/// Defers a signal that found its thread in the engine. `first` is the ucontext_t of the frame
 /// that interrupted the engine, `own` that of this signal. Every signal must be blocked.
-extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Decision {
+extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Decision {
     // SAFETY: these are the kernel's frames on this stack. Only this thread accesses them until the
     // handlers return.
     let (information, original_mask, own_mask, instruction_pointer) = unsafe {
@@ -220,18 +220,18 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
         )
     };
     let runs = |own_mask| Decision { runs: 1, mask: mask_in_handler(information.signal.cast_unsigned(), own_mask) };
-    // An instruction of the engine raised the signal. If the signal were put off, the instruction
+    // An instruction of the engine raised the signal. If the signal were deferred, the instruction
     // would raise it again, so the handler runs now.
     if information.code > 0 && matches!(information.signal.cast_unsigned(), linux::SIGILL | linux::SIGFPE) {
         return runs(*own_mask);
     }
     // SAFETY: the frame begins eight bytes below its ucontext_t.
-    let kept = unsafe { frames::keep(own.sub(8)) };
-    let note = kept.unwrap_or(0);
-    match signals::put_off(original_mask, 0, note) {
-        Noted::First if note != 0 => {}
-        Noted::First | Noted::Again => {
-            frames::give_back(note);
+    let saved = unsafe { frames::save(own.sub(8)) };
+    let saved_frame = saved.unwrap_or(0);
+    match signals::defer(original_mask, 0, saved_frame) {
+        Deferral::First if saved_frame != 0 => {}
+        Deferral::First | Deferral::Again => {
+            frames::give_back(saved_frame);
             let itself = set_of(information.signal.cast_unsigned());
             if itself & ALWAYS_OPEN != 0 {
                 // usring keeps this signal unblocked. If it were queued here, the kernel would
@@ -244,8 +244,8 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
                 queue_again(information);
             }
         }
-        Noted::Full => {
-            frames::give_back(note);
+        Deferral::Full => {
+            frames::give_back(saved_frame);
             return runs(*own_mask);
         }
     }

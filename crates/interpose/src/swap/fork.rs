@@ -83,7 +83,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
     if signals::interrupted() {
-        // The put-off signal is delivered first, because the mask in force here would become the
+        // The deferred signal is delivered first, because the mask in force here would become the
         // child's.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }

@@ -1,6 +1,6 @@
 //! Swap regions and faults for C (`include/usring.h`): functions for programs that are linked to
 //! this library, or that find it by dlsym(3).
-//! Each call goes through the entry point as a system call does, so signals are put off during it.
+//! Each call goes through the entry point as a system call does, so signals are deferred during it.
 //! Its number is one that no system call can have. `usring_swap` implements the functions.
 
 use crate::call::Call;

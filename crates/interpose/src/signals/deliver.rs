@@ -1,4 +1,4 @@
-//! The exit of every entry point: delivers signals that were put off for this thread, before the
+//! The exit of every entry point: delivers signals that were deferred for this thread, before the
 //! program's call returns.
 
 use crate::process;
@@ -15,7 +15,7 @@ use usring_sys::wait::{self, SignalInformation};
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-/// Values that an entry point's exit needs while it delivers this thread's put-off signals. The
+/// Values that an entry point's exit needs while it delivers this thread's deferred signals. The
 /// exit has them on its stack.
 #[repr(C)]
 pub struct Delivery {
@@ -26,9 +26,9 @@ pub struct Delivery {
     pub resend: u64,
     pub process: u32,
     pub thread: u32,
-    /// Note of the first signal's kept frame ([`frames`]), or 0.
+    /// Number of the first signal's saved frame ([`frames`]), or 0.
     pub frame: u64,
-    /// Bytes of stack that the first signal's kept frame needs.
+    /// Bytes of stack that the first signal's saved frame needs.
     pub frame_room: u64,
     /// The first signal's handler.
     pub handler: u64,
@@ -40,20 +40,20 @@ const DELIVERY_SIZE: usize = size_of::<Delivery>();
 /// Bytes of stack: the `Delivery`, the previous mask, and eight bytes for alignment.
 const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 
-// usring_settle(): called when some thread has a put-off signal. If it is this thread, delivers the
-// signal. C calling convention. Every signal is blocked while the slots are searched. Otherwise a
-// signal could be put off during the search, and no later exit would deliver it.
+// usring_deliver_deferred(): called when some thread has a deferred signal. If it is this thread,
+// delivers the signal. C calling convention. Every signal is blocked while the slots are searched.
+// Otherwise a signal could be deferred during the search, and no later exit would deliver it.
 //
 // The first signal's frame is put back on the stack, and its handler is entered as the kernel would
 // enter it. After the handler, rt_sigreturn(2) continues the thread at label 9, where only rbp is
 // known. The kernel delivers the other signals once they are unblocked.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
-    ".globl usring_settle",
-    ".hidden usring_settle",
-    ".type usring_settle,@function",
+    ".globl usring_deliver_deferred",
+    ".hidden usring_deliver_deferred",
+    ".type usring_deliver_deferred,@function",
     ".p2align 4",
-    "usring_settle:",
+    "usring_deliver_deferred:",
     ".cfi_startproc",
     begin_frame!(),
     "push rbx",
@@ -72,7 +72,7 @@ global_asm!(
     "lea rdx, [rsp + {delivery_size}]",
     "call 8f",
     "mov rdi, rsp",
-    "call {take_put_off}",
+    "call {take_deferred}",
     "lea rsi, [rsp + {delivery_size}]",
     "test eax, eax",
     "jz 7f",
@@ -85,7 +85,7 @@ global_asm!(
     "lea rdx, [rip + 9f]",
     "mov rcx, rbp",
     "mov rbx, rdi",
-    "call {place_put_off}",
+    "call {place_frame}",
     "cmp qword ptr [rbx + {handler}], 0",
     "je 3f",
     // From here on the frame is the top of its stack, whichever stack that is. So the frame of the
@@ -157,7 +157,7 @@ global_asm!(
     ".cfi_def_cfa rsp, 8",
     "ret",
     ".cfi_restore_state",
-    // The put-off signal belongs to another thread.
+    // The deferred signal belongs to another thread.
     "7:",
     "xor edx, edx",
     "call 8f",
@@ -171,10 +171,10 @@ global_asm!(
     "xor r9d, r9d", // libc's next call may not set r9, and must not carry PASS_MARK
     "ret",
     ".cfi_endproc",
-    ".size usring_settle, . - usring_settle",
+    ".size usring_deliver_deferred, . - usring_deliver_deferred",
     ".popsection",
-    take_put_off = sym take_put_off,
-    place_put_off = sym place_put_off,
+    take_deferred = sym take_deferred,
+    place_frame = sym place_frame,
     deferred = sym DEFERRED,
     every = sym EVERY,
     room = const ROOM,
@@ -196,31 +196,31 @@ global_asm!(
     tgkill = const linux::__NR_tgkill,
 );
 
-/// Moves this thread's put-off signals into `delivery`, with every signal blocked. Returns 0 if the
-/// thread has none. Called by `usring_settle`.
-extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
-    let Some(put_off) = signals::take() else { return 0 };
+/// Moves this thread's deferred signals into `delivery`, with every signal blocked. Returns 0 if
+/// the thread has none. Called by `usring_deliver_deferred`.
+extern "C" fn take_deferred(delivery: &mut Delivery) -> u32 {
+    let Some(deferred) = signals::take() else { return 0 };
     *delivery = Delivery {
-        delivery_mask: put_off.delivery_mask.unwrap_or(0) & !UNBLOCKABLE,
-        original_mask: put_off.original_mask,
-        has_delivery_mask: u64::from(put_off.delivery_mask.is_some()),
-        resend: put_off.resend,
+        delivery_mask: deferred.delivery_mask.unwrap_or(0) & !UNBLOCKABLE,
+        original_mask: deferred.original_mask,
+        has_delivery_mask: u64::from(deferred.delivery_mask.is_some()),
+        resend: deferred.resend,
         process: process::id(),
         thread: signals::thread_id(),
-        frame: u64::from(put_off.note),
-        frame_room: frames::room_for(put_off.note),
+        frame: u64::from(deferred.saved_frame),
+        frame_room: frames::room_for(deferred.saved_frame),
         handler: DEFAULT,
         handler_mask: 0,
     };
     1
 }
 
-/// Puts the kept frame of a signal back: into `room`, or where the kernel had put it on the
+/// Puts the saved frame of a signal back: into `room`, or where the kernel had put it on the
 /// alternate stack. After the signal's handler, the thread continues at `resume`, with
 /// `frame_pointer` in rbp and rsp. Its mask is then the delivery mask if there is one, otherwise
 /// the original mask. Returns the frame's address.
-extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
-    // SAFETY: `usring_settle` passes room of as many bytes as `frames::room_for` said.
+extern "C" fn place_frame(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
+    // SAFETY: `usring_deliver_deferred` passes room of as many bytes as `frames::room_for` said.
     let frame = unsafe { frames::place(width::low(delivery.frame), room) };
     // SAFETY: the frame is a copy of the kernel's, so the offsets lie within it.
     let signal = unsafe {
