@@ -39,7 +39,7 @@ pub enum QuestionKind {
     /// of that memory.
     Arena = 4,
     /// Asks for a queue of the back end. Answer: `values[0]` is the queue's index, and the
-    /// descriptors are kick, call and settled ([`QueueGrant`]). The starter frees the queue when
+    /// descriptors are kick, call and ready ([`QueueGrant`]). The starter frees the queue when
     /// this connection ends, whatever the reason is.
     Queue = 5,
     /// Returns the queue that was got on this connection. The answer is empty. The back end has
@@ -230,11 +230,10 @@ impl Supply for RemoteSupply {
         let answered = self.control.ask_on(&connection, QuestionKind::Queue, self.device, [0; 4], None)?;
         let index = width::low(answered.values[0]);
         let mut descriptors = answered.descriptors.into_iter();
-        let (Some(kick), Some(call), Some(settled)) = (descriptors.next(), descriptors.next(), descriptors.next())
-        else {
+        let (Some(kick), Some(call), Some(ready)) = (descriptors.next(), descriptors.next(), descriptors.next()) else {
             return Err(Errno::EINVAL);
         };
-        Ok(QueueGrant { index, kick, call, settled, connection: Some(connection) })
+        Ok(QueueGrant { index, kick, call, ready, connection: Some(connection) })
     }
 
     fn return_queue(&self, _: u32, connection: Option<&Connection>) {

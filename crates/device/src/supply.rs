@@ -57,7 +57,7 @@ pub struct QueueGrant {
     pub call: OwnedDescriptor,
     /// Eventfd that the user signals after it has laid out the queue's rings for a new back end.
     /// The control plane then starts the queue.
-    pub settled: OwnedDescriptor,
+    pub ready: OwnedDescriptor,
     /// The connection to a control plane in another process. When one of the two processes ends,
     /// the other learns it from the end of the connection.
     pub connection: Option<Connection>,

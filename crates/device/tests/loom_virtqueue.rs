@@ -12,11 +12,11 @@ use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 
 /// Offsets: a queue of two descriptors, the result that the device writes, and the words
-/// `generation` and `settled`.
+/// `generation` and `ready_generation`.
 const PLACES: QueueLayout = QueueLayout { descriptors: 0, available: 32, used: 44, size: 2 };
 const ANSWER: usize = 80;
 const GENERATION: usize = 88;
-const SETTLED: usize = 92;
+const READY: usize = 92;
 
 fn queue() -> (Arc<SharedMemory>, VirtQueue) {
     let memory = Arc::new(SharedMemory::model(96));
@@ -161,7 +161,7 @@ fn change_of_hands() {
     loom::model(|| {
         let (memory, mut queue) = queue();
         generation::first(&memory, GENERATION);
-        generation::settle(&memory, SETTLED, 2);
+        generation::mark_ready(&memory, READY, 2);
         queue.add(0);
         queue.add(1);
         let _ = queue.publish();
@@ -171,7 +171,7 @@ fn change_of_hands() {
             // control plane.
             back.complete(0, 1);
             generation::begin(&back.memory, GENERATION, 2);
-            if generation::settled(&back.memory, SETTLED) == 4 {
+            if generation::ready_generation(&back.memory, READY) == 4 {
                 assert_eq!((back.available(), back.head(1)), (2, 0), "a new back end finds what is still to be done");
             }
         });
@@ -179,7 +179,7 @@ fn change_of_hands() {
         if present != 2 {
             assert_eq!(queue.not_taken().collect::<Vec<_>>(), [1]);
             queue.make_over([0].into_iter());
-            generation::settle(&memory, SETTLED, present);
+            generation::mark_ready(&memory, READY, present);
         }
         control.join().unwrap();
     });
@@ -193,5 +193,5 @@ fn a_new_back_end_finds_consistent_rings() {
 #[test]
 #[should_panic(expected = "a new back end finds what is still to be done")]
 fn a_settled_word_stored_without_release_shows_inconsistent_rings() {
-    weaken(Edge::Settled, Side::Release, change_of_hands);
+    weaken(Edge::QueueReady, Side::Release, change_of_hands);
 }

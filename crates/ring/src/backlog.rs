@@ -152,7 +152,7 @@ impl Backlog {
 
     /// Moves CQEs from this process's private memory to the backlog's area while the area has room.
     /// `tail` is the CQ's published tail.
-    pub fn settle(&mut self, tail: u32) {
+    pub fn move_to_area(&mut self, tail: u32) {
         let Some(area) = &self.area else { return };
         while self.in_area < area.capacity
             && let Some(entry) = self.rest.pop_front()
@@ -180,7 +180,7 @@ impl Backlog {
             area.set(HAS, 0);
         }
         if self.has_rest() {
-            self.settle(tail);
+            self.move_to_area(tail);
         }
     }
 }

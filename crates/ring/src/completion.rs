@@ -252,7 +252,7 @@ impl CompletionQueue {
             self.fill(cqe, || extension);
         }
         let published = self.publish();
-        self.backlog.settle(self.tail);
+        self.backlog.move_to_area(self.tail);
         if self.backlog.is_empty() {
             self.memory.clear_flag(flags::CQ_OVERFLOW);
         }

@@ -354,7 +354,7 @@ impl Pager {
             taken.release(State::Out);
             return Err(Lost { slot: None, error });
         }
-        self.settle(taken, slot, clean);
+        self.finish_page_in(taken, slot, clean);
         drop(inside);
         drop(queue);
         self.counters.add(touch.fault_slot, Counter::SwapIns, 1);
@@ -364,7 +364,7 @@ impl Pager {
 
     /// Releases a page that the caller has mapped with the content of its slot. Frees the slot
     /// unless the page is clean. The caller is inside the gate.
-    pub fn settle(&self, taken: Taken, slot: u32, clean: bool) {
+    pub fn finish_page_in(&self, taken: Taken, slot: u32, clean: bool) {
         if clean {
             taken.release(State::Clean);
         } else {

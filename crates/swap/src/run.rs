@@ -83,7 +83,7 @@ impl Pager {
                 all = false;
                 continue;
             }
-            self.settle(taken, run.slot + width::count(position), clean);
+            self.finish_page_in(taken, run.slot + width::count(position), clean);
             self.counters.add(fault_slot, counter, 1);
         }
         all

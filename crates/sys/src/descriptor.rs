@@ -174,10 +174,10 @@ impl HeldDescriptor {
         self.never_locked = true;
     }
 
-    /// Returns whether the duplicate has the settled number of the program's descriptor `number`
-    /// (the number that [`hold_settled`] prefers).
-    pub fn is_settled(&self, number: i32) -> bool {
-        self.number() == own_numbers::settled(number)
+    /// Returns whether the duplicate has the preferred number of the program's descriptor `number`
+    /// (the number that [`duplicate_at_preferred`] prefers).
+    pub fn has_preferred_number(&self, number: i32) -> bool {
+        self.number() == own_numbers::preferred(number)
     }
 }
 
@@ -197,10 +197,10 @@ pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, None)
 }
 
-/// Returns a private duplicate of a file, at the file's settled number if that is free. The settled
-/// number is computed from the file's own number, so it is the same each time.
-pub fn hold_settled(number: i32) -> Result<HeldDescriptor, Errno> {
-    hold_at(number, Some(own_numbers::settled(number)))
+/// Returns a private duplicate of a file, at the file's preferred number if that is free. The
+/// settled number is computed from the file's own number, so it is the same each time.
+pub fn duplicate_at_preferred(number: i32) -> Result<HeldDescriptor, Errno> {
+    hold_at(number, Some(own_numbers::preferred(number)))
 }
 
 fn hold_at(number: i32, wish: Option<i32>) -> Result<HeldDescriptor, Errno> {

@@ -101,7 +101,7 @@ mod context {
         address: u64,
         /// Whether all completions had come when the [`Context`] was dropped. If so, the kernel's
         /// context can be used again.
-        is_settled: AtomicBool,
+        all_completed: AtomicBool,
         /// The [`PROCESS`] of the process that made the context.
         process: &'static Process,
     }
@@ -124,7 +124,7 @@ mod context {
             if !self.is_ours() {
                 return;
             }
-            if *self.is_settled.get_mut() {
+            if *self.all_completed.get_mut() {
                 self.process.keep(Idle { requests: self.requests, address: self.address });
             } else {
                 destroy(self.address);
@@ -268,7 +268,7 @@ mod context {
                 destroy(address);
                 return Err(Errno::ENOSYS);
             };
-            let kernels = Kernels { requests, address, is_settled: AtomicBool::new(false), process };
+            let kernels = Kernels { requests, address, all_completed: AtomicBool::new(false), process };
             Ok(Context { kernels: Arc::new(kernels), ring, expected: 0 })
         }
 
@@ -331,7 +331,7 @@ mod context {
         fn drop(&mut self) {
             if self.expected == 0 && self.kernels.is_ours() {
                 self.ring.publish_head();
-                self.kernels.is_settled.store(true, Ordering::Release);
+                self.kernels.all_completed.store(true, Ordering::Release);
             }
         }
     }

@@ -50,7 +50,7 @@ pub enum Edge {
     Generation,
     /// A queue of a vhost-user device publishes that its rings are laid out for the new back end,
     /// which may use them from now on.
-    Settled,
+    QueueReady,
     /// A thread announces that it will sleep, then reads whether there is work. A waker publishes
     /// work, then reads the announcement.
     Sleep,

@@ -117,8 +117,8 @@ const AMPLE: u64 = 8192;
 /// Lowest borrowed number if the program's limit is ample. A low number keeps the kernel's
 /// descriptor table small.
 const BORROWED_ABOVE: u16 = 3040;
-/// Count of numbers at the start of usring's range that no settled number ([`settled`]) uses.
-const UNSETTLED: i32 = 32;
+/// Count of numbers at the start of usring's range that no preferred number ([`preferred`]) uses.
+const BELOW_PREFERRED: i32 = 32;
 /// With an ample limit: a duplicate of a descriptor below this number gets a borrowed number, and a
 /// duplicate of any other descriptor a number of the reserve.
 const FEW: u16 = 1024;
@@ -194,10 +194,10 @@ impl Layout {
     }
 }
 
-/// Returns the settled number: the number that a duplicate of descriptor `number` gets if it is
+/// Returns the preferred number: the number that a duplicate of descriptor `number` gets if it is
 /// free. It is computed from `number`, so a later duplicate of this descriptor prefers it, too.
-pub fn settled(number: i32) -> i32 {
-    number.saturating_add(Layout::current().base_for(number) + UNSETTLED)
+pub fn preferred(number: i32) -> i32 {
+    number.saturating_add(Layout::current().base_for(number) + BELOW_PREFERRED)
 }
 
 /// Whether any number is or was private to usring in this process. A forked child determines it

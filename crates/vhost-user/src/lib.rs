@@ -310,7 +310,7 @@ impl Shared {
             if let Some(queue) = queue
                 && !queue.is_started
                 && !queue.is_returned
-                && area.settled(self.arena.memory()) == generation
+                && area.ready_generation(self.arena.memory()) == generation
             {
                 let signals = Signals { kick: &queue.kick, call: &queue.call, error: &self.error };
                 outcome = outcome.and_then(|()| connection.start_queue(index, &self.arena, area, &signals));
@@ -384,7 +384,7 @@ impl Shared {
             index,
             kick: duplicate_private(queue.kick.as_raw_fd())?,
             call: duplicate_private(queue.call.as_raw_fd())?,
-            settled: duplicate_private(self.wake.as_raw_fd())?,
+            ready: duplicate_private(self.wake.as_raw_fd())?,
             connection: None,
         };
         self.arena.clear(self.arena.queue(index));

@@ -224,7 +224,7 @@ fn ask(
         QuestionKind::Arena => Ok(Reply { owned: vec![supply.arena()?], ..Default::default() }),
         QuestionKind::Queue => {
             let grant = supply.queue()?;
-            let owned = vec![grant.kick, grant.call, grant.settled];
+            let owned = vec![grant.kick, grant.call, grant.ready];
             let lent = Some(Lent { device, supply: supply.clone(), queue: Some(grant.index) });
             Ok(Reply { values: [u64::from(grant.index), 0, 0, 0], owned, lent, ..Default::default() })
         }

@@ -44,7 +44,7 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
     } else if request.journal.is_some() {
         end_in_journal(locked, &mut request, 0);
     }
-    settle(locked, request, answer);
+    finish(locked, request, answer);
 }
 
 /// Posts the notification (F_NOTIF) of a zero-copy send: the program may now reuse the memory that
@@ -73,11 +73,11 @@ pub(crate) fn drop_quietly(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.is_watched {
         observation::completed(locked, &mut request, Errno::ECANCELED.negative().into(), false);
     }
-    settle(locked, request, Answer { result: 0, failed: true });
+    finish(locked, request, Answer { result: 0, failed: true });
 }
 
 #[inline(always)]
-fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
+fn finish(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.queues.drain.retire();
     if locked.waiting.rights.count_requests() {
         locked.waiting.rights.leave(&request);

@@ -8,7 +8,7 @@ use crate::request::conditions::{Deadline, RequestId};
 use crate::request::outcome::Answer;
 use crate::ring::LockedRing;
 use crate::waiting::cancel::{self, Found};
-use crate::waiting::timeout::{CLOCKS, Noted};
+use crate::waiting::timeout::{CLOCKS, JournaledTimeout};
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_uapi::opcode;
@@ -68,9 +68,9 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
         // The interval begins anew, as in the kernel. A late repetition is not made up for.
         let at = now.saturating_add(deadline.repeat_every);
         let repeats = deadline.repeats.saturating_sub(1);
-        let noted = Noted::new(&request, Deadline { at, repeats, ..deadline });
-        locked.waiting.timeouts.insert(request, noted.deadline, None);
-        locked.note_timer(&noted, None);
+        let journaled = JournaledTimeout::new(&request, Deadline { at, repeats, ..deadline });
+        locked.waiting.timeouts.insert(request, journaled.deadline, None);
+        locked.note_timer(&journaled, None);
         return;
     }
     complete::complete(locked, request, Answer { result, failed: !deadline.expiry_succeeds });

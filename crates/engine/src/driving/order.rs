@@ -13,7 +13,7 @@ use usring_sys::unusual::{self, Unusual};
 use usring_sys::{signals, wait};
 
 /// Nanoseconds of a pause of a submitter.
-const SETTLE_PAUSE_NS: Nanoseconds = 100_000;
+const AWAIT_PAUSE_NS: Nanoseconds = 100_000;
 /// After a submission, requests go on until a draw of one in this number fails.
 const EARLY: u64 = 2;
 /// At one choice in this number, all requests go on.
@@ -55,9 +55,9 @@ pub(crate) fn advance(locked: &mut LockedRing) -> Step {
     }
     if is_burst {
         armed::count_order(OrderEvent::Burst);
-        settle(locked);
+        await_chosen(locked);
         while release_one(locked) {
-            settle(locked);
+            await_chosen(locked);
         }
     }
     Step::Again
@@ -77,11 +77,11 @@ fn release_one(locked: &mut LockedRing) -> bool {
 /// each submission, and when a thread looks for completions without waiting for any.
 #[cold]
 #[inline(never)]
-pub(crate) fn stir(locked: &mut LockedRing) {
+pub(crate) fn choose_some(locked: &mut LockedRing) {
     armed::note_submitter(signals::thread_id());
     note_choice(locked);
     while order::of(locked).is_some_and(|order| order.happens(EARLY)) && release_one(locked) {
-        settle(locked);
+        await_chosen(locked);
     }
     let is_listening = locked.notify.event_descriptor.is_some() || locked.ring.readiness.is_polled();
     if is_listening
@@ -99,12 +99,12 @@ pub(crate) fn stir(locked: &mut LockedRing) {
 /// the next call.
 #[cold]
 #[inline(never)]
-pub(crate) fn settle(locked: &mut LockedRing) {
+pub(crate) fn await_chosen(locked: &mut LockedRing) {
     let is_awaiting = |locked: &mut LockedRing| {
         locked.waiting.order.as_mut().is_some_and(|order| order.is_awaiting(Clock::Monotonic.now()))
     };
     while is_awaiting(locked) && !locked.devices.queues.has_unfinished_submits() {
-        let _ = wait::nanosleep(SETTLE_PAUSE_NS);
+        let _ = wait::nanosleep(AWAIT_PAUSE_NS);
         task_work::run(locked);
         reap::reap(locked);
         batch::run_issuable(locked);

@@ -14,9 +14,9 @@ use usring_sys::{Errno, epoll, width};
 /// Number of CQEs after which a ring with a polling SQ thread publishes them before the batch ends.
 const SHOWN_TOGETHER: usize = 8;
 
-/// [`settle`] polls a device whose interrupt cannot be armed, because the device reports that there
-/// may be completions. After this many consecutive polls without a completion it stops, and a timer
-/// polls the device later.
+/// [`reap_and_arm`] polls a device whose interrupt cannot be armed, because the device reports that
+/// there may be completions. After this many consecutive polls without a completion it stops, and a
+/// timer polls the device later.
 const MOST_EMPTY_POLLS: u32 = 64;
 
 /// Completes the requests that devices have carried out. Returns whether there were any. Never
@@ -147,7 +147,7 @@ pub(crate) fn interrupted(locked: &mut LockedRing) {
 /// by a driver that leaves a ring without IOPOLL. A device may refuse to arm its interrupt, because
 /// there may be completions, although polls find none. After [`MOST_EMPTY_POLLS`] such polls in a
 /// row, a timer polls the devices later.
-pub(crate) fn settle(locked: &mut LockedRing) {
+pub(crate) fn reap_and_arm(locked: &mut LockedRing) {
     let mut empty_polls = 0;
     while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {
         let found = reap(locked);

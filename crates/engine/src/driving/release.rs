@@ -105,9 +105,9 @@ impl<'a> LockedRing<'a> {
             self.finish_batch();
         }
         let duty = match exit {
-            Exit::Leave | Exit::Finished => self.settle(deferred_submit::flush),
-            Exit::FinishedForOthers => self.settle(deferred_submit::flush_or_leave),
-            Exit::FinishedInside | Exit::LeaveInside => self.settle(deferred_submit::leave_to_helper),
+            Exit::Leave | Exit::Finished => self.flush_and_watch(deferred_submit::flush),
+            Exit::FinishedForOthers => self.flush_and_watch(deferred_submit::flush_or_leave),
+            Exit::FinishedInside | Exit::LeaveInside => self.flush_and_watch(deferred_submit::leave_to_helper),
             Exit::Pause => self.submit_deferred(),
             Exit::ToSubmit | Exit::Bare => self,
         }
@@ -122,7 +122,7 @@ impl<'a> LockedRing<'a> {
     /// Makes deferred submits by `flush`, and makes the ring watcher responsible for the ring's
     /// waiting requests.
     #[inline(always)]
-    fn settle(mut self, flush: impl Fn(Self) -> Self) -> Self {
+    fn flush_and_watch(mut self, flush: impl Fn(Self) -> Self) -> Self {
         loop {
             if self.devices.queues.has_pending_submits() {
                 self = flush(self);

@@ -223,7 +223,7 @@ fn is_left_by_others(locked: &LockedRing) -> bool {
 fn take_over_waits(locked: &mut LockedRing) {
     let ring = locked.ring;
     if locked.devices.queues.in_flight() != 0 && !locked.waiters_poll_devices() && !ring.defers_task_work() {
-        reap::settle(locked);
+        reap::reap_and_arm(locked);
     }
     if ring.defers_task_work() && !watches_announcements(locked) {
         return;

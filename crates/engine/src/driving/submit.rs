@@ -41,12 +41,12 @@ pub(crate) fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     }
     let is_ordered = unusual::has(Unusual::Order);
     if is_ordered {
-        order::settle(locked);
+        order::await_chosen(locked);
     }
     if !credentials::differ() {
         let taken = submit_batch::<false, true>(locked, wanted);
         if is_ordered && taken != 0 {
-            order::stir(locked);
+            order::choose_some(locked);
         }
         return taken;
     }

@@ -55,7 +55,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // The head of the CQ when this wait began. `None`: not read yet.
     let mut consumed = None;
     if call.completions == 0 {
-        stir(ring);
+        choose_some(ring);
     }
     loop {
         let mut locked = ring.lock();
@@ -102,10 +102,10 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
 
 /// Lets `usring run --order` choose requests for a call that waits for no completion.
 #[inline]
-fn stir(ring: &Arc<Ring>) {
+fn choose_some(ring: &Arc<Ring>) {
     if unusual::has(Unusual::Order) {
         let mut locked = ring.lock();
-        order::stir(&mut locked);
+        order::choose_some(&mut locked);
         locked.release(Exit::Leave);
     }
 }

@@ -122,7 +122,7 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     if let Operation::ReadWrite(transfer) = &mut request.operation {
         transfer.note_direct();
     }
-    if settle_position(request).is_err()
+    if fix_position(request).is_err()
         || locked.devices.named.lacks_nowait(file_system)
         || pinned_memory::has_pin_hook()
         || unusual::has(Unusual::Recording)
@@ -140,17 +140,17 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
 
 /// Sets the offset of a direct transfer at the file position, before it goes to a worker
 /// (IOSQE_ASYNC).
-pub(crate) fn settle_if_direct(locked: &mut LockedRing, request: &mut Request) {
+pub(crate) fn fix_position_if_direct(locked: &mut LockedRing, request: &mut Request) {
     let is_at_position = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_at_position());
     if is_at_position && request.may_be_direct() && direct_on(locked, request).is_some() {
-        let _ = settle_position(request);
+        let _ = fix_position(request);
     }
 }
 
-fn settle_position(request: &mut Request) -> Result<(), Errno> {
+fn fix_position(request: &mut Request) -> Result<(), Errno> {
     let number = request.file.number;
     match &mut request.operation {
-        Operation::ReadWrite(transfer) => transfer.settle_position(number),
+        Operation::ReadWrite(transfer) => transfer.fix_position(number),
         _ => Ok(()),
     }
 }

@@ -116,7 +116,7 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     // The number of calls is limited: a peer that sends small pieces must not occupy the driver for
     // long.
     let outcome = (0..SLICE).find_map(|_| attempt(request)).unwrap_or(IssueOutcome::Yield);
-    settle_buffer(locked, request, &outcome);
+    return_or_use_buffer(locked, request, &outcome);
     outcome
 }
 
@@ -201,7 +201,7 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
 }
 
 /// Returns the buffer to its group if it holds no data. Otherwise notes how much of it is used up.
-fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
+fn return_or_use_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
     // In the kernel, a worker would carry out a request with IOSQE_ASYNC, and use up a buffer of a
     // buffer ring when it begins. So such a request keeps its buffer.
@@ -245,7 +245,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
             Err(Errno::EAGAIN) if is_shut => (0, true),
             Err(Errno::EAGAIN) => {
                 let outcome = transfer.would_block();
-                settle_buffer(locked, request, &outcome);
+                return_or_use_buffer(locked, request, &outcome);
                 return outcome;
             }
             Err(error) => (error.negative(), true),
@@ -295,7 +295,7 @@ pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
 /// last.
 fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool, rest: Rest) -> Option<IssueOutcome> {
     let nonempty = if rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
-    settle_buffer(locked, request, &IssueOutcome::done(result));
+    return_or_use_buffer(locked, request, &IssueOutcome::done(result));
     let limit = match transfer_of(request) {
         Ok(SendReceive { limit: Some(left), .. }) => {
             *left = left.saturating_sub(result.max(0).cast_unsigned());

@@ -147,7 +147,7 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
         return None;
     }
     if works {
-        block_device::settle_if_direct(locked, request);
+        block_device::fix_position_if_direct(locked, request);
     }
     works.then_some(IssueOutcome::NeedsWorker)
 }

@@ -9,7 +9,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::faults;
-use crate::waiting::timeout::Noted;
+use crate::waiting::timeout::JournaledTimeout;
 use crate::waiting::{ask_processes, fast_poll, workers};
 use usring_inject::rule::IssuePath;
 use usring_sys::Errno;
@@ -50,12 +50,12 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AsksProcesses => ask_processes::begin(locked, request),
         IssueOutcome::AwaitsTime => {
-            let noted = Noted::of(&request).filter(|_| locked.ring.is_shared());
+            let journaled = JournaledTimeout::of(&request).filter(|_| locked.ring.is_shared());
             locked.waiting.timeouts.arm(request);
-            if let Some(noted) = noted {
-                let completions = Some(noted.deadline.completions).filter(|completions| *completions != 0);
+            if let Some(journaled) = journaled {
+                let completions = Some(journaled.deadline.completions).filter(|completions| *completions != 0);
                 let count = completions.map(|completions| locked.waiting.timeouts.shared_count(completions));
-                locked.note_timer(&noted, count);
+                locked.note_timer(&journaled, count);
                 locked.listen_for_cqes();
             }
         }

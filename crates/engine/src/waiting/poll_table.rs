@@ -26,11 +26,11 @@
 //!
 //! So the entry is registered under the number of the duplicate, which only usring closes. The
 //! duplicate of a file always gets the same number, a fixed distance above the program's
-//! (`descriptor::hold_settled`). The next wait for the file finds the entry in place and only
-//! switches it on again. EPOLL_CTL_MOD names both file and number. If the program's number means
-//! another file by now, MOD fails with ENOENT, and usring adds the new file. usring remembers no
-//! file identity that could become stale. It only remembers, per number, whether to try ADD or MOD
-//! first.
+//! (`descriptor::duplicate_at_preferred`). The next wait for the file finds the entry in place and
+//! only switches it on again. EPOLL_CTL_MOD names both file and number. If the program's number
+//! means another file by now, MOD fails with ENOENT, and usring adds the new file. usring remembers
+//! no file identity that could become stale. It only remembers, per number, whether to try ADD or
+//! MOD first.
 //!
 //! A wait for one event thus costs three system calls: the duplication, MOD and close(2). The entry
 //! is one-shot (EPOLLONESHOT). After its event it stays in the set, but reports nothing more, even
@@ -215,13 +215,13 @@ impl PollTable {
 
     fn register(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<AssignedSlot, Errno> {
         let of = file.number;
-        let mut descriptor = descriptor::hold_settled(of)?;
-        let settled = descriptor.is_settled(of);
+        let mut descriptor = descriptor::duplicate_at_preferred(of)?;
+        let is_at_preferred = descriptor.has_preferred_number(of);
         let number = descriptor.number();
         let index = self.claim_slot();
         let tag = tag_of(index, &self.slots[index as usize]);
         let switch = if interest.multishot { Switch::On } else { Switch::Once };
-        let known = settled && self.number_mut(of).registered;
+        let known = is_at_preferred && self.number_mut(of).registered;
         match self.switch_to(number, interest, switch, tag, known) {
             Ok(true) => {}
             Ok(false) => {
@@ -247,12 +247,12 @@ impl PollTable {
         if !self.number_mut(of).lockable {
             descriptor.assume_never_locked();
         }
-        self.settle_in(index, of, SharedHold { descriptor, tag }, interest, switch);
+        self.fill_slot(index, of, SharedHold { descriptor, tag }, interest, switch);
         Ok(self.share(index, file))
     }
 
     /// Initialises a claimed slot for a file. `of`: the program's descriptor number of the file.
-    fn settle_in(&mut self, index: u32, of: i32, hold: SharedHold, interest: Interest, switch: Switch) {
+    fn fill_slot(&mut self, index: u32, of: i32, hold: SharedHold, interest: Interest, switch: Switch) {
         let first = core::mem::replace(&mut self.number_mut(of).first, index);
         let slot = &mut self.slots[index as usize];
         let hold = match slot.spare.take() {
@@ -565,7 +565,7 @@ impl PollTable {
         let Home::Duplicate { mut hold, of } = core::mem::replace(&mut slot.home, Home::Free) else { return };
         let fired = slot.switch == Switch::Off;
         self.unlink(of, index);
-        let stays = fired && hold.descriptor.is_settled(of);
+        let stays = fired && hold.descriptor.has_preferred_number(of);
         self.number_mut(of).registered = stays;
         if !stays && let Some(set) = &self.set {
             let _ = set.delete(hold.descriptor.number());

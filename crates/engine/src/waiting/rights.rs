@@ -122,7 +122,7 @@ impl Group {
 
     /// Starts an anchor with the rights of the calling thread. The new anchor first calls `begun`.
     /// Returns `false`, without calling `begun`, if the group already has an anchor.
-    fn settle_and(&self, begun: impl FnOnce() + Send + 'static) -> Result<bool, Errno> {
+    fn start_anchor_after(&self, begun: impl FnOnce() + Send + 'static) -> Result<bool, Errno> {
         let mut has_anchor = self.has_anchor.lock();
         if *has_anchor {
             return Ok(false);
@@ -137,8 +137,8 @@ impl Group {
         Ok(true)
     }
 
-    fn settle(&self) -> Result<bool, Errno> {
-        self.settle_and(|| ())
+    fn start_anchor(&self) -> Result<bool, Errno> {
+        self.start_anchor_after(|| ())
     }
 
     /// Makes the group's anchor start a worker. If the common group has no anchor, the ring watcher
@@ -271,12 +271,12 @@ impl Groups {
                 done();
             }
         };
-        let settled = group.settle_and(begun);
-        if settled.is_ok() {
+        let started = group.start_anchor_after(begun);
+        if started.is_ok() {
             let old = self.state.lock().last_alike.replace(group);
             drop(old);
         }
-        if settled != Ok(true) {
+        if started != Ok(true) {
             done();
         }
     }
@@ -294,7 +294,7 @@ impl Groups {
             // The anchor gets the thread's credentials of now. A signal of libc, which sends one to
             // all threads for setuid(2), may have changed them since the entry was made. Then the
             // entry is out of date, and the loop makes another.
-            if !member.group.settle()? || credentials::changes_of(member.id) == member.changes {
+            if !member.group.start_anchor()? || credentials::changes_of(member.id) == member.changes {
                 return Ok(member);
             }
         }
@@ -348,13 +348,13 @@ impl Groups {
             && let Some(group) = state.personality.1.upgrade()
         {
             drop(state);
-            group.settle()?;
+            group.start_anchor()?;
             return Ok(group);
         }
         let group = state.new_group()?;
         state.personality = (generation, Arc::downgrade(&group));
         drop(state);
-        group.settle()?;
+        group.start_anchor()?;
         Ok(group)
     }
 

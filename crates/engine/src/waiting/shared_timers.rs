@@ -6,7 +6,7 @@ use crate::request::RequestEntry;
 use crate::request::conditions::Deadline;
 use crate::request::operation::Operation;
 use crate::ring::LockedRing;
-use crate::waiting::timeout::Noted;
+use crate::waiting::timeout::JournaledTimeout;
 use usring_ring::{JournalSlot, JournalTimer};
 use usring_sys::clock::Clock;
 use usring_uapi::{Sqe, opcode, sqe_flags};
@@ -22,16 +22,16 @@ const SKIPS: u32 = 8;
 impl LockedRing<'_> {
     /// Records a timeout in the journal, if it has a slot there. `count`: the number of completions
     /// at which it ends.
-    pub fn note_timer(&mut self, noted: &Noted, count: Option<u32>) {
-        let deadline = &noted.deadline;
-        let Some(slot) = noted.slot.filter(|_| deadline.watches.is_none()) else { return };
+    pub fn note_timer(&mut self, journaled: &JournaledTimeout, count: Option<u32>) {
+        let deadline = &journaled.deadline;
+        let Some(slot) = journaled.slot.filter(|_| deadline.watches.is_none()) else { return };
         let clock = match deadline.clock {
             Clock::Monotonic => 0,
             Clock::Realtime => REALTIME,
             Clock::Boottime => BOOTTIME,
         };
         let succeeds = if deadline.expiry_succeeds { SUCCEEDS } else { 0 };
-        let skips = if noted.sqe_flags & sqe_flags::CQE_SKIP_SUCCESS != 0 { SKIPS } else { 0 };
+        let skips = if journaled.sqe_flags & sqe_flags::CQE_SKIP_SUCCESS != 0 { SKIPS } else { 0 };
         let flags = clock | succeeds | skips;
         let (at, every, repeats) = (deadline.at, deadline.repeat_every, deadline.repeats);
         self.journal().time(slot, JournalTimer { at, every, repeats, count, flags });

@@ -155,7 +155,13 @@ impl Timeouts {
     /// Returns the part of the timeout that the journal holds, with the new deadline.
     ///
     /// Error: `ENOENT` if there is no such timeout.
-    pub fn update(&mut self, user_data: u64, linked: bool, absolute: bool, time: Nanoseconds) -> Result<Noted, Errno> {
+    pub fn update(
+        &mut self,
+        user_data: u64,
+        linked: bool,
+        absolute: bool,
+        time: Nanoseconds,
+    ) -> Result<JournaledTimeout, Errno> {
         let (index, key) = self
             .find(|timer| {
                 let is_it = timer.request.sqe.user_data == user_data && !timer.request.is_delayed();
@@ -173,9 +179,9 @@ impl Timeouts {
                 deadline.repeat_every = time.max(1);
             }
         }
-        let noted = Noted::new(&timer.request, deadline);
+        let journaled = JournaledTimeout::new(&timer.request, deadline);
         self.insert(timer.request, deadline, None);
-        Ok(noted)
+        Ok(journaled)
     }
 
     pub fn pop_expired(&mut self, clock: Clock, now: Nanoseconds) -> Option<Timer> {
@@ -256,22 +262,22 @@ impl Timeouts {
     }
 }
 
-/// The part of an armed timeout that the journal of a shared ring holds.
-pub(crate) struct Noted {
+/// The part of an armed timeout that is written to a shared ring's journal.
+pub(crate) struct JournaledTimeout {
     pub slot: Option<JournalSlot>,
     pub sqe_flags: u8,
     pub deadline: Deadline,
 }
 
-impl Noted {
-    pub fn new(request: &Request, deadline: Deadline) -> Noted {
-        Noted { slot: request.journal, sqe_flags: request.sqe.flags, deadline }
+impl JournaledTimeout {
+    pub fn new(request: &Request, deadline: Deadline) -> JournaledTimeout {
+        JournaledTimeout { slot: request.journal, sqe_flags: request.sqe.flags, deadline }
     }
 
     /// Returns the part of a TIMEOUT; `None` for any other request.
-    pub fn of(request: &Request) -> Option<Noted> {
+    pub fn of(request: &Request) -> Option<JournaledTimeout> {
         match request.operation {
-            Operation::Timeout(deadline) => Some(Noted::new(request, deadline)),
+            Operation::Timeout(deadline) => Some(JournaledTimeout::new(request, deadline)),
             _ => None,
         }
     }

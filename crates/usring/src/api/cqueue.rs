@@ -33,13 +33,13 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
     /// then.
     #[inline]
     pub fn sync(&mut self) {
-        self.settle();
+        self.clear_readiness();
         self.left = self.half.len();
     }
 
     #[inline]
-    fn settle(&self) {
-        self.core.descriptor.settle(|| self.half.is_empty());
+    fn clear_readiness(&self) {
+        self.core.descriptor.clear_readiness(|| self.half.is_empty());
     }
 
     /// Returns an object that reports whether the ring has completions, for code that does not hold
@@ -125,7 +125,7 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
 impl<E: EntryMarker> Drop for CompletionQueue<'_, E> {
     #[inline]
     fn drop(&mut self) {
-        self.settle();
+        self.clear_readiness();
     }
 }
 

@@ -49,7 +49,7 @@ impl Descriptor {
     /// calls this function whenever the application uses the completion queue. (The interposer does
     /// not see such uses. It makes this check before each poll call of the program instead.)
     #[inline]
-    pub fn settle(&self, is_empty: impl FnOnce() -> bool) {
+    pub fn clear_readiness(&self, is_empty: impl FnOnce() -> bool) {
         if self.made.get().is_some_and(Option::is_some) && is_empty() {
             usring_engine::drain_readiness();
         }

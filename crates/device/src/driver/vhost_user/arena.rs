@@ -4,13 +4,13 @@
 //! ```text
 //! 0     generation                   control plane → queues
 //! 64    parameters                   written once, before the file is mapped elsewhere
-//! 4096  queue 0: descriptor table, available ring, used ring, settled word,
+//! 4096  queue 0: descriptor table, available ring, used ring, ready word,
 //!                counters, request slots, bounce memory
 //!       queue 1: …
 //! ```
 //! In the back end, a byte of the arena has the address [`BASE`] + its offset.
 //!
-//! [`super::generation`] explains the generation and the settled words.
+//! [`super::generation`] explains the generation and the ready words.
 
 use super::generation;
 use crate::virtqueue::{DESCRIPTOR, QueueLayout};
@@ -43,15 +43,15 @@ const SIZE: usize = QUEUE_SIZE as usize;
 const AVAILABLE: usize = SIZE * DESCRIPTOR;
 /// A multiple of 8, minus 4: see [`QueueLayout::used`].
 const USED: usize = AVAILABLE + 1024 + 4;
-const SETTLED: usize = AVAILABLE + 1024 + 3072;
-const COPIED: usize = SETTLED + 8;
-const DIRECT: usize = SETTLED + 12;
-const RINGS: usize = SETTLED + 64;
+const READY: usize = AVAILABLE + 1024 + 3072;
+const COPIED: usize = READY + 8;
+const DIRECT: usize = READY + 12;
+const RINGS: usize = READY + 64;
 const SLOTS: usize = RINGS.next_multiple_of(PAGE);
 const BOUNCE: usize = (SLOTS + SIZE * slot::BYTES).next_multiple_of(PAGE);
 const QUEUE: usize = BOUNCE + SIZE * TRANSFER as usize;
 
-const _: () = assert!(USED + 6 + 8 * SIZE <= SETTLED && AVAILABLE + 6 + 2 * SIZE <= USED);
+const _: () = assert!(USED + 6 + 8 * SIZE <= READY && AVAILABLE + 6 + 2 * SIZE <= USED);
 
 /// Layout of a request's slot: offsets in bytes.
 pub mod slot {
@@ -178,7 +178,7 @@ impl Arena {
     /// only while the queue has no user.
     pub fn clear(&self, queue: QueueArea) {
         (queue.base..queue.base + RINGS).step_by(8).for_each(|offset| self.memory.write(offset, 0u64));
-        queue.settle(&self.memory, self.generation());
+        queue.mark_ready(&self.memory, self.generation());
     }
 
     /// Returns the index up to which a queue's user has published requests, and the index up to
@@ -209,14 +209,14 @@ impl QueueArea {
         }
     }
 
-    /// Marks a queue's rings as *settled*: laid out for the back end of `generation`.
-    pub fn settle(&self, memory: &SharedMemory, generation: u32) {
-        generation::settle(memory, self.base + SETTLED, generation);
+    /// Marks a queue's rings as *ready*: laid out for the back end of `generation`.
+    pub fn mark_ready(&self, memory: &SharedMemory, generation: u32) {
+        generation::mark_ready(memory, self.base + READY, generation);
     }
 
     /// Returns the generation of the back end for which a queue's rings are laid out.
-    pub fn settled(&self, memory: &SharedMemory) -> u32 {
-        generation::settled(memory, self.base + SETTLED)
+    pub fn ready_generation(&self, memory: &SharedMemory) -> u32 {
+        generation::ready_generation(memory, self.base + READY)
     }
 
     /// Counts a read or write: as copied through the bounce memory if `copied`, else as direct.

@@ -2,18 +2,18 @@
 //!
 //! On usring's side a queue's rings have one writer, the queue's user. The control plane only
 //! passes the rings to back ends. User and control plane synchronize by two words in the arena, the
-//! generation and the queue's settled word:
+//! generation and the queue's ready word:
 //!
 //! 1. The connection to the back end is lost. Users notice nothing. They still add requests, and
 //!    find requests that the old back end still completes.
 //! 2. Another back end has answered, so the old one has ended. The control plane raises the
 //!    *generation* and makes every queue's interrupt readable. It starts no queue.
 //!    ([`Edge::Generation`]: a user that reads the new value may write the rings.)
-//! 3. A user that sees a new generation settles its rings: it keeps the used entries and rebuilds
-//!    the available ring. It stores the generation in its *settled* word, and then signals the
-//!    control plane.
-//! 4. The control plane starts a queue when its settled word equals the generation
-//!    ([`Edge::Settled`]). No user changes the rings any more while the back end reads them.
+//! 3. A user that sees a new generation lays its rings out anew: it keeps the used entries and
+//!    rebuilds the available ring. It stores the generation in its *ready* word, and then signals
+//!    the control plane.
+//! 4. The control plane starts a queue when its ready word equals the generation
+//!    ([`Edge::QueueReady`]). No user changes the rings any more while the back end reads them.
 //!
 //! A user that never polls delays only its own queue. An odd generation means that there will be no
 //! other back end. Users then complete their requests with EIO. If the control plane was killed, it
@@ -51,12 +51,12 @@ pub fn is_end(generation: u32) -> bool {
     generation & 1 != 0
 }
 
-/// Step 3: marks a queue's rings as settled, which means laid out for the back end of `generation`.
-pub fn settle(memory: &SharedMemory, at: usize, generation: u32) {
-    memory.word(at).store(generation, Edge::Settled.release());
+/// Step 3: marks a queue's rings as ready, which means laid out for the back end of `generation`.
+pub fn mark_ready(memory: &SharedMemory, at: usize, generation: u32) {
+    memory.word(at).store(generation, Edge::QueueReady.release());
 }
 
-/// Step 4: returns the generation for which the rings are settled.
-pub fn settled(memory: &SharedMemory, at: usize) -> u32 {
-    memory.word(at).load(Edge::Settled.acquire())
+/// Step 4: returns the generation for which the rings are ready.
+pub fn ready_generation(memory: &SharedMemory, at: usize) -> u32 {
+    memory.word(at).load(Edge::QueueReady.acquire())
 }

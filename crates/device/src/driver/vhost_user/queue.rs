@@ -115,7 +115,7 @@ impl Queue {
             interrupts: options.interrupts,
             armed: false,
             indirect: device.parameters.has(feature::INDIRECT_DESCRIPTORS),
-            generation: area.settled(arena.memory()),
+            generation: area.ready_generation(arena.memory()),
             free: (0..QUEUE_SIZE).rev().collect(),
             unused: usize::from(QUEUE_SIZE),
             requests: (0..QUEUE_SIZE).map(|_| Request::default()).collect(),
@@ -347,7 +347,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Handles a new generation: settles the rings for the new back end, and signals the control
+    /// Handles a new generation: lays the rings out for the new back end, and signals the control
     /// plane; see [`super::generation`].
     #[cold]
     fn change_generation(&mut self, generation: u32) {
@@ -374,8 +374,8 @@ impl Queue {
             .collect();
         rest.sort_unstable();
         self.ring.make_over(rest.into_iter().map(|(_, head)| head));
-        self.area.settle(self.ring.memory(), generation);
-        eventfd::signal(self.grant.settled.number());
+        self.area.mark_ready(self.ring.memory(), generation);
+        eventfd::signal(self.grant.ready.number());
     }
 
     /// Fails all requests in flight, because no back end will complete them.

@@ -25,8 +25,8 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
         return answer.result;
     }
     transfer.flags = transfer.asked_flags();
-    let is_settled = request.sqe.off == FILE_POSITION && !transfer.is_at_position();
-    if !is_settled {
+    let has_fixed_position = request.sqe.off == FILE_POSITION && !transfer.is_at_position();
+    if !has_fixed_position {
         return transfer.work(number, blocking);
     }
     // The issue has replaced the file position by an offset. In two cases the kernel would have

@@ -69,7 +69,7 @@ impl ReadWrite {
     /// move: as in the kernel, the transfer is asynchronous and still running when the program's
     /// call returns.
     #[inline]
-    pub fn settle_position(&mut self, number: i32) -> Result<(), Errno> {
+    pub fn fix_position(&mut self, number: i32) -> Result<(), Errno> {
         if self.is_at_position() {
             self.offset = file::position(number)?;
         }
