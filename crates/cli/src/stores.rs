@@ -4,17 +4,21 @@
 use super::Failure;
 use super::devices::DeviceOption;
 use super::swap::SwapOption;
+use std::ffi::OsString;
 use std::fs::Metadata;
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::PathBuf;
 use usring_device::Spec;
 
 /// Options of a SPEC that name a file or a socket.
 const PATHS: [&str; 2] = ["path", "socket"];
+/// Most symbolic links that the kernel follows in one path (`MAXSYMLINKS`).
+const MOST_LINKS: u32 = 40;
 
 /// Fails if two devices, or a device and swapped memory, use one file, because each would overwrite
 /// the other's blocks. Two links to a file count as one file, and two nodes of a block device as
-/// one device.
+/// one device. The file may still be missing.
 pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Result<(), Failure> {
     let of_devices = devices.iter().map(|option| (option.name(), option.spec()));
     let of_swap = swap.map(|option| ("--swap".to_owned(), option.spec()));
@@ -31,15 +35,38 @@ pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Re
     Ok(())
 }
 
-/// Identity of a file. For a block device: `true`, the device's number, and 0. For other files:
-/// `false` and the numbers of the file system and the inode.
-type Identity = (bool, u64, u64);
+/// What two names of a file have in common.
+#[derive(PartialEq, Eq)]
+enum Identity {
+    /// A block device: its number.
+    Device(u64),
+    /// Another file: the numbers of its file system and inode.
+    File(u64, u64),
+    /// A file that opening may make (`create=on`): the numbers of its folder, and its name.
+    Missing(u64, u64, OsString),
+}
 
 fn identity(spec: &Spec) -> Option<(&str, Identity)> {
     let path = PATHS.iter().find_map(|name| spec.device().text(name))?;
-    // A missing file has no identity here. Opening the device will report it.
-    let found = std::fs::metadata(path).ok()?;
-    Some((path, if is_block(&found) { (true, found.rdev(), 0) } else { (false, found.dev(), found.ino()) }))
+    let identity = match std::fs::metadata(path) {
+        Ok(found) if is_block(&found) => Identity::Device(found.rdev()),
+        Ok(found) => Identity::File(found.dev(), found.ino()),
+        Err(_) => missing(path)?,
+    };
+    Some((path, identity))
+}
+
+/// Returns the identity of the file that open(2) with O_CREAT would make. A symbolic link whose
+/// target is missing leads to that target. `None` if there is no such folder: then open(2) fails,
+/// and its error is reported.
+fn missing(path: &str) -> Option<Identity> {
+    let mut path = PathBuf::from(path);
+    for _ in 0..MOST_LINKS {
+        let Ok(target) = std::fs::read_link(&path) else { break };
+        path = path.parent()?.join(target);
+    }
+    let folder = std::fs::metadata(path.parent()?).ok()?;
+    Some(Identity::Missing(folder.dev(), folder.ino(), path.file_name()?.to_owned()))
 }
 
 fn is_block(found: &Metadata) -> bool {

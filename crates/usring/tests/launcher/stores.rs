@@ -88,6 +88,33 @@ fn a_file_cannot_back_two_devices_under_any_of_its_names() {
     }
 }
 
+/// The launcher must not make the file before it finds the conflict.
+#[test]
+fn a_file_that_is_still_missing_cannot_back_two_devices() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::create_dir(name("inner")).unwrap();
+    symlink(folder.path(), name("same")).unwrap();
+    symlink("new", name("soft")).unwrap();
+    symlink("soft", name("softer")).unwrap();
+    let first = format!("{}=file:path={},size=16M,create=on", name("a"), name("new"));
+    for other in ["new", "./new", "inner/../new", "same/new", "soft", "softer"] {
+        let file = format!("file:path={},size=16M,create=on", name(other));
+        let (second, swap) = (format!("{}={file}", name("b")), format!("{file},limit=8M"));
+        for options in [["--device", &first, "--device", &second], ["--device", &first, "--swap", &swap]] {
+            let output = run(&[&options[..], &["true"]].concat());
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(125), "{options:?}: {said}");
+            assert!(said.contains("would overwrite each other's data") && said.lines().count() == 1, "{said}");
+            assert!(!Path::new(&name("new")).exists(), "{options:?}");
+        }
+    }
+    // Equal names in two folders are two files.
+    let second = format!("{}=file:path={},size=16M,create=on", name("b"), name("inner/new"));
+    let output = run(&["--device", &first, "--device", &second, "true"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
 #[test]
 fn overwrite_is_an_option_of_swap_alone() {
     let folder = tempfile::tempdir().unwrap();
