@@ -15,11 +15,13 @@ use file::place::{
     Place, answer_for_kernel, denied, in_child, loop_device, refuse_single_requests, with_small_file_system,
 };
 use skipped::skip;
+use std::ffi::CString;
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
+use usring_device::driver::file::{FileDriver, FileOptions};
 use usring_device::spec::parse;
 use usring_device::{Completions, Driver, Operation, OwnSupply, QueueOptions, Submission};
 use usring_sys::plain::IoVector;
@@ -208,6 +210,16 @@ fn the_device_size_is_that_of_the_file_or_of_the_size_option() {
     assert_eq!(disk.metadata().unwrap().len(), 1 << 20);
     disk.set_len(511).unwrap();
     assert_eq!(size(""), Err(Errno::EINVAL), "the file is shorter than a block");
+}
+
+#[test]
+fn a_size_that_is_refused_leaves_the_file_as_long_as_it_was() {
+    let file = Place::on_disk();
+    let disk = file.make(4096);
+    let path = CString::new(file.path.as_str()).unwrap();
+    let options = FileOptions { path, size: Some(10_000), create: true, ..FileOptions::default() };
+    assert_eq!(FileDriver::open(&options).err(), Some(Errno::EINVAL), "half a block");
+    assert_eq!(disk.metadata().unwrap().len(), 4096);
 }
 
 #[test]

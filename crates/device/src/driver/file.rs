@@ -118,12 +118,13 @@ impl FileDriver {
             Some((memory, offset)) => (offset.max(SECTOR), memory.max(1)),
             None => (SECTOR, 1),
         };
-        let size = match options.size {
-            Some(size) => full_size(file.number(), size, &measure, options.create)?,
-            None => measure.size - measure.size % u64::from(block),
-        };
+        let size = options.size.unwrap_or(measure.size - measure.size % u64::from(block));
         if size == 0 || !size.is_multiple_of(u64::from(block)) {
             return Err(Errno::EINVAL);
+        }
+        // A size that is refused must not have changed the file.
+        if size > measure.size {
+            lengthen(file.number(), size, &measure, options.create)?;
         }
         let features = Features {
             polls: true,
@@ -278,13 +279,10 @@ fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignmen
 }
 
 /// Makes a file as long as the device, if it may. Otherwise each write that makes the file longer
-/// would be synchronous. Returns the size.
-fn full_size(number: i32, size: u64, measure: &Measure, create: bool) -> Result<u64, Errno> {
-    if size > measure.size {
-        if measure.kind == FileKind::BlockDevice || !create {
-            return Err(Errno::ENOSPC);
-        }
-        file::resize(number, size)?;
+/// would be synchronous.
+fn lengthen(number: i32, size: u64, measure: &Measure, create: bool) -> Result<(), Errno> {
+    if measure.kind == FileKind::BlockDevice || !create {
+        return Err(Errno::ENOSPC);
     }
-    Ok(size)
+    file::resize(number, size)
 }
