@@ -26,6 +26,7 @@ use usring_sys::file::{self, FileKind};
 use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, user_memory, width};
+use usring_uapi::general::{O_CREAT, O_EXCL, O_RDWR};
 
 /// First bytes of a store's header. The header's other bytes are zeroes.
 const SIGNATURE: &[u8] = b"usring swap store, version 1\n";
@@ -39,10 +40,6 @@ const KERNEL_SWAP: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 const END: u64 = 1 << 20;
 /// Bytes per read when a store is examined.
 const CHUNK: usize = 256 << 10;
-
-const O_RDWR: u32 = 2;
-const O_CREAT: u32 = 0o100;
-const O_EXCL: u32 = 0o200;
 
 /// The reason why a store cannot hold swapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
