@@ -1,6 +1,7 @@
 //! Starts a child process (this executable, or a workload beside it) and waits for its end within a
 //! time limit.
 
+use crate::system_error::words;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -22,7 +23,8 @@ pub enum System {
 
 /// Returns the path of this executable.
 pub fn ourselves() -> Result<PathBuf, String> {
-    std::env::current_exe().map_err(|error| format!("cannot find the path of this executable ({error})"))
+    std::env::current_exe()
+        .map_err(|error| format!("cannot find the path of this executable ({error})", error = words(&error)))
 }
 
 /// Returns a command that runs `program` on `system`. If `system` is [`System::Usring`], `more` are
@@ -50,7 +52,7 @@ pub fn output_within(command: &mut Command, limit: Duration) -> Result<Output, S
 /// reads.
 pub fn start(command: &mut Command) -> Result<Child, String> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    child.map_err(|error| format!("cannot start a child ({error})"))
+    child.map_err(|error| format!("cannot start a child ({error})", error = words(&error)))
 }
 
 /// Waits for a running child and returns its output. Kills the child if it takes longer than
@@ -60,7 +62,7 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || sender.send(child.wait_with_output()));
     match receiver.recv_timeout(limit) {
-        Ok(output) => output.map_err(|error| format!("cannot wait for a child ({error})")),
+        Ok(output) => output.map_err(|error| format!("cannot wait for a child ({error})", error = words(&error))),
         Err(RecvTimeoutError::Timeout) => {
             let process = nix::unistd::Pid::from_raw(process.cast_signed());
             let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGKILL);

@@ -3,6 +3,7 @@
 //! answers it.
 
 use super::Failure;
+use crate::system_error::words;
 use nix::libc;
 use seccompiler::sock_filter;
 use usring_sys::width;
@@ -16,7 +17,10 @@ const X32_BIT: u32 = 0x4000_0000;
 /// Sets no_new_privs and installs the filter. Neither can be undone.
 pub fn install() -> Result<(), Failure> {
     seccompiler::apply_filter(&program()).map_err(|error| {
-        Failure::new(format!("cannot install the --deny-kernel filter ({error}); does this sandbox forbid seccomp(2)?"))
+        Failure::new(format!(
+            "cannot install the --deny-kernel filter ({error}); does this sandbox forbid seccomp(2)?",
+            error = words(&error)
+        ))
     })
 }
 

@@ -4,6 +4,7 @@
 use super::child::{self, System};
 use super::probe::{Findings, ProbeResult};
 use super::{Failure, Outcome, library, style, swap_probe};
+use crate::system_error::words;
 use nix::libc;
 use nix::sys::resource::{Resource, getrlimit};
 use std::process::Command;
@@ -30,7 +31,7 @@ const INDENT: usize = 20;
 /// Runs the subcommand.
 pub fn run(_options: &Options) -> Outcome {
     if let Err(error) = std::fs::read_link("/proc/self/exe") {
-        say("verdict", &format!("usring does not work here: it needs /proc, which is not mounted ({error})"));
+        say("verdict", &format!("usring does not work here: it needs /proc, which is not mounted ({})", words(&error)));
         return Ok(1);
     }
     if is_inside() {
@@ -83,8 +84,7 @@ fn probe(system: System) -> Result<Findings, String> {
 
 /// Returns the kernel's refusal in words.
 fn reason(error: i32) -> String {
-    let text = nix::errno::Errno::from_raw(error).desc();
-    format!("io_uring fails with errno {error}, {}", text.to_lowercase())
+    format!("io_uring fails with {}", words(&nix::errno::Errno::from_raw(error)))
 }
 
 fn report_kernel() {
@@ -141,7 +141,7 @@ impl std::fmt::Display for Restrictions {
 
 /// Returns the likeliest reason for which the kernel refuses io_uring. `why` is its error in words.
 fn blocker(here: &Restrictions, why: &str) -> &'static str {
-    let answered = |error: i32| why.contains(&format!("errno {error},"));
+    let answered = |error: i32| why.contains(&reason(error));
     match here.disabled {
         Some(2) => "the sysctl kernel.io_uring_disabled = 2 (for all users)",
         Some(1) if answered(libc::EPERM) => {

@@ -5,6 +5,7 @@
 //! program's calls.
 
 use super::{Failure, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND};
+use crate::system_error::words;
 use nix::libc;
 use nix::unistd::{AccessFlags, eaccess};
 use object::elf::{self, EM_X86_64, FileHeader32, FileHeader64, ProgramHeader64};
@@ -111,7 +112,11 @@ fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<
     }
     let refuse = |why: String| Err(Failure::new(format!("{} {why}", path.display())));
     let unreadable = |error: std::io::Error| {
-        Failure::new(format!("cannot read {} to see whether it can be served ({error})", path.display()))
+        Failure::new(format!(
+            "cannot read {} to see whether it can be served ({error})",
+            path.display(),
+            error = words(&error)
+        ))
     };
     let mut file = File::open(path).map_err(unreadable)?;
     let mut start = Vec::new();

@@ -2,6 +2,7 @@
 
 use super::Failure;
 use super::statistics::Snapshot;
+use crate::system_error::words;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::fs::File;
@@ -38,8 +39,13 @@ impl Destination {
     /// Opens the file.
     pub fn open(&self) -> Result<Export, Failure> {
         let create = |path: &PathBuf| {
-            File::create(path)
-                .map_err(|error| Failure::new(format!("cannot write the statistics to {} ({error})", path.display())))
+            File::create(path).map_err(|error| {
+                Failure::new(format!(
+                    "cannot write the statistics to {} ({error})",
+                    path.display(),
+                    error = words(&error)
+                ))
+            })
         };
         Ok(match self {
             Destination::Table => Export::Table,
@@ -59,7 +65,7 @@ impl Export {
         };
         match file.write_all(text.as_bytes()) {
             Ok(()) => Ok(()),
-            Err(error) => writeln!(errors, "usring: cannot write the statistics ({error})"),
+            Err(error) => writeln!(errors, "usring: cannot write the statistics ({error})", error = words(&error)),
         }
     }
 }

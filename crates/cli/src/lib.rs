@@ -15,7 +15,7 @@
 //! - `crash`, which tests what a power loss leaves.
 //! - `doctor`, with `probe` and `swap_probe`.
 //! - `demo` and `bench`.
-//! - `table`, the one form of all tables. `style`: colour. `cleanup` acts on ^C.
+//! - `table`, the one form of all tables, and `system_error`, that of system errors. `style`: colour. `cleanup` acts on ^C.
 //!
 //! `doctor`, `demo` and `bench` start `child` processes by the command line, as a user would.
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the exit status that
@@ -54,8 +54,10 @@ mod style;
 mod supervise;
 mod swap;
 mod swap_probe;
+mod system_error;
 mod table;
 
+use crate::system_error::words;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
 
@@ -94,7 +96,7 @@ fn print(text: std::fmt::Arguments<'_>) {
 }
 
 fn cannot_print(error: &std::io::Error) -> u8 {
-    let _ = writeln!(std::io::stderr(), "usring: cannot write to standard output ({error})");
+    let _ = writeln!(std::io::stderr(), "usring: cannot write to standard output ({error})", error = words(&error));
     STATUS_FAILED
 }
 

@@ -1,6 +1,7 @@
 //! Finds `libusring.so`, and makes sure that the dynamic loader will load it.
 
 use super::{Failure, executable};
+use crate::system_error::words;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -20,7 +21,10 @@ const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
 /// executable's folder, in an installed package in `../lib/usring`.
 pub fn find() -> Result<PathBuf, Failure> {
     let executable = std::env::current_exe().map_err(|error| {
-        Failure::new(format!("cannot find the path of this executable ({error}); is /proc mounted?"))
+        Failure::new(format!(
+            "cannot find the path of this executable ({error}); is /proc mounted?",
+            error = words(&error)
+        ))
     })?;
     let folder = folder_of(&executable);
     let candidates = [folder.join(NAME), folder.join("../lib/usring").join(NAME)];
@@ -43,7 +47,8 @@ fn folder_of(path: &Path) -> &Path {
 /// Fails if anything would keep the loader from loading the library. The loader itself would only
 /// warn, and would run the program without usring.
 fn check(library: &Path) -> Result<(), Failure> {
-    let unreadable = |error| Failure::new(format!("cannot read {} ({error})", library.display()));
+    let unreadable =
+        |error| Failure::new(format!("cannot read {} ({error})", library.display(), error = words(&error)));
     let file = std::fs::File::open(library).map_err(unreadable)?;
     if !executable::is_library(&file) {
         return Err(Failure::new(format!(

@@ -14,6 +14,7 @@ use super::statistics::StatisticsFile;
 use super::supervise::{Ended, Supervisor};
 use super::swap::{self, Checked, CountedFile, SwapOption};
 use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library, limits, stores};
+use crate::system_error::words;
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::convert::Infallible;
@@ -251,7 +252,7 @@ fn parse_span(text: &str) -> Result<u64, String> {
 pub fn run(options: &Options) -> Outcome {
     let (executable, mut environment) = prepare(options)?;
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
-        .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
+        .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})", error = words(&error))))?;
     environment.probe(probe.as_fd().as_raw_fd());
     // The check of some mechanisms raises signals, so it must precede the blocking of signals.
     let checked = options.swap.as_ref().map(SwapOption::check).transpose()?;
@@ -414,7 +415,7 @@ fn report(statistics: &StatisticsFile, export: Option<&Export>, was_served: bool
             };
             written.and_then(|()| write!(errors, "{}", snapshot.still_running()))
         }
-        Err(error) => writeln!(errors, "usring: cannot read the statistics ({error})"),
+        Err(error) => writeln!(errors, "usring: cannot read the statistics ({error})", error = words(&error)),
     };
 }
 
@@ -422,7 +423,7 @@ fn report_swap(counted: &CountedFile) {
     let mut errors = std::io::stderr();
     let _ = match counted.read() {
         Ok(report) => write!(errors, "{report}"),
-        Err(error) => writeln!(errors, "usring: cannot read the statistics of swap ({error})"),
+        Err(error) => writeln!(errors, "usring: cannot read the statistics of swap ({error})", error = words(&error)),
     };
 }
 
@@ -457,7 +458,7 @@ impl Launch {
             Ok(never) => match never {},
         };
         let status = if error == Errno::ENOENT { STATUS_NOT_FOUND } else { STATUS_NOT_EXECUTABLE };
-        let sentence = format!("cannot execute {}: {}", self.path.to_string_lossy(), error.desc());
+        let sentence = format!("cannot execute {}: {}", self.path.to_string_lossy(), words(&error));
         Err(Failure::with_status(status, sentence))
     }
 

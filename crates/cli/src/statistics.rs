@@ -3,6 +3,7 @@
 
 use super::Failure;
 use super::table::Table;
+use crate::system_error::words;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fmt;
 use std::fs::File;
@@ -32,7 +33,10 @@ impl StatisticsFile {
             Ok(file)
         };
         create().map(StatisticsFile).map_err(|error: io::Error| {
-            Failure::new(format!("cannot make the file for --stats ({error}); run without --stats"))
+            Failure::new(format!(
+                "cannot make the file for --stats ({error}); run without --stats",
+                error = words(&error)
+            ))
         })
     }
 

@@ -2,6 +2,7 @@
 
 use super::statistics::StatisticsFile;
 use super::{Failure, Outcome};
+use crate::system_error::words;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -27,7 +28,7 @@ pub struct Options {
 /// Runs the subcommand.
 pub fn run(options: &Options) -> Outcome {
     let file = options.file.display();
-    let failed = |error| Failure::new(format!("cannot read {file} ({error})"));
+    let failed = |error| Failure::new(format!("cannot read {file} ({error})", error = words(&error)));
     let opened = StatisticsFile::open(&options.file).map_err(failed)?;
     if !opened.is_valid().map_err(failed)? {
         return Err(Failure::new(format!("{file} is not a statistics file of this build of usring")));

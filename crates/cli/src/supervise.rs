@@ -3,6 +3,7 @@
 
 use super::run::Launch;
 use super::{Failure, STATUS_FAILED};
+use crate::system_error::words;
 use nix::libc;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, setrlimit};
@@ -26,7 +27,10 @@ pub struct Supervisor {
 }
 
 fn failed(error: nix::errno::Errno) -> Failure {
-    Failure::new(format!("cannot supervise a program ({error}); run it without --stats and --device"))
+    Failure::new(format!(
+        "cannot supervise a program ({error}); run it without --stats and --device",
+        error = words(&error)
+    ))
 }
 
 impl Supervisor {
@@ -93,7 +97,9 @@ fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
         let signal = match signals.read_signal() {
             Ok(Some(signal)) => signal,
             Ok(None) | Err(nix::errno::Errno::EINTR) => continue,
-            Err(error) => return Err(Failure::new(format!("cannot wait for the program ({error})"))),
+            Err(error) => {
+                return Err(Failure::new(format!("cannot wait for the program ({error})", error = words(&error))));
+            }
         };
         if signal.ssi_signo == Signal::SIGCHLD as u32 {
             if let Some(ended) = look_after(program) {

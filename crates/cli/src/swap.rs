@@ -4,6 +4,7 @@
 
 use super::Failure;
 use super::devices::{absolute, connect};
+use crate::system_error::words;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fmt;
 use std::fs::File;
@@ -98,7 +99,8 @@ impl SwapOption {
         usring_swap::probe(mechanism).map(|()| mechanism).map_err(|error| {
             let name = mechanism.name();
             Failure::new(format!(
-                "mechanism={name} does not work here ({error}); `usring doctor` lists the mechanisms that work"
+                "mechanism={name} does not work here ({error}); `usring doctor` lists the mechanisms that work",
+                error = words(&error)
             ))
         })
     }
@@ -113,7 +115,11 @@ impl SwapOption {
 
     fn cannot_be_opened(&self, error: Errno) -> Failure {
         let Some(path) = self.0.spec.device().text("path") else {
-            return Failure::new(format!("cannot open {} for swapped memory ({error})", self.0.spec));
+            return Failure::new(format!(
+                "cannot open {} for swapped memory ({error})",
+                self.0.spec,
+                error = words(&error)
+            ));
         };
         let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
         let make = "make a file as large as the memory to be swapped, with `truncate -s 8G";
@@ -127,9 +133,12 @@ impl SwapOption {
             Errno::EINVAL => format!("{path} is neither a file nor a block device; {make} swap`"),
             ETXTBSY => format!("{path} is swap space that the kernel uses; run `swapoff {path}` first"),
             Errno::EACCES | Errno::EPERM => {
-                format!("{path} cannot be written to ({error}); choose a file that you can write to")
+                format!(
+                    "{path} cannot be written to ({error}); choose a file that you can write to",
+                    error = words(&error)
+                )
             }
-            _ => format!("cannot open {} for swapped memory ({error})", self.0.spec),
+            _ => format!("cannot open {} for swapped memory ({error})", self.0.spec, error = words(&error)),
         })
     }
 
@@ -151,7 +160,10 @@ impl CountedFile {
             Ok(file)
         };
         create().map(CountedFile).map_err(|error: io::Error| {
-            Failure::new(format!("cannot make the file for --stats ({error}); run without --stats"))
+            Failure::new(format!(
+                "cannot make the file for --stats ({error}); run without --stats",
+                error = words(&error)
+            ))
         })
     }
 

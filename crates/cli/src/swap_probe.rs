@@ -3,6 +3,7 @@
 
 use super::child::System;
 use super::{Failure, Outcome, child};
+use crate::system_error::words;
 use nix::libc;
 use serde::{Deserialize, Serialize};
 use std::process::Command;
@@ -143,7 +144,7 @@ fn in_words(answer: Result<ProbeResult, String>) -> String {
     match answer {
         Ok(ProbeResult::Works(median)) => format!("works, {:.1} µs for a page from memory", median as f64 / 1000.0),
         Ok(ProbeResult::Fails(error)) => {
-            format!("does not work: errno {error}, {}", nix::errno::Errno::from_raw(error).desc().to_lowercase())
+            format!("does not work: {}", words(&nix::errno::Errno::from_raw(error)))
         }
         Err(why) => format!("does not work: {why}"),
     }

@@ -31,6 +31,7 @@ mod vhost_user;
 
 use super::child;
 use super::{Failure, Outcome};
+use crate::system_error::words;
 use clap::ValueEnum;
 use frame::{Bar, Case, Effort, Results};
 use metric::Metric;
@@ -151,7 +152,7 @@ pub fn run(options: &Options) -> Outcome {
     ));
     if let Some(path) = &options.json {
         let json = report::json(&benchmark, &results, &bars);
-        let write = |error| Failure::new(format!("cannot write {} ({error})", path.display()));
+        let write = |error| Failure::new(format!("cannot write {} ({error})", path.display(), error = words(&error)));
         std::fs::write(path, json).map_err(write)?;
     }
     Ok(if !options.quick && bars.iter().any(|bar| bar.holds == Some(false)) { STATUS_BAR } else { 0 })

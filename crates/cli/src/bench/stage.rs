@@ -2,6 +2,7 @@
 //! Dropping the [`Stage`] removes everything.
 
 use crate::cleanup::{self, Registered};
+use crate::system_error::words;
 use std::fs::{self, DirBuilder};
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
@@ -35,13 +36,15 @@ pub struct Stage {
 impl Stage {
     pub fn set(props: &[Prop]) -> Result<Stage, String> {
         let folder = std::env::temp_dir().join(format!("usring-bench-{}", std::process::id()));
-        let failed = |error| format!("cannot make {} ({error})", folder.display());
+        let failed = |error| format!("cannot make {} ({error})", folder.display(), error = words(&error));
         DirBuilder::new().mode(0o700).create(&folder).map_err(failed)?;
         let _removal = cleanup::remove(&folder);
         let mut stage = Stage { folder, back_end: None, missing: None, _removal };
         for prop in props {
             match *prop {
-                Prop::File(size) => stage.make_file(size).map_err(|error| format!("cannot write a file ({error})"))?,
+                Prop::File(size) => stage
+                    .make_file(size)
+                    .map_err(|error| format!("cannot write a file ({error})", error = words(&error)))?,
                 Prop::BackEnd { queues } => {
                     if let Err(why) = stage.start_back_end(queues) {
                         stage.missing = Some(why);
@@ -79,7 +82,8 @@ impl Stage {
         );
         let mut command = Command::new(DAEMON);
         command.args(["--blockdev", NODE, "--export", &export]).stdin(Stdio::null()).stdout(Stdio::null());
-        let daemon = command.spawn().map_err(|error| format!("cannot start {DAEMON} ({error})"))?;
+        let daemon =
+            command.spawn().map_err(|error| format!("cannot start {DAEMON} ({error})", error = words(&error)))?;
         self.back_end = Some(daemon);
         let start = Instant::now();
         while !listens(&socket) {

@@ -6,6 +6,7 @@ mod stacks;
 
 use super::Failure;
 use super::supervise::Ended;
+use crate::system_error::words;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -28,8 +29,9 @@ pub struct Findings {
 
 impl Findings {
     pub fn create(option: CheckOption) -> Result<Findings, Failure> {
-        let file = memfd_create(c"usring-findings", MFdFlags::MFD_CLOEXEC)
-            .map_err(|error| Failure::new(format!("cannot make the file for --check ({error})")))?;
+        let file = memfd_create(c"usring-findings", MFdFlags::MFD_CLOEXEC).map_err(|error| {
+            Failure::new(format!("cannot make the file for --check ({error})", error = words(&error)))
+        })?;
         Ok(Findings { file: File::from(file), option })
     }
 
@@ -49,7 +51,7 @@ impl Findings {
         let read = self.file.rewind().and_then(|()| std::io::Read::read_to_end(&mut self.file, &mut bytes));
         let text = match read {
             Ok(_) => report::text(&bytes, (!matches!(ended, Ended::Exited(0))).then_some(process)),
-            Err(error) => format!("usring: cannot read the findings of --check ({error})\n"),
+            Err(error) => format!("usring: cannot read the findings of --check ({error})\n", error = words(&error)),
         };
         // The program's exit status must not change any more, so errors are ignored.
         let _ = std::io::stderr().write_all(text.as_bytes());

@@ -15,6 +15,7 @@ mod search;
 mod workplace;
 
 use super::{Failure, Outcome};
+use crate::system_error::words;
 use case::Case;
 use folder::{Scratch, Snapshot};
 use programs::{Check, Recorded, gaps};
@@ -171,11 +172,12 @@ pub fn run(options: &Options) -> Outcome {
 
 /// Runs the check of a case on its state.
 fn replay(path: &Path, limit: Duration) -> Outcome {
-    let case = Case::read(path).map_err(|error| not_run(format!("cannot read {} ({error})", path.display())))?;
+    let case = Case::read(path)
+        .map_err(|error| not_run(format!("cannot read {} ({error})", path.display(), error = words(&error))))?;
     let workplace = Workplace::begin()?;
     let check = Check::new(&case.check, limit, &workplace, 0);
     folder::write(&case.state, &check.state, None)
-        .map_err(|error| not_run(format!("cannot write the state of the case ({error})")))?;
+        .map_err(|error| not_run(format!("cannot write the state of the case ({error})", error = words(&error))))?;
     tell!("{}", case.explanation.trim_end());
     let verdict = check.run(&case.output)?;
     if is_stopped() {
@@ -212,7 +214,7 @@ impl<'a> Session<'a> {
         }
         let workplace = Workplace::begin()?;
         let (folder, base) = (workplace.path("state"), workplace.path("base"));
-        let failed = |error| not_run(format!("cannot copy {} ({error})", state.display()));
+        let failed = |error| not_run(format!("cannot copy {} ({error})", state.display(), error = words(&error)));
         folder::copy(state, &folder).map_err(failed)?;
         eprintln!("usring crash: copies are in {} until the end", workplace.folder().display());
         if let Some(setup) = &options.setup {
@@ -281,7 +283,8 @@ impl<'a> Session<'a> {
     /// recorded changes produce.
     fn unknown(&self, recording: &Recording) -> Result<Vec<String>, Failure> {
         let mut reasons = gaps(&recording.gaps, &self.scratch);
-        let found = folder::read(&self.folder).map_err(|error| not_run(format!("cannot read the folder ({error})")))?;
+        let found = folder::read(&self.folder)
+            .map_err(|error| not_run(format!("cannot read the folder ({error})", error = words(&error))))?;
         reasons.extend(folder::difference(&recording.history.last_tree(), &found.tree, &self.scratch));
         Ok(reasons)
     }
@@ -317,7 +320,8 @@ impl<'a> Session<'a> {
             state: plan.tree(search.history, search.durability),
         };
         let path = self.options.case.clone().unwrap_or_else(|| format!("usring-crash-{}.case", self.seed).into());
-        case.write(&path).map_err(|error| not_run(format!("cannot write {} ({error})", path.display())))?;
+        case.write(&path)
+            .map_err(|error| not_run(format!("cannot write {} ({error})", path.display(), error = words(&error))))?;
         tell!("repeat it with: usring crash --replay {}", path.display());
         Ok(STATUS_FOUND)
     }

@@ -3,6 +3,7 @@
 use super::STATUS_NOT_RUN;
 use super::folder::Scratch;
 use super::workplace::{Group, Workplace, end_orphans, is_stopped};
+use crate::system_error::words;
 use crate::{Failure, child};
 use nix::sys::stat::fstat;
 use std::fs::File;
@@ -82,7 +83,7 @@ fn shell(text: &str, folder: &Path) -> Command {
 }
 
 fn not_run(what: &str, error: &io::Error) -> Failure {
-    Failure::with_status(STATUS_NOT_RUN, format!("cannot run {what} ({error})"))
+    Failure::with_status(STATUS_NOT_RUN, format!("cannot run {what} ({error})", error = words(&error)))
 }
 
 /// Runs the setup command in a folder.

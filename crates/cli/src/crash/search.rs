@@ -5,6 +5,7 @@ use super::folder::{self, Base};
 use super::programs::{Check, Verdict};
 use super::workplace::{Workplace, is_stopped};
 use crate::Failure;
+use crate::system_error::words;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::HashSet;
 use std::path::Path;
@@ -105,7 +106,7 @@ impl<'a> Worker<'a> {
         folder::write(tree, &self.check.state, Some(&base)).map_err(|error| {
             Failure::with_status(
                 STATUS_NOT_RUN,
-                format!("cannot write a state to {} ({error})", self.check.state.display()),
+                format!("cannot write a state to {} ({error})", self.check.state.display(), error = words(&error)),
             )
         })?;
         let verdict = self.check.run(printed);

@@ -5,6 +5,7 @@
 use super::STATUS_NOT_RUN;
 use super::folder;
 use crate::Failure;
+use crate::system_error::words;
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
@@ -62,7 +63,11 @@ impl Workplace {
         let path = std::env::temp_dir().join(name);
         let made = std::fs::create_dir(&path).and_then(|()| path.canonicalize());
         let path = made.map_err(|error| {
-            let sentence = format!("cannot make the folder {} ({error}); TMPDIR names another place", path.display());
+            let sentence = format!(
+                "cannot make the folder {} ({error}); TMPDIR names another place",
+                path.display(),
+                error = words(&error)
+            );
             Failure::with_status(STATUS_NOT_RUN, sentence)
         })?;
         let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);

@@ -2,6 +2,7 @@
 //! file, reads it back in another order, and compares every byte. It contains no code for usring.
 
 use super::super::{Failure, Outcome};
+use crate::system_error::words;
 use fastrand::Rng;
 use hdrhistogram::Histogram;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -87,9 +88,11 @@ struct Flight {
 
 impl Program {
     fn new(options: &Options) -> Result<Program, String> {
-        let ring = IoUring::new(width::count(DEPTH)).map_err(|error| format!("io_uring_setup failed: {error}"))?;
+        let ring = IoUring::new(width::count(DEPTH))
+            .map_err(|error| format!("io_uring_setup failed: {error}", error = words(&error)))?;
         let file = File::options().read(true).write(true).create(true).truncate(true).open(&options.file);
-        let file = file.map_err(|error| format!("cannot make {} ({error})", options.file.display()))?;
+        let file =
+            file.map_err(|error| format!("cannot make {} ({error})", options.file.display(), error = words(&error)))?;
         let blocks = u32::try_from(options.blocks).map_err(|_| "the file is too large")?;
         Ok(Program { ring, file, buffers: vec![[0; WORDS]; DEPTH], order: (0..blocks).collect() })
     }
@@ -111,7 +114,9 @@ impl Program {
                 self.push(phase, slot, flights[slot].block)?;
                 next += 1;
             }
-            self.ring.submit_and_wait(1).map_err(|error| format!("io_uring_enter failed: {error}"))?;
+            self.ring
+                .submit_and_wait(1)
+                .map_err(|error| format!("io_uring_enter failed: {error}", error = words(&error)))?;
             while let Some(entry) = self.reap() {
                 let slot = width::size(entry.user_data());
                 histogram.saturating_record(flights[slot].start.elapsed().as_nanos().try_into().unwrap_or(u64::MAX));
@@ -160,7 +165,7 @@ impl Program {
     fn accept(&self, phase: Phase, slot: usize, block: u64, result: i32) -> Result<(), String> {
         if result < 0 {
             let error = std::io::Error::from_raw_os_error(-result);
-            return Err(format!("block {block}: {} failed: {error}", phase.name()));
+            return Err(format!("block {block}: {} failed: {error}", phase.name(), error = words(&error)));
         }
         if width::index(result) != BLOCK {
             return Err(format!("block {block}: {} moved {result} bytes of {BLOCK}", phase.name()));
@@ -174,7 +179,9 @@ impl Program {
     fn sync(&mut self) -> Result<(), String> {
         let entry = opcode::Fsync::new(types::Fd(self.file.as_raw_fd())).build();
         self.submit(&entry)?;
-        self.ring.submit_and_wait(1).map_err(|error| format!("io_uring_enter failed: {error}"))?;
+        self.ring
+            .submit_and_wait(1)
+            .map_err(|error| format!("io_uring_enter failed: {error}", error = words(&error)))?;
         match self.reap().map(|entry| entry.result()) {
             Some(0) => Ok(()),
             other => Err(format!("fsync returned {other:?}")),

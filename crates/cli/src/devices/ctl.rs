@@ -3,6 +3,7 @@
 
 use super::policies::Policies;
 use super::socket;
+use crate::system_error::words;
 use crate::{Failure, Outcome, inject};
 use std::ffi::OsString;
 use std::fs::File;
@@ -76,7 +77,11 @@ pub fn run(options: &Options) -> Outcome {
             Ok(devices) => found.extend(devices),
             // Nothing listens on the socket: its run was killed and could not remove it.
             Err(Errno::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
-            Err(error) => eprintln!("usring ctl: the run of the socket {} does not answer ({error})", path.display()),
+            Err(error) => eprintln!(
+                "usring ctl: the run of the socket {} does not answer ({error})",
+                path.display(),
+                error = words(&error)
+            ),
         }
     }
     if let Some(path) = &options.path {
@@ -91,7 +96,9 @@ pub fn run(options: &Options) -> Outcome {
     for device in &found {
         if let Some(policy) = options.change {
             let set = device.policies.set(device.index, policy);
-            set.map_err(|error| Failure::new(format!("cannot change {} ({error})", device.path.display())))?;
+            set.map_err(|error| {
+                Failure::new(format!("cannot change {} ({error})", device.path.display(), error = words(&error)))
+            })?;
         }
         show(device)?;
     }
@@ -109,7 +116,8 @@ fn names(found: &[Found]) -> String {
 
 fn show(device: &Found) -> Result<(), Failure> {
     let policy = device.policies.get(device.index);
-    let policy = policy.map_err(|error| Failure::new(format!("cannot read the policy ({error})")))?;
+    let policy =
+        policy.map_err(|error| Failure::new(format!("cannot read the policy ({error})", error = words(&error))))?;
     tell!("{}", device.path.display());
     tell!("  device  {}", device.spec);
     tell!("  size    {} bytes", device.size);

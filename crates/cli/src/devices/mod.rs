@@ -12,6 +12,7 @@ mod server;
 pub mod socket;
 
 use super::{Failure, Outcome};
+use crate::system_error::words;
 use placeholder::Placeholder;
 use policies::Policies;
 use socket::Socket;
@@ -55,7 +56,7 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
 }
 
 pub fn absolute(path: &str) -> Result<String, String> {
-    let resolved = std::path::absolute(path).map_err(|error| format!("{path}: {error}"))?;
+    let resolved = std::path::absolute(path).map_err(|error| format!("{path}: {error}", error = words(&error)))?;
     resolved
         .into_os_string()
         .into_string()
@@ -140,7 +141,9 @@ impl Devices {
             faults: self.faults.clone(),
         };
         let started = std::thread::Builder::new().name("usring-control".into()).spawn(move || server.run());
-        started.map(drop).map_err(|error| Failure::new(format!("cannot start the thread for devices ({error})")))
+        started.map(drop).map_err(|error| {
+            Failure::new(format!("cannot start the thread for devices ({error})", error = words(&error)))
+        })
     }
 }
 
@@ -153,7 +156,7 @@ impl Drop for Devices {
 impl RunDevice {
     fn create(option: &DeviceOption, supply: Arc<dyn Supply>) -> Result<RunDevice, Failure> {
         let path = std::path::absolute(&option.path)
-            .map_err(|error| Failure::new(format!("{}: {error}", option.path.display())))?;
+            .map_err(|error| Failure::new(format!("{}: {error}", option.path.display(), error = words(&error))))?;
         if option.spec.to_string().len() + path.as_os_str().len() > control::LONGEST / 2 {
             let most = control::LONGEST / 2;
             return Err(Failure::new(format!("SPEC and PATH of a device can have at most {most} bytes together")));
@@ -194,7 +197,7 @@ fn why_not_opened(spec: &Spec, error: Errno) -> String {
             found.len()
         ),
         None if error == Errno::ENOENT => "the file does not exist; with size= and create=on, usring makes it".into(),
-        _ => nix::errno::Errno::from_raw(-error.negative()).desc().to_lowercase(),
+        _ => words(&error),
     }
 }
 

@@ -2,6 +2,7 @@
 //! never read or written, because the requests go to the device.
 
 use crate::Failure;
+use crate::system_error::words;
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -28,17 +29,19 @@ impl Placeholder {
                         let remedy = if may_be_left(path) { "; if a killed run left it, remove it" } else { "" };
                         format!("{name} exists already; {refused}{remedy}")
                     }
-                    _ => format!("cannot make {name} ({error})"),
+                    _ => format!("cannot make {name} ({error})", error = words(&error)),
                 })
             })?;
         let identity = file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
-        let identity =
-            identity.map_err(|error| Failure::new(format!("cannot examine {} ({error})", path.display())))?;
+        let identity = identity.map_err(|error| {
+            Failure::new(format!("cannot examine {} ({error})", path.display(), error = words(&error)))
+        })?;
         let placeholder = Placeholder { path: path.into(), file, identity };
         placeholder.file.set_len(size).map_err(|error| {
             let name = path.display();
             Failure::new(format!(
-                "{name} cannot be as long as the device, {size} bytes ({error}); choose a file system that allows it"
+                "{name} cannot be as long as the device, {size} bytes ({error}); choose a file system that allows it",
+                error = words(&error)
             ))
         })?;
         Ok(placeholder)

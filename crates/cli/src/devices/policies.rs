@@ -3,6 +3,7 @@
 //! map the page. The launcher and `usring ctl` read and write it as a file.
 
 use crate::Failure;
+use crate::system_error::words;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io;
@@ -29,7 +30,9 @@ impl Policies {
             }
             Ok(page)
         };
-        create().map_err(|error: io::Error| Failure::new(format!("cannot make the devices' shared page ({error})")))
+        create().map_err(|error: io::Error| {
+            Failure::new(format!("cannot make the devices' shared page ({error})", error = words(&error)))
+        })
     }
 
     /// Wraps the page's descriptor, which a run's launcher has sent.

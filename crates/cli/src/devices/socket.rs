@@ -2,6 +2,7 @@
 //! in a folder that only the same user can enter.
 
 use crate::Failure;
+use crate::system_error::words;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use nix::unistd::{AccessFlags, access, getuid};
 use std::fs;
@@ -20,7 +21,9 @@ impl Socket {
         let folder = folder();
         prepare(&folder)?;
         let path = folder.join(format!("{}.sock", std::process::id()));
-        let failed = |error| Failure::new(format!("cannot make the control socket {} ({error})", path.display()));
+        let failed = |error| {
+            Failure::new(format!("cannot make the control socket {} ({error})", path.display(), error = words(&error)))
+        };
         // A killed run with the same process id may have left its socket, and bind would then fail.
         let _ = fs::remove_file(&path);
         let descriptor =
@@ -28,7 +31,9 @@ impl Socket {
         let address = UnixAddr::new(&path).map_err(failed)?;
         bind(descriptor.as_raw_fd(), &address).map_err(failed)?;
         let socket = Socket { path, descriptor };
-        let failed = |error| Failure::new(format!("cannot listen on {} ({error})", socket.path.display()));
+        let failed = |error| {
+            Failure::new(format!("cannot listen on {} ({error})", socket.path.display(), error = words(&error)))
+        };
         listen(&socket.descriptor, Backlog::MAXCONN).map_err(failed)?;
         Ok(socket)
     }
@@ -39,9 +44,9 @@ impl Socket {
 
     /// Returns a duplicate of the listening socket, for the thread that accepts clients.
     pub fn listener(&self) -> Result<OwnedFd, Failure> {
-        self.descriptor
-            .try_clone()
-            .map_err(|error| Failure::new(format!("cannot duplicate the control socket ({error})")))
+        self.descriptor.try_clone().map_err(|error| {
+            Failure::new(format!("cannot duplicate the control socket ({error})", error = words(&error)))
+        })
     }
 }
 
@@ -89,7 +94,11 @@ fn prepare(folder: &Path) -> Result<(), Failure> {
         _ => fs::symlink_metadata(folder),
     };
     let metadata = metadata.map_err(|error| {
-        Failure::new(format!("cannot make the folder {} for the control socket ({error})", folder.display()))
+        Failure::new(format!(
+            "cannot make the folder {} for the control socket ({error})",
+            folder.display(),
+            error = words(&error)
+        ))
     })?;
     let private = metadata.is_dir() && metadata.uid() == getuid().as_raw() && metadata.mode() & 0o077 == 0;
     if private {

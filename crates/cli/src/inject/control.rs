@@ -2,6 +2,7 @@
 
 use super::{add_rule, counts_of, table};
 use crate::devices::socket;
+use crate::system_error::words;
 use crate::{Failure, Outcome};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -125,7 +126,7 @@ fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
             Ok(page) => found.push((run, page)),
             // The run has no rules, or was killed, or is of another build.
             Err(Errno::ENODEV | Errno::ECONNREFUSED | Errno::EINVAL) => {}
-            Err(error) => eprintln!("usring ctl: the run {run} does not answer ({error})"),
+            Err(error) => eprintln!("usring ctl: the run {run} does not answer ({error})", error = words(&error)),
         }
     }
     if found.len() > 1 {

@@ -5,6 +5,7 @@ pub mod control;
 
 use super::Failure;
 use super::table::Table;
+use crate::system_error::words;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
@@ -51,7 +52,7 @@ pub fn parse_order(text: &str) -> Result<u64, String> {
 fn read_file(path: &Path) -> Result<Vec<Rule>, Failure> {
     let name = path.display();
     let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::new(format!("cannot read the rules of {name} ({error})")))?;
+        .map_err(|error| Failure::new(format!("cannot read the rules of {name} ({error})", error = words(&error))))?;
     let lines = text.lines().enumerate().map(|(index, line)| (index + 1, without_comment(line)));
     let rules = lines.filter(|(_, line)| !line.is_empty()).map(|(number, line)| {
         usring_inject::parse(line).map_err(|error| Failure::new(format!("{name}, line {number}: {error}")))
@@ -82,7 +83,9 @@ pub struct Settings<'a> {
 impl Faults {
     /// Makes the page, enters the rules, and empties the log.
     pub fn create(settings: &Settings<'_>) -> Result<Faults, Failure> {
-        let failed = |error| Failure::new(format!("cannot make the memory that holds the rules ({error})"));
+        let failed = |error| {
+            Failure::new(format!("cannot make the memory that holds the rules ({error})", error = words(&error)))
+        };
         let file = mapping::memory_file(c"usring-faults", usring_inject::page::LENGTH as u64).map_err(failed)?;
         let seed = settings.seed.unwrap_or_else(|| fastrand::u32(..).into());
         let page = Page::create(&file, seed, Clock::Monotonic.now()).map_err(failed)?;
@@ -129,7 +132,8 @@ impl Faults {
 }
 
 fn begin_log(path: &Path, page: &Page) -> Result<(), Failure> {
-    let failed = |error| Failure::new(format!("cannot write the log {} ({error})", path.display()));
+    let failed =
+        |error| Failure::new(format!("cannot write the log {} ({error})", path.display(), error = words(&error)));
     let absolute = std::path::absolute(path).map_err(failed)?;
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path).map_err(failed)?;
     writeln!(file, "# The faults of a run with seed {}. `usring run --inject @FILE` repeats them.", page.seed())

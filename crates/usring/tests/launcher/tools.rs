@@ -15,7 +15,10 @@ fn the_doctor_names_the_failed_checks() {
     let output = command.output().unwrap();
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("usring              does not work: io_uring fails with errno 1"), "{said}");
+    assert!(
+        said.contains("usring              does not work: io_uring fails with EPERM: operation not permitted"),
+        "{said}"
+    );
     assert!(said.contains("kernel's io_uring"), "{said}");
 }
 
@@ -80,12 +83,12 @@ fn the_demo_fails_where_usring_does_not_serve() {
     let output = usring(&["demo", "--megabytes", "1"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        text(&output.stdout).contains("io_uring_setup failed: Operation not permitted"),
+        text(&output.stdout).contains("io_uring_setup failed: EPERM: operation not permitted"),
         "{}",
         text(&output.stdout)
     );
     assert!(
-        text(&output.stderr).contains("io_uring_setup failed: Operation not permitted"),
+        text(&output.stderr).contains("io_uring_setup failed: EPERM: operation not permitted"),
         "{}",
         text(&output.stderr)
     );
