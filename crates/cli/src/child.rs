@@ -1,8 +1,10 @@
 //! Starts a child process (this executable, or a workload beside it) and waits for its end within a
 //! time limit.
 
+use crate::supervise::die_with;
 use crate::system_error::words;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -51,8 +53,20 @@ pub fn output_within(command: &mut Command, limit: Duration) -> Result<Output, S
 /// Starts a child whose standard input is empty and whose output goes to pipes that this process
 /// reads.
 pub fn start(command: &mut Command) -> Result<Child, String> {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
     child.map_err(|error| format!("cannot start a child ({error})", error = words(&error)))
+}
+
+/// Starts a child that the kernel kills when this process ends. Must be called by the main thread:
+/// the child also dies when the calling thread ends.
+pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
+    let parent = nix::unistd::getpid();
+    let prepare = move || match die_with(parent) {
+        true => Ok(()),
+        false => Err(std::io::Error::from_raw_os_error(nix::libc::ESRCH)),
+    };
+    // SAFETY: between fork and exec, `prepare` makes two system calls, and takes no lock.
+    unsafe { command.pre_exec(prepare) }.spawn()
 }
 
 /// Waits for a running child and returns its output. Kills the child if it takes longer than

@@ -1,11 +1,9 @@
-//! Removes the files of `demo` and `bench` if a signal ends them: ^C, SIGTERM or SIGHUP.
-//!
-//! A thread waits for these signals, which all other threads block. Children start with an empty
-//! signal mask (the standard library sees to it), so a terminal's ^C ends them by itself.
+//! Removes the files of `demo` and `bench` if a signal ends them ([`signals`]). Their children end
+//! with this process, whatever ends it ([`crate::child`]).
 
+use crate::signals;
 use indicatif::ProgressBar;
 use nix::libc;
-use nix::sys::signal::{SigSet, Signal};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, Once, PoisonError};
 
@@ -62,28 +60,18 @@ impl Drop for Registered {
     }
 }
 
-/// Starts the thread that waits for signals, once. If it cannot be started, signals end the process
-/// as always.
+/// Starts the thread that waits for signals, once.
 fn watch() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        let mut signals = SigSet::empty();
-        [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|signal| signals.add(signal));
-        if signals.thread_block().is_err() {
-            return;
-        }
-        let wait = move || {
-            let Ok(signal) = signals.wait() else { return };
+        signals::watch(|signal, watched| {
             let actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
             // The last one first: a bar is cleared before its folder is removed.
             actions.0.iter().rev().for_each(|(_, action)| action.run());
             // Ends the process as the signal would have, so that a shell sees it.
-            let _ = signals.thread_unblock();
+            let _ = watched.thread_unblock();
             let _ = nix::sys::signal::raise(signal);
             std::process::exit(128 + signal as libc::c_int);
-        };
-        if std::thread::Builder::new().name("usring-signals".into()).spawn(wait).is_err() {
-            let _ = signals.thread_unblock();
-        }
+        });
     });
 }

@@ -52,7 +52,9 @@ impl Supervisor {
         // safe, and this process's other threads hold no other lock that the child needs.
         match unsafe { fork() }.map_err(failed)? {
             ForkResult::Child => {
-                die_with(launcher);
+                if !die_with(launcher) {
+                    std::process::exit(STATUS_FAILED.into());
+                }
                 become_program(launch, &self.program_mask, &self.program_sigchld)
             }
             ForkResult::Parent { child } => {
@@ -63,14 +65,11 @@ impl Supervisor {
     }
 }
 
-/// Runs in the child. Has the kernel kill the child when the launcher dies, even by SIGKILL,
-/// because the program needs the launcher for its devices and signals. If the launcher died before
-/// this call, the child has another parent, and exits here.
-fn die_with(launcher: Pid) {
-    let armed = set_pdeathsig(Signal::SIGKILL);
-    if armed.is_ok() && getppid() != launcher {
-        std::process::exit(STATUS_FAILED.into());
-    }
+/// Runs in the child. Has the kernel kill the child when the thread that made it ends, even by
+/// SIGKILL. Returns whether `parent` still runs: if it ended before this call, the child has another
+/// parent, and no signal will come.
+pub fn die_with(parent: Pid) -> bool {
+    set_pdeathsig(Signal::SIGKILL).is_err() || getppid() == parent
 }
 
 /// Runs in the child. Restores the signal mask and SIGCHLD's action from before the launcher

@@ -1,6 +1,7 @@
 //! Sets up a benchmark's surroundings: a folder of its own with a file, and a back end for devices.
 //! Dropping the [`Stage`] removes everything.
 
+use crate::child;
 use crate::cleanup::{self, Registered};
 use crate::system_error::words;
 use std::fs::{self, DirBuilder};
@@ -82,8 +83,8 @@ impl Stage {
         );
         let mut command = Command::new(DAEMON);
         command.args(["--blockdev", NODE, "--export", &export]).stdin(Stdio::null()).stdout(Stdio::null());
-        let daemon =
-            command.spawn().map_err(|error| format!("cannot start {DAEMON} ({error})", error = words(&error)))?;
+        let daemon = child::spawn(&mut command)
+            .map_err(|error| format!("cannot start {DAEMON} ({error})", error = words(&error)))?;
         self.back_end = Some(daemon);
         let start = Instant::now();
         while !listens(&socket) {

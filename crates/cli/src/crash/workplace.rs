@@ -4,9 +4,9 @@
 
 use super::STATUS_NOT_RUN;
 use super::folder;
-use crate::Failure;
 use crate::system_error::words;
-use nix::sys::signal::{SigSet, Signal, kill, killpg};
+use crate::{Failure, signals};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -70,10 +70,8 @@ impl Workplace {
             );
             Failure::with_status(STATUS_NOT_RUN, sentence)
         })?;
-        let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
-        let _ = signals.thread_block();
         let folder = path.clone();
-        std::thread::spawn(move || watch(&signals, &folder));
+        signals::watch(move |_, _| stop(&folder));
         Ok(Workplace { path })
     }
 
@@ -92,17 +90,15 @@ impl Drop for Workplace {
     }
 }
 
-/// Waits for signals. The first one ends all commands, so that the main thread cleans up. The
-/// second one ends this process.
-fn watch(signals: &SigSet, folder: &Path) {
-    while signals.wait().is_ok() {
-        if STOPPED.swap(true, Ordering::Relaxed) {
-            folder::remove(folder);
-            std::process::exit(STATUS_NOT_RUN.into());
-        }
-        for group in &*GROUPS.lock().unwrap_or_else(PoisonError::into_inner) {
-            let _ = killpg(Pid::from_raw(*group), Signal::SIGKILL);
-        }
+/// Acts on a signal. The first one ends all commands, so that the main thread cleans up. The second
+/// one ends this process.
+fn stop(folder: &Path) {
+    if STOPPED.swap(true, Ordering::Relaxed) {
+        folder::remove(folder);
+        std::process::exit(STATUS_NOT_RUN.into());
+    }
+    for group in &*GROUPS.lock().unwrap_or_else(PoisonError::into_inner) {
+        let _ = killpg(Pid::from_raw(*group), Signal::SIGKILL);
     }
 }
 

@@ -66,6 +66,7 @@ impl Installation {
         let path = self.path(name);
         let draft = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&draft, contents).unwrap();
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         copy(draft.path(), &path);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         path

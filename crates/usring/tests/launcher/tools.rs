@@ -3,8 +3,11 @@
 
 use crate::skipped::skip;
 use crate::{installation, text, usring};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 #[test]
 fn the_doctor_names_the_failed_checks() {
@@ -128,6 +131,47 @@ fn a_benchmark_never_measures_the_kernel_as_usring() {
     let output = usring(&["bench", "nop", "--quick"]).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("is not served by usring"), "{}", text(&output.stderr));
+}
+
+/// Waits until `condition` holds. Fails after a minute.
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Returns whether a process runs. A zombie does not.
+fn runs(process: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// A script stands for the storage back end. It never listens, so the benchmark waits for it.
+#[test]
+fn the_back_end_of_a_benchmark_ends_with_it_and_an_ignored_signal_ends_neither() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = folder.path().file_name().unwrap().to_str().unwrap().to_owned();
+    let script = format!("#!/bin/sh\necho $$ > {}/started\nexec sleep 100\n", folder.path().display());
+    let daemon = installation().write(&format!("{name}/qemu-storage-daemon"), script.as_bytes(), 0o755);
+    let path = format!("{}:{}", daemon.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let mut command = Command::new("sh");
+        // nohup(1) would also redirect the output.
+        command.args(["-c", "trap '' HUP; exec \"$0\" bench polling --quick"]).arg(installation().path("usring"));
+        command.env("PATH", &path).env("TMPDIR", folder.path()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut bench = command.spawn().unwrap();
+        let started = || std::fs::read_to_string(folder.path().join("started")).unwrap_or_default();
+        wait_until("the back end does not start", || started().ends_with('\n'));
+        let back_end = started().trim().to_owned();
+        for sent in [Signal::SIGHUP, signal] {
+            kill(Pid::from_raw(bench.id().cast_signed()), sent).unwrap();
+        }
+        assert_eq!(bench.wait().unwrap().signal(), Some(signal as i32));
+        wait_until("the back end outlives the benchmark", || !runs(&back_end));
+        std::fs::remove_file(folder.path().join("started")).unwrap();
+    }
 }
 
 #[test]

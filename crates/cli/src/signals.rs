@@ -1,0 +1,46 @@
+//! The signals by which a user or a system ends a command: ^C, SIGTERM and SIGHUP.
+//!
+//! A thread waits for these signals, which all other threads block. Children start with an empty
+//! signal mask (the standard library sees to it), so a terminal's ^C ends them by itself.
+
+use nix::sys::signal::{SigSet, Signal};
+
+const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+/// Starts a thread that calls `act` for each signal, with the signal and the set of all signals
+/// that it waits for. Signals that this process ignores stay ignored: nohup(1) has its command
+/// ignore SIGHUP. Must be called before any other thread is made, so that every thread blocks the
+/// signals. If the thread cannot be started, signals end the process as always.
+pub fn watch(mut act: impl FnMut(Signal, &SigSet) + Send + 'static) {
+    let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let signals: SigSet = ENDING.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect();
+    if signals == SigSet::empty() || signals.thread_block().is_err() {
+        return;
+    }
+    let wait = move || {
+        while let Ok(signal) = signals.wait() {
+            act(signal, &signals);
+        }
+    };
+    if std::thread::Builder::new().name("usring-signals".into()).spawn(wait).is_err() {
+        let _ = signals.thread_unblock();
+    }
+}
+
+/// Returns the ignored signals in the text of /proc/PID/status, where bit 0 is signal 1. Returns 0
+/// if the text has none.
+fn ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ignored_signals_are_those_of_the_status() {
+        assert_eq!(ignored("SigBlk:\t0000000000000002\nSigIgn:\t0000000000001001\n"), 0x1001);
+        assert_eq!(ignored(""), 0);
+    }
+}
