@@ -153,11 +153,21 @@ pub struct Answered {
 #[derive(Clone, Debug)]
 pub struct Control {
     path: Vec<u8>,
+    limit_seconds: Option<u64>,
 }
 
 impl Control {
     pub fn at(path: &[u8]) -> Control {
-        Control { path: path.into() }
+        Control { path: path.into(), limit_seconds: None }
+    }
+
+    /// Lets each question fail with `EAGAIN` if the starter does not answer for this long.
+    pub fn within(self, seconds: u64) -> Control {
+        Control { limit_seconds: Some(seconds), ..self }
+    }
+
+    fn connect(&self) -> Result<Connection, Errno> {
+        Connection::open(&self.path, self.limit_seconds)
     }
 
     /// Sends a question, with the descriptor `lent` if there is one, and waits for the answer.
@@ -165,7 +175,7 @@ impl Control {
     /// Errors: the error in the answer; `ECONNREFUSED`, `ENOENT` or `EPIPE` if the starter does not
     /// answer; `EINVAL` for an answer of another build.
     pub fn ask(&self, kind: QuestionKind, device: u32, values: [u64; 4], lent: Option<i32>) -> Result<Answered, Errno> {
-        self.ask_on(&Connection::open(&self.path)?, kind, device, values, lent)
+        self.ask_on(&self.connect()?, kind, device, values, lent)
     }
 
     fn ask_on(
@@ -206,7 +216,7 @@ impl RemoteSupply {
     /// Claims the run's swap device for this process, as long as the returned value exists. Errors:
     /// `EBUSY` if another process has claimed the device; those of [`Control::ask`].
     pub fn of_swap(control: Control) -> Result<Self, Errno> {
-        let claim = Connection::open(&control.path)?;
+        let claim = control.connect()?;
         control.ask_on(&claim, QuestionKind::Claim, SWAP, [0; 4], None)?;
         Ok(RemoteSupply { _claim: Some(claim), ..RemoteSupply::new(control, SWAP) })
     }
@@ -226,7 +236,7 @@ impl Supply for RemoteSupply {
     }
 
     fn queue(&self) -> Result<QueueGrant, Errno> {
-        let connection = Connection::open(&self.control.path)?;
+        let connection = self.control.connect()?;
         let answered = self.control.ask_on(&connection, QuestionKind::Queue, self.device, [0; 4], None)?;
         let index = width::low(answered.values[0]);
         let mut descriptors = answered.descriptors.into_iter();

@@ -14,6 +14,8 @@ pub(crate) const SOL_SOCKET: i32 = 1;
 pub(crate) const SCM_RIGHTS: i32 = 1;
 pub(crate) const MSG_NOSIGNAL: u64 = 0x4000;
 pub(crate) const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
+const SO_RCVTIMEO: u64 = 20;
+const SO_SNDTIMEO: u64 = 21;
 const PATH_LIMIT: usize = 108;
 
 /// Maximum number of descriptors in one message.
@@ -82,9 +84,11 @@ pub(crate) const CONTROL_HEAD: u64 = 16;
 pub struct Connection(OwnedDescriptor);
 
 impl Connection {
-    /// Connects to the socket at a path. Errors: `EINVAL` if the path has 108 bytes or more; those
-    /// of connect(2).
-    pub fn open(path: &[u8]) -> Result<Connection, Errno> {
+    /// Connects to the socket at a path. If `limit_seconds` is not `None`, each of connecting,
+    /// sending and receiving takes at most that long, and otherwise fails with `EAGAIN`.
+    ///
+    /// Errors: `EINVAL` if the path has 108 bytes or more; those of connect(2).
+    pub fn open(path: &[u8], limit_seconds: Option<u64>) -> Result<Connection, Errno> {
         let mut address = Address { family: width::short(AF_UNIX), path: [0; PATH_LIMIT] };
         if path.len() >= PATH_LIMIT {
             return Err(Errno::EINVAL);
@@ -93,6 +97,15 @@ impl Connection {
         let kind = SOCK_SEQPACKET | SOCK_CLOEXEC;
         let number = SystemCall::new(linux::__NR_socket, [AF_UNIX, kind, 0, 0, 0]).run()?;
         let socket = OwnedDescriptor::from_raw(width::int(number)).into_private()?;
+        if let Some(seconds) = limit_seconds {
+            // `struct timeval`: seconds and microseconds.
+            let limit = [seconds, 0];
+            for option in [SO_SNDTIMEO, SO_RCVTIMEO] {
+                let (level, value) = (width::word(SOL_SOCKET), limit.as_ptr() as u64);
+                let arguments = [width::word(socket.number()), level, option, value, size_of_val(&limit) as u64];
+                SystemCall::new(linux::__NR_setsockopt, arguments).run()?;
+            }
+        }
         let length = size_of::<u16>() + path.len() + 1;
         let arguments = [width::word(socket.number()), &raw const address as u64, length as u64, 0, 0];
         SystemCall::new(linux::__NR_connect, arguments).run()?;

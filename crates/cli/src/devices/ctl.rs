@@ -8,10 +8,10 @@ use crate::{Failure, Outcome, inject};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::FromRawFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use usring_device::PollPolicy;
-use usring_device::control::{Control, QuestionKind};
+use usring_device::control::QuestionKind;
 use usring_sys::Errno;
 use usring_sys::width;
 
@@ -77,11 +77,7 @@ pub fn run(options: &Options) -> Outcome {
             Ok(devices) => found.extend(devices),
             // Nothing listens on the socket: its run was killed and could not remove it.
             Err(Errno::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
-            Err(error) => eprintln!(
-                "usring ctl: the run of the socket {} does not answer ({error})",
-                path.display(),
-                error = words(&error)
-            ),
+            Err(error) => socket::say_unanswered(&path, error),
         }
     }
     if let Some(path) = &options.path {
@@ -127,8 +123,7 @@ fn show(device: &Found) -> Result<(), Failure> {
 }
 
 fn look(socket: &Path) -> Result<Vec<Found>, Errno> {
-    let control = Control::at(socket.as_os_str().as_bytes());
-    let run = socket.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let (control, run) = (socket::control(socket), socket::run_of(socket));
     let list = control.ask(QuestionKind::List, 0, [0; 4], None)?;
     let mut found = Vec::new();
     for index in 0..width::size(list.values[0]) {

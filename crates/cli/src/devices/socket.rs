@@ -6,9 +6,16 @@ use crate::system_error::words;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use nix::unistd::{AccessFlags, access, getuid};
 use std::fs;
+use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use usring_device::control::Control;
+use usring_sys::Errno;
+
+/// How long `usring ctl` waits for the answer of a run.
+const PATIENCE_SECONDS: u64 = 5;
 
 /// A listening socket. Dropping it removes its file.
 pub struct Socket {
@@ -89,32 +96,72 @@ fn folder() -> PathBuf {
 /// Makes the folder if it is missing, and fails if other users can enter it.
 fn prepare(folder: &Path) -> Result<(), Failure> {
     let created = fs::DirBuilder::new().mode(0o700).create(folder);
-    let metadata = match created {
+    let private = match created {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
-        _ => fs::symlink_metadata(folder),
+        _ => is_private(folder),
     };
-    let metadata = metadata.map_err(|error| {
+    let private = private.map_err(|error| {
         Failure::new(format!(
             "cannot make the folder {} for the control socket ({error})",
             folder.display(),
             error = words(&error)
         ))
     })?;
-    let private = metadata.is_dir() && metadata.uid() == getuid().as_raw() && metadata.mode() & 0o077 == 0;
     if private {
         return Ok(());
     }
-    Err(Failure::new(format!(
-        "{} is not a folder that only you can enter; remove it, or set XDG_RUNTIME_DIR to a private folder",
-        folder.display()
-    )))
+    Err(Failure::new(format!("{}; remove it, or set XDG_RUNTIME_DIR to a private folder", not_private(folder))))
 }
 
-/// Returns the paths of the sockets of this user's runs. Some may be left by killed runs.
+/// Returns whether only this user can enter the folder. A symbolic link is no such folder.
+fn is_private(folder: &Path) -> std::io::Result<bool> {
+    let metadata = fs::symlink_metadata(folder)?;
+    Ok(metadata.is_dir() && metadata.uid() == getuid().as_raw() && metadata.mode() & 0o077 == 0)
+}
+
+fn not_private(folder: &Path) -> String {
+    format!("{} is not a folder that only you can enter", folder.display())
+}
+
+/// Returns the paths of the sockets of this user's runs. Some may be left by killed runs. Leaves out
+/// folders that another user could have put there, and says so.
 pub fn all() -> Vec<PathBuf> {
-    let entries = folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
-    let mut paths: Vec<_> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();
+    let mut paths = Vec::new();
+    for folder in folders() {
+        match is_private(&folder) {
+            Ok(true) => {}
+            Ok(false) => {
+                let _ =
+                    writeln!(std::io::stderr(), "usring ctl: {}, so it is not searched for runs", not_private(&folder));
+                continue;
+            }
+            Err(_) => continue,
+        }
+        paths.extend(fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()));
+    }
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
     paths.sort();
     paths
+}
+
+/// Returns the control of the run with this socket, for questions from outside the run.
+pub fn control(socket: &Path) -> Control {
+    Control::at(socket.as_os_str().as_bytes()).within(PATIENCE_SECONDS)
+}
+
+/// Returns the process id of the launcher to which a socket belongs.
+pub fn run_of(socket: &Path) -> String {
+    socket.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Says on standard error that a run has not answered a question.
+pub fn say_unanswered(socket: &Path, error: Errno) {
+    let run = run_of(socket);
+    let _ = match error {
+        Errno::EAGAIN => writeln!(
+            std::io::stderr(),
+            "usring ctl: the run {run} does not answer within {PATIENCE_SECONDS} s; is its process stopped?"
+        ),
+        _ => writeln!(std::io::stderr(), "usring ctl: the run {run} does not answer ({error})", error = words(&error)),
+    };
 }

@@ -2,11 +2,9 @@
 
 use super::{add_rule, counts_of, table};
 use crate::devices::socket;
-use crate::system_error::words;
 use crate::{Failure, Outcome};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use usring_device::control::{Control, QuestionKind};
+use usring_device::control::QuestionKind;
 use usring_inject::Rule;
 use usring_inject::calls::CALLS;
 use usring_inject::page::Page;
@@ -86,7 +84,8 @@ pub fn run(options: &Options) -> Outcome {
 fn list(run: &str, page: &Page) {
     let rules = page.rules();
     let active: Vec<_> = rules.iter().filter(|entry| entry.is_active).collect();
-    tell!("run {run}, seed {}: {} active rules", page.seed(), active.len());
+    let noun = if active.len() == 1 { "rule" } else { "rules" };
+    tell!("run {run}, seed {}: {} active {noun}", page.seed(), active.len());
     active.iter().for_each(|entry| tell!("  {} {}", u32::from(entry.index) + 1, entry.text));
     let counts = counts_of(page);
     if !counts.is_empty() {
@@ -118,7 +117,7 @@ fn check_traps(page: &Page, rule: &Rule) -> Result<(), Failure> {
 fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
     let mut found = Vec::new();
     for path in socket::all() {
-        let run = run_of(&path);
+        let run = socket::run_of(&path);
         if wanted.is_some_and(|wanted| run != wanted.to_string()) {
             continue;
         }
@@ -126,7 +125,7 @@ fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
             Ok(page) => found.push((run, page)),
             // The run has no rules, or was killed, or is of another build.
             Err(Errno::ENODEV | Errno::ECONNREFUSED | Errno::EINVAL) => {}
-            Err(error) => eprintln!("usring ctl: the run {run} does not answer ({error})", error = words(&error)),
+            Err(error) => socket::say_unanswered(&path, error),
         }
     }
     if found.len() > 1 {
@@ -135,7 +134,8 @@ fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
         return Err(Failure::with_status(1, text));
     }
     if let (Some(wanted), true) = (wanted, found.is_empty()) {
-        let runs: Vec<_> = socket::all().iter().filter(|path| page_of(path).is_ok()).map(|path| run_of(path)).collect();
+        let runs: Vec<_> =
+            socket::all().iter().filter(|path| page_of(path).is_ok()).map(|path| socket::run_of(path)).collect();
         let there =
             if runs.is_empty() { "no run has any".into() } else { format!("runs with rules: {}", runs.join(", ")) };
         return Err(Failure::with_status(1, format!("no run {wanted} of yours has --inject; {there}")));
@@ -145,13 +145,8 @@ fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
     })
 }
 
-/// Returns the launcher's process id, by which a socket is named.
-fn run_of(socket: &Path) -> String {
-    socket.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
 fn page_of(socket: &Path) -> Result<Page, Errno> {
-    let answered = Control::at(socket.as_os_str().as_bytes()).ask(QuestionKind::Faults, 0, [0; 4], None)?;
+    let answered = socket::control(socket).ask(QuestionKind::Faults, 0, [0; 4], None)?;
     Page::open(&answered.descriptors.into_iter().next().ok_or(Errno::EINVAL)?)
 }
 

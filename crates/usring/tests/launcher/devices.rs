@@ -138,6 +138,9 @@ fn a_wrong_spec_is_shown_with_a_caret_below_the_mistake() {
     let place = Place::new();
     let said = text(&place.run(&["--device", "disk=ram:sise=1G", "true"]).stderr);
     assert!(said.contains("\n  disk=ram:sise=1G\n           ^\n"), "{said}");
+    // The place of the caret counts characters, not bytes.
+    let said = text(&place.run(&["--device", "plätze/ü=ram:sise=1G", "true"]).stderr);
+    assert!(said.contains(&format!("\n  plätze/ü=ram:sise=1G\n  {}^\n", " ".repeat(13))), "{said}");
     let said = text(&place.run(&["--swap", "ram:size=1G,limit=64M,block=513", "true"]).stderr);
     assert!(said.contains("unknown option 'block'") || said.contains("'513'"), "{said}");
     let said = text(&place.run(&["--device", "disk=ram", "true"]).stderr);
@@ -162,7 +165,10 @@ fn a_file_gets_another_length_only_with_create() {
     assert!(status == Some(125) && said.contains("the file has 1000 bytes, fewer than size= says"), "{said}");
     let (status, size, said) = run("");
     assert_eq!((status, size.as_str()), (Some(0), "512\n"));
-    assert!(said.contains("has 1000 bytes, and the device has the first 512 of them"), "{said}");
+    assert!(
+        said.contains("has 1000 bytes; a device has whole blocks, so it ends after the first 512 of them"),
+        "{said}"
+    );
     assert_eq!(length(), Some(1000));
     assert_eq!(run(",size=1MiB,create=on"), (Some(0), "1048576\n".into(), String::new()));
     assert_eq!(length(), Some(1 << 20));
@@ -315,6 +321,36 @@ fn other_users_cannot_enter_the_folder_of_the_sockets() {
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("only you can enter"), "{}", text(&output.stderr));
     place.assert_tidy();
+    // Another user could have put a socket there, and would never answer.
+    std::fs::write(place.path("usring/1.sock"), "").unwrap();
+    let listed = place.ctl(&[]);
+    let said = text(&listed.stderr);
+    assert!(listed.status.success() && text(&listed.stdout).contains("no devices"), "{said}");
+    assert!(said.contains("is not a folder that only you can enter, so it is not searched for runs"), "{said}");
+    assert_eq!(place.sockets(), 1, "it was taken for the socket of a killed run");
+}
+
+#[test]
+fn ctl_says_that_a_stopped_run_does_not_answer() {
+    let place = Place::new();
+    let mut child = place.start(&["disk=ram:size=1M"]);
+    program(&mut child);
+    let launcher = Pid::from_raw(child.id().cast_signed());
+    kill(launcher, Signal::SIGSTOP).unwrap();
+    for arguments in [&[][..], &["inject", "list"]] {
+        let mut ctl = place.usring(&["ctl"]).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let start = Instant::now();
+        while ctl.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = ctl.kill();
+        let said = text(&ctl.wait_with_output().unwrap().stderr);
+        let sentence = format!("the run {launcher} does not answer within 5 s; is its process stopped?");
+        assert!(said.contains(&sentence), "{arguments:?}: {said}");
+    }
+    kill(launcher, Signal::SIGCONT).unwrap();
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 
 /// Starts a run with a device whose back end has one queue. Opens the device in this process, as a
