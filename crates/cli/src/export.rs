@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use usring_engine::statistics::Column;
 
 /// A value of `--stats`.
@@ -21,8 +21,14 @@ pub enum Destination {
 /// An open destination.
 pub enum Export {
     Table,
-    Json(File),
-    OpenMetrics(File),
+    Json(Output),
+    OpenMetrics(Output),
+}
+
+/// An open file, and its path for messages.
+pub struct Output {
+    file: File,
+    path: PathBuf,
 }
 
 impl Destination {
@@ -38,14 +44,9 @@ impl Destination {
 
     /// Opens the file.
     pub fn open(&self) -> Result<Export, Failure> {
-        let create = |path: &PathBuf| {
-            File::create(path).map_err(|error| {
-                Failure::new(format!(
-                    "cannot write the statistics to {} ({error})",
-                    path.display(),
-                    error = words(&error)
-                ))
-            })
+        let create = |path: &PathBuf| match File::create(path) {
+            Ok(file) => Ok(Output { file, path: path.clone() }),
+            Err(error) => Err(Failure::new(cannot_write(path, &error))),
         };
         Ok(match self {
             Destination::Table => Export::Table,
@@ -55,17 +56,21 @@ impl Destination {
     }
 }
 
+fn cannot_write(path: &Path, error: &io::Error) -> String {
+    format!("cannot write the statistics to {} ({})", path.display(), words(error))
+}
+
 impl Export {
     /// Writes the counts. A table goes to `errors`.
     pub fn write(&self, snapshot: &Snapshot, errors: &mut impl Write) -> io::Result<()> {
-        let (mut file, text) = match self {
+        let (output, text) = match self {
             Export::Table => return write!(errors, "{snapshot}"),
-            Export::Json(file) => (file, json(snapshot)),
-            Export::OpenMetrics(file) => (file, open_metrics(snapshot)),
+            Export::Json(output) => (output, json(snapshot)),
+            Export::OpenMetrics(output) => (output, open_metrics(snapshot)),
         };
-        match file.write_all(text.as_bytes()) {
+        match (&output.file).write_all(text.as_bytes()) {
             Ok(()) => Ok(()),
-            Err(error) => writeln!(errors, "usring: cannot write the statistics ({error})", error = words(&error)),
+            Err(error) => writeln!(errors, "usring: {}", cannot_write(&output.path, &error)),
         }
     }
 }

@@ -34,6 +34,7 @@ Examples:
       fio --name=job --filename=disk --ioengine=io_uring --direct=1 --hipri
   usring run --inject fsync:error=EIO:when=3 -- my-database
   usring run --check -- my-server
+  for n in $(seq 100); do usring run --order seed=$n -- ./test || break; done
   usring run --swap file:path=swap,size=8G,create=on,limit=256M -- sort huge.txt
 
 Exit status: the program's own. If the program never started: 125 if usring cannot serve it (a
@@ -204,12 +205,11 @@ pub struct Options {
     /// IPv6 sockets that are ready together in another order.
     ///
     /// A program with one thread that waits in io_uring_enter gets the same order again with the
-    /// same seed. Other programs may not, which usring says at the end. Try many seeds:
-    ///
-    ///   for n in $(seq 100); do usring run --order seed=$n -- ./test || break; done
+    /// same seed. Other programs may not, which usring says at the end. Try many seeds: the examples
+    /// below have a loop.
     ///
     /// docs/testing-with-usring.md says which orders stay.
-    #[arg(long, value_name = "seed=N", value_parser = inject::parse_order, verbatim_doc_comment)]
+    #[arg(long, value_name = "seed=N", value_parser = inject::parse_order)]
     pub order: Option<u64>,
 
     /// Record the changes of files in this log, for `usring crash`.

@@ -108,6 +108,9 @@ fn write_word(file: &File, offset_in_header: usize, word: u64) -> io::Result<()>
     file.write_all_at(&word.to_ne_bytes(), (offset_of!(Statistics, header) + offset_in_header) as u64)
 }
 
+/// Most processes whose ids a message has.
+const MOST_NAMED: usize = 8;
+
 /// The sums over all rings.
 pub struct Snapshot {
     processes: u64,
@@ -151,7 +154,13 @@ impl Snapshot {
                 format!("usring: 1 process still runs ({process}); its further requests are not counted here\n")
             }
             many => {
-                format!("usring: {} processes still run; their further requests are not counted here\n", many.len())
+                let ids: Vec<_> = many.iter().take(MOST_NAMED).map(u64::to_string).collect();
+                let more = if many.len() > MOST_NAMED { ", …" } else { "" };
+                format!(
+                    "usring: {} processes still run ({}{more}); their further requests are not counted here\n",
+                    many.len(),
+                    ids.join(", ")
+                )
             }
         }
     }

@@ -124,7 +124,11 @@ impl SwapOption {
         let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
         let make = "make a file as large as the memory to be swapped, with `truncate -s 8G";
         Failure::new(match error {
-            Errno::ENOENT => format!("{path} does not exist; {make} {path}`"),
+            Errno::ENOENT => {
+                format!(
+                    "{path} does not exist; with size= and create=on, usring makes it, as large as the memory to be swapped"
+                )
+            }
             Errno::EISDIR => format!("{path} is a folder; {make} {path}/swap`"),
             Errno::EINVAL if is_file => format!("{path} is too small to hold a page; {make} swap`"),
             Errno::ENOSPC if is_file => {

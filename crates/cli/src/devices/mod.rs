@@ -179,7 +179,7 @@ fn say_if_rounded(spec: &Spec, size: u64) {
     if let Some(length) = length.filter(|length| *length != size) {
         let _ = writeln!(
             std::io::stderr(),
-            "usring run: {path} has {length} bytes, and the device has the first {size} of them: whole blocks"
+            "usring run: {path} has {length} bytes; a device has whole blocks, so it ends after the first {size} of them"
         );
     }
 }

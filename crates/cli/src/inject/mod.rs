@@ -181,15 +181,21 @@ fn report(page: &Page) -> String {
 fn order_report(page: &Page, seed: u64) -> String {
     let [ordered, late, bursts, shuffled, signalled, slept] = page.order_counts();
     let parts = [
-        (ordered, "completions were moved"),
-        (late, "requests also ran late"),
-        (bursts, "times all came at once"),
-        (shuffled, "times sockets were served in another order"),
-        (signalled, "signals came without a completion"),
-        (slept, "times an SQ thread slept early"),
+        (ordered, "completion was moved", "completions were moved"),
+        (late, "request also ran late", "requests also ran late"),
+        (bursts, "time all came at once", "times all came at once"),
+        (shuffled, "time sockets were served in another order", "times sockets were served in another order"),
+        (signalled, "signal came without a completion", "signals came without a completion"),
+        (slept, "time an SQ thread slept early", "times an SQ thread slept early"),
     ];
-    let done: Vec<_> =
-        parts.iter().filter(|(count, _)| *count != 0).map(|(count, what)| format!("{count} {what}")).collect();
+    let mut done = Vec::new();
+    for (count, one, many) in parts {
+        match count {
+            0 => {}
+            1 => done.push(format!("1 {one}")),
+            _ => done.push(format!("{count} {many}")),
+        }
+    }
     let done = if done.is_empty() { "nothing was to be chosen".to_owned() } else { done.join(", ") };
     let mut text = format!("usring: order by seed {seed}: {done}\n");
     if page.has_unsure_order() {
