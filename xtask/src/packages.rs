@@ -7,8 +7,9 @@ use std::process::{Command, ExitStatus};
 
 /// Each package, and a file that exists if the package is installed. A `*` stands for a part of a
 /// name that varies.
-const PACKAGES: [(&str, &str); 25] = [
+const PACKAGES: [(&str, &str); 27] = [
     ("bsdutils", "/usr/bin/script"),
+    ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg"),
     ("debootstrap", "/usr/sbin/debootstrap"),
     ("fio", "/usr/bin/fio"),
     ("gcc", "/usr/bin/cc"),
@@ -24,6 +25,7 @@ const PACKAGES: [(&str, &str); 25] = [
     ("musl-tools", "/usr/bin/musl-gcc"),
     ("nodejs", "/usr/bin/node"),
     ("patchelf", "/usr/bin/patchelf"),
+    ("pkg-config", "/usr/bin/pkg-config"),
     ("python3.11", "/usr/bin/python3.11"),
     ("qemu-system-common", "/usr/bin/qemu-storage-daemon"),
     ("qemu-utils", "/usr/bin/qemu-img"),

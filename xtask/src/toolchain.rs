@@ -18,11 +18,7 @@ pub fn run() -> Outcome {
     let manifest = step::text("Cargo.toml")?;
     let oldest = oldest(&manifest).ok_or("Cargo.toml has no rust-version")?;
     let mut breaches: Vec<String> = disagreement(&script, &oldest).into_iter().collect();
-    for member in members(&manifest) {
-        if !step::text(&format!("{member}/Cargo.toml"))?.contains("\nrust-version.workspace = true\n") {
-            breaches.push(format!("{member}/Cargo.toml lacks `rust-version.workspace = true`"));
-        }
-    }
+    breaches.extend(breaches_of_members(&manifest, |member| step::text(&format!("{member}/Cargo.toml")))?);
     for breach in &breaches {
         println!("toolchain: {breach}");
     }
@@ -38,6 +34,22 @@ pub fn run() -> Outcome {
 fn oldest(manifest: &str) -> Option<String> {
     let line = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \""))?;
     Some(line.trim_end_matches('"').to_owned())
+}
+
+/// Returns a message for each member whose manifest does not take over the workspace's
+/// `rust-version`. `read` returns a member's manifest.
+fn breaches_of_members(manifest: &str, read: impl Fn(&str) -> Result<String, String>) -> Result<Vec<String>, String> {
+    let members = members(manifest);
+    if members.is_empty() {
+        return Err("Cargo.toml has no line `members = [\"…\"]`, so no member was checked".into());
+    }
+    let mut breaches = Vec::new();
+    for member in members {
+        if !read(member)?.contains("\nrust-version.workspace = true\n") {
+            breaches.push(format!("{member}/Cargo.toml lacks `rust-version.workspace = true`"));
+        }
+    }
+    Ok(breaches)
 }
 
 /// Returns the folders of the workspace's members.
@@ -84,5 +96,13 @@ mod tests {
         let manifest = "members = [\"crates/a\", \"b\"]\n[workspace.package]\nrust-version = \"1.90\"\n";
         assert_eq!(oldest(manifest).as_deref(), Some("1.90"));
         assert_eq!(members(manifest), ["crates/a", "b"]);
+    }
+
+    #[test]
+    fn a_manifest_whose_members_are_not_found_is_refused() {
+        let takes_over = |_: &str| Ok("[package]\nrust-version.workspace = true\n".to_owned());
+        assert!(breaches_of_members("members = [\n    \"crates/a\",\n]\n", takes_over).is_err());
+        assert_eq!(breaches_of_members("members = [\"a\"]\n", takes_over), Ok(vec![]));
+        assert_eq!(breaches_of_members("members = [\"a\"]\n", |_| Ok(String::new())).unwrap().len(), 1);
     }
 }

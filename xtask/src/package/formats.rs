@@ -85,8 +85,14 @@ pub fn rpm(release: &Release) -> Outcome {
     fs::write(&path, spec).map_err(|error| error.to_string())?;
     let mut command = Command::new("rpmbuild");
     command.args(["-bb", "--quiet", "--target", "x86_64", "--define"]).arg(format!("_topdir {}", folder.display()));
-    command.arg("--define").arg("_buildhost localhost").env("SOURCE_DATE_EPOCH", &release.epoch);
-    step::run(command.arg(path).stdout(Stdio::null()).stderr(Stdio::null()))?;
+    // Every time in the package is the release's, so that the same sources make the same package.
+    for definition in
+        ["_buildhost localhost", "use_source_date_epoch_as_buildtime 1", "clamp_mtime_to_source_date_epoch 1"]
+    {
+        command.args(["--define", definition]);
+    }
+    // rpmbuild reports its steps on standard error: they are shown only if it fails.
+    output(command.arg(path).env("SOURCE_DATE_EPOCH", &release.epoch))?;
     let name = format!("usring-{}-1.x86_64.rpm", release.version);
     root::copy(&folder.join("RPMS/x86_64").join(&name), &release.folder.join(&name))
 }

@@ -51,6 +51,7 @@ pub fn run(debug: bool) -> Outcome {
     let folder = target.with_file_name(if debug { "package-debug" } else { "package" });
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).map_err(|error| format!("cannot make {} ({error})", folder.display()))?;
+    check_glibc(debug, debian::provide_glibc())?;
     build(debug)?;
     let epoch = epoch()?;
     let glibc = newest_symbol(&target.join("usring"))?;
@@ -67,7 +68,8 @@ pub fn run(debug: bool) -> Outcome {
     formats::checksums(&release)
 }
 
-/// Builds the library and the launcher. The launcher is linked to the old glibc if it can be had.
+/// Builds the library and the launcher. The launcher is linked to Debian 11's glibc if that can be
+/// had, and otherwise to this machine's.
 pub fn build(debug: bool) -> Outcome {
     let profile: &[&str] = if debug { &[] } else { &["--release"] };
     product::build_library(!debug)?;
@@ -81,6 +83,18 @@ pub fn build(debug: bool) -> Outcome {
         Err(why) => println!("package: linking to this machine's glibc, because Debian 11's cannot be had: {why}"),
     }
     step::run(&mut command)
+}
+
+/// Fails if a release would be linked to another glibc than Debian 11's. `provided` is the result of
+/// providing that. A debug build may have another.
+fn check_glibc(debug: bool, provided: Outcome) -> Outcome {
+    provided.or_else(|why| match debug {
+        true => Ok(()),
+        false => Err(format!(
+            "a release must be linked to Debian 11's glibc, which cannot be had ({why}): install apt and \
+             debian-archive-keyring, and let apt reach deb.debian.org"
+        )),
+    })
 }
 
 /// Returns the options of rustc by which gcc takes start files and libraries from this root folder.
@@ -126,4 +140,17 @@ fn output(command: &mut Command) -> Result<String, String> {
         return Err(format!("{name} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr)));
     }
     String::from_utf8(output.stdout).map_err(|_| format!("the output of {name} is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_without_the_old_glibc_is_refused() {
+        let error = check_glibc(false, Err("no network".into())).unwrap_err();
+        assert!(error.contains("(no network)") && error.contains("debian-archive-keyring"), "{error}");
+        assert_eq!(check_glibc(true, Err("no network".into())), Ok(()));
+        assert_eq!(check_glibc(false, Ok(())), Ok(()));
+    }
 }

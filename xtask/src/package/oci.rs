@@ -27,6 +27,15 @@ impl Blob {
         let Blob { kind, digest, size } = self;
         format!(r#"{{"mediaType":"{kind}","digest":"sha256:{digest}","size":{size}}}"#)
     }
+
+    /// Describes the manifest with its platform, its name in the layout (`usring:VERSION`, by which
+    /// containerd and podman call the loaded image) and its tag.
+    fn named(&self, version: &str) -> String {
+        let Blob { kind, digest, size } = self;
+        format!(
+            r#"{{"mediaType":"{kind}","digest":"sha256:{digest}","size":{size},"platform":{{"architecture":"amd64","os":"linux"}},"annotations":{{"io.containerd.image.name":"docker.io/library/usring:{version}","org.opencontainers.image.ref.name":"{version}"}}}}"#
+        )
+    }
 }
 
 /// Makes the image, as a tarball in OCI's image layout.
@@ -59,7 +68,7 @@ pub fn image(release: &Release) -> Outcome {
         layer.described()
     );
     let manifest = store_text(release, &blobs, &manifest, MANIFEST)?;
-    let index = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, manifest.described());
+    let index = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, manifest.named(release.version));
     fs::write(folder.join("index.json"), index).map_err(failed)?;
     fs::write(folder.join("oci-layout"), LAYOUT).map_err(failed)?;
     tar(release, &folder, &[], &release.file("oci.tar.gz"))

@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::Command;
 
 const HEADERS: [&str; 4] = ["usring.h", "usring_aio.h", "usring_inject.h", "usring_swap.h"];
-const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
+/// README.md names the pages of docs/ and ARCHITECTURE.md by paths beside it.
+const DOCUMENTS: [&str; 5] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
 /// Makes the folder from the build results in `target`. Returns the size of launcher and library in
 /// bytes.
@@ -25,6 +26,7 @@ pub fn make(release: &Release, target: &Path) -> Result<u64, String> {
         copy(&step::root().join(document), &usr.join("share/doc/usring").join(document))?;
     }
     copy(&step::root().join("LICENSE-MIT"), &usr.join("share/doc/usring/copyright"))?;
+    copy_pages(&step::root().join("docs"), &usr.join("share/doc/usring/docs"))?;
     pages(release, &usr)?;
     Ok(bytes)
 }
@@ -49,6 +51,20 @@ fn programs(release: &Release, target: &Path, usr: &Path) -> Result<u64, String>
     }
     symlink(&library, folder.join("libusring.so")).map_err(|error| format!("cannot link the library ({error})"))?;
     Ok(bytes)
+}
+
+/// Copies the folder's pages (`*.md`), and those of its folders.
+fn copy_pages(from: &Path, to: &Path) -> Outcome {
+    let entries = fs::read_dir(from).map_err(|error| format!("cannot read {} ({error})", from.display()))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let to = to.join(path.file_name().unwrap_or_default());
+        if path.is_dir() {
+            copy_pages(&path, &to)?;
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            copy(&path, &to)?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes the manual pages and completions.
