@@ -180,7 +180,7 @@ fn every_kind_of_package_has_its_files() {
     };
     let listed = lines(rpm().arg("--list"));
     assert!(listed.contains("/usr/bin/usring") && listed.contains("/usr/lib/usring/libusring.so"), "{listed:?}");
-    // The same sources make the same package: every time in it is the release's.
+    // Every time in the package is that of the release, so that it can be made again.
     let times = lines(rpm().args(["--queryformat", "%{BUILDTIME}\n[%{FILEMTIMES}\n]"]));
     assert_eq!(times.len(), 1, "{times:?}");
     text(Command::new("sha256sum").args(["--check", "--quiet", "SHA256SUMS"]).current_dir(&folder));

@@ -15,7 +15,8 @@
 //! - `crash`, which tests what a power loss leaves.
 //! - `doctor`, with `probe` and `swap_probe`.
 //! - `demo` and `bench`.
-//! - `table`, the one form of all tables, and `system_error`, that of system errors. `style`: colour. `signals` and `cleanup` act on ^C.
+//! - `table`: the one form of all tables. `system_error`: that of system errors. `style`: colour.
+//! - `signals` and `cleanup` act on ^C.
 //!
 //! `doctor`, `demo` and `bench` start `child` processes by the command line, as a user would.
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the exit status that

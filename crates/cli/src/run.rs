@@ -205,8 +205,8 @@ pub struct Options {
     /// IPv6 sockets that are ready together in another order.
     ///
     /// A program with one thread that waits in io_uring_enter gets the same order again with the
-    /// same seed. Other programs may not, which usring says at the end. Try many seeds: the examples
-    /// below have a loop.
+    /// same seed. Other programs may not, which usring says at the end. Try many seeds: one of the
+    /// examples is a loop.
     ///
     /// docs/testing-with-usring.md says which orders stay.
     #[arg(long, value_name = "seed=N", value_parser = inject::parse_order)]

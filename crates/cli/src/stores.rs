@@ -35,7 +35,7 @@ pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Re
     Ok(())
 }
 
-/// What two names of a file have in common.
+/// Identity of a file, whatever its names are.
 #[derive(PartialEq, Eq)]
 enum Identity {
     /// A block device: its number.

@@ -66,8 +66,8 @@ impl Supervisor {
 }
 
 /// Runs in the child. Has the kernel kill the child when the thread that made it ends, even by
-/// SIGKILL. Returns whether `parent` still runs: if it ended before this call, the child has another
-/// parent, and no signal will come.
+/// SIGKILL. Returns whether `parent` still runs. If it ended before this call, the child has
+/// another parent, and no signal will come.
 pub fn die_with(parent: Pid) -> bool {
     set_pdeathsig(Signal::SIGKILL).is_err() || getppid() == parent
 }

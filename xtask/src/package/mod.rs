@@ -85,8 +85,8 @@ pub fn build(debug: bool) -> Outcome {
     step::run(&mut command)
 }
 
-/// Fails if a release would be linked to another glibc than Debian 11's. `provided` is the result of
-/// providing that. A debug build may have another.
+/// Fails if a release would be linked to another glibc than Debian 11's. `provided` is the result
+/// of providing that one. A debug build may have another.
 fn check_glibc(debug: bool, provided: Outcome) -> Outcome {
     provided.or_else(|why| match debug {
         true => Ok(()),
