@@ -71,7 +71,7 @@ pub struct JournalSlot(u32);
 
 /// A held request, or the first request of a held chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldRequest {
     pub slot: JournalSlot,
     /// Number of the process that submitted it.
     pub owner: u32,
@@ -99,7 +99,7 @@ pub struct Journal {
     /// All slots before this one were in use when this process last searched for a free slot.
     lowest: u32,
     /// Requests of this process in the journal that have not ended.
-    noted: u64,
+    journaled: u64,
     /// `POSTED` slots of this process whose CQEs have not been published.
     posted: Vec<JournalSlot>,
 }
@@ -121,7 +121,7 @@ pub(crate) fn length(layout: &Layout) -> usize {
 impl Journal {
     pub(crate) fn new(memory: Arc<SharedMemory>, start: usize, layout: &Layout, own: u32) -> Journal {
         let slots = width::count(slots(layout));
-        Journal { memory, start, slots, own, lowest: 0, noted: 0, posted: Vec::new() }
+        Journal { memory, start, slots, own, lowest: 0, journaled: 0, posted: Vec::new() }
     }
 
     fn at(&self, slot: u32) -> usize {
@@ -183,7 +183,7 @@ impl Journal {
         self.memory.write(self.at(slot) + USER_DATA, user_data);
         self.set_index(slot, index);
         self.set_owner(slot, self.own | flag);
-        self.noted += 1;
+        self.journaled += 1;
         Some(JournalSlot(slot))
     }
 
@@ -205,13 +205,13 @@ impl Journal {
         }
         self.set_index(slot.0, cq.end().wrapping_add(cqes - 1));
         self.set_owner(slot.0, self.own | POSTED);
-        self.noted -= 1;
+        self.journaled -= 1;
         self.posted.push(slot);
     }
 
     /// Removes a request of this process that ends without a CQE.
     pub fn remove(&mut self, slot: JournalSlot) {
-        self.noted -= 1;
+        self.journaled -= 1;
         self.free(slot.0);
     }
 
@@ -253,8 +253,8 @@ impl Journal {
     }
 
     /// Returns the number of this process's requests in the journal that have not ended.
-    pub fn noted(&self) -> u64 {
-        self.noted
+    pub fn journaled(&self) -> u64 {
+        self.journaled
     }
 
     /// Returns whether another process has requests without a published CQE.
@@ -281,7 +281,7 @@ impl Journal {
     fn take_over(&mut self, slot: u32) -> (JournalSlot, u64) {
         let flag = self.owner(slot).1;
         self.set_owner(slot, self.own | if flag == TIMED { TIMED } else { 0 });
-        self.noted += 1;
+        self.journaled += 1;
         (JournalSlot(slot), self.user_data(slot))
     }
 
@@ -405,14 +405,14 @@ impl Journal {
 
     /// Returns the first held request in the order. For a held chain, returns the chain's first
     /// request.
-    pub fn first_held(&self) -> Option<Held> {
-        let mut first: Option<Held> = None;
+    pub fn first_held(&self) -> Option<HeldRequest> {
+        let mut first: Option<HeldRequest> = None;
         for slot in self.used() {
             let Some(index) = self.held_index(slot).filter(|index| index & MEMBER == 0) else { continue };
             let place = index & ORDER;
             if first.is_none_or(|first| place.wrapping_sub(first.place).cast_signed() < 0) {
                 let (owner, drains) = (self.owner(slot).0, index & DRAINS != 0);
-                first = Some(Held { slot: JournalSlot(slot), owner, drains, place });
+                first = Some(HeldRequest { slot: JournalSlot(slot), owner, drains, place });
             }
         }
         first
@@ -424,14 +424,14 @@ impl Journal {
     }
 
     /// Returns the slots of a held chain, except the slot of its first request.
-    fn members(&self, held: &Held) -> Vec<u32> {
+    fn members(&self, held: &HeldRequest) -> Vec<u32> {
         let is_member = |slot: &u32| self.held_index(*slot) == Some(held.place | MEMBER);
         self.used().filter(is_member).collect()
     }
 
-    /// Lets a held request start, with the later requests of its chain. Their process finds this
-    /// out by [`Journal::is_held`].
-    pub fn let_go(&self, held: &Held) {
+    /// Releases a held request: lets it start, with the later requests of its chain. Their process
+    /// finds this out by [`Journal::is_held`].
+    pub fn release(&self, held: &HeldRequest) {
         let members = self.members(held);
         self.set_owner(held.slot.0, held.owner);
         members.into_iter().for_each(|slot| self.set_owner(slot, held.owner));
@@ -440,7 +440,7 @@ impl Journal {
     /// Takes over a held request of a process that has died, with the later requests of its chain.
     /// Returns their slots in the chain's order, each with its `user_data`. For each, the caller
     /// calls [`Journal::end`] and posts its CQE.
-    pub fn take_held(&mut self, held: &Held) -> Vec<(JournalSlot, u64)> {
+    pub fn take_held(&mut self, held: &HeldRequest) -> Vec<(JournalSlot, u64)> {
         let members = self.members(held);
         core::iter::once(held.slot.0).chain(members).map(|slot| self.take_over(slot)).collect()
     }

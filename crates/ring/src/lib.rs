@@ -41,7 +41,7 @@ pub use completion::CompletionQueue;
 #[cfg(not(loom))]
 pub use control::Control;
 #[cfg(not(loom))]
-pub use journal::{Held, Journal, JournalSlot, JournalTimer, OrphanFilter};
+pub use journal::{HeldRequest, Journal, JournalSlot, JournalTimer, OrphanFilter};
 pub use layout::Layout;
 pub use memory::{Memory, flags};
 #[cfg(not(loom))]

@@ -102,7 +102,7 @@ fn held_requests_of_both_processes_keep_their_order() {
     assert!(!first.is_any_in_flight());
     let held = first.first_held().unwrap();
     assert_eq!((held.slot, held.owner, held.drains), (other, SECOND, true));
-    first.let_go(&held);
+    first.release(&held);
     assert!(!second.is_held(other) && !second.is_held(member));
     let held = second.first_held().unwrap();
     assert_eq!((held.slot, held.owner, held.drains), (own, FIRST, false));
@@ -121,7 +121,7 @@ fn held_requests_of_a_dead_process_stay_until_their_turn() {
     cq.post(Cqe::default());
     let held = second.first_held().unwrap();
     assert_eq!(user_data(second.take_held(&held)), [1, 2]);
-    assert_eq!(second.noted(), 2);
+    assert_eq!(second.journaled(), 2);
 }
 
 /// The process dies before it has noted for all requests of a chain that they are held back.

@@ -10,7 +10,7 @@
 use super::named_files::NamedFiles;
 use crate::registered::registered_files::RegisteredFiles;
 use crate::request::Request;
-use crate::request::file::{FileUse, Hold};
+use crate::request::file::{FileReference, FileUse};
 use crate::request::operation::Operation;
 use crate::request::outcome::{ChannelIndex, IssueOutcome};
 use crate::ring::{Devices, LockedRing, Registered, RingState};
@@ -46,9 +46,9 @@ fn find<'a>(
     file: &'a FileUse,
     sqe: &Sqe,
 ) -> Option<&'a Arc<OpenDevice>> {
-    match &file.hold {
+    match &file.reference {
         _ if file.device.is_some() => file.device.as_ref(),
-        Hold::Registered(file) => file.device(),
+        FileReference::Registered(file) => file.device(),
         _ if sqe.flags & sqe_flags::FIXED_FILE != 0 => files.get(sqe.fd.cast_unsigned())?.device(),
         _ => named.device(file.number, host::device_of),
     }
@@ -172,12 +172,12 @@ pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
 /// or reused its descriptor number.
 #[inline]
 fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
-    if !matches!(request.file.hold, Hold::Submitter) {
+    if !matches!(request.file.reference, FileReference::Submitter) {
         return Ok(());
     }
     if request.has_flag(sqe_flags::FIXED_FILE) {
         let file = locked.registered.files.share(request.sqe.fd.cast_unsigned()).ok_or(Errno::EBADF)?;
-        request.file.hold = Hold::Registered(file);
+        request.file.reference = FileReference::Registered(file);
         return Ok(());
     }
     locked.devices.named.keep(&mut request.file)
@@ -241,8 +241,8 @@ fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
 #[inline]
 pub(super) fn direct_on(locked: &mut LockedRing, request: &Request) -> Option<u64> {
     if request.has_flag(sqe_flags::FIXED_FILE) {
-        return match &request.file.hold {
-            Hold::Registered(file) => file.direct_on(),
+        return match &request.file.reference {
+            FileReference::Registered(file) => file.direct_on(),
             _ => locked.registered.files.get(request.sqe.fd.cast_unsigned())?.direct_on(),
         };
     }

@@ -170,8 +170,8 @@ pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u
     let group = request.sqe.buf_index;
     let Ok(transfer) = transfer_of(request) else { return };
     let done = transfer.done + bytes;
-    if let Some(kept) = transfer.message.as_mut().and_then(|message| message.kept.take()) {
-        locked.registered.buffer_groups.give_back_behind(group, &kept, width::low(done));
+    if let Some(wait_all) = transfer.message.as_mut().and_then(|message| message.wait_all.take()) {
+        locked.registered.buffer_groups.return_unfilled(group, &wait_all, width::low(done));
     }
 }
 
@@ -236,7 +236,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
         let is_full = request.multishot && wanted != 0 && bytes >= u64::from(wanted);
         is_open = !selections.emptied && !selections.cut && !is_full;
         if goes_on && let Some(message) = &mut transfer_of(request)?.message {
-            message.kept = Some(locked.registered.buffer_groups.keep(group, many));
+            message.wait_all = Some(locked.registered.buffer_groups.record_wait_all(group, many));
         }
     }
     if goes_on {

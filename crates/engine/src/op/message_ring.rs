@@ -12,7 +12,7 @@
 
 use crate::host;
 use crate::registered::registered_files::{FileSlot, RegisteredFile};
-use crate::request::file::Hold;
+use crate::request::file::FileReference;
 use crate::request::operation::{Message, Operation};
 use crate::request::outcome::IssueOutcome;
 use crate::request::pool::new_entry;
@@ -80,7 +80,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::Message(message) = &mut request.operation else { unreachable!("prepare made a message") };
     // A request that was delayed holds a duplicate of the descriptor. The host knows only the
     // program's own number as a ring's.
-    let is_duplicate = matches!(request.file.hold, Hold::Duplicate(_));
+    let is_duplicate = matches!(request.file.reference, FileReference::PrivateDuplicate(_));
     let number = if is_duplicate { request.sqe.fd } else { request.file.number };
     let target = match ring_at(number) {
         Ok(target) => target,

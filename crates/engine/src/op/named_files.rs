@@ -8,7 +8,7 @@
 //!
 //! Invariant: nothing is remembered outside a submission, nor after a CLOSE within it.
 
-use crate::request::file::{FileUse, Hold, KeptFiles};
+use crate::request::file::{FileReference, FileUse, TransferDuplicates};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
@@ -26,7 +26,7 @@ pub(crate) struct NamedFiles {
     /// Knowledge about the last ordinary file that was looked up.
     last: Option<NamedFile>,
     /// Duplicates of the program's files, which requests share.
-    kept: KeptFiles,
+    duplicates: TransferDuplicates,
     /// File systems that refuse RWF_NOWAIT, by fstat(2)'s `st_dev`.
     without_nowait: Vec<u64>,
 }
@@ -38,7 +38,7 @@ struct NamedFile {
     /// The result of fstat(2); `None` until it is needed.
     identity: Option<FileIdentity>,
     /// usring's duplicate of the file; `None` until a request needs one.
-    kept: Option<Arc<HeldDescriptor>>,
+    duplicate: Option<Arc<HeldDescriptor>>,
 }
 
 impl NamedFiles {
@@ -89,7 +89,7 @@ impl NamedFiles {
         }
         let status_flags = descriptor::status_flags(number)?;
         if self.remembers {
-            self.last = Some(NamedFile { number, status_flags, identity: None, kept: None });
+            self.last = Some(NamedFile { number, status_flags, identity: None, duplicate: None });
         }
         Ok(status_flags)
     }
@@ -127,19 +127,19 @@ impl NamedFiles {
     /// Makes a request use a duplicate of its file, which stays open after the program's call.
     /// Requests on one file share the duplicate, because many may wait and descriptors are few.
     pub fn keep(&mut self, file: &mut FileUse) -> Result<(), Errno> {
-        if !matches!(file.hold, Hold::Submitter) {
+        if !matches!(file.reference, FileReference::Submitter) {
             return Ok(());
         }
         let number = file.number;
-        let kept = match self.known(number).and_then(|known| known.kept.clone()) {
-            Some(kept) => kept,
-            None => self.kept.duplicate(number)?,
+        let duplicate = match self.known(number).and_then(|known| known.duplicate.clone()) {
+            Some(duplicate) => duplicate,
+            None => self.duplicates.duplicate(number)?,
         };
         if let Some(known) = self.known(number) {
-            known.kept = Some(kept.clone());
+            known.duplicate = Some(duplicate.clone());
         }
-        file.number = kept.number();
-        file.hold = Hold::Kept(kept);
+        file.number = duplicate.number();
+        file.reference = FileReference::TransferDuplicate(duplicate);
         Ok(())
     }
 }

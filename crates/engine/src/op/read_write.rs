@@ -18,7 +18,7 @@ pub(crate) use self::work::work;
 use super::block_device;
 use crate::registered::registered_files::RegisteredFile;
 use crate::request::Request;
-use crate::request::file::Hold;
+use crate::request::file::FileReference;
 use crate::request::operation::read_write::{FILE_POSITION, ReadWrite};
 use crate::request::operation::{Operation, vector};
 use crate::request::outcome::IssueOutcome;
@@ -286,10 +286,10 @@ fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     }
     let registered =
         || locked.registered.files.get(request.sqe.fd.cast_unsigned()).is_some_and(RegisteredFile::has_been_waited_for);
-    let known = match &request.file.hold {
-        Hold::Shared(_) => true,
-        Hold::Registered(file) => file.has_been_waited_for(),
-        Hold::Submitter if request.has_flag(sqe_flags::FIXED_FILE) => registered(),
+    let known = match &request.file.reference {
+        FileReference::WaitDuplicate(_) => true,
+        FileReference::Registered(file) => file.has_been_waited_for(),
+        FileReference::Submitter if request.has_flag(sqe_flags::FIXED_FILE) => registered(),
         _ => locked.waiting.polls.knows(request.file.number),
     };
     if known {

@@ -5,7 +5,7 @@
 use super::bundle;
 use super::send_receive::{self, transfer_of};
 use crate::completion::complete;
-use crate::registered::registered_buffers::BufferHold;
+use crate::registered::registered_buffers::BufferReference;
 use crate::request::operation::send_receive::{Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive};
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Blocking, Request};
@@ -217,7 +217,7 @@ fn check_without_copy(locked: &mut LockedRing, request: &mut Request) -> Result<
 
 fn hold_registered_buffer(locked: &mut LockedRing, request: &mut Request, index: u16) -> Result<(), Errno> {
     let transfer = transfer_of(request)?;
-    let mut held = BufferHold::Nothing;
+    let mut held = BufferReference::Nothing;
     match &transfer.message {
         Some(message) if message.members.is_any() => {
             for member in message.members.left() {

@@ -160,24 +160,24 @@ impl BufferGroups {
     }
 
     /// Records a selection that was used up, for a request that fills the buffers in several steps.
-    pub fn keep(&self, group: u16, many: Many) -> Kept {
-        let place = match self.groups.get(&group) {
-            Some(BufferGroup::Ring(ring)) => Some(ring.place()),
+    pub fn record_wait_all(&self, group: u16, many: Many) -> WaitAllBuffers {
+        let position = match self.groups.get(&group) {
+            Some(BufferGroup::Ring(ring)) => Some(ring.position()),
             _ => None,
         };
-        Kept { many, place }
+        WaitAllBuffers { many, position }
     }
 
     /// Returns buffers to their group when the request that was filling them completes: all except
     /// those that hold the first `bytes` bytes. If other requests have taken buffers since, none is
     /// returned.
-    pub fn give_back_behind(&mut self, group: u16, kept: &Kept, bytes: u32) {
+    pub fn return_unfilled(&mut self, group: u16, wait_all: &WaitAllBuffers, bytes: u32) {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
-            && kept.place == Some(ring.place())
+            && wait_all.position == Some(ring.position())
             && !ring.incremental
         {
-            ring.go_back(width::short(kept.many.count.into()));
-            ring.use_up(bytes, &kept.many);
+            ring.go_back(width::short(wait_all.many.count.into()));
+            ring.use_up(bytes, &wait_all.many);
         }
     }
 
@@ -384,9 +384,9 @@ fn follow_one(
 }
 
 /// The buffers of a request with MSG_WAITALL, which it keeps until all of them are full.
-pub(crate) struct Kept {
+pub(crate) struct WaitAllBuffers {
     many: Many,
-    /// The state of the buffer ring ([`BufferRing::place`]) after the buffers were used up. `None`:
-    /// the buffers come from a classic group.
-    place: Option<(Origin, u16)>,
+    /// The state of the buffer ring ([`BufferRing::position`]) after the buffers were used up.
+    /// `None`: the buffers come from a classic group.
+    position: Option<(Origin, u16)>,
 }

@@ -112,7 +112,7 @@ impl BufferRing {
 
     /// Returns the identity and the head of the buffer ring. Both are unchanged as long as no other
     /// request takes buffers of it.
-    pub fn place(&self) -> (Origin, u16) {
+    pub fn position(&self) -> (Origin, u16) {
         (self.origin, self.head())
     }
 

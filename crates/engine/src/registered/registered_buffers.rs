@@ -41,9 +41,9 @@ impl RegisteredBuffer {
     }
 }
 
-/// A request's hold on the registered buffer that it transfers from or to.
+/// A request's reference to the registered buffer that it transfers from or to.
 #[derive(Default)]
-pub(crate) enum BufferHold {
+pub(crate) enum BufferReference {
     /// The request uses no registered buffer.
     #[default]
     Nothing,
@@ -55,16 +55,16 @@ pub(crate) enum BufferHold {
     Tagged(#[expect(dead_code, reason = "owned so that the requests are counted")] Arc<RegisteredBuffer>),
 }
 
-impl BufferHold {
+impl BufferReference {
     #[inline(always)]
     pub fn is_any(&self) -> bool {
-        !matches!(self, BufferHold::Nothing)
+        !matches!(self, BufferReference::Nothing)
     }
 
     #[inline(always)]
     pub fn release(&mut self) {
-        if matches!(self, BufferHold::Tagged(_)) {
-            *self = BufferHold::Nothing;
+        if matches!(self, BufferReference::Tagged(_)) {
+            *self = BufferReference::Nothing;
         } else {
             // The value owns nothing. `forget` spares the code that the compiler makes for its
             // drop.
@@ -101,18 +101,18 @@ impl RegisteredBuffers {
     /// `address`. Error: `EFAULT` if the bytes do not lie within the buffer, or if its memory is
     /// another process's.
     #[inline]
-    pub fn share(&self, index: u16, address: u64, length: u64) -> Result<BufferHold, Errno> {
+    pub fn share(&self, index: u16, address: u64, length: u64) -> Result<BufferReference, Errno> {
         let buffer = self.get(index).ok_or(Errno::EFAULT)?;
         let end = address.checked_add(length).ok_or(Errno::EFAULT)?;
         if !buffer.is_here || address < buffer.address || end > buffer.address + buffer.length {
             return Err(Errno::EFAULT);
         }
-        Ok(if buffer.tag == 0 { BufferHold::Untagged } else { BufferHold::Tagged(buffer.clone()) })
+        Ok(if buffer.tag == 0 { BufferReference::Untagged } else { BufferReference::Tagged(buffer.clone()) })
     }
 
     /// Returns a hold on the buffer in slot `index`, for a request that transfers these pieces.
     /// Error: `EFAULT` if a piece is empty or does not lie within the buffer.
-    pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferHold, Errno> {
+    pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferReference, Errno> {
         let mut held = self.share_nothing(index)?;
         for piece in pieces {
             if piece.length == 0 {
@@ -123,7 +123,7 @@ impl RegisteredBuffers {
         Ok(held)
     }
 
-    fn share_nothing(&self, index: u16) -> Result<BufferHold, Errno> {
+    fn share_nothing(&self, index: u16) -> Result<BufferReference, Errno> {
         self.share(index, self.get(index).ok_or(Errno::EFAULT)?.address, 0)
     }
 

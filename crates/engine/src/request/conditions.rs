@@ -28,7 +28,7 @@ pub(crate) type Tag = u64;
 
 /// A duplicate descriptor that several requests share while they wait for one file. A request that
 /// goes on to a worker still shares the duplicate.
-pub(crate) struct SharedHold {
+pub(crate) struct SharedDuplicate {
     pub descriptor: HeldDescriptor,
     /// The slot whose waiting requests share the duplicate.
     pub tag: Tag,

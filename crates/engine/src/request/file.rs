@@ -1,6 +1,6 @@
 //! The file of a request, and what keeps its descriptor number valid while the request waits.
 
-use super::conditions::SharedHold;
+use super::conditions::SharedDuplicate;
 use crate::registered::registered_files::RegisteredFile;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -13,37 +13,37 @@ use usring_sys::descriptor::{self, HeldDescriptor};
 pub(crate) struct FileUse {
     /// The descriptor number that the request's system calls use.
     pub number: i32,
-    pub hold: Hold,
+    pub reference: FileReference,
     /// The device of usring's behind the file. `None`: no device is behind the file, or no later
     /// step of the request needs it.
     pub device: Option<Arc<OpenDevice>>,
 }
 
-/// The object that keeps [`FileUse::number`] valid: the number refers to one file for the life of
+/// The reference that keeps [`FileUse::number`] valid: the number means one file for the life of
 /// the request.
 #[derive(Default)]
-pub(crate) enum Hold {
-    /// No hold: the number is the program's own, valid until the program's call returns.
+pub(crate) enum FileReference {
+    /// No reference: the number is the program's own, valid until the program's call returns.
     #[default]
     Submitter,
     /// A registered file. The request shares it, so it stays open even if its slot is updated.
     Registered(Arc<RegisteredFile>),
     /// A duplicate that all requests waiting for the same file share.
-    Shared(Arc<SharedHold>),
-    /// A duplicate from [`KeptFiles`]. All transfers on the same file share it.
-    Kept(#[expect(dead_code, reason = "owned to be closed with the request")] Arc<HeldDescriptor>),
+    WaitDuplicate(Arc<SharedDuplicate>),
+    /// A duplicate from [`TransferDuplicates`]. All transfers on the same file share it.
+    TransferDuplicate(#[expect(dead_code, reason = "owned to be closed with the request")] Arc<HeldDescriptor>),
     /// A private duplicate, made when the request had to wait.
-    Duplicate(#[expect(dead_code, reason = "owned to be closed with the request")] HeldDescriptor),
+    PrivateDuplicate(#[expect(dead_code, reason = "owned to be closed with the request")] HeldDescriptor),
 }
 
 impl FileUse {
     /// Duplicates the file if the number is still the program's own. After that, the program may
     /// close or reuse its number, and the request still works on its file.
     pub fn keep(&mut self) -> Result<(), Errno> {
-        if matches!(self.hold, Hold::Submitter) {
+        if matches!(self.reference, FileReference::Submitter) {
             let duplicate = descriptor::hold(self.number)?;
             self.number = duplicate.number();
-            self.hold = Hold::Duplicate(duplicate);
+            self.reference = FileReference::PrivateDuplicate(duplicate);
         }
         Ok(())
     }
@@ -53,25 +53,25 @@ impl FileUse {
 /// share one duplicate, because many requests may wait and descriptors are few. Each duplicate is
 /// closed with the last request that shares it.
 #[derive(Default)]
-pub(crate) struct KeptFiles {
+pub(crate) struct TransferDuplicates {
     known: BTreeMap<i32, Weak<HeldDescriptor>>,
 }
 
 /// Number of entries from which unused entries are removed before a new one is added.
 const KNOWN_NUMBERS: usize = 64;
 
-impl KeptFiles {
+impl TransferDuplicates {
     /// Returns the duplicate for one of the program's descriptor numbers; makes it on first use.
     pub fn duplicate(&mut self, number: i32) -> Result<Arc<HeldDescriptor>, Errno> {
         let known = self.known.get(&number).and_then(Weak::upgrade);
         // The program may have closed that file and opened another one under this number.
-        let same = known.filter(|kept| descriptor::same_file(number, kept.number()) == Some(true));
-        if let Some(kept) = same {
-            return Ok(kept);
+        let same = known.filter(|duplicate| descriptor::same_file(number, duplicate.number()) == Some(true));
+        if let Some(duplicate) = same {
+            return Ok(duplicate);
         }
         let fresh = Arc::new(descriptor::hold(number)?);
         if self.known.len() >= KNOWN_NUMBERS {
-            self.known.retain(|_, kept| kept.strong_count() > 0);
+            self.known.retain(|_, duplicate| duplicate.strong_count() > 0);
         }
         self.known.insert(number, Arc::downgrade(&fresh));
         Ok(fresh)

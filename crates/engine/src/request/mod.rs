@@ -21,13 +21,13 @@ pub(crate) mod pool;
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::completion::request_events::RequestEvents;
 use crate::registered::buffer_group::SelectedBuffer;
-use crate::registered::registered_buffers::BufferHold;
+use crate::registered::registered_buffers::BufferReference;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use conditions::{RequestId, Tag};
 use core::sync::atomic::AtomicU32;
 use fault::{FaultStage, PendingFault};
-use file::{FileUse, Hold};
+use file::{FileReference, FileUse};
 use operation::Operation;
 use operation::send_receive::POLL_FIRST;
 use usring_ring::JournalSlot;
@@ -121,7 +121,7 @@ pub(crate) struct Request {
     /// The provided buffer that the request uses. `None` again once a CQE has named the buffer.
     pub buffer: Option<SelectedBuffer>,
     /// The registered buffer that the request transfers from or to.
-    pub fixed_buffer: BufferHold,
+    pub fixed_buffer: BufferReference,
     /// The next request of its chain.
     pub link: Option<RequestEntry>,
     /// The armed LINK_TIMEOUT that limits the request.
@@ -279,7 +279,7 @@ impl Request {
             operation: Operation::Nothing,
             file: FileUse::default(),
             buffer: None,
-            fixed_buffer: BufferHold::Nothing,
+            fixed_buffer: BufferReference::Nothing,
             link: None,
             link_timeout: None,
             journal: None,
@@ -344,8 +344,8 @@ impl Request {
         if self.file.device.is_some() {
             self.file.device = None;
         }
-        if !matches!(self.file.hold, Hold::Submitter) {
-            self.file.hold = Hold::Submitter;
+        if !matches!(self.file.reference, FileReference::Submitter) {
+            self.file.reference = FileReference::Submitter;
         }
         self.fixed_buffer.release();
         debug_assert!(self.link.is_none() && self.link_timeout.is_none() && self.buffer.is_none());

@@ -3,7 +3,7 @@
 
 use crate::completion::complete;
 use crate::op::{self, block_device, message_ring, receive, send};
-use crate::request::file::Hold;
+use crate::request::file::FileReference;
 use crate::request::operation::Operation;
 use crate::request::outcome::{Answer, IssueOutcome};
 use crate::request::{HAS_GROUP, Progress, Request, RequestEntry};
@@ -157,7 +157,7 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
 /// the file there.
 #[inline]
 fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
-    if !request.has_flag(sqe_flags::FIXED_FILE) || !matches!(request.file.hold, Hold::Submitter) {
+    if !request.has_flag(sqe_flags::FIXED_FILE) || !matches!(request.file.reference, FileReference::Submitter) {
         return Ok(());
     }
     let file = locked.registered.files.get(request.sqe.fd.cast_unsigned()).ok_or(Errno::EBADF)?;

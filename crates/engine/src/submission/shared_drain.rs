@@ -19,7 +19,7 @@
 
 use crate::request::{Request, RequestEntry};
 use crate::ring::{LockedRing, Queues};
-use usring_ring::Held;
+use usring_ring::HeldRequest;
 use usring_sys::{Errno, process_number};
 
 impl LockedRing<'_> {
@@ -124,9 +124,9 @@ impl LockedRing<'_> {
             }
             is_first = false;
             if held.owner == self.ring.process_number() {
-                self.journal().let_go(&held);
+                self.journal().release(&held);
             } else if process_number::is_alive(held.owner) {
-                self.journal().let_go(&held);
+                self.journal().release(&held);
                 has_others = true;
             } else {
                 self.end_held(&held);
@@ -160,7 +160,7 @@ impl LockedRing<'_> {
     }
 
     /// Ends a held request of a process that has died, and its chain.
-    fn end_held(&mut self, held: &Held) {
+    fn end_held(&mut self, held: &HeldRequest) {
         let mut error = Errno::EFAULT;
         for (slot, user_data) in self.journal().take_held(held) {
             self.complete_orphan(slot, user_data, error);
@@ -178,7 +178,7 @@ impl LockedRing<'_> {
     /// Returns the number of this process's requests that are not in the journal.
     fn unjournaled(&mut self) -> u64 {
         let outstanding = self.queues.drain.outstanding();
-        outstanding.saturating_sub(self.journal().noted())
+        outstanding.saturating_sub(self.journal().journaled())
     }
 
     /// Publishes the number of requests that are not in the journal, if this process made the ring.

@@ -4,7 +4,7 @@
 use crate::completion::complete;
 use crate::op::block_device;
 use crate::request::conditions::TimeSlice;
-use crate::request::file::Hold;
+use crate::request::file::FileReference;
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
@@ -96,9 +96,9 @@ fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Res
         block_device::note(locked, request);
     }
     if request.has_flag(sqe_flags::FIXED_FILE) {
-        if matches!(request.file.hold, Hold::Submitter) {
+        if matches!(request.file.reference, FileReference::Submitter) {
             let file = locked.registered.files.share(request.sqe.fd.cast_unsigned()).ok_or(Errno::EBADF)?;
-            request.file.hold = Hold::Registered(file);
+            request.file.reference = FileReference::Registered(file);
         }
         return Ok(());
     }

@@ -8,7 +8,7 @@
 
 use crate::registered::registered_buffers::RegisteredBuffers;
 use crate::request::conditions::RequestId;
-use crate::request::file::Hold;
+use crate::request::file::FileReference;
 use crate::request::operation::Operation;
 use crate::request::outcome::ChannelIndex;
 use crate::request::{Request, RequestEntry};
@@ -119,7 +119,7 @@ impl DeviceQueue {
         // Errors with which a seccomp filter may refuse io_submit(2).
         const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
-        let has_file = !matches!(request.file.hold, Hold::Submitter);
+        let has_file = !matches!(request.file.reference, FileReference::Submitter);
         let is_passing = is_ours && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG);
         // If the program itself asked for RWF_NOWAIT, the worker's attempt has the flag, too.
         self.added_flags != 0 && (is_passing || DENIED.contains(&result)) && has_file

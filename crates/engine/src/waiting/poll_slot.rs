@@ -3,7 +3,7 @@
 
 use super::waiters::Waiters;
 use crate::registered::registered_files::RegisteredFile;
-use crate::request::conditions::{Interest, SharedHold, Tag};
+use crate::request::conditions::{Interest, SharedDuplicate, Tag};
 use alloc::sync::{Arc, Weak};
 
 /// The slot of the poll table in which a request waits.
@@ -25,12 +25,12 @@ pub(super) enum Switch {
     On,
 }
 
-/// The descriptor that keeps a slot's file open.
-pub(super) enum Home {
+/// A slot's file, and the descriptor that keeps it open.
+pub(super) enum SlotFile {
     Free,
     /// usring's duplicate of the program's descriptor number `of`, held while a request waits.
     Duplicate {
-        hold: Arc<SharedHold>,
+        duplicate: Arc<SharedDuplicate>,
         of: i32,
     },
     /// The table of registered files. `number`: the descriptor number under which the epoll set has
@@ -45,7 +45,7 @@ pub(super) enum Home {
 #[repr(C, align(64))]
 pub(super) struct Slot {
     pub(super) waiters: Waiters,
-    pub(super) home: Home,
+    pub(super) file: SlotFile,
     /// Changes whenever the slot gets another file, so that a pending event of the earlier file is
     /// recognised.
     pub(super) generation: u32,
@@ -66,17 +66,23 @@ pub(super) struct Slot {
     pub(super) interest: Interest,
     /// The next slot with a file of the same descriptor number, or [`NONE`].
     pub(super) next: u32,
-    /// The memory of an earlier file's hold, kept for the next file.
-    pub(super) spare: Option<Arc<SharedHold>>,
+    /// The memory of an earlier file's [`SharedDuplicate`], kept for the next file.
+    pub(super) spare: Option<Arc<SharedDuplicate>>,
 }
 
 const _: () = assert!(core::mem::offset_of!(Slot, interest) <= 64);
 
 impl Slot {
+    /// Frees the slot of its file, and returns that file.
+    #[inline(always)]
+    pub fn take_file(&mut self) -> SlotFile {
+        core::mem::replace(&mut self.file, SlotFile::Free)
+    }
+
     pub fn new() -> Self {
         Slot {
             waiters: Waiters::default(),
-            home: Home::Free,
+            file: SlotFile::Free,
             generation: 0,
             round: 0,
             switch: Switch::Off,
@@ -91,10 +97,10 @@ impl Slot {
     }
 
     pub fn number(&self) -> i32 {
-        match &self.home {
-            Home::Free => -1,
-            Home::Duplicate { hold, .. } => hold.descriptor.number(),
-            Home::Registered { number, .. } => *number,
+        match &self.file {
+            SlotFile::Free => -1,
+            SlotFile::Duplicate { duplicate, .. } => duplicate.descriptor.number(),
+            SlotFile::Registered { number, .. } => *number,
         }
     }
 }

@@ -51,12 +51,12 @@
 
 use super::expected::Expected;
 pub(crate) use super::poll_slot::AssignedSlot;
-use super::poll_slot::{Home, NONE, Number, Slot, Switch, tag_of};
+use super::poll_slot::{NONE, Number, Slot, SlotFile, Switch, tag_of};
 pub(crate) use super::waiters::Waiter;
 use crate::registered::registered_files::RegisteredFile;
 use crate::request::conditions::Purpose;
-pub(crate) use crate::request::conditions::{Interest, Registration, SharedHold, Tag, TimeSlice};
-use crate::request::file::{FileUse, Hold};
+pub(crate) use crate::request::conditions::{Interest, Registration, SharedDuplicate, Tag, TimeSlice};
+use crate::request::file::{FileReference, FileUse};
 use crate::request::{Request, RequestEntry};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -136,25 +136,26 @@ impl PollTable {
     /// for the same events.
     #[inline]
     pub fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
-        let waited = request.place != 0 && matches!(request.file.hold, Hold::Registered(_) | Hold::Shared(_));
+        let waited = request.place != 0
+            && matches!(request.file.reference, FileReference::Registered(_) | FileReference::WaitDuplicate(_));
         waited && self.slot(request.place).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
     }
 
     /// Finds or makes the registration for a file, and stores a reference to what keeps the file
-    /// open in `file.hold`. `socket`: the caller knows that the file is a socket.
+    /// open in `file.reference`. `socket`: the caller knows that the file is a socket.
     ///
     /// Errors: those of epoll_ctl(2), `EPERM` if the file cannot be polled. The request then has a
     /// duplicate of its own.
     pub fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<AssignedSlot, Errno> {
-        match &file.hold {
-            Hold::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
-            Hold::Shared(hold) => {
-                let tag = hold.tag;
+        match &file.reference {
+            FileReference::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
+            FileReference::WaitDuplicate(duplicate) => {
+                let tag = duplicate.tag;
                 if let Some(slot) = self.slot(tag).filter(|slot| slot.interest == interest) {
                     return Ok(AssignedSlot { tag, has_reported: slot.has_reported });
                 }
             }
-            Hold::Submitter | Hold::Kept(_) | Hold::Duplicate(_) => {}
+            FileReference::Submitter | FileReference::TransferDuplicate(_) | FileReference::PrivateDuplicate(_) => {}
         }
         match self.waited_for(file.number, interest) {
             Some(index) => Ok(self.share(index, file)),
@@ -206,9 +207,9 @@ impl PollTable {
 
     fn share(&self, index: u32, file: &mut FileUse) -> AssignedSlot {
         let slot = &self.slots[index as usize];
-        if let (Hold::Submitter, Home::Duplicate { hold, .. }) = (&file.hold, &slot.home) {
-            file.number = hold.descriptor.number();
-            file.hold = Hold::Shared(hold.clone());
+        if let (FileReference::Submitter, SlotFile::Duplicate { duplicate, .. }) = (&file.reference, &slot.file) {
+            file.number = duplicate.descriptor.number();
+            file.reference = FileReference::WaitDuplicate(duplicate.clone());
         }
         AssignedSlot { tag: tag_of(index, slot), has_reported: slot.has_reported }
     }
@@ -237,9 +238,9 @@ impl PollTable {
                 {
                     return Ok(self.share(other, file));
                 }
-                if matches!(file.hold, Hold::Submitter) {
+                if matches!(file.reference, FileReference::Submitter) {
                     file.number = number;
-                    file.hold = Hold::Duplicate(descriptor);
+                    file.reference = FileReference::PrivateDuplicate(descriptor);
                 }
                 return Err(error);
             }
@@ -247,25 +248,25 @@ impl PollTable {
         if !self.number_mut(of).lockable {
             descriptor.assume_never_locked();
         }
-        self.fill_slot(index, of, SharedHold { descriptor, tag }, interest, switch);
+        self.fill_slot(index, of, SharedDuplicate { descriptor, tag }, interest, switch);
         Ok(self.share(index, file))
     }
 
     /// Initialises a claimed slot for a file. `of`: the program's descriptor number of the file.
-    fn fill_slot(&mut self, index: u32, of: i32, hold: SharedHold, interest: Interest, switch: Switch) {
+    fn fill_slot(&mut self, index: u32, of: i32, duplicate: SharedDuplicate, interest: Interest, switch: Switch) {
         let first = core::mem::replace(&mut self.number_mut(of).first, index);
         let slot = &mut self.slots[index as usize];
-        let hold = match slot.spare.take() {
+        let duplicate = match slot.spare.take() {
             Some(mut spare) => match Arc::get_mut(&mut spare) {
                 Some(place) => {
-                    *place = hold;
+                    *place = duplicate;
                     spare
                 }
-                None => Arc::new(hold),
+                None => Arc::new(duplicate),
             },
-            None => Arc::new(hold),
+            None => Arc::new(duplicate),
         };
-        slot.home = Home::Duplicate { hold, of };
+        slot.file = SlotFile::Duplicate { duplicate, of };
         slot.interest = interest;
         slot.switch = switch;
         slot.has_reported = false;
@@ -277,7 +278,7 @@ impl PollTable {
     #[cold]
     fn waited_for_elsewhere(&self, number: i32, interest: Interest) -> Option<u32> {
         let is_it = |slot: &Slot| {
-            matches!(slot.home, Home::Duplicate { .. })
+            matches!(slot.file, SlotFile::Duplicate { .. })
                 && slot.interest == interest
                 && descriptor::is_same_file(slot.number(), number)
         };
@@ -308,7 +309,7 @@ impl PollTable {
         }
         registrations.push(Registration { set, number, _own: own, interest, tag });
         let slot = &mut self.slots[index as usize];
-        slot.home = Home::Registered { file: Arc::downgrade(file), number };
+        slot.file = SlotFile::Registered { file: Arc::downgrade(file), number };
         slot.interest = interest;
         slot.switch = Switch::On;
         slot.has_reported = false;
@@ -362,9 +363,9 @@ impl PollTable {
     /// Frees the slots of registered files that no longer exist.
     fn sweep(&mut self) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
-            let gone = matches!(&slot.home, Home::Registered { file, .. } if file.strong_count() == 0);
+            let gone = matches!(&slot.file, SlotFile::Registered { file, .. } if file.strong_count() == 0);
             if gone && slot.waiters.is_empty() && !slot.firing {
-                slot.home = Home::Free;
+                slot.file = SlotFile::Free;
                 self.free.push(width::count(index));
             }
         }
@@ -373,7 +374,7 @@ impl PollTable {
 
     pub(super) fn slot(&mut self, tag: Tag) -> Option<&mut Slot> {
         let slot = self.slots.get_mut(width::low(tag) as usize)?;
-        (slot.generation == (tag >> 32) as u32 && !matches!(slot.home, Home::Free)).then_some(slot)
+        (slot.generation == (tag >> 32) as u32 && !matches!(slot.file, SlotFile::Free)).then_some(slot)
     }
 
     /// Adds a request to the slot `tag`, which [`PollTable::attach`] has returned.
@@ -412,7 +413,7 @@ impl PollTable {
     #[cold]
     fn rest(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
-        let Home::Registered { file, number } = &slot.home else { return };
+        let SlotFile::Registered { file, number } = &slot.file else { return };
         // If the file is gone, the number may name another file by now, whose registration must not
         // change.
         let (Some(_held), number) = (file.upgrade(), *number) else { return };
@@ -515,8 +516,8 @@ impl PollTable {
         if let Some(waiter) = slot.waiters.front() {
             processor::prefetch::<Request>(&waiter.request);
         }
-        if let Home::Duplicate { hold, .. } = &slot.home {
-            processor::prefetch::<SharedHold>(hold);
+        if let SlotFile::Duplicate { duplicate, .. } = &slot.file {
+            processor::prefetch::<SharedDuplicate>(duplicate);
         }
     }
 
@@ -545,7 +546,7 @@ impl PollTable {
     /// closes the duplicate if none waits.
     fn after_change(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        if slot.firing || !matches!(slot.home, Home::Duplicate { .. }) {
+        if slot.firing || !matches!(slot.file, SlotFile::Duplicate { .. }) {
             return;
         }
         if slot.waiters.is_empty() {
@@ -562,19 +563,19 @@ impl PollTable {
     /// Releases the file of a slot in which no request waits any more.
     fn close(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        let Home::Duplicate { mut hold, of } = core::mem::replace(&mut slot.home, Home::Free) else { return };
+        let SlotFile::Duplicate { mut duplicate, of } = slot.take_file() else { return };
         let fired = slot.switch == Switch::Off;
         self.unlink(of, index);
-        let stays = fired && hold.descriptor.has_preferred_number(of);
+        let stays = fired && duplicate.descriptor.has_preferred_number(of);
         self.number_mut(of).registered = stays;
         if !stays && let Some(set) = &self.set {
-            let _ = set.delete(hold.descriptor.number());
+            let _ = set.delete(duplicate.descriptor.number());
         }
         // If a worker still has a reference to the hold, the file is closed when the worker drops
         // it.
-        if let Some(sole) = Arc::get_mut(&mut hold) {
+        if let Some(sole) = Arc::get_mut(&mut duplicate) {
             sole.descriptor = HeldDescriptor::default();
-            self.slots[index as usize].spare = Some(hold);
+            self.slots[index as usize].spare = Some(duplicate);
         }
         self.free.push(index);
     }

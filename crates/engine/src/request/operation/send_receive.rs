@@ -2,7 +2,7 @@
 //! progress. `op::send` and `op::receive` carry it out.
 
 use super::vector::{self, Members};
-use crate::registered::buffer_group::Kept;
+use crate::registered::buffer_group::WaitAllBuffers;
 use crate::request::outcome::{Answer, IssueOutcome};
 use alloc::boxed::Box;
 use usring_sys::message::{self, ADDRESS_LIMIT, Counted, MessageHeader, VECTOR_LIMIT};
@@ -73,7 +73,7 @@ pub(crate) struct SocketMessage {
     /// The memory left to transfer, if it is a vector.
     pub members: Members,
     /// The buffers of a bundle with MSG_WAITALL, which waits until all of them are full.
-    pub kept: Option<Kept>,
+    pub wait_all: Option<WaitAllBuffers>,
 }
 
 /// A copy of a socket address in the program's memory.
@@ -133,7 +133,7 @@ impl SocketMessage {
         self.address = None;
         self.name_room = 0;
         self.members.clear();
-        self.kept = None;
+        self.wait_all = None;
     }
 
     /// Points the header at usring's copies of the vector and the address. Returns the header.
