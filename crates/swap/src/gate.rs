@@ -104,20 +104,20 @@ impl Drop for Inside<'_> {
 
 /// A gate that is claimed and shut. Dropping this value opens the gate and ends the claim.
 #[derive(Debug)]
-pub struct Resting<'a>(Gate<'a>);
+pub struct ShutGate<'a>(Gate<'a>);
 
 impl<'a> Claim<'a> {
-    /// Shuts the gate and turns the claim into a [`Resting`] gate, which stays shut until it is
+    /// Shuts the gate and turns the claim into a [`ShutGate`], which stays shut until it is
     /// dropped.
-    pub fn rest(mut self) -> Resting<'a> {
+    pub fn into_shut(mut self) -> ShutGate<'a> {
         core::mem::forget(self.shut());
         let gate = self.0;
         core::mem::forget(self);
-        Resting(gate)
+        ShutGate(gate)
     }
 }
 
-impl Drop for Resting<'_> {
+impl Drop for ShutGate<'_> {
     fn drop(&mut self) {
         drop(Shut(self.0));
         drop(Claim(self.0));

@@ -1,15 +1,15 @@
 //! Fork of a process with swapped memory: the child gets a copy of it, as it does of all other
 //! memory.
 //!
-//! 1. Before the fork, [`Mappings::hold`] claims all clusters and then shuts all gates. So no
+//! 1. Before the fork, [`Mappings::freeze`] claims all clusters and then shuts all gates. So no
 //!    thread evicts or maps a page. The child becomes a user of the slots of evicted pages
 //!    (`slot_users`).
 //! 2. At the fork, the kernel copies the pager's tables, and resident anonymous pages, by
 //!    copy-on-write. It does not copy pages of a memory file, so the parent copies these before the
 //!    fork: it takes each resident page and releases it after the fork. Pinned pages cannot be
 //!    taken; a system call of another thread may be writing to them.
-//! 3. In the child, [`Held::inherit`] registers the memory for faults before the program continues.
-//!    A child that only calls execve or exit needs nothing else.
+//! 3. In the child, [`FrozenMemory::inherit`] registers the memory for faults before the program
+//!    continues. A child that only calls execve or exit needs nothing else.
 //! 4. At its first touch of an evicted page, or its first system call on swapped memory, the child
 //!    makes a pager with queues and threads of its own ([`Inheritance::adopt`]).
 //!
@@ -19,10 +19,10 @@
 //!
 //! From step 1 on, the kernel gives the memory to every child of the process, with zeroes in place
 //! of evicted pages. The parent undoes that after the fork. If it cannot, later children without a
-//! copy unmap the memory ([`Withheld`]).
+//! copy unmap the memory ([`UnpagedMemory`]).
 
 use crate::address_space::{AddressSpace, ExtentKind};
-use crate::gate::{Claim, Resting};
+use crate::gate::{Claim, ShutGate};
 use crate::mappings::Mappings;
 use crate::mechanism::{Copied, Prepared, Resident};
 use crate::page::{Pins, State, Taken};
@@ -41,9 +41,9 @@ use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::ticks::Ticks;
 
-/// Swapped memory while its process forks. Until this value is dropped, no mapping changes, and a
-/// fork gives the child a copy. The child calls [`Held::inherit`].
-pub struct Held {
+/// Swapped memory that is frozen while its process forks. Until this value is dropped, no mapping
+/// changes, and a fork gives the child a copy. The child calls [`FrozenMemory::inherit`].
+pub struct FrozenMemory {
     mappings: &'static Mappings,
     user: Option<SlotUser>,
     /// The private descriptors that must stay open in the child.
@@ -55,8 +55,8 @@ pub struct Held {
     taken: Option<(Vec<Taken<'static>>, Resident)>,
     /// The memory file with the parent's copy of the resident pages.
     copy: Option<OwnedDescriptor>,
-    _gates: Vec<Resting<'static>>,
-    _quiet: Quiet<'static>,
+    _gates: Vec<ShutGate<'static>>,
+    _pause: EvictionPause<'static>,
     _space: Guard<'static, AddressSpace>,
 }
 
@@ -80,7 +80,7 @@ impl Mappings {
     /// - `EBUSY`: another thread, whose device does not answer, holds a cluster's claim for too
     ///   long.
     /// - `ENOMEM`.
-    pub fn hold(&'static self, timeout: Nanoseconds) -> Result<Held, Errno> {
+    pub fn freeze(&'static self, timeout: Nanoseconds) -> Result<FrozenMemory, Errno> {
         let pager = &*self.region.pager;
         let mut descriptors = Vec::new();
         if !pager.store.device().driver().keep_after_fork(&mut |number| descriptors.push(number)) {
@@ -96,21 +96,30 @@ impl Mappings {
             // for a time, also to the stack.
             return Err(Errno::EOPNOTSUPP);
         }
-        let quiet = Quiet::begin(pager);
-        let gates = pager.rest(timeout)?;
+        let pause = EvictionPause::begin(pager);
+        let gates = pager.shut_all_gates(timeout)?;
         let parts = self.parts(&space);
         pager.lend_to(&user);
         let taken = we_copy.then(|| pager.take_resident());
         let (user, copy) = (Some(user), None);
-        let mut held =
-            Held { mappings: self, user, descriptors, parts, taken, copy, _gates: gates, _quiet: quiet, _space: space };
-        pager.mechanism.set_inherited(&held.parts, true)?;
-        if let Some((_, resident)) = &held.taken {
+        let mut frozen = FrozenMemory {
+            mappings: self,
+            user,
+            descriptors,
+            parts,
+            taken,
+            copy,
+            _gates: gates,
+            _pause: pause,
+            _space: space,
+        };
+        pager.mechanism.set_inherited(&frozen.parts, true)?;
+        if let Some((_, resident)) = &frozen.taken {
             let copy = pager.mechanism.copy(resident)?;
-            held.descriptors.push(copy.number());
-            held.copy = Some(copy);
+            frozen.descriptors.push(copy.number());
+            frozen.copy = Some(copy);
         }
-        Ok(held)
+        Ok(frozen)
     }
 
     /// Prepares a fork whose child gets no copy of the memory. Returns the memory that the child
@@ -120,18 +129,18 @@ impl Mappings {
     /// held until the result is dropped. Otherwise the forking process is a vfork child, which
     /// borrows its parent's memory. A vfork child could be killed while it holds the lock, so it
     /// releases the lock at once.
-    pub fn withhold(&'static self, is_ours: bool) -> Option<Withheld> {
+    pub fn without_pager(&'static self, is_ours: bool) -> Option<UnpagedMemory> {
         if !self.exposed.load(Ordering::Relaxed) {
             return None;
         }
         let space = self.space.lock();
         let parts = self.parts(&space);
         if !is_ours {
-            return Some(Withheld { mappings: self, parts, _space: None });
+            return Some(UnpagedMemory { mappings: self, parts, _space: None });
         }
         self.take_back(&parts);
-        let withheld = Withheld { mappings: self, parts, _space: Some(space) };
-        self.exposed.load(Ordering::Relaxed).then_some(withheld)
+        let unpaged = UnpagedMemory { mappings: self, parts, _space: Some(space) };
+        self.exposed.load(Ordering::Relaxed).then_some(unpaged)
     }
 
     /// Asks the kernel to leave the memory out of future children. Sets `exposed` if the kernel
@@ -156,20 +165,20 @@ impl Mappings {
     }
 }
 
-impl Held {
+impl FrozenMemory {
     /// Returns the descriptors that must stay open in the child.
     pub fn descriptors(&self) -> &[i32] {
         &self.descriptors
     }
 
     /// Registers the memory for faults in the forked child. The child has the descriptors of
-    /// [`Held::descriptors`] and none of the parent's threads.
+    /// [`FrozenMemory::descriptors`] and none of the parent's threads.
     ///
     /// Errors: the kernel's, together with the result of unmapping the memory
-    /// ([`Withheld::renounce`]).
+    /// ([`UnpagedMemory::unmap_in_child`]).
     pub fn inherit(mut self) -> Result<Inheritance, (Errno, Result<(), Errno>)> {
         // With `parts` empty, dropping this value in the child undoes nothing. Only the parent
-        // undoes what [`Mappings::hold`] did.
+        // undoes what [`Mappings::freeze`] did.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
         // The child owns none of the pages that the parent's thread has taken.
@@ -179,11 +188,11 @@ impl Held {
             let user = self.user.take().ok_or(Errno::EINVAL)?;
             Ok(Inheritance { parent: self.mappings, prepared, user })
         });
-        inherited.map_err(|error| (error, mechanism.renounce(&parts)))
+        inherited.map_err(|error| (error, mechanism.unmap_in_child(&parts)))
     }
 }
 
-impl Drop for Held {
+impl Drop for FrozenMemory {
     fn drop(&mut self) {
         if !self.parts.is_empty() {
             self.mappings.take_back(&self.parts);
@@ -197,17 +206,17 @@ impl Drop for Held {
 /// Keeps threads from beginning an eviction while a fork claims all clusters. Otherwise they would
 /// compete for fewer and fewer unclaimed clusters. A thread that needs room waits until this value
 /// is dropped, as it would wait for another thread's eviction.
-struct Quiet<'a>(&'a Pager);
+struct EvictionPause<'a>(&'a Pager);
 
-impl<'a> Quiet<'a> {
+impl<'a> EvictionPause<'a> {
     fn begin(pager: &'a Pager) -> Self {
         pager.evictions.begin();
         pager.wanted_whole.fetch_add(1, Ordering::Relaxed);
-        Quiet(pager)
+        EvictionPause(pager)
     }
 }
 
-impl Drop for Quiet<'_> {
+impl Drop for EvictionPause<'_> {
     fn drop(&mut self) {
         self.0.wanted_whole.fetch_sub(1, Ordering::Relaxed);
         self.0.evictions.end(true);
@@ -216,18 +225,18 @@ impl Drop for Quiet<'_> {
 
 /// Swapped memory that a child would inherit without a pager. Its evicted pages would read as
 /// zeroes.
-pub struct Withheld {
+pub struct UnpagedMemory {
     mappings: &'static Mappings,
     parts: Vec<Range<usize>>,
     _space: Option<Guard<'static, AddressSpace>>,
 }
 
-impl Withheld {
+impl UnpagedMemory {
     /// Unmaps the memory in the child.
     ///
     /// Errors: the kernel's. The child then reads zeroes in place of the evicted pages.
-    pub fn renounce(self) -> Result<(), Errno> {
-        self.mappings.region.pager.mechanism.renounce(&self.parts)
+    pub fn unmap_in_child(self) -> Result<(), Errno> {
+        self.mappings.region.pager.mechanism.unmap_in_child(&self.parts)
     }
 }
 
@@ -272,12 +281,12 @@ impl Inheritance {
 impl Pager {
     /// Claims all clusters, then shuts all gates. Errors: `EBUSY` if the claims take longer than
     /// `timeout`, as another thread holds one.
-    fn rest(&self, timeout: Nanoseconds) -> Result<Vec<Resting<'_>>, Errno> {
+    fn shut_all_gates(&self, timeout: Nanoseconds) -> Result<Vec<ShutGate<'_>>, Errno> {
         let start = Ticks::now();
         let left = || timeout.saturating_sub(Ticks::now().since(start));
         let claim = |cluster| self.claim_within(cluster, left()).ok_or(Errno::EBUSY);
         let claims = (0..self.clusters()).map(claim).collect::<Result<Vec<_>, _>>()?;
-        Ok(claims.into_iter().map(Claim::rest).collect())
+        Ok(claims.into_iter().map(Claim::into_shut).collect())
     }
 
     fn pages_in_use(&self) -> Range<usize> {

@@ -113,7 +113,7 @@ pub trait Mechanism: Send + Sync {
     }
 
     /// Unmaps these parts in a forked child that gets no copy.
-    fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
+    fn unmap_in_child(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
         let _ = parts;
         Ok(())
     }

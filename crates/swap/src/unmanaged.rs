@@ -23,18 +23,18 @@ use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory,
 
 /// Nanoseconds. A thread that waits for another thread's claim of a cluster yields the processor
 /// for this time. After that it sleeps for the same time between two attempts.
-const SOON: Nanoseconds = 200_000;
+const RETRY_INTERVAL_NS: Nanoseconds = 200_000;
 
 /// The pages to release, from page `first` on. The caller has taken them, and has claimed their
 /// clusters.
-struct Grip<'a> {
+struct TakenPages<'a> {
     first: usize,
     /// The pages, indexed by position from `first` on. `None` for a page that was released already.
     taken: Vec<Option<Taken<'a>>>,
     _claims: Vec<Claim<'a>>,
 }
 
-impl Grip<'_> {
+impl TakenPages<'_> {
     fn before(&self, page: usize) -> Option<State> {
         self.taken[page - self.first].as_ref().map(Taken::before)
     }
@@ -50,38 +50,42 @@ impl Pager {
     pub fn release_to_kernel(&self, pages: Range<usize>) -> Result<(), Errno> {
         let length = pages.len() * self.unit();
         let copy = private_pages(length)?;
-        let surrendered = self.give_over(pages.clone(), |grip| {
-            self.copy_held(grip, &pages, copy)?;
+        let released = self.release_range(pages.clone(), |taken_pages| {
+            self.copy_content_of(taken_pages, &pages, copy)?;
             // mremap(2) fails near the limit of mappings (vm.max_map_count), even if the number of
             // mappings would not grow.
             self.memory.replace(self.offset(pages.start), length, copy)
         });
-        if surrendered.is_err() {
+        if released.is_err() {
             let _ = unmap(copy, length);
         }
-        surrendered
+        released
     }
 
     /// Releases pages to the kernel without their content. `act` maps something else in their
     /// place; its result is returned.
     pub fn replace<R>(&self, pages: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
-        self.give_over(pages, |_| act())
+        self.release_range(pages, |_| act())
     }
 
-    fn give_over<R>(&self, pages: Range<usize>, act: impl FnOnce(&Grip) -> Result<R, Errno>) -> Result<R, Errno> {
+    fn release_range<R>(
+        &self,
+        pages: Range<usize>,
+        act: impl FnOnce(&TakenPages) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
         // Signals are blocked: a handler that touched a page would wait for this thread itself.
         let _closed = thread::close_signals();
-        let grip = self.grasp(pages.clone())?;
-        match act(&grip) {
+        let taken_pages = self.take_pages(pages.clone())?;
+        match act(&taken_pages) {
             Ok(answer) => {
                 // If this fails, the region keeps the memory, although no mapping of the program
                 // shows it.
                 let _ = self.mechanism.leave(self.offset(pages.start), pages.len() * self.unit());
-                self.let_go(grip);
+                self.finish_release(taken_pages);
                 Ok(answer)
             }
             Err(error) => {
-                self.put_back(grip);
+                self.put_back(taken_pages);
                 Err(error)
             }
         }
@@ -128,10 +132,10 @@ impl Pager {
         let start = Ticks::now();
         loop {
             let waited = Ticks::now().since(start);
-            if waited < SOON {
+            if waited < RETRY_INTERVAL_NS {
                 processor::yield_now();
             } else {
-                let _ = wait::nanosleep(SOON);
+                let _ = wait::nanosleep(RETRY_INTERVAL_NS);
             }
             if let Some(claim) = gate.claim() {
                 return Some(claim);
@@ -142,9 +146,10 @@ impl Pager {
         }
     }
 
-    fn grasp(&self, pages: Range<usize>) -> Result<Grip<'_>, Errno> {
+    fn take_pages(&self, pages: Range<usize>) -> Result<TakenPages<'_>, Errno> {
         let claims = self.claim_clusters(&pages);
-        let mut grip = Grip { first: pages.start, taken: Vec::with_capacity(pages.len()), _claims: claims };
+        let mut taken_pages =
+            TakenPages { first: pages.start, taken: Vec::with_capacity(pages.len()), _claims: claims };
         for index in pages {
             let page = self.page(index);
             let taken = loop {
@@ -154,40 +159,40 @@ impl Pager {
                     state => match page.take(state, Pins::Respected) {
                         Some(taken) => break Some(taken),
                         None if page.is_pinned() => {
-                            self.put_back(grip);
+                            self.put_back(taken_pages);
                             return Err(Errno::EBUSY);
                         }
                         None => {}
                     },
                 }
             };
-            grip.taken.push(taken);
+            taken_pages.taken.push(taken);
         }
-        Ok(grip)
+        Ok(taken_pages)
     }
 
     /// Releases the pages in the states that they had before. If a page cannot be made writable
     /// now, the next write fault makes it writable.
-    fn put_back(&self, grip: Grip) {
-        for (step, taken) in grip.taken.into_iter().enumerate() {
+    fn put_back(&self, taken_pages: TakenPages) {
+        for (step, taken) in taken_pages.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };
             if taken.before() == State::Dirty {
-                let _ = self.mechanism.open(self.offset(grip.first + step), self.unit());
+                let _ = self.mechanism.open(self.offset(taken_pages.first + step), self.unit());
             }
             let before = taken.before();
             taken.release(before);
         }
     }
 
-    fn let_go(&self, grip: Grip) {
-        for (step, taken) in grip.taken.into_iter().enumerate() {
+    fn finish_release(&self, taken_pages: TakenPages) {
+        for (step, taken) in taken_pages.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };
             let before = taken.before();
             if before.is_resident() {
                 self.limit.give_back(1);
             }
             if matches!(before, State::Clean | State::Out) {
-                self.store.slots.free(self.slot(&taken, grip.first + step));
+                self.store.slots.free(self.slot(&taken, taken_pages.first + step));
             }
             taken.release(State::Unmanaged);
         }
@@ -195,16 +200,16 @@ impl Pager {
 
     /// Copies the content of pages to the address `copy`, where memory holds zeroes. Errors:
     /// `EBUSY` for a page that was released already; errors of reading the content.
-    fn copy_held(&self, grip: &Grip, pages: &Range<usize>, copy: usize) -> Result<(), Errno> {
+    fn copy_content_of(&self, taken_pages: &TakenPages, pages: &Range<usize>, copy: usize) -> Result<(), Errno> {
         let target = |page: usize| UserAddress((copy + (page - pages.start) * self.unit()) as u64);
         let mut bounce = vec![0; PAGE];
         let mut page = pages.start;
         while page < pages.end {
-            let run = match grip.before(page) {
+            let run = match taken_pages.before(page) {
                 None => return Err(Errno::EBUSY),
-                Some(State::Out) => self.copy_slots(grip, page..pages.end, target(page))?,
+                Some(State::Out) => self.copy_slots(taken_pages, page..pages.end, target(page))?,
                 Some(before) if before.is_resident() => {
-                    let run = self.run_of(grip, page..pages.end);
+                    let run = self.run_of(taken_pages, page..pages.end);
                     self.close_for_reading(&run)?;
                     run.clone().try_for_each(|page| self.copy_content(page, target(page), &mut bounce))?;
                     run.len()
@@ -217,9 +222,9 @@ impl Pager {
     }
 
     /// Returns the first pages of the range that are resident and lie in one cluster.
-    fn run_of(&self, grip: &Grip, pages: Range<usize>) -> Range<usize> {
+    fn run_of(&self, taken_pages: &TakenPages, pages: Range<usize>) -> Range<usize> {
         let end = self.cluster(self.cluster_of(pages.start)).end.min(pages.end);
-        let count = (pages.start..end).take_while(|page| grip.is_resident(*page)).count();
+        let count = (pages.start..end).take_while(|page| taken_pages.is_resident(*page)).count();
         pages.start..pages.start + count
     }
 
@@ -242,8 +247,8 @@ impl Pager {
 
     /// Copies to `target` the first pages of the range that are evicted and lie in consecutive
     /// slots. Returns the number of these pages.
-    fn copy_slots(&self, grip: &Grip, pages: Range<usize>, target: UserAddress) -> Result<usize, Errno> {
-        let slot = |page: usize| match &grip.taken[page - grip.first] {
+    fn copy_slots(&self, taken_pages: &TakenPages, pages: Range<usize>, target: UserAddress) -> Result<usize, Errno> {
+        let slot = |page: usize| match &taken_pages.taken[page - taken_pages.first] {
             Some(taken) if taken.before() == State::Out => Some(self.slot(taken, page)),
             _ => None,
         };

@@ -177,7 +177,7 @@ impl PagedMemory {
     /// In a forked child, maps `parts` of `file` at the parent's addresses. `file` is a copy that
     /// the parent made ([`PagedMemory::copy`]). The parts permit no access until the child's pager
     /// calls [`PagedMemory::permit`]. After an error some parts may be mapped already; the caller
-    /// unmaps them by [`PagedMemory::renounce`].
+    /// unmaps them by [`PagedMemory::unmap_in_child`].
     pub fn inherit_file(&self, file: OwnedDescriptor, parts: &[Range<usize>]) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let alias = map_aligned(self.length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
@@ -194,7 +194,7 @@ impl PagedMemory {
     }
 
     /// Unmaps a part that the child has inherited.
-    pub fn renounce(&self, offset: usize, length: usize) -> Result<(), Errno> {
+    pub fn unmap_in_child(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         unmap(self.address + offset, length)
     }

@@ -11,7 +11,7 @@
 //! the swapped memory, for one of these reasons:
 //! - they share their parent's descriptors;
 //! - they have a stack of their own;
-//! - or the memory cannot be brought to rest.
+//! - or the memory cannot be frozen.
 //!
 //! In such a child the memory is not mapped, and a touch ends the child. clone3(2) is answered
 //! ENOSYS ([`crate::swap::filter`]).
@@ -29,7 +29,7 @@ use crate::swap::in_flight::{self, OfThread};
 use crate::swap::region;
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use usring_swap::inheritance::{Held, Withheld};
+use usring_swap::inheritance::{FrozenMemory, UnpagedMemory};
 use usring_swap::mappings::Mappings;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::owner_lock::OwnerLock;
@@ -90,8 +90,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     // Signals are checked before the lock is taken. If a thread released the lock for each signal,
     // it might never fork under an interval timer.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
-    let held = match inherited.map(hold).transpose() {
-        Ok(held) => held.filter(|held| descriptor::keep_after_fork(held.descriptors())),
+    let frozen = match inherited.map(freeze).transpose() {
+        Ok(frozen) => frozen.filter(|frozen| descriptor::keep_after_fork(frozen.descriptors())),
         Err(Errno::EBUSY) if signals::interrupted() => return Outcome { answer: 0, kind: Outcome::AGAIN },
         Err(Errno::EBUSY) => return Err::<u64, _>(Errno::EAGAIN).into(),
         Err(error) => {
@@ -101,9 +101,9 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     };
     // A vfork child may be killed while it forks, so it must hold no lock of its parent's.
     let is_ours = process::is_own();
-    let withheld = if held.is_none() { mappings.and_then(|mappings| mappings.withhold(is_ours)) } else { None };
-    let calls = held.is_some().then(in_flight::hold);
-    region::set_child_inherits(held.is_some());
+    let unpaged = if frozen.is_none() { mappings.and_then(|mappings| mappings.without_pager(is_ours)) } else { None };
+    let calls = frozen.is_some().then(in_flight::hold);
+    region::set_child_inherits(frozen.is_some());
     let [first, _, third, fourth, fifth, _] = call.arguments;
     // The stack argument is 0: the child begins on its copy of this stack.
     let arguments = [first, 0, third, fourth, fifth, PASS_MARK];
@@ -112,31 +112,31 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     if answer == 0 {
         let shares = flags & linux::CLONE_FILES != 0;
         process::begin_child(if shares { ChildDescriptors::Shared } else { ChildDescriptors::Own });
-        if withheld.map_or(Ok(()), Withheld::renounce).is_err() {
+        if unpaged.map_or(Ok(()), UnpagedMemory::unmap_in_child).is_err() {
             die_of_zeroes();
         }
-        if let Some((held, calls)) = held.zip(calls) {
-            begin(held, calls);
+        if let Some((frozen, calls)) = frozen.zip(calls) {
+            begin(frozen, calls);
         }
         if stack != 0 {
             go_on_at(call, stack);
         }
     } else {
-        drop((calls, held, withheld));
+        drop((calls, frozen, unpaged));
     }
     region::set_child_inherits(false);
     descriptor::keep_after_fork(&[]);
     syscall::check(answer).into()
 }
 
-/// Brings swapped memory to rest: no thread evicts, reads back or changes it until the result is
+/// Freezes swapped memory: no thread evicts, reads back or changes it until the result is
 /// dropped. Errors: `EBUSY` if a signal has come, or if all rounds of waiting have passed; those of
-/// [`Mappings::hold`].
-fn hold(mappings: &'static Mappings) -> Result<Held, Errno> {
+/// [`Mappings::freeze`].
+fn freeze(mappings: &'static Mappings) -> Result<FrozenMemory, Errno> {
     for round in 1..=ROUNDS {
-        let held = mappings.hold(ROUND);
-        if !matches!(held, Err(Errno::EBUSY)) || signals::interrupted() {
-            return held;
+        let frozen = mappings.freeze(ROUND);
+        if !matches!(frozen, Err(Errno::EBUSY)) || signals::interrupted() {
+            return frozen;
         }
         if round == 1 {
             message::say(format_args!(
@@ -186,12 +186,12 @@ fn go_on_at(call: &mut Call, stack: u64) {
 }
 
 /// Begins a child that inherits the swapped memory.
-fn begin(held: Held, calls: OfThread) {
-    match held.inherit() {
+fn begin(frozen: FrozenMemory, calls: OfThread) {
+    match frozen.inherit() {
         Ok(inheritance) => region::inherit(inheritance),
-        Err((error, renounced)) => {
+        Err((error, unmapped)) => {
             message::say(format_args!("swap: a forked child cannot have its parent's swapped memory ({error})"));
-            if renounced.is_err() {
+            if unmapped.is_err() {
                 die_of_zeroes();
             }
             region::disown();

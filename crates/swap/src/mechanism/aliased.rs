@@ -161,8 +161,8 @@ impl Mechanism for Aliased {
         Ok(Prepared { window, mechanism: Box::new(mechanism), events: None })
     }
 
-    fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
-        let renounced = parts.iter().map(|part| self.memory.renounce(part.start, part.len()));
-        renounced.fold(Ok(()), Result::and)
+    fn unmap_in_child(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
+        let unmapped = parts.iter().map(|part| self.memory.unmap_in_child(part.start, part.len()));
+        unmapped.fold(Ok(()), Result::and)
     }
 }

@@ -114,10 +114,10 @@ impl Mechanism for Anonymous {
         Ok(Prepared { window, mechanism, events: None })
     }
 
-    fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
+    fn unmap_in_child(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
         // Continues after an error, so that as many parts as possible are unmapped.
-        let renounced = parts.iter().map(|part| self.memory.renounce(part.start, part.len()));
-        renounced.fold(Ok(()), Result::and)
+        let unmapped = parts.iter().map(|part| self.memory.unmap_in_child(part.start, part.len()));
+        unmapped.fold(Ok(()), Result::and)
     }
 
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {

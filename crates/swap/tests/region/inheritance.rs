@@ -37,11 +37,11 @@ fn a_fork_does_not_wait_for_a_stalled_device() {
             assert!(start.elapsed() < Duration::from_secs(60), "nothing is evicted");
             std::thread::yield_now();
         }
-        let held = std::thread::spawn(|| mappings.hold(ONE_SECOND).err());
+        let held = std::thread::spawn(|| mappings.freeze(ONE_SECOND).err());
         assert_eq!(held.join().unwrap(), Some(Errno::EBUSY));
         switch.stalls_writes.store(false, Ordering::Relaxed);
-        assert_ne!(mappings.hold(60 * ONE_SECOND).err(), Some(Errno::EBUSY), "the device answers again");
-        // The eviction during which `hold` failed continues.
+        assert_ne!(mappings.freeze(60 * ONE_SECOND).err(), Some(Errno::EBUSY), "the device answers again");
+        // The eviction during which `freeze` failed continues.
         let more = numbered(mappings, 4 * MIB);
         check(&range, 0);
         check(&more, 0);
@@ -103,26 +103,26 @@ fn a_child_that_does_not_inherit_drops_memory_that_fork_copied() {
         let mappings: &'static Mappings = Box::leak(Box::new(mappings));
         let range = numbered(mappings, 20 * MIB);
         let few = range.start..range.start + 16 * PAGE;
-        match mappings.hold(60 * ONE_SECOND) {
+        match mappings.freeze(60 * ONE_SECOND) {
             Ok(held) => drop(held),
             Err(Errno::EOPNOTSUPP) => return,
             Err(error) => panic!("{error}"),
         }
-        assert!(mappings.withhold(true).is_none());
+        assert!(mappings.without_pager(true).is_none());
         assert_eq!(pages_of_child(&few, || {}), 0, "a child does not inherit the memory");
         deny_keeping_from_children();
-        drop(mappings.hold(60 * ONE_SECOND).unwrap());
+        drop(mappings.freeze(60 * ONE_SECOND).unwrap());
         if mappings.region().mechanism() != Mechanism::UserFault {
             // These mechanisms map a file, and no child ever inherits the mapping.
-            assert!(pages_of_child(&few, || {}) == 0 && mappings.withhold(true).is_none());
+            assert!(pages_of_child(&few, || {}) == 0 && mappings.without_pager(true).is_none());
             return check(&range, 0);
         }
         assert_eq!(pages_of_child(&few, || {}), 16, "a child inherits the memory now");
-        let withheld = mappings.withhold(true).expect("memory that a child inherits");
-        assert_eq!(pages_of_child(&few, || withheld.renounce().unwrap()), 0, "the child has unmapped the memory");
-        let borrowed = mappings.withhold(false).expect("memory that a child inherits");
+        let unpaged = mappings.without_pager(true).expect("memory that a child inherits");
+        assert_eq!(pages_of_child(&few, || unpaged.unmap_in_child().unwrap()), 0, "the child has unmapped the memory");
+        let borrowed = mappings.without_pager(false).expect("memory that a child inherits");
         assert!(mappings.around(few.start).is_some(), "the mappings are not locked");
-        assert_eq!(pages_of_child(&few, || borrowed.renounce().unwrap()), 0, "the child has unmapped the memory");
+        assert_eq!(pages_of_child(&few, || borrowed.unmap_in_child().unwrap()), 0, "the child has unmapped the memory");
         check(&range, 0);
     });
 }
