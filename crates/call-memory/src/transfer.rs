@@ -86,8 +86,8 @@ struct Numbered {
 
 const _: () = assert!(size_of::<Numbered>() as u64 == EACH_MESSAGE);
 
-/// The pins, or the bounce buffer, of the part in flight.
-enum Hold {
+/// The memory of the part in flight: pinned, or copied to a bounce buffer.
+enum PartMemory {
     Nothing,
     Pinned(Pinned),
     Bounced(BounceBuffer),
@@ -108,7 +108,7 @@ pub struct Transfer {
     headers: Vec<Numbered>,
     asked: u64,
     done: u64,
-    hold: Hold,
+    part_memory: PartMemory,
 }
 
 impl Transfer {
@@ -127,8 +127,8 @@ impl Transfer {
         if call.number == linux::__NR_vmsplice {
             as_read_or_write(&mut call, data.access);
         }
-        let (part, vector, headers, hold) = (Vec::new(), Vec::new(), Vec::new(), Hold::Nothing);
-        Some(Transfer { call, data, semantics, most, part, vector, headers, asked: 0, done: 0, hold })
+        let (part, vector, headers, part_memory) = (Vec::new(), Vec::new(), Vec::new(), PartMemory::Nothing);
+        Some(Transfer { call, data, semantics, most, part, vector, headers, asked: 0, done: 0, part_memory })
     }
 
     /// Pins or buffers the next part of the data, and changes `call` to transfer that part.
@@ -176,7 +176,7 @@ impl Transfer {
 
     /// Pins the part again in a forked child.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
-        if let Hold::Pinned(pins) = &mut self.hold {
+        if let PartMemory::Pinned(pins) = &mut self.part_memory {
             pins.inherit(mappings);
         }
     }
@@ -190,7 +190,7 @@ impl Transfer {
             }
             let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
             match Pinned::new(mappings, &spans, pins) {
-                Ok(pins) => self.hold = Hold::Pinned(pins),
+                Ok(pins) => self.part_memory = PartMemory::Pinned(pins),
                 // ENOMEM: at present, pins of other threads leave no room.
                 Err(Errno::ENOMEM) if self.semantics.appends => return self.bounce(),
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
@@ -222,7 +222,7 @@ impl Transfer {
             return self.stand_in(Purpose::Refused);
         }
         self.stand_in(purpose)?;
-        let Hold::Bounced(bounce) = &mut self.hold else { return Ok(()) };
+        let PartMemory::Bounced(bounce) = &mut self.part_memory else { return Ok(()) };
         if bounce.fill(&self.part) < length_of(&self.part) { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
@@ -238,7 +238,7 @@ impl Transfer {
             }
         }
         let asked = length_of(&self.part);
-        let Hold::Bounced(bounce) = &mut self.hold else { return Ok(()) };
+        let PartMemory::Bounced(bounce) = &mut self.part_memory else { return Ok(()) };
         let filled = bounce.fill(&self.part);
         if filled == 0 && asked > 0 {
             return Err(Errno::EFAULT);
@@ -253,17 +253,17 @@ impl Transfer {
     fn stand_in(&mut self, purpose: Purpose) -> Result<(), Errno> {
         let bounce = BounceBuffer::new(length_of(&self.part), purpose)?;
         self.vector = bounce.stand_in(&self.part);
-        self.hold = Hold::Bounced(bounce);
+        self.part_memory = PartMemory::Bounced(bounce);
         Ok(())
     }
 
     /// Handles the kernel's answer to the part in flight. Returns whether another part follows.
     pub fn goes_on(&mut self, answer: u64) -> Result<bool, Errno> {
-        let hold = core::mem::replace(&mut self.hold, Hold::Nothing);
+        let part_memory = core::mem::replace(&mut self.part_memory, PartMemory::Nothing);
         if is_error(answer) {
             return Ok(false);
         }
-        if let Hold::Bounced(bounce) = hold {
+        if let PartMemory::Bounced(bounce) = part_memory {
             self.hand_over(bounce, answer)?;
         }
         self.done += answer;
@@ -317,7 +317,7 @@ impl Transfer {
     /// Releases the memory of the next part, which is not transferred. Returns the number of bytes
     /// that earlier parts have transferred.
     pub fn break_off(&mut self) -> u64 {
-        self.hold = Hold::Nothing;
+        self.part_memory = PartMemory::Nothing;
         self.done
     }
 }

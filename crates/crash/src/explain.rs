@@ -2,7 +2,7 @@
 
 use crate::durability::{Durability, Fate};
 use crate::history::{Change, History, Operation, Origin, Position, Scope};
-use crate::plan::{Choice, Kept, Plan};
+use crate::plan::{Choice, Plan, SurvivingSectors};
 use crate::tree::ROOT;
 use usring_sys::width;
 
@@ -95,10 +95,10 @@ fn left(choice: Choice) -> String {
         Choice::Lost => "lost".into(),
         Choice::SizeOnly => "lost but for the file's new size (zeroes)".into(),
         Choice::Torn(tear) => {
-            let which = match tear.kept {
-                Kept::First(number) => format!("the first {number}"),
-                Kept::Last(number) => format!("the last {number}"),
-                Kept::Random(_) => "some".into(),
+            let which = match tear.surviving {
+                SurvivingSectors::First(number) => format!("the first {number}"),
+                SurvivingSectors::Last(number) => format!("the last {number}"),
+                SurvivingSectors::Random(_) => "some".into(),
             };
             format!("torn: {which} of its {}-byte sectors are there", tear.sector)
         }

@@ -15,7 +15,7 @@
 
 use crate::durability::Durability;
 use crate::history::{Change, History, Position};
-use crate::plan::{Choice, Kept, Plan, Tear, sectors};
+use crate::plan::{Choice, Plan, SurvivingSectors, Tear, sectors};
 use fastrand::Rng;
 use std::collections::{BTreeSet, VecDeque};
 use usring_sys::width;
@@ -145,12 +145,16 @@ impl<'a> Generator<'a> {
         for sector in SECTORS {
             let count = sectors(*offset, data.len() as u64, sector).len() as u64;
             if count > 1 {
-                let mut kept = vec![Kept::First(count / 2), Kept::Last(1), Kept::First(count - 1)];
+                let mut kept = vec![
+                    SurvivingSectors::First(count / 2),
+                    SurvivingSectors::Last(1),
+                    SurvivingSectors::First(count - 1),
+                ];
                 if count > 2 {
-                    kept.push(Kept::Last(count / 2));
-                    kept.push(Kept::Random(self.random.u64(..)));
+                    kept.push(SurvivingSectors::Last(count / 2));
+                    kept.push(SurvivingSectors::Random(self.random.u64(..)));
                 }
-                parts.extend(kept.into_iter().map(|kept| Choice::Torn(Tear { sector, kept })));
+                parts.extend(kept.into_iter().map(|surviving| Choice::Torn(Tear { sector, surviving })));
             }
         }
         parts
@@ -183,7 +187,7 @@ impl<'a> Generator<'a> {
             0 => Choice::SizeOnly,
             1 | 2 => {
                 let sector = SECTORS[width::size(random.u64(..2))];
-                Choice::Torn(Tear { sector, kept: Kept::Random(random.u64(..)) })
+                Choice::Torn(Tear { sector, surviving: SurvivingSectors::Random(random.u64(..)) })
             }
             _ => Choice::Lost,
         };

@@ -10,7 +10,7 @@
 
 use crate::durability::{Durability, Fate, is_metadata};
 use crate::history::{Change, History};
-use crate::plan::{Choice, Kept, Plan, sectors};
+use crate::plan::{Choice, Plan, SurvivingSectors, sectors};
 use crate::tree::Node;
 use std::collections::BTreeSet;
 
@@ -44,7 +44,7 @@ fn grown(change: &Change, choice: Choice, is_short: bool) -> Choice {
         (Change::Write { offset, data, .. }, Choice::Torn(mut tear)) => {
             let kept = tear.pieces(*offset, data.len() as u64).len() as u64;
             let all = sectors(*offset, data.len() as u64, tear.sector).len() as u64;
-            tear.kept = Kept::First(kept);
+            tear.surviving = SurvivingSectors::First(kept);
             if kept == 0 || kept == all { Choice::Lost } else { Choice::Torn(tear) }
         }
         _ => choice,
@@ -103,9 +103,9 @@ mod tests {
         history.push(write(FILE, 2048, &[2; 2048]));
         let choices = [(0, Choice::SizeOnly), (1, Choice::Whole)];
         assert_eq!(restricted(&history, &choices), [Choice::Lost, Choice::Lost]);
-        let torn = |kept| Choice::Torn(Tear { sector: 512, kept });
-        let choices = [(0, Choice::Whole), (1, torn(Kept::Last(2)))];
-        assert_eq!(restricted(&history, &choices), [Choice::Whole, torn(Kept::First(2))]);
+        let torn = |surviving| Choice::Torn(Tear { sector: 512, surviving });
+        let choices = [(0, Choice::Whole), (1, torn(SurvivingSectors::Last(2)))];
+        assert_eq!(restricted(&history, &choices), [Choice::Whole, torn(SurvivingSectors::First(2))]);
     }
 
     #[test]

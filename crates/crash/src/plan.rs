@@ -24,12 +24,12 @@ pub enum Choice {
 pub struct Tear {
     /// Bytes of a sector, 512 or 4096.
     pub sector: u64,
-    pub kept: Kept,
+    pub surviving: SurvivingSectors,
 }
 
-/// The sectors that are left, counted from the write's first.
+/// The sectors of a torn write that a power loss leaves, counted from the write's first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kept {
+pub enum SurvivingSectors {
     First(u64),
     Last(u64),
     /// Each sector by the toss of a coin, in the sequence of this seed.
@@ -60,11 +60,11 @@ impl Tear {
     pub fn pieces(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
         let all = sectors(offset, length, self.sector);
         let count = all.len() as u64;
-        let mut random = Rng::with_seed(if let Kept::Random(seed) = self.kept { seed } else { 0 });
-        let is_kept = |index: u64, random: &mut Rng| match self.kept {
-            Kept::First(number) => index < number,
-            Kept::Last(number) => index + number >= count,
-            Kept::Random(_) => random.u64(..2) == 0,
+        let mut random = Rng::with_seed(if let SurvivingSectors::Random(seed) = self.surviving { seed } else { 0 });
+        let is_kept = |index: u64, random: &mut Rng| match self.surviving {
+            SurvivingSectors::First(number) => index < number,
+            SurvivingSectors::Last(number) => index + number >= count,
+            SurvivingSectors::Random(_) => random.u64(..2) == 0,
         };
         all.into_iter().zip(0..).filter(|(_, index)| is_kept(*index, &mut random)).map(|(piece, _)| piece).collect()
     }
@@ -174,11 +174,11 @@ mod tests {
     fn a_torn_write_leaves_some_of_its_sectors() {
         let mut history = with_file(&[1; 1024]);
         history.push(write(FILE, 0, &[2; 1024]));
-        let torn = |kept| Choice::Torn(Tear { sector: 512, kept });
+        let torn = |surviving| Choice::Torn(Tear { sector: 512, surviving });
         let first = [[2; 512], [1; 512]].concat();
-        assert_eq!(content_after(&history, &[(0, torn(Kept::First(1)))]), first);
+        assert_eq!(content_after(&history, &[(0, torn(SurvivingSectors::First(1)))]), first);
         let last = [[1; 512], [2; 512]].concat();
-        assert_eq!(content_after(&history, &[(0, torn(Kept::Last(1)))]), last);
+        assert_eq!(content_after(&history, &[(0, torn(SurvivingSectors::Last(1)))]), last);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! at the doorbell and at each poll. If the inner device completes requests at once, the time
 //! begins at the doorbell.
 
-use super::held::Held;
+use super::delayed_queue::DelayedQueue;
 use crate::distribution::Distribution;
 use crate::driver::{DeferredSubmit, Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::Geometry;
@@ -78,9 +78,9 @@ impl Driver for Delay {
         let mut directions = Vec::new();
         directions.try_reserve_exact(depth as usize).map_err(|_| Errno::ENOMEM)?;
         directions.resize(depth as usize, 0);
-        let held = Held::new(self.inner.open_queue(options)?, options)?;
+        let delayed_queue = DelayedQueue::new(self.inner.open_queue(options)?, options)?;
         let span = Span { spans: self.spans.map(Distribution::in_ticks), directions, random: self.random() };
-        Ok(Box::new(DelayQueue { held, span }))
+        Ok(Box::new(DelayQueue { delayed_queue, span }))
     }
 
     /// Sleeps for the added latency after the request, in the calling thread, which may block. A
@@ -105,7 +105,7 @@ impl Driver for Delay {
 }
 
 struct DelayQueue {
-    held: Held,
+    delayed_queue: DelayedQueue,
     span: Span,
 }
 
@@ -127,38 +127,38 @@ impl Span {
 
 impl QueuePair for DelayQueue {
     fn submit(&mut self, request: &DeviceRequest) -> Submission {
-        if self.held.is_full() {
+        if self.delayed_queue.is_full() {
             return Submission::Full;
         }
         self.span.directions[request.token as usize] = direction(request.operation);
-        self.held.submit(request)
+        self.delayed_queue.submit(request)
     }
 
     fn ring_doorbell(&mut self) {
-        self.held.ring_doorbell(|completion, now| self.span.due(completion, now));
+        self.delayed_queue.ring_doorbell(|completion, now| self.span.due(completion, now));
     }
 
     fn defers_submits(&self) -> bool {
-        self.held.defers_submits()
+        self.delayed_queue.defers_submits()
     }
 
     fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
-        self.held.begin_deferred(|completion, now| self.span.due(completion, now))
+        self.delayed_queue.begin_deferred(|completion, now| self.span.due(completion, now))
     }
 
     fn end_deferred(&mut self, batch: DeferredSubmit) {
-        self.held.end_deferred(batch, |completion, now| self.span.due(completion, now));
+        self.delayed_queue.end_deferred(batch, |completion, now| self.span.due(completion, now));
     }
 
     fn poll(&mut self, completions: &mut Completions) {
-        self.held.poll(completions, |completion, now| self.span.due(completion, now));
+        self.delayed_queue.poll(completions, |completion, now| self.span.due(completion, now));
     }
 
     fn interrupt(&self) -> Option<i32> {
-        self.held.interrupt()
+        self.delayed_queue.interrupt()
     }
 
     fn arm_interrupt(&mut self) -> bool {
-        self.held.arm_interrupt()
+        self.delayed_queue.arm_interrupt()
     }
 }

@@ -4,7 +4,7 @@
 //! A random draw decides the fate of each request, in the order in which a queue pair accepts
 //! requests. For a request that the inner device passes to a worker, the worker draws again.
 
-use super::held::Held;
+use super::delayed_queue::DelayedQueue;
 use crate::batches::AT_ONCE;
 use crate::driver::{DeferredSubmit, Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::Geometry;
@@ -154,10 +154,10 @@ impl Driver for Faulty {
         late.try_reserve_exact(depth).map_err(|_| Errno::ENOMEM)?;
         late.resize(depth, false);
         segments.try_reserve_exact(self.geometry().segments as usize).map_err(|_| Errno::ENOMEM)?;
-        let held = Held::new(self.inner.open_queue(options)?, options)?;
+        let delayed_queue = DelayedQueue::new(self.inner.open_queue(options)?, options)?;
         let lateness = Lateness { late, by: Ticks(0).after(self.late_by).0 };
         let block = u64::from(self.geometry().block);
-        Ok(Box::new(FaultyQueue { held, lateness, dice: self.dice(), block, drawn: None, segments }))
+        Ok(Box::new(FaultyQueue { delayed_queue, lateness, dice: self.dice(), block, drawn: None, segments }))
     }
 
     /// Executes a request according to its fate. A request that never completes blocks its thread
@@ -199,7 +199,7 @@ impl Driver for Faulty {
 }
 
 struct FaultyQueue {
-    held: Held,
+    delayed_queue: DelayedQueue,
     lateness: Lateness,
     dice: Dice,
     block: u64,
@@ -225,25 +225,25 @@ impl Lateness {
 
 impl QueuePair for FaultyQueue {
     fn submit(&mut self, request: &DeviceRequest) -> Submission {
-        if self.held.is_full() {
+        if self.delayed_queue.is_full() {
             return Submission::Full;
         }
         let drawn = self.drawn.take().unwrap_or_else(|| self.dice.draw());
         self.lateness.late[request.token as usize] = drawn.fate == Fate::Late;
         let submission = match (drawn.fate, drawn.length(request, self.block)) {
             (Fate::Fails, _) => {
-                self.held.keep(Some(Completion::failed(request.token, Errno::EIO)));
+                self.delayed_queue.keep(Some(Completion::failed(request.token, Errno::EIO)));
                 Submission::Accepted
             }
             (Fate::Never, _) => {
-                self.held.keep(None);
+                self.delayed_queue.keep(None);
                 Submission::Accepted
             }
             (_, Some(length)) => {
                 cut(request.segments, length, &mut self.segments);
-                self.held.submit(&DeviceRequest { length, segments: &self.segments, ..*request })
+                self.delayed_queue.submit(&DeviceRequest { length, segments: &self.segments, ..*request })
             }
-            (_, None) => self.held.submit(request),
+            (_, None) => self.delayed_queue.submit(request),
         };
         if submission == Submission::Full {
             self.drawn = Some(drawn);
@@ -252,30 +252,30 @@ impl QueuePair for FaultyQueue {
     }
 
     fn ring_doorbell(&mut self) {
-        self.held.ring_doorbell(|completion, now| self.lateness.due(completion, now));
+        self.delayed_queue.ring_doorbell(|completion, now| self.lateness.due(completion, now));
     }
 
     fn defers_submits(&self) -> bool {
-        self.held.defers_submits()
+        self.delayed_queue.defers_submits()
     }
 
     fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
-        self.held.begin_deferred(|completion, now| self.lateness.due(completion, now))
+        self.delayed_queue.begin_deferred(|completion, now| self.lateness.due(completion, now))
     }
 
     fn end_deferred(&mut self, batch: DeferredSubmit) {
-        self.held.end_deferred(batch, |completion, now| self.lateness.due(completion, now));
+        self.delayed_queue.end_deferred(batch, |completion, now| self.lateness.due(completion, now));
     }
 
     fn poll(&mut self, completions: &mut Completions) {
-        self.held.poll(completions, |completion, now| self.lateness.due(completion, now));
+        self.delayed_queue.poll(completions, |completion, now| self.lateness.due(completion, now));
     }
 
     fn interrupt(&self) -> Option<i32> {
-        self.held.interrupt()
+        self.delayed_queue.interrupt()
     }
 
     fn arm_interrupt(&mut self) -> bool {
-        self.held.arm_interrupt()
+        self.delayed_queue.arm_interrupt()
     }
 }

@@ -58,10 +58,10 @@ const OF_ALL_PROCESSES: [&[u8]; 14] = [
     LOG,
 ];
 
-/// usring's variables, kept for this process and its children. They are copies: programs overwrite
-/// the originals to change their title.
+/// usring's own variables of the environment, for this process and its children. They are copies:
+/// programs overwrite the originals to change their title.
 #[derive(Default)]
-pub struct Kept {
+pub struct OwnVariables {
     /// The library's path, and a NUL: as it was in LD_PRELOAD, or, in a program that is linked to
     /// the library, as the loader has found it. Empty if neither is known.
     pub library: Vec<u8>,
@@ -73,19 +73,19 @@ pub struct Kept {
     probe: Option<i32>,
 }
 
-impl Kept {
+impl OwnVariables {
     /// Returns the library's path without its NUL.
     pub fn path(&self) -> &[u8] {
         self.library.strip_suffix(b"\0").unwrap_or(&[])
     }
 }
 
-static KEPT: AtomicPtr<Kept> = AtomicPtr::new(core::ptr::null_mut());
+static OWN_VARIABLES: AtomicPtr<OwnVariables> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Returns the variables that were read at the start; `None` before that.
-pub fn kept() -> Option<&'static Kept> {
+pub fn own_variables() -> Option<&'static OwnVariables> {
     // SAFETY: `read` stores a leaked box, once, which is never changed.
-    unsafe { KEPT.load(Ordering::Acquire).as_ref() }
+    unsafe { OWN_VARIABLES.load(Ordering::Acquire).as_ref() }
 }
 
 /// Tag of an ignored entry of the auxiliary vector (AT_IGNORE).
@@ -97,19 +97,19 @@ const IGNORED: usize = 1;
 /// `variables` must be the process's environment as the loader passes it to constructors. No other
 /// thread may exist.
 pub unsafe fn read(variables: *mut *mut u8) {
-    let mut kept = Box::<Kept>::default();
+    let mut own_variables = Box::<OwnVariables>::default();
     let mut at = variables;
     // SAFETY: the array ends with null, and its strings end with NUL. Only this function uses it.
     unsafe {
         while !at.is_null() && !(*at).is_null() {
-            kept.record(CStr::from_ptr((*at).cast()));
+            own_variables.record(CStr::from_ptr((*at).cast()));
             at = at.add(1);
         }
     }
-    if kept.library.is_empty() {
-        kept.library = libc::own_path().map_or_else(Vec::new, |path| path.to_bytes_with_nul().into());
+    if own_variables.library.is_empty() {
+        own_variables.library = libc::own_path().map_or_else(Vec::new, |path| path.to_bytes_with_nul().into());
     }
-    KEPT.store(Box::into_raw(kept), Ordering::Release);
+    OWN_VARIABLES.store(Box::into_raw(own_variables), Ordering::Release);
 }
 
 /// Takes usring's variables out of the environment, an array that ends with null. Called after
@@ -124,14 +124,14 @@ pub unsafe fn read(variables: *mut *mut u8) {
 /// `variables` must be the process's environment as the loader passes it to constructors. No other
 /// thread may exist.
 pub unsafe fn hide(variables: *mut *mut u8) {
-    let Some(kept) = kept() else { return };
+    let Some(own_variables) = own_variables() else { return };
     let (mut from, mut to) = (variables, variables);
     let mut last = core::ptr::null_mut();
     // SAFETY: only this function uses the array now. Its strings end with NUL and are writable, as
     // the kernel laid them out.
     unsafe {
         while !variables.is_null() && !(*from).is_null() {
-            if keeps(kept, *from) {
+            if keeps(own_variables, *from) {
                 *to = *from;
                 to = to.add(1);
             } else {
@@ -155,7 +155,7 @@ pub unsafe fn hide(variables: *mut *mut u8) {
     }
 }
 
-impl Kept {
+impl OwnVariables {
     /// Records a variable, if it belongs to usring.
     fn record(&mut self, text: &CStr) {
         let name = name_of(text.to_bytes());
@@ -188,7 +188,7 @@ impl Kept {
 ///
 /// # Safety
 /// `variable` must be a writable string that ends with NUL.
-unsafe fn keeps(kept: &Kept, variable: *mut u8) -> bool {
+unsafe fn keeps(own_variables: &OwnVariables, variable: *mut u8) -> bool {
     // SAFETY: the caller guarantees the string.
     let text = unsafe { CStr::from_ptr(variable.cast()) }.to_bytes();
     let name = name_of(text);
@@ -199,7 +199,7 @@ unsafe fn keeps(kept: &Kept, variable: *mut u8) -> bool {
     if name != PRELOAD || !list.split(separates).any(is_library) {
         return true;
     }
-    let ours = |part: &[u8]| part.is_empty() || part == kept.runtime || is_library(part);
+    let ours = |part: &[u8]| part.is_empty() || part == own_variables.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
     // If a part is empty, the program has an LD_PRELOAD of its own, which is empty. The variable
@@ -240,12 +240,12 @@ fn number_of(digits: &[u8]) -> Option<i32> {
 
 /// Returns whether call sites must not be rewritten.
 pub fn forbids_patching() -> bool {
-    kept().is_some_and(|kept| kept.no_patch)
+    own_variables().is_some_and(|own_variables| own_variables.no_patch)
 }
 
 /// Notifies the launcher that calls reach usring.
 pub fn report_probe() {
-    if let Some(probe) = kept().and_then(|kept| kept.probe) {
+    if let Some(probe) = own_variables().and_then(|own_variables| own_variables.probe) {
         eventfd::signal(probe);
         let _ = descriptor::close(probe);
     }
@@ -317,5 +317,5 @@ fn value_of(name: &[u8]) -> Option<&'static [u8]> {
 
 /// Returns a variable of usring's with its name and its NUL.
 fn variable(name: &[u8]) -> Option<&'static [u8]> {
-    kept()?.variables.iter().find(|variable| variable.starts_with(name)).map(|variable| &**variable)
+    own_variables()?.variables.iter().find(|variable| variable.starts_with(name)).map(|variable| &**variable)
 }

@@ -18,7 +18,7 @@
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors;
-use crate::process::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
+use crate::process::environment::{self, OwnVariables, PADDING, PRELOAD, RUNTIME};
 use crate::process::{self, stacks};
 use crate::program::executable::{self, Runtime, Verdict};
 use crate::program::{exec_call, unserved};
@@ -131,8 +131,11 @@ fn has_other_ids() -> bool {
 /// or its user, the loader may not find it.
 fn is_library_visible() -> bool {
     const READ: u64 = 4;
-    let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else { return true };
-    let arguments = [width::word(linux::AT_FDCWD), kept.library.as_ptr() as u64, READ, 0, 0];
+    let Some(own_variables) = environment::own_variables().filter(|own_variables| !own_variables.library.is_empty())
+    else {
+        return true;
+    };
+    let arguments = [width::word(linux::AT_FDCWD), own_variables.library.as_ptr() as u64, READ, 0, 0];
     SystemCall::new(linux::__NR_faccessat, arguments).run().is_ok()
 }
 
@@ -159,18 +162,19 @@ fn explain(execution: &Execution, why: &str) {
 /// Executes with an environment that names the library, and before it the sanitizer's runtime, if
 /// `runtime` is not empty.
 fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
-    let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else {
+    let Some(own_variables) = environment::own_variables().filter(|own_variables| !own_variables.library.is_empty())
+    else {
         return run(execution, execution.call.arguments[execution.environment]);
     };
     // If the program passes a bad array, the kernel would return this error, too.
-    let size = measure(execution.call.arguments[execution.environment], kept, runtime)?;
+    let size = measure(execution.call.arguments[execution.environment], own_variables, runtime)?;
     if size.variables <= 64 && size.bytes <= 512 {
-        on_stack::<64, 512>(execution, kept, &size)
+        on_stack::<64, 512>(execution, own_variables, &size)
     } else if size.variables <= 512 && size.bytes <= 4096 {
-        on_stack::<512, 4096>(execution, kept, &size)
+        on_stack::<512, 4096>(execution, own_variables, &size)
     } else {
         let (mut variables, mut bytes) = (zeroes::<u64>(size.variables)?, zeroes::<u8>(size.bytes)?);
-        build(execution, kept, &size, &mut variables, &mut bytes)
+        build(execution, own_variables, &size, &mut variables, &mut bytes)
     }
 }
 
@@ -185,11 +189,11 @@ fn zeroes<T: Copy + Default>(count: usize) -> Result<Vec<T>, Errno> {
 #[inline(never)]
 fn on_stack<const VARIABLES: usize, const BYTES: usize>(
     execution: &Execution,
-    kept: &Kept,
+    own_variables: &OwnVariables,
     size: &Size<'_>,
 ) -> Result<u64, Errno> {
     let (mut variables, mut bytes) = ([0u64; VARIABLES], [0u8; BYTES]);
-    build(execution, kept, size, &mut variables, &mut bytes)
+    build(execution, own_variables, size, &mut variables, &mut bytes)
 }
 
 /// The size of the new environment, and what the environment that the program passes already has.
@@ -206,8 +210,8 @@ struct Size<'a> {
     /// The first and the last LD_PRELOAD that the program passes: musl's loader uses the first,
     /// glibc's the last.
     preloads: [Option<Preload>; 2],
-    /// One bit for each variable of usring ([`Kept::variables`]): whether the program passes it
-    /// itself.
+    /// One bit for each variable of usring ([`OwnVariables::variables`]): whether the program
+    /// passes it itself.
     present: u32,
 }
 
@@ -228,7 +232,7 @@ fn variable(array: u64, index: usize) -> Result<u64, Errno> {
     user_memory::read(UserAddress(array).offset(index as u64 * 8))
 }
 
-fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a>, Errno> {
+fn measure<'a>(array: u64, own_variables: &OwnVariables, mut runtime: &'a [u8]) -> Result<Size<'a>, Errno> {
     let (mut given, mut present) = (0, 0);
     let mut preloads: [Option<Preload>; 2] = [None; 2];
     loop {
@@ -239,14 +243,14 @@ fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a
         }
         if starts_with(address, PRELOAD) {
             let length = length_of(address)?;
-            let names_library = names(address, length, kept.path());
+            let names_library = names(address, length, own_variables.path());
             if names_library || names(address, length, runtime) {
                 runtime = &[];
             }
             let place = usize::from(preloads[0].is_some());
             preloads[place] = Some(Preload { index: given, length, names_library });
         }
-        for (index, ours) in kept.variables.iter().enumerate() {
+        for (index, ours) in own_variables.variables.iter().enumerate() {
             present |= u32::from(starts_with(address, environment::name_of(ours))) << index;
         }
         given += 1;
@@ -257,9 +261,9 @@ fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a
     let own: usize = preloads.iter().map(|preload| preload.map_or(PRELOAD.len(), |preload| preload.length) + 1).sum();
     // Both LD_PRELOADs name the library and the runtime, with a colon. The runtime is also named in
     // a variable of its own.
-    let bytes = own + 2 * kept.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
+    let bytes = own + 2 * own_variables.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
     // Four more pointers: LD_PRELOAD, the runtime's variable, the padding, the null.
-    let variables = given + kept.variables.len() + 4;
+    let variables = given + own_variables.variables.len() + 4;
     Ok(Size { given, variables, bytes, runtime, preloads, present })
 }
 
@@ -287,7 +291,7 @@ fn length_of(address: u64) -> Result<usize, Errno> {
 /// Builds the new environment in `variables` and `bytes`, and executes with it.
 fn build(
     execution: &Execution,
-    kept: &Kept,
+    own_variables: &OwnVariables,
     size: &Size<'_>,
     variables: &mut [u64],
     bytes: &mut [u8],
@@ -296,21 +300,26 @@ fn build(
     for (index, place) in variables[..size.given].iter_mut().enumerate() {
         *place = variable(array, index)?;
     }
-    let end = name_library(kept, size, variables, bytes)?;
-    finish_array(kept, size, variables, end);
+    let end = name_library(own_variables, size, variables, bytes)?;
+    finish_array(own_variables, size, variables, end);
     run(execution, variables.as_ptr() as u64)
 }
 
 /// Changes each LD_PRELOAD that a loader uses so that it names the library, or adds one. Returns
 /// the number of variables in the array then.
-fn name_library(kept: &Kept, size: &Size<'_>, variables: &mut [u64], bytes: &mut [u8]) -> Result<usize, Errno> {
+fn name_library(
+    own_variables: &OwnVariables,
+    size: &Size<'_>,
+    variables: &mut [u64],
+    bytes: &mut [u8],
+) -> Result<usize, Errno> {
     let mut end = size.given;
     let (mut bytes, runtime) = bytes.split_at_mut(bytes.len() - size.runtime.len() - RUNTIME.len() - 1);
     let given = size.preloads.iter().flatten().copied().map(Some);
     let none = size.preloads[0].is_none().then_some(None);
     for preload in given.chain(none).filter(|preload| !preload.is_some_and(|preload| preload.names_library)) {
         let own = preload.map(|preload| (variables[preload.index], preload.length));
-        let length = write_preload(kept, size, own, bytes)?;
+        let length = write_preload(own_variables, size, own, bytes)?;
         let (written, rest) = bytes.split_at_mut(length);
         variables[preload.map_or(end, |preload| preload.index)] = written.as_ptr() as u64;
         end += usize::from(preload.is_none());
@@ -325,8 +334,8 @@ fn name_library(kept: &Kept, size: &Size<'_>, variables: &mut [u64], bytes: &mut
 }
 
 /// Appends those of usring's variables that the program does not pass, and the null at the end.
-fn finish_array(kept: &Kept, size: &Size<'_>, variables: &mut [u64], mut end: usize) {
-    for (index, variable) in kept.variables.iter().enumerate() {
+fn finish_array(own_variables: &OwnVariables, size: &Size<'_>, variables: &mut [u64], mut end: usize) {
+    for (index, variable) in own_variables.variables.iter().enumerate() {
         if size.present & 1 << index == 0 {
             variables[end] = variable.as_ptr() as u64;
             end += 1;
@@ -343,7 +352,12 @@ fn finish_array(kept: &Kept, size: &Size<'_>, variables: &mut [u64], mut end: us
 /// Writes an LD_PRELOAD: the sanitizer's runtime, the program's own list, then the library. `own`
 /// is the address and length of the program's variable, whose list is kept even if it is empty.
 /// Returns the length, including the NUL.
-fn write_preload(kept: &Kept, size: &Size<'_>, own: Option<(u64, usize)>, bytes: &mut [u8]) -> Result<usize, Errno> {
+fn write_preload(
+    own_variables: &OwnVariables,
+    size: &Size<'_>,
+    own: Option<(u64, usize)>,
+    bytes: &mut [u8],
+) -> Result<usize, Errno> {
     let separator = |length: usize| if length > PRELOAD.len() { &b":"[..] } else { b"" };
     let mut length = write(bytes, &[PRELOAD, size.runtime]);
     if let Some((address, whole)) = own {
@@ -355,7 +369,7 @@ fn write_preload(kept: &Kept, size: &Size<'_>, own: Option<(u64, usize)>, bytes:
     } else {
         length += write(&mut bytes[length..], &[separator(length)]);
     }
-    Ok(length + write(&mut bytes[length..], &[&kept.library]))
+    Ok(length + write(&mut bytes[length..], &[&own_variables.library]))
 }
 
 /// Writes the parts one after another; returns the sum of their lengths.

@@ -10,9 +10,10 @@ use usring_sys::Errno;
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::ticks::Ticks;
 
-/// The inner queue pair, its completions that are held back, and a common interrupt. The interrupt
+/// A queue pair that delays completions: the inner queue pair, its delayed completions, and a
+/// common interrupt. The interrupt
 /// is an epoll set of the inner interrupt and a timer, readable when either of them is.
-pub(super) struct Held {
+pub(super) struct DelayedQueue {
     inner: Box<dyn QueuePair>,
     depth: u32,
     /// Number of requests in flight for the user. Includes requests that the inner queue pair has
@@ -25,8 +26,8 @@ pub(super) struct Held {
     found: Completions,
 }
 
-impl Held {
-    pub fn new(inner: Box<dyn QueuePair>, options: QueueOptions) -> Result<Held, Errno> {
+impl DelayedQueue {
+    pub fn new(inner: Box<dyn QueuePair>, options: QueueOptions) -> Result<DelayedQueue, Errno> {
         let timeline = Timeline::new(options.depth)?;
         let timer = TimerInterrupt::new(options.interrupts)?;
         let mut either = None;
@@ -36,14 +37,22 @@ impl Held {
             set.add(inner.interrupt().ok_or(Errno::EINVAL)?, epoll::IN, 0)?;
             either = Some(set);
         }
-        Ok(Held { inner, depth: options.depth, in_flight: 0, timeline, timer, either, found: Completions::new() })
+        Ok(DelayedQueue {
+            inner,
+            depth: options.depth,
+            in_flight: 0,
+            timeline,
+            timer,
+            either,
+            found: Completions::new(),
+        })
     }
 
     pub fn is_full(&self) -> bool {
         self.in_flight == self.depth
     }
 
-    /// Submits a request to the inner queue pair. The caller has checked [`Held::is_full`].
+    /// Submits a request to the inner queue pair. The caller has checked [`DelayedQueue::is_full`].
     pub fn submit(&mut self, request: &DeviceRequest) -> Submission {
         let submission = self.inner.submit(request);
         if submission == Submission::Accepted {
