@@ -25,7 +25,7 @@ const UNANSWERED: &str =
 /// Connects to the socket at `path`. If the listener's queue is full, repeats the attempt for up to
 /// [`EXCHANGE_TIMEOUT`].
 pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
-    let unreachable = |error: std::io::Error| format!("cannot be reached ({error})");
+    let unreachable = |error: std::io::Error| format!("cannot be reached ({})", words(&error));
     let of = |error: Errno| unreachable(std::io::Error::from_raw_os_error(-error.negative()));
     let kind = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as u32;
     let opened = socket::open(libc::AF_UNIX, kind, 0).map_err(of)?;
@@ -40,6 +40,17 @@ pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
         }
     }
     duplicate(opened.number()).map(|file| UnixStream::from(OwnedFd::from(file))).map_err(unreachable)
+}
+
+/// Returns an error of the system in the form that the launcher's messages have: `ENOENT: no such
+/// file or directory`. An error that no system call returned keeps its own text.
+pub fn words(error: &std::io::Error) -> String {
+    let Some(number) = error.raw_os_error() else { return error.to_string() };
+    let name = Errno::new(number.cast_unsigned());
+    let text = error.to_string();
+    let text = text.split(" (os error ").next().unwrap_or_default();
+    let (first, rest) = text.split_at(text.len().min(1));
+    format!("{name}: {}{rest}", first.to_lowercase())
 }
 
 /// Returns the bytes of a `struct sockaddr_un`. Error: `ENAMETOOLONG` if the path has more than 107
@@ -76,7 +87,7 @@ struct State {
 
 impl ExchangeTimeout {
     pub fn with(socket: &UnixStream) -> Result<ExchangeTimeout, Failure> {
-        let failed = |error: std::io::Error| format!("cannot be watched ({error})");
+        let failed = |error: std::io::Error| format!("cannot be watched ({})", words(&error));
         let socket = socket.try_clone().map_err(failed)?;
         let shared = Arc::new(Shared { socket, state: Mutex::default(), changed: Condvar::new() });
         let watched = Arc::clone(&shared);

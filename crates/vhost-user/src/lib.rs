@@ -112,7 +112,8 @@ impl VhostUser {
         let shared = Arc::new(shared);
         let watched = Arc::clone(&shared);
         let watcher = exchange_timeout::spawn("vhost-user", move || watched.watch_connection())
-            .map_err(|error| format!("cannot start a thread for the back end on {socket} ({error})"))?;
+            .map_err(|error| exchange_timeout::words(&error))
+            .map_err(|why| format!("cannot start a thread for the back end on {socket} ({why})"))?;
         Ok(VhostUser { shared, watcher: Some(watcher) })
     }
 

@@ -121,7 +121,7 @@ fn an_invalid_device_is_reported_and_no_program_starts() {
         ("disk=file:path=", "a path"),
         ("disk=error(ram:size=1M,eio=0.7,short=0.7)", "more than 1"),
         ("disk=file:path=missing", "missing"),
-        ("disk=vhost-user:socket=missing", "missing"),
+        ("disk=vhost-user:socket=missing", "missing cannot be reached (ENOENT: no such file or directory)"),
         ("nowhere/disk=ram:size=1M", "cannot make"),
     ] {
         let output = place.run(&["--device", device, "sh", "-c", "echo started"]);
