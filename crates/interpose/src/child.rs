@@ -3,16 +3,16 @@
 //! notices the fork, and calls this before it serves the child's first call.
 
 use crate::files::{self, devices, numbers, registered};
-use crate::process::{ChildDescriptors, Disown, stacks};
+use crate::process::{ChildDescriptors, ChildReset, stacks};
 use crate::signals::frames;
 use crate::swap::region;
 use core::sync::atomic::Ordering;
 use usring_engine::readiness;
 use usring_sys::{credentials, descriptor, eventfd, page_fault, pinned_memory, process_number, signals};
 
-pub static DISOWN: Disown = disown;
+pub static RESET: ChildReset = reset_in_child;
 
-fn disown(descriptors: ChildDescriptors, parent: u32) {
+fn reset_in_child(descriptors: ChildDescriptors, parent: u32) {
     credentials::forget_after_fork();
     signals::forget_after_fork();
     frames::forget_after_fork();
@@ -27,10 +27,10 @@ fn disown(descriptors: ChildDescriptors, parent: u32) {
     }
     page_fault::forget_after_fork();
     pinned_memory::forget_after_fork();
-    files::descriptors::disown();
-    devices::disown();
+    files::descriptors::reset_in_child();
+    devices::reset_in_child();
     region::begin_after_fork();
-    registered::disown();
+    registered::reset_in_child();
 }
 
 /// Returns whether this child shares its parent's descriptors (CLONE_FILES). If usring did not see

@@ -85,7 +85,7 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
 fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     text::find();
     check_settings()?;
-    process::set_disown(&child::DISOWN);
+    process::set_child_reset(&child::RESET);
     per_process::prepare().map_err(|_| "the system lends no page that is emptied at fork (MADV_WIPEONFORK)")?;
     process::current();
     memory_reserve::set_refill(|| ALLOCATOR.refill());

@@ -6,9 +6,9 @@
 //!
 //! Like a file, a ring is closed when its last number is closed and no thread uses it any more.
 //!
-//! A forked child inherits the table with its parent's entries, and marks them ([`disown`]). A ring
-//! that the child does not use costs it nothing else. The first call on such a ring makes the
-//! child's own [`File`] ([`adopt`]).
+//! A forked child inherits the table with its parent's entries, and marks them
+//! ([`reset_in_child`]). A ring that the child does not use costs it nothing else. The first call
+//! on such a ring makes the child's own [`File`] ([`adopt`]).
 
 use crate::files::devices;
 use crate::files::numbers::{NUMBERS, duplicate_reserved, end_inside, eventfd_id};
@@ -389,7 +389,7 @@ pub fn in_use() -> impl Iterator<Item = i32> {
 }
 
 /// Marks all entries as inherited, in a forked child. The parent's `File`s are not changed.
-pub fn disown() {
+pub fn reset_in_child() {
     let mut inherited = 0;
     for number in known_between(0, u32::MAX) {
         TABLE[width::index(number)].fetch_or(INHERITED, Ordering::Relaxed);

@@ -240,7 +240,7 @@ unsafe fn drop_share(object: usize) {
 
 /// Clears the table in a forked child. The child does not touch the devices' queue pairs, which are
 /// the parent's. It opens the devices again when it uses them.
-pub fn disown() {
+pub fn reset_in_child() {
     for entry in &TABLE[..END.load(Ordering::Relaxed) as usize] {
         if entry.load(Ordering::Relaxed) != UNKNOWN {
             entry.store(UNKNOWN, Ordering::Relaxed);

@@ -203,7 +203,7 @@ pub fn not_a_ring(number: i32) -> Errno {
 
 /// Clears the table in a forked child. The registrations are the parent's, so the child releases no
 /// ring.
-pub fn disown() {
+pub fn reset_in_child() {
     // The child shares these pages with its parent until it writes to them, so only rows in use are
     // written.
     for row in TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) != 0) {

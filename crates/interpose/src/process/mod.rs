@@ -1,9 +1,9 @@
 //! The state of one process, and how a process notices that it is a forked child.
 //!
 //! A forked child finds that it has no [`Process`] and makes its own. At that moment it disowns all
-//! that it has inherited ([`set_disown`]). A vfork child (also posix_spawn's) runs in its parent's
-//! memory and notices nothing. So code that would change tables permanently checks [`is_own`]
-//! first.
+//! that it has inherited ([`set_child_reset`]). A vfork child (also posix_spawn's) runs in its
+//! parent's memory and notices nothing. So code that would change tables permanently checks
+//! [`is_own`] first.
 //!
 //! | file | content |
 //! |---|---|
@@ -42,18 +42,18 @@ static PROCESS: PerProcess<Process> = PerProcess::new();
 /// Whether this process has begun: whether code of usring has run in it. (The process id does not
 /// show that: in another PID namespace a child's id may equal its parent's.)
 static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
-/// Whether this process or one of its ancestors has begun. If so, a child has tables to disown.
+/// Whether this process or one of its ancestors has begun. If so, a child has tables to reset.
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
 /// The function that disowns, in a forked child, all that it has inherited. Arguments: how the
 /// child was made, and the id of the last process that began, which is its parent.
-pub type Disown = fn(ChildDescriptors, u32);
+pub type ChildReset = fn(ChildDescriptors, u32);
 
-static DISOWN: SetOnce<Disown> = SetOnce::new();
+static CHILD_RESET: SetOnce<ChildReset> = SetOnce::new();
 
 /// Sets the function that each forked child runs first. Must precede the first [`current`].
-pub fn set_disown(disown: &'static Disown) {
-    DISOWN.set(disown);
+pub fn set_child_reset(reset_in_child: &'static ChildReset) {
+    CHILD_RESET.set(reset_in_child);
 }
 
 /// Returns this process's state. In a forked child, the first call makes the state and disowns what
@@ -74,8 +74,8 @@ fn begin() -> &'static Process {
         // A child starts with one thread, and begins here before it makes another
         // (`entry::fork_symbols`). So no other thread exists.
         let descriptors = ChildDescriptors::take();
-        if let Some(disown) = DISOWN.get() {
-            disown(descriptors, LAST_BEGUN.load(Ordering::Relaxed));
+        if let Some(reset_in_child) = CHILD_RESET.get() {
+            reset_in_child(descriptors, LAST_BEGUN.load(Ordering::Relaxed));
         }
         counting::count_for(id);
     }
