@@ -2,7 +2,7 @@
 //! them.
 
 use crate::is_in_window;
-use crate::pointers::{Arguments, Spans, add};
+use crate::pointers::{Arguments, MemoryRanges, add};
 use alloc::vec::Vec;
 use usring_swap::Access;
 use usring_sys::message::{MessageHeader, VECTOR_LIMIT};
@@ -116,13 +116,13 @@ pub fn is_indirect(number: u32) -> bool {
 impl Data {
     /// Returns the data that a call moves, if it is transferred separately from the other memory
     /// that the call names. `None`: the call has no data, or its data is small and was added to
-    /// `spans`.
-    pub fn of(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
+    /// `ranges`.
+    pub fn of(number: u32, arguments: &Arguments, ranges: &mut MemoryRanges) -> Option<Data> {
         if let Some(buffer) = buffer_of(number) {
             let base = arguments[buffer.address];
             let length = length_argument(number, arguments[buffer.length]).saturating_add(buffer.header);
             if !is_in_window(base) || length <= SMALL {
-                add(spans, base, length, buffer.access);
+                add(ranges, base, length, buffer.access);
                 return None;
             }
             let buffers = alloc::vec![IoVector { base, length: length.min(MOST_AT_ONCE) }];
@@ -130,19 +130,19 @@ impl Data {
         }
         match number {
             linux::__NR_sendmsg | linux::__NR_recvmsg | linux::__NR_sendmmsg | linux::__NR_recvmmsg => {
-                Data::of_messages(number, arguments, spans)
+                Data::of_messages(number, arguments, ranges)
             }
-            _ => Data::of_vector(number, arguments, spans),
+            _ => Data::of_vector(number, arguments, ranges),
         }
     }
 
-    fn of_vector(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
+    fn of_vector(number: u32, arguments: &Arguments, ranges: &mut MemoryRanges) -> Option<Data> {
         let (access, has_position) = vector_of(number)?;
         let mut buffers = Vec::new();
         // The kernel ignores the upper half of the count.
         let (address, count) = (arguments[1], u64::from(width::low(arguments[2])));
         if !read_vector(&mut buffers, address, count)? {
-            add(spans, address, count * size_of::<IoVector>() as u64, Access::Read);
+            add(ranges, address, count * size_of::<IoVector>() as u64, Access::Read);
             return None;
         }
         let form = Form::Vector { address: 1, position: has_position.then_some(3) };
@@ -152,12 +152,12 @@ impl Data {
         if number == linux::__NR_vmsplice && data.is_in_window() || data.is_large() {
             return Some(data);
         }
-        add(spans, address, count * size_of::<IoVector>() as u64, Access::Read);
-        data.add_to(spans);
+        add(ranges, address, count * size_of::<IoVector>() as u64, Access::Read);
+        data.add_to(ranges);
         None
     }
 
-    fn of_messages(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
+    fn of_messages(number: u32, arguments: &Arguments, ranges: &mut MemoryRanges) -> Option<Data> {
         let single = matches!(number, linux::__NR_sendmsg | linux::__NR_recvmsg);
         let sends = matches!(number, linux::__NR_sendmsg | linux::__NR_sendmmsg);
         let access = if sends { Access::Read } else { Access::Write };
@@ -167,8 +167,8 @@ impl Data {
         for index in 0..count {
             let place = UserAddress(arguments[1]).offset(index * EACH_MESSAGE);
             let header = user_memory::read::<MessageHeader>(place).ok()?;
-            add(spans, header.name.0, u64::from(header.name_length), access);
-            add(spans, header.control.0, header.control_length, access);
+            add(ranges, header.name.0, u64::from(header.name_length), access);
+            add(ranges, header.control.0, header.control_length, access);
             let before = buffers.len();
             let is_sound = read_vector(&mut buffers, header.vector.0, header.count)?;
             if !is_sound && index > 0 {
@@ -177,8 +177,8 @@ impl Data {
                 break;
             }
             if !is_sound {
-                add(spans, place.0, EACH_MESSAGE, Access::Read);
-                add(spans, header.vector.0, header.count * size_of::<IoVector>() as u64, Access::Read);
+                add(ranges, place.0, EACH_MESSAGE, Access::Read);
+                add(ranges, header.vector.0, header.count * size_of::<IoVector>() as u64, Access::Read);
                 return None;
             }
             vectors.push((header.vector.0, header.count * size_of::<IoVector>() as u64));
@@ -189,9 +189,9 @@ impl Data {
         if data.is_large() {
             return Some(data);
         }
-        add(spans, arguments[1], count * EACH_MESSAGE, Access::Write);
-        vectors.iter().for_each(|(vector, length)| add(spans, *vector, *length, Access::Read));
-        data.add_to(spans);
+        add(ranges, arguments[1], count * EACH_MESSAGE, Access::Write);
+        vectors.iter().for_each(|(vector, length)| add(ranges, *vector, *length, Access::Read));
+        data.add_to(ranges);
         None
     }
 
@@ -204,8 +204,8 @@ impl Data {
         lengths.fold(0u64, u64::saturating_add) > SMALL
     }
 
-    fn add_to(&self, spans: &mut Spans) {
-        self.buffers.iter().for_each(|buffer| add(spans, buffer.base, buffer.length, self.access));
+    fn add_to(&self, ranges: &mut MemoryRanges) {
+        self.buffers.iter().for_each(|buffer| add(ranges, buffer.base, buffer.length, self.access));
     }
 
     pub fn total(&self) -> u64 {

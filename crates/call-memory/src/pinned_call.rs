@@ -2,7 +2,7 @@
 
 use crate::data::{self, Data};
 use crate::is_in_window;
-use crate::pointers::{self, Span, Spans};
+use crate::pointers::{self, MemoryRange, MemoryRanges};
 use crate::transfer::{Pinned, Transfer};
 use alloc::boxed::Box;
 use usring_swap::mappings::{Mappings, Pins};
@@ -16,7 +16,7 @@ pub struct PinnedCall {
     transfer: Option<Box<Transfer>>,
     /// Memory that a futex wait names. It is pinned only after an EFAULT, before the call is made
     /// again. `None` for all other calls.
-    retried: Option<Box<Spans>>,
+    retried: Option<Box<MemoryRanges>>,
 }
 
 impl PinnedCall {
@@ -29,21 +29,22 @@ impl PinnedCall {
         call: &mut SystemCall,
         region: impl FnOnce() -> Option<&'static Mappings>,
     ) -> Result<Option<PinnedCall>, Errno> {
-        let mut spans = pointers::of(call.number, &call.arguments);
-        let data = Data::of(call.number, &call.arguments, &mut spans);
-        if spans.is_empty() && data.is_none() {
+        let mut ranges = pointers::of(call.number, &call.arguments);
+        let data = Data::of(call.number, &call.arguments, &mut ranges);
+        if ranges.is_empty() && data.is_none() {
             return Ok(None);
         }
         let Some(mappings) = region() else { return Ok(None) };
         let most = mappings.most_pinned().1;
-        if spans.iter().any(|span| span.length > most && is_longer(mappings, span, most)) && !is_execution(call.number)
+        if ranges.iter().any(|range| range.length > most && is_longer(mappings, range, most))
+            && !is_execution(call.number)
         {
             return Err(Errno::ENOMEM);
         }
-        let mut pinned = Some(Pinned::new(mappings, &spans, Pins::Needed)?);
+        let mut pinned = Some(Pinned::new(mappings, &ranges, Pins::Needed)?);
         let mut retried = None;
         if is_sleep(call) {
-            (pinned, retried) = (None, Some(Box::new(spans)));
+            (pinned, retried) = (None, Some(Box::new(ranges)));
         }
         let mut transfer = data.and_then(|data| Transfer::of(data, call, mappings)).map(Box::new);
         if let Some(transfer) = &mut transfer {
@@ -57,19 +58,19 @@ impl PinnedCall {
     /// data, or it is tried again after an EFAULT.
     pub fn proceed(&mut self, call: &mut SystemCall, answer: u64) -> Option<u64> {
         if answer == error(Errno::EFAULT)
-            && let Some(spans) = self.retried.take()
+            && let Some(ranges) = self.retried.take()
         {
-            return self.pin_again(&spans);
+            return self.pin_again(&ranges);
         }
         let Some(transfer) = &mut self.transfer else { return Some(answer) };
-        match transfer.goes_on(answer) {
+        match transfer.finish_part(answer) {
             Ok(true) => {}
             Ok(false) => return Some(transfer.result(answer)),
             Err(failed) => return Some(error(failed)),
         }
         // Returns the bytes transferred so far if a signal has come, as the kernel does.
         if transfer.begin(call, self.mappings).is_err() || signals::interrupted() {
-            return Some(transfer.break_off());
+            return Some(transfer.cancel_part());
         }
         None
     }
@@ -88,8 +89,8 @@ impl PinnedCall {
 
     /// Pins the memory of a call that failed with EFAULT because pages had been evicted. The caller
     /// then makes the call again.
-    fn pin_again(&mut self, spans: &Spans) -> Option<u64> {
-        match Pinned::new(self.mappings, spans, Pins::Needed) {
+    fn pin_again(&mut self, ranges: &MemoryRanges) -> Option<u64> {
+        match Pinned::new(self.mappings, ranges, Pins::Needed) {
             Ok(pinned) => {
                 self.pinned = Some(pinned);
                 None
@@ -103,9 +104,9 @@ fn error(error: Errno) -> u64 {
     width::word(error.negative())
 }
 
-/// Returns whether more than `most` bytes of a span are mapped.
-fn is_longer(mappings: &Mappings, span: &Span, most: usize) -> bool {
-    mappings.around(span.start).is_some_and(|around| around.end - span.start > most)
+/// Returns whether more than `most` bytes of a range are mapped.
+fn is_longer(mappings: &Mappings, range: &MemoryRange, most: usize) -> bool {
+    mappings.around(range.start).is_some_and(|around| around.end - range.start > most)
 }
 
 /// Returns whether a call is an exec.

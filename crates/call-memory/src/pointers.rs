@@ -18,33 +18,33 @@ use usring_uapi::general as linux;
 
 /// Memory that a call names, in the window of addresses that is reserved for swapped memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Span {
+pub struct MemoryRange {
     pub start: usize,
     pub length: usize,
     pub access: Access,
 }
 
-impl Default for Span {
-    fn default() -> Span {
-        Span { start: 0, length: 0, access: Access::Read }
+impl Default for MemoryRange {
+    fn default() -> MemoryRange {
+        MemoryRange { start: 0, length: 0, access: Access::Read }
     }
 }
 
-pub type Spans = Few<Span>;
+pub type MemoryRanges = Few<MemoryRange>;
 
 pub type Arguments = [u64; 6];
 
 /// Returns the memory that a call names, as far as it is in the window of swapped memory.
-pub fn of(number: u32, arguments: &Arguments) -> Spans {
-    let mut spans = Spans::default();
+pub fn of(number: u32, arguments: &Arguments) -> MemoryRanges {
+    let mut ranges = MemoryRanges::default();
     for (argument, extent, access) in table::pointers(number) {
         let start = arguments[*argument];
         if is_in_window(start) {
-            add(&mut spans, start, length_of(*extent, start, arguments), *access);
+            add(&mut ranges, start, length_of(*extent, start, arguments), *access);
         }
     }
-    add_indirect(&mut spans, number, arguments);
-    spans
+    add_indirect(&mut ranges, number, arguments);
+    ranges
 }
 
 fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
@@ -84,9 +84,9 @@ fn text_length(start: u64) -> u64 {
     length
 }
 
-pub fn add(spans: &mut Spans, start: u64, length: u64, access: Access) {
+pub fn add(ranges: &mut MemoryRanges, start: u64, length: u64, access: Access) {
     if is_in_window(start) && length > 0 {
-        spans.push(Span { start: width::size(start), length: width::size(length), access });
+        ranges.push(MemoryRange { start: width::size(start), length: width::size(length), access });
     }
 }
 
@@ -96,31 +96,31 @@ pub fn is_guess(number: u32) -> bool {
     matches!(number, linux::__NR_ioctl | linux::__NR_setsockopt | linux::__NR_bpf) || !table::is_known(number)
 }
 
-fn add_indirect(spans: &mut Spans, number: u32, arguments: &Arguments) {
+fn add_indirect(ranges: &mut MemoryRanges, number: u32, arguments: &Arguments) {
     let [first, second, third, fourth, ..] = *arguments;
     // The number of the operation in prctl(2), keyctl(2) and ptrace(2).
     let operation = width::low(first);
     match number {
-        linux::__NR_pselect6 => add_signal_set(spans, arguments[5]),
+        linux::__NR_pselect6 => add_signal_set(ranges, arguments[5]),
         // The second vector names memory of the target process, which may be this process.
-        linux::__NR_process_vm_readv => add_vector(spans, fourth, arguments[4], Access::Read),
-        linux::__NR_process_vm_writev => add_vector(spans, fourth, arguments[4], Access::Write),
-        linux::__NR_futex_waitv => add_futexes(spans, first, u64::from(width::low(second))),
-        linux::__NR_ioctl => add_structure(spans, third, ioctl_size(width::low(second))),
-        linux::__NR_setsockopt => add_words(spans, fourth, u64::from(width::low(arguments[4])).min(MOST_STRUCTURE)),
-        linux::__NR_bpf => add_words(spans, second, u64::from(width::low(third)).min(MOST_STRUCTURE)),
+        linux::__NR_process_vm_readv => add_vector(ranges, fourth, arguments[4], Access::Read),
+        linux::__NR_process_vm_writev => add_vector(ranges, fourth, arguments[4], Access::Write),
+        linux::__NR_futex_waitv => add_futexes(ranges, first, u64::from(width::low(second))),
+        linux::__NR_ioctl => add_structure(ranges, third, ioctl_size(width::low(second))),
+        linux::__NR_setsockopt => add_words(ranges, fourth, u64::from(width::low(arguments[4])).min(MOST_STRUCTURE)),
+        linux::__NR_bpf => add_words(ranges, second, u64::from(width::low(third)).min(MOST_STRUCTURE)),
         // `struct xattr_args`: an address and a length.
-        SETXATTRAT | GETXATTRAT => add_words(spans, arguments[4], 16),
-        linux::__NR_seccomp => add_words(spans, third, SOCK_FPROG),
-        linux::__NR_prctl if operation == PR_SET_SECCOMP => add_words(spans, third, SOCK_FPROG),
+        SETXATTRAT | GETXATTRAT => add_words(ranges, arguments[4], 16),
+        linux::__NR_seccomp => add_words(ranges, third, SOCK_FPROG),
+        linux::__NR_prctl if operation == PR_SET_SECCOMP => add_words(ranges, third, SOCK_FPROG),
         linux::__NR_ptrace if matches!(operation, PTRACE_GETREGSET | PTRACE_SETREGSET) => {
-            add_vector(spans, fourth, 1, Access::Write);
+            add_vector(ranges, fourth, 1, Access::Write);
         }
         linux::__NR_keyctl if operation == KEYCTL_INSTANTIATE_IOV => {
-            add_vector(spans, third, fourth, Access::Read);
+            add_vector(ranges, third, fourth, Access::Read);
         }
-        linux::__NR_execve => add_strings(spans, &arguments[1..3]),
-        linux::__NR_execveat => add_strings(spans, &arguments[2..4]),
+        linux::__NR_execve => add_strings(ranges, &arguments[1..3]),
+        linux::__NR_execveat => add_strings(ranges, &arguments[2..4]),
         _ => {}
     }
 }
@@ -138,10 +138,10 @@ const SOCK_FPROG: u64 = 16;
 const MOST_STRUCTURE: u64 = 4096;
 
 /// Adds an `iovec` array and its buffers.
-fn add_vector(spans: &mut Spans, address: u64, count: u64, access: Access) {
+fn add_vector(ranges: &mut MemoryRanges, address: u64, count: u64, access: Access) {
     let count = count.min(VECTOR_LIMIT);
-    add(spans, address, count * size_of::<IoVector>() as u64, Access::Write);
-    let _ = each_word(address, count * 2, |words: [u64; 2]| add(spans, words[0], words[1], access));
+    add(ranges, address, count * size_of::<IoVector>() as u64, Access::Write);
+    let _ = each_word(address, count * 2, |words: [u64; 2]| add(ranges, words[0], words[1], access));
 }
 
 /// Lowest address that programs can map (the usual vm.mmap_min_addr).
@@ -164,14 +164,14 @@ fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64
 }
 
 /// Adds the signal set of pselect6(2): address and length.
-fn add_signal_set(spans: &mut Spans, address: u64) {
-    let _ = each_word(address, 2, |words: [u64; 2]| add(spans, words[0], words[1], Access::Read));
+fn add_signal_set(ranges: &mut MemoryRanges, address: u64) {
+    let _ = each_word(address, 2, |words: [u64; 2]| add(ranges, words[0], words[1], Access::Read));
 }
 
 /// Adds the words of an array of `struct futex_waitv` (value, address, flags).
-fn add_futexes(spans: &mut Spans, address: u64, count: u64) {
+fn add_futexes(ranges: &mut MemoryRanges, address: u64, count: u64) {
     const MOST: u64 = 128;
-    let _ = each_word(address, count.min(MOST) * 3, |words: [u64; 3]| add(spans, words[1], 4, Access::Write));
+    let _ = each_word(address, count.min(MOST) * 3, |words: [u64; 3]| add(ranges, words[1], 4, Access::Write));
 }
 
 /// Returns the size of the structure that an ioctl's number declares.
@@ -188,16 +188,16 @@ const USUAL: u64 = 16 << 10;
 
 /// Adds the structure of an ioctl(2), and the memory that its words name. Counts at least [`USUAL`]
 /// bytes for the structure, because the kernel may use more than the number of the ioctl declares.
-fn add_structure(spans: &mut Spans, address: u64, size: u64) {
-    add(spans, address, size.max(USUAL), Access::Write);
-    add_words(spans, address, size.min(MOST_STRUCTURE));
+fn add_structure(ranges: &mut MemoryRanges, address: u64, size: u64) {
+    add(ranges, address, size.max(USUAL), Access::Write);
+    add_words(ranges, address, size.min(MOST_STRUCTURE));
 }
 
 /// Maximum length, in bytes, that is assumed for memory named by a structure.
 const MOST_NAMED: u64 = 1 << 20;
 
 /// Adds the memory that a structure names: each word that is an address of swapped memory.
-fn add_words(spans: &mut Spans, address: u64, size: u64) {
+fn add_words(ranges: &mut MemoryRanges, address: u64, size: u64) {
     let mut longest = USUAL;
     let _ = each_word(address, size / 8, |[word]: [u64; 1]| {
         for number in [word, word & 0xffff_ffff, word >> 32] {
@@ -206,11 +206,11 @@ fn add_words(spans: &mut Spans, address: u64, size: u64) {
             }
         }
     });
-    let _ = each_word(address, size / 8, |[word]: [u64; 1]| add(spans, word, longest, Access::Write));
+    let _ = each_word(address, size / 8, |[word]: [u64; 1]| add(ranges, word, longest, Access::Write));
 }
 
 /// Adds arrays of strings (`argv`, `envp`) that end with a null pointer.
-fn add_strings(spans: &mut Spans, arrays: &[u64]) {
+fn add_strings(ranges: &mut MemoryRanges, arrays: &[u64]) {
     for array in arrays.iter().filter(|array| **array != 0) {
         let mut place = UserAddress(*array);
         let mut length = 8;
@@ -218,12 +218,12 @@ fn add_strings(spans: &mut Spans, arrays: &[u64]) {
             && string != 0
         {
             if is_in_window(string) {
-                add(spans, string, string_length(string), Access::Read);
+                add(ranges, string, string_length(string), Access::Read);
             }
             place = place.offset(8);
             length += 8;
         }
-        add(spans, *array, length, Access::Read);
+        add(ranges, *array, length, Access::Read);
     }
 }
 
@@ -252,7 +252,7 @@ mod tests {
     const ANYTHING: u64 = 0x5a5a_5a5a << 32;
 
     fn lengths(number: u32, arguments: [u64; 6]) -> Vec<usize> {
-        of(number, &arguments).iter().map(|span| span.length).collect()
+        of(number, &arguments).iter().map(|range| range.length).collect()
     }
 
     #[test]

@@ -14,7 +14,7 @@
 use crate::data::{Data, EACH_MESSAGE, Form};
 use crate::few::Few;
 use crate::io_semantics::{self, IoSemantics, Medium};
-use crate::pointers::{self, Arguments, Spans};
+use crate::pointers::{self, Arguments, MemoryRanges};
 use alloc::vec::Vec;
 use core::ops::Range;
 use usring_swap::Access;
@@ -38,12 +38,12 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    pub fn new(mappings: &'static Mappings, spans: &Spans, pins: Pins) -> Result<Pinned, Errno> {
+    pub fn new(mappings: &'static Mappings, ranges: &MemoryRanges, pins: Pins) -> Result<Pinned, Errno> {
         let mut pinned = Pinned { mappings, ranges: Few::default() };
-        for span in spans.iter() {
-            let range = span.start..span.start.saturating_add(span.length).min(WINDOW.end);
+        for memory in ranges.iter() {
+            let range = memory.start..memory.start.saturating_add(memory.length).min(WINDOW.end);
             let keep = |part: Range<usize>| pinned.ranges.push((part.start, part.end));
-            match mappings.pin(&range, span.access, pins, keep) {
+            match mappings.pin(&range, memory.access, pins, keep) {
                 Ok(()) => {}
                 // If a page cannot be read back from the store, usring answers EFAULT, as the
                 // kernel does.
@@ -184,12 +184,12 @@ impl Transfer {
     fn pin(&mut self, mappings: &'static Mappings) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);
-            let mut spans = Spans::default();
+            let mut ranges = MemoryRanges::default();
             for IoVector { base, length } in &self.part {
-                pointers::add(&mut spans, *base, *length, self.data.access);
+                pointers::add(&mut ranges, *base, *length, self.data.access);
             }
             let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
-            match Pinned::new(mappings, &spans, pins) {
+            match Pinned::new(mappings, &ranges, pins) {
                 Ok(pins) => self.part_memory = PartMemory::Pinned(pins),
                 // ENOMEM: at present, pins of other threads leave no room.
                 Err(Errno::ENOMEM) if self.semantics.appends => return self.bounce(),
@@ -258,7 +258,7 @@ impl Transfer {
     }
 
     /// Handles the kernel's answer to the part in flight. Returns whether another part follows.
-    pub fn goes_on(&mut self, answer: u64) -> Result<bool, Errno> {
+    pub fn finish_part(&mut self, answer: u64) -> Result<bool, Errno> {
         let part_memory = core::mem::replace(&mut self.part_memory, PartMemory::Nothing);
         if is_error(answer) {
             return Ok(false);
@@ -316,7 +316,7 @@ impl Transfer {
 
     /// Releases the memory of the next part, which is not transferred. Returns the number of bytes
     /// that earlier parts have transferred.
-    pub fn break_off(&mut self) -> u64 {
+    pub fn cancel_part(&mut self) -> u64 {
         self.part_memory = PartMemory::Nothing;
         self.done
     }

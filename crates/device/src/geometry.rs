@@ -44,7 +44,7 @@ pub struct Features {
     /// The kernel accesses a request's memory until the completion. Swapped memory, whose pages are
     /// evicted and brought back ([`usring_sys::pinned_memory`]), must not be passed to such a
     /// device.
-    pub lends_memory: bool,
+    pub kernel_holds_memory: bool,
 }
 
 impl Geometry {

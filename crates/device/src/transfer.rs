@@ -78,7 +78,8 @@ impl Transfer<'_> {
     /// or the device does not lend it to the kernel.
     #[inline]
     fn stays(&self, geometry: &Geometry) -> bool {
-        !geometry.features.lends_memory || !self.segments.iter().any(|segment| pinned_memory::is_evictable(*segment))
+        !geometry.features.kernel_holds_memory
+            || !self.segments.iter().any(|segment| pinned_memory::is_evictable(*segment))
     }
 
     #[cold]

@@ -37,9 +37,9 @@ fn segment(from: usize, length: usize) -> IoVector {
 
 #[test]
 fn a_request_skips_the_queue_pair_if_its_memory_is_in_the_pin_hook() {
-    let route = |lends_memory, segments: &[IoVector]| {
+    let route = |kernel_holds_memory, segments: &[IoVector]| {
         let mut geometry = driver(1 << 20).geometry;
-        geometry.features.lends_memory = lends_memory;
+        geometry.features.kernel_holds_memory = kernel_holds_memory;
         let (operation, durable, registered) = (Operation::Read, false, false);
         Transfer { operation, durable, registered, direct: true, offset: 0, segments }.route(&geometry)
     };
@@ -61,11 +61,12 @@ fn a_request_skips_the_queue_pair_if_its_memory_is_in_the_pin_hook() {
 
 #[test]
 fn a_call_copies_memory_that_the_device_must_not_access() {
-    for lends_memory in [false, true] {
+    for kernel_holds_memory in [false, true] {
         let mut test = driver(SIZE as u64);
-        test.geometry.features.lends_memory = lends_memory;
+        test.geometry.features.kernel_holds_memory = kernel_holds_memory;
         let window = segment(WITHIN.start, WITHIN.len());
-        *test.controls.forbidden.lock().unwrap() = lends_memory.then(|| window.base..window.base + window.length);
+        *test.controls.forbidden.lock().unwrap() =
+            kernel_holds_memory.then(|| window.base..window.base + window.length);
         let (device, controls, _) = test.device(PollPolicy::Classic);
         let whole = [segment(0, 12 << 10), segment(12 << 10, SIZE - (12 << 10))];
         assert_eq!(device.as_file().write(0, &whole, true, false), Ok(SIZE as u64));

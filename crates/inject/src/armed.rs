@@ -138,7 +138,7 @@ pub fn ask_numbered(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
         seed: page.seed(),
     };
     let active = rules.active.iter().map(|(index, rule)| (*index, rule));
-    let fault = decide(active, call, &moment, |rule| page.count(key(Counter::Meant, state.identity, rule)))?;
+    let fault = decide(active, call, &moment, |rule| page.count(key(Counter::Matched, state.identity, rule)))?;
     if fault.once && !page.remove(fault.rule) {
         // Another call has just had this fault.
         return None;

@@ -9,7 +9,7 @@ pub use crate::set::Kind;
 
 use crate::damage::Flip;
 use crate::errors::errno_name;
-use crate::names::is_meant;
+use crate::names::matches_path;
 use crate::rule::{Answer, Conditions, Effect, IssuePath, Rule, Short};
 use crate::set::name_of;
 use core::fmt;
@@ -145,7 +145,7 @@ fn means(rule: &Rule, call: &Call<'_>, moment: &Moment) -> bool {
         && process.is_none_or(|wanted| moment.process == wanted)
         && nth.is_none_or(|wanted| moment.nth == wanted)
         && moment.elapsed >= *after
-        && path.as_ref().is_none_or(|pattern| call.names.any(&mut |name| is_meant(pattern, name)))
+        && path.as_ref().is_none_or(|pattern| call.names.any(&mut |name| matches_path(pattern, name)))
 }
 
 impl Fault {

@@ -108,7 +108,7 @@ fn read_path(address: UserAddress) -> Option<Vec<u8>> {
 
 /// Returns whether a pattern matches a file name. A pattern without a slash may also match the last
 /// part of the name alone.
-pub fn is_meant(pattern: &[u8], path: &[u8]) -> bool {
+pub fn matches_path(pattern: &[u8], path: &[u8]) -> bool {
     let last = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     crate::glob::matches(pattern, path) || !pattern.contains(&b'/') && crate::glob::matches(pattern, last)
 }
@@ -147,7 +147,11 @@ mod tests {
 
     #[test]
     fn a_pattern_without_a_slash_means_the_last_part() {
-        assert!(is_meant(b"x.db", b"/srv/x.db") && is_meant(b"*.db", b"/srv/x.db") && is_meant(b"/srv/*", b"/srv/x"));
-        assert!(!is_meant(b"srv", b"/srv/x.db") && !is_meant(b"/x.db", b"/srv/x.db"));
+        assert!(
+            matches_path(b"x.db", b"/srv/x.db")
+                && matches_path(b"*.db", b"/srv/x.db")
+                && matches_path(b"/srv/*", b"/srv/x")
+        );
+        assert!(!matches_path(b"srv", b"/srv/x.db") && !matches_path(b"/x.db", b"/srv/x.db"));
     }
 }

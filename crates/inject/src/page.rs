@@ -79,7 +79,7 @@ pub enum Counter {
     /// Number of calls with this name in a process.
     Calls,
     /// Number of calls with this name that a rule matched in a process.
-    Meant,
+    Matched,
     /// Number of faults that a rule made in calls with this name, in all processes.
     Faults,
     /// Not a count: the number of a process in the run.
@@ -142,7 +142,7 @@ impl Key {
         }
         let counter = match word >> 60 & 3 {
             0 => Counter::Calls,
-            1 => Counter::Meant,
+            1 => Counter::Matched,
             2 => Counter::Faults,
             _ => Counter::Process,
         };
@@ -447,13 +447,13 @@ mod tests {
     #[test]
     fn counters_of_different_keys_are_apart() {
         let page = page();
-        assert_eq!(page.count(key(Counter::Meant, 1)), 1);
-        assert_eq!(page.count(key(Counter::Meant, 1)), 2);
-        assert_eq!(page.count(key(Counter::Meant, 2)), 1);
+        assert_eq!(page.count(key(Counter::Matched, 1)), 1);
+        assert_eq!(page.count(key(Counter::Matched, 1)), 2);
+        assert_eq!(page.count(key(Counter::Matched, 2)), 1);
         assert_eq!(page.count(key(Counter::Faults, 1)), 1);
         let mut counters = page.counters();
         counters.sort_by_key(|(key, _)| (key.counter as u8, key.process));
-        let expected = [(key(Counter::Meant, 1), 2), (key(Counter::Meant, 2), 1), (key(Counter::Faults, 1), 1)];
+        let expected = [(key(Counter::Matched, 1), 2), (key(Counter::Matched, 2), 1), (key(Counter::Faults, 1), 1)];
         assert_eq!(counters, expected);
     }
 

@@ -72,12 +72,12 @@ impl Area {
         self.memory.word(self.start + word).load(Ordering::Relaxed)
     }
 
-    fn place(&self, index: u32) -> usize {
+    fn offset_of(&self, index: u32) -> usize {
         self.start + HEADER + (((index & (self.capacity - 1)) as usize) << self.shift)
     }
 
     fn write(&self, index: u32, (cqe, extension): (Cqe, Extension)) {
-        let place = self.place(index);
+        let place = self.offset_of(index);
         self.memory.write(place, cqe.words());
         if self.shift > 4 {
             self.memory.write(place + 16, extension);
@@ -87,7 +87,7 @@ impl Area {
     }
 
     fn read(&self, index: u32) -> (Cqe, Extension) {
-        let place = self.place(index);
+        let place = self.offset_of(index);
         let extension = if self.shift > 4 { self.memory.read(place + 16) } else { [0; 2] };
         (Cqe::from_words(self.memory.read(place)), extension)
     }

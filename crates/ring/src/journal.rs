@@ -16,7 +16,7 @@
 //! | `NEW` | is being taken from the SQ | its index in the SQ |
 //! | none | is in flight | |
 //! | `TIMED` | is a timeout in flight | number of its timer ([`timers`]) |
-//! | `HELD` | is held back by an IO_DRAIN | its place in the order of held requests |
+//! | `HELD` | is held back by an IO_DRAIN | its position in the order of held requests |
 //! | `POSTED` | ends with a CQE that is being added to the CQ or to the backlog | index of that CQE |
 //!
 //! The slots in use lie before `top`, a word in front of the first slot.
@@ -47,11 +47,11 @@ const HELD: u32 = 1 << 30;
 const POSTED: u32 = 1 << 31;
 const NUMBER: u32 = NEW - 1;
 
-/// Flags in the index of a held request. The bits above them are its place in the order.
+/// Flags in the index of a held request. The bits above them are its position in the order.
 const MEMBER: u32 = 1;
 const DRAINS: u32 = 2;
 const ORDER: u32 = !(MEMBER | DRAINS);
-/// Difference between two places in the order.
+/// Difference between two positions in the order.
 const NEXT: u32 = 4;
 
 const SLOT: usize = 16;
@@ -59,8 +59,8 @@ const INDEX: usize = 4;
 const USER_DATA: usize = 8;
 /// Bytes in front of the first slot.
 const HEADER: usize = 64;
-/// Offset of the word that holds the next free place in the order of held requests.
-const NEXT_PLACE: usize = 4;
+/// Offset of the word that holds the next free position in the order of held requests.
+const NEXT_POSITION: usize = 4;
 /// Least number of slots of a journal. A ring with a small CQ can have more requests in flight than
 /// CQ entries. The pages of slots that were never used take no memory.
 const LEAST: usize = 1024;
@@ -77,7 +77,7 @@ pub struct HeldRequest {
     pub owner: u32,
     /// Requests behind it wait until it has completed.
     pub drains: bool,
-    place: u32,
+    position: u32,
 }
 
 /// The orphans (requests of processes that have ended) that [`Journal::take_one_orphan`] may take.
@@ -334,56 +334,56 @@ impl Journal {
     }
 }
 
-/// The order of held requests. All requests of a held chain share one place.
+/// The order of held requests. All requests of a held chain share one position.
 impl Journal {
-    /// Returns a new place behind all held requests.
-    pub fn last_place(&self) -> u32 {
-        self.last_places(1)
+    /// Returns a new position behind all held requests.
+    pub fn last_position(&self) -> u32 {
+        self.last_positions(1)
     }
 
-    /// Returns the first of `count` new places behind all held requests.
-    fn last_places(&self, count: u32) -> u32 {
-        let next = self.memory.word(self.start + NEXT_PLACE);
-        let place = next.load(Ordering::Relaxed) & ORDER;
-        next.store(place.wrapping_add(NEXT.wrapping_mul(count)), Ordering::Relaxed);
-        place
+    /// Returns the first of `count` new positions behind all held requests.
+    fn last_positions(&self, count: u32) -> u32 {
+        let next = self.memory.word(self.start + NEXT_POSITION);
+        let position = next.load(Ordering::Relaxed) & ORDER;
+        next.store(position.wrapping_add(NEXT.wrapping_mul(count)), Ordering::Relaxed);
+        position
     }
 
-    /// Returns `count` new places, in order. They are before the places of all held requests.
-    pub fn first_places(&self, count: u32) -> impl Iterator<Item = u32> + use<> {
+    /// Returns `count` new positions, in order. They are before the positions of all held requests.
+    pub fn first_positions(&self, count: u32) -> impl Iterator<Item = u32> + use<> {
         let length = NEXT.wrapping_mul(count);
         let first = match self.first_held() {
-            Some(held) => held.place.wrapping_sub(length),
-            None => self.last_places(count),
+            Some(held) => held.position.wrapping_sub(length),
+            None => self.last_positions(count),
         };
         (0..count).map(move |index| first.wrapping_add(NEXT.wrapping_mul(index)))
     }
 
-    /// Adds a request of this process that is held back. `place`: its place in the order of held
-    /// requests. `None`: the journal is full.
-    /// For a chain, the caller first adds the later requests ([`Journal::add_held_member`]), and
-    /// then the chain's first request by this function.
-    pub fn add_held(&mut self, user_data: u64, place: u32, drains: bool) -> Option<JournalSlot> {
-        self.add(user_data, place | if drains { DRAINS } else { 0 }, HELD)
+    /// Adds a request of this process that is held back. `position`: its position in the order of
+    /// held requests. `None`: the journal is full. For a chain, the caller first adds the later
+    /// requests ([`Journal::add_held_member`]), and then the chain's first request by this
+    /// function.
+    pub fn add_held(&mut self, user_data: u64, position: u32, drains: bool) -> Option<JournalSlot> {
+        self.add(user_data, position | if drains { DRAINS } else { 0 }, HELD)
     }
 
     /// Adds a request of this process that is held back behind the first request of its chain.
     /// `None`: the journal is full.
-    pub fn add_held_member(&mut self, user_data: u64, place: u32) -> Option<JournalSlot> {
-        self.add(user_data, place | MEMBER, HELD)
+    pub fn add_held_member(&mut self, user_data: u64, position: u32) -> Option<JournalSlot> {
+        self.add(user_data, position | MEMBER, HELD)
     }
 
     /// Notes that a request of this process is held back behind the first request of its chain. The
     /// caller then calls [`Journal::hold`] for the chain's first request.
-    pub fn hold_member(&self, slot: JournalSlot, place: u32) {
-        self.set_index(slot.0, place | MEMBER);
+    pub fn hold_member(&self, slot: JournalSlot, position: u32) {
+        self.set_index(slot.0, position | MEMBER);
         self.set_owner(slot.0, self.own | HELD);
     }
 
-    /// Notes that a request of this process is held back. `place`: its place in the order of held
-    /// requests. `drains`: the requests after it wait until it has completed.
-    pub fn hold(&self, slot: JournalSlot, place: u32, drains: bool) {
-        self.set_index(slot.0, place | if drains { DRAINS } else { 0 });
+    /// Notes that a request of this process is held back. `position`: its position in the order of
+    /// held requests. `drains`: the requests after it wait until it has completed.
+    pub fn hold(&self, slot: JournalSlot, position: u32, drains: bool) {
+        self.set_index(slot.0, position | if drains { DRAINS } else { 0 });
         self.set_owner(slot.0, self.own | HELD);
     }
 
@@ -399,8 +399,8 @@ impl Journal {
 
     /// Returns whether the first request of the chain to which a held request belongs is held, too.
     fn has_held_head(&self, slot: u32) -> bool {
-        let place = self.index(slot) & ORDER;
-        self.used().filter_map(|slot| self.held_index(slot)).any(|index| index & !DRAINS == place)
+        let position = self.index(slot) & ORDER;
+        self.used().filter_map(|slot| self.held_index(slot)).any(|index| index & !DRAINS == position)
     }
 
     /// Returns the first held request in the order. For a held chain, returns the chain's first
@@ -409,10 +409,10 @@ impl Journal {
         let mut first: Option<HeldRequest> = None;
         for slot in self.used() {
             let Some(index) = self.held_index(slot).filter(|index| index & MEMBER == 0) else { continue };
-            let place = index & ORDER;
-            if first.is_none_or(|first| place.wrapping_sub(first.place).cast_signed() < 0) {
+            let position = index & ORDER;
+            if first.is_none_or(|first| position.wrapping_sub(first.position).cast_signed() < 0) {
                 let (owner, drains) = (self.owner(slot).0, index & DRAINS != 0);
-                first = Some(HeldRequest { slot: JournalSlot(slot), owner, drains, place });
+                first = Some(HeldRequest { slot: JournalSlot(slot), owner, drains, position });
             }
         }
         first
@@ -425,7 +425,7 @@ impl Journal {
 
     /// Returns the slots of a held chain, except the slot of its first request.
     fn members(&self, held: &HeldRequest) -> Vec<u32> {
-        let is_member = |slot: &u32| self.held_index(*slot) == Some(held.place | MEMBER);
+        let is_member = |slot: &u32| self.held_index(*slot) == Some(held.position | MEMBER);
         self.used().filter(is_member).collect()
     }
 

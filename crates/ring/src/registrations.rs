@@ -29,7 +29,7 @@ const FILES: usize = 12;
 const EVENT: usize = 16;
 const BUFFERS: usize = 20;
 const RESTRICTIONS: usize = 24;
-const NEXT_PLACE: usize = 28;
+const NEXT_POSITION: usize = 28;
 /// The rules of the restrictions, [`Rules`].
 const RULES: usize = 64;
 
@@ -298,15 +298,15 @@ impl Registrations {
 }
 
 /// Offsets of a provided buffer's words. The word at `GROUP_OF` holds the group's id and
-/// [`IN_USE`]. The word at `PLACE` holds the buffer's position in the order of its group.
+/// [`IN_USE`]. The word at `POSITION` holds the buffer's position in the order of its group.
 const GROUP_OF: usize = 0;
-const PLACE: usize = 4;
+const POSITION: usize = 4;
 const ADDRESS_OF: usize = 8;
 const LENGTH_OF: usize = 16;
 const ID_OF: usize = 20;
 const IN_USE: u32 = 1 << 16;
 
-/// The buffers of classic groups: those that PROVIDE_BUFFERS has provided. The word at `PLACE`
+/// The buffers of classic groups: those that PROVIDE_BUFFERS has provided. The word at `POSITION`
 /// orders the buffers of a group.
 impl Registrations {
     fn provided(index: usize) -> usize {
@@ -322,11 +322,11 @@ impl Registrations {
         (0..MOST_PROVIDED).filter(|index| self.is_provided(*index, group)).count()
     }
 
-    /// Returns the index of the group's first buffer, and that buffer's word at `PLACE`.
+    /// Returns the index of the group's first buffer, and that buffer's word at `POSITION`.
     fn first_index(&self, group: u16) -> Option<(usize, u32)> {
         let mut first: Option<(usize, u32)> = None;
         for index in (0..MOST_PROVIDED).filter(|index| self.is_provided(*index, group)) {
-            let place = self.get(Self::provided(index) + PLACE);
+            let place = self.get(Self::provided(index) + POSITION);
             if first.is_none_or(|(_, other)| place.wrapping_sub(other).cast_signed() < 0) {
                 first = Some((index, place));
             }
@@ -367,8 +367,8 @@ impl Registrations {
     pub fn provide(&self, group: u16, buffers: impl IntoIterator<Item = ProvidedBuffer>) {
         let free: Vec<usize> = (0..MOST_PROVIDED).filter(|index| self.get(Self::provided(*index)) == 0).collect();
         for (index, buffer) in free.into_iter().zip(buffers) {
-            let place = self.get(NEXT_PLACE);
-            self.set(NEXT_PLACE, place.wrapping_add(1));
+            let place = self.get(NEXT_POSITION);
+            self.set(NEXT_POSITION, place.wrapping_add(1));
             self.fill(index, group, place, buffer);
         }
     }
@@ -379,14 +379,14 @@ impl Registrations {
         let Some(index) = (0..MOST_PROVIDED).find(|index| self.get(Self::provided(*index)) == 0) else { return };
         let place = match self.first_index(group) {
             Some((_, first)) => first.wrapping_sub(1),
-            None => self.get(NEXT_PLACE).wrapping_sub(1),
+            None => self.get(NEXT_POSITION).wrapping_sub(1),
         };
         self.fill(index, group, place, buffer);
     }
 
     fn fill(&self, index: usize, group: u16, place: u32, buffer: ProvidedBuffer) {
         let at = Self::provided(index);
-        self.set(at + PLACE, place);
+        self.set(at + POSITION, place);
         self.set(at + ID_OF, u32::from(buffer.id));
         self.set(at + LENGTH_OF, buffer.length);
         self.write(at + ADDRESS_OF, buffer.address);

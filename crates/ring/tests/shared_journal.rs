@@ -94,10 +94,10 @@ fn held_requests_of_both_processes_keep_their_order() {
     let own = begin(&mut first, 1);
     let other = begin(&mut second, 2);
     let member = begin(&mut second, 3);
-    let place = second.last_place();
+    let place = second.last_position();
     second.hold_member(member, place);
     second.hold(other, place, true);
-    let place = first.last_place();
+    let place = first.last_position();
     first.hold(own, place, false);
     assert!(!first.is_any_in_flight());
     let held = first.first_held().unwrap();
@@ -112,7 +112,7 @@ fn held_requests_of_both_processes_keep_their_order() {
 fn held_requests_of_a_dead_process_stay_until_their_turn() {
     let (mut first, mut second, mut cq) = halves();
     let [head, member, armed] = [1, 2, 3].map(|number| begin(&mut first, number));
-    let place = first.last_place();
+    let place = first.last_position();
     first.hold_member(member, place);
     first.hold(head, place, true);
     drop(first);
@@ -129,7 +129,7 @@ fn held_requests_of_a_dead_process_stay_until_their_turn() {
 fn members_without_a_held_head_are_taken_from_a_dead_process() {
     let (mut first, mut second, _) = halves();
     let [head, member] = [1, 2].map(|number| begin(&mut first, number));
-    first.hold_member(member, first.last_place());
+    first.hold_member(member, first.last_position());
     drop(first);
     assert_eq!(second.take_orphans(|_| false), [(head, 1), (member, 2)]);
     assert!(second.first_held().is_none());

@@ -135,8 +135,7 @@ impl Pager {
             while let Some(touch) = events.read() {
                 let index = (touch.address - self.memory.address()) / self.unit();
                 let start = self.memory.address() + self.offset(index);
-                if let Err(lost) =
-                    self.bring_in(index, Touch { write: touch.write, present: touch.present, fault_slot })
+                if let Err(lost) = self.page_in(index, Touch { write: touch.write, present: touch.present, fault_slot })
                 {
                     self.complain(index, lost);
                     if let Err(error) = events.poison(start, self.unit()) {

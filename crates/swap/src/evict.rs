@@ -102,7 +102,7 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    fn goes(&self, position: usize) -> bool {
+    fn leaves_memory(&self, position: usize) -> bool {
         self.taken[position].is_some() && !self.next[position].is_resident()
     }
 
@@ -251,7 +251,7 @@ impl Pager {
     /// Evicts the clean and dirty pages of a cluster that are not pinned. `None` if another thread
     /// has claimed the cluster, or if a fork is about to claim all clusters.
     fn evict_cluster(&self, cluster: usize, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Option<Outcome> {
-        if self.wanted_whole.load(Ordering::Relaxed) != 0 {
+        if self.waiting_forks.load(Ordering::Relaxed) != 0 {
             return None;
         }
         let mut claim = self.gate(cluster).claim()?;
@@ -418,7 +418,7 @@ impl Pager {
     /// Frees the memory of the evicted pages. Makes the dirty pages that stay in memory writable
     /// again.
     fn drop_pages(&self, batch: &mut Batch, _: &Shut) -> Result<(), Obstacle> {
-        let goes = |position: usize| batch.goes(position);
+        let goes = |position: usize| batch.leaves_memory(position);
         let dropped = self.for_runs(batch, goes, |offset, length| self.mechanism.discard(offset, length));
         if let Err(obstacle) = dropped {
             // No known kernel refuses to free the memory. If one does, it is unknown which pages
@@ -426,7 +426,7 @@ impl Pager {
             // slot, or is zeroes.
             say(format_args!("swap: the memory of evicted pages cannot be freed ({obstacle:?})"));
         }
-        let stays = |position: usize| batch.is_dirty(position) && !batch.goes(position);
+        let stays = |position: usize| batch.is_dirty(position) && !batch.leaves_memory(position);
         // If this fails, the next write to the page faults, and the fault makes it writable.
         self.for_neighbours(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
         dropped

@@ -211,14 +211,14 @@ struct EvictionPause<'a>(&'a Pager);
 impl<'a> EvictionPause<'a> {
     fn begin(pager: &'a Pager) -> Self {
         pager.evictions.begin();
-        pager.wanted_whole.fetch_add(1, Ordering::Relaxed);
+        pager.waiting_forks.fetch_add(1, Ordering::Relaxed);
         EvictionPause(pager)
     }
 }
 
 impl Drop for EvictionPause<'_> {
     fn drop(&mut self) {
-        self.0.wanted_whole.fetch_sub(1, Ordering::Relaxed);
+        self.0.waiting_forks.fetch_sub(1, Ordering::Relaxed);
         self.0.evictions.end(true);
     }
 }

@@ -84,7 +84,7 @@ pub struct Pager {
     /// Errno of the last failed write to the store.
     pub last_failure: AtomicU32,
     /// Number of threads that want to claim all clusters, for a fork. Above 0, no eviction begins.
-    pub wanted_whole: AtomicU32,
+    pub waiting_forks: AtomicU32,
     /// Number of clusters that the hand of the eviction clock (`evict`) has visited.
     pub hand: AtomicUsize,
     unit: usize,
@@ -135,7 +135,7 @@ impl Pager {
             evictions: Evictions::new(),
             failed_writes: AtomicU32::new(0),
             last_failure: AtomicU32::new(0),
-            wanted_whole: AtomicU32::new(0),
+            waiting_forks: AtomicU32::new(0),
             hand: AtomicUsize::new(0),
             unit,
             per_cluster,
@@ -253,7 +253,7 @@ impl Pager {
     }
 
     /// Brings a page in and makes it writable for a write access. This is the path of a fault.
-    pub fn bring_in(&self, index: usize, touch: Touch) -> Result<(), Lost> {
+    pub fn page_in(&self, index: usize, touch: Touch) -> Result<(), Lost> {
         let page = self.page(index);
         let mut has_room = false;
         let outcome = loop {
@@ -444,7 +444,7 @@ impl FaultServer for Pager {
             return if is_allowed { Served::Again } else { Served::Foreign };
         }
         let touch = Touch { write: fault.write, present: fault.present, fault_slot: fault.slot };
-        match self.bring_in(index, touch) {
+        match self.page_in(index, touch) {
             Ok(()) => Served::Again,
             Err(Lost::UNUSED) => Served::Unmapped,
             Err(lost) => {

@@ -410,10 +410,10 @@ impl SwapRegion {
                 Pinned::No(_) => {
                     // Signals are blocked: a handler's touch would wait for this thread itself.
                     let _closed = thread::close_signals();
-                    if self.pager.bring_in_together(pages.clone(), touch) {
+                    if self.pager.page_in_range(pages.clone(), touch) {
                         continue;
                     }
-                    self.pager.bring_in(index, touch).map_err(|lost| {
+                    self.pager.page_in(index, touch).map_err(|lost| {
                         if lost == Lost::UNUSED {
                             return Errno::ENXIO;
                         }

@@ -91,7 +91,7 @@ impl Pager {
 
     /// Brings in pages from the start of a range by one request. Returns `false` after a failure.
     /// The caller then brings in the first page alone, which also reports the error.
-    pub fn bring_in_together(&self, pages: Range<usize>, touch: Touch) -> bool {
+    pub fn page_in_range(&self, pages: Range<usize>, touch: Touch) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();
         let mut room = if wanted < 2 { 0 } else { self.take_room(wanted, touch.fault_slot) };

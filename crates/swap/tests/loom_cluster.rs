@@ -27,7 +27,7 @@ impl Cluster {
             words: [AtomicU32::new(0), AtomicU32::new(0)],
             mapped: [Cell::new(false), Cell::new(false)],
         };
-        cluster.bring_in(0);
+        cluster.page_in(0);
         Arc::new(cluster)
     }
 
@@ -40,7 +40,7 @@ impl Cluster {
     }
 
     /// Maps a page as the thread of a fault does.
-    fn bring_in(&self, index: usize) {
+    fn page_in(&self, index: usize) {
         let Some(taken) = self.page(index).take(State::Untouched, Pins::Ignored) else { return };
         let _inside = self.gate().enter();
         self.mapped[index].set(true);
@@ -78,7 +78,7 @@ fn fault_during_eviction() {
             let cluster = cluster.clone();
             move || cluster.evict()
         });
-        cluster.bring_in(1);
+        cluster.page_in(1);
         evictor.join().unwrap();
         for index in 0..2 {
             assert_eq!(cluster.page(index).state().is_resident(), cluster.mapped[index].get(), "page {index}");

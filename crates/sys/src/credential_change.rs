@@ -66,7 +66,7 @@ impl Generations {
 
     /// Forgets a change that has begun and not ended. For a forked child, in which the changing
     /// thread does not exist.
-    pub fn forget_unended(&self) {
+    pub fn forget_unfinished(&self) {
         self.begun.store(self.ended.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 

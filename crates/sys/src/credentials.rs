@@ -199,7 +199,7 @@ pub fn forget_after_fork() {
     ORDERING.store(0, Ordering::Relaxed);
     // A thread of the parent may have been in a change at the fork. That thread does not exist in
     // the child.
-    GENERATIONS.forget_unended();
+    GENERATIONS.forget_unfinished();
     ORDER.forget_unfinished();
     own_threads::forget();
 }

@@ -78,7 +78,7 @@ pub enum Edge {
     HandOver,
     /// The state of a call that the stuck-call watchdog watches. The watchdog publishes that it has
     /// sent the interrupting signal. The caller waits for that before it leaves the call.
-    BreakOff,
+    Interrupt,
     /// A change of credentials: the changing thread publishes the counts of changes and the change
     /// itself. A service thread (a thread of usring that makes the same change) publishes its
     /// answer.

@@ -10,7 +10,7 @@
 //!   look at the work                       wake_target(queued)
 //!     there is enough: do not sleep          Futex: futex::wake_shared(word.futex(), u32::MAX)
 //!     else: sleep in the kernel              Epoll: write the leader's eventfd
-//!   retract(ticket)                          Nobody: no thread was asleep
+//!   retract(ticket)                          NoSleeper: no thread was asleep
 //!   look at the work again
 //! ```
 //! Each side stores its own word, executes a full barrier, and then reads the other side's word. So
@@ -73,7 +73,7 @@ pub enum Sleeper {
 #[must_use = "a claimed thread sleeps until it is woken"]
 pub enum Wake {
     /// No thread sleeps, or all sleepers wait for more entries.
-    Nobody,
+    NoSleeper,
     /// All futex sleepers. The waker calls [`SleepWord::wake_futex`].
     Futex,
     /// The leader. The waker writes the eventfd that is in the ring's epoll set.
@@ -140,7 +140,7 @@ impl State {
             | u64::from(self.claims) << 36
     }
 
-    fn is_nobody(self) -> bool {
+    fn has_no_sleeper(self) -> bool {
         !self.asleep && self.sleepers == 0
     }
 
@@ -178,7 +178,7 @@ impl SleepWord {
         let futex = self.futex.load(Ordering::Relaxed);
         let needed = needed.min(NEEDED_MAX);
         let before = self.change(|state| {
-            state.needed = if state.is_nobody() { needed } else { needed.min(state.needed) };
+            state.needed = if state.has_no_sleeper() { needed } else { needed.min(state.needed) };
             match kind {
                 Sleeper::Epoll => {
                     assert!(!state.asleep, "a ring has one leader");
@@ -218,7 +218,7 @@ impl SleepWord {
     ///
     /// Claims the futex sleepers if there are any, and otherwise the leader, which also watches
     /// files. If every sleeper has to see the work (each waits for a number of CQEs of its own),
-    /// the caller repeats this call until it returns [`Wake::Nobody`].
+    /// the caller repeats this call until it returns [`Wake::NoSleeper`].
     #[inline]
     pub fn wake_target(&self, queued: u32) -> Wake {
         Edge::Sleep.barrier(Side::Waker);
@@ -237,18 +237,18 @@ impl SleepWord {
     #[inline(always)]
     fn claim(&self, queued: u32) -> Wake {
         let state = State::unpack(self.state.load(Ordering::Relaxed));
-        if state.is_nobody() || queued < state.needed {
-            return Wake::Nobody;
+        if state.has_no_sleeper() || queued < state.needed {
+            return Wake::NoSleeper;
         }
-        self.claim_somebody(queued)
+        self.claim_sleeper(queued)
     }
 
     #[cold]
-    fn claim_somebody(&self, queued: u32) -> Wake {
-        let mut wake = Wake::Nobody;
+    fn claim_sleeper(&self, queued: u32) -> Wake {
+        let mut wake = Wake::NoSleeper;
         self.change(|state| {
-            wake = if state.is_nobody() || queued < state.needed {
-                Wake::Nobody
+            wake = if state.has_no_sleeper() || queued < state.needed {
+                Wake::NoSleeper
             } else if state.sleepers > 0 {
                 state.claim_futex()
             } else {
@@ -283,11 +283,11 @@ impl SleepWord {
     /// Ends the caller's time as leader (after `retract`). If it returns [`Wake::Futex`], the
     /// caller wakes the futex sleepers, and one of them becomes leader.
     pub fn resign(&self) -> Wake {
-        let mut wake = Wake::Nobody;
+        let mut wake = Wake::NoSleeper;
         self.change(|state| {
             assert!(state.led && !state.asleep, "only a leader that is awake resigns");
             state.led = false;
-            wake = if state.sleepers > 0 { state.claim_futex() } else { Wake::Nobody };
+            wake = if state.sleepers > 0 { state.claim_futex() } else { Wake::NoSleeper };
         });
         self.release_futex(wake)
     }

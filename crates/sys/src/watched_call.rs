@@ -24,9 +24,9 @@ mod phase {
     pub const INSIDE: u32 = 1;
     /// The watchdog is about to send its signal. The caller must wait, or the signal would
     /// interrupt a later call.
-    pub const BEING_BROKEN_OFF: u32 = 2;
+    pub const INTERRUPTING: u32 = 2;
     /// The signal has been sent.
-    pub const BROKEN_OFF: u32 = 3;
+    pub const INTERRUPTED: u32 = 3;
     /// Added to the state at the beginning of each call.
     pub const CALL: u32 = 4;
 }
@@ -63,7 +63,7 @@ impl WatchedCalls {
     pub fn begin(&self, thread: u32) -> Begun {
         self.thread.store(thread, Ordering::Relaxed);
         let inside = (self.state.load(Ordering::Relaxed) & !phase::MASK).wrapping_add(phase::CALL) | phase::INSIDE;
-        self.state.swap(inside, Edge::BreakOff.both());
+        self.state.swap(inside, Edge::Interrupt.both());
         // The other end of this edge is in `Watcher::prepare_sleep`.
         Edge::Watch.barrier_beside_rmw(Side::Waker);
         Begun(inside)
@@ -80,8 +80,8 @@ impl WatchedCalls {
     #[inline]
     pub fn end(&self, call: Begun) {
         let outside = call.0 & !phase::MASK;
-        // Fails if the watchdog has announced a signal (`break_off`).
-        if self.state.compare_exchange(call.0, outside, Edge::BreakOff.both(), Ordering::Relaxed).is_err() {
+        // Fails if the watchdog has announced a signal (`interrupt`).
+        if self.state.compare_exchange(call.0, outside, Edge::Interrupt.both(), Ordering::Relaxed).is_err() {
             self.come_out(outside);
         }
     }
@@ -89,37 +89,37 @@ impl WatchedCalls {
     /// Ends a call that the watchdog is interrupting, after its signal was sent.
     #[cold]
     fn come_out(&self, outside: u32) {
-        // The watchdog stores `BROKEN_OFF` after it has sent its signal.
-        while self.state.load(Edge::BreakOff.acquire()) & phase::MASK != phase::BROKEN_OFF {
+        // The watchdog stores `INTERRUPTED` after it has sent its signal.
+        while self.state.load(Edge::Interrupt.acquire()) & phase::MASK != phase::INTERRUPTED {
             relax_and_yield();
         }
         // The signal is pending for this thread by now. It is delivered at the end of the thread's
         // next system call at the latest.
         relax_and_yield();
         self.cancelled.store(0, Ordering::Relaxed);
-        self.state.store(outside, Edge::BreakOff.release());
+        self.state.store(outside, Edge::Interrupt.release());
     }
 
     /// Reads the caller's state, for the watchdog.
     pub fn observe(&self) -> Seen {
-        Seen(self.state.load(Edge::BreakOff.acquire()))
+        Seen(self.state.load(Edge::Interrupt.acquire()))
     }
 
     /// Interrupts the call that the watchdog has seen, unless the call has ended. `send` sends the
     /// signal to the thread with the given id.
     #[cold]
-    pub fn break_off(&self, seen: Seen, send: impl FnOnce(u32)) {
+    pub fn interrupt(&self, seen: Seen, send: impl FnOnce(u32)) {
         let thread = self.thread.load(Ordering::Relaxed);
         let call = seen.0 & !phase::MASK;
-        let announced = call | phase::BEING_BROKEN_OFF;
-        if self.state.compare_exchange(seen.0, announced, Edge::BreakOff.both(), Ordering::Relaxed).is_err() {
+        let announced = call | phase::INTERRUPTING;
+        if self.state.compare_exchange(seen.0, announced, Edge::Interrupt.both(), Ordering::Relaxed).is_err() {
             return;
         }
         // The signalled thread reads this word before it would sleep, and after its call was
         // interrupted.
         self.cancelled.store(1, Ordering::Release);
         send(thread);
-        self.state.store(call | phase::BROKEN_OFF, Edge::BreakOff.release());
+        self.state.store(call | phase::INTERRUPTED, Edge::Interrupt.release());
     }
 }
 
@@ -145,9 +145,10 @@ pub struct Watcher {
     state: AtomicU32,
 }
 
-/// The step that a caller has to take about the watchdog; the result of [`Watcher::rouse`].
+/// The step that a caller has to take about the watchdog; the result of
+/// [`Watcher::ensure_checking`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rouse {
+pub enum WatchdogStep {
     /// Nothing: the watchdog is checking calls.
     Nothing,
     /// Wake the watchdog, which sleeps on [`Watcher::word`].
@@ -166,16 +167,16 @@ impl Watcher {
 
     /// Decides what a caller has to do about a watchdog that is not checking calls.
     #[cold]
-    pub fn rouse(&self) -> Rouse {
+    pub fn ensure_checking(&self) -> WatchdogStep {
         if self.change(doing::SLEEPING, doing::CHECKING) {
-            return Rouse::Wake;
+            return WatchdogStep::Wake;
         }
         if self.change(doing::NOTHING, doing::STARTING) {
-            return Rouse::Start { first: true };
+            return WatchdogStep::Start { first: true };
         }
         match self.state.load(Ordering::Relaxed) {
-            doing::STARTING => Rouse::Start { first: false },
-            _ => Rouse::Nothing,
+            doing::STARTING => WatchdogStep::Start { first: false },
+            _ => WatchdogStep::Nothing,
         }
     }
 

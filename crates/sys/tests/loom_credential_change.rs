@@ -54,7 +54,7 @@ impl Process {
         if step == Step::Ended {
             child.generations.end();
         }
-        child.generations.forget_unended();
+        child.generations.forget_unfinished();
         child.order.forget_unfinished();
         let seen = child.generations.ended();
         let generation = child.follower.begin(Origin::Seen(seen), &child.generations, &child.order);

@@ -82,7 +82,7 @@ impl Ring {
 
     fn wake_one(&self) -> bool {
         match self.memory.sleep.wake_target_after_rmw(u32::MAX) {
-            Wake::Nobody => return false,
+            Wake::NoSleeper => return false,
             Wake::Futex => self.memory.sleep.wake_futex(),
             // A leader always belongs to the process that claims it.
             Wake::Epoll => self.wake_event.signal(),

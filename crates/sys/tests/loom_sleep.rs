@@ -50,7 +50,7 @@ impl Ring {
 
     fn carry_out(&self, wake: Wake) {
         match wake {
-            Wake::Nobody => {}
+            Wake::NoSleeper => {}
             Wake::Futex => self.sleep.wake_futex(),
             Wake::Epoll => {
                 self.eventfd.store(1, Ordering::Release);
@@ -197,7 +197,7 @@ fn a_completion_wakes_both_the_leader_and_a_futex_sleeper() {
         ready.store(1, Ordering::Release);
         loop {
             match ring.sleep.wake_target(1) {
-                Wake::Nobody => break,
+                Wake::NoSleeper => break,
                 wake => ring.carry_out(wake),
             }
         }
@@ -212,7 +212,7 @@ fn an_announcement_is_claimed_by_only_one_of_two_wakers() {
         let ticket = ring.sleep.announce(Sleeper::Futex, 1);
         let woken = Arc::new(AtomicU32::new(0));
         let claim = |ring: &Ring, woken: &AtomicU32| {
-            if ring.sleep.wake_target(1) != Wake::Nobody {
+            if ring.sleep.wake_target(1) != Wake::NoSleeper {
                 woken.fetch_add(1, Ordering::Relaxed);
             }
         };
@@ -234,7 +234,7 @@ fn a_sleeper_times_out(kind: Sleeper) {
         let ring = Ring::new();
         let waker = spawn(&ring, |ring| {
             let queued = ring.push(0);
-            if ring.sleep.wake_target(queued) == Wake::Nobody {
+            if ring.sleep.wake_target(queued) == Wake::NoSleeper {
                 assert_eq!(ring.take(1).0, 1, "no other thread has done the work");
             }
         });
@@ -244,7 +244,7 @@ fn a_sleeper_times_out(kind: Sleeper) {
         }
         waker.join().unwrap();
         assert_eq!(ring.consumer.lock().1, 1, "no thread did the work");
-        assert_eq!(ring.sleep.wake_target(1), Wake::Nobody);
+        assert_eq!(ring.sleep.wake_target(1), Wake::NoSleeper);
     });
 }
 
@@ -318,7 +318,7 @@ impl Engine {
     fn completes(&self) {
         let queued = self.ring.push(0);
         match self.ring.sleep.wake_target_after_rmw(queued) {
-            Wake::Nobody => self.run(self.lock.try_lock()),
+            Wake::NoSleeper => self.run(self.lock.try_lock()),
             wake => self.ring.carry_out(wake),
         }
     }

@@ -6,7 +6,7 @@ use loom::cell::Cell;
 use loom::thread;
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, Ordering};
-use usring_sys::watched_call::{Rouse, WatchedCalls, Watcher};
+use usring_sys::watched_call::{WatchdogStep, WatchedCalls, Watcher};
 
 /// A caller, and the number of signals sent to its thread and not delivered. loom reports if the
 /// watchdog accesses `signals` while the caller is outside a call.
@@ -24,7 +24,7 @@ fn a_caller_is_interrupted() {
                 for _ in 0..2 {
                     let seen = caller.calls.observe();
                     if seen.is_inside() {
-                        caller.calls.break_off(seen, |_| caller.signals.set(1));
+                        caller.calls.interrupt(seen, |_| caller.signals.set(1));
                     }
                 }
             })
@@ -50,20 +50,20 @@ fn an_interrupting_signal_hits_only_its_own_call() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_signal_sent_without_release_hits_a_later_call() {
-    weaken(Edge::BreakOff, Side::Release, a_caller_is_interrupted);
+    weaken(Edge::Interrupt, Side::Release, a_caller_is_interrupted);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_caller_that_leaves_without_acquire_is_hit_by_the_signal_later() {
-    weaken(Edge::BreakOff, Side::Acquire, a_caller_is_interrupted);
+    weaken(Edge::Interrupt, Side::Acquire, a_caller_is_interrupted);
 }
 
 fn a_call_begins_while_the_watchdog_goes_to_sleep() {
     loom::model(|| {
         let calls = Arc::new(WatchedCalls::default());
         let watcher = Arc::new(Watcher::default());
-        assert_eq!(watcher.rouse(), Rouse::Start { first: true });
+        assert_eq!(watcher.ensure_checking(), WatchdogStep::Start { first: true });
         assert!(watcher.begin());
         let nothing = calls.observe();
         let caller = {
@@ -71,7 +71,7 @@ fn a_call_begins_while_the_watchdog_goes_to_sleep() {
             thread::spawn(move || {
                 let call = calls.begin(1);
                 if !watcher.is_checking() {
-                    watcher.rouse();
+                    watcher.ensure_checking();
                 }
                 calls.end(call);
             })

@@ -224,10 +224,10 @@ fn a_futex_wait_returns_at_once_if_the_word_has_changed() {
 #[test]
 fn no_thread_is_woken_without_an_announcement() {
     let word = SleepWord::new();
-    assert_eq!(word.wake_target(u32::MAX), Wake::Nobody);
+    assert_eq!(word.wake_target(u32::MAX), Wake::NoSleeper);
     let ticket = word.announce(Sleeper::Futex, 1);
     assert!(!word.retract(ticket));
-    assert_eq!(word.wake_target(u32::MAX), Wake::Nobody);
+    assert_eq!(word.wake_target(u32::MAX), Wake::NoSleeper);
 }
 
 #[test]
@@ -236,9 +236,9 @@ fn an_announcement_causes_exactly_one_wake_up() {
     for (kind, wake) in [(Sleeper::Futex, Wake::Futex), (Sleeper::Epoll, Wake::Epoll)] {
         let ticket = word.announce(kind, 1);
         assert_eq!(word.wake_target(1), wake);
-        assert_eq!(word.wake_target(1), Wake::Nobody);
+        assert_eq!(word.wake_target(1), Wake::NoSleeper);
         assert!(word.retract(ticket), "a waker has claimed the announcement");
-        assert_eq!(word.wake_target(1), Wake::Nobody);
+        assert_eq!(word.wake_target(1), Wake::NoSleeper);
     }
 }
 
@@ -246,12 +246,12 @@ fn an_announcement_causes_exactly_one_wake_up() {
 fn a_sleeper_is_not_woken_before_it_has_enough_entries() {
     let word = SleepWord::new();
     let ticket = word.announce(Sleeper::Epoll, 8);
-    assert_eq!(word.wake_target(7), Wake::Nobody);
+    assert_eq!(word.wake_target(7), Wake::NoSleeper);
     assert_eq!(word.wake_target(8), Wake::Epoll);
     assert!(word.retract(ticket));
     for too_much in [0x1_0000, u32::MAX] {
         let ticket = word.announce(Sleeper::Futex, too_much);
-        assert_eq!(word.wake_target(0xfffe), Wake::Nobody);
+        assert_eq!(word.wake_target(0xfffe), Wake::NoSleeper);
         assert_eq!(word.wake_target(0xffff), Wake::Futex, "larger needs count as 0xffff");
         assert!(word.retract(ticket));
     }
@@ -262,13 +262,13 @@ fn the_smaller_need_of_two_sleepers_decides_on_the_wake_up() {
     let word = SleepWord::new();
     let modest = word.announce(Sleeper::Futex, 2);
     let greedy = word.announce(Sleeper::Epoll, 9);
-    assert_eq!(word.wake_target(1), Wake::Nobody);
+    assert_eq!(word.wake_target(1), Wake::NoSleeper);
     assert_eq!(word.wake_target(2), Wake::Futex, "the futex sleeper is woken before the leader");
     assert_eq!(word.wake_target(9), Wake::Epoll);
-    assert_eq!(word.wake_target(9), Wake::Nobody);
+    assert_eq!(word.wake_target(9), Wake::NoSleeper);
     assert!(word.retract(modest) && word.retract(greedy));
     let fresh = word.announce(Sleeper::Futex, 5);
-    assert_eq!(word.wake_target(4), Wake::Nobody, "the need of an earlier sleeper no longer counts");
+    assert_eq!(word.wake_target(4), Wake::NoSleeper, "the need of an earlier sleeper no longer counts");
     assert!(!word.retract(fresh));
 }
 
@@ -284,7 +284,7 @@ fn a_retracted_announcement_leaves_the_others_valid() {
     assert_eq!(word.wake_target(1), Wake::Futex);
     let fourth = word.announce(Sleeper::Futex, 1);
     assert!(word.retract(third) && !word.retract(fourth));
-    assert_eq!(word.wake_target(1), Wake::Nobody, "no sleeper is left");
+    assert_eq!(word.wake_target(1), Wake::NoSleeper, "no sleeper is left");
 }
 
 #[test]
@@ -292,12 +292,12 @@ fn a_wake_up_reaches_all_futex_sleepers() {
     let word = SleepWord::new();
     let tickets = [1, 2, 3].map(|needed| word.announce(Sleeper::Futex, needed));
     assert_eq!(word.wake_target(3), Wake::Futex);
-    assert_eq!(word.wake_target(3), Wake::Nobody);
+    assert_eq!(word.wake_target(3), Wake::NoSleeper);
     for ticket in tickets {
         assert_eq!(word.sleep(&ticket, Some(60 * SECOND)), Ok(()));
         assert!(word.retract(ticket));
     }
-    assert_eq!(word.wake_target(3), Wake::Nobody);
+    assert_eq!(word.wake_target(3), Wake::NoSleeper);
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_ring_has_one_leader_whose_resignation_wakes_a_follower() {
     assert!(!ticket.is_led());
     assert!(!word.retract(ticket));
     assert!(word.lead());
-    assert_eq!(word.resign(), Wake::Nobody);
+    assert_eq!(word.resign(), Wake::NoSleeper);
 }
 
 /// Runs pushers and one sleeper. A pusher wakes the sleeper when as many entries are queued as the

@@ -161,7 +161,7 @@ fn counts_of(page: &Page) -> Counts {
     };
     for (key, count) in page.counters() {
         match key.counter {
-            Counter::Meant => add(&key, 0, count),
+            Counter::Matched => add(&key, 0, count),
             Counter::Faults => add(&key, 1, count),
             Counter::Calls | Counter::Process => {}
         }
@@ -246,7 +246,7 @@ mod tests {
         page.add(&usring_inject::parse("read:error=EIO:when=2").unwrap()).unwrap();
         let key = |counter, process| Key { counter, process, rule: 0, kind: Kind::Ring, number: 22 };
         for process in [1, 2, 2] {
-            page.count(key(Counter::Meant, process));
+            page.count(key(Counter::Matched, process));
         }
         page.count(key(Counter::Faults, 0));
         let expected = "\

@@ -44,7 +44,7 @@ impl<'a> Cursor<'a> {
     /// segments or `most` bytes, or at memory that a device of this geometry must not access.
     /// Returns the number of bytes in `list`.
     pub fn gather(&mut self, list: &mut Vec<IoVector>, room: usize, most: u64, geometry: &Geometry) -> u64 {
-        let (alignment, lends) = (u64::from(geometry.alignment), geometry.features.lends_memory);
+        let (alignment, lends) = (u64::from(geometry.alignment), geometry.features.kernel_holds_memory);
         let mut bytes = 0;
         list.clear();
         while bytes < most && list.len() < room {

@@ -135,7 +135,7 @@ impl FileDriver {
             forgets: false,
             // Only AIO lends memory to the kernel. Without AIO each transfer is a system call of
             // usring's own, which pins swapped memory for its duration.
-            lends_memory: direct.is_some(),
+            kernel_holds_memory: direct.is_some(),
         };
         let transfer = LONGEST_TRANSFER - LONGEST_TRANSFER % block;
         let geometry =

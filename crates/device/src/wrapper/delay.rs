@@ -32,17 +32,17 @@ pub static KIND: DeviceKind = DeviceKind {
 };
 
 /// The added latencies: for reads, writes and operations without data ([`direction`]).
-type Spans = [Distribution; 3];
+type Latencies = [Distribution; 3];
 
 struct Delay {
     inner: Box<dyn Driver>,
-    spans: Spans,
+    latencies: Latencies,
     seed: u64,
     /// Number of random sequences used so far: one per queue pair and one per blocking call.
     sequences: AtomicU64,
 }
 
-/// Returns the index of an operation in [`Spans`].
+/// Returns the index of an operation in [`Latencies`].
 fn direction(operation: Operation) -> u8 {
     match operation {
         Operation::Read => 0,
@@ -53,10 +53,10 @@ fn direction(operation: Operation) -> u8 {
 
 impl Delay {
     fn new(layer: &Layer, inner: Box<dyn Driver>) -> Delay {
-        let span = |name| layer.distribution(name).unwrap_or(Distribution::NOTHING);
+        let latency = |name| layer.distribution(name).unwrap_or(Distribution::NOTHING);
         Delay {
             inner,
-            spans: [span("read"), span("write"), span("other")],
+            latencies: [latency("read"), latency("write"), latency("other")],
             seed: layer.number("seed").unwrap_or(0),
             sequences: AtomicU64::new(0),
         }
@@ -79,15 +79,16 @@ impl Driver for Delay {
         directions.try_reserve_exact(depth as usize).map_err(|_| Errno::ENOMEM)?;
         directions.resize(depth as usize, 0);
         let delayed_queue = DelayedQueue::new(self.inner.open_queue(options)?, options)?;
-        let span = Span { spans: self.spans.map(Distribution::in_ticks), directions, random: self.random() };
-        Ok(Box::new(DelayQueue { delayed_queue, span }))
+        let latency =
+            Latency { latencies: self.latencies.map(Distribution::in_ticks), directions, random: self.random() };
+        Ok(Box::new(DelayQueue { delayed_queue, latency }))
     }
 
     /// Sleeps for the added latency after the request, in the calling thread, which may block. A
     /// signal ends only the sleep; the result stays.
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let answer = self.inner.execute(request);
-        let _ = wait::nanosleep(self.spans[usize::from(direction(request.operation))].draw(&mut self.random()));
+        let _ = wait::nanosleep(self.latencies[usize::from(direction(request.operation))].draw(&mut self.random()));
         answer
     }
 
@@ -106,22 +107,22 @@ impl Driver for Delay {
 
 struct DelayQueue {
     delayed_queue: DelayedQueue,
-    span: Span,
+    latency: Latency,
 }
 
 /// Decides how long each completion is held back.
-struct Span {
+struct Latency {
     /// The added latencies, in ticks.
-    spans: Spans,
+    latencies: Latencies,
     /// The direction of each request in flight, indexed by token.
     directions: Vec<u8>,
     random: Random,
 }
 
-impl Span {
+impl Latency {
     fn due(&mut self, completion: &Completion, now: Ticks) -> Ticks {
         let direction = self.directions[completion.token as usize];
-        Ticks(now.0.saturating_add(self.spans[usize::from(direction)].draw(&mut self.random)))
+        Ticks(now.0.saturating_add(self.latencies[usize::from(direction)].draw(&mut self.random)))
     }
 }
 
@@ -130,12 +131,12 @@ impl QueuePair for DelayQueue {
         if self.delayed_queue.is_full() {
             return Submission::Full;
         }
-        self.span.directions[request.token as usize] = direction(request.operation);
+        self.latency.directions[request.token as usize] = direction(request.operation);
         self.delayed_queue.submit(request)
     }
 
     fn ring_doorbell(&mut self) {
-        self.delayed_queue.ring_doorbell(|completion, now| self.span.due(completion, now));
+        self.delayed_queue.ring_doorbell(|completion, now| self.latency.due(completion, now));
     }
 
     fn defers_submits(&self) -> bool {
@@ -143,15 +144,15 @@ impl QueuePair for DelayQueue {
     }
 
     fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
-        self.delayed_queue.begin_deferred(|completion, now| self.span.due(completion, now))
+        self.delayed_queue.begin_deferred(|completion, now| self.latency.due(completion, now))
     }
 
     fn end_deferred(&mut self, batch: DeferredSubmit) {
-        self.delayed_queue.end_deferred(batch, |completion, now| self.span.due(completion, now));
+        self.delayed_queue.end_deferred(batch, |completion, now| self.latency.due(completion, now));
     }
 
     fn poll(&mut self, completions: &mut Completions) {
-        self.delayed_queue.poll(completions, |completion, now| self.span.due(completion, now));
+        self.delayed_queue.poll(completions, |completion, now| self.latency.due(completion, now));
     }
 
     fn interrupt(&self) -> Option<i32> {

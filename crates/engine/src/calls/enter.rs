@@ -87,7 +87,7 @@ impl Ring {
                 return self.submit_unusual(locked, call);
             }
             taken = submit::submit_usual(&mut locked, call.to_submit);
-            dispatch::go_on_a_while(&mut locked);
+            dispatch::run_runnable_briefly(&mut locked);
         }
         self.end_enter(locked, taken, call)
     }
@@ -98,7 +98,7 @@ impl Ring {
     fn submit_unusual<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, call: &EnterCall) -> Result<u32, Errno> {
         let first_number = locked.waiting.remote_changes.next_number();
         let taken = submit::submit_unusual(&mut locked, call.to_submit);
-        dispatch::go_on_a_while(&mut locked);
+        dispatch::run_runnable_briefly(&mut locked);
         let numbers = first_number..locked.waiting.remote_changes.next_number();
         if locked.waiting.remote_changes.has(&numbers) {
             locked = self.wait_for_answers(locked, &numbers);
@@ -146,7 +146,7 @@ impl Ring {
             // If the CQ already holds enough CQEs, the wait ends without a poll.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
                 if taken != 0 && locked.waiting.polls.expects() {
-                    self.bring_expected(&mut locked);
+                    self.try_expected(&mut locked);
                 }
                 // If the ring watcher does not watch this ring's files and timers, threads that
                 // wait poll them. This call does not wait, and polls them only if too many such
@@ -192,7 +192,7 @@ impl Ring {
 
     /// Tries requests whose files are probably ready. The program then has their CQEs one call
     /// earlier. The kernel runs waiting task work at this point.
-    fn bring_expected(self: &Arc<Self>, locked: &mut LockedRing) {
+    fn try_expected(self: &Arc<Self>, locked: &mut LockedRing) {
         let is_half_empty = locked.queues.cq.ready() <= self.memory.layout().cq_entries / 2;
         if is_half_empty && self.is_left_to_owner() {
             dispatch::try_expected(locked);

@@ -121,7 +121,7 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
         n if n == number(op::IORING_REGISTER_IOWQ_AFF) => place_workers(call),
         n if n == number(op::IORING_UNREGISTER_IOWQ_AFF) => {
             call.need_nothing()?;
-            workers().place(None);
+            workers().set_affinity(None);
             Ok(0)
         }
         n if n == number(op::IORING_REGISTER_PBUF_RING) => register_buffer_ring(locked, call),
@@ -307,7 +307,7 @@ fn place_workers(call: RegisterCall) -> Result<u32, Errno> {
     if !processor::are_allowed(&mask) {
         return Err(Errno::EINVAL);
     }
-    workers().place(Some(mask));
+    workers().set_affinity(Some(mask));
     Ok(0)
 }
 
@@ -447,7 +447,7 @@ impl Ring {
             let answer = ask_processes::begin_call(&mut locked, &key, outcome);
             locked.release(Exit::Leave);
             let outcome = match answer {
-                Err(place) => self.wait_for_answer(&place, deadline)?,
+                Err(answer_word) => self.wait_for_answer(&answer_word, deadline)?,
                 Ok(outcome) => outcome,
             };
             match outcome {
@@ -471,21 +471,21 @@ impl Ring {
     /// Errors: `EINTR`; `ETIME`.
     fn wait_for_answer(
         self: &Arc<Self>,
-        place: &Arc<AtomicI32>,
+        answer_word: &Arc<AtomicI32>,
         deadline: Option<Nanoseconds>,
     ) -> Result<Result<i32, Errno>, Errno> {
         let end = deadline.map(|deadline| deadline.max(Clock::Monotonic.now() + LEAST_WAIT));
         let is_over = || end.is_some_and(|end| Clock::Monotonic.now() >= end);
         let mut ending = Ok(());
-        while place.load(Ordering::Acquire) == PENDING && ending.is_ok() {
+        while answer_word.load(Ordering::Acquire) == PENDING && ending.is_ok() {
             ending = if is_over() { Err(Errno::ETIME) } else { crate::driving::wait::pause(self) };
         }
         if ending.is_err() {
             let mut locked = self.lock();
-            ask_processes::withdraw(&mut locked, place);
+            ask_processes::withdraw(&mut locked, answer_word);
             locked.release(Exit::Leave);
         }
-        match place.load(Ordering::Acquire) {
+        match answer_word.load(Ordering::Acquire) {
             PENDING => Err(ending.err().unwrap_or(Errno::EINTR)),
             answer => Ok(result_of(answer)),
         }

@@ -175,7 +175,7 @@ impl Ring {
         while locked.waiting.polls.extract(|_| true).is_some() {}
         drop(locked.waiting.timeouts.take_all());
         ask_processes::forget(&mut locked);
-        workers::break_off(self);
+        workers::interrupt_running(self);
         locked.waiting.rights.forget();
         locked.queues.issuable.clear();
         locked.queues.successors.clear();
@@ -208,7 +208,7 @@ impl Ring {
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();
         while !self.is_inherited() && (workers::have_requests_of(self) || self.lock().devices.departing.is_some()) {
-            workers::break_off(self);
+            workers::interrupt_running(self);
             let _ = wait::pause(self);
         }
     }

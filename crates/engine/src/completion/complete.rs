@@ -58,7 +58,7 @@ fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
 /// Completes a request of a broken chain that has not begun, with the error in `request.result`. A
 /// zero-copy send still gets its notification, but its CQE lacks the F_MORE that would announce the
 /// notification.
-pub(crate) fn end_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
+pub(crate) fn complete_not_started(locked: &mut LockedRing, mut request: RequestEntry) {
     let notifies = core::mem::take(&mut request.cqe_flags) & IORING_CQE_F_MORE != 0;
     let (user_data, answer) = (request.sqe.user_data, request.result.into());
     complete(locked, request, answer);
@@ -166,7 +166,7 @@ pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, s
     if member.progress != Progress::Refused {
         member.result = Errno::ECANCELED.negative();
     }
-    member.progress = Progress::Unbegun;
+    member.progress = Progress::NotStarted;
     locked.queues.successors.push_back(member);
 }
 

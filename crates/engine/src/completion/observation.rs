@@ -27,7 +27,7 @@ pub(crate) fn completed(locked: &LockedRing, request: &mut Request, answer: Answ
         position: posts.then(|| locked.queues.cq.end()),
         consumed: locked.queues.cq.consumed(),
         breaks_chain: answer.failed && answer.result > 0 && request.link.is_some() && !is_hard,
-        has_not_begun: request.progress == Progress::Unbegun,
+        has_not_begun: request.progress == Progress::NotStarted,
     };
     observers::for_each(|observer| (observer.completed)(&completed));
 }

@@ -82,7 +82,7 @@ pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
 /// Returns whether a worker of the kernel's, or a device, may carry out the request, so that its
 /// completion has no fixed place. Left out are multishots, and requests that select a buffer.
 fn may_use_worker(request: &Request) -> bool {
-    if request.multishot || request.place != 0 || request.has_flag(sqe_flags::BUFFER_SELECT) {
+    if request.multishot || request.poll_slot != 0 || request.has_flag(sqe_flags::BUFFER_SELECT) {
         return false;
     }
     match request.sqe.opcode {

@@ -45,7 +45,7 @@ impl Wakers {
     #[inline(always)]
     pub fn wake_one(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
-        target != Wake::Nobody && self.carry_out(target)
+        target != Wake::NoSleeper && self.carry_out(target)
     }
 
     /// Wakes sleepers for CQEs that were published before the lock was released. `ready`: number of
@@ -66,7 +66,7 @@ impl Wakers {
     #[inline(never)]
     fn carry_out(&self, target: Wake) -> bool {
         match target {
-            Wake::Nobody => return false,
+            Wake::NoSleeper => return false,
             Wake::Futex => self.sleep.wake_futex(),
             Wake::Epoll => self.call_watcher(),
         }

@@ -75,11 +75,11 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     locked = ring.lock();
     if locked.closed {
         others.push((index, batch));
-        return bring_back_to_closed(locked, others);
+        return end_batches_of_closed(locked, others);
     }
-    bring_one_back(&mut locked, index, batch);
+    end_batch(&mut locked, index, batch);
     if !others.is_empty() {
-        bring_others_back(&mut locked, others);
+        end_other_batches(&mut locked, others);
     }
     locked.finish_batch();
     locked
@@ -138,14 +138,14 @@ fn begin(locked: &mut LockedRing, others: &mut Vec<Batch>) -> Option<Batch> {
 }
 
 #[cold]
-fn bring_others_back(locked: &mut LockedRing, others: Vec<Batch>) {
+fn end_other_batches(locked: &mut LockedRing, others: Vec<Batch>) {
     for (index, batch) in others {
-        bring_one_back(locked, index, batch);
+        end_batch(locked, index, batch);
     }
 }
 
 #[inline(always)]
-fn bring_one_back(locked: &mut LockedRing, index: usize, batch: DeferredSubmit) {
+fn end_batch(locked: &mut LockedRing, index: usize, batch: DeferredSubmit) {
     locked.devices.queues.channels[index].channel.end_deferred(batch);
     // By now, the device has often completed some requests, or refused those that would block.
     if !locked.waiters_poll_devices() {
@@ -155,7 +155,7 @@ fn bring_one_back(locked: &mut LockedRing, index: usize, batch: DeferredSubmit) 
 }
 
 #[cold]
-fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, batches: Vec<Batch>) -> LockedRing<'a> {
+fn end_batches_of_closed<'a>(mut locked: LockedRing<'a>, batches: Vec<Batch>) -> LockedRing<'a> {
     let ring = locked.ring;
     let departing = locked.devices.departing.as_deref_mut().expect("kept until deferred submits end");
     for (index, batch) in batches {

@@ -16,7 +16,7 @@ use usring_sys::epoll::Event;
 /// the leader's sleep. The leader is in epoll_wait(2), or about to take this ring's lock.
 pub(crate) fn poll(locked: &mut LockedRing) {
     if locked.ring.is_led() {
-        go_on(locked);
+        run_runnable(locked);
         return;
     }
     let mut events = [Event::default(); EVENTS];
@@ -36,13 +36,13 @@ pub(crate) fn poll(locked: &mut LockedRing) {
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
     fire_all(locked, events);
     batch::run_issuable(locked);
-    go_on(locked);
+    run_runnable(locked);
 }
 
 /// Tries each runnable request once. A runnable request has used up its time slice while its file
 /// may still be ready.
 #[inline]
-pub(crate) fn go_on(locked: &mut LockedRing) {
+pub(crate) fn run_runnable(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() {
         run_slices(locked);
     }
@@ -91,7 +91,7 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
 /// passes. Does nothing on a ring that defers task work: its owner continues the requests in its
 /// next enter(2).
 #[inline(always)]
-pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
+pub(crate) fn run_runnable_briefly(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {
         poll_while_runnable(locked);
     }

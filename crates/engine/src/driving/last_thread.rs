@@ -47,12 +47,12 @@ pub(super) enum LastThread {
     Ended(Option<u8>),
     /// No thread is watched: libc knows usring's threads in this process, so libc itself ends the
     /// process.
-    Nobody,
+    Unwatched,
 }
 
 impl LastThread {
     pub fn new() -> LastThread {
-        if thread::are_bare() { LastThread::First } else { LastThread::Nobody }
+        if thread::are_bare() { LastThread::First } else { LastThread::Unwatched }
     }
 
     /// Returns whether [`LastThread::check`] has to be called at intervals.
@@ -66,11 +66,11 @@ impl LastThread {
         match *self {
             LastThread::First => {
                 if let Some(status) = program_threads::status_of_ended(program_threads::first()) {
-                    self.go_on(set, event, Some(status));
+                    self.watch_next(set, event, Some(status));
                 }
             }
-            LastThread::Ended(status) => self.go_on(set, event, status),
-            LastThread::Other(_) | LastThread::Nobody => {}
+            LastThread::Ended(status) => self.watch_next(set, event, status),
+            LastThread::Other(_) | LastThread::Unwatched => {}
         }
     }
 
@@ -79,7 +79,7 @@ impl LastThread {
     pub fn has_ended(&mut self, set: &Epoll, event: u64) {
         if let LastThread::Other(ended) = self {
             match ended.exit_code() {
-                Ok(status) => self.go_on(set, event, status),
+                Ok(status) => self.watch_next(set, event, status),
                 // The status cannot be read yet. The descriptor stays readable, so the ring watcher
                 // calls this function again.
                 Err(_) => drop(wait::nanosleep(PAUSE)),
@@ -89,7 +89,7 @@ impl LastThread {
 
     /// Finds the next thread to watch; ends the process if there is none. Precondition: the watched
     /// thread has ended, and so has the first thread.
-    fn go_on(&mut self, set: &Epoll, event: u64, mut status: Option<u8>) {
+    fn watch_next(&mut self, set: &Epoll, event: u64, mut status: Option<u8>) {
         *self = LastThread::Ended(status);
         let mut empty_reads = 0;
         for _ in 0..MOST_READS {

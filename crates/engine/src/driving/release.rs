@@ -2,7 +2,7 @@
 
 use crate::completion::complete;
 use crate::driving::{batch, deferred_submit, expiry, ring_watcher, task_work};
-use crate::ring::{Exit, LockedRing, ReleaseDuty, Ring};
+use crate::ring::{Exit, LockedRing, ReleaseCheck, Ring};
 use alloc::sync::Arc;
 
 impl<'a> LockedRing<'a> {
@@ -104,7 +104,7 @@ impl<'a> LockedRing<'a> {
         if matches!(exit, Exit::Leave | Exit::LeaveInside) {
             self.finish_batch();
         }
-        let duty = match exit {
+        let release_check = match exit {
             Exit::Leave | Exit::Finished => self.flush_and_watch(deferred_submit::flush),
             Exit::FinishedForOthers => self.flush_and_watch(deferred_submit::flush_or_leave),
             Exit::FinishedInside | Exit::LeaveInside => self.flush_and_watch(deferred_submit::leave_to_helper),
@@ -113,9 +113,11 @@ impl<'a> LockedRing<'a> {
         }
         .unlock();
         match exit {
-            Exit::Leave | Exit::Finished => drop(duty),
-            Exit::LeaveInside | Exit::ToSubmit => duty.run(task_work::run_inside),
-            Exit::FinishedForOthers | Exit::FinishedInside | Exit::Pause | Exit::Bare => core::mem::forget(duty),
+            Exit::Leave | Exit::Finished => drop(release_check),
+            Exit::LeaveInside | Exit::ToSubmit => release_check.run(task_work::run_inside),
+            Exit::FinishedForOthers | Exit::FinishedInside | Exit::Pause | Exit::Bare => {
+                core::mem::forget(release_check)
+            }
         }
     }
 
@@ -143,25 +145,25 @@ impl<'a> LockedRing<'a> {
     }
 }
 
-impl ReleaseDuty<'_> {
+impl ReleaseCheck<'_> {
     /// Runs work that other threads have left for this driver while it held the lock.
     #[inline(always)]
     fn run(self, run: fn(&Arc<Ring>)) {
-        self.run_what_arrived(run);
+        self.run_new_work(run);
         core::mem::forget(self);
     }
 
     #[inline(always)]
-    fn run_what_arrived(&self, run: fn(&Arc<Ring>)) {
+    fn run_new_work(&self, run: fn(&Arc<Ring>)) {
         if self.0.has_work_left() && (!self.0.defers_task_work() || self.0.task_work.is_sealed()) {
             run(self.0);
         }
     }
 }
 
-impl Drop for ReleaseDuty<'_> {
+impl Drop for ReleaseCheck<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.run_what_arrived(task_work::run_if_unattended);
+        self.run_new_work(task_work::run_if_unattended);
     }
 }

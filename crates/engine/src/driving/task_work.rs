@@ -72,16 +72,16 @@ impl Notification {
 impl Ring {
     /// Passes a request that a worker has finished to its ring. Any thread may call this function;
     /// it never blocks on the ring.
-    pub(crate) fn bring_finished(self: &Arc<Self>, request: RequestEntry) {
+    pub(crate) fn add_finished(self: &Arc<Self>, request: RequestEntry) {
         // Urgent, because a chain, a drain or a counted timeout may wait for a worker's result. The
         // kernel's workers also wake waiters at once.
-        self.bring(request, Urgency::Urgent, true);
+        self.add_task_work(request, Urgency::Urgent, true);
     }
 
     /// Puts a request on the ring's task-work list, and notifies the thread that has to complete
     /// it. `by_worker`: a worker has run the request. Only then is an eventfd with EVENTFD_ASYNC
     /// signalled. Any other caller may be inside another ring.
-    pub(crate) fn bring(self: &Arc<Self>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
+    pub(crate) fn add_task_work(self: &Arc<Self>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
         let run = if by_worker { run_if_unattended } else { run_inside };
         let pushed = self.task_work.push(request, urgency);
         if pushed.sealed {
@@ -259,7 +259,7 @@ fn run_one(locked: &mut LockedRing, request: RequestEntry) {
             let result = request.result;
             complete::complete(locked, request, result.into());
         }
-        Progress::New | Progress::Refused | Progress::Unbegun | Progress::Ran => finish(locked, request),
+        Progress::New | Progress::Refused | Progress::NotStarted | Progress::Ran => finish(locked, request),
     }
 }
 

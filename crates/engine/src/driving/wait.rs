@@ -63,7 +63,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             return Err(Errno::EINVAL);
         }
         let consumed = *consumed.get_or_insert(locked.queues.cq.consumed());
-        post_what_is_there(&mut locked, call.completions, &mut polled, hurries);
+        complete_and_publish(&mut locked, call.completions, &mut polled, hurries);
         let ready = ready(&locked, consumed);
         let timed_out = *ended.get_or_insert(locked.waiting.timeouts.ended) != locked.waiting.timeouts.ended;
         let is_to_poll = call.until_devices && locked.devices.queues.in_flight() > 0;
@@ -153,11 +153,11 @@ fn poll_and_release(mut locked: LockedRing) {
 /// Completes all requests that can be completed, and publishes their CQEs. If the waiter is not
 /// going to sleep, also polls the files when a poll is due, at most once per wait (`polled`).
 /// `hurries`: a helper makes the deferred submits.
-fn post_what_is_there(locked: &mut LockedRing, wanted: u32, polled: &mut bool, hurries: bool) {
+fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool, hurries: bool) {
     if unusual::has(Unusual::Order) {
         order::note_choice(locked);
     }
-    bring_what_is_there(locked, wanted);
+    complete_finished_work(locked, wanted);
     // A waiter that goes on to sleep learns of ready files from the epoll set, so it needs no poll
     // here.
     let sleeps = locked.queues.cq.ready() < wanted;
@@ -174,7 +174,7 @@ fn post_what_is_there(locked: &mut LockedRing, wanted: u32, polled: &mut bool, h
 }
 
 /// Completes finished work, and retries requests whose files are known or expected to be ready.
-fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
+fn complete_finished_work(locked: &mut LockedRing, wanted: u32) {
     task_work::clear_announcement(locked);
     locked.ring.watch.activity.visit();
     task_work::run_for_wait(locked, wanted);

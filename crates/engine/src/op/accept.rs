@@ -9,7 +9,7 @@
 //! accepts, because a later connection then makes its own event. SOCK_NONEMPTY is set from the same
 //! knowledge.
 
-use super::socket::{check_flags, flags_for, place};
+use super::socket::{check_flags, flags_for, install};
 use crate::completion::complete;
 use crate::registered::registered_files::FileSlot;
 use crate::request::operation::{Accept, Operation};
@@ -126,7 +126,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             Some(Err(error)) => return IssueOutcome::done(error.negative()),
             Some(Ok(accepted)) => accepted,
         };
-        let placed = place(locked, slot, accepted);
+        let placed = install(locked, slot, accepted);
         queue = queue.without_one(number, request.ready_for != 0);
         let flags = flags_of(request, queue);
         let result = match placed {
@@ -236,7 +236,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 pub(crate) fn finish(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Accept(accept) = &mut request.operation else { return result };
     let Some(accepted) = accept.accepted.take() else { return result };
-    let result = match place(locked, FileSlot::from_sqe(request.sqe.file_index), accepted) {
+    let result = match install(locked, FileSlot::from_sqe(request.sqe.file_index), accepted) {
         Err(error) => return error.negative(),
         Ok(result) => result,
     };

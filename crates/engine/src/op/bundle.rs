@@ -76,7 +76,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
         let outcome = match send::call(transfer, message::DO_NOT_WAIT, number).run() {
             Ok(bytes) if bytes >= transfer.left() => transfer.end(width::int(bytes), false),
             Ok(bytes) if bytes > 0 && message::can_go_on(number) => {
-                send::go_on(transfer, bytes);
+                send::advance_send(transfer, bytes);
                 transfer.would_block()
             }
             Ok(bytes) => transfer.end(width::int(bytes), true),
@@ -150,7 +150,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
 /// time slice, restores `selections`, those from before it. The kernel polls the socket before such
 /// an attempt, and selects no buffers if the socket is empty.
 fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {
-    let begins_later_slice = given == 0 && request.place != 0;
+    let begins_later_slice = given == 0 && request.poll_slot != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
     if begins_later_slice {
         transfer.selections = selections;

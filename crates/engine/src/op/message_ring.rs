@@ -190,7 +190,7 @@ fn leave_message(target: &Arc<Ring>, mut entry: RequestEntry, cqe: Cqe) {
     entry.result = cqe.res;
     entry.cqe_flags = cqe.flags;
     let urgency = if defers_messages(target) { Urgency::Lazy } else { Urgency::Urgent };
-    target.bring(entry, urgency, false);
+    target.add_task_work(entry, urgency, false);
 }
 
 fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) -> Result<IssueOutcome, Errno> {
@@ -233,7 +233,7 @@ pub(crate) fn send_off(mut request: RequestEntry) {
     };
     let target = visited(&**visit).target.clone();
     request.progress = Progress::Visiting;
-    target.bring(request, Urgency::Urgent, false);
+    target.add_task_work(request, Urgency::Urgent, false);
 }
 
 /// Carries out a request that has come from another ring, and sends it back with its result.
@@ -245,5 +245,5 @@ pub(crate) fn arrive(locked: &mut LockedRing, mut request: RequestEntry) {
     let Visit { home, file, .. } = *visit;
     request.result = receive(locked, message, file).unwrap_or_else(Errno::negative);
     request.progress = Progress::Returned;
-    home.bring(request, Urgency::Urgent, false);
+    home.add_task_work(request, Urgency::Urgent, false);
 }

@@ -26,7 +26,7 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
 /// Reads as long as the file has data. During its submission, reads only once: as in the kernel,
 /// its further reads come after the other requests of the batch.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    let is_submitted = request.place == 0;
+    let is_submitted = request.poll_slot == 0;
     if is_submitted && !can_repeat(request.file.number) {
         return IssueOutcome::done(read_write::after_file(request, Errno::EBADFD).negative());
     }

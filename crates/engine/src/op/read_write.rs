@@ -212,14 +212,19 @@ fn attempt(transfer: &mut ReadWrite, number: i32, multishot: bool) -> IssueOutco
     let first = transfer.call(number, linux::RWF_NOWAIT).run();
     match first {
         Ok(bytes) if transfer.done + bytes == transfer.total => IssueOutcome::done(width::int(transfer.total)),
-        _ => go_on(transfer, number, multishot, first),
+        _ => continue_transfer(transfer, number, multishot, first),
     }
 }
 
 /// Continues a transfer after a call that returned `attempted`: an error, or fewer bytes than
 /// wanted.
 #[inline(never)]
-fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: Result<u64, Errno>) -> IssueOutcome {
+fn continue_transfer(
+    transfer: &mut ReadWrite,
+    number: i32,
+    multishot: bool,
+    mut attempted: Result<u64, Errno>,
+) -> IssueOutcome {
     loop {
         match attempted {
             Ok(bytes) => {

@@ -316,7 +316,7 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
 /// again.
 pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> IssueOutcome {
     let gone = || epoll::poll_now(request.file.number, epoll::IN | epoll::PRI) == Ok(0);
-    if error == Errno::ENOBUFS && given == 0 && request.place != 0 && gone() {
+    if error == Errno::ENOBUFS && given == 0 && request.poll_slot != 0 && gone() {
         return IssueOutcome::WouldBlock;
     }
     IssueOutcome::done(after_file(request, error).negative())

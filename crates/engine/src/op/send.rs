@@ -127,7 +127,7 @@ fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
             transfer.end(width::int(bytes), false)
         }
         Ok(bytes) if bytes > 0 && message::can_go_on(number) => {
-            go_on(transfer, bytes);
+            advance_send(transfer, bytes);
             transfer.would_block()
         }
         Ok(bytes) => transfer.end(width::int(bytes), true),
@@ -150,7 +150,7 @@ fn is_ready(number: i32) -> bool {
 
 /// Advances the send by `bytes` bytes; the data behind them is sent later. Control messages were
 /// sent with the first bytes, so they are dropped.
-pub(crate) fn go_on(transfer: &mut SendReceive, bytes: u64) {
+pub(crate) fn advance_send(transfer: &mut SendReceive, bytes: u64) {
     transfer.advance(bytes);
     if let Some(message) = &mut transfer.message {
         message.header.control_length = 0;

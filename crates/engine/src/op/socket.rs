@@ -22,7 +22,7 @@ pub(crate) fn check_flags(flags: u32, slot: FileSlot) -> Result<(), Errno> {
 
 /// Gives the program a new file: as an ordinary descriptor, or in a slot of the registered files.
 /// Returns the descriptor's number, or the result for the slot.
-pub(crate) fn place(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescriptor) -> Result<i32, Errno> {
+pub(crate) fn install(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
         FileSlot::Ordinary => {
             locked.waiting.polls.has_new_file(made.number());
@@ -50,7 +50,7 @@ pub(crate) fn issue_socket(locked: &mut LockedRing, request: &mut Request) -> Is
     let Sqe { fd: domain, off: kind, len: protocol, .. } = request.sqe;
     let slot = FileSlot::from_sqe(request.sqe.file_index);
     let made = socket::open(domain, flags_for(width::low(kind), slot), protocol.cast_signed());
-    IssueOutcome::of(made.and_then(|made| place(locked, slot, made)))
+    IssueOutcome::of(made.and_then(|made| install(locked, slot, made)))
 }
 
 /// Makes the socket in a worker that has the submitter's rights.
@@ -70,7 +70,7 @@ pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
 pub(crate) fn finish_socket(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Socket(made) = &mut request.operation else { return result };
     let Some(made) = made.take() else { return result };
-    place(locked, FileSlot::from_sqe(request.sqe.file_index), made).unwrap_or_else(Errno::negative)
+    install(locked, FileSlot::from_sqe(request.sqe.file_index), made).unwrap_or_else(Errno::negative)
 }
 
 pub(crate) fn prepare_listen(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {

@@ -3,7 +3,7 @@
 //! (REGISTER_PBUF_RING) are entries in shared memory, which is either usring's, for the program to
 //! map, or the program's own.
 
-use super::Lineage;
+use super::OwnRegistrations;
 use super::buffer_ring::{BufferRing, ENTRY_SIZE};
 use super::classic_buffers::ClassicBuffers;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -348,7 +348,7 @@ impl BufferGroups {
     }
 
     /// Brings the groups up to date with those that the other processes have made and removed.
-    pub fn follow(&mut self, registrations: &Registrations, lineage: &Lineage) {
+    pub fn follow(&mut self, registrations: &Registrations, own_registrations: &OwnRegistrations) {
         let known = core::mem::take(&mut self.groups);
         let is_own = |group: &BufferGroup| match group {
             BufferGroup::Ring(ring) => !ring.is_published(),
@@ -357,7 +357,7 @@ impl BufferGroups {
         let (mut own, mut shared): (BTreeMap<_, _>, BTreeMap<_, _>) =
             known.into_iter().partition(|(_, group)| is_own(group));
         for (slot, id, group) in registrations.groups() {
-            let group = follow_one(registrations, lineage, slot, id, group, shared.remove(&id));
+            let group = follow_one(registrations, own_registrations, slot, id, group, shared.remove(&id));
             own.insert(id, group);
         }
         self.groups = own;
@@ -367,7 +367,7 @@ impl BufferGroups {
 /// Returns this process's view of a group. `known`: its earlier view of the group with this id.
 fn follow_one(
     registrations: &Registrations,
-    lineage: &Lineage,
+    own_registrations: &OwnRegistrations,
     slot: GroupSlot,
     id: u16,
     group: SharedGroup,
@@ -377,7 +377,7 @@ fn follow_one(
         (SharedGroup::Classic, _) => BufferGroup::Classic(ClassicBuffers::Shared(registrations.clone(), id)),
         (SharedGroup::Ring(shared), Some(BufferGroup::Ring(known))) if known.is(&shared) => BufferGroup::Ring(known),
         (SharedGroup::Ring(shared), _) => {
-            let has_memory = lineage.has_memory_of(shared.origin);
+            let has_memory = own_registrations.has_memory_of(shared.origin);
             BufferGroup::Ring(BufferRing::shared(registrations, slot, shared, has_memory))
         }
     }

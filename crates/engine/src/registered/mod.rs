@@ -3,14 +3,14 @@
 pub(crate) mod buffer_group;
 mod buffer_ring;
 mod classic_buffers;
-mod lineage;
 pub(crate) mod napi;
+mod own_registrations;
 pub(crate) mod program_files;
 pub(crate) mod registered_buffers;
 pub(crate) mod registered_files;
 pub(crate) mod restrictions;
 
-pub(crate) use lineage::Lineage;
+pub(crate) use own_registrations::OwnRegistrations;
 
 /// State of this process's registrations with respect to those of the other processes: see
 /// `waiting::shared_registrations`.

@@ -1,7 +1,7 @@
 //! The ring's table of registered buffers. A buffer is an address range, and READ_FIXED and
 //! WRITE_FIXED must lie within it. usring does not pin its pages.
 
-use super::Lineage;
+use super::OwnRegistrations;
 use crate::devices;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -34,9 +34,14 @@ impl RegisteredBuffer {
     /// Returns this process's view of a buffer that another process has registered. If the buffer
     /// lies in private memory of the other process, this process cannot use it: a child has only a
     /// copy.
-    fn of_other_process(shared: &SharedBuffer, lineage: &Lineage, check: &mut SharedCheck) -> RegisteredBuffer {
+    fn of_other_process(
+        shared: &SharedBuffer,
+        own_registrations: &OwnRegistrations,
+        check: &mut SharedCheck,
+    ) -> RegisteredBuffer {
         let SharedBuffer { origin, address, length, tag } = *shared;
-        let is_here = lineage.has_memory_of(origin) && (lineage.is_own(origin) || check.is_shared(address, length));
+        let is_here = own_registrations.has_memory_of(origin)
+            && (own_registrations.is_own(origin) || check.is_shared(address, length));
         RegisteredBuffer { address, length, tag, origin, is_here }
     }
 }
@@ -159,13 +164,13 @@ impl RegisteredBuffers {
     }
 
     /// Brings the table up to date with the changes of other processes. Posts no tags.
-    pub fn follow(&mut self, registrations: &Registrations, lineage: &Lineage) {
+    pub fn follow(&mut self, registrations: &Registrations, own_registrations: &OwnRegistrations) {
         let mut known = self.entries.take().unwrap_or_default();
         let Some(shared) = registrations.buffers() else { return };
         if shared.is_empty() {
             // The table is too large to be shared. The process that registered it keeps it; other
             // processes see only empty slots.
-            let is_own = known.iter().flatten().any(|buffer| lineage.is_own(buffer.origin));
+            let is_own = known.iter().flatten().any(|buffer| own_registrations.is_own(buffer.origin));
             self.entries = Some(if is_own { known } else { Vec::new() });
             return;
         }
@@ -173,7 +178,8 @@ impl RegisteredBuffers {
         let mut check = SharedCheck::default();
         let follow = |(shared, known): (Option<SharedBuffer>, BufferSlot)| match known {
             known if known.as_ref().map(|known| known.origin) == shared.map(|shared| shared.origin) => known,
-            _ => shared.map(|shared| Arc::new(RegisteredBuffer::of_other_process(&shared, lineage, &mut check))),
+            _ => shared
+                .map(|shared| Arc::new(RegisteredBuffer::of_other_process(&shared, own_registrations, &mut check))),
         };
         self.entries = Some(shared.into_iter().zip(known).map(follow).collect());
     }

@@ -125,7 +125,7 @@ impl RegisteredFiles {
     /// Puts a new file where a request wants it. Returns the CQE's result.
     pub fn install(&mut self, slot: FileSlot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
         let device = if devices::are_any() { devices::recognise(descriptor.number()) } else { None };
-        self.place(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
+        self.put_in_slot(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
     }
 
     /// Puts a new socket, or an end of a new pipe, where a request wants it. Such a file has no
@@ -134,10 +134,10 @@ impl RegisteredFiles {
         let mut descriptor = HeldDescriptor::new(file);
         descriptor.assume_never_locked();
         let registrations = Mutex::default();
-        self.place(slot, Arc::new(RegisteredFile { registrations, descriptor, direct: None, device: None }))
+        self.put_in_slot(slot, Arc::new(RegisteredFile { registrations, descriptor, direct: None, device: None }))
     }
 
-    fn place(&mut self, slot: FileSlot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
+    fn put_in_slot(&mut self, slot: FileSlot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
         let file = Some(file);
         match slot {
             FileSlot::Ordinary => Err(if self.count() == 0 { Errno::ENXIO } else { Errno::EINVAL }),
@@ -179,7 +179,7 @@ impl RegisteredFiles {
 
     /// Puts a file that a MSG_RING brings from another ring into the slot that the message names.
     pub fn receive(&mut self, slot: FileSlot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
-        self.place(slot, file)
+        self.put_in_slot(slot, file)
     }
 
     fn free_slot(&self) -> Option<u32> {

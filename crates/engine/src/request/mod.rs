@@ -133,7 +133,7 @@ pub(crate) struct Request {
     /// The request posts many CQEs, all but the last with F_MORE. After each it waits again.
     pub multishot: bool,
     /// The poll table's slot in which the request waits or last waited; 0 if it has never waited.
-    pub place: Tag,
+    pub poll_slot: Tag,
     /// The events that were last reported for the request's file; 0 if none was since its
     /// submission.
     pub ready_for: u32,
@@ -168,7 +168,7 @@ pub(crate) enum Progress {
     Refused,
     /// The request's chain broke before the request started. It completes with the error in
     /// `result`.
-    Unbegun,
+    NotStarted,
     /// A worker has run the request and set `result`.
     Ran,
     /// Not a request, but a message from another ring: `user_data`, `result` and `cqe_flags` are
@@ -285,7 +285,7 @@ impl Request {
             journal: None,
             progress: Progress::New,
             multishot: false,
-            place: 0,
+            poll_slot: 0,
             ready_for: 0,
             result: 0,
             cqe_flags: 0,
@@ -306,7 +306,7 @@ impl Request {
         self.properties = properties;
         self.progress = Progress::New;
         self.multishot = false;
-        self.place = 0;
+        self.poll_slot = 0;
         self.ready_for = 0;
         self.cqe_flags = 0;
         self.file.number = self.sqe.fd;

@@ -37,7 +37,7 @@ impl Ring {
         LockedRing {
             ring: self,
             state: self.state.lock(|state, since| self.catch_up(state, since)),
-            duty: ReleaseDuty(self),
+            release_check: ReleaseCheck(self),
         }
     }
 
@@ -45,7 +45,7 @@ impl Ring {
     /// driver in another process ([`HeldBy::OtherProcess`]) does not see task work of this process.
     pub(crate) fn try_lock(self: &Arc<Self>) -> Result<LockedRing<'_>, HeldBy> {
         let state = self.state.try_lock(|state, since| self.catch_up(state, since))?;
-        Ok(LockedRing { ring: self, state, duty: ReleaseDuty(self) })
+        Ok(LockedRing { ring: self, state, release_check: ReleaseCheck(self) })
     }
 
     /// Brings this process's copies of queue positions up to date. Called when the driver before
@@ -84,12 +84,12 @@ pub(crate) struct LockedRing<'a> {
     state: Guard<'a, RingState, View<AtomicU32>>,
     /// Declared after `state`, because fields are dropped in this order: the lock is released
     /// first.
-    duty: ReleaseDuty<'a>,
+    release_check: ReleaseCheck<'a>,
 }
 
-/// The duty of every driver to check for work again after it has released the lock. While the
+/// The check for work that every driver makes again after it has released the lock. While the
 /// driver held the lock, another thread may have added task work and left it to the driver.
-pub(crate) struct ReleaseDuty<'a>(pub &'a Arc<Ring>);
+pub(crate) struct ReleaseCheck<'a>(pub &'a Arc<Ring>);
 
 impl<'a> LockedRing<'a> {
     /// Counts an io_uring_enter call that found enough completions. Returns whether the files and
@@ -201,7 +201,7 @@ impl<'a> LockedRing<'a> {
     /// Drivers call [`LockedRing::release`] instead, which also fulfils the duty that is returned
     /// here.
     #[inline(always)]
-    pub fn unlock(mut self) -> ReleaseDuty<'a> {
+    pub fn unlock(mut self) -> ReleaseCheck<'a> {
         debug_assert!(!self.queues.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");
         let published = self.take_published();
         let ring = self.ring;
@@ -209,7 +209,7 @@ impl<'a> LockedRing<'a> {
         if let Some(ready) = published {
             ring.wakers.wake_all(ready);
         }
-        self.duty
+        self.release_check
     }
 }
 

@@ -11,14 +11,14 @@ mod locked;
 mod state;
 
 pub(crate) use exit::Exit;
-pub(crate) use locked::{LockedRing, ReleaseDuty};
+pub(crate) use locked::{LockedRing, ReleaseCheck};
 pub(crate) use state::{Devices, Queues, Registered, RingState};
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::completion::signal::Readiness;
 use crate::completion::wakers::Wakers;
 use crate::process::{self, Process};
-use crate::registered::Lineage;
+use crate::registered::OwnRegistrations;
 use crate::request::Request;
 use crate::waiting::cq_estimate::CqWaits;
 use crate::waiting::sq_thread::SqThreadHandle;
@@ -56,7 +56,7 @@ pub struct Ring {
     pub(crate) control: Control,
     /// The registrations that all processes of the ring see; `None` for an AIO context.
     pub(crate) registrations: Option<Registrations>,
-    pub(crate) lineage: Lineage,
+    pub(crate) own_registrations: OwnRegistrations,
     /// Requests that other threads hand to the ring's driver: requests that workers have finished,
     /// and messages from other rings.
     pub(crate) task_work: Queue<Request>,
@@ -105,7 +105,7 @@ impl Ring {
         let state = ProcessMutex::new(control.lock(), own, process_number::is_alive, state);
         Ring {
             creators_watcher: tasks().number_for_children(),
-            lineage: Lineage::of_maker(own),
+            own_registrations: OwnRegistrations::of_maker(own),
             ..Ring::with_state(flags, memory, task_work, state)
         }
     }
@@ -128,7 +128,7 @@ impl Ring {
             number: inherited.number,
             creators_watcher: inherited.creators_watcher,
             is_adopted: true,
-            lineage: Lineage::of_child(&inherited.lineage, own),
+            own_registrations: OwnRegistrations::of_child(&inherited.own_registrations, own),
             ..Ring::with_state(inherited.flags, memory, task_work, state)
         })
     }
@@ -146,7 +146,7 @@ impl Ring {
             wakers: Wakers::new(control.sleep()),
             control,
             registrations: memory.registrations(),
-            lineage: Lineage::default(),
+            own_registrations: OwnRegistrations::default(),
             memory,
             task_work,
             readiness: Readiness::default(),

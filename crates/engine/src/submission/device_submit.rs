@@ -7,7 +7,7 @@ use crate::request::operation::Operation;
 use crate::request::outcome::ChannelIndex;
 use crate::ring::LockedRing;
 use crate::submission::suspend;
-use crate::waiting::device_queues::Fresh;
+use crate::waiting::device_queues::Unpolled;
 use usring_device::Submission;
 use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
@@ -34,7 +34,7 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
     };
     if submission == Submission::Accepted {
         if let Some(hybrid) = &mut queues.hybrid {
-            hybrid.fresh.push_back(Fresh { channel: index.0, token, id: request.id, since: Ticks::now() });
+            hybrid.unpolled.push_back(Unpolled { channel: index.0, token, id: request.id, since: Ticks::now() });
         }
         queue.out[token as usize] = Some(request);
         queues.in_flight += 1;

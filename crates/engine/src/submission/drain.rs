@@ -39,17 +39,17 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    /// Adds the chain's requests to `journal` as held back. `place`: their place in the order of
-    /// held requests. Requests for which the journal has no room get no slot.
-    pub fn note(&mut self, journal: &mut Journal, place: u32) {
+    /// Adds the chain's requests to `journal` as held back. `position`: their position in the order
+    /// of held requests. Requests for which the journal has no room get no slot.
+    pub fn note(&mut self, journal: &mut Journal, position: u32) {
         // The first request is added last, because other processes find the chain by the slot of
         // its first request.
         let mut next = self.request.link.as_deref_mut();
         while let Some(member) = next {
-            member.journal = journal.add_held_member(member.sqe.user_data, place);
+            member.journal = journal.add_held_member(member.sqe.user_data, position);
             next = member.link.as_deref_mut();
         }
-        self.request.journal = journal.add_held(self.request.sqe.user_data, place, self.drains);
+        self.request.journal = journal.add_held(self.request.sqe.user_data, position, self.drains);
     }
 
     /// Returns the requests of the chain, the first one first.

@@ -48,7 +48,7 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
         }
         return outcome;
     }
-    let is_first = request.place == 0 && !request.has_flag(sqe_flags::ASYNC);
+    let is_first = request.poll_slot == 0 && !request.has_flag(sqe_flags::ASYNC);
     let outcome = recording::issue(locked, request);
     if is_first && matches!(outcome, IssueOutcome::Done(_)) {
         ask_for_issue_path(locked, request, IssuePath::Inline);

@@ -16,8 +16,8 @@ use usring_uapi::sqe_flags;
 
 /// Issues a request again, or for the first time after a link or a drain has held it back.
 pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
-    if request.progress == Progress::Unbegun {
-        return complete::end_unbegun(locked, request);
+    if request.progress == Progress::NotStarted {
+        return complete::complete_not_started(locked, request);
     }
     if request.progress == Progress::Refused {
         op::bundle::end_short(locked, &mut request, 0);
@@ -50,7 +50,7 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry, row:
 /// the request, and the caller puts it back into its slot of the poll table.
 #[inline(always)]
 pub(crate) fn call(locked: &mut LockedRing, mut request: RequestEntry) -> Option<RequestEntry> {
-    debug_assert!(request.multishot && request.place != 0);
+    debug_assert!(request.multishot && request.poll_slot != 0);
     match (opcode_table::row(request.sqe.opcode).issue)(locked, &mut request) {
         IssueOutcome::WouldBlock => Some(request),
         outcome => {
@@ -101,7 +101,8 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
     let is_send = matches!(request.operation, Operation::SendReceive(_));
     // The rights are checked at a request's first attempt. Later attempts, after a wait for the
     // file, need no rights. Only a send needs its submitter's rights at each attempt.
-    let asks = request.properties.bears_rights && request.progress == Progress::New && (request.place == 0 || is_send);
+    let asks =
+        request.properties.bears_rights && request.progress == Progress::New && (request.poll_slot == 0 || is_send);
     if asks && locked.waiting.rights.is_foreign(request) {
         return if is_send { send::leave_to_worker(locked, request) } else { Some(IssueOutcome::NeedsWorker) };
     }
@@ -138,7 +139,7 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     if is_bundle {
         return Some(send::begin_forced_bundle(request));
     }
-    if request.multishot && request.place == 0 {
+    if request.multishot && request.poll_slot == 0 {
         return Some(receive::begin_forced_multishot(request));
     }
     let works = request.properties.work.is_some() && request.progress == Progress::New && !needs_ring_at_issue;

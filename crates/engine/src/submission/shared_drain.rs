@@ -79,25 +79,25 @@ impl LockedRing<'_> {
     /// shared. In the order of held requests, they come before those of all other processes.
     fn note_held(&mut self) {
         let count = self.queues.drain.deferred();
-        let places = self.journal().first_places(count);
+        let places = self.journal().first_positions(count);
         let Queues { drain, journal, .. } = &mut self.queues;
         let Some(journal) = journal else { return };
-        for (deferred, place) in drain.all_mut().zip(places) {
-            deferred.note(journal, place);
+        for (deferred, position) in drain.all_mut().zip(places) {
+            deferred.note(journal, position);
         }
     }
 
     #[cold]
     fn hold_back_for_all(&mut self, request: RequestEntry) {
         let was_held = self.journal().first_held().is_some();
-        let place = self.journal().last_place();
+        let position = self.journal().last_position();
         let Queues { drain, journal, .. } = &mut self.queues;
         let deferred = drain.hold_back(request);
         let drains = deferred.drains;
         if let Some(journal) = journal {
             let members = deferred.members().skip(1).filter_map(|member| member.journal);
-            members.for_each(|slot| journal.hold_member(slot, place));
-            deferred.request.journal.inspect(|slot| journal.hold(*slot, place, drains));
+            members.for_each(|slot| journal.hold_member(slot, position));
+            deferred.request.journal.inspect(|slot| journal.hold(*slot, position, drains));
         }
         self.ring.control.set_draining(true);
         self.release_held_of_all();

@@ -63,10 +63,10 @@ pub(crate) struct DeviceQueues {
 pub(crate) struct Hybrid {
     pub estimate: RingEstimate,
     /// Requests for which no thread has polled yet, in the order of submission.
-    pub fresh: VecDeque<Fresh>,
+    pub unpolled: VecDeque<Unpolled>,
 }
 
-pub(crate) struct Fresh {
+pub(crate) struct Unpolled {
     pub channel: u32,
     pub token: u32,
     pub id: RequestId,
@@ -163,9 +163,9 @@ impl DeviceQueues {
     /// that request yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
-            if let Some(place) = queue.backlog.iter().position(&mut matches) {
+            if let Some(index) = queue.backlog.iter().position(&mut matches) {
                 self.in_flight -= 1;
-                return queue.backlog.remove(place);
+                return queue.backlog.remove(index);
             }
         }
         None
@@ -187,7 +187,7 @@ impl DeviceQueues {
     /// HYBRID_IOPOLL.
     pub fn next_pre_poll_sleep(&mut self) -> Option<PrePollSleep> {
         let hybrid = self.hybrid.as_mut()?;
-        while let Some(fresh) = hybrid.fresh.pop_front() {
+        while let Some(fresh) = hybrid.unpolled.pop_front() {
             let out = &self.channels[fresh.channel as usize].out[fresh.token as usize];
             if out.as_ref().is_some_and(|request| request.id == fresh.id) {
                 return Some(PrePollSleep { span: hybrid.estimate.sleep(), since: fresh.since });

@@ -43,7 +43,7 @@ pub(crate) const SLICE: u32 = 33;
 pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, slice: TimeSlice) {
     let interest = Interest { events, multishot: request.multishot };
     if locked.waiting.polls.can_go_back(&request, interest) {
-        return locked.waiting.polls.push(request.place, request, Purpose::Retry, slice);
+        return locked.waiting.polls.push(request.poll_slot, request, Purpose::Retry, slice);
     }
     add(locked, request, interest, Begins::Retry(slice));
 }

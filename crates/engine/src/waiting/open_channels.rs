@@ -61,7 +61,7 @@ impl DeviceQueues {
             channel.silence();
         }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
-            self.hybrid = Some(Box::new(Hybrid { estimate: RingEstimate::new(), fresh: VecDeque::new() }));
+            self.hybrid = Some(Box::new(Hybrid { estimate: RingEstimate::new(), unpolled: VecDeque::new() }));
         }
         self.channels.push(DeviceQueue {
             device: device.clone(),

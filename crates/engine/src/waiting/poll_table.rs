@@ -136,9 +136,9 @@ impl PollTable {
     /// for the same events.
     #[inline]
     pub fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
-        let waited = request.place != 0
-            && matches!(request.file.reference, FileReference::Registered(_) | FileReference::WaitDuplicate(_));
-        waited && self.slot(request.place).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
+        let shares = matches!(request.file.reference, FileReference::Registered(_) | FileReference::WaitDuplicate(_));
+        (request.poll_slot != 0 && shares)
+            && self.slot(request.poll_slot).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
     }
 
     /// Finds or makes the registration for a file, and stores a reference to what keeps the file
@@ -379,7 +379,7 @@ impl PollTable {
 
     /// Adds a request to the slot `tag`, which [`PollTable::attach`] has returned.
     pub fn push(&mut self, tag: Tag, mut request: RequestEntry, purpose: Purpose, slice: TimeSlice) {
-        request.place = tag;
+        request.poll_slot = tag;
         let slot = &mut self.slots[width::low(tag) as usize];
         debug_assert!(tag == tag_of(width::low(tag), slot), "the caller has just attached the request to this slot");
         slot.waiters.push_back(Waiter { request, purpose, slice, round: slot.round });
@@ -571,8 +571,7 @@ impl PollTable {
         if !stays && let Some(set) = &self.set {
             let _ = set.delete(duplicate.descriptor.number());
         }
-        // If a worker still has a reference to the hold, the file is closed when the worker drops
-        // it.
+        // If a worker still shares the duplicate, the file is closed when the worker drops it.
         if let Some(sole) = Arc::get_mut(&mut duplicate) {
             sole.descriptor = HeldDescriptor::default();
             self.slots[index as usize].spare = Some(duplicate);

@@ -73,7 +73,7 @@ impl Ring {
     /// Applies to this process's state what drivers of other processes have changed. The first
     /// driver of this process that gets the ring's lock from another process calls this function.
     /// If a notice is unseen, the driver runs all due work of the ring after it has released the
-    /// lock ([`crate::ring::ReleaseDuty`]).
+    /// lock ([`crate::ring::ReleaseCheck`]).
     pub(crate) fn apply_shared_changes(&self, state: &mut RingState) {
         state.waiting.timeouts.note_ended_of_all(self.control.timeouts_ended());
         state.queues.drain.follow(self.control.is_draining(), self.control.refuses_drains());

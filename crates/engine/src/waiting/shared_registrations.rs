@@ -163,8 +163,8 @@ impl Ring {
             return;
         }
         registered.sharing.generation = generation;
-        registered.buffers.follow(registrations, &self.lineage);
-        registered.buffer_groups.follow(registrations, &self.lineage);
+        registered.buffers.follow(registrations, &self.own_registrations);
+        registered.buffer_groups.follow(registrations, &self.own_registrations);
         registered.restrictions.follow(registrations);
         self.follow_deposits(registrations, state);
     }
@@ -184,7 +184,7 @@ impl LockedRing<'_> {
         let ring = self.ring;
         let Some(registrations) = &ring.registrations else { return };
         if let Some(origin) = origin {
-            ring.lineage.note(origin.number);
+            ring.own_registrations.note(origin.number);
         }
         if !self.registered.sharing.is_published {
             let is_noted = core::mem::replace(&mut self.registered.sharing.is_noted, true);

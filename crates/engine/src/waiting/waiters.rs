@@ -70,7 +70,7 @@ impl Waiters {
             return self.pop_front();
         }
         let others = self.others.as_mut()?;
-        let place = others.iter().position(is_it)?;
-        others.remove(place)
+        let index = others.iter().position(is_it)?;
+        others.remove(index)
     }
 }

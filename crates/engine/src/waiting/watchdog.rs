@@ -10,7 +10,7 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::thread::Credentials;
-use usring_sys::watched_call::{Rouse, Seen, WatchedCalls, Watcher};
+use usring_sys::watched_call::{Seen, WatchdogStep, WatchedCalls, Watcher};
 use usring_sys::{Errno, SystemCall, futex, signals, thread, wait};
 
 const NAME: &str = "usring-watchdog";
@@ -33,7 +33,7 @@ pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCal
         watch
     });
     let begun = watch.begin(*caller.0.get_or_insert_with(signals::thread_id));
-    watchdog().rouse();
+    watchdog().ensure_checking();
     let answer = wait::briefly(call, watch.cancelled());
     watch.end(begun);
     answer
@@ -56,21 +56,21 @@ pub(crate) fn watchdog() -> &'static Watchdog {
 
 impl Watchdog {
     #[inline]
-    fn rouse(&'static self) {
+    fn ensure_checking(&'static self) {
         if !self.watcher.is_checking() {
-            self.rouse_now();
+            self.start_checking();
         }
     }
 
     #[cold]
-    fn rouse_now(&'static self) {
-        let is_new = match self.watcher.rouse() {
-            Rouse::Nothing => return,
-            Rouse::Wake => {
+    fn start_checking(&'static self) {
+        let is_new = match self.watcher.ensure_checking() {
+            WatchdogStep::Nothing => return,
+            WatchdogStep::Wake => {
                 futex::wake(self.watcher.word(), 1);
                 return;
             }
-            Rouse::Start { first } => first,
+            WatchdogStep::Start { first } => first,
         };
         let tasks = tasks();
         if tasks.is_current() {
@@ -117,7 +117,7 @@ impl Watchdog {
         self.watches.lock().retain_mut(|(watch, last)| {
             let now = watch.observe();
             if now == *last && now.is_inside() {
-                watch.break_off(now, wait::interrupt_worker);
+                watch.interrupt(now, wait::interrupt_worker);
             }
             busy |= now != *last || !now.is_outside();
             *last = now;

@@ -258,7 +258,7 @@ impl WorkerPool {
     }
 
     /// Restricts all workers to these processors; `None`: lifts the restriction.
-    pub fn place(&self, processors: Option<Mask>) {
+    pub fn set_affinity(&self, processors: Option<Mask>) {
         let placement = &mut self.state.lock().placement;
         placement.version += 1;
         placement.processors = processors.unwrap_or_else(|| Mask::default().map(|_| u64::MAX));
@@ -354,7 +354,7 @@ impl PoolState {
 fn finish(mut request: RequestEntry, ring: Arc<Ring>, result: i32) {
     request.progress = Progress::Ran;
     request.result = result;
-    ring.bring_finished(request);
+    ring.add_finished(request);
 }
 
 /// Interrupts the workers that run those requests of the ring for which `matches` returns true.
@@ -400,7 +400,7 @@ pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
 
 /// Interrupts the running system calls of a closed ring and drops its queued jobs, except for
 /// transfers that outlive the ring.
-pub(crate) fn break_off(ring: &Arc<Ring>) {
+pub(crate) fn interrupt_running(ring: &Arc<Ring>) {
     let ends = |view: &JobView| !view.outlives_ring;
     while let Cancelled::Waiting(_) = cancel(ring, ends) {}
     interrupt(ring, ends);

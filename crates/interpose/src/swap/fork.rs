@@ -194,7 +194,7 @@ fn begin(frozen: FrozenMemory, calls: OfThread) {
             if unmapped.is_err() {
                 die_of_zeroes();
             }
-            region::disown();
+            region::switch_off();
         }
     }
     if calls.is_empty() {

@@ -193,7 +193,7 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
 /// holes.
 fn make_room(changes: &mut Changes, range: &Range<usize>) -> Result<(), Errno> {
     changes.release_to_kernel(range)?;
-    let holes = changes.parts(range).into_iter().filter(|part| part.owner == Owner::Nobody);
+    let holes = changes.parts(range).into_iter().filter(|part| part.owner == Owner::Unmapped);
     holes.map(|part| part.range).try_for_each(|hole| {
         let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_FIXED;
         let arguments = [hole.start as u64, hole.len() as u64, 0, u64::from(flags), u64::MAX, 0];
@@ -284,8 +284,8 @@ fn advise_parts(mappings: &Mappings, parts: &[Part], advice: u32) -> Result<u64,
         match part.owner {
             Owner::Kernel => drop(ask(part.range.start as u64, part.range.len() as u64)?),
             Owner::Pager => advise_paged(mappings, &part.range, advice)?,
-            Owner::Nobody if populates => return Err(Errno::ENOMEM),
-            Owner::Nobody => answer = Err(Errno::ENOMEM),
+            Owner::Unmapped if populates => return Err(Errno::ENOMEM),
+            Owner::Unmapped => answer = Err(Errno::ENOMEM),
         }
     }
     answer
@@ -315,7 +315,7 @@ fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Resu
         ask(part.range.start as u64, part.range.len() as u64)?;
     }
     // A hole does not end the call, but decides the answer.
-    if parts.iter().any(|part| part.owner == Owner::Nobody) { Err(Errno::ENOMEM) } else { Ok(0) }
+    if parts.iter().any(|part| part.owner == Owner::Unmapped) { Err(Errno::ENOMEM) } else { Ok(0) }
 }
 
 /// Answers mincore(2).
@@ -336,7 +336,7 @@ fn look(mappings: &Mappings, start: u64, length: u64, target: u64) -> Result<u64
                 Owner::Pager => resident[..pages].iter_mut().enumerate().for_each(|(page, resident)| {
                     *resident = u8::from(mappings.is_resident(first + page * PAGE));
                 }),
-                Owner::Nobody => return Err(Errno::ENOMEM),
+                Owner::Unmapped => return Err(Errno::ENOMEM),
             }
             let target = UserAddress(target).offset(((first - range.start) / PAGE) as u64);
             user_memory::copy_out(target, &resident[..pages])?;
@@ -409,7 +409,7 @@ fn remap_freely(
         // Old size 0: shared memory is mapped a second time.
         None if changes.parts(&(old.start..old.start + PAGE))[0].owner == Owner::Kernel => ask(),
         None => Err(Errno::EINVAL),
-        Some(Owner::Nobody) => Err(Errno::EFAULT),
+        Some(Owner::Unmapped) => Err(Errno::EFAULT),
         Some(Owner::Kernel) if parts.len() == 1 => by_kernel(changes),
         Some(_) if length <= old.len() => {
             changes.unmap(&(old.start + length..old.end))?;

@@ -141,12 +141,12 @@ pub fn begin_after_fork() {
     // This child does not inherit memory that the parent has inherited and not used yet.
     INHERITANCE.store(null_mut(), Ordering::Relaxed);
     if !CHILD_INHERITS.load(Ordering::Relaxed) {
-        disown();
+        switch_off();
     }
 }
 
 /// Switches swapping off: this process will have no region.
-pub fn disown() {
+pub fn switch_off() {
     ON.store(false, Ordering::Relaxed);
     pinned_memory::forget_pin_hook();
 }

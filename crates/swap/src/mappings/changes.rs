@@ -17,7 +17,7 @@ pub enum Owner {
     /// The kernel: memory that was released to it, and all addresses outside the region.
     Kernel,
     /// None: the part lies in the region and is not mapped.
-    Nobody,
+    Unmapped,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +53,8 @@ impl Changes<'_> {
         );
         add(self.space.parts(&within, ExtentKind::Mapped), Owner::Pager);
         add(self.space.parts(&within, ExtentKind::Unmanaged), Owner::Kernel);
-        add(self.space.parts(&within, ExtentKind::Leaving), Owner::Nobody);
-        add(self.space.holes(&within), Owner::Nobody);
+        add(self.space.parts(&within, ExtentKind::Leaving), Owner::Unmapped);
+        add(self.space.holes(&within), Owner::Unmapped);
         parts.sort_unstable_by_key(|part| part.range.start);
         parts
     }
@@ -62,12 +62,12 @@ impl Changes<'_> {
     /// Returns the start of the first part of a range that is not mapped, or the end of the range.
     /// A call that changes mappings stops there.
     pub fn mapped_end(&self, range: &Range<usize>) -> usize {
-        let hole = self.parts(range).into_iter().find(|part| part.owner == Owner::Nobody);
+        let hole = self.parts(range).into_iter().find(|part| part.owner == Owner::Unmapped);
         hole.map_or(range.end, |part| part.range.start)
     }
 
     pub fn is_free(&self, range: &Range<usize>) -> bool {
-        self.parts(range).iter().all(|part| part.owner == Owner::Nobody)
+        self.parts(range).iter().all(|part| part.owner == Owner::Unmapped)
     }
 
     fn set_in_use(&self, range: &Range<usize>, in_use: bool) {

@@ -24,7 +24,7 @@ impl Driver for KernelFiles {
             transfer: LONGEST_TRANSFER,
             segments: MOST_SEGMENTS,
             queues: ANY_NUMBER,
-            features: Features { polls: true, lends_memory: true, ..Features::default() },
+            features: Features { polls: true, kernel_holds_memory: true, ..Features::default() },
         }
     }
 

@@ -159,7 +159,7 @@ impl Parameters {
                 write_zeroes: self.zeroes_sectors > 0,
                 read_only: self.has(feature::READ_ONLY),
                 forgets: false,
-                lends_memory: false,
+                kernel_holds_memory: false,
             },
         }
     }

@@ -305,7 +305,7 @@ impl Queue {
         let head = (head & 0xffff) as u16;
         let mut outcome = block::outcome(self.statuses.read(usize::from(head)));
         if !is_last && outcome.is_ok() {
-            outcome = self.go_on(head)?;
+            outcome = self.next_step(head)?;
         }
         self.release(head);
         Some(match outcome {
@@ -317,7 +317,7 @@ impl Queue {
     /// Takes the step after a successful round. Returns the request's result, or `None` if the step
     /// is another round.
     #[inline(never)]
-    fn go_on(&mut self, head: u16) -> Option<Result<(), Errno>> {
+    fn next_step(&mut self, head: u16) -> Option<Result<(), Errno>> {
         let active = self.requests[usize::from(head)].active?;
         let next = match active.next {
             Next::Nothing => return Some(Ok(())),

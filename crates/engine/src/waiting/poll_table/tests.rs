@@ -19,9 +19,9 @@ fn wait_for(table: &mut PollTable, number: i32, interest: Interest, user_data: u
     let mut request = new_entry();
     request.sqe.user_data = user_data;
     request.file.number = number;
-    let place = table.attach(&mut request.file, interest, false).unwrap();
-    table.push(place.tag, request, Purpose::Retry, TimeSlice::Over);
-    place.tag
+    let assigned = table.attach(&mut request.file, interest, false).unwrap();
+    table.push(assigned.tag, request, Purpose::Retry, TimeSlice::Over);
+    assigned.tag
 }
 
 /// Returns the tags of the events in the set.

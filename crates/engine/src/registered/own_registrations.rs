@@ -7,7 +7,7 @@ use usring_ring::Origin;
 
 /// The registrations of one ring that this process has made, or has inherited the memory of.
 #[derive(Default)]
-pub(crate) struct Lineage {
+pub(crate) struct OwnRegistrations {
     /// This process's number.
     own: u32,
     /// Number of the last registration that this process has made.
@@ -18,18 +18,18 @@ pub(crate) struct Lineage {
     ancestors: Box<[Origin]>,
 }
 
-impl Lineage {
-    /// Returns the lineage of the process that made the ring.
-    pub fn of_maker(own: u32) -> Lineage {
-        Lineage { own, ..Lineage::default() }
+impl OwnRegistrations {
+    /// Returns the value for the process that made the ring.
+    pub fn of_maker(own: u32) -> OwnRegistrations {
+        OwnRegistrations { own, ..OwnRegistrations::default() }
     }
 
-    /// Returns the lineage of a process that has inherited the ring. `inherited`: the lineage of
+    /// Returns the value for a process that has inherited the ring. `inherited`: the value of
     /// its parent, as it was at the fork.
-    pub fn of_child(inherited: &Lineage, own: u32) -> Lineage {
+    pub fn of_child(inherited: &OwnRegistrations, own: u32) -> OwnRegistrations {
         let parent = Origin { owner: inherited.own, number: inherited.last.load(Ordering::Relaxed) };
         let ancestors = inherited.ancestors.iter().copied().chain([parent]).collect();
-        Lineage { own, last: AtomicU32::new(0), ancestors }
+        OwnRegistrations { own, last: AtomicU32::new(0), ancestors }
     }
 
     /// Notes a registration of this process. The caller holds the ring's lock.
@@ -56,12 +56,12 @@ mod tests {
 
     #[test]
     fn a_child_has_what_its_ancestors_had_registered_before_the_fork() {
-        let maker = Lineage::of_maker(2);
+        let maker = OwnRegistrations::of_maker(2);
         maker.note(5);
-        let child = Lineage::of_child(&maker, 3);
+        let child = OwnRegistrations::of_child(&maker, 3);
         maker.note(7);
         child.note(8);
-        let grandchild = Lineage::of_child(&child, 4);
+        let grandchild = OwnRegistrations::of_child(&child, 4);
         let has = |owner, number| grandchild.has_memory_of(Origin { owner, number });
         assert!(has(2, 5) && has(3, 8) && has(4, 9));
         assert!(!has(2, 7), "registered after the fork");
