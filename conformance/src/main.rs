@@ -92,7 +92,8 @@ fn list(intended: bool) -> ExitCode {
 }
 
 /// Returns the cases that the names select, or all cases if there are no names. A name is that of a
-/// case or of a module of cases. Returns `None` if a name is neither.
+/// case or of a module of cases. Returns `None` if a name is neither, or if two cases have it: a
+/// process that runs one case is started with that case's name alone.
 fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     if names.is_empty() {
         return Some(Case::all());
@@ -103,6 +104,10 @@ fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
         cases.extend(Case::all().into_iter().filter(|case| case.name() == *name || case.room() == *name));
         if cases.len() == before {
             eprintln!("no case or room is named {name}; see `conformance list`");
+            return None;
+        }
+        if cases[before..].iter().filter(|case| case.name() == *name).count() > 1 {
+            eprintln!("two cases are named {name}");
             return None;
         }
     }

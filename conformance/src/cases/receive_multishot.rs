@@ -15,6 +15,7 @@ use crate::transcript::Transcript;
 
 mod bad_memory;
 mod messages;
+mod slices;
 
 pub const GROUP: u16 = 3;
 const MANY: u16 = u::IORING_RECV_MULTISHOT as u16;

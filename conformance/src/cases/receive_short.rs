@@ -271,6 +271,40 @@ case!(urgent_data_is_there => "
     ................
 ");
 
+/// The first receive of a multishot ends before TCP's urgent byte, which came before the request.
+/// The last multishot fills its buffer, and may not wait.
+fn urgent_data_of_tcp_is_there(t: &mut Transcript) {
+    for receives in [stream, bundles] {
+        let (reader, writer) = files::tcp();
+        send_around_urgent(&writer);
+        receive_all(t, &reader, receives, || (), 2);
+    }
+    let (reader, writer) = files::tcp();
+    files::put(&writer, &[b'x'; SIZE as usize]);
+    send_urgent(&writer, "!");
+    let memory = Pages::new(1);
+    let (mut ring, _group) = ring_of(&memory, 8, 0);
+    ring.push(stream(&reader).op_flags(libc::MSG_DONTWAIT as u32));
+    ring.submit();
+    t.in_order(&ring.wait(2));
+}
+case!(urgent_data_of_tcp_is_there => "
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    one.............
+    two.............
+    ................
+    ................
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    one.............
+    two.............
+    ................
+    ................
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: -EAGAIN
+");
+
 /// Receives the bytes before the urgent byte, the urgent byte by MSG_OOB, and the bytes after it.
 fn receive_around_urgent(t: &mut Transcript, (reader, writer): (OwnedFd, OwnedFd)) {
     let mut ring = Ring::new(4);

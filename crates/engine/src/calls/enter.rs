@@ -141,10 +141,12 @@ impl Ring {
         if waits {
             if call.to_submit != 0 && self.defers_task_work() {
                 crate::driving::task_work::run_for_wait(&mut locked, call.min_complete);
+                self.run_deferred_runnable(&mut locked, call.min_complete);
             }
             locked.finish_batch();
             // If the CQ already holds enough CQEs, the wait ends without a poll.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
+                self.run_deferred_runnable(&mut locked, call.min_complete);
                 if taken != 0 && locked.waiting.polls.expects() {
                     self.try_expected(&mut locked);
                 }
@@ -187,6 +189,17 @@ impl Ring {
     fn poll_own(&self, locked: &mut LockedRing) {
         if !self.defers_task_work() && !self.is_polled() {
             crate::driving::task_work::run_all(locked);
+        }
+    }
+
+    /// Lets multishots that have used up their time slices go on, for the owner of a ring that
+    /// defers task work, which waits for `wanted` completions. The kernel does so at the end of a
+    /// submission and at the beginning of a wait.
+    #[inline]
+    fn run_deferred_runnable(&self, locked: &mut LockedRing, wanted: u32) {
+        if locked.waiting.polls.has_runnable() && self.defers_task_work() {
+            dispatch::poll_for(locked, wanted);
+            locked.finish_batch();
         }
     }
 

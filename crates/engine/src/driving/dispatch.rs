@@ -15,6 +15,11 @@ use usring_sys::epoll::Event;
 /// function takes no events, and only tries runnable requests. Any event may be the one that ends
 /// the leader's sleep. The leader is in epoll_wait(2), or about to take this ring's lock.
 pub(crate) fn poll(locked: &mut LockedRing) {
+    poll_for(locked, 1);
+}
+
+/// Does what [`poll`] does, for a caller that waits for `wanted` completions.
+pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
     if locked.ring.is_led() {
         run_runnable(locked);
         return;
@@ -25,18 +30,41 @@ pub(crate) fn poll(locked: &mut LockedRing) {
     loop {
         let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
-        dispatch(locked, &events[..count]);
+        dispatch(locked, &events[..count], wanted);
         if count < events.len() {
             return;
         }
     }
 }
 
-/// Handles `events`, which the epoll set reported.
-pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
+/// Handles `events`, which the epoll set reported, for a caller that waits for `wanted`
+/// completions.
+pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event], wanted: u32) {
+    let runnable = locked.waiting.polls.runnable_count();
     fire_all(locked, events);
     batch::run_issuable(locked);
-    run_runnable(locked);
+    if locked.ring.defers_task_work() {
+        if locked.waiting.polls.has_runnable() {
+            run_deferred_slices(locked, runnable, events.len() + runnable, wanted);
+        }
+    } else {
+        run_runnable(locked);
+    }
+}
+
+/// Tries the requests that were `runnable` before the events came. The kernel's owner of a ring
+/// that defers task work leaves the others to its next wait. It tries them in this wait only if it
+/// has made fewer attempts than it wants completions (`io_run_local_work_continue`). `attempts`:
+/// those on behalf of the events, and those on the runnable requests.
+#[cold]
+#[inline(never)]
+fn run_deferred_slices(locked: &mut LockedRing, runnable: usize, mut attempts: usize, wanted: u32) {
+    run_slices(locked, runnable);
+    while attempts < wanted as usize && locked.waiting.polls.has_runnable() {
+        let runnable = locked.waiting.polls.runnable_count();
+        attempts += runnable;
+        run_slices(locked, runnable);
+    }
 }
 
 /// Tries each runnable request once. A runnable request has used up its time slice while its file
@@ -44,13 +72,14 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
 #[inline]
 pub(crate) fn run_runnable(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() {
-        run_slices(locked);
+        run_slices(locked, locked.waiting.polls.runnable_count());
     }
 }
 
+/// Tries the first `count` runnable requests once.
 #[inline(never)]
-fn run_slices(locked: &mut LockedRing) {
-    for _ in 0..locked.waiting.polls.runnable_count() {
+fn run_slices(locked: &mut LockedRing, count: usize) {
+    for _ in 0..count {
         let Some((tag, waiter)) = locked.waiting.polls.begin_slice() else { continue };
         match waiter.purpose {
             Purpose::Report => {

@@ -99,7 +99,14 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     }
     let mut retried = false;
     while let Some(waiter) = locked.waiting.polls.next_of_round(tag) {
+        let stays = locked.ring.defers_task_work() && waiter.is_multishot_in_slices();
         let mut request = waiter.request;
+        if stays {
+            // Its next time slice is due anyway, and the kernel merges the event with it.
+            request.ready_for |= mask;
+            locked.waiting.polls.waits_on(tag, request, TimeSlice::Runnable);
+            continue;
+        }
         request.ready_for = mask;
         locked.queues.statistics.count_polled(request.sqe.opcode);
         match waiter.purpose {
@@ -132,7 +139,7 @@ pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, m
 #[inline(always)]
 pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     if let Some(request) = issue::call(locked, request) {
-        locked.waiting.polls.waits_on(tag, request);
+        locked.waiting.polls.waits_on(tag, request, TimeSlice::Over);
     }
 }
 

@@ -46,6 +46,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // submits may take longer than the limit, and the caller does not wait for their requests.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let mut polled = false;
+    let mut is_first = true;
     // The time at which this wait for a lone transfer began. `None`: it is no wait for a lone
     // transfer.
     let mut lone: Option<Ticks> = None;
@@ -63,7 +64,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             return Err(Errno::EINVAL);
         }
         let consumed = *consumed.get_or_insert(locked.queues.cq.consumed());
-        complete_and_publish(&mut locked, call.completions, &mut polled, hurries);
+        complete_and_publish(&mut locked, call.completions, &mut polled, core::mem::take(&mut is_first), hurries);
         let ready = ready(&locked, consumed);
         let timed_out = *ended.get_or_insert(locked.waiting.timeouts.ended) != locked.waiting.timeouts.ended;
         let is_to_poll = call.until_devices && locked.devices.queues.in_flight() > 0;
@@ -152,12 +153,12 @@ fn poll_and_release(mut locked: LockedRing) {
 
 /// Completes all requests that can be completed, and publishes their CQEs. If the waiter is not
 /// going to sleep, also polls the files when a poll is due, at most once per wait (`polled`).
-/// `hurries`: a helper makes the deferred submits.
-fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool, hurries: bool) {
+/// `is_first`: the wait has just begun. `hurries`: a helper makes the deferred submits.
+fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool, is_first: bool, hurries: bool) {
     if unusual::has(Unusual::Order) {
         order::note_choice(locked);
     }
-    complete_finished_work(locked, wanted);
+    *polled |= complete_finished_work(locked, wanted, is_first);
     // A waiter that goes on to sleep learns of ready files from the epoll set, so it needs no poll
     // here.
     let sleeps = locked.queues.cq.ready() < wanted;
@@ -174,7 +175,11 @@ fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool,
 }
 
 /// Completes finished work, and retries requests whose files are known or expected to be ready.
-fn complete_finished_work(locked: &mut LockedRing, wanted: u32) {
+/// Returns whether it has polled the files.
+///
+/// The owner of a ring that defers task work lets runnable requests go on once when its wait
+/// begins, and later only if it has too few completions.
+fn complete_finished_work(locked: &mut LockedRing, wanted: u32, is_first: bool) -> bool {
     task_work::clear_announcement(locked);
     locked.ring.watch.activity.visit();
     task_work::run_for_wait(locked, wanted);
@@ -182,14 +187,17 @@ fn complete_finished_work(locked: &mut LockedRing, wanted: u32) {
     if !locked.ring.is_polled_by_thread() {
         reap::reap(locked);
     }
-    if locked.waiting.polls.has_runnable() {
-        dispatch::poll(locked);
+    let goes_on = is_first || !locked.ring.defers_task_work() || locked.queues.cq.ready() < wanted;
+    let polls = goes_on && locked.waiting.polls.has_runnable();
+    if polls {
+        dispatch::poll_for(locked, wanted);
     }
     if locked.waiting.polls.expects() && locked.queues.cq.ready() < wanted && locked.ring.is_left_to_owner() {
         dispatch::try_expected(locked);
         // Publishes the CQEs that `try_expected` has posted, so that the caller counts them.
         locked.finish_batch();
     }
+    polls
 }
 
 /// Ends a wait that a signal interrupted. Returns `EINTR` only if the CQ is empty.
@@ -379,7 +387,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
             let ticket = ring.wakers.sleep.announce(kind, needed);
             // On a shared ring the ring watcher watches the files during this sleep.
             locked.release(if is_shared { Exit::Finished } else { Exit::Pause });
-            sleep_announced(&ring, ticket, leads.then_some(set), call.mask, span)
+            sleep_announced(&ring, ticket, leads.then_some(set), call, span)
         }
     }
 }
@@ -406,7 +414,7 @@ fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanose
     };
     let mut locked = ring.lock();
     locked.note_poll();
-    dispatch::dispatch(&mut locked, &events[..*slept.as_ref().unwrap_or(&0)]);
+    dispatch::dispatch(&mut locked, &events[..*slept.as_ref().unwrap_or(&0)], call.completions);
     locked.finish_batch();
     locked.release(Exit::Pause);
     slept.map(drop)
@@ -418,14 +426,14 @@ fn sleep_announced(
     ring: &Arc<Ring>,
     ticket: Ticket,
     set: Option<i32>,
-    mask: Option<u64>,
+    call: &WaitCall,
     span: Option<Nanoseconds>,
 ) -> Result<(), Errno> {
     let mut events = [Event::default(); fire::EVENTS];
     let outcome = match set {
         _ if !ring.task_work.is_empty() => Ok(0),
-        Some(set) => wait::epoll(set, &mut events, span, mask),
-        None if let Some(mask) = mask.filter(|_| ring.is_shared()) => {
+        Some(set) => wait::epoll(set, &mut events, span, call.mask),
+        None if let Some(mask) = call.mask.filter(|_| ring.is_shared()) => {
             // futex(2) cannot change the signal mask, so this sleep uses another system call.
             wait::under_mask(span.map_or(BLIND, |span| span.min(BLIND)), mask).map(|()| 0)
         }
@@ -433,7 +441,7 @@ fn sleep_announced(
     };
     let _ = ring.wakers.sleep.retract(ticket);
     if set.is_some() {
-        stop_leading(ring, &events[..*outcome.as_ref().unwrap_or(&0)]);
+        stop_leading(ring, &events[..*outcome.as_ref().unwrap_or(&0)], call.completions);
     }
     if outcome == Err(Errno::EINTR) { Err(Errno::EINTR) } else { Ok(()) }
 }
@@ -456,7 +464,7 @@ fn sleep_for_completions(
     let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };
     let _ = ring.wakers.sleep.retract(ticket);
     ring.wakers.completions.end();
-    stop_leading(&ring, &[]);
+    stop_leading(&ring, &[], needed);
     match slept {
         Err(Errno::EINTR) => return Err(Errno::EINTR),
         Err(_) => forbid_waiter(&ring),
@@ -475,10 +483,11 @@ fn forbid_waiter(ring: &Arc<Ring>) {
 }
 
 /// Ends this thread's leadership: handles `events` from the epoll set, and wakes the next leader.
-fn stop_leading(ring: &Arc<Ring>, events: &[Event]) {
+/// `wanted`: the completions that this thread waits for.
+fn stop_leading(ring: &Arc<Ring>, events: &[Event], wanted: u32) {
     let mut locked = ring.lock();
     locked.note_poll();
-    dispatch::dispatch(&mut locked, events);
+    dispatch::dispatch(&mut locked, events, wanted);
     locked.finish_batch();
     let successor = ring.wakers.sleep.resign();
     // `Exit::Bare` leaves deferred submits pending until this thread takes the lock again, because

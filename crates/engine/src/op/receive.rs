@@ -97,13 +97,21 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     if is_left { Rest::Something } else { Rest::Nothing }
 }
 
-/// Returns `rest`. For a multishot, returns `Something` instead of `Nothing` if the connection has
-/// ended: the end of data is still to be received. The socket is not asked if the multishot's last
-/// event reported no end.
-pub(crate) fn with_end(request: &Request, rest: Rest) -> Rest {
-    let may_have_ended = request.ready_for == 0 || reported_end(request);
-    let asks = rest == Rest::Nothing && request.multishot && may_have_ended;
-    if asks && message::counts_end(request.file.number) { Rest::Something } else { rest }
+/// Returns `rest`. For a multishot, returns `Something` instead of `Nothing` in two cases:
+///
+/// - The connection has ended: the end of data is still to be received.
+/// - The next byte of a TCP stream is urgent, or was: [`message::unread`] does not count it.
+///
+/// An event that has woken the request reports both. So the socket is asked only if no event has
+/// woken the request, or if the last event reported an end.
+pub(crate) fn with_end(request: &mut Request, rest: Rest) -> Rest {
+    let (number, was_woken) = (request.file.number, request.ready_for != 0);
+    if rest != Rest::Nothing || !request.multishot || was_woken && !reported_end(request) {
+        return rest;
+    }
+    let is_tcp = transfer_of(request).is_ok_and(|transfer| transfer.counted == Some(Counted::UpToUrgent));
+    let is_more = message::counts_end(number) || is_tcp && !was_woken && message::is_at_urgent(number);
+    if is_more { Rest::Something } else { rest }
 }
 
 fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {

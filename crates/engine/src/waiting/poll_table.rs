@@ -522,13 +522,13 @@ impl PollTable {
     }
 
     /// Makes a multishot that was woken in this round wait in its slot again, behind the slot's
-    /// other requests.
+    /// other requests. A `slice` of `Runnable` is the one that the multishot had before the round.
     #[inline]
-    pub fn waits_on(&mut self, tag: Tag, request: RequestEntry) {
+    pub fn waits_on(&mut self, tag: Tag, request: RequestEntry, slice: TimeSlice) {
         let index = width::low(tag) as usize;
         let slot = &mut self.slots[index];
         debug_assert!(slot.firing && tag == tag_of(width::low(tag), slot) && slot.switch == Switch::On);
-        slot.waiters.push_back(Waiter { request, purpose: Purpose::Retry, slice: TimeSlice::Over, round: slot.round });
+        slot.waiters.push_back(Waiter { request, purpose: Purpose::Retry, slice, round: slot.round });
         self.waiting += 1;
         self.low = self.low.min(index);
     }

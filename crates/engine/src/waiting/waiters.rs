@@ -24,6 +24,12 @@ impl Waiter {
         let was_called = self.request.ready_for != 0;
         was_called && self.request.multishot && self.purpose == Purpose::Retry && self.slice == TimeSlice::Over
     }
+
+    /// Returns whether the request is a multishot that goes on in its next time slice.
+    #[inline]
+    pub fn is_multishot_in_slices(&self) -> bool {
+        self.slice == TimeSlice::Runnable && self.purpose == Purpose::Retry && self.request.multishot
+    }
 }
 
 #[derive(Default)]

@@ -1,0 +1,233 @@
+//! How many completions a multishot posts in one wait on a ring that defers task work: 33 for each
+//! entry of the kernel's task work.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use usring_uapi::io_uring as u;
+
+use super::{DEFER, GROUP, multishot};
+use crate::buffers::{Group, group_of};
+use crate::files;
+use crate::memory::Pages;
+use crate::ring::Ring;
+use crate::transcript::Transcript;
+
+/// Number of buffers, of two bytes each.
+const BUFFERS: u16 = 120;
+/// Longest wait. Every wait of these cases ends earlier, except the last of each.
+const LIMIT: Duration = Duration::from_millis(50);
+
+struct Stage {
+    ring: Ring,
+    _group: Group,
+    _memory: Pages,
+    reader: OwnedFd,
+    writer: OwnedFd,
+}
+
+/// Makes a ring that defers task work, whose CQ has `entries` entries, and a pair of sockets.
+fn stage(entries: u32) -> Stage {
+    let memory = Pages::new(1);
+    let ring = Ring::with(16, |params| {
+        params.flags = u::IORING_SETUP_CQSIZE | DEFER;
+        params.cq_entries = entries;
+    })
+    .expect("a ring");
+    let mut group = group_of(&ring, &memory, 128, GROUP);
+    for slot in 0..BUFFERS {
+        group.add_at(group.buffers.at(0), 2, slot);
+    }
+    let (reader, writer) = files::sockets();
+    Stage { ring, _group: group, _memory: memory, reader, writer }
+}
+
+impl Stage {
+    fn arm(&mut self, user_data: u64) {
+        self.ring.push(multishot(self.reader.as_raw_fd(), user_data));
+        self.ring.submit();
+    }
+
+    /// Sends as many bytes as `receives` buffers hold.
+    fn send(&self, receives: usize) {
+        files::put(&self.writer, &vec![b'x'; 2 * receives]);
+    }
+
+    /// Waits `times` times for `count` completions, and prints how many are in the CQ after each
+    /// wait. Removes them if `reaps`.
+    fn waits(&mut self, t: &mut Transcript, times: u32, count: u32, reaps: bool) {
+        for _ in 0..times {
+            self.ring.enter_for(0, count, LIMIT);
+            t.say(format_args!("wait for {count}: {}", self.ring.ready()));
+            if reaps {
+                self.ring.reap();
+            }
+        }
+    }
+}
+
+fn slices_of_data_that_is_there(t: &mut Transcript) {
+    let mut stage = stage(256);
+    stage.send(110);
+    stage.arm(1);
+    t.say(format_args!("submitted: {}", stage.ring.ready()));
+    stage.waits(t, 5, 1, true);
+}
+case!(slices_of_data_that_is_there => "
+    submitted: 33
+    wait for 1: 66
+    wait for 1: 33
+    wait for 1: 11
+    wait for 1: 0
+    wait for 1: 0
+");
+
+fn slices_of_data_that_comes(t: &mut Transcript) {
+    for reaps in [true, false] {
+        let mut stage = stage(256);
+        stage.arm(1);
+        stage.send(110);
+        stage.waits(t, 5, 1, reaps);
+    }
+}
+case!(slices_of_data_that_comes => "
+    wait for 1: 33
+    wait for 1: 33
+    wait for 1: 33
+    wait for 1: 11
+    wait for 1: 0
+    wait for 1: 33
+    wait for 1: 66
+    wait for 1: 99
+    wait for 1: 110
+    wait for 1: 110
+");
+
+fn slices_for_more_completions(t: &mut Transcript) {
+    for wanted in [2, 3, 10, 34, 70, 100] {
+        let mut stage = stage(256);
+        stage.arm(1);
+        stage.send(110);
+        stage.waits(t, 2, wanted, true);
+    }
+}
+case!(slices_for_more_completions => "
+    wait for 2: 66
+    wait for 2: 44
+    wait for 3: 99
+    wait for 3: 11
+    wait for 10: 110
+    wait for 10: 0
+    wait for 34: 110
+    wait for 34: 0
+    wait for 70: 110
+    wait for 70: 0
+    wait for 100: 110
+    wait for 100: 0
+");
+
+fn slices_for_no_completion(t: &mut Transcript) {
+    let mut stage = stage(256);
+    stage.arm(1);
+    stage.send(110);
+    stage.waits(t, 5, 0, true);
+}
+case!(slices_for_no_completion => "
+    wait for 0: 33
+    wait for 0: 33
+    wait for 0: 33
+    wait for 0: 11
+    wait for 0: 0
+");
+
+fn slices_while_submitting(t: &mut Transcript) {
+    for wanted in [1, 40] {
+        let mut stage = stage(256);
+        stage.send(110);
+        stage.ring.push(multishot(stage.reader.as_raw_fd(), 1));
+        stage.ring.submit_and_wait(wanted);
+        t.say(format_args!("submitted: {}", stage.ring.ready()));
+        stage.waits(t, 2, 1, false);
+    }
+}
+case!(slices_while_submitting => "
+    submitted: 99
+    wait for 1: 110
+    wait for 1: 110
+    submitted: 110
+    wait for 1: 110
+    wait for 1: 110
+");
+
+fn slices_of_two_sockets(t: &mut Transcript) {
+    for wanted in [1, 2, 40] {
+        let mut first = stage(256);
+        let (reader, writer) = files::sockets();
+        first.arm(1);
+        first.ring.push(multishot(reader.as_raw_fd(), 2));
+        first.ring.submit();
+        first.send(50);
+        files::put(&writer, &[b'y'; 100]);
+        for _ in 0..4 {
+            first.ring.enter_for(0, wanted, LIMIT);
+            let entries = first.ring.reap();
+            let of = |which: u64| entries.iter().filter(|entry| entry.user_data == which).count();
+            t.say(format_args!("wait for {wanted}: {} {}", of(1), of(2)));
+        }
+    }
+}
+case!(slices_of_two_sockets => "
+    wait for 1: 33 33
+    wait for 1: 17 17
+    wait for 1: 0 0
+    wait for 1: 0 0
+    wait for 2: 33 33
+    wait for 2: 17 17
+    wait for 2: 0 0
+    wait for 2: 0 0
+    wait for 40: 50 50
+    wait for 40: 0 0
+    wait for 40: 0 0
+    wait for 40: 0 0
+");
+
+fn slices_into_a_small_queue(t: &mut Transcript) {
+    for there in [false, true] {
+        let mut stage = stage(64);
+        if there {
+            stage.send(110);
+        }
+        stage.arm(1);
+        if !there {
+            stage.send(110);
+        }
+        for _ in 0..5 {
+            stage.ring.enter_for(0, 1, LIMIT);
+            let entries = stage.ring.reap();
+            t.say(format_args!("{} completions", entries.len()));
+            t.in_order(&entries[entries.len().saturating_sub(1)..]);
+        }
+    }
+}
+case!(slices_into_a_small_queue => "
+    33 completions
+    cqe 1: 2 MORE|SOCK_NONEMPTY|BUFFER(32)
+    33 completions
+    cqe 1: 2 MORE|SOCK_NONEMPTY|BUFFER(65)
+    33 completions
+    cqe 1: 2 MORE|SOCK_NONEMPTY|BUFFER(98)
+    11 completions
+    cqe 1: 2 MORE|BUFFER(109)
+    0 completions
+    no cqe
+    64 completions
+    cqe 1: 2 MORE|SOCK_NONEMPTY|BUFFER(63)
+    1 completions
+    cqe 1: 2 SOCK_NONEMPTY|BUFFER(64)
+    0 completions
+    no cqe
+    0 completions
+    no cqe
+    0 completions
+    no cqe
+");
