@@ -1,4 +1,4 @@
-//! Disowns, in a forked child, all that the child has inherited from its parent: closes the
+//! Resets, in a forked child, all that the child has inherited from its parent: closes the
 //! parent's private descriptors, and empties or marks the tables. [`process`](crate::process)
 //! notices the fork, and calls this before it serves the child's first call.
 

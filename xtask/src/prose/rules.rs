@@ -45,7 +45,16 @@ const NAMELESS: [&str; 6] = ["whoever", "whomever", "somebody", "everybody", "no
 /// Pronouns that count if they are the subject, at the beginning of a clause.
 const PRONOUNS: [&str; 4] = ["who", "what", "whatever", "whose"];
 /// Words that docs/style.md replaces by better ones.
-const BANNED: [&str; 31] = [
+const BANNED: [&str; 40] = [
+    "news",
+    "taker",
+    "takers",
+    "disown",
+    "disowns",
+    "disowned",
+    "lineage",
+    "renounce",
+    "renounces",
     "told",
     "untold",
     "attendant",

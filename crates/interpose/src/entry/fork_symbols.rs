@@ -74,7 +74,7 @@ pub unsafe extern "C" fn vfork() {
     )
 }
 
-/// Begins a child that has its own memory: disowns what it has inherited, if there are private
+/// Begins a child that has its own memory: resets what it has inherited, if there are private
 /// descriptors.
 extern "C" fn begin(shares_descriptors: u32) {
     if descriptor::has_private() {

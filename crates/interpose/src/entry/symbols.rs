@@ -488,7 +488,7 @@ pub fn libc_writev() -> Option<usize> {
 
 /// Returns whether usring has to answer a call that came by a symbol. If not, libc does.
 extern "C" fn concerns(call: &Call) -> u64 {
-    // In a forked child, this call disowns what the child has inherited, before the child makes
+    // In a forked child, this call resets what the child has inherited, before the child makes
     // objects of its own.
     process::current();
     let is_ours = |number: u64| {

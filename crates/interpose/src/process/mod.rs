@@ -1,6 +1,6 @@
 //! The state of one process, and how a process notices that it is a forked child.
 //!
-//! A forked child finds that it has no [`Process`] and makes its own. At that moment it disowns all
+//! A forked child finds that it has no [`Process`] and makes its own. At that moment it resets all
 //! that it has inherited ([`set_child_reset`]). A vfork child (also posix_spawn's) runs in its
 //! parent's memory and notices nothing. So code that would change tables permanently checks
 //! [`is_own`] first.
@@ -45,7 +45,7 @@ static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
 /// Whether this process or one of its ancestors has begun. If so, a child has tables to reset.
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
-/// The function that disowns, in a forked child, all that it has inherited. Arguments: how the
+/// The function that resets, in a forked child, all that it has inherited. Arguments: how the
 /// child was made, and the id of the last process that began, which is its parent.
 pub type ChildReset = fn(ChildDescriptors, u32);
 
@@ -56,7 +56,7 @@ pub fn set_child_reset(reset_in_child: &'static ChildReset) {
     CHILD_RESET.set(reset_in_child);
 }
 
-/// Returns this process's state. In a forked child, the first call makes the state and disowns what
+/// Returns this process's state. In a forked child, the first call makes the state and resets what
 /// was inherited. Later calls cost one load.
 #[inline]
 pub fn current() -> &'static Process {
@@ -117,7 +117,7 @@ static OF_CHILD: AtomicU8 = AtomicU8::new(ChildDescriptors::Unknown as u8);
 /// The id of the last process that has begun. When a child begins, that is its parent.
 static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
 
-/// Begins a forked child, unless it has begun: makes its state, and disowns what it has inherited.
+/// Begins a forked child, unless it has begun: makes its state, and resets what it has inherited.
 pub fn begin_child(descriptors: ChildDescriptors) {
     if PROCESS.get().is_none() {
         OF_CHILD.store(descriptors as u8, Ordering::Relaxed);
