@@ -5,7 +5,7 @@ use crate::context_kind::ContextKind;
 use crate::iocb;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
-use usring_engine::{Attention, EventDescriptor, Ring, Submission};
+use usring_engine::{CompletionMode, EventDescriptor, Ring, Submission};
 use usring_sys::mutex::Mutex;
 use usring_sys::process_maps::Maps;
 use usring_sys::syscall::AddressTrust;
@@ -44,17 +44,17 @@ pub struct Context {
 }
 
 impl Context {
-    /// Makes a context. `attention`: how its completions reach waiting threads. A polled context
-    /// ignores it, because its callers always poll the devices.
+    /// Makes a context. `completion_mode`: how its completions reach waiting threads. A polled
+    /// context ignores it, because its callers always poll the devices.
     pub fn new(
         trust: AddressTrust,
         requests: u32,
         id: u32,
         kind: ContextKind,
-        attention: Attention,
+        completion_mode: CompletionMode,
     ) -> Result<Context, Errno> {
-        let attention = if kind == ContextKind::Polled { Attention::Required } else { attention };
-        let ring = Ring::with_events(trust, requests, id, attention)?;
+        let completion_mode = if kind == ContextKind::Polled { CompletionMode::Required } else { completion_mode };
+        let ring = Ring::with_events(trust, requests, id, completion_mode)?;
         let (length, capacity) = ring.events_size();
         let address = ring.map_events().inspect_err(|_| ring.close())? as u64;
         let address = AtomicU64::new(address);

@@ -31,7 +31,7 @@ mod table;
 use context::{Context, Wait};
 use context_kind::ContextKind;
 use core::sync::atomic::{AtomicBool, Ordering};
-use usring_engine::Attention;
+use usring_engine::CompletionMode;
 use usring_sys::clock::Clock;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, user_memory};
@@ -80,9 +80,9 @@ fn make(trust: AddressTrust, requests: u32, place: UserAddress, kind: ContextKin
     if occupant != 0 || requests == 0 {
         return Err(Errno::EINVAL);
     }
-    let attention =
-        if POLLS_BEFORE_SLEEP.load(Ordering::Relaxed) { Attention::Preferred } else { Attention::Signalled };
-    let address = table::insert(|id| Context::new(trust, requests, id, kind, attention))?;
+    let completion_mode =
+        if POLLS_BEFORE_SLEEP.load(Ordering::Relaxed) { CompletionMode::Preferred } else { CompletionMode::Signalled };
+    let address = table::insert(|id| Context::new(trust, requests, id, kind, completion_mode))?;
     user_memory::write(place, address).inspect_err(|_| {
         let _ = destroy(address);
     })

@@ -210,7 +210,7 @@ impl Transfer {
             // the bounce buffer take no memory until they are written to.)
             let is_whole = self.semantics.medium == Medium::Message && matches!(self.data.form, Form::Messages { .. });
             self.part = self.data.front(if is_whole { u64::MAX } else { self.most });
-            return self.stand_in(Purpose::Offered);
+            return self.bounce_part(Purpose::Offered);
         }
         let purpose = if self.semantics.lingers { Purpose::Lingers } else { Purpose::Filled };
         if self.semantics.medium != Medium::Message {
@@ -219,9 +219,9 @@ impl Transfer {
         let is_refused = self.semantics.longest.is_some_and(|longest| self.data.keep_sendable(longest));
         self.part = self.data.front(u64::MAX);
         if is_refused {
-            return self.stand_in(Purpose::Refused);
+            return self.bounce_part(Purpose::Refused);
         }
-        self.stand_in(purpose)?;
+        self.bounce_part(purpose)?;
         let PartMemory::Bounced(bounce) = &mut self.part_memory else { return Ok(()) };
         if bounce.fill(&self.part) < length_of(&self.part) { Err(Errno::EFAULT) } else { Ok(()) }
     }
@@ -231,7 +231,7 @@ impl Transfer {
     fn fill_what_can_be(&mut self, purpose: Purpose) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);
-            match self.stand_in(purpose) {
+            match self.bounce_part(purpose) {
                 Ok(()) => break,
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => self.most = (self.most / 2).max(LEAST_PART),
                 Err(error) => return Err(error),
@@ -245,14 +245,14 @@ impl Transfer {
         }
         if filled < asked {
             self.part = self.data.front(filled);
-            self.vector = bounce.stand_in(&self.part);
+            self.vector = bounce.vectors_for(&self.part);
         }
         Ok(())
     }
 
-    fn stand_in(&mut self, purpose: Purpose) -> Result<(), Errno> {
+    fn bounce_part(&mut self, purpose: Purpose) -> Result<(), Errno> {
         let bounce = BounceBuffer::new(length_of(&self.part), purpose)?;
-        self.vector = bounce.stand_in(&self.part);
+        self.vector = bounce.vectors_for(&self.part);
         self.part_memory = PartMemory::Bounced(bounce);
         Ok(())
     }
@@ -264,7 +264,7 @@ impl Transfer {
             return Ok(false);
         }
         if let PartMemory::Bounced(bounce) = part_memory {
-            self.hand_over(bounce, answer)?;
+            self.copy_out(bounce, answer)?;
         }
         self.done += answer;
         if !self.semantics.continues || answer != self.asked {
@@ -275,7 +275,7 @@ impl Transfer {
     }
 
     /// Copies to the program's memory the data, lengths and flags that the kernel has returned.
-    fn hand_over(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<(), Errno> {
+    fn copy_out(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<(), Errno> {
         let fills = self.data.access == Access::Write;
         let gives = fills && !self.semantics.passes_over;
         let Form::Messages { counts, single, .. } = &self.data.form else {

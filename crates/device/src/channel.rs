@@ -160,15 +160,15 @@ impl Channel {
         self.queue.waiter()
     }
 
-    /// Makes later requests complete without an interrupt; see [`QueuePair::silence`].
-    pub fn silence(&mut self) {
-        self.queue.silence();
+    /// Makes later requests complete without an interrupt; see [`QueuePair::suppress_interrupts`].
+    pub fn suppress_interrupts(&mut self) {
+        self.queue.suppress_interrupts();
     }
 
     /// Returns whether a request in flight will complete without an interrupt; see
-    /// [`QueuePair::has_silent`].
-    pub fn has_silent(&self) -> bool {
-        self.queue.has_silent()
+    /// [`QueuePair::has_suppressed`].
+    pub fn has_suppressed(&self) -> bool {
+        self.queue.has_suppressed()
     }
 
     /// Arms the interrupt; see [`QueuePair::arm_interrupt`].

@@ -138,10 +138,10 @@ pub trait QueuePair: Send {
 
     /// Makes requests that are submitted from now on complete without signalling the interrupt,
     /// which is cheaper. Arming the interrupt ends this mode.
-    fn silence(&mut self) {}
+    fn suppress_interrupts(&mut self) {}
 
     /// Returns whether a request is in flight whose completion will not signal an armed interrupt.
-    fn has_silent(&self) -> bool {
+    fn has_suppressed(&self) -> bool {
         false
     }
 

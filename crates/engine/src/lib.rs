@@ -39,7 +39,7 @@ mod submission;
 mod waiting;
 
 pub use calls::enter::EnterCall;
-pub use calls::events::{Attention, FileUses, Submission};
+pub use calls::events::{CompletionMode, FileUses, Submission};
 pub use calls::setup;
 pub use completion::event_descriptor::EventDescriptor;
 pub use completion::readiness::{self, drain_readiness};

@@ -13,7 +13,7 @@ pub struct Call {
     /// The arguments, from rdi, rsi, rdx, r10, r8 and r9.
     pub arguments: [u64; 6],
     /// The address at which the program continues: after its `syscall` instruction, unless
-    /// [`Call::leave_it_to_the_site`] changes it.
+    /// [`Call::repeat_at_site`] changes it.
     pub return_address: u64,
     /// 1 if the call came by the trap, so its site is not patched yet; else 0.
     pub trapped: u64,
@@ -96,7 +96,7 @@ impl Call {
     /// Makes the program repeat the call at its own `syscall` instruction, where the kernel answers
     /// it. Needed for calls that return twice on one stack. The call must have trapped, and the
     /// caller must have put the mark that the filter lets pass into the arguments.
-    pub fn leave_it_to_the_site(&mut self) -> Outcome {
+    pub fn repeat_at_site(&mut self) -> Outcome {
         self.return_address -= SYSCALL_LENGTH;
         Outcome { answer: self.number, kind: Outcome::DONE }
     }

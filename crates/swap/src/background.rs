@@ -2,7 +2,7 @@
 //! mechanism `compat` the pager thread, which serves faults. They end before the region is freed.
 
 use crate::back_off::BackOff;
-use crate::evict::{Aim, MOST_FAILURES};
+use crate::evict::{EvictionGoal, MOST_FAILURES};
 use crate::message::say;
 use crate::pager::{Pager, Touch};
 use crate::store_queue::StoreQueue;
@@ -103,10 +103,10 @@ impl Pager {
                 // While the store fails, only this thread tests it: with one write, on behalf of
                 // all threads.
                 let failures = if self.store_fails() { 1 } else { MOST_FAILURES };
-                let outcome = self.evict(&mut queue, Aim { pages: 1, kept: 0, failures }, fault_slot);
+                let outcome = self.evict(&mut queue, EvictionGoal { pages: 1, kept: 0, failures }, fault_slot);
                 if outcome.freed > 0 {
                     back_off.try_yield(Ticks::now());
-                } else if outcome.obstacle.is_none() && outcome.met_others {
+                } else if outcome.obstacle.is_none() && outcome.found_claimed {
                     self.evictions.wait(ended, LEAST_PAUSE);
                 } else {
                     // The evictor does not report why nothing could be evicted. A faulting thread

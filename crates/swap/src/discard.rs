@@ -1,7 +1,7 @@
 //! Drops the content of pages that the program no longer needs. Also evicts pages until at most a
 //! given number is resident.
 
-use crate::evict::{Aim, LONGEST_SLEEP_NS, MOST, MOST_FAILURES, Obstacle};
+use crate::evict::{EvictionGoal, LONGEST_SLEEP_NS, MOST, MOST_FAILURES, Obstacle};
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
 use core::ops::Range;
@@ -134,13 +134,13 @@ impl Pager {
             }
             let outcome = {
                 let mut queue = self.store.queue(fault_slot);
-                self.evict(&mut queue, Aim { pages: 1, kept: 0, failures: MOST_FAILURES }, fault_slot)
+                self.evict(&mut queue, EvictionGoal { pages: 1, kept: 0, failures: MOST_FAILURES }, fault_slot)
             };
             match outcome.obstacle {
                 _ if outcome.freed > 0 => {}
                 Some(Obstacle::Full) => return Err(Errno::ENOSPC),
                 Some(Obstacle::Failed(error)) => return Err(error),
-                None if outcome.met_others || self.evictions.any_since(ended) => {
+                None if outcome.found_claimed || self.evictions.any_since(ended) => {
                     self.evictions.wait(ended, LONGEST_SLEEP_NS)
                 }
                 None if self.store.slots.are_all_taken() => return Err(Errno::ENOSPC),

@@ -71,7 +71,7 @@ pub enum MadeRoom {
 
 /// The purpose of an eviction, and when it ends.
 #[derive(Clone, Copy, Debug)]
-pub struct Aim {
+pub struct EvictionGoal {
     /// The eviction ends when it has freed this number of pages.
     pub pages: usize,
     /// Up to this number of the freed pages still count as resident after the eviction. The caller
@@ -88,7 +88,7 @@ pub struct Outcome {
     pub freed: usize,
     pub obstacle: Option<Obstacle>,
     /// Whether another thread had claimed a cluster, so that this thread could not evict from it.
-    pub met_others: bool,
+    pub found_claimed: bool,
 }
 
 /// The resident pages of a cluster that the evictor has taken.
@@ -123,17 +123,17 @@ impl Pager {
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
         let outcome = {
             let mut queue = self.store.queue(fault_slot);
-            self.evict(&mut queue, Aim { pages, kept: 1, failures: self.failures_allowed() }, fault_slot)
+            self.evict(&mut queue, EvictionGoal { pages, kept: 1, failures: self.failures_allowed() }, fault_slot)
         };
         if outcome.freed > 0 {
             self.counters.add(fault_slot, Counter::DirectEvictions, 1);
-            let is_too_little = outcome.freed < pages && !outcome.met_others;
+            let is_too_little = outcome.freed < pages && !outcome.found_claimed;
             if is_too_little || outcome.obstacle == Some(Obstacle::Full) {
                 self.exceed_limit(outcome.obstacle);
             }
             return MadeRoom::Taken;
         }
-        if outcome.obstacle.is_none() && (outcome.met_others || self.evictions.any_since(ended)) {
+        if outcome.obstacle.is_none() && (outcome.found_claimed || self.evictions.any_since(ended)) {
             self.evictions.wait(ended, LONGEST_SLEEP_NS);
             return MadeRoom::Perhaps;
         }
@@ -201,10 +201,10 @@ impl Pager {
         }
     }
 
-    /// Evicts pages: moves the clock's hand from cluster to cluster until `aim` is reached, or for
+    /// Evicts pages: moves the clock's hand from cluster to cluster until `goal` is reached, or for
     /// three rounds over all clusters. The third round gives no second chance, because other
     /// threads may use each cluster as fast as the hand goes round.
-    pub fn evict(&self, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Outcome {
+    pub fn evict(&self, queue: &mut StoreQueue, goal: EvictionGoal, fault_slot: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
         if self.store.slots.are_all_taken() {
@@ -213,18 +213,18 @@ impl Pager {
         for step in 0..3 * self.clusters() + 1 {
             let cluster = self.hand.fetch_add(1, Ordering::Relaxed) % self.clusters();
             let is_spared = || self.gate(cluster).second_chance() && step <= 2 * self.clusters();
-            if !self.has_victim(cluster, aim) || is_spared() {
+            if !self.has_victim(cluster, goal) || is_spared() {
                 continue;
             }
-            let kept = aim.kept.saturating_sub(outcome.freed);
-            let Some(eviction) = self.evict_cluster(cluster, queue, Aim { kept, ..aim }, fault_slot) else {
-                outcome.met_others = true;
+            let kept = goal.kept.saturating_sub(outcome.freed);
+            let Some(eviction) = self.evict_cluster(cluster, queue, EvictionGoal { kept, ..goal }, fault_slot) else {
+                outcome.found_claimed = true;
                 continue;
             };
             outcome.freed += eviction.freed;
             outcome.obstacle = eviction.obstacle.or(outcome.obstacle);
             failures += u32::from(eviction.obstacle.is_some());
-            if outcome.freed >= aim.pages || (failures > 0 && failures >= aim.failures) {
+            if outcome.freed >= goal.pages || (failures > 0 && failures >= goal.failures) {
                 break;
             }
         }
@@ -233,15 +233,15 @@ impl Pager {
 
     /// Returns whether a page of the cluster can be evicted. If not, the evictor does not shut the
     /// cluster's gate, because faulting threads would wait for nothing.
-    fn has_victim(&self, cluster: usize, aim: Aim) -> bool {
-        let victims = self.victims(aim);
+    fn has_victim(&self, cluster: usize, goal: EvictionGoal) -> bool {
+        let victims = self.victims(goal);
         self.cluster(cluster)
             .map(|page| self.page(page))
             .any(|page| victims.contains(&page.state()) && !page.is_pinned())
     }
 
-    fn victims(&self, aim: Aim) -> &'static [State] {
-        if aim.failures == 0 || self.store.slots.are_all_taken() {
+    fn victims(&self, goal: EvictionGoal) -> &'static [State] {
+        if goal.failures == 0 || self.store.slots.are_all_taken() {
             &[State::Clean]
         } else {
             &[State::Clean, State::Dirty]
@@ -250,7 +250,13 @@ impl Pager {
 
     /// Evicts the clean and dirty pages of a cluster that are not pinned. `None` if another thread
     /// has claimed the cluster, or if a fork is about to claim all clusters.
-    fn evict_cluster(&self, cluster: usize, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Option<Outcome> {
+    fn evict_cluster(
+        &self,
+        cluster: usize,
+        queue: &mut StoreQueue,
+        goal: EvictionGoal,
+        fault_slot: usize,
+    ) -> Option<Outcome> {
         if self.waiting_forks.load(Ordering::Relaxed) != 0 {
             return None;
         }
@@ -258,21 +264,21 @@ impl Pager {
         self.evictions.begin();
         let cluster = self.cluster(cluster);
         let mut batch = Batch { cluster, taken: [const { None }; MOST], next: [State::Dirty; MOST] };
-        let closed = self.close(&mut batch, aim, &claim.shut());
+        let closed = self.close(&mut batch, goal, &claim.shut());
         let written = closed.and_then(|()| self.write_out(&mut batch, queue, fault_slot));
         let dropped = self.drop_pages(&mut batch, &claim.shut());
         let freed = self.release(batch);
         drop(claim);
-        self.limit.give_back(freed.saturating_sub(aim.kept));
+        self.limit.give_back(freed.saturating_sub(goal.kept));
         self.counters.add(fault_slot, Counter::Evicted, freed as u64);
         self.evictions.end(freed > 0);
-        Some(Outcome { freed, obstacle: written.and(dropped).err(), met_others: false })
+        Some(Outcome { freed, obstacle: written.and(dropped).err(), found_claimed: false })
     }
 
     /// Takes the pages to evict, and write-protects them.
-    fn close<'a>(&'a self, batch: &mut Batch<'a>, aim: Aim, _: &Shut) -> Result<(), Obstacle> {
+    fn close<'a>(&'a self, batch: &mut Batch<'a>, goal: EvictionGoal, _: &Shut) -> Result<(), Obstacle> {
         let mut any_dirty = false;
-        let victims = self.victims(aim);
+        let victims = self.victims(goal);
         for (position, page) in batch.cluster.clone().enumerate() {
             let page = self.page(page);
             let state = page.state();

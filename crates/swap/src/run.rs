@@ -3,7 +3,7 @@
 //! about to use.
 
 use crate::counters::Counter;
-use crate::evict::Aim;
+use crate::evict::EvictionGoal;
 use crate::page::{Pins, State, Taken};
 use crate::pager::{Pager, Touch};
 use core::ops::Range;
@@ -122,8 +122,8 @@ impl Pager {
             }
             let mut queue = self.store.queue(fault_slot);
             let wanted = most - room;
-            let aim = Aim { pages: wanted, kept: wanted, failures: self.failures_allowed() };
-            let freed = self.evict(&mut queue, aim, fault_slot).freed;
+            let goal = EvictionGoal { pages: wanted, kept: wanted, failures: self.failures_allowed() };
+            let freed = self.evict(&mut queue, goal, fault_slot).freed;
             if freed == 0 {
                 break;
             }

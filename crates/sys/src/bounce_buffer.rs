@@ -53,7 +53,7 @@ impl BounceBuffer {
 
     /// Returns one vector for each vector of `buffers`, with the same length. The returned vectors
     /// lie one behind the other in this bounce buffer.
-    pub fn stand_in(&self, buffers: &[IoVector]) -> Vec<IoVector> {
+    pub fn vectors_for(&self, buffers: &[IoVector]) -> Vec<IoVector> {
         let mut base = self.address as u64;
         let place = |buffer: &IoVector| {
             let place = IoVector { base, length: buffer.length };

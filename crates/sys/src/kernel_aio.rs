@@ -281,7 +281,7 @@ mod context {
         /// Notes that the kernel did not accept `count` of the requests announced by
         /// [`Self::expect`].
         #[inline]
-        pub fn give_up(&mut self, count: usize) {
+        pub fn expect_fewer(&mut self, count: usize) {
             self.expected -= count;
         }
 

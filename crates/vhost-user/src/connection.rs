@@ -59,22 +59,22 @@ fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
 }
 
 impl Connection {
-    /// Connects to the back end and asks for its features. If `comes_back`, the device must survive
+    /// Connects to the back end and asks for its features. If `reconnects`, the device must survive
     /// a restart of the back end. So the back end is asked to record the requests in flight, which
     /// costs it time for each request.
-    pub fn open(path: &str, comes_back: bool) -> Result<Connection, Failure> {
+    pub fn open(path: &str, reconnects: bool) -> Result<Connection, Failure> {
         let stream = exchange_timeout::connect(Path::new(path))?;
         let socket = stream.try_clone().map_err(failed("allow its socket to be watched"))?;
         let exchange_timeout = Arc::new(ExchangeTimeout::with(&socket)?);
-        exchange_timeout.clone().during(|| Self::greet(socket, stream, exchange_timeout, comes_back))
+        exchange_timeout.clone().during(|| Self::negotiate(socket, stream, exchange_timeout, reconnects))
     }
 
     /// Negotiates the protocol features, and makes usring the back end's front end.
-    fn greet(
+    fn negotiate(
         socket: UnixStream,
         stream: UnixStream,
         exchange_timeout: Arc<ExchangeTimeout>,
-        comes_back: bool,
+        reconnects: bool,
     ) -> Result<Connection, Failure> {
         let mut frontend = Frontend::from_stream(stream, 1);
         let features = frontend.get_features().map_err(|error| {
@@ -87,7 +87,7 @@ impl Connection {
         let mut protocol = frontend.get_protocol_features().map_err(failed("report its protocol features"))? & PROTOCOL;
         protocol.set(
             VhostUserProtocolFeatures::INFLIGHT_SHMFD,
-            comes_back && protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD),
+            reconnects && protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD),
         );
         if !protocol.contains(VhostUserProtocolFeatures::CONFIG) {
             return Err("is not a block device: it has no configuration space".into());
@@ -123,7 +123,7 @@ impl Connection {
     }
 
     /// Accepts every virtio feature that both sides know, and reads the device's parameters.
-    pub fn agree(&mut self, queues: u32) -> Result<Parameters, Failure> {
+    pub fn accept_features(&mut self, queues: u32) -> Result<Parameters, Failure> {
         let features = self.features & feature::WANTED;
         self.in_time(|connection| {
             connection.accept(features)?;
@@ -133,7 +133,7 @@ impl Connection {
 
     /// Accepts the virtio features that the previous back end had. Fails if this back end lacks one
     /// of them or has fewer queues, or if its device is smaller or has another block size.
-    pub fn agree_again(&mut self, parameters: &Parameters) -> Result<(), Failure> {
+    pub fn accept_features_again(&mut self, parameters: &Parameters) -> Result<(), Failure> {
         if parameters.features & !self.features != 0 || parameters.queues > self.queues {
             return Err("differs from the earlier back end: features or queues are missing".into());
         }

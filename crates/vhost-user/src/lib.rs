@@ -79,7 +79,7 @@ struct State {
     next_address: u64,
     record: Option<Record>,
     is_over: bool,
-    has_told_busy: bool,
+    has_reported_busy: bool,
     /// Why the last attempt to reconnect failed. The user gets a message only if the reason
     /// changes.
     last_failure: String,
@@ -164,7 +164,7 @@ impl Shared {
             Some(queues) => queues,
             None => connection.queues.min(USUAL_QUEUES),
         };
-        let parameters = connection.agree(queues)?;
+        let parameters = connection.accept_features(queues)?;
         let arena = Arena::create(&parameters).map_err(cannot("memory"))?;
         let file =
             duplicate(arena.file().unwrap_or(-1)).map_err(|error| format!("cannot be given memory ({error})"))?;
@@ -181,7 +181,7 @@ impl Shared {
             next_address: REGIONS,
             record,
             is_over: false,
-            has_told_busy: false,
+            has_reported_busy: false,
             last_failure: String::new(),
         };
         Ok(Shared {
@@ -272,7 +272,7 @@ impl Shared {
     fn reconnect(&self, state: &mut State) {
         let mut attempt = || {
             let mut connection = Connection::open(&self.socket, true)?;
-            connection.agree_again(&self.parameters)?;
+            connection.accept_features_again(&self.parameters)?;
             if let Some(record) = &state.record
                 && !connection.go_on_with_record(&record.description, &record.file)?
             {
@@ -364,7 +364,7 @@ impl Shared {
             }
             let is_hopeless = !state.queues.iter().flatten().any(|queue| queue.is_returned);
             if is_hopeless || start.elapsed() > QUEUE_WAIT {
-                if !std::mem::replace(&mut state.has_told_busy, true) {
+                if !std::mem::replace(&mut state.has_reported_busy, true) {
                     let count = state.queues.len();
                     self.say(format_args!(
                         "offers {count} queue{}, all in use; start it with num-queues=… for more",

@@ -46,11 +46,11 @@ struct Reply {
     /// Descriptors to send. They stay open in this process.
     kept: Vec<RawFd>,
     /// The queue or claim that the client holds from now on, if the question asks for one.
-    lent: Option<Lent>,
+    lease: Option<Lease>,
 }
 
 /// A queue, or the right to ask for queues, that a client holds until its connection ends.
-struct Lent {
+struct Lease {
     /// Number of the device, or `SWAP`.
     device: u32,
     supply: Arc<dyn Supply>,
@@ -58,7 +58,7 @@ struct Lent {
     queue: Option<u32>,
 }
 
-impl Lent {
+impl Lease {
     fn take_back(self) {
         if let Some(queue) = self.queue {
             self.supply.return_queue(queue, None);
@@ -69,7 +69,7 @@ impl Lent {
 /// A client that holds a queue or a claim, and its connection.
 struct User {
     connection: OwnedFd,
-    lent: Lent,
+    lease: Lease,
 }
 
 impl User {
@@ -80,7 +80,7 @@ impl User {
         // data would give the client an error instead of the answer.
         let mut question = [0; QUESTION_LENGTH];
         let asked = recv(self.connection.as_raw_fd(), &mut question, MsgFlags::MSG_DONTWAIT);
-        self.lent.take_back();
+        self.lease.take_back();
         if asked.is_ok_and(|length| length > 0) {
             let answer = Answer::default().to_bytes();
             let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
@@ -101,8 +101,8 @@ impl Server {
                     // SAFETY: accept has just made the descriptor, and no other code knows it.
                     let connection = unsafe { OwnedFd::from_raw_fd(number) };
                     // An error means that the client has closed its connection and needs no answer.
-                    if let Ok(Some(lent)) = self.serve(&connection, &users) {
-                        users.push(User { connection, lent });
+                    if let Ok(Some(lease)) = self.serve(&connection, &users) {
+                        users.push(User { connection, lease });
                     }
                 }
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
@@ -134,7 +134,7 @@ impl Server {
 
     /// Answers a client's question. Returns what the client holds from now on, if anything. Clients
     /// of other users get no answer.
-    fn serve(&self, connection: &OwnedFd, users: &[User]) -> nix::Result<Option<Lent>> {
+    fn serve(&self, connection: &OwnedFd, users: &[User]) -> nix::Result<Option<Lease>> {
         if getsockopt(connection, PeerCredentials)?.uid() != getuid().as_raw() {
             return Ok(None);
         }
@@ -159,9 +159,9 @@ impl Server {
         let along = if numbers.is_empty() { &[][..] } else { &rights[..] };
         let sent = sendmsg::<()>(connection.as_raw_fd(), &vectors, along, MsgFlags::MSG_NOSIGNAL, None);
         match sent {
-            Ok(_) => Ok(reply.lent),
+            Ok(_) => Ok(reply.lease),
             Err(error) => {
-                reply.lent.into_iter().for_each(Lent::take_back);
+                reply.lease.into_iter().for_each(Lease::take_back);
                 Err(error)
             }
         }
@@ -189,12 +189,12 @@ impl Server {
             // When a process ends, the kernel closes its connections in any order, so the claim may
             // come back before the queues. Another process can claim swapped memory only after the
             // last of them has come back.
-            let is_taken = number != SWAP || users.iter().any(|user| user.lent.device == SWAP);
-            let lent = Lent { device: number, supply: supply.clone(), queue: None };
+            let is_taken = number != SWAP || users.iter().any(|user| user.lease.device == SWAP);
+            let lease = Lease { device: number, supply: supply.clone(), queue: None };
             return if is_taken {
                 Err(Errno::EBUSY as i32)
             } else {
-                Ok(Reply { lent: Some(lent), ..Reply::default() })
+                Ok(Reply { lease: Some(lease), ..Reply::default() })
             };
         }
         ask(supply, number, kind, question.values[0], along).map_err(|error| -error.negative())
@@ -225,8 +225,8 @@ fn ask(
         QuestionKind::Queue => {
             let grant = supply.queue()?;
             let owned = vec![grant.kick, grant.call, grant.ready];
-            let lent = Some(Lent { device, supply: supply.clone(), queue: Some(grant.index) });
-            Ok(Reply { values: [u64::from(grant.index), 0, 0, 0], owned, lent, ..Default::default() })
+            let lease = Some(Lease { device, supply: supply.clone(), queue: Some(grant.index) });
+            Ok(Reply { values: [u64::from(grant.index), 0, 0, 0], owned, lease, ..Default::default() })
         }
         QuestionKind::Share => {
             let file = along.ok_or(usring_sys::Errno::EBADF)?;

@@ -41,7 +41,7 @@ const CHECK_INTERVAL_NS: Nanoseconds = 1_000_000;
 /// the mapped ring have AIO_RING_MAGIC. Without it, libaio does not read events there and calls
 /// io_getevents(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attention {
+pub enum CompletionMode {
     /// Completion interrupts: the devices signal each completion.
     Signalled,
     /// Threads that wait for events poll the devices. If a request in flight names an eventfd, the
@@ -70,19 +70,24 @@ impl Ring {
     /// number. With `trust`, the caller vouches for every address that its requests will name.
     ///
     /// Errors: `EINVAL` for too many requests; `ENOMEM`; those of a thread that cannot be started.
-    pub fn with_events(trust: AddressTrust, requests: u32, id: u32, attention: Attention) -> Result<Arc<Ring>, Errno> {
+    pub fn with_events(
+        trust: AddressTrust,
+        requests: u32,
+        id: u32,
+        completion_mode: CompletionMode,
+    ) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
         memory_reserve::check()?;
         let layout = Layout::for_events(requests, processor::count())?;
         // The program reads no events in this memory, so the smallest layout will do. Events stay
         // in the backlog until the program asks for them.
-        let layout = if attention == Attention::Required { Layout::for_events(1, 1)? } else { layout };
+        let layout = if completion_mode == CompletionMode::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
-        let memory = Memory::for_events(layout, id, attention == Attention::Signalled)?;
+        let memory = Memory::for_events(layout, id, completion_mode == CompletionMode::Signalled)?;
         ring_watcher::start()?;
-        let flags = if attention == Attention::Required { IORING_SETUP_IOPOLL } else { 0 };
+        let flags = if completion_mode == CompletionMode::Required { IORING_SETUP_IOPOLL } else { 0 };
         let mut ring = super::setup::new_ring(flags, memory);
-        ring.waiters_poll = attention == Attention::Preferred;
+        ring.waiters_poll = completion_mode == CompletionMode::Preferred;
         ring.expected_requests = requests;
         Ok(Arc::new(ring))
     }

@@ -90,7 +90,7 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
 fn end_one(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
     queue.in_flush -= 1;
-    if queue.is_behind && queue.in_flush == 0 {
+    if queue.has_backlog && queue.in_flush == 0 {
         submit_backlog(locked, index);
     }
 }
@@ -120,7 +120,7 @@ fn begin(locked: &mut LockedRing, others: &mut Vec<Batch>) -> Option<Batch> {
             continue;
         }
         let Some(batch) = queue.channel.begin_deferred() else {
-            if queue.is_behind && queue.in_flush == 0 {
+            if queue.has_backlog && queue.in_flush == 0 {
                 submit_backlog(locked, index);
                 // A device may have refused requests at once. Their CQEs are published here,
                 // because the caller releases the lock next.

@@ -38,10 +38,10 @@ pub(super) const INTERVAL_MS: u16 = 1;
 const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
 /// Number of consecutive checks that find no new visit of the program, after which the program
 /// counts as gone.
-const ABSENT: u32 = 2;
+const CHECKS_UNTIL_ABSENT: u32 = 2;
 /// Number of consecutive checks that find no new visit, after which idle watching ends even if the
 /// program sleeps inside the ring. Such a program has little to do.
-const QUIET: u32 = 20;
+const CHECKS_UNTIL_END: u32 = 20;
 
 /// A ring under idle watching.
 struct Watched {
@@ -109,7 +109,7 @@ impl Watched {
         self.unchanged = if visits == self.visits { self.unchanged + 1 } else { 0 };
         self.visits = visits;
         let sleeps_inside = ring.is_led();
-        let limit = if sleeps_inside { QUIET } else { ABSENT };
+        let limit = if sleeps_inside { CHECKS_UNTIL_END } else { CHECKS_UNTIL_ABSENT };
         if self.unchanged < limit {
             return true;
         }

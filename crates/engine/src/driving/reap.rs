@@ -12,7 +12,7 @@ use crate::waiting::poll_table::DEVICE_DATA;
 use usring_sys::{Errno, epoll, width};
 
 /// Number of CQEs after which a ring with a polling SQ thread publishes them before the batch ends.
-const SHOWN_TOGETHER: usize = 8;
+const CQES_PER_PUBLICATION: usize = 8;
 
 /// [`reap_and_arm`] polls a device whose interrupt cannot be armed, because the device reports that
 /// there may be completions. After this many consecutive polls without a completion it stops, and a
@@ -64,7 +64,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
             locked.queues.statistics.count_polled(request.sqe.opcode);
             let failed = request.is_failure(completion.result);
             complete::complete(locked, request, Answer { result: completion.result, failed });
-            if number % SHOWN_TOGETHER == SHOWN_TOGETHER - 1 && locked.ring.is_polled_by_thread() {
+            if number % CQES_PER_PUBLICATION == CQES_PER_PUBLICATION - 1 && locked.ring.is_polled_by_thread() {
                 publish_early(locked);
             }
         }
@@ -74,7 +74,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         queue.armed = false;
         // The backlog waits while a deferred submit is under way, so that the submit's requests go
         // first.
-        if queue.is_behind && queue.in_flush == 0 {
+        if queue.has_backlog && queue.in_flush == 0 {
             submit_backlog(locked, index);
         }
         if has_had_room {
@@ -99,14 +99,14 @@ fn publish_early(locked: &mut LockedRing) {
 #[cold]
 pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
-    queue.is_behind = false;
+    queue.has_backlog = false;
     let waiting = core::mem::take(&mut queue.backlog);
     locked.devices.queues.in_flight -= width::count(waiting.len());
     for request in waiting {
         device_submit::submit(locked, request, ChannelIndex(width::count(index)));
     }
     let queue = &mut locked.devices.queues.channels[index];
-    queue.is_behind |= queue.pending != 0;
+    queue.has_backlog |= queue.pending != 0;
 }
 
 /// Arms the devices' interrupts, which then signal the ring's epoll set. A driver calls this

@@ -252,7 +252,7 @@ fn watch(locked: &mut LockedRing) {
         // notified here.
         task_work::announce_deferred(locked.ring, false);
     }
-    if interrupts && locked.devices.queues.has_silent() {
+    if interrupts && locked.devices.queues.has_suppressed() {
         locked.devices.queues.poll_later();
     }
     // Another process may empty the CQ and then wait for CQEs that only this process's backlog has.
@@ -279,7 +279,7 @@ fn watch(locked: &mut LockedRing) {
 
 /// Disarms the ring's entry in the ring watcher's set, because the calling waiter is about to sleep
 /// on the ring's own epoll set.
-pub(crate) fn stand_down(locked: &LockedRing) {
+pub(crate) fn disarm(locked: &LockedRing) {
     let watch = &locked.ring.watch;
     let Some(set) = locked.waiting.polls.set().filter(|_| watch.armed.swap(false, Ordering::SeqCst)) else {
         return;

@@ -77,7 +77,7 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         processor,
         sleep: SleepWord::new(),
         room: SleepWord::new(),
-        dead: AtomicBool::new(false),
+        has_ended: AtomicBool::new(false),
     });
     let added = own.add(ring);
     debug_assert!(added, "an SQ thread that was not started yet is marked dead");

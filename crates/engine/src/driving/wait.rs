@@ -374,7 +374,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     }
     let set = locked.waiting.polls.set().map_or(-1, |set| set.number());
     if leads {
-        ring_watcher::stand_down(&locked);
+        ring_watcher::disarm(&locked);
     }
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
     // The waiter calls this before it announces itself as a sleeper. Otherwise it would wake itself
@@ -404,7 +404,7 @@ const BLIND: Nanoseconds = 1_000_000;
 fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     let set = locked.waiting.polls.set().map_or(-1, |set| set.number());
-    ring_watcher::stand_down(&locked);
+    ring_watcher::disarm(&locked);
     locked.release(Exit::Pause);
     let mut events = [Event::default(); fire::EVENTS];
     let span = span.map_or(BLIND, |span| span.min(BLIND));

@@ -21,7 +21,7 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
     }
     let queues = &mut locked.devices.queues;
     let queue = &mut queues.channels[index.0 as usize];
-    if queue.is_behind {
+    if queue.has_backlog {
         return not_accepted(locked, request, index, Submission::Full);
     }
     let Some(token) = queue.free.pop() else { return not_accepted(locked, request, index, Submission::Full) };
@@ -71,7 +71,7 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
             locked.devices.queues.in_flight += 1;
             let queue = &mut locked.devices.queues.channels[index.0 as usize];
             queue.backlog.push_back(request);
-            queue.is_behind = true;
+            queue.has_backlog = true;
         }
     }
 }

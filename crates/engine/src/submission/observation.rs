@@ -16,8 +16,8 @@ pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
         return;
     }
     request.is_watched = true;
-    let is_behind = !locked.queues.chain.members.is_empty();
-    let held_back = if is_behind {
+    let is_later_member = !locked.queues.chain.members.is_empty();
+    let held_back = if is_later_member {
         HeldBack::Chain
     } else if locked.queues.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
         HeldBack::Drain
@@ -32,7 +32,7 @@ pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
         descriptor: request.file_number().filter(|_| !is_fixed),
         transfer: transfer_of(request),
         held_back,
-        is_linked: is_behind || request.is_linked(),
+        is_linked: is_later_member || request.is_linked(),
     };
     observers::for_each(|observer| (observer.submitted)(&submitted));
 }

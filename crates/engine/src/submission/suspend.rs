@@ -65,7 +65,7 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
             // first, so their doorbells are rung now. Writes with a deferred submit may still come
             // later: only links, drains and AIO contexts order requests.
             locked.devices.queues.ring_doorbells();
-            workers::hand_over(locked, request);
+            workers::queue_for_worker(locked, request);
         }
         IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) | IssueOutcome::Visits => unreachable!("these do not wait"),
     }

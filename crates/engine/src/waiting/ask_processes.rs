@@ -195,13 +195,13 @@ fn end(locked: &mut LockedRing, over: RemoteChange) {
 /// arrived in `answer_word` just before.
 pub(crate) fn withdraw(locked: &mut LockedRing, answer_word: &Arc<AtomicI32>) {
     if locked.waiting.remote_changes.withdraw(answer_word) {
-        give_up(locked);
+        release_slot(locked);
         proceed(locked);
     }
 }
 
 /// Frees the slot if this process uses it.
-fn give_up(locked: &mut LockedRing) {
+fn release_slot(locked: &mut LockedRing) {
     let slot = slot(locked);
     if slot.is_own() {
         free(locked, &slot);
@@ -212,7 +212,7 @@ fn give_up(locked: &mut LockedRing) {
 /// processes asked so far.
 pub(crate) fn forget(locked: &mut LockedRing) {
     while let Some(ask) = locked.waiting.remote_changes.take_first() {
-        give_up(locked);
+        release_slot(locked);
         if let Asker::Call(answer_word) = ask.asker {
             answer_word.store(ask.answer, Ordering::Release);
         }

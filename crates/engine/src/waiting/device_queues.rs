@@ -89,7 +89,7 @@ pub(crate) struct DeviceQueue {
     /// Requests that the full queue pair refused, in order of submission.
     pub backlog: VecDeque<RequestEntry>,
     /// Whether new requests have to join the backlog: it is not empty, or is being submitted.
-    pub is_behind: bool,
+    pub has_backlog: bool,
     /// Whether a submit to this device may sleep, and is therefore made without the ring's lock.
     pub defers_submits: bool,
     /// `RWF_*` flags that are added to each request's own flags.
@@ -134,13 +134,17 @@ impl DeviceQueues {
     }
 
     /// Returns whether requests are in flight whose completions raise no interrupt.
-    pub fn has_silent(&self) -> bool {
-        self.channels.iter().any(|queue| queue.channel.has_silent())
+    pub fn has_suppressed(&self) -> bool {
+        self.channels.iter().any(|queue| queue.channel.has_suppressed())
     }
 
     /// Returns `span`, shortened to [`POLL_AGAIN_AFTER`] if some completions raise no interrupt.
     pub fn bound_sleep(&self, span: Option<Nanoseconds>) -> Option<Nanoseconds> {
-        if self.has_silent() { Some(span.map_or(POLL_AGAIN_AFTER, |span| span.min(POLL_AGAIN_AFTER))) } else { span }
+        if self.has_suppressed() {
+            Some(span.map_or(POLL_AGAIN_AFTER, |span| span.min(POLL_AGAIN_AFTER)))
+        } else {
+            span
+        }
     }
 
     /// Makes the ring watcher drive the ring once more, after [`POLL_AGAIN_AFTER`].
@@ -255,7 +259,7 @@ impl DeviceQueues {
         if self.forbids_waiter {
             return None;
         }
-        if self.channels.iter().any(|queue| queue.pending != 0 || queue.in_flush != 0 || queue.is_behind) {
+        if self.channels.iter().any(|queue| queue.pending != 0 || queue.in_flush != 0 || queue.has_backlog) {
             return None;
         }
         let mut busy = self.channels.iter().map(|queue| &queue.channel).filter(|channel| channel.in_flight() > 0);
@@ -291,7 +295,7 @@ impl DeviceQueues {
     /// Returns whether some of the pending requests come from a backlog. Completions have made room
     /// for these, and the thread that handles those completions is hardly ever their submitter.
     pub fn has_pending_backlog(&self) -> bool {
-        self.pending != 0 && self.channels.iter().any(|queue| queue.is_behind && queue.pending != 0)
+        self.pending != 0 && self.channels.iter().any(|queue| queue.has_backlog && queue.pending != 0)
     }
 }
 

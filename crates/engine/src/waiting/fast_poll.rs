@@ -134,7 +134,7 @@ fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, p
             // yet, or its opcode has no blocking work.
             complete::complete(locked, request, Errno::EAGAIN.negative().into());
         }
-        (Errno::EPERM, Purpose::Retry) => workers::hand_over(locked, request),
+        (Errno::EPERM, Purpose::Retry) => workers::queue_for_worker(locked, request),
         // A file that cannot be polled is always ready, as in poll(2).
         (Errno::EPERM, Purpose::Report) => {
             let ready = interest.events & (epoll::IN | epoll::OUT | 0x40 | 0x100);

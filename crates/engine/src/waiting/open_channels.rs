@@ -58,7 +58,7 @@ impl DeviceQueues {
         if ring.defers_task_work() {
             // If the ring's owner waits for nothing else, it sleeps in io_getevents(2), which needs
             // no interrupts.
-            channel.silence();
+            channel.suppress_interrupts();
         }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
             self.hybrid = Some(Box::new(Hybrid { estimate: RingEstimate::new(), unpolled: VecDeque::new() }));
@@ -77,7 +77,7 @@ impl DeviceQueues {
             out: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             backlog: VecDeque::new(),
-            is_behind: false,
+            has_backlog: false,
             watched: false,
             armed: false,
         });

@@ -25,7 +25,7 @@ pub(crate) struct SqThread {
     pub sleep: SleepWord,
     /// Word on which callers sleep while they wait for room in an SQ.
     pub room: SleepWord,
-    pub dead: AtomicBool,
+    pub has_ended: AtomicBool,
 }
 
 impl SqThreadHandle {
@@ -36,7 +36,7 @@ impl SqThreadHandle {
     /// Returns `EOWNERDEAD` if the ring's SQ thread could not be started.
     pub fn check_alive(&self) -> Result<(), Errno> {
         match self.get() {
-            Some(thread) if !thread.dead.load(Ordering::SeqCst) => Ok(()),
+            Some(thread) if !thread.has_ended.load(Ordering::SeqCst) => Ok(()),
             _ => Err(Errno::EOWNERDEAD),
         }
     }
@@ -53,7 +53,7 @@ impl SqThreadHandle {
         let Some(thread) = self.get() else { return Err(Errno::EOWNERDEAD) };
         loop {
             let ticket = thread.room.announce(Sleeper::Futex, 1);
-            let slept = if ring.memory.is_submission_full() && !thread.dead.load(Ordering::SeqCst) {
+            let slept = if ring.memory.is_submission_full() && !thread.has_ended.load(Ordering::SeqCst) {
                 wait::futex(thread.room.futex(), ticket.futex_value(), None)
             } else {
                 Ok(())
@@ -77,7 +77,7 @@ impl SqThread {
         {
             // The SQ thread is marked dead only under this lock, and only while `rings` is empty.
             let mut rings = self.rings.lock();
-            if self.dead.load(Ordering::SeqCst) {
+            if self.has_ended.load(Ordering::SeqCst) {
                 return false;
             }
             rings.push(ring.clone());
@@ -95,7 +95,7 @@ impl SqThread {
     /// meanwhile have no SQ thread: enter(2) on them returns `EOWNERDEAD`.
     pub fn die(&self) {
         let rings = self.rings.lock();
-        self.dead.store(true, Ordering::SeqCst);
+        self.has_ended.store(true, Ordering::SeqCst);
         drop(rings);
         self.announce_room();
     }
@@ -107,7 +107,7 @@ impl SqThread {
         if !rings.is_empty() {
             return false;
         }
-        self.dead.store(true, Ordering::SeqCst);
+        self.has_ended.store(true, Ordering::SeqCst);
         drop(rings);
         self.announce_room();
         true

@@ -134,7 +134,7 @@ pub(crate) fn workers() -> &'static WorkerPool {
 }
 
 /// Queues a request for a worker.
-pub(crate) fn hand_over(locked: &mut LockedRing, request: RequestEntry) {
+pub(crate) fn queue_for_worker(locked: &mut LockedRing, request: RequestEntry) {
     debug_assert!(request.properties.work.is_some(), "an opcode without blocking work was handed to a worker");
     let (class, order) = classify(&request);
     let Some(group) = rights::group_of(&request) else {

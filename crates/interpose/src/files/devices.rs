@@ -188,7 +188,7 @@ fn forget_entry(entry: &'static AtomicUsize) {
         FORGOTTEN.fetch_add(1, Ordering::AcqRel);
         entry.swap(UNKNOWN, Ordering::AcqRel)
     };
-    give_up(old);
+    release_entry(old);
 }
 
 /// Passes a device's new descriptor to the program, which has to close it. Drops the table's older
@@ -216,11 +216,11 @@ fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
         }
         entry.swap(device.map_or(OTHER, |device| Arc::into_raw(device.clone()) as usize), Ordering::AcqRel)
     };
-    give_up(old);
+    release_entry(old);
 }
 
 /// Releases the object of an entry that was taken out of the table.
-fn give_up(old: usize) {
+fn release_entry(old: usize) {
     if old > OTHER {
         // SAFETY: 1. The pointer comes from `Arc::into_raw`, and this function owns the table's
         // reference, to be dropped once. 2. The entry is replaced, so no thread can find the

@@ -59,7 +59,7 @@ fn row_of_this_thread() -> Option<&'static ThreadRings> {
 
 /// Claims a row for the calling thread, which has made a ring. From now on, a call of this thread
 /// with an index that has no ring gets `EBADF` and no longer `EINVAL`, as in the kernel.
-pub fn acquaint() {
+pub fn claim_row() {
     let _ = claim();
 }
 

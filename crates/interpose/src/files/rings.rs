@@ -107,7 +107,7 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     ALLOCATOR.keep_reserve()?;
     let ring = Ring::setup(trust, width::low(entries), &mut params)?;
     let file = File::new(ring);
-    registered::acquaint();
+    registered::claim_row();
     if params.flags & abi::IORING_SETUP_REGISTERED_FD_ONLY != 0 {
         user_memory::write(address, params)?;
         return registered::put_anywhere(file).map(u64::from);

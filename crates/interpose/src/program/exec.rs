@@ -76,7 +76,7 @@ pub fn execute(call: &mut Call) -> Outcome {
     let mut execution = Execution::of(call);
     let runtime = match judge(&execution) {
         Verdict::Fine => None,
-        Verdict::FineBehind(runtime) => Some(runtime),
+        Verdict::AfterRuntime(runtime) => Some(runtime),
         Verdict::Static => {
             execution.is_unserved = true;
             None

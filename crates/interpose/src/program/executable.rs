@@ -9,14 +9,14 @@ use usring_uapi::general as linux;
 pub enum Verdict {
     Fine,
     /// The program can be served if this sanitizer's runtime is loaded before usring's library.
-    FineBehind(Runtime),
+    AfterRuntime(Runtime),
     /// The program is statically linked: it can run, but without usring.
     Static,
     /// The program cannot be served, for this reason.
     Refused(&'static str),
 }
 
-use Verdict::{Fine, FineBehind, Refused, Static};
+use Verdict::{AfterRuntime, Fine, Refused, Static};
 
 /// The name of a sanitizer's runtime. It has to be the first of all libraries: ASan ends the
 /// program if another library comes before it.
@@ -162,7 +162,7 @@ fn judge_elf(file: i32, head: &[u8]) -> Verdict {
         }
     }
     if has_loader {
-        dynamic.runtime(file, head).map_or(Fine, FineBehind)
+        dynamic.runtime(file, head).map_or(Fine, AfterRuntime)
     } else if dynamic.names_itself {
         // This is the loader itself, started with a program as its argument. It has no interpreter,
         // but it is a library with a name.

@@ -72,7 +72,7 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
         // Linux reads only the lower half of the flags.
         _ => call.arguments[0] = PASS_MARK_ABOVE_FLAGS | u64::from(flags),
     }
-    call.leave_it_to_the_site()
+    call.repeat_at_site()
 }
 
 fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {

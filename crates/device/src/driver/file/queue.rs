@@ -218,7 +218,7 @@ impl AioQueue {
     fn note_refused(&mut self, refused: &mut Vec<IoEvent>, is_denied: bool) {
         if !refused.is_empty() {
             self.is_denied |= is_denied;
-            self.context.give_up(refused.len());
+            self.context.expect_fewer(refused.len());
             self.refused.append(refused);
             ring(&mut self.interrupt);
         }
@@ -374,11 +374,11 @@ impl QueuePair for AioQueue {
         Some(self.context.waiter(interrupt.eventfd.clone()))
     }
 
-    fn silence(&mut self) {
+    fn suppress_interrupts(&mut self) {
         (self.template.aio_flags, self.template.aio_data) = (0, SILENT);
     }
 
-    fn has_silent(&self) -> bool {
+    fn has_suppressed(&self) -> bool {
         self.silent != 0
     }
 
