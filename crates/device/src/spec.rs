@@ -22,6 +22,7 @@ mod value;
 
 pub use error::{Problem, SpecError};
 pub use kinds::KINDS;
+pub use parser::parts;
 pub use value::{Probability, Value, ValueKind, size};
 
 use crate::distribution::Distribution;

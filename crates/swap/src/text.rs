@@ -34,7 +34,7 @@ pub struct SwapText {
 pub fn parse(text: &str) -> Result<SwapText, String> {
     let (mut limit, mut minimum, mut mechanism) = (None, None, None);
     let mut rest = Vec::new();
-    for part in parts(text) {
+    for part in spec::parts(text) {
         match part.split_once('=') {
             Some((name @ "limit", value)) => once(&mut limit, name, bytes(name, value, LEAST_LIMIT)?)?,
             Some((name @ "min", value)) => once(&mut minimum, name, bytes(name, value, LEAST_MINIMUM)?)?,
@@ -52,26 +52,6 @@ pub fn parse(text: &str) -> Result<SwapText, String> {
     let limit =
         limit.ok_or("limit= is missing: add the amount of memory that may be resident, for example limit=256M")?;
     Ok(SwapText { spec, limit, minimum: minimum.unwrap_or(MINIMUM), mechanism })
-}
-
-/// Splits the text at commas, except commas in parentheses and those that follow a backslash.
-fn parts(text: &str) -> Vec<&str> {
-    let (mut parts, mut start, mut depth, mut is_escaped) = (Vec::new(), 0, 0, false);
-    for (at, character) in text.char_indices() {
-        match character {
-            _ if is_escaped => is_escaped = false,
-            '\\' => is_escaped = true,
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(&text[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&text[start..]);
-    parts
 }
 
 fn once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {

@@ -29,6 +29,27 @@ struct Nesting {
     depth: usize,
 }
 
+/// Splits a text at the commas between its layers and options: not in parentheses, and not behind a
+/// backslash. For texts that have options of their own beside a SPEC.
+pub fn parts(text: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut depth, mut is_escaped) = (Vec::new(), 0, 0, false);
+    for (at, character) in text.char_indices() {
+        match character {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
 pub fn parse(text: &str) -> Result<Spec, SpecError> {
     let mut parser = Parser { text, at: 0, poll: None, overwrite: None };
     let outermost = parser.layer(Nesting { wrapper: None, depth: 0 })?;
