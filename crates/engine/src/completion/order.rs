@@ -8,7 +8,8 @@
 //!   chosen, because that request has not completed. Changes of one regular file keep their order.
 //! - A request that the kernel completes in the submitting thread, or when its file is ready, keeps
 //!   its place.
-//! - A request waits for [`limit`]. Then one is chosen, as if a thread waited.
+//! - A request waits for [`LIMIT_NS`] while no thread comes to choose. Then one is chosen, as if a
+//!   thread waited.
 
 use crate::completion::{complete, faults};
 use crate::request::conditions::RequestId;
@@ -16,7 +17,7 @@ use crate::request::fault::{FaultStage, FileKey, PendingFault};
 use crate::request::outcome::Answer;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::waiting::order::{Candidate, Order, number_of_event};
+use crate::waiting::order::{Candidate, LIMIT_PARTS, Order, number_of_event};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_inject::page::OrderEvent;
@@ -36,10 +37,12 @@ const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 /// One request in this number is carried out only when it is chosen, of those that may be.
 const LATE: u64 = 3;
 
-/// Returns how long a request is held back at most.
-fn limit(locked: &LockedRing) -> Nanoseconds {
+/// Returns how long a request is held back at most, divided by [`LIMIT_PARTS`].
+fn limit_part(locked: &LockedRing) -> Nanoseconds {
     let is_watched = locked.notify.event_descriptor.is_some() || locked.ring.readiness.is_polled();
-    if is_watched || locked.ring.has(IORING_SETUP_SQPOLL) { LIMIT_OF_WATCHED_NS } else { LIMIT_NS }
+    let is_watched = is_watched || locked.ring.has(IORING_SETUP_SQPOLL);
+    let limit = if is_watched { LIMIT_OF_WATCHED_NS } else { LIMIT_NS };
+    limit / u64::from(LIMIT_PARTS)
 }
 
 /// Returns the ring's choices, made on first use. `None`: its order is left alone. Polled rings,
@@ -154,17 +157,17 @@ pub(crate) fn end(
 
 /// Has a request wait among the ring's timers until it is chosen.
 pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry) {
-    let limit = limit(locked);
-    faults::hold(locked, request, limit);
+    let part = limit_part(locked);
+    faults::hold(locked, request, part);
 }
 
 /// Has one request go on, which the seed chooses, because a request's time is over. While a thread
 /// chooses, time has no part in it.
 pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
-    let limit = limit(locked);
+    let part = limit_part(locked);
     let Some(order) = of(locked) else { return faults::resume(locked, request) };
     let now = Clock::Monotonic.now();
-    if now.saturating_sub(order.chosen_at) < limit {
+    if !order.is_unattended(now, part) {
         return hold(locked, request);
     }
     match order.choose(now) {

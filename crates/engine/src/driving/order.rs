@@ -116,7 +116,7 @@ pub(crate) fn await_chosen(locked: &mut LockedRing) {
 /// on by their time limit.
 pub(super) fn note_choice(locked: &mut LockedRing) {
     if let Some(order) = order::of(locked) {
-        order.chosen_at = Clock::Monotonic.now();
+        order.attend();
     }
 }
 

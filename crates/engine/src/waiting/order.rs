@@ -30,6 +30,10 @@ const LONGEST_WAIT_NS: Nanoseconds = 10_000_000_000;
 /// Longest time, in nanoseconds, for which a chosen request is awaited that may block.
 const LONGEST_WAIT_FOR_BLOCKING_NS: Nanoseconds = 20_000_000;
 
+/// Parts in which the time limit of a request that is held back is counted. A process that was
+/// stopped counts one part for all that time.
+pub(crate) const LIMIT_PARTS: u32 = 5;
+
 /// The choices for one ring.
 pub(crate) struct Order {
     random: Random,
@@ -39,13 +43,15 @@ pub(crate) struct Order {
     awaited: Vec<Candidate>,
     /// Time (monotonic clock) until which they are awaited.
     awaited_until: Nanoseconds,
-    /// Time (monotonic clock) at which a thread last came to choose.
-    pub chosen_at: Nanoseconds,
+    /// Parts of the time limit that have passed since a thread last came to choose.
+    unattended: u32,
+    /// Time (monotonic clock) at which the last of them was counted.
+    counted_at: Nanoseconds,
 }
 
 impl Order {
     pub fn new(random: Random) -> Order {
-        Order { random, candidates: Vec::new(), awaited: Vec::new(), awaited_until: 0, chosen_at: 0 }
+        Order { random, candidates: Vec::new(), awaited: Vec::new(), awaited_until: 0, unattended: 0, counted_at: 0 }
     }
 
     /// Returns `true` once in `times` calls.
@@ -75,6 +81,21 @@ impl Order {
             self.awaited.clear();
         }
         !self.awaited.is_empty()
+    }
+
+    /// Notes that a thread is there to choose.
+    pub fn attend(&mut self) {
+        self.unattended = 0;
+    }
+
+    /// Returns whether no thread has come to choose for a whole time limit. `part`: the length of
+    /// one of its [`LIMIT_PARTS`]. Called when a part has passed for some request.
+    pub fn is_unattended(&mut self, now: Nanoseconds, part: Nanoseconds) -> bool {
+        if now.saturating_sub(self.counted_at) >= part {
+            self.counted_at = now;
+            self.unattended = self.unattended.saturating_add(1);
+        }
+        self.unattended >= LIMIT_PARTS
     }
 
     /// Removes a request that completes.
@@ -129,6 +150,16 @@ mod tests {
     fn chosen(mut order: Order) -> Vec<u64> {
         let choose = || order.choose(0).inspect(|&id| order.forget(id));
         core::iter::from_fn(choose).map(|id| id.0).collect()
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_counts_one_part_of_the_limit() {
+        let mut order = order(1, &[]);
+        assert!(!order.is_unattended(1_000_000, 10), "a long time without a call counts once");
+        assert!((1..4).all(|part| !order.is_unattended(1_000_000 + part * 10, 10)));
+        assert!(order.is_unattended(1_000_040, 10));
+        order.attend();
+        assert!(!order.is_unattended(1_000_050, 10));
     }
 
     #[test]
