@@ -25,8 +25,7 @@ impl Ring {
     /// Errors: `EOWNERDEAD` if this process cannot use the ring; `ENOMEM`; those of a thread that
     /// cannot be started.
     pub fn adopt(inherited: &Ring) -> Result<Arc<Ring>, Errno> {
-        // An AIO context belongs to its process alone. An SQ thread exists only in the parent.
-        if inherited.has_events() || inherited.has(abi::IORING_SETUP_SQPOLL) {
+        if !inherited.is_inheritable() {
             return Err(Errno::EOWNERDEAD);
         }
         memory_reserve::check()?;

@@ -37,7 +37,7 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
         let cqe = Cqe { user_data: request.sqe.user_data, res: answer.result, flags };
         let ring = locked.ring;
         let RingState { queues: Queues { cq, .. }, notify: notifications, .. } = &mut **locked;
-        cq.post_wide(cqe, || request.extension(ring.has_events(), &mut notifications.request_events));
+        cq.post_wide(cqe, || request.extension(ring.posts_events(), &mut notifications.request_events));
         if cqe.flags & IORING_CQE_F_MORE != 0 {
             notify(locked, request.sqe.user_data, usage(&request, answer.result));
         }

@@ -49,7 +49,7 @@ fn limit_part(locked: &LockedRing) -> Nanoseconds {
 /// rings of several processes and AIO contexts keep theirs.
 pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
     let ring = locked.ring;
-    if ring.is_polled() || ring.is_shared() || ring.has_events() || locked.closed || locked.retired {
+    if !ring.has_free_order() || locked.closed || locked.retired {
         return None;
     }
     if locked.waiting.order.is_none() {

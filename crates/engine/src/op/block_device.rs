@@ -26,7 +26,7 @@ use usring_uapi::{Sqe, general as linux, sqe_flags};
 /// WRITE, so it must be cheap.
 #[inline(always)]
 pub(crate) fn is_possible(locked: &LockedRing) -> bool {
-    devices::are_any() || locked.ring.is_polled() || locked.ring.has_events()
+    devices::are_any() || locked.ring.is_polled() || locked.ring.uses_kernel_aio()
 }
 
 /// Returns whether the request is a transfer for [`issue`]: its file is a device, or the ring
@@ -198,7 +198,7 @@ pub(crate) fn channel_to_kernel_file(
     // Swapped memory is pinned only while the program's call runs. A transfer by the kernel's AIO
     // takes longer than that.
     // The recorder sees only transfers that are system calls.
-    if !ring.has_events() || pinned_memory::has_pin_hook() || unusual::has(Unusual::Recording) {
+    if !ring.uses_kernel_aio() || pinned_memory::has_pin_hook() || unusual::has(Unusual::Recording) {
         return Err(Errno::EOPNOTSUPP);
     }
     let direct = locked.devices.named.status_flags(number)? & linux::O_DIRECT != 0;

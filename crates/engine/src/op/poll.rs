@@ -36,8 +36,7 @@ pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Res
         return Err(Errno::EINVAL);
     }
     let mut interest = interest(sqe.op_flags, sqe.len);
-    if locked.ring.has_events() {
-        // IOCB_CMD_POLL reports the peer's hang-up only if the program asked for it.
+    if locked.ring.reports_asked_hang_ups_only() {
         interest.events &= sqe.op_flags | !PEER_HANG_UP;
     }
     request.multishot = interest.multishot;

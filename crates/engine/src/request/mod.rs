@@ -325,8 +325,8 @@ impl Request {
     /// `io_event` instead, and queues the signal of the request's eventfd until the event is
     /// published.
     #[inline(never)]
-    pub fn extension(&mut self, has_events: bool, events: &mut RequestEvents) -> [u64; 2] {
-        if !has_events {
+    pub fn extension(&mut self, is_event: bool, events: &mut RequestEvents) -> [u64; 2] {
+        if !is_event {
             return self.operation.cqe_extra();
         }
         events.end(self.event.take());

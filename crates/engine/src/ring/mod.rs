@@ -4,8 +4,10 @@
 //! - [`RingState`] (`state`) is everything else. Only the ring's driver uses it: the thread that
 //!   holds the ring's lock (the kernel's `uring_lock`).
 //! - [`LockedRing`] (`locked`) is the proof that a thread holds the lock.
+//! - `aio_context` has the differences between the ring of an AIO context and other rings.
 //! - [`Exit`] (`exit`) lists the ways in which a driver releases the lock.
 
+mod aio_context;
 mod exit;
 mod locked;
 mod state;
@@ -203,12 +205,6 @@ impl Ring {
     pub(crate) fn is_polled_by_thread(&self) -> bool {
         const BOTH: u32 = abi::IORING_SETUP_IOPOLL | abi::IORING_SETUP_SQPOLL;
         self.flags & BOTH == BOTH
-    }
-
-    /// Returns whether the ring is an AIO context: its completions become events (`calls::events`).
-    #[inline]
-    pub(crate) fn has_events(&self) -> bool {
-        self.memory.layout().has_events()
     }
 
     /// Returns whether the ring has DEFER_TASKRUN: task work runs when the owner (issuer) waits.

@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use usring_inject::decide::{Call, Names, NoNames};
 use usring_inject::names::{OfCall, OfDescriptor, OfPath};
 use usring_inject::rule::{Effect, IssuePath};
-use usring_inject::{Fault, Kind, armed, calls};
+use usring_inject::{Fault, armed, calls};
 use usring_sys::own_threads::{self, Owner};
 use usring_sys::plain::IoVector;
 use usring_sys::unusual::{self, Unusual};
@@ -202,7 +202,7 @@ fn ask(locked: &LockedRing, request: &mut Request, issue_path: Option<IssuePath>
 fn ask_about(locked: &LockedRing, request: &Request, issue_path: Option<IssuePath>, count: &mut u64) -> Option<Fault> {
     let sqe = &request.sqe;
     let is_fixed = request.has_flag(sqe_flags::FIXED_FILE);
-    let of_ring = !locked.ring.has_events();
+    let (kind, user_data, ring) = locked.ring.rule_words(sqe);
     let (of_call, of_path, of_descriptor);
     let names: &dyn Names = match &request.operation {
         Operation::Call(call) if !call.on_file => match calls::by_number(call.call.number) {
@@ -223,11 +223,11 @@ fn ask_about(locked: &LockedRing, request: &Request, issue_path: Option<IssuePat
         _ => &NoNames,
     };
     let call = Call {
-        kind: if of_ring { Kind::Ring } else { Kind::Aio },
+        kind,
         number: sqe.opcode.into(),
         descriptor: (request.properties.needs_file && !is_fixed).then_some(sqe.fd),
-        user_data: Some(if of_ring { sqe.user_data } else { sqe.pad2 }),
-        ring: of_ring.then_some(locked.ring.number),
+        user_data: Some(user_data),
+        ring,
         thread: signals::thread_id(),
         names,
         issue_path,

@@ -70,7 +70,7 @@ impl DeviceQueues {
             // If a transfer would block, the kernel's io_uring passes it to a worker. RWF_NOWAIT
             // makes such a transfer fail in io_submit(2), so that usring can pass it to a worker,
             // too.
-            added_flags: if is_of_kernel && !ring.has_events() { linux::RWF_NOWAIT } else { 0 },
+            added_flags: if is_of_kernel && !ring.may_block_in_submit() { linux::RWF_NOWAIT } else { 0 },
             pending: 0,
             in_flush: 0,
             channel,
