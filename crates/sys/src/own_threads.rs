@@ -26,8 +26,9 @@ pub(crate) struct Slot {
     locals: AtomicUsize,
     /// The thread's [`Credentials`], as a number.
     kind: AtomicU32,
-    /// The generation of the credentials that the thread started with (see [`Generations`]), or
-    /// [`UNKNOWN`].
+    /// The bitwise complement of the generation of the credentials that the thread started with
+    /// (see [`Generations`]), or of [`UNKNOWN`]. So an unused slot is zero, and the table takes no
+    /// room in the files of launcher and library.
     generation: AtomicU32,
     pub follower: Follower,
 }
@@ -57,7 +58,7 @@ impl Slot {
             last: AtomicU32::new(FREE),
             locals: AtomicUsize::new(0),
             kind: AtomicU32::new(0),
-            generation: AtomicU32::new(UNKNOWN),
+            generation: AtomicU32::new(!UNKNOWN),
             follower: Follower::new(),
         }
     }
@@ -70,7 +71,7 @@ impl Slot {
             last: word(FREE),
             locals: AtomicUsize::new(0),
             kind: word(0),
-            generation: word(UNKNOWN),
+            generation: word(!UNKNOWN),
             follower: Follower::new(),
         }
     }
@@ -108,8 +109,12 @@ impl Slot {
 
     /// Returns the generation of the credentials that the thread started with, if it is known.
     pub fn generation(&self) -> Option<u32> {
-        let generation = self.generation.load(Ordering::Acquire);
+        let generation = !self.generation.load(Ordering::Acquire);
         (generation != UNKNOWN).then_some(generation)
+    }
+
+    fn set_generation(&self, generation: Option<u32>) {
+        self.generation.store(!generation.unwrap_or(UNKNOWN), Ordering::Release);
     }
 }
 
@@ -196,7 +201,7 @@ impl ThreadSlot {
         let index = TABLE.iter().position(Slot::reserve).ok_or(Errno::EAGAIN)?;
         USED.fetch_max(width::count(index) + 1, Ordering::AcqRel);
         TABLE[index].kind.store(kind as u32, Ordering::Release);
-        TABLE[index].generation.store(UNKNOWN, Ordering::Release);
+        TABLE[index].set_generation(None);
         TABLE[index].follower.answer(0, 0);
         Ok(ThreadSlot { index, origin })
     }
@@ -210,7 +215,7 @@ impl ThreadSlot {
     pub fn begin(&self, generations: &Generations, order: &Order) {
         let slot = &TABLE[self.index];
         let generation = slot.follower.begin(self.origin, generations, order);
-        slot.generation.store(generation.unwrap_or(UNKNOWN), Ordering::Release);
+        slot.set_generation(generation);
         let thread = thread_id();
         slot.last.store(thread, Ordering::Release);
         slot.locals.store(thread::current().0, Ordering::Release);
