@@ -19,8 +19,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Most bytes of the launcher and the library together.
-const MOST_BYTES: u64 = 6_000_000;
+/// Most bytes of the launcher and the library together. It may only fall: the goal is 4,000,000.
+const MOST_BYTES: u64 = 4_900_000;
 
 /// A release that is being packaged.
 pub struct Release {
