@@ -229,6 +229,8 @@ static void a_refusal_has_a_reason(void)
 	HOLDS(usring_swap_error(NULL, 0) > 7);
 	options.backing = "null:size=1G";
 	refused(&options, -ENODATA, "keeps no data");
+	options.backing = "ram:size=512K";
+	refused(&options, -ENOSPC, "524288 bytes, but 1048576 are needed");
 	options.backing = "ram:size=2M";
 	options.mechanism = "magic";
 	refused(&options, -EINVAL, "'magic' is not a mechanism");

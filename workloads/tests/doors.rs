@@ -76,10 +76,22 @@ fn no_thread_keeps_capabilities_that_the_program_gave_up() {
 #[track_caller]
 fn said_so(stdout: &str) {
     if stdout == "needs a superuser\n" {
-        eprintln!("skipped: no superuser");
-        return;
+        return skip("only a superuser has capabilities to give up");
     }
     assert!(stdout.ends_with("5 checks hold\n"), "{stdout}");
+}
+
+/// A program with a ring is multithreaded, which docs/compatibility.md says of namespaces.
+#[test]
+fn namespaces_behave_as_in_a_program_with_threads() {
+    if on_kernel() {
+        return skip("there is no usring");
+    }
+    let may = Command::new("unshare").args(["--pid", "--fork", "unshare", "--user", "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        return skip("PID and user namespaces cannot be made here");
+    }
+    holds("namespaces.c", 4);
 }
 
 #[test]

@@ -5,6 +5,9 @@ use usring_sys::mapping::PAGE;
 use usring_sys::paged_memory::PagedMemory;
 use usring_sys::{Errno, UserAddress, processor, user_memory};
 
+#[path = "../../../xtask/src/skipped.rs"]
+mod skipped;
+
 /// Sets its flag when it is dropped, even by a panic.
 struct Finally<'a>(&'a AtomicBool);
 
@@ -25,7 +28,7 @@ fn a_freed_page_keeps_its_guard_marker_while_its_neighbour_is_evicted() {
     let second = UserAddress((memory.address() + PAGE) as u64);
     let end = AtomicBool::new(false);
     match memory.guard(0, 2 * PAGE) {
-        Err(Errno::EINVAL) => return eprintln!("skipped: this Linux has no guard markers for files"),
+        Err(Errno::EINVAL) => return skipped::skip("this Linux has no guard markers for files"),
         answer => answer.unwrap(),
     }
     std::thread::scope(|scope| {
