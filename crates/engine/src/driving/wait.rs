@@ -430,14 +430,14 @@ fn sleep_announced(
     span: Option<Nanoseconds>,
 ) -> Result<(), Errno> {
     let mut events = [Event::default(); fire::EVENTS];
-    let outcome = match set {
+    let outcome = match (set, call.mask) {
         _ if !ring.task_work.is_empty() => Ok(0),
-        Some(set) => wait::epoll(set, &mut events, span, call.mask),
-        None if let Some(mask) = call.mask.filter(|_| ring.is_shared()) => {
+        (Some(set), mask) => wait::epoll(set, &mut events, span, mask),
+        (None, Some(mask)) if ring.is_shared() => {
             // futex(2) cannot change the signal mask, so this sleep uses another system call.
             wait::under_mask(span.map_or(BLIND, |span| span.min(BLIND)), mask).map(|()| 0)
         }
-        None => wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0),
+        (None, _) => wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0),
     };
     let _ = ring.wakers.sleep.retract(ticket);
     if set.is_some() {
