@@ -1,5 +1,6 @@
 //! `cargo xtask check`: everything that CI runs. Cheap steps that fail often come first.
 
+use crate::package::Purpose;
 use crate::step::{self, Report, Tally};
 use crate::{Outcome, layers, loom, package, packages, product, prose, size, toolchain};
 
@@ -19,7 +20,7 @@ pub fn run() -> bool {
     report.step("lints of the library", |_| lints(&["--package", "usring-interpose", "--all-targets"]));
     // The tests drive the launcher and the library that are in the packages.
     if report.step("build", |_| package::build(false)) {
-        report.step("package", |_| package::run(false));
+        report.step("package", |_| package::run(Purpose::Tests));
         report.step("tests", tests);
     }
     report.step("documentation", |_| step::run(step::cargo(&["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings")));

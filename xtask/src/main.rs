@@ -19,6 +19,7 @@ mod step;
 mod toolchain;
 
 use clap::{Parser, Subcommand};
+use package::Purpose;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -162,7 +163,7 @@ fn main() -> ExitCode {
         Chore::Prose { list, tighten } => prose::run(list.as_deref(), tighten),
         Chore::Toolchain => toolchain::run(),
         Chore::Loom => loom::run(),
-        Chore::Package { debug } => package::run(debug),
+        Chore::Package { debug } => package::run(if debug { Purpose::DebugTests } else { Purpose::Download }),
         Chore::Packages => packages::provide(),
         Chore::Soak { what: Soak::Sockets { seconds, connections, server } } => {
             product::soak_sockets(seconds, connections, &server)

@@ -45,13 +45,25 @@ impl Release {
     }
 }
 
-/// Builds and makes all files. `debug` takes the debug build, for tests of the packages.
-pub fn run(debug: bool) -> Outcome {
+/// Purpose of the packages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be downloaded. The launcher must run on Debian 11.
+    Download,
+    /// To be tested. A machine that cannot fetch Debian 11's glibc tests them with its own.
+    Tests,
+    /// To be tested with the debug build.
+    DebugTests,
+}
+
+/// Builds and makes all files.
+pub fn run(purpose: Purpose) -> Outcome {
+    let debug = purpose == Purpose::DebugTests;
     let target = product::folder(!debug);
     let folder = target.with_file_name(if debug { "package-debug" } else { "package" });
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).map_err(|error| format!("cannot make {} ({error})", folder.display()))?;
-    check_glibc(debug, debian::provide_glibc())?;
+    check_glibc(purpose, debian::provide_glibc())?;
     build(debug)?;
     let epoch = epoch()?;
     let glibc = newest_symbol(&target.join("usring"))?;
@@ -86,11 +98,11 @@ pub fn build(debug: bool) -> Outcome {
 }
 
 /// Fails if a release would be linked to another glibc than Debian 11's. `provided` is the result
-/// of providing that one. A debug build may have another.
-fn check_glibc(debug: bool, provided: Outcome) -> Outcome {
-    provided.or_else(|why| match debug {
-        true => Ok(()),
-        false => Err(format!(
+/// of providing that one. Packages for tests may have another.
+fn check_glibc(purpose: Purpose, provided: Outcome) -> Outcome {
+    provided.or_else(|why| match purpose {
+        Purpose::Tests | Purpose::DebugTests => Ok(()),
+        Purpose::Download => Err(format!(
             "a release must be linked to Debian 11's glibc, which cannot be had ({why}): install apt and \
              debian-archive-keyring, and let apt reach deb.debian.org"
         )),
@@ -148,9 +160,9 @@ mod tests {
 
     #[test]
     fn a_release_without_the_old_glibc_is_refused() {
-        let error = check_glibc(false, Err("no network".into())).unwrap_err();
+        let error = check_glibc(Purpose::Download, Err("no network".into())).unwrap_err();
         assert!(error.contains("(no network)") && error.contains("debian-archive-keyring"), "{error}");
-        assert_eq!(check_glibc(true, Err("no network".into())), Ok(()));
-        assert_eq!(check_glibc(false, Ok(())), Ok(()));
+        assert_eq!(check_glibc(Purpose::Tests, Err("no network".into())), Ok(()));
+        assert_eq!(check_glibc(Purpose::Download, Ok(())), Ok(()));
     }
 }
