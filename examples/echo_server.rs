@@ -97,8 +97,8 @@ fn event() -> io::Result<OwnedFd> {
     unsafe { checked(libc::eventfd(0, libc::EFD_CLOEXEC)).map(|number| OwnedFd::from_raw_fd(number)) }
 }
 
-/// The kind of a request, in the low byte of its user data. The bytes above have the connection's
-/// index.
+/// The kind of a request, in the low byte of its user data. The other bytes have the index of the
+/// request's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
@@ -148,12 +148,12 @@ struct Server<'a> {
     rung: Box<u64>,
     connections: Vec<Connection>,
     free: Vec<usize>,
-    /// Connections whose receives found no buffer. They are submitted again once buffers have been
-    /// returned.
+    /// Connections whose receives found no buffer. The server submits those receives again once
+    /// buffers have been returned.
     starved: Vec<usize>,
     accepting: bool,
-    /// Requests in flight. `Pause` and `Limit` are not counted, because the server does not wait
-    /// for them when it stops.
+    /// Requests in flight. Requests of the kinds `Pause` and `Limit` are not counted, because the
+    /// server does not wait for them when it stops.
     under_way: u64,
     stopping: bool,
     overdue: bool,

@@ -4,8 +4,8 @@ use std::fmt;
 use std::os::fd::RawFd;
 use workloads::dialogue::Dialogue;
 
-/// Bytes of buffer capacity that a connection keeps after it has sent everything, and that its slot
-/// keeps for the next connection.
+/// Maximum capacity in bytes that a connection's buffer keeps after all its bytes have been sent.
+/// The next connection in the same slot takes the buffer over.
 const KEPT: usize = 4 << 10;
 
 /// One connection. The server closes it only when none of its requests is in flight. So no
@@ -24,7 +24,8 @@ pub struct Connection {
     pub sending: bool,
     pub cancelling: bool,
     pub closing: bool,
-    /// `ended`: the peer will send nothing more. `broken`: the server cannot send any more, either.
+    /// `ended`: the server receives no more bytes from the peer. `broken`: the server sends no
+    /// more.
     pub ended: bool,
     pub broken: bool,
 }

@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 
 /// Returns the folder of PostgreSQL 18 from Debian sid, which `cargo xtask packages` makes. If root
-/// made it, every user can read it. Its programs contain this path, because their dynamic loader is
-/// in it.
+/// made the folder, every user can read it. The folder cannot be moved: its programs name their
+/// dynamic loader by this path.
 #[allow(dead_code, reason = "for the tests of PostgreSQL")]
 pub fn postgres_folder() -> PathBuf {
     cache_folder().join("postgresql-18")

@@ -7,7 +7,8 @@ use crate::{Outcome, layers, loom, package, packages, product, prose, size, tool
 const STEPS: usize = 13;
 
 /// Runs all steps, and returns whether all succeeded. A failing step does not stop the later ones,
-/// but the tests are left out if the build fails. The last line counts what passed and failed.
+/// but if the build fails, no packages are made and no tests run. The last line of the output says
+/// how many tests and steps passed and failed, and how many tests were skipped.
 pub fn run() -> bool {
     let mut report = Report::of(STEPS);
     report.step("packages", |_| packages::provide());
@@ -33,8 +34,8 @@ fn lints(what: &[&str]) -> Outcome {
 }
 
 /// Runs all tests. Tests that start the product use the release build, which is the one that is
-/// shipped. Most tests wait most of the time, so twice as many run at a time as there are
-/// processors.
+/// shipped. Tests run on twice as many threads as there are processors, because most tests mostly
+/// wait.
 fn tests(tally: &mut Tally) -> Outcome {
     let mut command = step::cargo(&["test", "--no-fail-fast"]);
     command.env("USRING_BIN", product::folder(true).join("usring"));
@@ -48,8 +49,8 @@ fn tests(tally: &mut Tally) -> Outcome {
     }
     let (counted, outcome) = step::run_tests(&mut command);
     tally.add(counted);
-    // The library is built and tested by cargo calls of its own; `default-members` in Cargo.toml
-    // leaves it out.
+    // The library's tests need a cargo call of their own, because `default-members` in Cargo.toml
+    // leaves the library out.
     let (of_library, library) = step::run_tests(&mut step::cargo(&["test", "--package", "usring-interpose"]));
     tally.add(of_library);
     outcome.and(library)

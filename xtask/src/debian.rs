@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const ARCHIVE: &str = "http://deb.debian.org/debian";
 
-/// Downloads `packages` of a release and everything that they depend on. Returns the files' paths.
-/// Checks the archive's signature by apt. In `part` apt has a state of its own, in which no package
-/// is installed. So apt downloads every dependency.
+/// Downloads `packages` of the Debian release `release`, and everything that they depend on.
+/// Returns the paths of the .deb files. apt checks the archive's signature. It keeps its state in
+/// the folder `part`: there no package counts as installed, so apt downloads every dependency.
 pub fn fetch(part: &Path, release: &str, packages: &[&str]) -> Result<Vec<PathBuf>, String> {
     if !Path::new(KEYS).exists() {
         return Err(format!("{KEYS} is missing"));
@@ -24,8 +24,8 @@ pub fn fetch(part: &Path, release: &str, packages: &[&str]) -> Result<Vec<PathBu
     let part_text = part.display();
     fs::write(part.join("status"), "").map_err(failed)?;
     fs::write(part.join("sources"), format!("deb [signed-by={KEYS}] {ARCHIVE} {release} main\n")).map_err(failed)?;
-    // A mirror's index may be some days behind and so be past its date of validity. The settings
-    // below make apt accept it.
+    // A mirror may be some days behind, so that its index has expired (Valid-Until). The settings
+    // below make apt accept such an index.
     let settings = format!(
         r#"Dir::Etc::sourcelist "{part_text}/sources"; Dir::Etc::sourceparts "/dev/null";
         Dir::Etc::preferences "/dev/null"; Dir::Etc::preferencesparts "/dev/null";
@@ -67,8 +67,9 @@ pub fn provide_glibc() -> Outcome {
     })
 }
 
-/// Makes absolute links below `folder` relative, so that they stay within the root folder, which is
-/// `depth` folders above. Otherwise the linker would follow them to this machine's libraries.
+/// Makes absolute links below `folder` relative. Otherwise the linker would follow them to this
+/// machine's libraries. The links stay within the root folder, which is `depth` folders above
+/// `folder`.
 fn make_links_relative(folder: &Path, depth: usize) -> std::io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let (path, kind) = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)))?;
@@ -95,7 +96,8 @@ pub fn provide_root() -> Outcome {
     })
 }
 
-/// Makes `folder` of the folder that `make` returns, unless it exists.
+/// Makes `folder`, unless it exists. `make` fills a temporary folder, and returns the folder that
+/// is then renamed to `folder`.
 fn provide(folder: &Path, what: &str, make: impl FnOnce(&Path) -> Result<PathBuf, String>) -> Outcome {
     if folder.exists() {
         return Ok(());

@@ -47,7 +47,8 @@ enum Chore {
     /// Run what a change of the engine needs: build the debug product, run the unit tests of ring,
     /// engine and aio, and the conformance cases of some groups
     Quick {
-        /// Parts of the names of groups of cases (default: nop, link, drain, timeout, poll)
+        /// Run the groups of cases whose names contain one of these texts (default: nop, link,
+        /// drain, timeout, poll)
         rooms: Vec<String>,
     },
     /// Fail if a crate depends on one that its layer may not use, or if a crate's modules have more

@@ -5,8 +5,8 @@ use crate::{Outcome, debian, postgres, step};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-/// Each package, and a file that exists if the package is installed. A `*` stands for a part of a
-/// name that varies.
+/// Each package, and a file that exists if the package is installed. In a file's path, `*` stands
+/// for the rest of a folder's name.
 const PACKAGES: [(&str, &str); 27] = [
     ("bsdutils", "/usr/bin/script"),
     ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg"),
@@ -37,10 +37,11 @@ const PACKAGES: [(&str, &str); 27] = [
     ("stress-ng", "/usr/bin/stress-ng"),
 ];
 
-/// The first Node whose libuv uses io_uring. Debian 12's own is older.
+/// The first major version of Node whose libuv uses io_uring. Debian 12 has an older one.
 const NODE_VERSION: u32 = 20;
 
-/// Installs the missing packages if the user may do so. Otherwise the error names them.
+/// Installs the missing packages if the user is root. Otherwise the error names the missing
+/// packages.
 pub fn provide() -> Outcome {
     provide_from_debian()?;
     postgres::provide();
@@ -48,7 +49,8 @@ pub fn provide() -> Outcome {
     provide_node()
 }
 
-/// Makes the root folder for the tests of packages. A failure is only reported, as for PostgreSQL.
+/// Makes the root folder for the tests of packages. Prints a failure and goes on, because without
+/// the folder these tests count as skipped.
 fn provide_root() {
     if !is_root() {
         return println!("packages: only root can make a root folder, so the tests of packages will be skipped");

@@ -12,11 +12,11 @@ use std::path::Path;
 use std::process::Command;
 
 const PACKAGE: &str = "postgresql-18";
-/// The parts of the packages that the programs use. All other files are deleted.
+/// Folders of the unpacked packages that the programs use. All other files are deleted.
 const KEPT: [&str; 3] = ["usr/lib/postgresql", "usr/lib/x86_64-linux-gnu", "usr/share/postgresql"];
 
-/// Makes the cache folder if it does not exist. A failure is only reported, because the folder
-/// cannot be made on another release of Debian or without network. The tests then count as skipped.
+/// Makes the cache folder if it does not exist. Prints a failure and goes on, because the folder
+/// cannot be made on every system, or without network. The tests then count as skipped.
 pub fn provide() {
     let folder = postgres_folder();
     if folder.exists() {

@@ -28,7 +28,8 @@ fn profile(release: bool) -> &'static [&'static str] {
     if release { &["--release"] } else { &[] }
 }
 
-/// Makes the link by which the loader finds the library for a program that was linked to it.
+/// Makes a link to the library with the name that linked programs contain (its soname), by which
+/// the loader finds the library.
 fn link_soname(folder: &Path) -> Outcome {
     let link = folder.join(soname(env!("CARGO_PKG_VERSION")));
     let _ = std::fs::remove_file(&link);
@@ -36,8 +37,8 @@ fn link_soname(folder: &Path) -> Outcome {
     made.map_err(|error| format!("cannot make {} ({error})", link.display()))
 }
 
-/// Builds the parts that a subcommand of `usring` needs, in the release profile, and runs the
-/// subcommand with these arguments. Returns its exit status.
+/// Runs the subcommand `name` of `usring` with these arguments, and returns its exit status. First
+/// builds `packages`, with `features`, and the library in the release profile.
 pub fn run(name: &str, packages: &[&str], features: &[&str], arguments: &[OsString]) -> ExitCode {
     let packages = packages.iter().flat_map(|package| ["--package", package]);
     let packages: Vec<&str> = packages.chain(features.iter().flat_map(|feature| ["--features", feature])).collect();
@@ -91,8 +92,9 @@ pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outc
     step::run(&mut command)
 }
 
-/// Runs the program whose processes share rings, and which kills some of the processes. `numbers`:
-/// processes, rings, seconds. Each run takes at most [`LONGEST_ROUND`] seconds.
+/// Runs `shared_rings.c`, whose processes share rings while some of them are killed. `numbers`:
+/// processes, rings, seconds in all. Each run takes at most [`LONGEST_ROUND`] seconds, so there may
+/// be several.
 pub fn soak_shared_rings(numbers: [u32; 3], on_kernel: bool) -> Outcome {
     build(true)?;
     let program = folder(true).join("shared_rings");
@@ -112,8 +114,8 @@ pub fn soak_shared_rings(numbers: [u32; 3], on_kernel: bool) -> Outcome {
     Ok(())
 }
 
-/// Most seconds of one run of `shared_rings`. A longer run would need more request numbers than the
-/// program has.
+/// Maximum length of one run of `shared_rings`, in seconds. A longer run would need more request
+/// numbers than the program has.
 const LONGEST_ROUND: u32 = 30;
 
 /// Kills processes of PostgreSQL on usring under load.
@@ -123,8 +125,8 @@ pub fn soak_postgres(options: &[OsString]) -> Outcome {
     step::run(Command::new(folder(true).join("workload-postgres-soak")).args(options))
 }
 
-/// Runs tests of programs that are marked as ignored because they take minutes: those of the module
-/// `module` of the test `test`.
+/// Runs the tests that are marked as ignored because they take minutes: those in the module
+/// `module` of the test file `test` of `workloads`.
 pub fn soak_ignored(test: &str, module: &str) -> Outcome {
     build(true)?;
     let mut command = step::cargo(&["test", "--package", "workloads", "--test", test, module]);

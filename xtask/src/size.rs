@@ -1,6 +1,6 @@
 //! Checks the limits of size: 600 lines per file, 60 lines per function. For C sources only the
-//! limit per file is checked. `size-exceptions` lists longer ones with their length. That list may
-//! only shrink.
+//! limit per file is checked. `size-exceptions` lists longer files and functions with their
+//! lengths. That list may only shrink.
 
 use crate::Outcome;
 use crate::step;
@@ -73,8 +73,7 @@ fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
 struct Functions<'a> {
     file: &'a str,
     long: &'a mut Lengths,
-    /// Names of the functions around the one that is visited, and its own; the outermost comes
-    /// first.
+    /// Names of the functions around the visited position, the outermost first.
     within: Vec<String>,
 }
 
@@ -127,7 +126,8 @@ fn committed(root: &Path, version: &str) -> Option<Lengths> {
     output.status.success().then(|| parse(&String::from_utf8_lossy(&output.stdout)).ok())?
 }
 
-/// Compares the long files and functions with the list, in both directions.
+/// Compares the long files and functions with the list. Returns a message for each one that is not
+/// listed, for each wrong length, and for each entry that is not needed any more.
 fn compare(long: &Lengths, listed: &Lengths) -> Vec<String> {
     let mut breaches = Vec::new();
     for (name, lines) in long {
@@ -148,7 +148,8 @@ fn compare(long: &Lengths, listed: &Lengths) -> Vec<String> {
     breaches
 }
 
-/// Returns the entries that an earlier version of the list does not have, or has with fewer lines.
+/// Returns a message for each entry that an earlier version of the list lacks, or has with fewer
+/// lines.
 fn grown(listed: &Lengths, earlier: &Lengths) -> Vec<String> {
     let newer = listed.iter().filter(|(name, lines)| earlier.get(*name).is_none_or(|before| before < lines));
     newer.map(|(name, _)| format!("{name} was added to {EXCEPTIONS}, which may only shrink")).collect()

@@ -8,7 +8,7 @@ use std::io::Write;
 
 const MARK: &str = "skipped test ";
 
-/// Reports that the test on this thread was skipped, and why.
+/// Reports that the calling thread's test was skipped, and why.
 #[allow(dead_code, reason = "for tests")]
 pub fn skip(reason: &str) {
     let thread = std::thread::current();

@@ -12,8 +12,8 @@ pub struct Tally {
     pub passed: usize,
     pub failed: usize,
     pub ignored: usize,
-    /// Tests that passed only because something they need was missing: their names, and what was
-    /// missing.
+    /// Tests that were skipped because something that they need was missing: each test's name, and
+    /// what was missing. The harness counts them as passed, too.
     pub skipped: Vec<String>,
 }
 
@@ -46,8 +46,8 @@ impl Tally {
     }
 }
 
-/// Returns a `cargo` command that runs in the workspace's root. It is the cargo that started this
-/// program.
+/// Returns a command that runs `cargo` in the workspace's root. The cargo that started this program
+/// is used.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root());
@@ -152,7 +152,8 @@ impl Report {
         // The harness counts a skipped test as passed.
         let skipped = self.tally.skipped.len().min(self.tally.passed);
         let passed = self.tally.passed - skipped + self.lines.len() - failed_steps;
-        // If a step fails because of its tests, the failed tests are counted and the step is not.
+        // A failed test fails its step, too. The sum of the two numbers would count such a failure
+        // twice.
         let failed = self.tally.failed.max(failed_steps);
         println!("{passed} passed, {failed} failed, {} skipped", skipped + self.tally.ignored);
         failed == 0 && not_run == 0

@@ -36,8 +36,8 @@ fn oldest(manifest: &str) -> Option<String> {
     Some(line.trim_end_matches('"').to_owned())
 }
 
-/// Returns a message for each member whose manifest does not take over the workspace's
-/// `rust-version`. `read` returns a member's manifest.
+/// Returns a message for each member of the workspace whose manifest does not inherit the
+/// workspace's `rust-version`. `read` returns the manifest of a member.
 fn breaches_of_members(manifest: &str, read: impl Fn(&str) -> Result<String, String>) -> Result<Vec<String>, String> {
     let members = members(manifest);
     if members.is_empty() {

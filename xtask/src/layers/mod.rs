@@ -16,8 +16,8 @@ struct Layer {
     level: u8,
     /// Crates of lower layers on which this crate may not depend either.
     hidden: &'static [&'static str],
-    /// Whether the crate runs inside the program's calls. Then neither it nor its dependencies may
-    /// use libc.
+    /// Whether the crate's code runs inside the calls of a served program. Such a crate and its
+    /// dependencies may not use libc.
     freestanding: bool,
 }
 
@@ -60,7 +60,8 @@ const WITH_UNSAFE: [&str; 2] = ["usring-sys", "usring-interpose"];
 const FREESTANDING_DEPENDENCIES: [&str; 4] = ["linux-raw-sys", "loom", "yaxpeax-arch", "yaxpeax-x86"];
 
 /// Checks crates and modules. `list` also prints every pair of files that forms an upward arrow,
-/// and the files of each circle. `tighten` lowers the modules' limits to the present counts.
+/// and the files of each circle (see `modules`). `tighten` lowers the limits in
+/// `xtask/arrow-limits` to the present counts.
 pub fn run(list: bool, tighten: bool) -> Outcome {
     let metadata = MetadataCommand::new()
         .current_dir(step::root())
@@ -102,7 +103,7 @@ fn breaches_of(package: &Package, row: &Layer, rows: &BTreeMap<&str, &Layer>) ->
     dependencies.chain(allows_unsafe(package, row)).collect()
 }
 
-/// Returns what is wrong if a crate that must forbid unsafe code does not.
+/// Returns a message if the crate must forbid unsafe code and does not. `None` otherwise.
 fn allows_unsafe(package: &Package, row: &Layer) -> Option<String> {
     if !row.freestanding || WITH_UNSAFE.contains(&row.crate_name) {
         return None;
@@ -112,8 +113,7 @@ fn allows_unsafe(package: &Package, row: &Layer) -> Option<String> {
     (!forbids).then(|| format!("{} does not forbid unsafe code; add #![forbid(unsafe_code)] to {root}", row.crate_name))
 }
 
-/// Returns what is wrong if the crate of `row` depends on the crate `used`. `None` if that is
-/// allowed.
+/// Returns a message if the crate of `row` may not depend on the crate `used`. `None` if it may.
 fn breach(row: &Layer, used: &str, rows: &BTreeMap<&str, &Layer>) -> Option<String> {
     let user = row.crate_name;
     match rows.get(used) {

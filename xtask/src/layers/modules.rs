@@ -21,8 +21,8 @@ const HEAD: &str = "# Upward arrows between the groups of xtask/module-order, pa
     # to what is there.\n";
 const NAMES: [&str; 3] = ["arrows", "files", "circle"];
 
-/// Numbers of upward arrows, of the file pairs in them, and of the files of the largest circle
-/// ([`NAMES`]).
+/// Three numbers of a crate, in the order of [`NAMES`]: upward arrows, pairs of files in these
+/// arrows, and files of the largest circle.
 type Counts = [usize; NAMES.len()];
 
 /// The groups of a crate's modules, as `xtask/module-order` declares them.
@@ -42,7 +42,7 @@ impl Order {
     }
 }
 
-/// For each file of a crate, by module path: the modules that it uses.
+/// For each file of a crate: the other files that it uses. Files are named by their module paths.
 type Uses = BTreeMap<Path, BTreeSet<Path>>;
 
 /// The arrows between the groups of one crate, and the circles of its files.
@@ -99,7 +99,7 @@ fn read(file: &str) -> Result<String, String> {
     std::fs::read_to_string(step::root().join(file)).map_err(|error| format!("{file}: {error}"))
 }
 
-/// Reads all source files of the crate in `crates/NAME`, and returns what they use.
+/// Reads all source files of the crate in `crates/NAME`. Returns which other files each file uses.
 fn uses_of(name: &str) -> Result<Uses, String> {
     let root = step::root().join("crates").join(name).join("src");
     let mut texts = BTreeMap::new();
@@ -140,7 +140,8 @@ fn uses(texts: &BTreeMap<Path, String>) -> Result<Uses, String> {
 fn find(order: &Order, uses: &Uses) -> Findings {
     let mut findings = Findings::default();
     for (user, used) in uses {
-        // The crate's root is left out, because it only declares modules and public items.
+        // The files that the crate's root uses are left out, because the root only declares modules
+        // and public items.
         if user.is_empty() {
             continue;
         }

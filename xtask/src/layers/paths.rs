@@ -8,8 +8,8 @@ use syn::visit::{self, Visit};
 /// A path within its crate, from the crate's root: `["waiting", "workers"]`.
 pub type Path = Vec<String>;
 
-/// Returns every path within the crate that `text`, the file of the module `module`, uses. The last
-/// segments of a path may name an item or parts of it.
+/// Returns every path of this crate that the module `module` uses. `text` is the module's source.
+/// The last segments of a path may name an item, or a part of an item.
 pub fn used(module: &[String], text: &str) -> syn::Result<BTreeSet<Path>> {
     let syntax = syn::parse_file(text)?;
     let children = syntax.items.iter().filter_map(|item| match item {

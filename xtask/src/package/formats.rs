@@ -1,5 +1,6 @@
-//! Tarballs, packages for Debian and Fedora, and checksums. Each is made by the distribution's own
-//! tool. Each has the same content if it is made again from the same sources.
+//! Tarballs, packages for Debian and Fedora, and checksums. Each package is made by its
+//! distribution's own tool. All files have the same content if they are made again from the same
+//! sources.
 
 use super::{Release, output, root};
 use crate::{Outcome, step};
@@ -40,7 +41,7 @@ pub fn tar(release: &Release, folder: &Path, options: &[&str], to: &Path) -> Out
 pub fn deb(release: &Release) -> Outcome {
     let folder = release.folder.join("deb");
     step::run(Command::new("cp").arg("-a").arg(release.root()).arg(&folder))?;
-    // Debian's zsh looks in a folder of its own.
+    // Debian's zsh looks for completions of packages in `vendor-completions`.
     let share = folder.join("usr/share/zsh");
     fs::rename(share.join("site-functions"), share.join("vendor-completions")).map_err(|error| error.to_string())?;
     let control = folder.join("DEBIAN");
@@ -91,7 +92,7 @@ pub fn rpm(release: &Release) -> Outcome {
     {
         command.args(["--define", definition]);
     }
-    // rpmbuild reports its steps on standard error: they are shown only if it fails.
+    // rpmbuild reports its steps on standard error. `output` shows them only if rpmbuild fails.
     output(command.arg(path).env("SOURCE_DATE_EPOCH", &release.epoch))?;
     let name = format!("usring-{}-1.x86_64.rpm", release.version);
     root::copy(&folder.join("RPMS/x86_64").join(&name), &release.folder.join(&name))

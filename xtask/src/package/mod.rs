@@ -19,15 +19,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Most bytes of the launcher and the library together. It may only fall: the goal is 4,000,000.
+/// Maximum size of the launcher and the library together, in bytes. This limit may only fall, until
+/// it is 4,000,000.
 const MOST_BYTES: u64 = 4_900_000;
 
 /// A release that is being packaged.
 pub struct Release {
-    /// The folder target/package.
+    /// The folder target/package; for the debug build, target/package-debug.
     pub folder: PathBuf,
     pub version: &'static str,
-    /// Date of the release as seconds since 1970: the time of all files in the packages.
+    /// Date of the release, in seconds since 1970. All files in the packages have this time.
     pub epoch: String,
     /// The oldest glibc with which the launcher runs.
     pub glibc: String,
@@ -39,7 +40,7 @@ impl Release {
         self.folder.join("root")
     }
 
-    /// Returns the path of a file to download: `usring-VERSION-` and this ending.
+    /// Returns the path of a file that users download. Its name is `usring-VERSION-ENDING`.
     pub fn file(&self, ending: &str) -> PathBuf {
         self.folder.join(format!("usring-{}-{ending}", self.version))
     }
@@ -48,11 +49,12 @@ impl Release {
 /// Purpose of the packages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be downloaded. The launcher must run on Debian 11.
+    /// Users download the packages. The launcher must run on Debian 11.
     Download,
-    /// To be tested. A machine that cannot fetch Debian 11's glibc tests them with its own.
+    /// Tests use the packages. If Debian 11's glibc cannot be fetched, the launcher is linked to
+    /// this machine's glibc.
     Tests,
-    /// To be tested with the debug build.
+    /// Tests use the packages, which contain the debug build.
     DebugTests,
 }
 
@@ -97,8 +99,8 @@ pub fn build(debug: bool) -> Outcome {
     step::run(&mut command)
 }
 
-/// Fails if a release would be linked to another glibc than Debian 11's. `provided` is the result
-/// of providing that one. Packages for tests may have another.
+/// Fails if `provided`, the result of [`debian::provide_glibc`], is an error, and users will
+/// download the packages. In packages for tests, the launcher may be linked to another glibc.
 fn check_glibc(purpose: Purpose, provided: Outcome) -> Outcome {
     provided.or_else(|why| match purpose {
         Purpose::Tests | Purpose::DebugTests => Ok(()),
@@ -109,8 +111,8 @@ fn check_glibc(purpose: Purpose, provided: Outcome) -> Outcome {
     })
 }
 
-/// Returns the options of rustc by which gcc takes start files and libraries from this root folder.
-/// Without the folders by name, gcc would prefer those of this machine.
+/// Returns the options of rustc by which gcc takes start files and libraries from the folder
+/// `root`. With `--sysroot` alone, gcc would prefer the folders of this machine.
 fn linked_to(root: &Path) -> Vec<String> {
     let root = root.display();
     let libraries = format!("{root}/usr/lib/x86_64-linux-gnu");
@@ -132,7 +134,8 @@ fn newest_symbol(program: &Path) -> Result<String, String> {
     newest.map(|(_, version)| version.to_owned()).ok_or_else(|| format!("{} uses no glibc", program.display()))
 }
 
-/// Returns the date of the sources: SOURCE_DATE_EPOCH, or that of the last commit.
+/// Returns the date of the sources in seconds since 1970: SOURCE_DATE_EPOCH, or the date of the
+/// last commit.
 fn epoch() -> Result<String, String> {
     match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(epoch) => Ok(epoch),

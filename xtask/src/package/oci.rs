@@ -1,4 +1,4 @@
-//! The OCI image: one layer with launcher and library, and nothing else. It is for copying from:
+//! The OCI image: one layer with launcher and library, and nothing else. Other images copy from it:
 //!
 //!     COPY --from=usring /usr/bin/usring /usr/bin/
 //!     COPY --from=usring /usr/lib/usring/libusring.so /usr/lib/usring/
@@ -28,8 +28,8 @@ impl Blob {
         format!(r#"{{"mediaType":"{kind}","digest":"sha256:{digest}","size":{size}}}"#)
     }
 
-    /// Describes the manifest with its platform, its name in the layout (`usring:VERSION`, by which
-    /// containerd and podman call the loaded image) and its tag.
+    /// Describes this blob, the manifest, with its platform, its tag, and the name that containerd
+    /// and podman give to the loaded image (`usring:VERSION`).
     fn named(&self, version: &str) -> String {
         let Blob { kind, digest, size } = self;
         format!(
@@ -48,7 +48,8 @@ pub fn image(release: &Release) -> Outcome {
     let (programs, library) = (files.join("usr/bin"), files.join("usr/lib/usring"));
     for (name, to) in [("bin/usring", &programs), ("lib/usring/libusring.so", &library)] {
         fs::create_dir_all(to).map_err(failed)?;
-        // Follows the link of the library, so that the image has two files.
+        // `-L` copies the file behind the library's link, so that the image has two files and no
+        // link.
         step::run(Command::new("cp").arg("-L").arg(release.root().join("usr").join(name)).arg(to))?;
     }
     let packed = release.folder.join("layer.tar.gz");

@@ -9,18 +9,20 @@ use std::path::Path;
 use std::process::Command;
 
 const HEADERS: [&str; 4] = ["usring.h", "usring_aio.h", "usring_inject.h", "usring_swap.h"];
-/// README.md names the pages of docs/ and ARCHITECTURE.md by paths beside it.
+/// Files that are installed beside `docs`. README.md links to ARCHITECTURE.md and the pages of docs
+/// by relative paths.
 const DOCUMENTS: [&str; 5] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
-/// Makes the folder from the build results in `target`. Returns the size of launcher and library in
-/// bytes.
+/// Makes the release's root folder from the build results in `target`. Returns the size of launcher
+/// and library together, in bytes.
 pub fn make(release: &Release, target: &Path) -> Result<u64, String> {
     let usr = release.root().join("usr");
     let bytes = programs(release, target, &usr)?;
     for header in HEADERS {
         copy(&step::root().join("include").join(header), &usr.join("include").join(header))?;
     }
-    // Every distribution's pkg-config searches share/pkgconfig. The folders of libraries differ.
+    // Every distribution's pkg-config searches share/pkgconfig. The path of lib/pkgconfig differs
+    // between distributions.
     copy(&step::root().join("pkgconfig/usring.pc"), &usr.join("share/pkgconfig/usring.pc"))?;
     for document in DOCUMENTS {
         copy(&step::root().join(document), &usr.join("share/doc/usring").join(document))?;

@@ -25,7 +25,8 @@ struct Finding {
     excerpt: String,
 }
 
-/// The findings in one part of the repository, and its number of words.
+/// The findings in one part of the repository (a crate, or the documents), and the part's number of
+/// words.
 #[derive(Default)]
 struct Part {
     words: usize,
@@ -33,7 +34,7 @@ struct Part {
 }
 
 /// Checks every file and the commits' subjects. With `list`, only prints each finding of that part
-/// (`all` stands for every part). `tighten` lowers the limits to the present findings.
+/// (`all` stands for every part). `tighten` lowers the limits to the present numbers of findings.
 pub fn run(list: Option<&str>, tighten: bool) -> Outcome {
     let mut parts: BTreeMap<String, Part> = BTreeMap::new();
     for file in tracked_files()? {

@@ -1,4 +1,4 @@
-//! Extracts the sentences of a source file or document, and the lines whose width counts.
+//! Extracts the sentences of a source file or document, and the lines whose width is checked.
 //!
 //! Code blocks, tables and headings are left out. Inline code counts as one word. In Rust and C
 //! only comments on lines of their own are read, and in Rust also string literals of at least
