@@ -6,8 +6,8 @@ use crate::ring::LockedRing;
 use crate::submission::issue;
 
 /// Issues all issuable requests, and rings the doorbells of their devices. The driver that
-/// completes a request of a chain also starts the chain's next request, because no other driver may
-/// come later.
+/// completes a request of a chain also starts the chain's next request, because perhaps no other
+/// driver comes later.
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);

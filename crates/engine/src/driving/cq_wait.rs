@@ -1,5 +1,5 @@
-//! enter(2) on a polled ring with an SQ thread: the SQ thread alone polls the devices, and the
-//! caller waits for CQEs in memory.
+//! io_uring_enter(2) on an IOPOLL ring with an SQ thread: the SQ thread alone polls the devices,
+//! and the caller waits for CQEs in memory.
 //!
 //! Only completions that the SQ thread posts can end such a wait: completions of the devices, and
 //! of workers. (Requests of a polled ring wait for no file and no timer.) So the waiter needs only
@@ -94,7 +94,7 @@ fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result
     }
 }
 
-/// Polls the CQ for at most `budget` nanoseconds. Returns whether it holds `wanted` CQEs.
+/// Polls the CQ for at most `budget` nanoseconds. Returns whether the CQ holds `wanted` CQEs.
 fn poll(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
     let start = Ticks::now();
     while !signals::interrupted() && Ticks::now().since(start) < budget {

@@ -3,8 +3,8 @@
 //!
 //! - Before a driver releases the lock under which it accepted requests, it takes them out of the
 //!   channels (the ring's queue pairs on devices). So no other thread submits any of them.
-//! - The driver's enter(2) does not return before the kernel has all of them. Until then the
-//!   program must keep the descriptor numbers of their files valid.
+//! - The driver's io_uring_enter(2) does not return before the kernel has all of these requests.
+//!   Until then the program must keep the descriptor numbers of their files valid.
 //! - No later request of the driver's thread overtakes its earlier ones. Requests that other
 //!   threads submit at the same time may overtake them.
 //!
@@ -25,9 +25,9 @@ use usring_device::DeferredSubmit;
 /// submitted to it.
 type Batch = (usize, DeferredSubmit);
 
-/// Most flushes that a driver makes before it leaves the remaining requests to a submit helper. The
-/// first flush submits the driver's own requests. Later flushes submit requests that completions
-/// have started (members of a chain), and those usually start more.
+/// Maximum number of flushes that a driver makes before it leaves the remaining requests to a
+/// submit helper. The first flush submits the driver's own requests. Later flushes submit requests
+/// that completions have started (members of a chain), and those usually start more.
 const MOST_FLUSHES: u32 = 8;
 
 /// Submits the deferred requests of a driver that has finished its batch. The submits may sleep, so
@@ -85,8 +85,8 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     locked
 }
 
-/// Ends a deferred submit of a channel. If no other is under way there, submits the channel's
-/// backlog.
+/// Ends a deferred submit of a channel. If the channel has no other deferred submit under way,
+/// submits the channel's backlog.
 fn end_one(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
     queue.in_flush -= 1;
@@ -174,8 +174,8 @@ fn end_batches_of_closed<'a>(mut locked: LockedRing<'a>, batches: Vec<Batch>) ->
     locked
 }
 
-/// Makes the deferred submits of a driver that leaves the ring. The ring watcher leaves them to a
-/// submit helper instead, because it serves all rings and must not sleep.
+/// Makes the deferred submits of a driver that leaves the ring. If the driver is the ring watcher,
+/// leaves them to a submit helper: the ring watcher serves all rings and must not sleep.
 #[inline(never)]
 pub(crate) fn flush_or_leave(locked: LockedRing) -> LockedRing {
     if tasks().is_current() { leave_to_helper(locked) } else { flush(locked) }

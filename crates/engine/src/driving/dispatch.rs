@@ -18,7 +18,8 @@ pub(crate) fn poll(locked: &mut LockedRing) {
     poll_for(locked, 1);
 }
 
-/// Does what [`poll`] does, for a caller that waits for `wanted` completions.
+/// Handles the events of the ring's epoll set without waiting (see [`poll`]), for a caller that
+/// waits for `wanted` completions.
 pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
     if locked.ring.is_led() {
         run_runnable(locked);
@@ -52,10 +53,11 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event], wanted: u32) {
     }
 }
 
-/// Tries the requests that were `runnable` before the events came. The kernel's owner of a ring
-/// that defers task work leaves the others to its next wait. It tries them in this wait only if it
-/// has made fewer attempts than it wants completions (`io_run_local_work_continue`). `attempts`:
-/// those on behalf of the events, and those on the runnable requests.
+/// Tries the first `runnable` runnable requests: those that were runnable before the events came.
+/// As in the kernel, the owner of a ring that defers task work leaves the others to its next wait.
+/// It tries them in this wait only while it has made fewer attempts than it wants completions
+/// (`io_run_local_work_continue`). `attempts`: the number made before, one for each event and each
+/// of the `runnable` requests.
 #[cold]
 #[inline(never)]
 fn run_deferred_slices(locked: &mut LockedRing, runnable: usize, mut attempts: usize, wanted: u32) {
@@ -118,7 +120,7 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
 
 /// Tries runnable requests before this thread returns to the program, in a bounded number of
 /// passes. Does nothing on a ring that defers task work: its owner continues the requests in its
-/// next enter(2).
+/// next io_uring_enter(2).
 #[inline(always)]
 pub(crate) fn run_runnable_briefly(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {

@@ -23,9 +23,9 @@ const CHECK_INTERVAL_NS: Nanoseconds = 10_000_000;
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// Completes the requests of processes that have ended, with −ECANCELED. Only their timeouts go on,
-/// as timeouts of this process. Releases the requests that an IO_DRAIN has held back behind them. A
-/// waiter of a shared ring calls this function before it sleeps. Returns whether there is anything
-/// to publish or to start: the caller then finishes the batch.
+/// as timeouts of this process. Releases the requests that an IO_DRAIN has held back and that now
+/// have nothing left to wait for. A waiter of a shared ring calls this function before it sleeps.
+/// Returns whether there is anything to publish or to start: the caller then finishes the batch.
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     let ended = locked.journal().take_orphans(process_number::is_alive);
@@ -38,7 +38,7 @@ pub(crate) fn complete(locked: &mut LockedRing) -> bool {
         }
     }
     if goes_on {
-        // CQEs that came before the adoption count, too.
+        // The adopted timeouts also count the CQEs that were posted before they were adopted.
         expiry::complete_counted(locked);
     }
     if locked.queues.drain.is_active() {
@@ -47,7 +47,8 @@ pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     goes_on || locked.queues.cq.has_unannounced() || !locked.queues.successors.is_empty()
 }
 
-/// Arms a timeout of a process that has ended. Returns `false` if the request is no timeout.
+/// Makes a timeout of a process that has ended a timeout of this process. Returns `false` if the
+/// request is no timeout, or if there is no memory for it.
 fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> bool {
     let Some(timer) = locked.journal().timer(slot) else { return false };
     let Some(mut request) = locked.queues.pool.take() else { return false };
@@ -58,16 +59,17 @@ fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> 
     true
 }
 
-/// Returns how long a waiter of a shared ring may sleep.
+/// Returns how long a waiter of a shared ring may sleep at most, in nanoseconds. `span`: the limit
+/// that the waiter has already.
 pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) -> Nanoseconds {
     let longest = if locked.journal().has_others() { CHECK_INTERVAL_NS } else { LONGEST_SLEEP };
     span.map_or(longest, |span| span.min(longest))
 }
 
-/// Returns how often the ring watcher has to check whether the other processes of a shared ring are
-/// alive. The ring watcher checks for this process, because perhaps none of its threads waits in
-/// enter. `None`: no request of this process waits for another process, and this process does not
-/// poll the ring's descriptor.
+/// Returns the nanoseconds between two checks by the ring watcher whether the other processes of a
+/// shared ring are alive. The ring watcher checks for this process, because perhaps none of its
+/// threads waits in enter. `None`: no check is needed, because no request of this process waits for
+/// another process, and this process does not poll the ring's descriptor.
 pub(crate) fn check_interval(locked: &LockedRing) -> Option<Nanoseconds> {
     if !locked.ring.is_shared() {
         return None;

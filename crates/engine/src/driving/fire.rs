@@ -17,11 +17,12 @@ use usring_sys::unusual::{self, Unusual};
 /// later, and the program would return its provided buffers later.
 pub(crate) const EVENTS: usize = 32;
 
-/// Takes events from the set if a request is runnable, or waits without having tried its file.
-/// Called just before the next requests of chains start, and starts none of them.
+/// Called just before the next requests of chains start. Handles the events of the ring's epoll set
+/// if a request is runnable, or waits and its file was not tried yet. Starts no request of a chain.
+/// This has two effects:
 ///
-/// - A new poll then reports the events from before those requests start. The effects of those
-///   requests make the poll's next event.
+/// - A new poll reports only the events from before the chains' requests start. The effects of
+///   those requests make the poll's next event.
 /// - A request with POLL_FIRST whose file is ready is tried before those requests, as in the
 ///   kernel.
 #[inline]
@@ -102,7 +103,8 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
         let stays = locked.ring.defers_task_work() && waiter.is_multishot_in_slices();
         let mut request = waiter.request;
         if stays {
-            // Its next time slice is due anyway, and the kernel merges the event with it.
+            // The multishot's next time slice is due anyway, and the kernel merges the event with
+            // that slice.
             request.ready_for |= mask;
             locked.waiting.polls.waits_on(tag, request, TimeSlice::Runnable);
             continue;
@@ -134,8 +136,8 @@ pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, m
     }
 }
 
-/// Retries a multishot that has waited at the registration `tag`. If it continues, makes it wait
-/// there again.
+/// Retries a multishot that has waited in the poll table's slot `tag`. If it continues, makes it
+/// wait in that slot again.
 #[inline(always)]
 pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     if let Some(request) = issue::call(locked, request) {

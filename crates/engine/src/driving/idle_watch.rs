@@ -7,9 +7,9 @@
 //!
 //! So a ring on which the program has waited many times in a row is watched differently:
 //!
-//! - The ring watcher checks at intervals whether a thread has visited the ring since the last
-//!   check: has looked for work there while it waits. As long as threads do, the ring watcher does
-//!   nothing.
+//! - At intervals, the ring watcher checks whether a thread has visited the ring since the last
+//!   check. (A thread that waits on the ring visits the ring each time it looks for work there.) As
+//!   long as threads do, the ring watcher does nothing.
 //! - After two intervals without a visit, the ring watcher drives the ring once and then watches it
 //!   like any other ring. So a program that stops entering, and only looks at the CQ in memory,
 //!   sees its completions at most two intervals late.
@@ -123,9 +123,12 @@ impl Watched {
 }
 
 /// Returns whether idle watching watches the ring, so that a leaving driver need not arm it. Begins
-/// or ends idle watching if necessary. Idle watching is impossible in three cases: the program may
-/// wait for a descriptor's signal, requests are in flight on devices, or other processes use the
-/// ring.
+/// or ends idle watching if necessary. Idle watching is impossible in four cases:
+///
+/// - The program may wait for a descriptor's signal.
+/// - Requests are in flight on devices.
+/// - Other processes use the ring.
+/// - The ring defers task work.
 #[inline]
 pub(super) fn take_care(locked: &LockedRing) -> bool {
     let (ring, activity) = (locked.ring, &locked.ring.watch.activity);

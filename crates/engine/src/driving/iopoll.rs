@@ -19,11 +19,12 @@ const POLLS_PER_HOLD: u32 = 16;
 /// Nanoseconds (36 years) from which a time limit counts as no limit.
 const FOR_EVER: Nanoseconds = 1 << 60;
 
-/// Whether enter(2) polls even if the ring has an SQ thread, as in kernels before 5.7. It serves
-/// only a benchmark of polling by the SQ thread alone.
+/// Whether io_uring_enter(2) polls the devices even if the ring has an SQ thread, as in kernels
+/// before 5.7. Only a benchmark sets this, to compare with polling by the SQ thread alone.
 static POLLING_ENTER: AtomicBool = AtomicBool::new(false);
 
-/// Makes enter(2) poll beside an SQ thread from now on, in the whole process.
+/// From now on, io_uring_enter(2) polls the devices of an IOPOLL ring even if the ring has an SQ
+/// thread. Holds for the whole process.
 pub fn have_enter_poll() {
     POLLING_ENTER.store(true, Ordering::Relaxed);
 }
@@ -32,8 +33,9 @@ pub(crate) fn enters_poll() -> bool {
     POLLING_ENTER.load(Ordering::Relaxed)
 }
 
-/// Runs enter(2) with GETEVENTS on a polled ring without an SQ thread. Returns at once if there is
-/// a CQE. Otherwise polls until there are `minimum` CQEs, or until no request is in flight.
+/// Runs io_uring_enter(2) with GETEVENTS on an IOPOLL ring without an SQ thread. Returns at once if
+/// there is a CQE. Otherwise polls until there are `minimum` CQEs, or until neither a device nor a
+/// worker has a request of the ring.
 ///
 /// Errors: `EINTR` for a signal, if the CQ is empty.
 pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
@@ -47,7 +49,8 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         let (back, end) = poll_until(ring, locked, minimum, None);
         match end {
             End::NothingOut if workers::have_requests_of(ring) => {
-                // No queue pair could take these requests, so workers run them.
+                // Workers run the requests that no queue pair could take. This thread waits for the
+                // workers.
                 back.release(Exit::Finished);
                 wait::pause(ring)?;
             }
@@ -61,7 +64,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
             End::UseInterrupts => {
-                // More completions than are in flight could never come.
+                // The wait must not ask for more completions than can come.
                 let completions = minimum.min(back.queues.cq.ready() + back.devices.queues.in_flight());
                 back.release(Exit::Pause);
                 return wait::wait(ring, &WaitCall { completions, ..Default::default() });
@@ -112,8 +115,8 @@ enum End {
     UseInterrupts,
 }
 
-/// Polls until there are `minimum` CQEs, for at most `limit` nanoseconds. Returns why polling
-/// ended. The batch is finished on return.
+/// Polls until there are `minimum` CQEs, for at most `limit` nanoseconds (`None`: without limit).
+/// Returns why polling ended. The batch is finished on return.
 #[inline(always)]
 fn poll_until<'a>(
     ring: &'a Arc<Ring>,
@@ -175,8 +178,8 @@ fn poll_once<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<
     locked
 }
 
-/// Sleeps and then polls, on a ring with HYBRID_IOPOLL. The length of the sleep before a request's
-/// first poll is the ring's estimate of the device's latency.
+/// Sleeps and then polls, on a ring with HYBRID_IOPOLL. The ring's estimate of the device's latency
+/// gives the length of the sleep before a request's first poll.
 #[inline(never)]
 fn poll_after_sleep<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     let sleep = locked.devices.queues.next_pre_poll_sleep();

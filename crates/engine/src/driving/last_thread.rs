@@ -35,7 +35,7 @@ const UNKNOWN_STATUS: u8 = 1;
 
 /// Nanoseconds until the next check of a thread that is just starting or ending.
 const PAUSE: Nanoseconds = 1_000_000;
-/// Most consecutive reads of the process's list of threads.
+/// Maximum number of reads of the process's list of threads, in one search for a thread to watch.
 const MOST_READS: u32 = 20;
 
 /// The watch over the program's threads. Only the ring watcher has a value of this type.
@@ -60,8 +60,9 @@ impl LastThread {
         matches!(self, LastThread::First | LastThread::Ended(_))
     }
 
-    /// Finds the next thread to watch, if the first thread has ended. `event`: event data for the
-    /// descriptor of the thread found, in the ring watcher's epoll set.
+    /// Called at intervals. If the first thread of the process has ended, finds the next thread to
+    /// watch, or ends the process if there is none. `set`: the ring watcher's epoll set. `event`:
+    /// the event data there for the descriptor of the thread found.
     pub fn check(&mut self, set: &Epoll, event: u64) {
         match *self {
             LastThread::First => {
@@ -96,7 +97,7 @@ impl LastThread {
             match find_other() {
                 Ok(Some(other)) => match watch(other, set, event) {
                     Ok(watched) => return *self = LastThread::Other(watched),
-                    // This thread ended later than the watched one, and its status is lost.
+                    // The thread found has just ended, after the watched one. Its status is lost.
                     Err(Errno::ESRCH) => {
                         empty_reads = 0;
                         status = None;
@@ -130,7 +131,7 @@ fn watch(thread: u32, set: &Epoll, event: u64) -> Result<ThreadDescriptor, Errno
 /// Returns a thread of the program other than the first, if there is one.
 ///
 /// Errors: `EAGAIN` if a thread's owner (the program or usring) is not known yet; those of reading
-/// the list.
+/// the process's list of threads.
 fn find_other() -> Result<Option<u32>, Errno> {
     let first = program_threads::first();
     let is_certain = Cell::new(true);

@@ -14,12 +14,12 @@
 //!
 //! - `dispatch` and `fire` continue the requests whose files are ready.
 //! - `reap` completes what the devices have done, `expiry` the timeouts that are over.
-//! - `shared_work` does what other processes of a shared ring cause, and `ended` completes requests
-//!   of processes that have ended.
-//! - `batch` issues what has become issuable.
+//! - `shared_work` handles what other processes of a shared ring cause, and `ended` completes
+//!   requests of processes that have ended.
+//! - `batch` issues the requests that have become issuable.
 //! - `order` chooses the order of completions (`usring run --order`).
-//! - `release` ends a batch and gives the ring back. `deferred_submit` makes the submits that may
-//!   sleep.
+//! - `release` ends a batch and releases the ring's lock. `deferred_submit` makes the submits that
+//!   may sleep.
 
 pub(crate) mod batch;
 pub(crate) mod cq_wait;

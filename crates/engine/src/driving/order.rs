@@ -1,5 +1,6 @@
-//! Chooses which of the requests goes on that `usring run --order` holds back
-//! ([`crate::completion::order`]), and makes wake-ups and the SQ thread's sleep come at bad times.
+//! Chooses which request continues next, among those that `usring run --order` holds back
+//! ([`crate::completion::order`]). Also causes wake-ups without a completion, and early sleeps of
+//! the SQ thread.
 
 use crate::completion::order;
 use crate::driving::{batch, dispatch, reap, task_work};
@@ -12,21 +13,22 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::unusual::{self, Unusual};
 use usring_sys::{signals, wait};
 
-/// Nanoseconds of a pause of a submitter.
+/// Nanoseconds between two checks of a thread that waits for chosen requests ([`await_chosen`]).
 const AWAIT_PAUSE_NS: Nanoseconds = 100_000;
-/// After a submission, requests go on until a draw of one in this number fails.
+/// After a submission, requests that are held back continue one by one. Before each, a draw with
+/// the probability 1 / `EARLY` has to succeed.
 const EARLY: u64 = 2;
-/// At one choice in this number, all requests go on.
+/// At one choice in this number, all requests that are held back continue.
 const BURST: u64 = 6;
 /// After one submission in this number, the ring is signalled without a completion.
 const SPURIOUS: u64 = 8;
-/// One check of an idle SQ thread in this number ends with its sleep.
+/// An SQ thread without work sleeps early at one check for work in this number.
 const SLEEPS: u64 = 64;
 
 /// The next step of a waiter that has too few completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It counts the completions again, because a request has gone on.
+    /// It counts the completions again, because a request has continued.
     Again,
     /// It pauses, because a worker or device has the chosen request.
     Pause,
@@ -34,7 +36,8 @@ pub(crate) enum Step {
     Sleep,
 }
 
-/// Has requests go on for a waiter with too few completions.
+/// Lets requests that are held back continue, for a waiter with too few completions. Returns what
+/// the waiter does next.
 #[cold]
 #[inline(never)]
 pub(crate) fn advance(locked: &mut LockedRing) -> Step {
@@ -63,7 +66,8 @@ pub(crate) fn advance(locked: &mut LockedRing) -> Step {
     Step::Again
 }
 
-/// Chooses one request, which goes on. Returns `false` if there is none.
+/// Chooses one of the requests that are held back, and lets it continue. Returns `false` if none
+/// can be chosen.
 fn release_one(locked: &mut LockedRing) -> bool {
     let Some(id) = locked.waiting.order.as_mut().and_then(|order| order.choose(Clock::Monotonic.now())) else {
         return false;
@@ -73,8 +77,9 @@ fn release_one(locked: &mut LockedRing) -> bool {
     true
 }
 
-/// Has some requests go on, and signals the ring without a completion, now and then. Called after
-/// each submission, and when a thread looks for completions without waiting for any.
+/// Lets some of the requests that are held back continue. Now and then also signals the ring
+/// without a completion. Called after each submission, and when a thread looks for completions
+/// without waiting for any.
 #[cold]
 #[inline(never)]
 pub(crate) fn choose_some(locked: &mut LockedRing) {
@@ -93,10 +98,9 @@ pub(crate) fn choose_some(locked: &mut LockedRing) {
     }
 }
 
-/// Waits until the chosen requests have completed, so that what the program does next comes after
-/// them. The wait is bounded. It holds the ring's lock, which no worker needs. But submits to
-/// devices are made without that lock. If some are due or being made, their requests are left to
-/// the next call.
+/// Waits, for a bounded time, until the chosen requests have completed, so that the program's next
+/// step comes after them. Holds the ring's lock meanwhile, which no worker needs. Deferred submits
+/// are made without the lock. So if some are pending or being made, this function returns at once.
 #[cold]
 #[inline(never)]
 pub(crate) fn await_chosen(locked: &mut LockedRing) {
@@ -112,15 +116,16 @@ pub(crate) fn await_chosen(locked: &mut LockedRing) {
     note_choice(locked);
 }
 
-/// Notes that a thread is there to choose. So a slow request does not let the requests held back go
-/// on by their time limit.
+/// Notes that a thread has come to choose. The time limit of the requests that are held back then
+/// begins anew ([`crate::waiting::order`]).
 pub(super) fn note_choice(locked: &mut LockedRing) {
     if let Some(order) = order::of(locked) {
         order.attend();
     }
 }
 
-/// Returns whether an SQ thread that has no work sleeps before its idle time is over.
+/// Decides by a draw of `usring run --order` whether an SQ thread without work sleeps before its
+/// idle time is over.
 pub(crate) fn has_sq_thread_sleep() -> bool {
     static CHECKS: AtomicU64 = AtomicU64::new(0);
     if !unusual::has(Unusual::Order) {

@@ -55,8 +55,8 @@ mod tests {
         assert_eq!(pause_after(0, 1000), None);
     }
 
-    /// Calls `pause` with 10 completions until it returns one. The test passes if that is between
-    /// 12 ms and 25 s after the first call.
+    /// Calls `pause` twice, 20 ms apart, the second time with 100,000 more completions. The second
+    /// call returns a pause if its clock says that 12 ms to 25 s have passed.
     #[test]
     fn a_wait_pauses_once_it_knows_the_pace() {
         let mut pace = Pace::default();

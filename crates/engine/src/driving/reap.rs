@@ -42,8 +42,8 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
     !completions.as_slice().is_empty() && complete_found(locked, index)
 }
 
-/// Completes the requests that a poll has found. If the poll filled its buffer, there may be more
-/// completions, so it polls again.
+/// Completes the requests that a poll of the channel has found, or hands them to a worker. If the
+/// poll filled the buffer, this function polls again. Returns `true`, for [`reap_one`].
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     let mut completions = core::mem::take(&mut locked.devices.queues.completions);

@@ -36,8 +36,8 @@ impl<'a> LockedRing<'a> {
     }
 
     /// Notifies sleepers, and pollers of the ring's descriptor, that the backlog has grown. Their
-    /// next enter(2) moves the backlog into the CQ. A registered eventfd is not signalled: it
-    /// counts only CQEs in the CQ.
+    /// next io_uring_enter(2) moves the backlog into the CQ. A registered eventfd is not signalled:
+    /// it counts only CQEs in the CQ.
     #[cold]
     fn notify_of_backlog(&mut self) {
         if self.queues.cq.take_growth() {
@@ -146,7 +146,7 @@ impl<'a> LockedRing<'a> {
 }
 
 impl ReleaseCheck<'_> {
-    /// Runs work that other threads have left for this driver while it held the lock.
+    /// Runs, by `run`, work that other threads have left for this driver while it held the lock.
     #[inline(always)]
     fn run(self, run: fn(&Arc<Ring>)) {
         self.run_new_work(run);

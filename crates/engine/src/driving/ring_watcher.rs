@@ -7,17 +7,17 @@
 //!
 //! 1. A driver that leaves a ring with armed files or timers puts the ring's epoll set into the
 //!    ring watcher's set, one-shot.
-//! 2. When the entry fires, the ring watcher marks the ring as called (`waiting::watcher_entry`)
-//!    and tries its lock once. The ring watcher never waits for a ring's lock: one slow driver
-//!    would delay all rings.
-//! 3. If the lock was free, the ring watcher drives the ring, and arms the entry again as it
-//!    leaves. If the lock was held, its holder checks the mark after releasing the lock (the
-//!    hand-over of `sys::mutex`).
+//! 2. When this entry reports an event, the ring watcher marks the ring as called
+//!    (`waiting::watcher_entry`) and tries the ring's lock once. The ring watcher never waits for a
+//!    ring's lock: one slow driver would delay all rings.
+//! 3. If the lock was free, the ring watcher drives the ring, and then arms the entry again. If the
+//!    lock was held, its holder checks the mark after releasing the lock (the hand-over of
+//!    `sys::mutex`).
 //!
-//! A waiter that sleeps on the ring's set itself switches the ring watcher's entry off meanwhile. A
-//! needless wake-up of the ring watcher would cost more than two calls of epoll_ctl(2). For a
-//! program that enters the ring again and again even these two calls cost too much: see
-//! `idle_watch`.
+//! A waiter that sleeps on the ring's epoll set disarms the ring watcher's entry meanwhile. To
+//! disarm and arm the entry takes two calls of epoll_ctl(2). A needless wake-up of the ring watcher
+//! would cost more. For a program that enters the ring again and again even these two calls cost
+//! too much: see `idle_watch`.
 
 use super::last_thread::LastThread;
 use crate::driving::idle_watch::{self, IdleWatch};
@@ -182,8 +182,8 @@ pub(super) fn call(ring: &Arc<Ring>) {
     task_work::run_if_unattended(ring);
 }
 
-/// Applies `change` to the list of rings under idle watching. `change` returns whether the ring
-/// watcher has to be woken for it. Returns `false` if the ring watcher cannot be started.
+/// Applies `change` to the list of rings under idle watching. Wakes the ring watcher if `change`
+/// returns `true`. Returns `false` if the ring watcher cannot be started.
 pub(super) fn with_idle_watch(change: impl FnOnce(&IdleWatch) -> bool) -> bool {
     let Ok(watcher) = running() else { return false };
     if change(&watcher.idle) {
@@ -266,8 +266,8 @@ fn watch(locked: &mut LockedRing) {
     }
     let ring = locked.ring.clone();
     let Some(set) = locked.waiting.polls.set() else { return };
-    // A leader (the waiter that sleeps on the ring's set) watches the set itself, and arms the
-    // entry when it leaves.
+    // A leader (the waiter that sleeps on the ring's set) watches the set itself, and arms the ring
+    // watcher's entry when it leaves.
     if ring.is_led() || ring.watch.armed.swap(true, Ordering::SeqCst) {
         return;
     }

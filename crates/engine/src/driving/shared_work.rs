@@ -1,5 +1,5 @@
-//! The work that other processes of a shared ring cause. They die, or post a notice: they announce
-//! a change that this process has to handle (`waiting::process_rings`).
+//! The work that other processes of a shared ring cause: by their death, or by a notice. A notice
+//! announces a change that this process has to handle (`waiting::process_rings`).
 
 use crate::driving::{batch, ended};
 use crate::op::{poll, timeout};
@@ -12,10 +12,10 @@ use usring_sys::Errno;
 ///
 /// - The first time, prepares this process for the shared ring.
 /// - Makes the change that another process asks for.
-/// - Releases requests that an IO_DRAIN has held back and that no longer wait, and issues them.
+/// - Issues requests that an IO_DRAIN has held back, if they have nothing left to wait for.
 /// - If this process depends on the others: completes the requests of processes that have died, and
-///   takes the answers of processes that it has asked for a change. Also signals its own pollers of
-///   the ring's descriptor.
+///   takes the answers of processes that it has asked for a change. Also makes the ring's
+///   descriptor readable if this process polls it and there are CQEs.
 #[cold]
 pub(crate) fn look(locked: &mut LockedRing) {
     locked.take_part();

@@ -34,12 +34,12 @@ const DEFAULT_IDLE: Nanoseconds = 1_000_000_000;
 const MILLISECOND: Nanoseconds = 1_000_000;
 /// Nanoseconds between two tries to submit while memory is low.
 const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
-/// Most SQEs taken from one ring before the SQ thread serves its next ring. Unlimited if the SQ
-/// thread has only one ring.
+/// Maximum number of SQEs that the SQ thread takes from one ring before it serves its next ring.
+/// Without a limit if the SQ thread has only one ring.
 const SHARE: u32 = 8;
 
 /// Gives a new ring its SQ thread. With ATTACH_WQ that is the SQ thread of the ring named by
-/// `wq_fd`; otherwise a new thread.
+/// `wq_fd`, unless that SQ thread has just ended. Otherwise starts a new SQ thread.
 pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
     ticks::calibrate();
     if ring.is_polled() {
@@ -82,8 +82,8 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
     let added = own.add(ring);
     debug_assert!(added, "an SQ thread that was not started yet is marked dead");
     *ring.sq_thread.thread.lock() = Some(own.clone());
-    // The SQ thread has its creator's credentials, as in the kernel. So the calling thread, which
-    // creates the ring, starts it.
+    // The SQ thread has its creator's credentials, as in the kernel. So the SQ thread is started by
+    // the calling thread, which creates the ring.
     let theirs = own.clone();
     let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
     if started.is_err() {
@@ -133,7 +133,8 @@ impl SqThread {
             }
             let is_early = Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed);
             if is_early && !order::has_sq_thread_sleep() {
-                // The program chose the idle time, so this loop spins no longer than it asked for.
+                // The program chose the idle time, so this loop spins no longer than the program
+                // asked for.
                 spin();
                 continue;
             }
@@ -180,8 +181,8 @@ impl SqThread {
     /// Sleeps until a waker ends the sleep. Does not sleep if there is work. `seen`: the value of
     /// `changes` when `rings` was copied.
     fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
-        // This thread announces itself as a sleeper before it sets NEED_WAKEUP. So an enter(2) that
-        // sees the flag finds a sleeper to wake.
+        // This thread announces itself as a sleeper before it sets NEED_WAKEUP. So a thread in
+        // io_uring_enter(2) that sees the flag finds a sleeper to wake.
         let ticket = self.sleep.announce(Sleeper::Futex, 1);
         let mut idle = self.changes.load(Ordering::SeqCst) == seen;
         for ring in rings {
@@ -208,9 +209,9 @@ impl SqThread {
 }
 
 /// Spins or yields before the next poll. On a machine with one processor this thread yields: new
-/// work can only come from another thread, which needs the processor. Elsewhere it keeps its
-/// processor, as the kernel's SQ thread does, and the scheduler preempts it for other threads. A
-/// yield there would cost the time slices of all other threads, some milliseconds each time.
+/// work can only come from another thread, which needs the processor. On other machines this thread
+/// spins, as the kernel's SQ thread does, and the scheduler preempts it for other threads. If it
+/// yielded there, it would wait for the time slices of other threads, some milliseconds each time.
 fn spin() {
     if processor::is_only() {
         processor::yield_now();

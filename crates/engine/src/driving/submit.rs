@@ -17,8 +17,8 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     if is_unusual(locked.ring) { submit_unusual(locked, wanted) } else { submit_usual(locked, wanted) }
 }
 
-/// Returns whether a submission has to look for unusual states: threads with different credentials,
-/// low memory, other processes that share the ring.
+/// Returns whether a submission has to look for unusual states, such as threads with different
+/// credentials, low memory, or other processes that share the ring.
 #[inline(always)]
 pub(crate) fn is_unusual(ring: &Ring) -> bool {
     unusual::any() || ring.is_shared()
@@ -62,8 +62,8 @@ pub(crate) fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
 }
 
 /// Submits a batch. `BY_GROUP`: only workers with the calling thread's credentials may run the
-/// requests. `ONE_BY_ONE`: the SQ's head moves past each entry before the request is issued. If the
-/// process dies in between, no other process submits the entry again.
+/// requests. `ONE_BY_ONE`: the SQ's head moves past each entry before the request is issued. So if
+/// the process dies after that, no other process submits the entry again.
 #[inline(always)]
 fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.queues.sq.pending().min(wanted);

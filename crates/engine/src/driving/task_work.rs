@@ -15,12 +15,12 @@
 //!
 //! So at least one of the two sees the other's step.
 //!
-//! Each ring has its own list, sleep word and eventfd, so threads of the process contend for
-//! nothing here. (Until 5.11, the kernel's notification by signal took a lock that all threads
+//! Each ring has its own list, sleep word and eventfd, so threads of different rings do not contend
+//! here. (Until 5.11, the kernel's notification by signal took a lock that all threads of a process
 //! share.)
 //!
-//! The list of a closed ring is sealed. A thread that pushes an entry later releases it, or returns
-//! it to the ring that sent it.
+//! The list of a closed ring is sealed. A thread that later pushes an entry frees the entry, or
+//! returns the entry to the ring that sent it.
 
 use crate::completion::complete;
 use crate::driving::{batch, dispatch, expiry, reap, shared_work};
@@ -37,22 +37,23 @@ use usring_sys::queue::{Rest, Urgency};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
 
-/// The kernel's ways to make a thread run its task work, one for each kind of ring, and what this
-/// module does instead.
+/// How the kernel makes a thread run its task work: one way for each kind of ring.
+/// [`Ring::add_task_work`] is what usring does instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
     /// The owner is not interrupted: it runs the work when it asks for events (DEFER_TASKRUN). The
-    /// thread that pushes the first entry announces it where the program can see it (eventfd, SQ
-    /// flag, poll on the descriptor). A sleeping owner is woken once the list has as many entries
-    /// as it waits for.
+    /// thread that pushes the first entry announces the work to the program, by the eventfd, the SQ
+    /// flag TASKRUN and a poll on the ring's descriptor. A sleeping owner is woken once the list
+    /// has as many entries as the owner waits for.
     #[doc(alias = "TWA_NONE")]
     None,
     /// In the kernel, the thread runs the work at its next return to user mode. The notification
     /// ends no sleep except an interruptible one (COOP_TASKRUN).
     #[doc(alias = "TWA_SIGNAL_NO_IPI")]
     Resume,
-    /// In the kernel, the thread is sent into the kernel at once, wherever it is. It may be asleep
-    /// in another system call, on an event that only its own task work would cause.
+    /// In the kernel, the thread is interrupted at once and runs the work, even if it sleeps in
+    /// another system call. That call may wait for an event that only the thread's own task work
+    /// causes.
     #[doc(alias = "TWA_SIGNAL")]
     Signal,
 }
@@ -79,8 +80,9 @@ impl Ring {
     }
 
     /// Puts a request on the ring's task-work list, and notifies the thread that has to complete
-    /// it. `by_worker`: a worker has run the request. Only then is an eventfd with EVENTFD_ASYNC
-    /// signalled. Any other caller may be inside another ring.
+    /// the request. `by_worker`: a worker has run the request, so an eventfd with EVENTFD_ASYNC is
+    /// signalled, too. Otherwise the caller may be inside another ring, so it never waits for this
+    /// ring's lock.
     pub(crate) fn add_task_work(self: &Arc<Self>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
         let run = if by_worker { run_if_unattended } else { run_inside };
         let pushed = self.task_work.push(request, urgency);
@@ -112,7 +114,8 @@ impl Ring {
 }
 
 /// Notifies the owner of a DEFER_TASKRUN ring that there is work which only the owner runs: entries
-/// on the task-work list, or completions of devices. `by_worker`: a worker has run the request.
+/// on the task-work list, or completions of devices. `by_worker`: a worker has run one of these
+/// requests, so an eventfd with EVENTFD_ASYNC is signalled, too.
 pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     show_deferred(ring);
     if let Some(event) = &*ring.work_event.lock() {
@@ -120,8 +123,8 @@ pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     }
 }
 
-/// Notifies the owner of a ring that defers task work that files or timers of the ring are ready.
-/// Does not signal the ring's own eventfd if that eventfd is the file that became ready.
+/// Notifies the owner of a DEFER_TASKRUN ring: the ring's epoll set reports a file, a timer or a
+/// device. Does not signal the ring's eventfd if the eventfd itself probably caused the report.
 pub(crate) fn announce_files(ring: &Arc<Ring>) {
     show_deferred(ring);
     if let Some(event) = &*ring.work_event.lock()
@@ -149,17 +152,17 @@ pub(crate) fn clear_announcement(locked: &LockedRing) {
     locked.ring.readiness.clear_announcement();
 }
 
-/// Runs waiting work, unless a thread of this process drives the ring. That driver checks for work
-/// after it has released the lock. A driver in another process does not check this process's list,
-/// so the caller waits until that driver releases the lock.
+/// Runs the ring's waiting work, unless a thread of this process drives the ring. That driver
+/// checks for work after it has released the lock. A driver in another process does not check this
+/// process's list, so the caller waits until that driver releases the lock.
 #[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedForOthers, || Some(ring.lock()));
 }
 
-/// Runs waiting work as [`run_if_unattended`] does, for a caller that is inside another ring or has
-/// a deferred submit. This caller must not wait for a driver in another process, because that
-/// driver may wait for the caller. The ring watcher waits instead.
+/// Runs the ring's waiting work, unless the ring has a driver. If that driver is in another
+/// process, the ring watcher waits for it and then runs the work. The caller must not wait: it is
+/// inside another ring or has a deferred submit, and the driver may wait for the caller.
 #[inline(never)]
 pub(crate) fn run_inside(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedInside, || {
@@ -169,8 +172,9 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
     });
 }
 
-/// Runs waiting work. If a driver in another process holds the lock, calls `wait`, which acquires
-/// the lock, or passes the work to the ring watcher and returns `None`.
+/// Runs the ring's waiting work, and then releases the lock by `exit`. If a driver in another
+/// process holds the lock, calls `wait`. That either acquires the lock, or passes the work to the
+/// ring watcher and returns `None`.
 #[inline(always)]
 fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
     let drive = |mut locked: LockedRing<'a>| {
@@ -191,8 +195,9 @@ fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option
     process_mutex::run_unattended(|| ring.has_work_left(), || ring.try_lock(), wait, drive);
 }
 
-/// Most entries per run on a ring that defers task work, unless the wait needs more. So the owner
-/// returns to its program now and then (`IO_LOCAL_TW_DEFAULT_MAX` in the kernel).
+/// Maximum number of task-work entries that one run completes on a DEFER_TASKRUN ring, unless the
+/// owner waits for more completions. So the owner returns to its program now and then
+/// (`IO_LOCAL_TW_DEFAULT_MAX` in the kernel).
 const DEFERRED_RUN: u32 = 20;
 
 /// Completes the requests on the task-work list.
@@ -202,15 +207,16 @@ pub(crate) fn run(locked: &mut LockedRing) {
 }
 
 impl LockedRing<'_> {
-    /// Completes the requests on the task-work list. Modules below this one call it when the driver
-    /// is inside another ring.
+    /// Completes the requests on the task-work list. `op::message_ring` calls this function when
+    /// the driver is inside another ring.
     pub fn run_task_work(&mut self) {
         run(self);
     }
 }
 
 /// Completes requests on the task-work list, for a caller that waits for `wanted` completions. On a
-/// ring that defers task work, entries beyond one run's limit stay on the list.
+/// ring that defers task work, completes at most `wanted` or [`DEFERRED_RUN`] entries, whichever is
+/// more.
 #[inline]
 pub(crate) fn run_for_wait(locked: &mut LockedRing, wanted: u32) {
     let limit = if locked.ring.defers_task_work() { wanted.max(DEFERRED_RUN) } else { u32::MAX };
@@ -235,7 +241,7 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
     }
     batch::run_issuable(locked);
     // A thread that pushes behind an existing entry does not notify the owner. So the driver that
-    // leaves entries on the list notifies it.
+    // leaves entries on the list notifies the owner.
     if locked.queues.consumer.stop() == Rest::Entries && locked.ring.defers_task_work() {
         announce_deferred(locked.ring, by_worker);
     }

@@ -1,6 +1,7 @@
-//! Sleeping in enter(2) until there are enough completions. The waiter watches the ring's files and
-//! timers itself, so a completion needs no second thread. If several threads wait, one of them
-//! leads: it sleeps on the ring's epoll set. The other waiters sleep on the sleep word, a futex.
+//! Sleeping in io_uring_enter(2) until there are enough completions. The waiter watches the ring's
+//! files and timers itself, so a completion needs no second thread. If several threads wait, one of
+//! them leads: it sleeps on the ring's epoll set. The other waiters sleep on the sleep word, a
+//! futex.
 
 use super::order::{self, Step};
 use super::pace::Pace;
@@ -24,9 +25,9 @@ pub(crate) struct WaitCall {
     pub completions: u32,
     /// Time at which the wait ends with `ETIME`; `None`: no limit.
     pub deadline: Option<(Clock, Nanoseconds)>,
-    /// Before this time (monotonic clock) the deadline does not count: the minimum wait time of
-    /// enter(2). After it, one CQE ends the wait. Without a deadline, the wait then ends even if
-    /// there is no CQE.
+    /// The minimum wait time of io_uring_enter(2), as a time of the monotonic clock. Before this
+    /// time the deadline does not count. After this time, one CQE ends the wait. Without a
+    /// deadline, the wait then ends even if there is no CQE.
     pub minimum: Option<Nanoseconds>,
     /// Signal mask while the waiter sleeps.
     pub mask: Option<u64>,
@@ -47,8 +48,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let mut polled = false;
     let mut is_first = true;
-    // The time at which this wait for a lone transfer began. `None`: it is no wait for a lone
-    // transfer.
+    // The time at which this wait began, if it is for a lone transfer (the only request in flight:
+    // `lone_poll`). `None`: it is not, or this is not known yet.
     let mut lone: Option<Ticks> = None;
     let mut pace = Pace::default();
     // The ring's number of TIMEOUTs that had ended when this wait began. `None`: not read yet.
@@ -101,7 +102,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     }
 }
 
-/// Lets `usring run --order` choose requests for a call that waits for no completion.
+/// Lets requests continue that `usring run --order` holds back, for a call that waits for no
+/// completion.
 #[inline]
 fn choose_some(ring: &Arc<Ring>) {
     if unusual::has(Unusual::Order) {
@@ -111,7 +113,7 @@ fn choose_some(ring: &Arc<Ring>) {
     }
 }
 
-/// Returns the number of CQEs that count for a wait. `consumed`: the CQ's head when it began.
+/// Returns the number of CQEs that count for a wait. `consumed`: the CQ's head when the wait began.
 #[inline(always)]
 fn ready(locked: &LockedRing, consumed: u32) -> u32 {
     match locked.ring.is_shared() {
@@ -121,7 +123,7 @@ fn ready(locked: &LockedRing, consumed: u32) -> u32 {
     }
 }
 
-/// Lets a request go on that `usring run --order` holds back, before the waiter sleeps. Returns
+/// Lets a request continue that `usring run --order` holds back, before the waiter sleeps. Returns
 /// `None`, with the lock released, if the waiter has to count its completions again.
 ///
 /// Error: `EINTR` if a signal ended a pause.
@@ -210,10 +212,12 @@ fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     if ready > 0 { Ok(()) } else { Err(Errno::EINTR) }
 }
 
-/// Returns how long to sleep at most, in nanoseconds; `None`: without limit. Once the minimum time
-/// of `call` is over, relaxes the conditions in `call`.
+/// Returns how long a waiter that has `ready` CQEs may sleep, in nanoseconds; `None`: without
+/// limit. `span`: a limit that holds besides those of `call`. Once the minimum time of `call` is
+/// over, relaxes the conditions in `call`.
 ///
-/// Error: `ETIME` if the deadline has passed.
+/// Error: `ETIME` if the deadline has passed, or if the minimum time is over and `ready` CQEs are
+/// then enough.
 pub(crate) fn time_left(
     call: &mut WaitCall,
     ready: u32,
@@ -288,8 +292,8 @@ fn gather_or_sleep(
     }
 }
 
-/// Pauses while events of the files gather, so that one wake-up serves several events. Only for a
-/// waiter on a ring that defers task work, which needs several more completions and has measured
+/// Pauses while events of the files gather, so that one wake-up serves several events. Only on a
+/// ring that defers task work, for a waiter that needs several more completions and has measured
 /// their pace. (The kernel wakes such a waiter once, when there are enough; an epoll set would wake
 /// it for each event.)
 ///
@@ -331,16 +335,16 @@ fn gather<'a>(
 }
 
 /// Returns the kernel's AIO context to sleep on, and how many completions at most to wait for
-/// there. Such a sleep is one system call with one wake-up. `None` if the ring also watches a file
-/// or another device. Also `None` on a ring that does not defer task work: another thread could arm
-/// a file or a timer during the sleep.
+/// there. Such a sleep is one system call with one wake-up. `None` if the call has a signal mask,
+/// or the ring also watches a file or another device. Also `None` on a ring that does not defer
+/// task work: another thread could arm a file or a timer during the sleep.
 fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
     if !locked.ring.defers_task_work() || locked.waiting.polls.armed() != 0 || call.mask.is_some() {
         return None;
     }
     let (waiter, to_come) = locked.devices.queues.waiter()?;
     // A request outside the AIO context may complete first, and its completion counts, too. If
-    // there is one, this thread sleeps for a single completion.
+    // there is such a request, this thread sleeps for a single completion.
     let is_all = locked.queues.drain.outstanding() == u64::from(to_come);
     Some((waiter, if is_all { to_come.min(Waiter::MOST) } else { 1 }))
 }
@@ -420,8 +424,8 @@ fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanose
     slept.map(drop)
 }
 
-/// Sleeps on the epoll set `set` if there is one, because this thread leads; else on the sleep
-/// word.
+/// Sleeps once. `set`: the ring's epoll set, on which this thread sleeps because it leads. `None`:
+/// this thread sleeps on the sleep word.
 fn sleep_announced(
     ring: &Arc<Ring>,
     ticket: Ticket,
