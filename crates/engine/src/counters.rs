@@ -16,7 +16,8 @@ struct StatisticsSource {
 }
 
 /// Sets the file of statistics that all rings of this process count in. Called before the first
-/// ring. `process`: this process's id, which owns the rings' blocks.
+/// ring. `process`: this process's id, which is written into the file as the owner of the rings'
+/// blocks.
 pub fn set_statistics(statistics: &'static Statistics, process: u32) {
     STATISTICS.set(Box::leak(Box::new(StatisticsSource { statistics, process })));
 }

@@ -1,6 +1,7 @@
 //! System calls on a file that stands for a device of usring's. The program makes them, or a worker
-//! makes them for a request. They answer as on a Linux block device. But fstat(2) shows the program
-//! a regular file of the device's size, so ftruncate and fallocate succeed if they do no harm.
+//! makes them for a request. Their results are those of a Linux block device, except for ftruncate
+//! and fallocate. The program takes the device for a regular file of the device's size, because
+//! fstat(2) says so. It expects that these two calls succeed, and they do if they do no harm.
 //!
 //! The kernel keeps the file position, in the file that stands for the device. So duplicates of the
 //! descriptor, child processes and the next program (execve) share that position.
@@ -11,7 +12,7 @@ use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Most members of a vector (UIO_MAXIOV).
+/// Maximum number of members of a vector (UIO_MAXIOV).
 const VECTOR_LIMIT: u64 = 1024;
 /// RWF_* flags that a transfer on a device accepts. RWF_APPEND and O_APPEND have no effect: Linux
 /// does not append to block devices.
@@ -38,7 +39,7 @@ pub fn system_call(file: &OpenDevice, number: i32, call: &SystemCall) -> Option<
         linux::__NR_ftruncate => resize(file, a),
         linux::__NR_lseek if matches!(width::low(b), linux::SEEK_DATA | linux::SEEK_HOLE) => Err(Errno::EINVAL),
         linux::__NR_mmap => Err(Errno::ENODEV),
-        // Programs answer EINVAL by copying with read(2) and write(2).
+        // After `EINVAL`, programs copy with read(2) and write(2) instead.
         linux::__NR_sendfile | linux::__NR_splice | linux::__NR_copy_file_range => Err(Errno::EINVAL),
         _ => return None,
     };
@@ -173,8 +174,8 @@ fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u6
 /// Returns how many bytes of a range lie on the device. With `keeps_size`, a range that reaches
 /// beyond the device's end is shortened.
 ///
-/// Errors: `EFBIG` if the range ends beyond the largest file offset; `EINVAL` if it begins beyond
-/// the device, or if it reaches beyond the device's end without `keeps_size`.
+/// Errors: `EFBIG` if the range ends beyond the largest file offset; `EINVAL` if it begins at or
+/// behind the device's end, or ends behind it without `keeps_size`.
 fn within(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Result<u64, Errno> {
     let size = file.device().geometry().size;
     if offset + length > i64::MAX as u64 {
@@ -197,6 +198,9 @@ fn sync_range(offset: u64, length: u64, flags: u32) -> Result<u64, Errno> {
 
 /// ftruncate(2). A device keeps its size. Linux refuses ftruncate on a block device. usring allows
 /// a length up to the device's size, because programs truncate a file before they fill it.
+///
+/// Errors: `EINVAL` if the length is negative, or if the file is not open for writing; `EFBIG` if
+/// the length is above the device's size.
 pub fn resize(file: &OpenDevice, length: u64) -> Result<u64, Errno> {
     match length.cast_signed() {
         ..=-1 => Err(Errno::EINVAL),

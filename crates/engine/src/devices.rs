@@ -32,14 +32,14 @@ static CONTROL: SetOnce<Control> = SetOnce::new();
 static DEVICES: PerProcess<RunDevices> = PerProcess::new();
 
 /// The files that stand for the run's devices, with each device's geometry. A child process that
-/// cannot reach the run's launcher any more makes devices from this list on which every transfer
-/// fails.
+/// can no longer reach the run's launcher makes devices from this list. Every transfer on such a
+/// device fails.
 static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
 /// Whether the run has devices. Only then can a descriptor number stand for one.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether a descriptor number can stand for a device: whether the run has devices.
+/// Returns whether the run has devices. If it has none, no descriptor number stands for a device.
 #[inline(always)]
 pub(crate) fn are_any() -> bool {
     ANY.load(Ordering::Relaxed)

@@ -13,22 +13,23 @@ use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::set_once::SetOnce;
 
 /// The functions of the host. The engine calls them while it holds a ring's lock, so they must not
-/// close a ring. They pass the close to [`run_later`].
+/// close a ring. To close one, they call [`run_later`].
 pub struct Host {
     /// Returns the ring that a descriptor number stands for.
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,
     /// Returns the ring that the calling thread has registered at an index.
     pub ring_at_index: fn(u32) -> Result<Arc<Ring>, Errno>,
     /// Called before the engine polls a descriptor number. If the number is a ring's, the host
-    /// makes its readability follow the CQ from now on ([`Ring::watch_readiness`]).
+    /// keeps it readable from now on exactly while the CQ is not empty ([`Ring::watch_readiness`]).
     pub watch: fn(i32),
     /// Gives the ring the eventfd that stands for its descriptor ([`Ring::attach_descriptor`]), if
     /// this process still has a descriptor number for the ring.
     pub attach: fn(&Ring),
     /// Returns the device of usring's that a descriptor number stands for.
     pub device_of: fn(i32) -> Option<Arc<OpenDevice>>,
-    /// Closes a number that the host keeps and that is no ring, as the program's close(2) would.
-    /// `None`: the number is an ordinary descriptor. Error: `EBADF`.
+    /// Closes a descriptor number as the program's close(2) would, if the host keeps that number.
+    /// `None`: the host does not keep it, because it is an ordinary descriptor. Error: `EBADF` for
+    /// a number that the program may not close here, such as a ring's.
     pub close: fn(i32) -> Option<Result<(), Errno>>,
 }
 
@@ -47,8 +48,8 @@ pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
     (host()?.device_of)(number)
 }
 
-/// Makes the ring watcher run `action` soon, without any ring's lock. If neither this process nor
-/// its parent has set up a ring, drops the action at once.
+/// Makes the ring watcher run `action` soon, without any ring's lock. Drops `action` at once if
+/// there is no ring watcher and none can be started, as before the first ring.
 pub fn run_later(action: impl FnOnce() + Send + 'static) {
     tasks().run(Box::new(action));
 }

@@ -2,8 +2,8 @@
 //! completed (`usring run --check`).
 //!
 //! - Without an observer, requests take the usual path, which has no check for observers.
-//! - With one, the process is in the state [`Unusual::Observed`], and each request that was
-//!   submitted since then is marked (`Request::is_watched`).
+//! - With one, the process is in the state [`Unusual::Observed`]. Each request that is submitted in
+//!   this state is marked (`Request::is_watched`).
 //! - The engine calls an observer under the ring's lock. So an observer must not use a ring.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ pub struct Identity {
 /// The memory that a request transfers, in the program's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer<'a> {
-    /// None, or memory that is chosen later (a provided buffer).
+    /// The request transfers no memory, or memory that is chosen later (a provided buffer).
     Unknown,
     /// The request writes to the memory.
     Into(&'a [IoVector]),
@@ -36,9 +36,9 @@ pub enum Transfer<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeldBack {
     No,
-    /// The request before it in its chain.
+    /// The request waits for the one before it in its chain.
     Chain,
-    /// A drain.
+    /// The request waits because of an IO_DRAIN.
     Drain,
 }
 
@@ -48,7 +48,7 @@ pub struct Submitted<'a> {
     /// The ring's number in its process.
     pub ring_number: u32,
     pub sqe: &'a Sqe,
-    /// The file's descriptor number, if it is not a registered file.
+    /// The file's descriptor number. `None`: the request has no file, or a registered one.
     pub descriptor: Option<i32>,
     pub transfer: Transfer<'a>,
     pub held_back: HeldBack,
@@ -60,7 +60,8 @@ pub struct Submitted<'a> {
 pub struct Completed {
     pub request: Identity,
     pub result: i32,
-    /// The CQ's tail with all CQEs before this one. `None`: the request posts no CQE.
+    /// The position in the CQ at which this CQE will be: the CQ's tail behind all earlier CQEs.
+    /// `None`: the request posts no CQE.
     pub position: Option<u32>,
     /// The CQ's head, as the program has last stored it.
     pub consumed: u32,
@@ -75,19 +76,19 @@ pub struct Completed {
 pub struct Observer {
     pub submitted: fn(&Submitted),
     pub completed: fn(&Completed),
-    /// The ring or its process ends. Arguments: the ring's address, the CQ's head and tail. The
-    /// backlog's CQEs come behind the tail.
+    /// Called when the ring or its process ends. Arguments: the ring's address, the CQ's head and
+    /// tail. The CQEs of the backlog are not in the CQ, and would lie behind that tail.
     pub closed: fn(u64, u32, u32),
 }
 
-/// Most observers of a process.
+/// Maximum number of observers of a process.
 const MOST: usize = 2;
 
 static OBSERVERS: [SetOnce<Observer>; MOST] = [const { SetOnce::new() }; MOST];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Adds an observer. Called while the process has one thread. Returns `false` if there are too
-/// many.
+/// Adds an observer. Called while the process has one thread. Returns `false` if the process has
+/// [`MOST`] observers already.
 pub fn add(observer: &'static Observer) -> bool {
     let Some(slot) = OBSERVERS.get(COUNT.load(Ordering::Relaxed)) else { return false };
     slot.set(observer);

@@ -82,8 +82,8 @@ pub struct Header {
     pub magic: AtomicU64,
     pub version: AtomicU64,
     pub block_count: AtomicU64,
-    /// Number of processes that have opened this file, after a test call had arrived at usring's
-    /// entry points. Forked children do not count.
+    /// Number of processes in which usring has started and opened this file. Forked children do not
+    /// count.
     pub processes: AtomicU64,
     /// Number of rings ever set up.
     pub rings: AtomicU64,
@@ -135,7 +135,8 @@ impl Statistics {
     pub fn claim(&self, process: u32) -> Option<usize> {
         self.header.rings.fetch_add(1, Ordering::Relaxed);
         let free = |owner: &AtomicU64| {
-            // Pairs with the store in `release`, after which the block is all zeros.
+            // Pairs with the store in `release`: this process sees the zeros that `release` has
+            // left in the block.
             owner.compare_exchange(0, u64::from(process), Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let index = self.owners.iter().position(free);
@@ -161,7 +162,8 @@ impl Statistics {
         self.owners[index].store(0, Ordering::Release);
     }
 
-    /// Releases the blocks whose owner, a process id, is not `is_alive`.
+    /// Releases each block whose owner no longer exists. `is_alive` answers for the owner's process
+    /// id.
     pub fn reclaim(&self, is_alive: impl Fn(u32) -> bool) {
         for (index, owner) in self.owners.iter().enumerate() {
             let process = owner.load(Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! How the ring of an AIO context (io_setup(2), libaio) differs from an io_uring. The rest of the
-//! engine treats both alike, and asks one of these questions where it cannot. `calls::events` has
-//! the calls on such a ring.
+//! How the ring of an AIO context (io_setup(2), libaio) differs from an io_uring. The engine treats
+//! both alike, except where it calls one of these methods. `calls::events` has the calls on such a
+//! ring.
 
 use super::Ring;
 use usring_inject::Kind;
@@ -13,44 +13,46 @@ impl Ring {
         self.memory.layout().has_events()
     }
 
-    /// Completions become events (`io_event`) in place of CQEs. They have no second half, and may
-    /// signal an eventfd each.
+    /// Returns whether completions are posted as events (`io_event`) and not as CQEs. Each event
+    /// may also signal an eventfd.
     #[inline]
     pub(crate) fn posts_events(&self) -> bool {
         self.is_aio_context()
     }
 
-    /// The ring's transfers on ordinary files may go by the kernel's AIO.
+    /// Returns whether the ring's transfers on ordinary files may go by the kernel's AIO.
     #[inline]
     pub(crate) fn uses_kernel_aio(&self) -> bool {
         self.is_aio_context()
     }
 
-    /// A transfer may block the submitting thread, as io_submit(2) may.
+    /// Returns whether a transfer may block the submitting thread, as in io_submit(2).
     #[inline]
     pub(crate) fn may_block_in_submit(&self) -> bool {
         self.is_aio_context()
     }
 
-    /// A poll request reports the peer's hang-up (POLLRDHUP) only if the program asked for it.
+    /// Returns whether a poll request reports the peer's hang-up (POLLRDHUP) only if the program
+    /// asked for it.
     #[inline]
     pub(crate) fn reports_asked_hang_ups_only(&self) -> bool {
         self.is_aio_context()
     }
 
-    /// A child process can use the ring after fork(2). An AIO context belongs to its process alone.
-    /// An SQ thread exists only in the parent.
+    /// Returns whether a child process can use the ring after fork(2). An AIO context belongs to
+    /// one process, and an SQ thread exists only in the parent.
     pub(crate) fn is_inheritable(&self) -> bool {
         !self.is_aio_context() && !self.has(IORING_SETUP_SQPOLL)
     }
 
-    /// `usring run --order` may choose the order of the ring's completions.
+    /// Returns whether `usring run --order` may choose the order of the ring's completions.
     pub(crate) fn has_free_order(&self) -> bool {
         !self.is_aio_context() && !self.has(IORING_SETUP_IOPOLL) && !self.is_shared()
     }
 
-    /// Returns the words by which a rule of `--inject` may name a request. They are the kind of its
-    /// call, its user data, and the ring's number (`None`: an AIO context).
+    /// Returns the words by which a rule of `--inject` may name a request: the kind of the
+    /// request's call, its user data, and the ring's number. That number is `None` for an AIO
+    /// context.
     pub(crate) fn rule_words(&self, sqe: &Sqe) -> (Kind, u64, Option<u32>) {
         if self.is_aio_context() { (Kind::Aio, sqe.pad2, None) } else { (Kind::Ring, sqe.user_data, Some(self.number)) }
     }

@@ -20,13 +20,13 @@ use usring_sys::shared::View;
 use usring_sys::wait::nanosleep;
 use usring_uapi::Cqe;
 
-/// Most io_uring_enter calls in a row that find enough completions ready and so do not poll the
-/// ring's files and timers. A poll costs a system call.
+/// Maximum number of consecutive io_uring_enter calls that find enough completions ready and so do
+/// not poll the ring's files and timers. A poll costs a system call.
 const CALLS_WITHOUT_POLL: u32 = 8;
-/// Replaces [`CALLS_WITHOUT_POLL`] while the guesses of `waiting::expected` are right: the engine
-/// tried files before the epoll set reported them, and they were ready. The next poll of the set
-/// has to check each of these files again, so polls are rarer. (A call that submits nothing, or
-/// finds the CQ more than half full, tries no file, so it makes no guess right.)
+/// Replaces [`CALLS_WITHOUT_POLL`] while the guesses of `waiting::expected` are right. A guess is
+/// right if the engine tried a file before the epoll set reported it, and the file was ready. The
+/// next poll of the set has to check each of these files again, so polls are rarer. (A call that
+/// submits nothing, or finds the CQ more than half full, makes no guesses.)
 const CALLS_OF_GUESSES: u32 = 32;
 
 impl Ring {
@@ -60,8 +60,8 @@ impl Ring {
         self.apply_shared_changes(state);
     }
 
-    /// Acquires the ring's lock, but waits for it for 100 ms at most. The calling thread may hold
-    /// it already, if a signal handler ends the process or executes a program.
+    /// Acquires the ring's lock; returns `None` if that takes longer than 100 ms. For a signal
+    /// handler that ends the process or executes a program: its thread may hold the lock already.
     pub(crate) fn lock_in_time(self: &Arc<Self>) -> Option<LockedRing<'_>> {
         const LONGEST: Nanoseconds = 100_000_000;
         const PAUSE: Nanoseconds = 100_000;
@@ -122,8 +122,9 @@ impl<'a> LockedRing<'a> {
         self.waiting.polls.expected.begin_anew();
     }
 
-    /// Adds a request of a shared ring to the journal, so that another process can complete it if
-    /// this process dies. Then moves the SQ's head past the request's entry.
+    /// Takes a request from the SQ: moves the SQ's head past the request's entry. If the ring is
+    /// shared, first adds the request to the journal, so that another process can complete it if
+    /// this process dies.
     #[inline(never)]
     pub fn take_by_journal(&mut self, request: &mut Request) {
         if !self.ring.is_shared() {
@@ -144,8 +145,8 @@ impl<'a> LockedRing<'a> {
         self.ring.journal(&mut self.state)
     }
 
-    /// Completes a request of a process that has ended, which this process has taken over in the
-    /// journal (a shared ring's list of requests in flight).
+    /// Completes an orphan: a request of a process that has ended. The calling process has taken
+    /// over the orphan's slot in the journal (a shared ring's list of requests in flight).
     pub fn complete_orphan(&mut self, slot: JournalSlot, user_data: u64, error: Errno) {
         let Queues { journal, cq, .. } = &mut self.queues;
         if let Some(journal) = journal {
@@ -198,8 +199,8 @@ impl<'a> LockedRing<'a> {
     }
 
     /// Releases the lock, which is a full barrier. Wakes sleepers for the CQEs that were published.
-    /// Drivers call [`LockedRing::release`] instead, which also fulfils the duty that is returned
-    /// here.
+    /// Returns the check for new work that every driver then has to make. Drivers call
+    /// [`LockedRing::release`] instead, which makes that check.
     #[inline(always)]
     pub fn unlock(mut self) -> ReleaseCheck<'a> {
         debug_assert!(!self.queues.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");

@@ -64,8 +64,8 @@ pub struct Ring {
     pub(crate) task_work: Queue<Request>,
     pub(crate) wakers: Wakers,
     pub(crate) readiness: Readiness,
-    /// The only thread that may submit (SINGLE_ISSUER), by its thread pointer; 0 while it is
-    /// unknown. [`OTHER_PROCESS`]: it belongs to another process.
+    /// The only thread that may submit (SINGLE_ISSUER), by its thread pointer; 0 while that thread
+    /// is unknown. [`OTHER_PROCESS`]: the thread belongs to another process.
     pub(crate) issuer: AtomicUsize,
     pub(crate) watch: WatcherEntry,
     pub(crate) sq_thread: SqThreadHandle,
@@ -77,7 +77,7 @@ pub struct Ring {
     /// setup: see `calls::events`.
     pub(crate) waiters_poll: bool,
     /// Number of concurrent requests that an AIO context was made for; 0 for any other ring. (The
-    /// size of the context's CQ does not show it.)
+    /// size of the context's CQ does not show this number.)
     pub(crate) expected_requests: u32,
     /// The process that made this `Ring` value and uses it.
     process: &'static Process,
@@ -101,7 +101,8 @@ pub(crate) const OTHER_PROCESS: usize = usize::MAX;
 impl Ring {
     pub(crate) fn from_parts(flags: u32, memory: Memory, task_work: Queue<Request>, state: RingState) -> Ring {
         let control = memory.control();
-        // Without a number, this process cannot share a ring, and no child can adopt the ring.
+        // Without a process number, this process cannot share a ring, and no child can adopt this
+        // one.
         let own = process_number::own().unwrap_or(process_number::ALONE);
         control.begin(flags & abi::IORING_SETUP_R_DISABLED != 0, own);
         let state = ProcessMutex::new(control.lock(), own, process_number::is_alive, state);
@@ -168,7 +169,8 @@ impl Ring {
         }
     }
 
-    /// Returns the memory of both queues. Code in this process uses it as the ring's application.
+    /// Returns the memory of both queues. Code in this process that acts as the ring's application
+    /// fills SQEs and reads CQEs there.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -221,7 +223,7 @@ impl Ring {
     }
 
     /// Returns whether the ring has not been enabled yet (R_DISABLED). `false` also means that the
-    /// calling thread sees everything that the enabling thread wrote before.
+    /// calling thread sees everything that the enabling thread wrote before it enabled the ring.
     #[inline]
     pub(crate) fn is_disabled(&self) -> bool {
         self.control.is_disabled()
@@ -262,8 +264,8 @@ impl Ring {
     /// Returns whether the ring has SINGLE_ISSUER and its issuer is not the calling thread.
     pub(crate) fn is_other_issuer(&self) -> bool {
         let issuer = self.issuer.load(Ordering::Relaxed);
-        // An enabled ring always has an issuer. If the issuer is unknown here, another process
-        // enabled the ring.
+        // An enabled ring always has an issuer. If the issuer of an enabled ring is unknown here,
+        // another process enabled the ring, so the calling thread is not the issuer.
         let is_unknown = issuer == 0 && self.is_disabled();
         self.has(abi::IORING_SETUP_SINGLE_ISSUER) && issuer != thread::current().0 && !is_unknown
     }

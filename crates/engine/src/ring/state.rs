@@ -70,7 +70,7 @@ pub(crate) struct Queues {
 pub(crate) struct Waiting {
     pub polls: PollTable,
     pub timeouts: Timeouts,
-    /// Changes that other processes of a shared ring are asked for.
+    /// Changes that this process asks other processes of a shared ring to make.
     pub remote_changes: RemoteChanges,
     pub stuck_calls: StuckCalls,
     pub rights: RingRights,

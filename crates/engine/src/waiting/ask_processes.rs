@@ -1,15 +1,16 @@
 //! Asks other processes of a shared ring to cancel or change requests that only they have:
 //! ASYNC_CANCEL, POLL_REMOVE, TIMEOUT_REMOVE, and the synchronous cancellation.
 //!
-//! A process first searches its own requests. Then it asks the processes that may have others, one
-//! after the other. A *remote change* is one such change. It and its answers pass through the
-//! change slot in the ring's memory (`usring_ring::change_slot`). The request that asks completes
-//! with the answer. `driving::shared_work` makes the changes that other processes ask for.
+//! A process first searches its own requests. Then it asks the processes that may have other
+//! matching requests, one process after the other. Such a cancellation or change is a *remote
+//! change*. It and its answers pass through the change slot in the ring's memory
+//! (`usring_ring::change_slot`). The request that asks completes with the combined answer.
+//! `driving::shared_work` makes the changes that other processes ask for.
 //!
-//! An asked process that dies does not answer, nor does one that is stopped. So while a remote
-//! change is open, the ring watcher checks every 10 ms whether the asked process is alive
-//! (`driving::ended`). If a process does not answer in time and another remote change waits for the
-//! change slot, the other one comes first. The process is asked again later.
+//! An asked process that has died or is stopped does not answer. So while a remote change is open,
+//! the ring watcher checks every 10 ms whether the asked process is alive (`driving::ended`). If a
+//! process does not answer in time and another remote change waits for the change slot, that other
+//! change gets the slot first. The process is asked again later.
 
 use crate::completion::complete;
 use crate::request::conditions::CancelKey;
@@ -28,8 +29,8 @@ use usring_sys::{Errno, process_number};
 /// slot while another one waits for it.
 const LONGEST_USE: Nanoseconds = 20_000_000;
 
-/// Returns the outcome of a request that cancels or changes other requests. `answer`: its result
-/// for the requests of this process.
+/// Returns the outcome of a request that cancels or changes other requests. `answer`: the result
+/// that this process has for its own requests.
 pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     if locked.ring.is_shared() { shared_outcome(locked, request, answer) } else { IssueOutcome::of(answer) }
 }
@@ -47,7 +48,7 @@ fn shared_outcome(locked: &mut LockedRing, request: &mut Request, answer: Result
 }
 
 /// Cancels the orphans (requests of processes that have ended) that the change selects. `answer`:
-/// the answer of this process. Returns it combined with the result for the orphans.
+/// the answer of this process. Returns that answer, combined with the result for the orphans.
 fn cancel_orphans(locked: &mut LockedRing, change: &Change, answer: i32) -> i32 {
     let Some(wanted) = change.orphan_filter().filter(|_| change.needs_next_process(answer)) else { return answer };
     let mut cancelled = 0;
@@ -72,8 +73,10 @@ pub(crate) fn begin(locked: &mut LockedRing, request: RequestEntry) {
 }
 
 /// Asks other processes for a synchronous cancellation, if one of them may have a request that the
-/// key selects. `answer`: the answer of this process. Returns the answer, or the word that gets it.
-/// The word holds [`PENDING`] until then.
+/// key selects. `answer`: the answer of this process.
+///
+/// Returns `Ok` with the final answer if no process has to be asked. Otherwise returns `Err` with
+/// the word that will get the answer. The word holds [`PENDING`] until then.
 pub(crate) fn begin_call(
     locked: &mut LockedRing,
     key: &CancelKey,
@@ -93,8 +96,8 @@ pub(crate) fn begin_call(
 }
 
 /// Returns the other processes to ask; empty if this process's `answer` is enough. The journal
-/// names the processes with requests. It lacks requests from before the ring was shared. So the
-/// process that made the ring is asked, too, while it has such requests.
+/// names the processes that have requests. It lacks requests from before the ring was shared. So
+/// the process that made the ring is asked, too, while it has such requests.
 fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
     if !change.needs_next_process(answer) {
         return Vec::new();
@@ -200,7 +203,7 @@ pub(crate) fn withdraw(locked: &mut LockedRing, answer_word: &Arc<AtomicI32>) {
     }
 }
 
-/// Frees the slot if this process uses it.
+/// Frees the ring's change slot if this process uses it.
 fn release_slot(locked: &mut LockedRing) {
     let slot = slot(locked);
     if slot.is_own() {

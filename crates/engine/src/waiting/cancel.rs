@@ -7,8 +7,8 @@ use crate::waiting::{fast_poll, workers};
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring as abi;
 
-/// Finds the file that the key names by a descriptor or a registered index, and stores its number
-/// in the key. Does nothing if the key names no file. Error: `EBADF`.
+/// If a cancellation's key names a file, by a descriptor or a registered index, stores the file's
+/// descriptor number in the key. Error: `EBADF` if there is no such file.
 fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
     if !key.has(abi::IORING_ASYNC_CANCEL_FD) {
         return Ok(());
@@ -23,11 +23,15 @@ fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
 }
 
 /// Cancels the first request that matches the key, or all that match if the key says so. Their CQEs
-/// with −ECANCELED follow the caller's own CQE, as in the kernel. Returns 0, or the number of
-/// requests if the key cancels all.
+/// with −ECANCELED follow the caller's own CQE, as in the kernel. Interrupts the system call of a
+/// matching request that a worker runs; that request completes later.
 ///
-/// Errors: `ENOENT` if no request matches; `EALREADY` if a worker runs the request (whose system
-/// call is interrupted if the key cancels all); `EBADF` if the key names no file.
+/// Returns 0 if the key cancels one request. Otherwise returns the number of cancelled requests.
+///
+/// Errors:
+/// - `ENOENT` if no request matches a key that cancels one.
+/// - `EALREADY` if only a worker's running request matches.
+/// - `EBADF` if the file that the key names does not exist.
 pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Errno> {
     let mut key = *key;
     resolve(&mut key, locked)?;
@@ -74,7 +78,7 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
 pub(crate) enum Found {
     /// The request was waiting, and completes with −ECANCELED.
     Cancelled,
-    /// A worker runs the request, whose opcode this is. Its system call was interrupted, and the
+    /// A worker runs the request, which has this opcode. Its system call was interrupted, and the
     /// request completes later.
     Running(u8),
     Nothing,

@@ -1,5 +1,5 @@
-//! Estimates from the earlier waits on a ring whose SQ thread polls the devices. A waiter decides
-//! by them whether to sleep or to poll the CQ. `driving::cq_wait` does the waiting.
+//! Estimates whether a waiter should sleep or poll the CQ, from earlier waits on the same ring.
+//! They are for rings whose SQ thread polls the devices. `driving::cq_wait` does the waiting.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use usring_sys::clock::{self, Nanoseconds};
@@ -9,11 +9,13 @@ use usring_sys::{processor, timer_slack};
 pub(crate) const MOST_POLL: Nanoseconds = 50_000;
 /// Bounds of the processor time that waits may use, in 64ths of the waits' length.
 const SHARES: (u64, u64) = (40, 48);
-/// Largest amount of unused processor time, in nanoseconds, that later waits may use.
+/// Largest amount of unused processor time, in nanoseconds, that later waits may use. Also the
+/// largest overuse that later waits have to make up for.
 const MOST_BALANCE: i64 = 100_000;
-/// Most consecutive waits that only sleep, after polls that found nothing.
+/// Maximum number of consecutive waits that only sleep because earlier polling did not help.
 const MOST_WITHOUT: u64 = 64;
-/// One of this many sleeps has its processor time measured. A measurement takes two system calls.
+/// Of this many sleeps, the processor time of one is measured. A measurement takes two system
+/// calls.
 const MEASURED: u64 = 8;
 /// Longest time, in nanoseconds, that enters the estimates. Longer times count as this.
 const LONGEST: Nanoseconds = 10_000_000;
@@ -23,7 +25,7 @@ const LONGEST: Nanoseconds = 10_000_000;
 #[derive(Default)]
 pub(crate) struct CqWaits {
     /// Weighted mean of the time until a completion arrived, as far as the waits show it
-    /// (`learn_arrival`). The latest 8 or so weigh most. 0: no measurement yet.
+    /// (`learn_arrival`). The latest 8 or so waits weigh most. 0: no measurement yet.
     pub arrival: AtomicU64,
     /// Weighted mean of the deviation from `arrival`.
     pub spread: AtomicU64,
@@ -59,7 +61,7 @@ pub(crate) struct Account {
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The completion arrived during the sleep by a timer.
+    /// The completion arrived while the waiter still slept by a timer, before it polled the CQ.
     Overslept,
     /// The completion arrived while the waiter polled the CQ.
     Seen,
@@ -118,7 +120,7 @@ impl CqWaits {
         }
         if get(&self.slept) != 0 && get(&self.polled) >= get(&self.slept) {
             // Polling has not shortened the waits. After [`MOST_WITHOUT`] waits without polling, a
-            // wait tries it again.
+            // wait polls again.
             set(&self.without, MOST_WITHOUT);
             set(&self.polled, 0);
             return 0;
@@ -160,10 +162,10 @@ impl CqWaits {
     }
 
     fn learn_arrival(&self, length: Nanoseconds, outcome: Outcome) {
-        // In a sleep that was too long, no thread saw when the completion arrived. It is assumed to
-        // have arrived after half of the sleep, because otherwise the mean and the next sleep would
-        // grow. A wait that only slept ends later than its completion. So its length counts only
-        // below the mean.
+        // In a sleep that was too long, no thread saw when the completion arrived. The completion
+        // is assumed to have arrived after half of the sleep. Otherwise the mean would grow, and
+        // the next sleep with it. A wait that only slept ends later than its completion arrives. So
+        // its length counts only if it is below the mean.
         match outcome {
             Outcome::Slept if (1..=length).contains(&get(&self.arrival)) => {}
             Outcome::Overslept => self.arrived_after(length / 2),
@@ -203,8 +205,8 @@ mod tests {
     use super::*;
 
     /// Simulates waits on a device with a latency of 14 µs. A sleep takes 16 µs of processor time
-    /// and ends that much late. Returns the fraction of waits that polled, and the fraction of a
-    /// processor that all waits used.
+    /// and ends 16 µs late. A wait that polls takes `seen_after`. Returns the fraction of waits
+    /// that polled, and the fraction of a processor that all waits used.
     fn simulate(waits: &CqWaits, seen_after: Nanoseconds) -> (f64, f64) {
         const WAITS: u64 = 20_000;
         let (mut looks, mut used, mut passed) = (0, 0, 0);

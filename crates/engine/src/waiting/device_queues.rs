@@ -25,12 +25,12 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::ticks::Ticks;
 
-/// Quick checks for signs of completions between two polls. A poll takes as long as several such
-/// checks, so a completion that arrives during a poll is found late.
+/// Number of quick checks for signs of completions between two polls. A poll takes as long as
+/// several such checks, and finds a completion that arrives during the poll only the next time.
 const SPINS: u32 = 16;
 
-/// Nanoseconds after which a timer makes the ring watcher poll the devices again, if some
-/// completions raise no interrupt.
+/// Longest time, in nanoseconds, between two polls of the devices while some completions raise no
+/// interrupt. It bounds the sleeps of waiters. The ring watcher polls by a timer.
 const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 
 /// The ring's channels.
@@ -40,11 +40,12 @@ pub(crate) struct DeviceQueues {
     pub completions: Completions,
     /// Number of requests in flight or in a backlog, over all channels.
     pub in_flight: u32,
-    /// Whether a channel has accepted requests since the last doorbell.
+    /// Whether any channel has accepted requests since the last [`DeviceQueues::ring_doorbells`].
+    /// Channels that defer their submits do not count.
     pub needs_doorbell: bool,
     /// Number of accepted requests whose submit is deferred: see `driving::deferred_submit`.
     pub pending: u32,
-    /// Whether a submit helper has been asked to submit these pending requests.
+    /// Whether a submit helper has been asked to submit the pending requests.
     pub left_to_helper: bool,
     /// Whether the ring watcher has to poll the devices by a timer: some completions raise no
     /// interrupt, and no thread can sleep on them.
@@ -121,13 +122,15 @@ impl DeviceQueue {
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
         let has_file = !matches!(request.file.reference, FileReference::Submitter);
         let is_passing = is_ours && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG);
-        // If the program itself asked for RWF_NOWAIT, the worker's attempt has the flag, too.
+        // A request with the program's own RWF_NOWAIT gets here only if io_submit(2) was denied.
+        // The worker's attempt has the flag, too.
         self.added_flags != 0 && (is_passing || DENIED.contains(&result)) && has_file
     }
 }
 
 impl DeviceQueues {
-    /// Returns the number of requests without a completion, including those in backlogs.
+    /// Returns the number of requests in flight on devices, plus those that wait for room in a full
+    /// queue pair.
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
@@ -158,13 +161,14 @@ impl DeviceQueues {
     }
 
     /// Returns the time (monotonic clock) at which the ring watcher has to poll the devices again,
-    /// and clears that request. `None`: interrupts suffice.
+    /// because of [`Self::poll_later`]. Only the first call after `poll_later` returns it. `None`:
+    /// interrupts suffice.
     pub fn next_poll(&mut self) -> Option<Nanoseconds> {
         core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }
 
-    /// Removes and returns a request from a backlog for which `matches` returns true. No device has
-    /// that request yet.
+    /// Removes the first request that `matches` from its backlog, and returns the request. No
+    /// device has it yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
             if let Some(index) = queue.backlog.iter().position(&mut matches) {
@@ -215,8 +219,8 @@ impl DeviceQueues {
     }
 
     /// Returns what to do after a poll that found too few completions. The policy of each channel
-    /// with requests in flight proposes a pause; the shortest sleep wins. `begins`: this is the
-    /// first such poll of its wait.
+    /// with requests in flight proposes a pause. The shortest pause wins; spinning is shorter than
+    /// any sleep. `begins`: this is the first such poll of its wait.
     #[inline]
     pub fn pause(&mut self, begins: bool) -> Pause {
         if begins {
@@ -237,8 +241,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Spins for a short while, until a device seems to have completed a request. Returns whether
-    /// one has.
+    /// Spins for a short while, until a device seems to have completed a request. Returns whether a
+    /// device seems to have done so.
     #[inline]
     pub fn spin(&mut self) -> bool {
         for _ in 0..SPINS {
@@ -279,8 +283,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns whether deferred requests are pending. The thread that releases the ring's lock has
-    /// to submit them.
+    /// Returns whether deferred requests are pending that no submit helper has been asked to
+    /// submit. The thread that releases the ring's lock has to submit them.
     #[inline(always)]
     pub fn has_pending_submits(&self) -> bool {
         self.pending != 0 && !self.left_to_helper
@@ -292,8 +296,9 @@ impl DeviceQueues {
         self.pending != 0 || self.channels.iter().any(|queue| queue.in_flush != 0)
     }
 
-    /// Returns whether some of the pending requests come from a backlog. Completions have made room
-    /// for these, and the thread that handles those completions is hardly ever their submitter.
+    /// Returns whether some of the pending requests come from a backlog: completions have made room
+    /// for them. The thread that handles those completions has hardly ever submitted these
+    /// requests, so it leaves them to a submit helper.
     pub fn has_pending_backlog(&self) -> bool {
         self.pending != 0 && self.channels.iter().any(|queue| queue.has_backlog && queue.pending != 0)
     }

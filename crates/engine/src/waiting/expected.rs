@@ -1,8 +1,8 @@
 //! Guesses which files are ready before the epoll set has reported them.
 //!
 //! Taking an event from the set costs about half as much as a receive. On a busy server, the peer
-//! that got its answer longest ago has probably sent its next request already. So while each wait
-//! on the set returns many events:
+//! that got its answer longest ago has probably sent its next request already. So after a wait on
+//! the set that returned many events:
 //!
 //! 1. Multishots are queued in the order in which they were last tried.
 //! 2. Before the set is asked, a driver tries them in that order, until [`MOST`] were tried or
@@ -21,7 +21,7 @@ use alloc::collections::VecDeque;
 
 /// Guessing begins after a wait on the set that returns at least this many events.
 const MANY: usize = 8;
-/// Most files tried in one series of guesses.
+/// Maximum number of files tried in one series of guesses.
 const MOST: usize = 32;
 /// Number of misses (tries that found nothing) that end a series of guesses.
 pub(crate) const MISSES: u32 = 2;
@@ -29,7 +29,7 @@ pub(crate) const MISSES: u32 = 2;
 const WORTH: u32 = 4;
 /// Longest pause after wrong guesses, as a number of waits that return many events.
 const LONGEST_PAUSE: u32 = 1024;
-/// Most entries of the queue. On a ring with more files guesses gain nothing.
+/// Maximum number of entries of the queue. On a ring with more files guesses gain nothing.
 const LIMIT: usize = 4096;
 
 /// State of the guesses of one poll table.
@@ -98,7 +98,7 @@ impl Expected {
         self.was_right
     }
 
-    /// Begins a new interval, because the caller asks the set now.
+    /// Clears [`Expected::was_right`], because the caller asks the set now.
     #[inline]
     pub fn begin_anew(&mut self) {
         self.was_right = false;

@@ -5,8 +5,8 @@
 //! - **The set.** The ring's epoll set is made when the first request is armed. The thread that
 //!   waits in `enter` sleeps on it. While no thread is inside, the ring watcher watches it.
 //! - **An event** wakes all requests that wait at its registration, in order of arrival, as in the
-//!   kernel. A request that would block again goes back to the end of the list without a system
-//!   call of its own.
+//!   kernel. A request that would block again goes back to the end of the registration's list,
+//!   without a system call of its own.
 //! - **Time slices.** A multishot is tried again as long as it gives results. After [`SLICE`]
 //!   results it has to yield to all other ready requests. It then waits at its registration, where
 //!   a cancellation finds it, and is marked runnable. The driver tries runnable requests again
@@ -34,8 +34,8 @@ use usring_sys::epoll::{self, Epoll};
 use usring_sys::{Errno, timerfd};
 use usring_uapi::sqe_flags;
 
-/// Most results that a multishot gives in a row while other requests wait: one, and the 32 retries
-/// that the kernel allows.
+/// Maximum number of results that a multishot gives in a row while other requests wait: one, and
+/// the 32 retries that the kernel allows.
 pub(crate) const SLICE: u32 = 33;
 
 /// Arms a request that has found its file not ready, or has used up its time slice. If the file
@@ -158,8 +158,10 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
 
 /// Arms the timer in the ring's epoll set for the time `due`. A timer that fires earlier is not
 /// changed: the thread that handles its event calls this function again. So a far-away timeout
-/// costs the ring's drivers no system call. (On a ring that defers task work the timer is always
-/// set, because threads that only see its event do not handle it.)
+/// costs the ring's drivers no system call.
+///
+/// On a ring that defers task work, the timer is always set. There the ring watcher sees the
+/// timer's event, but only notifies the ring's owner and does not handle the event.
 #[inline]
 pub(crate) fn arm_timer(locked: &mut LockedRing, due: Option<Nanoseconds>) -> Result<(), Errno> {
     let Some(due) = due else { return Ok(()) };

@@ -2,7 +2,7 @@
 //! and end when idle for [`IDLE_LIMIT`]. `workers` and `driving::submit_helpers` are such pools.
 //!
 //! The lock of the queue guards the counts of [`IdleThreads`]. Idle threads sleep on the pool's
-//! signal, a futex word. A thread that has queued a job raises it.
+//! signal, a futex word. A thread that has queued a job increments that word.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};

@@ -2,12 +2,13 @@
 //! transfer is the only request in flight.
 //!
 //! A sleep with its wake-up takes some ten microseconds. A transfer of a file that the kernel
-//! serves may take hardly longer. The waiter then polls for its completion in the kernel's AIO
-//! ring, which is memory.
+//! serves may take hardly longer. The waiter then polls for the completion in the kernel's AIO
+//! ring. That ring lies in memory, so a poll needs no system call.
 //!
 //! - Earlier waits give an estimate of a transfer's time. A waiter polls at most twice as long.
 //! - There is no polling if the estimate is above a limit ([`set_limit`]).
-//! - A poll that finds nothing makes the estimate longer, so polling ceases by itself.
+//! - A poll that finds nothing lengthens the wait, and so the estimate. Polling ceases when the
+//!   estimate is above the limit.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::clock::Nanoseconds;
@@ -34,8 +35,8 @@ pub(crate) struct LoneWaits {
 }
 
 impl LoneWaits {
-    /// Records a wait that has ended with its completion. `began`: when the wait began; `None`: the
-    /// wait was for something else, and nothing is recorded.
+    /// Records the length of a wait for a lone transfer. `began`: when the wait began. `None`:
+    /// records nothing, because the transfer did not end the wait, or was not the only request.
     pub fn record(&mut self, began: Option<Ticks>) {
         let Some(began) = began else { return };
         let length = Ticks::now().since(began).max(1);

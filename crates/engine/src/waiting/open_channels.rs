@@ -16,8 +16,8 @@ use usring_sys::{Errno, width};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
-/// Least and most requests that may be in flight on one channel. Between these bounds, the limit is
-/// the larger of the CQ's size and the number of requests that the ring was made for.
+/// Bounds of the number of requests that may be in flight on one channel. Between these bounds, the
+/// limit is the larger of the CQ's size and the number of requests that the ring was made for.
 const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 
 impl DeviceQueues {
@@ -56,8 +56,8 @@ impl DeviceQueues {
         let interrupts = !ring.is_polled() || device.waits_when_polled();
         let mut channel = device.open_channel(QueueOptions { depth, interrupts })?;
         if ring.defers_task_work() {
-            // If the ring's owner waits for nothing else, it sleeps in io_getevents(2), which needs
-            // no interrupts.
+            // If the ring's owner waits only for transfers, it sleeps in io_getevents(2), which
+            // needs no interrupts.
             channel.suppress_interrupts();
         }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {

@@ -4,7 +4,7 @@
 //! # Invariants
 //! - A request is a candidate from its submission until it is chosen. So the choice does not depend
 //!   on when a worker or a device ends the request.
-//! - Of candidates with the same key, only the oldest can be chosen.
+//! - Of candidates with the same key (changes of one file), only the oldest can be chosen.
 //! - A chosen request is awaited until it completes.
 
 use super::poll_table::PollTable;
@@ -27,25 +27,25 @@ pub(crate) struct Candidate {
 
 /// Longest time, in nanoseconds, for which a chosen request is awaited.
 const LONGEST_WAIT_NS: Nanoseconds = 10_000_000_000;
-/// Longest time, in nanoseconds, for which a chosen request is awaited that may block.
+/// Longest time, in nanoseconds, for which a chosen request is awaited if it may block.
 const LONGEST_WAIT_FOR_BLOCKING_NS: Nanoseconds = 20_000_000;
 
-/// Parts in which the time limit of a request that is held back is counted. A process that was
-/// stopped counts one part for all that time.
+/// Number of parts in which the time limit of a request that is held back is counted. If a process
+/// is stopped, all the time of the stop counts as one part.
 pub(crate) const LIMIT_PARTS: u32 = 5;
 
 /// The choices for one ring.
 pub(crate) struct Order {
     random: Random,
-    /// In the order of their ids, which is that of submission.
+    /// In the order of the candidates' ids, which is the order of submission.
     candidates: Vec<Candidate>,
     /// Chosen requests that have not completed yet.
     awaited: Vec<Candidate>,
-    /// Time (monotonic clock) until which they are awaited.
+    /// Time (monotonic clock) until which the requests in `awaited` are awaited.
     awaited_until: Nanoseconds,
     /// Parts of the time limit that have passed since a thread last came to choose.
     unattended: u32,
-    /// Time (monotonic clock) at which the last of them was counted.
+    /// Time (monotonic clock) at which the last part was counted.
     counted_at: Nanoseconds,
 }
 
@@ -54,7 +54,7 @@ impl Order {
         Order { random, candidates: Vec::new(), awaited: Vec::new(), awaited_until: 0, unattended: 0, counted_at: 0 }
     }
 
-    /// Returns `true` once in `times` calls.
+    /// Returns `true` at random, on average once in `times` calls.
     pub fn happens(&mut self, times: u64) -> bool {
         self.random.below(times) == 0
     }
@@ -64,7 +64,7 @@ impl Order {
         usring_sys::width::size(self.random.below(end as u64))
     }
 
-    /// Returns whether a change of this file has not completed.
+    /// Returns whether an earlier change of this file has not completed. `false` without a `key`.
     pub fn is_changing(&self, key: Option<FileKey>) -> bool {
         key.is_some() && self.candidates.iter().chain(&self.awaited).any(|other| other.key == key)
     }
@@ -88,8 +88,9 @@ impl Order {
         self.unattended = 0;
     }
 
-    /// Returns whether no thread has come to choose for a whole time limit. `part`: the length of
-    /// one of its [`LIMIT_PARTS`]. Called when a part has passed for some request.
+    /// Counts a part of a request's time limit as passed. Returns whether all [`LIMIT_PARTS`] have
+    /// passed since a thread last came to choose. `part`: the length of one part. Several calls
+    /// within one part count once.
     pub fn is_unattended(&mut self, now: Nanoseconds, part: Nanoseconds) -> bool {
         if now.saturating_sub(self.counted_at) >= part {
             self.counted_at = now;
@@ -109,7 +110,8 @@ impl Order {
         self.candidates.iter().any(|other| other.id == id)
     }
 
-    /// Chooses one of the candidates, which is then awaited. `now`: time of the monotonic clock.
+    /// Chooses one of the candidates, which is then awaited. `None`: no candidate can be chosen
+    /// now. `now`: time of the monotonic clock.
     pub fn choose(&mut self, now: Nanoseconds) -> Option<RequestId> {
         let may_be = |index: &usize| {
             let key = self.candidates[*index].key;
