@@ -16,8 +16,8 @@ fn main() {
         "-nostartfiles",
         "-nostdlib",
         "-Wl,--no-undefined",
-        // The library's calls reach its own functions, even if the program defines functions of
-        // these names.
+        // Binds the library's calls of its own functions to these functions, even if the program
+        // defines functions of the same names.
         "-Wl,-Bsymbolic",
         "-Wl,-z,now",
         "-Wl,-z,relro",

@@ -1,5 +1,5 @@
-/// Returns the library's soname: the part of the version that changes with its interface for C
-/// programs. That is the major version, and before 1.0 the minor version, too.
+/// Returns the library's soname. It ends with the part of `version` that changes when the interface
+/// for C programs changes: the major version, and before 1.0 the minor version, too.
 pub fn soname(version: &str) -> String {
     let mut parts = version.split('.');
     let (major, minor) = (parts.next().unwrap_or("0"), parts.next().unwrap_or("0"));

@@ -47,7 +47,8 @@ impl Outcome {
     pub const FORWARD: u64 = 1;
     /// A signal has to be delivered first; then the call is dispatched again.
     pub const AGAIN: u64 = 2;
-    /// The kernel has to answer the call in `Call::forward`; then the pinned memory is released.
+    /// The kernel has to answer the call in `Call::forward`. [`crate::dispatch::after`] then
+    /// releases the memory that was pinned for the call.
     pub const PINNED: u64 = 3;
 }
 
@@ -58,13 +59,14 @@ pub const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
 const SYSCALL_LENGTH: u64 = 2;
 
 impl Call {
-    /// Lets the kernel answer the call unchanged: adds the mark that usring's own filter lets pass.
+    /// Lets the kernel answer the call unchanged: adds the mark with which usring's own filter lets
+    /// a call pass.
     pub fn pass(&mut self) -> Outcome {
         let arguments = self.marked();
         self.forward_to(self.number, arguments)
     }
 
-    /// Returns the arguments with the mark that usring's own filter lets pass.
+    /// Returns the arguments with the mark with which usring's own filter lets a call pass.
     pub fn marked(&self) -> [u64; 6] {
         let mut arguments = self.arguments;
         match width::low(self.number) {
@@ -74,7 +76,7 @@ impl Call {
             }
             // These calls trap only if memory is swapped. The filter for swap checks the mark's
             // upper half only. So the mark is put into the upper half of an argument of which Linux
-            // reads 32 bits. Here that is the sixth argument …
+            // reads only the lower 32 bits. Here that is the sixth argument …
             linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
@@ -95,14 +97,14 @@ impl Call {
 
     /// Makes the program repeat the call at its own `syscall` instruction, where the kernel answers
     /// it. Needed for calls that return twice on one stack. The call must have trapped, and the
-    /// caller must have put the mark that the filter lets pass into the arguments.
+    /// caller must have put the mark into the arguments with which the filter lets the call pass.
     pub fn repeat_at_site(&mut self) -> Outcome {
         self.return_address -= SYSCALL_LENGTH;
         Outcome { answer: self.number, kind: Outcome::DONE }
     }
 
     /// Lets the kernel answer the given call instead of the program's. The arguments must carry the
-    /// mark that the filter lets pass.
+    /// mark with which the filter lets a call pass.
     pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
         self.forward.number = number;
         self.forward.arguments = arguments;

@@ -76,7 +76,8 @@ fn arm(page: Page) -> Result<(), &'static str> {
 }
 
 /// Adds a rule that the program gives itself by `usring_inject_once` (`include/usring_inject.h`).
-/// An address of 0 removes the rules of this process that have made no fault yet.
+/// `address`: of the rule's text. The address 0 removes the rules that this process has added and
+/// that have made no fault yet.
 ///
 /// Errors: `EINVAL` (usring says why on standard error); `EFAULT`; `ENOSPC` if the rules are too
 /// many; `ENOMEM`; `EPERM` if the calls of the rule cannot be trapped.
@@ -102,9 +103,10 @@ pub fn add_once(address: u64) -> Result<u64, Errno> {
     Ok(0)
 }
 
-/// Makes the calls of a rule trap, unless the run's rules have done so already.
+/// Makes the calls of a rule trap, unless an earlier rule has done so already. Bit n of `calls`
+/// stands for the system call with the number n.
 fn trap(calls: &[u64; 8]) -> Result<(), Errno> {
-    /// The calls that trap because of rules of the program's own, one bit for each number.
+    /// The calls in rules that the program has added by `usring_inject_once`.
     static TRAPPED: Mutex<[u64; 8]> = Mutex::new([0; 8]);
     let mut trapped = TRAPPED.lock();
     let of_run = armed::page().map_or([0; 8], Page::traps);
@@ -114,7 +116,8 @@ fn trap(calls: &[u64; 8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Answers the call that tests whether a filter for some calls is installed.
+/// Answers [`filter::FAULTS_PROBE`], the call by which usring tests whether the filter for the
+/// calls of the rules is installed.
 pub fn answer_probe() -> Outcome {
     Ok::<u64, Errno>(filter::CALLS_PROBE_ANSWER).into()
 }
@@ -203,8 +206,8 @@ fn pause(span: Nanoseconds) {
 /// Maximum number of members of a vector (UIO_MAXIOV).
 const MOST_MEMBERS: usize = 1024;
 
-/// Limits the bytes of a transfer in `call.arguments`. Returns the shortened vector, which the
-/// arguments point to.
+/// Limits the bytes of a transfer in `call.arguments`, if the fault wants that. For a call with a
+/// vector, returns the shortened vector. The arguments point to it, so it must outlive the call.
 fn shorten(call: &mut Call, plain: &PlainCall, fault: &Fault) -> Option<Vec<IoVector>> {
     fault.short?;
     match plain.moves {
@@ -263,7 +266,8 @@ impl Change {
         self.answer.is_none() && self.delay == 0 && self.vector.is_none() && self.flip.is_none()
     }
 
-    /// Returns the answer for the program. `answer` is the call's own.
+    /// Applies the change after the call. Returns the answer for the program. `answer`: the
+    /// kernel's.
     fn apply(self, answer: u64) -> Outcome {
         if let Some(flip) = self.flip
             && answer <= i64::MAX as u64

@@ -10,8 +10,8 @@
 //! swapped has one more ([`crate::swap::filter`]). A program that finds these in place installs
 //! none.
 //!
-//! usring's own calls carry a mark in their sixth argument, which the calls that trap here do not
-//! use. mmap(2), which does, carries MAP_DENYWRITE instead, a flag that Linux ignores.
+//! usring's own calls carry a mark in their sixth argument, which they do not use otherwise.
+//! mmap(2) uses it, so mmap(2) carries MAP_DENYWRITE instead, a flag that Linux ignores.
 
 use alloc::boxed::Box;
 use core::sync::atomic::AtomicBool;
@@ -476,7 +476,7 @@ fn is_trapped_by_filter(calls: &[u64; 8]) -> bool {
     numbers(calls).any(|number| rule_for_fault(number).is_some())
 }
 
-/// The answer to the call that tests whether a filter for some calls is installed.
+/// The answer to [`FAULTS_PROBE`] if the filter for the calls of the rules is installed.
 pub const CALLS_PROBE_ANSWER: u64 = 0x7573_0003;
 
 /// Returns the argument that distinguishes the filter for these calls from the filters of other

@@ -26,7 +26,7 @@ const TRAPS: [u64; 8] = {
     traps
 };
 
-/// Begins to record at a program's start, if the run wants that.
+/// Begins to record at a program's start, if the program runs under `usring crash`.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {

@@ -36,8 +36,8 @@ static REAL_EXIT: AtomicUsize = AtomicUsize::new(0);
 static USABLE_SIZE: AtomicUsize = AtomicUsize::new(0);
 
 /// Defines a function that calls [`before`] and then jumps to the real function. `$skip` jumps to
-/// label 3 if no request is in flight, so that `before` is not called. It is `nop` in a function
-/// that always calls `before`.
+/// label 3 if no request is in flight, so that `before` is not called. `$skip` is `nop` in a
+/// function that always calls `before`.
 macro_rules! hook {
     ($name:ident, $real:ident, $number:expr, $skip:literal) => {
         #[unsafe(naked)]
@@ -148,7 +148,8 @@ unsafe fn registers(frame: *const [u64; 2]) -> Registers {
 // Advice of madvise(2) that discards the content.
 const DISCARDING: [u32; 3] = [linux::MADV_DONTNEED, linux::MADV_FREE, linux::MADV_REMOVE];
 
-/// Runs before the real function, and gets that function's arguments.
+/// Runs before the real function of libc. `function`: which one, such as `FREE`. `first` to
+/// `third`: its arguments.
 unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, frame: *const [u64; 2]) {
     // SAFETY: the hooks pass their frame.
     let registers = unsafe { registers(frame) };
@@ -192,7 +193,7 @@ unsafe extern "C" fn reallocated(new: u64, old: u64, length: u64, frame: *const 
 
 type Function = unsafe extern "C" fn();
 
-/// Makes the program and its libraries call the functions above.
+/// Makes the program and its libraries call the hooks of this file in place of libc's functions.
 pub fn install() {
     let functions: [(&CStr, &AtomicUsize, Function); 8] = [
         (c"free", &REAL_FREE, free),

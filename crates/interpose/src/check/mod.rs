@@ -24,7 +24,7 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Begins to check the program at its start, if the run wants that.
+/// Begins to check the program at its start, if it runs under `usring run --check`.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {

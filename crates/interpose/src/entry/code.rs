@@ -68,7 +68,8 @@ fn is_call((start, length): (usize, usize)) -> bool {
     length == SYSCALL.len() && [byte(start), byte(start + 1)] == SYSCALL
 }
 
-/// Returns the addresses of the `syscall` instructions in code that begins with an instruction.
+/// Returns the addresses of the `syscall` instructions in `code`, which must start at the first
+/// byte of an instruction.
 pub fn calls_in(code: Range<usize>) -> impl Iterator<Item = usize> {
     instructions(code).filter(|found| is_call(*found)).map(|(start, _)| start)
 }
@@ -118,7 +119,8 @@ impl Form {
     }
 }
 
-/// Returns whether an instruction is `mov` or `xor` between registers, which works at any address.
+/// Returns whether an instruction is `mov` or `xor` between registers. Such an instruction can be
+/// copied to the stub, because it works at any address.
 fn is_between_registers(start: usize, length: usize) -> bool {
     let has_prefix = matches!(byte(start), 0x40..=0x4f);
     let opcode = start + usize::from(has_prefix);
@@ -172,7 +174,8 @@ fn relative(base: u64, offset: i32) -> u64 {
     base.wrapping_add_signed(i64::from(offset))
 }
 
-/// Returns the start of the function that contains an address of `area`.
+/// Returns the start of the function that contains `address`, an address in `area`. `None`: the
+/// unwind tables do not show it.
 pub fn function_around(address: usize, area: &CodeArea) -> Option<usize> {
     let address = address as u64;
     let header = unwind_table(area.image? as u64)?;

@@ -8,7 +8,8 @@ use crate::files::contexts::SETUP2;
 use crate::runtime::assembler::begin_frame;
 use crate::swap::functions::{FIRST, for_each_function};
 
-/// Defines a function that calls the entry point with this number, and with at most five arguments.
+/// Defines a function of at most five arguments. It calls the entry point with the number `$number`
+/// in place of a system call's.
 macro_rules! exported {
     ($(#[$attribute:meta])* $name:ident, $number:expr) => {
         $(#[$attribute])*

@@ -2,11 +2,11 @@
 //! file of the parent's open. The child must notice that it is a child, even if none of its calls
 //! reaches another entry point.
 //!
-//! | the child is made by | it is noticed by |
+//! | the child is made by | usring notices the child by |
 //! |---|---|
 //! | `fork`, and functions that call it | a handler that is registered by pthread_atfork(3) |
-//! | `_Fork` | the symbol |
-//! | `clone` without CLONE_VM | the symbol, at the child's first instruction |
+//! | `_Fork` | this library's symbol `_Fork` |
+//! | `clone` without CLONE_VM | this library's symbol `clone`, at the child's first instruction |
 //! | a `syscall` instruction, `syscall(SYS_fork)` | its first call that reaches an entry point |
 //!
 //! A child that shares its parent's memory (vfork, posix_spawn) needs no handler: it has
@@ -43,7 +43,8 @@ extern "C" fn prepare_exec() {
     }
 }
 
-/// Replaces libc's `vfork`, which returns twice on one stack. So this function leaves no frame.
+/// Replaces libc's `vfork`, which returns twice on one stack. So this function leaves no frame on
+/// the stack.
 ///
 /// # Safety
 /// The requirements are those of libc's function.
@@ -75,7 +76,7 @@ pub unsafe extern "C" fn vfork() {
 }
 
 /// Begins a child that has its own memory: resets what it has inherited, if there are private
-/// descriptors.
+/// descriptors. `shares_descriptors`: not 0 if the child was made with CLONE_FILES.
 extern "C" fn begin(shares_descriptors: u32) {
     if descriptor::has_private() {
         process::begin_child(if shares_descriptors == 0 { ChildDescriptors::Own } else { ChildDescriptors::Shared });
@@ -131,8 +132,8 @@ pub unsafe extern "C" fn _Fork() {
     )
 }
 
-/// Replaces libc's `clone`. A child with its own memory begins in [`begin_clone`], which finds the
-/// values that it needs on the child's stack, above libc's.
+/// Replaces libc's `clone`. A child with its own memory begins in [`begin_clone`]. `clone` puts the
+/// values that `begin_clone` needs on the child's stack.
 ///
 /// # Safety
 /// The requirements are those of libc's function.
@@ -192,7 +193,8 @@ unsafe extern "C" fn begin_clone() {
     )
 }
 
-/// Finds libc's own functions behind these symbols, and registers the handler with libc.
+/// Finds libc's own `_Fork`, `clone` and `vfork`, and registers `after_fork` as a handler with
+/// libc.
 pub fn resolve() {
     for (name, real) in [(c"_Fork", &REAL_FORK), (c"clone", &REAL_CLONE), (c"vfork", &REAL_VFORK)] {
         real.store(libc::next(name).unwrap_or(0), Ordering::Release);

@@ -14,7 +14,7 @@
 //!
 //! After each step membarrier(2) makes every processor synchronise its instruction stream. So no
 //! thread ever executes a mixture of both instructions, whatever their alignment. A child that is
-//! forked in between continues by way of the handler.
+//! forked between two of these steps reaches the stub by the handler.
 //!
 //! [`code`] decides which bytes are the `mov`.
 //!
@@ -55,8 +55,9 @@ struct Site {
 }
 
 impl Site {
-    /// Returns the stub of this site, if the code at `start` still jumps to the stub. Only the
-    /// bytes in memory decide: other code may have been mapped there since the rewriting.
+    /// Returns the stub of this site, if the code at `start` is still usring's: the jump to the
+    /// stub, or the `hlt` that is written before the jump. Only the bytes in memory decide: other
+    /// code may have been mapped there since the rewriting.
     fn rewritten(&self, start: usize) -> Option<usize> {
         let stub = self.stub.load(Ordering::Acquire);
         let is_ours = stub != 0 && self.start.load(Ordering::Relaxed) == start;
@@ -85,6 +86,7 @@ fn places_of(address: usize) -> impl Iterator<Item = &'static Site> {
 }
 
 /// Returns the table's entry of the site with this address; claims one if the site has none.
+/// `None`: three quarters of the table are used.
 fn place_of(address: usize) -> Option<&'static Site> {
     for site in places_of(address) {
         match site.address.load(Ordering::Acquire) {
@@ -200,8 +202,8 @@ fn write_jump(address: usize, stub: usize, area: &CodeArea) -> Result<(), Errno>
     protect(page, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC)?;
     let put = |offset: usize, value: u8| {
         // SAFETY: 1. The page was just made writable, and the five bytes lie on it. 2. They are one
-        // instruction of the program's, replaced by one with the same effect (see `Form::of` and
-        // the stub).
+        // `mov` of the program's (`Form::of`). The jump that replaces it leads to `stub`, which has
+        // the effect of the site's instructions.
         unsafe { (*((address + offset) as *const AtomicU8)).store(value, Ordering::SeqCst) };
     };
     put(0, HALT);

@@ -266,7 +266,8 @@ macro_rules! entrance {
     };
 }
 
-/// Removes the frame and returns to the program. `$last` runs when only r11 is still free.
+/// Removes the frame and returns to the program. `$last`: the last instructions before the return;
+/// they may change only r11.
 macro_rules! leave {
     ($last:literal) => {
         concat!(
@@ -314,7 +315,8 @@ global_asm!(
     "push rsi",
     "push rdx",
     "push r11",
-    // Finds this thread's row of the table. rsi becomes the row's address.
+    // Finds this thread's row in the table of stacks (`stacks::TABLE`). rsi becomes the row's
+    // address.
     "mov rax, fs:[0]",
     "mov rdx, {golden}",
     "imul rdx, rax",
@@ -333,7 +335,7 @@ global_asm!(
     "and edx, {rows} - 1",
     "dec ecx",
     "jnz 3b",
-    // No row is free: the call runs on the program's stack.
+    // The table is full: the call runs on the program's stack.
     "jmp 7f",
     "4:",
     "mov rdx, rax",
@@ -361,7 +363,7 @@ global_asm!(
     "jae 7f",
     "add rax, {stack} - 64",
     "mov [rsi + 8], rax",
-    // The top word says whether the stack is in use.
+    // The top word of the stack says whether the stack is in use.
     "6:",
     "cmp dword ptr [rax], 0",
     "jne 7f",

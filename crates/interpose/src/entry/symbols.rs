@@ -30,9 +30,9 @@ use usring_uapi::general as linux;
 /// 1 once usring is ready. Before that, `syscall` leads all calls to the kernel.
 pub static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// How many descriptor numbers the reserved range has, in which rings get their descriptors. The
-/// symbols compare it with `number - base` as an unsigned 32-bit value. For −1 that value is
-/// larger, so −1 is no ring.
+/// The number of descriptor numbers in the reserved range. Rings get their descriptors in this
+/// range. The symbols compare the constant with `number - base` as an unsigned 32-bit value. For −1
+/// that value is larger, so −1 is no ring.
 const RESERVED: u32 = (1 << 31) - RESERVED_BASE as u32;
 
 const SLOW_FRAME: usize = CALL_SIZE + 16;
@@ -311,7 +311,7 @@ sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
 sleeping!(REAL_PPOLL, raw_ppoll, linux::__NR_ppoll, "mov r8d, 8", ppoll __ppoll_chk);
 sleeping!(REAL_SELECT, raw_select, linux::__NR_select, "nop", select);
 // pselect6(2) takes the mask in a structure with its size. This fallback passes no mask: before
-// libc's function is found, no caller has one.
+// libc's function is found, no caller passes a mask.
 sleeping!(REAL_PSELECT, raw_pselect, linux::__NR_pselect6, "xor r9d, r9d", pselect);
 sleeping!(REAL_EPOLL_WAIT, raw_epoll_wait, linux::__NR_epoll_wait, "nop", epoll_wait);
 sleeping!(REAL_EPOLL_PWAIT, raw_epoll_pwait, linux::__NR_epoll_pwait, "mov r9d, 8", epoll_pwait);

@@ -57,8 +57,8 @@ fn may_be_device(number: i32) -> bool {
 // CLOSE_RANGE_UNSHARE of linux/close_range.h.
 const UNSHARE: u64 = 2;
 
-/// Answers close_range(2). The kernel answers a call with CLOSE_RANGE_CLOEXEC, because it closes
-/// nothing now.
+/// Answers close_range(2). A call with CLOSE_RANGE_CLOEXEC closes nothing before the exec, so the
+/// kernel answers it.
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let (first, last) = (width::low(first), width::low(last));
@@ -141,7 +141,7 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     devices::forget(new);
     if descriptor::is_private(old) || descriptor::is_private(new) {
         // Linux answers EBUSY while another thread is opening a file by the number `new`. usring
-        // returns that for a private number.
+        // also returns EBUSY if `new` is a private number.
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
     }
     let file = descriptors::get(old);

@@ -90,8 +90,8 @@ impl File {
     /// `None`: the program has closed `number`, or no private number is left.
     fn duplicate(&self, number: i32) -> Option<OwnedDescriptor> {
         let private = descriptor::duplicate_private(number).ok()?;
-        // A number leaves the table before it is closed. If the ring is still in the table, the
-        // number belonged to it when it was duplicated.
+        // A number leaves the table before it is closed. So if `number` still leads to this ring in
+        // the table, it belonged to the ring when it was duplicated.
         let stands = entry(number).map(|entry| entry.load(Ordering::Acquire));
         (stands == Some(&raw const *self as usize)).then_some(private)
     }
@@ -169,8 +169,8 @@ pub fn find(number: i32) -> Found<Using> {
     checked(Using { file, held }, number)
 }
 
-/// Returns the file of the ring behind `number`, under the lock `descriptors`: for a thread without
-/// a hazard pointer, or for an inherited entry.
+/// Returns the file of the ring behind `number`. Takes the lock `descriptors`. Called if the thread
+/// has no hazard pointer, or if the entry is inherited.
 #[cold]
 #[inline(never)]
 fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
@@ -216,8 +216,8 @@ fn adopt(object: usize) -> Result<Arc<File>, Errno> {
     Ok(file)
 }
 
-/// Returns `using` if the number still stands for that ring. The program may have closed a number
-/// below the reserved range unseen, and opened another file by it.
+/// Returns `using` if the number still stands for the ring of `using`, else `Other`. The program
+/// may have closed a number below the reserved range unseen, and opened another file by it.
 #[inline(always)]
 fn checked(using: Using, number: i32) -> Found<Using> {
     if number < RESERVED_BASE && !is_still(&using, number) {
@@ -238,8 +238,8 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
 }
 
 /// A reference to a ring's file for the engine. The engine looks the file up while it holds the
-/// lock of a ring, perhaps of this one. If the program closes the last number meanwhile, the ring
-/// is closed later, when no lock is held.
+/// lock of a ring, perhaps of this ring. If the program closes the ring's last number meanwhile,
+/// the ring is closed later, when no lock is held.
 pub struct Inside(Option<Arc<File>>);
 
 impl Drop for Inside {
@@ -382,7 +382,8 @@ pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     (first..end).map(|number| number.cast_signed()).filter(|number| is_known(*number))
 }
 
-/// Returns the known numbers of rings that this process uses, and not only inherited.
+/// Returns the descriptor numbers of the rings that this process uses. A ring that it has only
+/// inherited does not count.
 pub fn in_use() -> impl Iterator<Item = i32> {
     let is_used = |number: &i32| TABLE[width::index(*number)].load(Ordering::Acquire) & INHERITED == 0;
     known_between(0, u32::MAX).filter(is_used)

@@ -133,8 +133,8 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
             let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
             work(&file)
         });
-        // The engine may call this function while it holds a ring's lock, so the object is freed
-        // later.
+        // The engine may call this function while it holds a ring's lock. So if this was the
+        // device's last use, the device is freed later.
         if let Some(held) = held {
             numbers::end_inside(held);
         }

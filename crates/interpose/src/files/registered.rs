@@ -121,7 +121,7 @@ fn take(place: &AtomicPtr<File>) -> Option<Arc<File>> {
 }
 
 /// Puts a ring at the first free index of a range in this thread's row. Errors: `EBUSY` if no index
-/// is free.
+/// is free, `ENOMEM` if no row is free.
 fn put(file: Arc<File>, mut range: core::ops::Range<usize>) -> Result<u32, Errno> {
     let row = claim()?;
     let free = |index: &usize| row.files[*index].load(Ordering::Relaxed).is_null();
@@ -170,8 +170,8 @@ pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     })
 }
 
-/// Handles an array of updates in order, up to the first that fails. Returns how many were done. If
-/// the first one fails, returns its error.
+/// Calls `work` for each member of an array of `count` updates at `argument`, up to the first that
+/// fails. Returns how many were done. If the first one fails, returns its error.
 fn for_each(
     argument: UserAddress,
     count: u32,

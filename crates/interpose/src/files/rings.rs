@@ -22,8 +22,8 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
     if to_submit == PROBE && width::int(descriptor) == -1 {
         return Ok(PROBE_ANSWER);
     }
-    // Most calls have no argument, and its size then means nothing. (If both were read, the
-    // compiler would read them by one load of words that the entry point has just stored
+    // Most calls have no argument. Its size then means nothing and is not read. (If both were read,
+    // the compiler would read them by one load of words that the entry point has just stored
     // separately. Such a load waits until both stores are done.)
     let has_argument = argument != 0 || width::low(flags) & abi::IORING_ENTER_EXT_ARG != 0;
     let argument_size = if has_argument { argument_size } else { 0 };

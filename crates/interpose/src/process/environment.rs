@@ -290,8 +290,8 @@ pub fn swap_statistics() -> Option<&'static CStr> {
     path(SWAP_STATISTICS)
 }
 
-/// Returns whether a program that usring cannot serve must not run. The launcher sets this for each
-/// program.
+/// Returns whether a program that usring cannot serve must not run. That is so under the launcher,
+/// which sets the variable `STRICT`.
 pub fn is_strict() -> bool {
     value_of(STRICT).is_some_and(|value| !matches!(value, b"" | b"0"))
 }

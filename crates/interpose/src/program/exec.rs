@@ -200,7 +200,7 @@ fn on_stack<const VARIABLES: usize, const BYTES: usize>(
 struct Size<'a> {
     /// Number of variables that the program passes.
     given: usize,
-    /// Pointers of the new array, including the null at the end.
+    /// Number of pointers in the new array, including the null at the end.
     variables: usize,
     /// Bytes of the new strings, including their NULs.
     bytes: usize,
@@ -349,8 +349,8 @@ fn finish_array(own_variables: &OwnVariables, size: &Size<'_>, variables: &mut [
     variables[end] = 0;
 }
 
-/// Writes an LD_PRELOAD: the sanitizer's runtime, the program's own list, then the library. `own`
-/// is the address and length of the program's variable, whose list is kept even if it is empty.
+/// Writes an LD_PRELOAD: the sanitizer's runtime, the program's own list, then the library. `own`:
+/// the address and length of the program's LD_PRELOAD. Its list is kept even if the list is empty.
 /// Returns the length, including the NUL.
 fn write_preload(
     own_variables: &OwnVariables,

@@ -50,7 +50,8 @@ const MOST_INTERPRETERS: usize = 5;
 /// Bytes that Linux reads of a file to recognise its format (BINPRM_BUF_SIZE).
 const HEAD: usize = 256;
 
-/// Judges the file that execveat(2) would execute with these arguments.
+/// Returns whether usring can serve the program that execveat(2) would start with these arguments.
+/// `Fine` in doubt: the kernel then decides.
 pub fn judge(directory: i32, path: UserAddress, flags: u32) -> Verdict {
     let names_descriptor = flags & linux::AT_EMPTY_PATH != 0 && user_memory::read::<u8>(path) == Ok(0);
     if names_descriptor {

@@ -190,7 +190,7 @@ impl Allocator {
         }
     }
 
-    /// Runs `work` on the lists, with the lock held.
+    /// Runs `work` on the lists, with the lock held. `None`: there is no memory for the lists.
     fn locked<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> Option<T> {
         let lists = self.lists();
         if lists.is_null() {

@@ -28,14 +28,15 @@ struct Relocation {
     addend: i64,
 }
 
-/// Returns the address of the function that a library's import of this name is bound to.
+/// Returns the address of the first definition of the function `name` in the loader's list. The
+/// loader binds imports of `name` to this definition.
 pub fn function(name: &CStr) -> Option<usize> {
     // SAFETY: the tables are those of a library in the loader's list.
     libc::entries().find_map(|library| unsafe { Tables::of(library)?.find(name) })
 }
 
-/// Makes all loaded libraries but this one call `function` by their imports of this name. Called
-/// while the process has one thread.
+/// Binds each import of `name` to `function`: in the program, and in all loaded libraries except
+/// usring's. Called while the process has one thread.
 pub fn redirect(name: &CStr, function: usize) {
     let Some(maps) = Maps::open() else { return };
     for library in libc::entries().filter(|library| library.base() != text::base()) {

@@ -90,7 +90,7 @@ pub fn has_sanitizer() -> bool {
     bound().sanitizers.iter().any(|function| *function != 0)
 }
 
-/// Lets glibc's malloc map each block of this size separately from now on. By default it stops
+/// Lets glibc's malloc map each block of this size separately from now on. By default malloc stops
 /// doing so once such a block has been freed.
 pub fn map_large_blocks(bytes: usize) {
     const M_MMAP_THRESHOLD: i32 = -3;

@@ -78,9 +78,10 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
         }
         // The wrapper needs the siginfo_t, which the kernel writes only with SA_SIGINFO.
         let flags = new.flags & !RESET_HANDLER | u64::from(linux::SA_SIGINFO);
-        // By the signal CHANGE_USER, libc changes the credentials of every thread. Its handler also
-        // runs while the thread is in the engine. A second signal could then not see that the
-        // engine was interrupted, so all signals are blocked during the handler.
+        // libc uses the signal CHANGE_USER to change the credentials of every thread. Its handler
+        // runs even on top of the engine. A second signal would interrupt libc's handler, so the
+        // wrapper would not defer it, although the engine below is not finished. So the handler
+        // blocks signals.
         let alone = if signal == CHANGE_USER.load(Ordering::Relaxed) { ALL_BLOCKED } else { 0 };
         Action { handler: wrapper::address(), flags, mask: (new.mask | alone) & !KEPT_OPEN, ..new }
     });

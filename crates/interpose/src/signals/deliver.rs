@@ -217,8 +217,8 @@ extern "C" fn take_deferred(delivery: &mut Delivery) -> u32 {
 
 /// Puts the saved frame of a signal back: into `room`, or where the kernel had put it on the
 /// alternate stack. After the signal's handler, the thread continues at `resume`, with
-/// `frame_pointer` in rbp and rsp. Its mask is then the delivery mask if there is one, otherwise
-/// the original mask. Returns the frame's address.
+/// `frame_pointer` in rbp and rsp. The thread's mask is then `delivery_mask` if there is one,
+/// otherwise `original_mask`. Returns the frame's address.
 extern "C" fn place_frame(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
     // SAFETY: `usring_deliver_deferred` passes room of as many bytes as `frames::room_for` said.
     let frame = unsafe { frames::place(width::low(delivery.frame), room) };

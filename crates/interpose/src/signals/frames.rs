@@ -125,7 +125,7 @@ pub fn room_for(saved_frame: u32) -> u64 {
 ///
 /// # Safety
 /// `room` must be aligned to 64 bytes and as large as [`room_for`] said. The stack pointer must not
-/// be above it.
+/// be above `room`.
 pub unsafe fn place(saved_frame: u32, room: *mut u8) -> *mut u8 {
     let place = slot(saved_frame).expect("the number of a saved frame");
     let (origin, length) = (place.origin.load(Ordering::Relaxed), place.length.load(Ordering::Relaxed));

@@ -206,8 +206,9 @@ struct Decision {
     mask: SignalSet,
 }
 
-/// Defers a signal that found its thread in the engine. `first` is the ucontext_t of the frame
-/// that interrupted the engine, `own` that of this signal. Every signal must be blocked.
+/// Defers a signal that found its thread in the engine. `first`: the ucontext_t of the frame that
+/// interrupted the engine. `own`: the ucontext_t of this signal's frame. Every signal must be
+/// blocked.
 extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Decision {
     // SAFETY: these are the kernel's frames on this stack. Only this thread accesses them until the
     // handlers return.

@@ -87,7 +87,7 @@ const OTHER_KINDS: u32 = linux::MAP_SHARED
 
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
-/// Minimum length in bytes of a mapping that traps, for each of the filters.
+/// For each filter: the length in bytes from which on an mmap(2) of swappable memory traps.
 const SIZES: [u32; 4] = [width::count(LEAST_MINIMUM), 256 << 10, 512 << 10, 1 << 20];
 
 /// Assembles a filter; `size` is one of [`SIZES`].

@@ -109,13 +109,13 @@ fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, E
     Ok(first..end)
 }
 
-/// The last failed `usring_swap_map`: the thread, and why it failed. Written and read under the
-/// lock.
+/// For each thread, why its last failed `usring_swap_map` failed. The oldest failure is first.
 static LAST_FAILURE: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
-/// Most threads whose last failure is kept. The oldest one is dropped for another.
+/// Maximum number of threads in `LAST_FAILURE`. For a further thread, the oldest failure is
+/// dropped.
 const MOST_FAILURES: usize = 64;
 
-/// Keeps why a call of this thread failed, for `usring_swap_error`.
+/// Records why a call of this thread failed, for `usring_swap_error`. Returns `errno`.
 fn failed(errno: Errno, reason: String) -> Errno {
     let thread = thread::current();
     let mut failures = LAST_FAILURE.lock();
@@ -141,7 +141,7 @@ unsafe fn error([place, room, ..]: Arguments) -> Result<u64, Errno> {
 }
 
 /// Reads the options. A program that was built with another version of the header has options of
-/// another size: missing ones are 0, and unknown ones must be 0.
+/// another size: missing options become 0, and unknown options must be 0.
 fn read_options(address: u64) -> Result<[u64; OPTIONS], Errno> {
     let size = user_memory::read::<u64>(UserAddress(address))?;
     let words = width::size(size / 8);

@@ -56,7 +56,8 @@ fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Optio
     pinned.proceed(call, answer)
 }
 
-/// Serves a call. If the kernel has to answer the call, pins its memory first.
+/// Serves a call by `serve`. If the kernel has to answer the call, first pins the memory that the
+/// call names.
 pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     if !region::exists() {
         return serve(call);

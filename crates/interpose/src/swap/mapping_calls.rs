@@ -151,7 +151,7 @@ fn report_no_room(length: u64) {
 }
 
 fn map_by_kernel(mut arguments: [u64; 6]) -> Result<u64, Errno> {
-    // Linux ignores this flag; usring's filter lets the call pass.
+    // Linux ignores this flag. With it, usring's filter lets the call pass.
     arguments[3] |= u64::from(linux::MAP_DENYWRITE);
     SystemCall::with_six(linux::__NR_mmap, arguments).run()
 }
@@ -182,8 +182,8 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
     let flags = width::low(flags) & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
     arguments[3] = u64::from(flags);
     match changes.replace(&range, || map_by_kernel(arguments)) {
-        // The file may be one of usring's descriptors, which have no mmap in the kernel. Another
-        // module then answers the call, on a range that belongs to the kernel alone.
+        // The file may be one of usring's descriptors, which have no mmap in the kernel.
+        // `make_room` releases the range to the kernel. `descriptor_calls::map` then answers.
         Err(Errno::ENODEV) => make_room(&mut changes, &range).err().map(|error| Err(busy(error, Unsupported::MapOver))),
         answer => Some(answer.map_err(|error| busy(error, Unsupported::MapOver))),
     }
@@ -429,9 +429,9 @@ fn remap_freely(
     }
 }
 
-/// Releases the memory of a stack to the kernel. The kernel writes signal frames to a stack. If the
-/// page were evicted, the kernel would kill the thread that runs there. (Also called for other
-/// memory that the kernel writes when it switches or ends threads.)
+/// Releases the memory of a stack to the kernel. The kernel writes signal frames to a stack. If a
+/// page of the stack were evicted, the kernel would kill the thread that runs on the stack. (Also
+/// called for other memory that the kernel writes when it switches or ends threads.)
 fn keep_stack(start: u64, length: u64) {
     let Some((mappings, range)) = mappings().zip(around(start, length).ok()).filter(|_| is_in_window(start)) else {
         return;

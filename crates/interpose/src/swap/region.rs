@@ -27,7 +27,7 @@ use usring_sys::set_once::SetOnce;
 /// Whether this process's memory may be swapped.
 pub static ON: AtomicBool = AtomicBool::new(false);
 static MAPPINGS: AtomicPtr<Mappings> = AtomicPtr::new(null_mut());
-/// Swapped memory that this process has inherited and not used yet; else null.
+/// Swapped memory that this process has inherited and not taken over yet; else null.
 static INHERITANCE: AtomicPtr<Inheritance> = AtomicPtr::new(null_mut());
 /// Whether a child that is forked now inherits the region. Set before each fork.
 static CHILD_INHERITS: AtomicBool = AtomicBool::new(false);
@@ -50,7 +50,7 @@ pub fn minimum() -> usize {
     MINIMUM.load(Ordering::Relaxed)
 }
 
-/// Returns whether this process has inherited memory that it has not used yet.
+/// Returns whether this process has inherited a region that it has not taken over yet.
 fn has_inherited() -> bool {
     !INHERITANCE.load(Ordering::Relaxed).is_null()
 }
@@ -138,7 +138,7 @@ pub fn set_child_inherits(inherits: bool) {
 /// Resets this module's state in a forked child. The child may call [`inherit`] afterwards.
 pub fn begin_after_fork() {
     MAPPINGS.store(null_mut(), Ordering::Relaxed);
-    // This child does not inherit memory that the parent has inherited and not used yet.
+    // This child does not inherit memory that the parent has inherited and not taken over yet.
     INHERITANCE.store(null_mut(), Ordering::Relaxed);
     if !CHILD_INHERITS.load(Ordering::Relaxed) {
         switch_off();

@@ -3,12 +3,12 @@
 //! | trapped call | answer |
 //! |---|---|
 //! | io_uring_setup, io_uring_enter, io_uring_register | EPERM where the kernel's io_uring_setup answers that, else ENOSYS |
-//! | rt_sigaction for SIGSYS | nothing changes; the action before is the default one |
+//! | rt_sigaction for SIGSYS | nothing changes; the previous action is reported as the default one |
 //! | rt_sigaction for any other signal | made again, with SIGSYS taken out of `sa_mask` |
 //! | rt_sigprocmask | made again, with SIGSYS taken out of the set |
 //! | execve, execveat | made again, while a tracer waits for the new program ([`super::tracer`]) |
 //! | io_pgetevents | io_getevents where there is no mask, else ENOSYS |
-//! | any other | made again, with the mark that the filter lets pass |
+//! | any other | made again, with the mark by which the filter lets it pass |
 //!
 //! Invariants:
 //! - The kernel runs the handler under the interrupted mask (SA_NODEFER, empty `sa_mask`). So
@@ -76,9 +76,11 @@ global_asm!(
     "add rsp, 32",
     "pop rbx",
     "ret",
-    // If there is no tracer, the exec is made without one: a dynamic program loads the library
-    // itself. [rsp] is the program's mask, [rsp + 8] the set of all signals, [rsp + 16] the
-    // tracer's id.
+    // An exec, with a tracer that installs the handler in the new image. If no tracer can be made,
+    // the exec is made without one. A dynamic program does not need it: its loader loads the
+    // library, which has its own handler.
+    // [rsp]: the program's mask. [rsp + 8]: the set of all signals. [rsp + 16]: the tracer's id; 0
+    // if there is no tracer.
     "2:",
     "mov qword ptr [rsp + 8], -1",
     "lea rsi, [rsp + 8]",
@@ -136,7 +138,8 @@ global_asm!(
     "usring_unserved_set_mask:",
     change_mask!("{set_mask}"),
     "ret",
-    // Tests whether the kernel can read 8 bytes at rsi. Result: the zero flag is clear if it can.
+    // Tests whether the kernel can read 8 bytes at rsi. Result: the zero flag is clear if the
+    // kernel can read them.
     "usring_unserved_probe:",
     "xor edx, edx",
     change_mask!("{no_operation}"),
@@ -200,7 +203,8 @@ global_asm!(
     "mov rsi, rsp",
     "syscall",
     "jmp usring_unserved_answer",
-    // Returns the action of SIGKILL, which is always the default one, and changes nothing.
+    // rt_sigaction for SIGSYS: changes nothing. Reports the action of SIGKILL, which is always the
+    // default one, in place of that of SIGSYS.
     "5:",
     "call usring_unserved_load",
     "mov edi, {sigkill}",

@@ -26,9 +26,9 @@ unsafe extern "C" {
     fn usring_unserved_attend(mask: &SignalSet) -> u32;
 }
 
-/// Makes `exec` with a tracer that installs the handler in the new image and sets its mask. All
-/// signals must be blocked. `None`: no process can trace the caller, and `exec` was not made.
-/// Otherwise returns the result of `exec`, which returns only if it fails.
+/// Makes `exec` with a tracer that installs the handler in the new image, and sets the image's
+/// signal mask to `mask`. All signals must be blocked. `None`: no process can trace the caller, and
+/// `exec` was not made. Otherwise returns the result of `exec`, which returns only if it fails.
 pub fn attended<T>(mask: SignalSet, exec: impl FnOnce() -> T) -> Option<T> {
     // SAFETY: 1. The function keeps the C ABI. 2. The process that it makes has a copy of this
     // memory, runs the section's code alone, and ends in it.

@@ -199,7 +199,7 @@ global_asm!(
 
 // At the beginning, ebx is the thread that will exec, r13 the shared page, r14 the address of the
 // mask. Later, r12d is the traced process, rbp the Frame, r14d whether the exec has begun, and r15d
-// a stop signal that is put off.
+// a stop signal that the tracer sends at the detach.
 global_asm!(
     ".pushsection usring_unserved,\"ax\",@progbits",
     ".p2align 4",
@@ -486,12 +486,13 @@ global_asm!(
     "call usring_unserved_trace",
     "mov rax, [rbp + {call} + {rax}]",
     "ret",
-    // Writes the address that the code at r10 has in the copy, at the offset r14.
+    // Converts r10, an address in this section, to the address in the copy, which begins at r13.
+    // Continues with usring_unserved_poke, which writes r10.
     "usring_unserved_relocate:",
     "lea rax, [rip + __start_usring_unserved]",
     "sub r10, rax",
     "add r10, r13",
-    // Writes r10 at the offset r14 of the copy.
+    // Writes r10 to the copy, at the offset r14. The traced process owns the copy.
     "usring_unserved_poke:",
     "mov edi, {PTRACE_POKEDATA}",
     "lea rdx, [r13 + r14]",
