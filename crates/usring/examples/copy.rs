@@ -39,8 +39,8 @@ struct Copy {
 }
 
 impl Copy {
-    /// Assigns the next block to a slot and returns its first request. Returns `None` after the
-    /// last block.
+    /// Assigns the next block to a slot and returns the block's first request. Returns `None` after
+    /// the last block.
     fn begin(&mut self, index: usize) -> Option<squeue::Entry> {
         if self.next >= self.size {
             return None;

@@ -13,8 +13,8 @@
 //! After this change the program needs no kernel with io_uring, no sysctl setting and no exception
 //! in a container's seccomp profile.
 //!
-//! They are those of version 0.7.15. (Cargo chooses a compatible version of `io-uring` for both
-//! crates.)
+//! The names and types are those of version 0.7.15 of `io-uring`. (Cargo chooses a compatible
+//! version of `io-uring` for both crates.)
 //!
 //! A program can use the kernel's ring where it works, and usring's elsewhere:
 //!

@@ -29,7 +29,7 @@
 //!   Before such a call, bring the memory in with [`SwapRegion::with_resident`] or hold a [`Pin`].
 //!   A datagram that is received into an evicted page is lost.
 //! - **A forked child** does not have the memory. A child that touches it ends with SIGBUS.
-//! - **A page that cannot be read back** raises SIGBUS. usring writes the page's place on the
+//! - **A page that cannot be read back** raises SIGBUS. usring writes the page's position on the
 //!   backing to standard error.
 //! - **Signals:** no thread may block SIGBUS or SIGSEGV while a region is used. usring's handlers
 //!   of both must stay in place from the first region on. A handler that was installed before still

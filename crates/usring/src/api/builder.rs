@@ -123,8 +123,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
         self.flag(abi::IORING_SETUP_CQSIZE)
     }
 
-    /// Reduces numbers of entries that are too large to the largest possible (32,768 and 65,536),
-    /// instead of refusing them.
+    /// If a number of entries is too large, makes a ring with the largest possible number (SQ:
+    /// 32,768; CQ: 65,536), instead of refusing the number.
     pub fn setup_clamp(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_CLAMP)
     }
@@ -146,7 +146,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
     }
 
     /// Makes a submission go on after a request that is refused. The refused request gets a
-    /// completion with its error. By default the submission ends there.
+    /// completion with its error. By default the submission ends with the refused request.
     pub fn setup_submit_all(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_SUBMIT_ALL)
     }

@@ -29,8 +29,8 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         CompletionQueue { half, core, left, entries: PhantomData }
     }
 
-    /// Reads the queue's tail again, so that the iterator also returns completions posted since
-    /// then.
+    /// Reads the queue's tail again. The iterator then also returns completions that were posted
+    /// since the last `sync`.
     #[inline]
     pub fn sync(&mut self) {
         self.clear_readiness();

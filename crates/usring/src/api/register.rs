@@ -45,8 +45,8 @@ impl Submitter<'_> {
     /// Those of io_uring_register(2), and `EOWNERDEAD` if the ring is a parent process's.
     ///
     /// # Safety
-    /// `arg` points to what `opcode` takes, and `nr_args` counts its elements as the opcode does.
-    /// For some opcodes the engine writes the answer to `arg`, so that memory must be writable.
+    /// `arg` and `nr_args` are what io_uring_register(2) requires for `opcode`. For some opcodes
+    /// the engine writes the answer to `arg`, so that memory must be writable.
     pub unsafe fn register(&self, opcode: u32, arg: *mut libc::c_void, nr_args: u32) -> io::Result<u32> {
         self.register_raw(opcode, UserAddress(arg as u64), nr_args)
     }

@@ -78,7 +78,7 @@ impl Drop for Core {
     fn drop(&mut self) {
         if self.ring.is_inherited() {
             // Leaks the engine's ring, because only the parent process may close it. Threads that
-            // do not exist in this process may hold its locks.
+            // do not exist in this process may hold the ring's locks.
             mem::forget(self.ring.clone());
             return;
         }

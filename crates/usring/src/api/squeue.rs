@@ -37,7 +37,8 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
     /// [`Submitter::submit`](crate::Submitter::submit) does so by itself.
     ///
     /// Call [`sync`](SubmissionQueue::sync) first. This function begins with the full barrier that
-    /// must stand between publishing the entries and reading the flag.
+    /// must stand between publishing the entries and reading the flag that the SQ thread sets
+    /// before it sleeps.
     #[inline]
     pub fn need_wakeup(&self) -> bool {
         self.half.needs_wakeup()

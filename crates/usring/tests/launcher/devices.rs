@@ -93,7 +93,8 @@ fn a_back_end_that_does_not_answer_is_named_and_a_signal_ends_the_wait() {
         assert!(said.contains("does not answer within 5 s; it may be stopped, or serve another"), "{said}");
 
         let mut child = usring(&["run"]).args(options).arg("true").stderr(Stdio::null()).spawn().unwrap();
-        // Waits until the launcher has connected, after which it waits for the back end's answer.
+        // Waits until the launcher has connected. The launcher then waits for the back end's
+        // answer.
         let queue = format!(" {socket}");
         let connected = || std::fs::read_to_string("/proc/net/unix").unwrap().matches(&queue).count() > 1;
         let start = Instant::now();

@@ -82,7 +82,8 @@ fn the_launcher_dies_by_the_programs_signal() {
     for (name, number) in [("TERM", 15), ("KILL", 9), ("SEGV", 11), ("INT", 2), ("RTMIN+3", 37)] {
         let script = format!("kill -{name} $$");
         let sent = |arguments: &[&str]| {
-            // Resets signals that this process ignores, because the shell would inherit that.
+            // env(1) resets the signals that this process ignores. Otherwise the shell would ignore
+            // them, too.
             let shell = ["env", "--default-signal", "bash", "-c", &script];
             usring(&["run"]).args(arguments).args(shell).output().unwrap().status.signal()
         };

@@ -3,8 +3,8 @@
 use crate::{installation, run, text, usring, utf8};
 use std::process::Command;
 
-/// Runs a shell line three times and returns the outputs. In the line, `RUN` becomes nothing,
-/// `usring run`, and `usring run --stats`.
+/// Runs a shell line three times and returns the outputs. `RUN` in the line stands for nothing in
+/// the first run, for `usring run` in the second, and for `usring run --stats` in the third.
 fn three_ways(line: &str) -> [String; 3] {
     let launcher = installation().path("usring");
     [String::new(), format!("{} run", launcher.display()), format!("{} run --stats", launcher.display())].map(
