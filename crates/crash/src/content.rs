@@ -32,7 +32,7 @@ pub fn mix(hash: u64, number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns the hash of some bytes and their number.
+/// Returns a hash of `bytes`, in which their number counts, too.
 pub fn hash_bytes(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let hash = words.iter().fold(bytes.len() as u64, |hash, word| mix(hash, u64::from_le_bytes(*word)));

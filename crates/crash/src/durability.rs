@@ -148,8 +148,8 @@ pub(crate) fn is_metadata(change: &Change) -> bool {
     !matches!(change, Change::Write { .. } | Change::Clear { .. })
 }
 
-/// Returns the first position at which an operation is durable: by rules 1 to 5, and in the model
-/// `Device` by the column of that model.
+/// Returns the first position at which an operation is durable, by rules 1 to 5 at the head of this
+/// file. In the model `Device`, changes of names and sizes are durable at once.
 fn first_durable(history: &History, operation: &Operation, model: Model) -> Position {
     let Some(ended) = operation.end else { return NEVER };
     let is_of_names = operation.change.file().is_none();
@@ -174,7 +174,8 @@ fn first_durable(history: &History, operation: &Operation, model: Model) -> Posi
     durable_at
 }
 
-/// Returns the first position at which the bytes of an operation are certainly dropped (rule 5).
+/// Returns the first position at which the bytes of an operation are certainly dropped (rule 5 at
+/// the head of this file).
 fn first_dropped(history: &History, operation: &Operation, durable_at: &Position) -> Position {
     let Some(ended) = operation.end else { return NEVER };
     let drops = |sync: &&Sync| {

@@ -105,8 +105,8 @@ fn left(choice: Choice) -> String {
     }
 }
 
-/// Describes a power loss: when it came, each operation that is not whole with the reason, and the
-/// newest ones that were kept although they could have been lost.
+/// Describes a power loss: when it came, and each operation that is not whole, with the reason.
+/// Then the newest operations that were kept although they could have been lost.
 pub fn plan(history: &History, durability: &Durability, plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     let begun = |operation: &&Operation| operation.begin < plan.cut;

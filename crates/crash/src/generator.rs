@@ -6,7 +6,7 @@
 //! | `Ends` | all of them, or none |
 //! | `Singles` | all but one, or one alone |
 //! | `Parts` | one write in part: torn by sectors of 512 or 4096 bytes, or its size alone |
-//! | `Groups` | the first ones, those of one file, those of names, those of bytes |
+//! | `Groups` | the first operations, those of one file, those of names, those of bytes |
 //! | `Random` | a random part, with random tears |
 //!
 //! Every stage but `Promises` visits all positions of the history, in order. `Random` starts anew

@@ -1,14 +1,16 @@
-//! The smallest loss with which a check still fails. First, delta debugging makes operations whole
-//! (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002). Then a
-//! bisection finds the earliest power loss.
+//! Finds a small loss with which a check still fails:
+//!
+//! 1. Delta debugging removes losses: an operation that was lost or torn becomes whole (Zeller and
+//!    Hildebrandt, "Simplifying and isolating failure-inducing input", 2002).
+//! 2. A bisection moves the power loss to an earlier position.
 
 use crate::durability::Durability;
 use crate::history::History;
 use crate::plan::{Choice, Plan};
 
 /// Returns a smaller plan for which `fails` still returns true. Calls `fails` at most `most_tries`
-/// times. If that number suffices, `fails` returns false as soon as any one loss is taken from the
-/// plan.
+/// times. If that number suffices, no single loss could be removed from the plan before the
+/// bisection.
 pub fn minimise(
     history: &History,
     durability: &Durability,

@@ -26,7 +26,7 @@ struct Request {
     begin: Position,
 }
 
-/// An event of a request, whose end is set when the request completes.
+/// An event that a request has caused. The event's end is set when the request completes.
 enum Open {
     Operation(usize),
     Sync(usize),
@@ -210,8 +210,8 @@ impl Reader {
     }
 
     /// Returns the positions at which an event of a record begins and ends. If a request made the
-    /// call, its end is unknown until its completion is read (`None`). The reader keeps `open`, and
-    /// sets the end then.
+    /// call, the end is unknown (`None`) until the request's completion is read. The reader keeps
+    /// `open` until then, and then sets the end.
     fn span(&mut self, record: &Record<'_>, position: Position, open: Open) -> (Position, Option<Position>) {
         match self.requests.get(&record.thread) {
             Some(request) => {
