@@ -242,7 +242,7 @@ fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
 }
 
 /// Records that a call is answered with an error and is not made. A sync that fails may lose the
-/// data that it should have written. If `drops` is set, it certainly does.
+/// data that it should have written. If `drops` is set, the sync certainly loses them.
 pub fn note_failure(call: &SystemCall, drops: bool) {
     if matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs) {
         let io_error = Errno::EIO.negative();

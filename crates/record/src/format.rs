@@ -19,7 +19,7 @@ pub enum Page {
     /// Device and inode of the pipe that is the command's standard output.
     OutputDevice = 1,
     OutputInode = 2,
-    /// Length of the folder's path, in bytes. The path begins at the word after it.
+    /// Length of the folder's path, in bytes. The path begins at the next word.
     FolderLength = 3,
     Folder = 4,
 }
@@ -48,7 +48,8 @@ pub enum Kind {
     Link = 7,
     /// A name in `folder` for `node` is gone.
     Remove = 8,
-    /// The name of `node` in `folder` moves to `second_folder`, as the second path.
+    /// `node` moves from its name in `folder`, the first path, to a name in `second_folder`, the
+    /// second path.
     Rename = 9,
     /// The names of `node` in `folder` and of the inode `size` in `second_folder` are exchanged.
     Exchange = 10,
@@ -63,8 +64,8 @@ pub enum Kind {
     Unknown = 14,
     /// The requests of a batch are submitted; `id` is the batch.
     Batch = 15,
-    /// From here on, the thread's calls belong to request `id` of batch `size`. If `size` is 0, the
-    /// request was held back, and begins now.
+    /// From here on, the thread's calls belong to request `id` of batch `size`. If `size` is 0, a
+    /// link or a drain has held the request back, and the request begins now.
     Request = 16,
     /// From here on, the thread's calls belong to no request.
     RequestLeft = 17,

@@ -28,8 +28,8 @@ pub fn new_request() -> u64 {
     number()
 }
 
-/// Makes calls for a request. `batch` is the batch with which it was submitted. If it is 0, the
-/// request was held back and begins now.
+/// Makes calls for a request. `batch`: the batch with which the request was submitted; 0 if a link
+/// or a drain has held the request back, and the request begins now.
 pub fn during<T>(request: u64, batch: u64, work: impl FnOnce() -> T) -> T {
     append(&Record { id: request, size: batch, ..Record::new(Kind::Request) }, &[]);
     let result = work();
