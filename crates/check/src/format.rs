@@ -28,7 +28,8 @@ pub enum Kind {
     /// A request was in flight when its ring or process ended. The request changes something
     /// outside the process's memory.
     Leaked,
-    /// A short transfer cancelled the rest of its chain, and the program did not submit it again.
+    /// A short transfer cancelled the later requests of its chain, and the program did not submit
+    /// them again.
     BrokenLink,
     /// Perhaps a [`Kind::DeadFrame`]. The launcher compares the two call stacks of the finding, and
     /// drops the finding unless the memory's stack frame has certainly ended.

@@ -10,8 +10,8 @@
 //! | `log`, `format` | findings in a file that the launcher reads |
 //!
 //! A finding must be real. Where the checker cannot tell a mistake from an intention, it stays
-//! silent. A request is in flight until its CQE is posted, because the program may see it from then
-//! on.
+//! silent. A request is in flight until its CQE is posted, because from then on the program may see
+//! the CQE.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]

@@ -11,7 +11,8 @@ use usring_uapi::general as linux;
 const MOST_BYTES: u64 = 256 << 10;
 const PIECE: usize = 1024;
 
-/// Returns a checksum over the first bytes of a request's memory. `None`: it cannot be read.
+/// Returns a checksum over the first bytes of a request's memory. `None`: the memory cannot be
+/// read.
 pub(crate) fn checksum(members: &[IoVector]) -> Option<u64> {
     const PRIME: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut sum = PRIME;
@@ -34,7 +35,8 @@ pub(crate) fn checksum(members: &[IoVector]) -> Option<u64> {
     Some(sum)
 }
 
-/// Returns whether a range of addresses has a byte of a request's memory.
+/// Returns whether a range of addresses has a byte in common with `member`, a part of a request's
+/// memory.
 pub(crate) fn overlaps(member: &IoVector, start: u64, length: u64) -> bool {
     member.length != 0
         && member.base < start.saturating_add(length)
@@ -44,7 +46,8 @@ pub(crate) fn overlaps(member: &IoVector, start: u64, length: u64) -> bool {
 /// Bytes below the stack pointer that a function may use (the red zone of the ABI).
 const RED_ZONE: u64 = 128;
 
-/// A return address in a stack, above a buffer (`value`), and the address at which it lies (`at`).
+/// A return address (`value`) above a buffer in a stack, and the stack address that holds it
+/// (`at`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReturnSlot {
     at: u64,

@@ -45,7 +45,7 @@ pub(crate) struct InFlight {
     /// Inner `None`: the change was found outside any call.
     pub changed: Option<Option<Arc<Stack>>>,
     pub held_back: HeldBack,
-    /// Number of the request's chain; 0: it is alone.
+    /// Number of the request's chain; 0: the request is in no chain.
     pub chain: u64,
     /// The call that closed the request's file, and the file.
     pub closed: Option<(Arc<Stack>, FileIdentity)>,

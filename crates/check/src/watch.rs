@@ -58,7 +58,7 @@ pub fn is_in_flight() -> bool {
 }
 
 /// Returns whether memory of a request in flight begins at or behind the address `start`. So a
-/// block of memory that begins at `start` may contain it.
+/// block of memory that begins at `start` may contain that memory.
 pub fn has_memory_in_flight(start: u64) -> bool {
     is_in_flight()
         && state().requests.in_flight.values().any(|it| it.memory.iter().any(|m| m.base.wrapping_sub(start) < 1 << 40))
@@ -153,7 +153,7 @@ fn closed(ring: u64, consumed: u32, tail: u32) {
 }
 
 /// Notes that the program frees, unmaps or discards memory. `kind`: the finding if a request in
-/// flight uses it.
+/// flight uses that memory.
 pub fn releases(start: u64, length: u64, kind: Kind, registers: Registers) {
     let mut state = state();
     let mut found = Vec::new();
@@ -222,8 +222,8 @@ impl State {
             Access::Reads => {
                 let is_target = |other: &InFlight| other.access == Access::Writes && meets(other);
                 let is_alone = !self.requests.in_flight.values().any(is_target);
-                // A request that is held back begins later. An earlier request may fill its memory
-                // before.
+                // A request that is held back begins later. Before that, an earlier request may
+                // fill this request's memory.
                 if is_alone && request.held_back == HeldBack::No {
                     request.checksum = memory::checksum(&request.memory);
                 }
