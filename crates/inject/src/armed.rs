@@ -204,7 +204,7 @@ pub fn count_order(event: OrderEvent) {
     PAGE.get().into_iter().for_each(|page| page.count_order(event));
 }
 
-/// Notes that the seed alone does not determine the order.
+/// Notes that the seed alone does not determine the order of completions.
 pub fn note_unsure_order() {
     PAGE.get().into_iter().for_each(Page::note_unsure_order);
 }

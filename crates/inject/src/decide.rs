@@ -46,7 +46,7 @@ pub struct Call<'a> {
     pub thread: u32,
     pub names: &'a dyn Names,
     /// How the request is carried out. `None` for a plain call, and for a request while usring does
-    /// not know it yet.
+    /// not know that yet.
     pub issue_path: Option<IssuePath>,
 }
 
@@ -83,9 +83,9 @@ pub struct Fault {
     pub once: bool,
 }
 
-/// Returns the fault of a call. `rules` are pairs of a rule's index and the rule. `count` gets the
-/// index of the rule that matches the call. It counts the call for that rule in this process, and
-/// returns the new count.
+/// Returns the fault of a call. `rules` are pairs of a rule's index and the rule. `count` is called
+/// with the index of the rule that matches the call. It counts the call for that rule in this
+/// process, and returns the new count.
 pub fn decide<'a>(
     rules: impl DoubleEndedIterator<Item = (u16, &'a Rule)>,
     call: &Call<'_>,
@@ -182,7 +182,7 @@ impl Fault {
         (total > 1 && most < total).then_some(most.max(1))
     }
 
-    /// Writes the rule that makes this fault again, and only this one.
+    /// Writes the rule that makes this fault again, and no other fault.
     pub fn write(&self, f: &mut dyn fmt::Write, call: &Call<'_>, moment: &Moment) -> fmt::Result {
         let (kind, name) = (call.kind.name(), name_of(call.kind, call.number));
         write!(f, "{kind}:{name}:process={}:nth={}", moment.process, moment.nth)?;

@@ -4,8 +4,8 @@
 /// Returns whether the pattern matches the whole path.
 pub fn matches(pattern: &[u8], path: &[u8]) -> bool {
     let (mut pattern_at, mut path_at) = (0, 0);
-    // For the last `*`: the position after it in the pattern, and the end of the part of the path
-    // that it covers. After a mismatch the `*` covers one character more.
+    // For the last `*`: the position after the `*` in the pattern, and the end of the part of the
+    // path that the `*` covers. After a mismatch the `*` covers one character more.
     let mut retry = None;
     loop {
         if pattern.get(pattern_at) == Some(&b'*') {

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use usring_uapi::opcode;
 
-/// An error, the text that it is in, and its place there.
+/// A mistake in a text: the text, the position of the mistake, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecError {
     text: String,

@@ -89,11 +89,11 @@ pub enum Counter {
 /// Something that `usring run --order` did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderEvent {
-    /// A request got its completion's place from the seed.
+    /// The seed chose the position of a request's completion in the order of completions.
     Ordered,
-    /// Such a request was also carried out late.
+    /// A request whose completion got its position from the seed was also carried out late.
     RanLate,
-    /// All requests went on at once that were held back.
+    /// All requests that were held back continued at the same time.
     Burst,
     /// Sockets that became ready at the same time were served in another order.
     Shuffled,
@@ -228,13 +228,14 @@ impl Page {
         self.load(AT_UNCOUNTED)
     }
 
-    /// Has completions of rings come in an order that `seed` chooses.
+    /// Makes the completions of rings come in an order that `seed` chooses.
     pub fn set_order(&self, seed: u64) {
         self.store(AT_ORDER_SEED, seed);
         self.store(AT_HAS_ORDER, 1);
     }
 
-    /// Returns the seed by which the order of completions is chosen; `None`: it is left alone.
+    /// Returns the seed by which the order of completions is chosen; `None`: the order is left
+    /// alone.
     pub fn order(&self) -> Option<u64> {
         (self.load(AT_HAS_ORDER) != 0).then(|| self.load(AT_ORDER_SEED))
     }
@@ -374,7 +375,8 @@ impl Page {
         self.counter(key).map_or(0, |counter| counter.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Returns the number of a process in the run, from 1; gives it one on first use.
+    /// Returns the number of a process in the run, from 1. Gives the process the next number on
+    /// first use.
     pub fn number_of_process(&self, process: u32) -> u32 {
         let key = Key { counter: Counter::Process, process, rule: 0, kind: Kind::Ring, number: 0 };
         let Some(counter) = self.counter(key) else { return u32::MAX };
@@ -401,7 +403,8 @@ impl Page {
         while word.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             core::hint::spin_loop();
             tries += 1;
-            // A holder that was killed never unlocks. It has written whole rules or nothing.
+            // A process that was killed while it held the lock never unlocks. It has written whole
+            // rules or nothing, so this process takes the lock over.
             if tries == MOST_TRIES {
                 break;
             }

@@ -182,7 +182,7 @@ const KEYS: [Key; 26] = [
     }),
 ];
 
-/// Keys that a rule may repeat. The last one holds, as in strace.
+/// Keys that a rule may repeat. The last field with such a key holds, as in strace.
 const REPEATABLE: [&str; 1] = ["when"];
 
 /// Keys with the same meaning.
@@ -243,7 +243,7 @@ impl<'a> Parser<'a> {
         self.wrong(name, format!("unknown key '{name}'; {hint}"))
     }
 
-    /// Returns the field of a key, for a message.
+    /// Returns the rule's first field (`KEY=VALUE`) whose key is one of `names`, for a message.
     fn given(&self, names: &[&str]) -> Option<&'a str> {
         self.given.iter().find(|(name, _)| names.contains(name)).map(|(_, field)| *field)
     }
