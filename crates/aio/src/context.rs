@@ -38,14 +38,14 @@ pub struct Context {
     /// Held by the thread that consumes events, and so moves the head, on behalf of the program.
     taking: Mutex<()>,
     /// The eventfd that the last iocb with IOCB_FLAG_RESFD named, so that the next iocb finds it:
-    /// most iocbs name the same eventfd. Lasts while a request still has to signal that eventfd.
-    /// The reference is weak, so that the program's close of the eventfd takes effect.
+    /// most iocbs name the same eventfd. The value lasts while a request still has to signal that
+    /// eventfd. The reference is weak, so that the program's close of the eventfd takes effect.
     last_eventfd: Mutex<Weak<EventDescriptor>>,
 }
 
 impl Context {
     /// Makes a context. `completion_mode`: how its completions reach waiting threads. A polled
-    /// context ignores it, because its callers always poll the devices.
+    /// context ignores the mode, because its callers always poll the devices.
     pub fn new(
         trust: AddressTrust,
         requests: u32,

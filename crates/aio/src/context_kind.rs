@@ -6,8 +6,8 @@
 pub enum ContextKind {
     /// Made by io_setup(2): follows the rules of today's kernels.
     Kernel,
-    /// Made by io_setup2 without IOCTX_FLAG_IOPOLL: as [`Self::Kernel`], but refuses polled
-    /// requests.
+    /// Made by io_setup2 without IOCTX_FLAG_IOPOLL: follows the rules of today's kernels, but
+    /// refuses polled requests.
     Plain,
     /// Made by io_setup2 with IOCTX_FLAG_IOPOLL: callers poll the devices for every request.
     Polled,
