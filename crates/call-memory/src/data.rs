@@ -27,8 +27,8 @@ pub enum Form {
         address: usize,
         position: Option<usize>,
     },
-    /// One message (`single`: sendmsg(2), recvmsg(2)) or several, and the number of buffers of
-    /// each.
+    /// The messages of a call, and in `counts` the number of buffers of each. `single`: the call is
+    /// sendmsg(2) or recvmsg(2), which has one message.
     Messages {
         headers: Vec<MessageHeader>,
         counts: Vec<usize>,
@@ -43,13 +43,14 @@ pub struct Buffer {
     pub address: usize,
     pub length: usize,
     pub position: Option<usize>,
-    /// Bytes in front of the data that the length argument does not count. (In msgsnd(2): the
-    /// message's type.)
+    /// Number of bytes in front of the data. The length argument does not count them. (In msgsnd(2)
+    /// and msgrcv(2): the message's type.)
     pub header: u64,
     pub access: Access,
 }
 
-/// Data that is large enough to be transferred separately.
+/// Data that is transferred separately from the other memory that a call names: large data, and
+/// that of vmsplice(2).
 pub struct Data {
     pub form: Form,
     pub access: Access,
@@ -95,7 +96,7 @@ fn length_argument(number: u32, length: u64) -> u64 {
 }
 
 /// Returns the access of the kernel to the buffers of a call with a vector, and whether the call
-/// has a file position.
+/// has a file position. `None`: the call has no vector.
 fn vector_of(number: u32) -> Option<(Access, bool)> {
     match number {
         linux::__NR_readv | linux::__NR_process_vm_readv => Some((Access::Write, false)),

@@ -119,8 +119,8 @@ impl IoSemantics {
         let lingers = sends && flags & ZERO_COPY != 0;
         let most = match semantics.medium {
             Medium::Stream if sends || waits_for_all && is_plain && !peeks => STREAM_PART,
-            // A part has as many bytes as the stream holds now, so that no large buffer is made
-            // without need.
+            // A part has as many bytes as the stream holds now, between `STREAM_PART` and `MOST`.
+            // So no large buffer is made without need.
             Medium::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
             _ => MOST,
         };

@@ -1,13 +1,14 @@
 //! Pins the memory that a system call names, until the kernel has answered the call. This is for
 //! programs whose memory usring itself swaps ([`usring_swap::mappings`]).
 //!
-//! If a call names a page that is evicted, the kernel answers EFAULT. A datagram that was to be
-//! received there is lost. So usring pins the memory of a call before it makes the call:
+//! If a call names a page that is evicted, the kernel answers EFAULT. If the call was to receive a
+//! datagram, the datagram is then lost. So usring pins the memory of a call before it makes the
+//! call:
 //!
 //! - Structures, names and small data are pinned, however many pages are pinned already.
 //! - Large data is transferred separately.
 //! - A call is answered ENOMEM if a single range that it names is longer than half of the region's
-//!   limit: the bytes that may be resident. Data and execve(2) are exempt.
+//!   limit. (The limit is the number of bytes that may be resident.) Data and execve(2) are exempt.
 //! - A futex word is not pinned while threads sleep on it. If the kernel answers EFAULT because the
 //!   word is evicted, usring pins it and makes the call again.
 //!

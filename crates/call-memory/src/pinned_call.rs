@@ -20,8 +20,9 @@ pub struct PinnedCall {
 }
 
 impl PinnedCall {
-    /// Pins the memory of a call in the region that `region` returns. `None`: the call names no
-    /// swapped memory, or there is no region.
+    /// Pins the memory of a call in the region that `region` returns. If the call moves large data,
+    /// changes `call` to transfer the first part. `None`: the call names no swapped memory, or
+    /// there is no region.
     ///
     /// Errors: `ENOMEM` if a range that the call names, other than data, is longer than half of the
     /// region's limit. `EFAULT` for a page that cannot be read.
@@ -75,8 +76,8 @@ impl PinnedCall {
         None
     }
 
-    /// Pins the memory of this call again, in a forked child's copy of it. This is for a fork in a
-    /// signal handler that interrupted the call: the child, too, returns into the call.
+    /// Pins the memory of this call again in a forked child, which has no pins. Needed if a signal
+    /// handler interrupted the call and forked: the child, too, then returns into the call.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         self.mappings = mappings;
         if let Some(pinned) = &mut self.pinned {
@@ -104,7 +105,7 @@ fn error(error: Errno) -> u64 {
     width::word(error.negative())
 }
 
-/// Returns whether more than `most` bytes of a range are mapped.
+/// Returns whether the mapping at the start of a range has more than `most` bytes from there on.
 fn is_longer(mappings: &Mappings, range: &MemoryRange, most: usize) -> bool {
     mappings.around(range.start).is_some_and(|around| around.end - range.start > most)
 }

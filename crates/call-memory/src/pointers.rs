@@ -3,7 +3,8 @@
 //!
 //! There are too many structures of ioctl(2), bpf(2) and the like to know them all. A word in such
 //! a structure that is an address of swapped memory is assumed to be an address that the kernel
-//! uses. Its assumed length is the largest number in the structure.
+//! uses. The memory there is assumed to be as long as the largest number in the structure, with a
+//! minimum of 16 KiB. Numbers above 1 MiB do not count.
 
 use crate::few::Few;
 use crate::is_in_window;
@@ -63,8 +64,8 @@ fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
 /// Maximum length of a path, in bytes, including its NUL.
 const MOST_TEXT: u64 = 4096;
 
-/// Returns how many bytes the kernel reads of a string, at most up to the aligned 8 bytes that
-/// contain its NUL.
+/// Returns the length of a string in bytes, up to the end of the aligned 8 bytes that contain its
+/// NUL. The count ends early after about [`MOST_TEXT`] bytes, or where memory cannot be read.
 fn text_length(start: u64) -> u64 {
     let mut length = 0;
     while length < MOST_TEXT {
@@ -147,7 +148,8 @@ fn add_vector(ranges: &mut MemoryRanges, address: u64, count: u64, access: Acces
 /// Lowest address that programs can map (the usual vm.mmap_min_addr).
 const LEAST_ADDRESS: u64 = 64 << 10;
 
-/// Calls `look` with each `N` words of memory, up to the first words that cannot be read.
+/// Calls `look` with `N` words at a time, for the `words` words at `address`. Ends with `Break` at
+/// the first words that cannot be read.
 fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64; N])) -> ControlFlow<()> {
     // Below this address nothing is mapped, so the argument is a number. A read would only fault.
     if address < LEAST_ADDRESS {
@@ -174,7 +176,7 @@ fn add_futexes(ranges: &mut MemoryRanges, address: u64, count: u64) {
     let _ = each_word(address, count.min(MOST) * 3, |words: [u64; 3]| add(ranges, words[1], 4, Access::Write));
 }
 
-/// Returns the size of the structure that an ioctl's number declares.
+/// Returns the size of the structure that an ioctl's number declares; `OLD` if it declares none.
 fn ioctl_size(command: u32) -> u64 {
     const OLD: u64 = 64;
     match u64::from(command >> 16 & 0x3fff) {
@@ -183,7 +185,8 @@ fn ioctl_size(command: u32) -> u64 {
     }
 }
 
-/// Size in bytes that is assumed for a structure whose ioctl number declares none.
+/// Least size in bytes that is assumed for a structure of ioctl(2), and for memory that a structure
+/// names.
 const USUAL: u64 = 16 << 10;
 
 /// Adds the structure of an ioctl(2), and the memory that its words name. Counts at least [`USUAL`]

@@ -25,7 +25,8 @@ pub enum Extent {
     Declared(usize),
     /// `Bits(count)`: a bit set. Argument `count` is the number of bits.
     Bits(usize),
-    /// `Pages(length)`: a byte for each page of a range. Argument `length` is its length in bytes.
+    /// `Pages(length)`: a byte for each page of a range. Argument `length` is the range's length in
+    /// bytes.
     Pages(usize),
     /// A string with its NUL, at most as long as a path may be.
     Text,
@@ -441,7 +442,7 @@ pub fn is_known(number: u32) -> bool {
     TABLE.get(number as usize).is_some_and(Option::is_some)
 }
 
-/// Returns the arguments of a call that are addresses.
+/// Returns the arguments of a call that are addresses; all arguments if the call is not known.
 pub fn pointers(number: u32) -> &'static [Pointer] {
     TABLE.get(number as usize).copied().flatten().unwrap_or(UNKNOWN)
 }

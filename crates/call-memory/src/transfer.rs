@@ -7,8 +7,8 @@
 //! | streams (pipes, stream sockets, terminals) | bounce buffers ([`usring_sys::bounce_buffer`]), in parts |
 //! | messages (datagrams, devices, queues, eventfds) | one bounce buffer for the whole |
 //!
-//! (An append that is too large for either method is transferred in parts.) A call that may wait
-//! for ever pins no memory while it waits. Another part follows only where the kernel itself would
+//! (An append that is too large for either method is transferred in parts.) While a call may wait
+//! for ever, none of this data is pinned. Another part follows only where the kernel itself would
 //! continue the call, and only if no signal has come.
 
 use crate::data::{Data, EACH_MESSAGE, Form};
@@ -226,8 +226,9 @@ impl Transfer {
         if bounce.fill(&self.part) < length_of(&self.part) { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
-    /// Copies the next part to a bounce buffer, up to the first byte that cannot be read. Like the
-    /// kernel, it transfers the data before such a byte.
+    /// Copies the next part to a bounce buffer, up to the first byte that cannot be read. The call
+    /// then transfers the data before that byte, as in the kernel. `EFAULT` if the first byte
+    /// cannot be read.
     fn fill_what_can_be(&mut self, purpose: Purpose) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);

@@ -92,9 +92,9 @@ impl SubmissionHalf {
         Ok(())
     }
 
-    /// Returns whether the SQ thread sleeps, so that the application must call enter(2) with
-    /// `SQ_WAKEUP`. Called after a push. Executes the full barrier that is required between the
-    /// store of the tail and the load of the flag.
+    /// Returns whether the SQ thread sleeps, so that the application must call io_uring_enter(2)
+    /// with `SQ_WAKEUP`. Called after a push. Executes the full barrier that is required between
+    /// the store of the tail and the load of the flag.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
         Edge::NeedWakeup.barrier(Side::Waker);

@@ -2,8 +2,8 @@
 //!
 //! The backlog lies in the ring's memory, behind the journal, so every process of the ring finds
 //! it. The CQE with index *n* lies at position *n* of a circular area. So the CQ's published tail
-//! is also the beginning of the backlog: one store of the tail moves CQEs from the backlog to the
-//! CQ.
+//! is also the beginning of the backlog. One store of the tail therefore both publishes CQEs that
+//! were copied to the CQ, and removes them from the backlog.
 //!
 //! | word | content |
 //! |---|---|

@@ -39,7 +39,7 @@ const CHANGE: usize = 16;
 /// Bytes of the slot.
 pub const LENGTH: usize = 64;
 
-/// A process's half of a ring's slot. Only the holder of the ring's lock uses it.
+/// One process's view of a ring's change slot. Only the holder of the ring's lock uses it.
 pub struct ChangeSlot {
     memory: Arc<SharedMemory>,
     start: usize,
@@ -48,8 +48,8 @@ pub struct ChangeSlot {
 }
 
 impl ChangeSlot {
-    /// Returns the half that process number `own` uses. `start` is the slot's offset in `memory`,
-    /// in words.
+    /// Returns the view for the process with the number `own`. `start` is the slot's offset in
+    /// `memory`, in bytes.
     pub fn new(memory: Arc<SharedMemory>, start: usize, own: u32) -> ChangeSlot {
         ChangeSlot { memory, start, own }
     }
@@ -74,7 +74,8 @@ impl ChangeSlot {
         is_available
     }
 
-    /// Asks the process `target` for a change. The caller has found the slot available.
+    /// Asks the process `target` for a change. The caller has found the slot available. If this
+    /// process uses the slot already, the earlier change stays and only the target is new.
     pub fn ask(&self, target: u32, change: Change) {
         if !self.is_own() {
             self.set(ASKER, 0);
@@ -86,7 +87,7 @@ impl ChangeSlot {
         self.set(ASKER, self.own);
     }
 
-    /// Returns the change that this process is asked for.
+    /// Returns the change that this process is asked for; `None`: it is not asked for one.
     pub fn requested_change(&self) -> Option<Change> {
         let is_asked = self.get(ASKER) != 0 && self.get(TARGET) == self.own;
         is_asked.then(|| core::array::from_fn(|index| self.memory.read(self.start + CHANGE + 8 * index)))

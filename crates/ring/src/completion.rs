@@ -2,11 +2,11 @@
 //!
 //! - A CQE that finds no room goes to the backlog (`crate::backlog`), so no CQE is lost. The order
 //!   is kept: while the backlog is not empty, every new CQE is appended to it.
-//! - The SQ's flag `CQ_OVERFLOW` asks the program to call enter(2), which calls
+//! - The SQ's flag `CQ_OVERFLOW` asks the program to call io_uring_enter(2), which calls
 //!   [`CompletionQueue::flush_overflow`].
 //! - The CQ may be an AIO context's ring instead (`crate::events`). Each CQE is then stored as an
-//!   event. Head and tail are slot numbers, which wrap around at the number of slots, not a power
-//!   of two.
+//!   event. Head and tail are slot numbers, which wrap around at the number of slots. That number
+//!   need not be a power of two.
 
 use crate::backlog::Backlog;
 use crate::events;
@@ -162,8 +162,8 @@ impl CompletionQueue {
             self.memory.completions.header_word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
         }
         if !self.backlog.push(self.tail, cqe, extension) {
-            // Without memory the CQE is lost and counted, as in the kernel. enter(2) reports the
-            // loss.
+            // Without memory the CQE is lost and counted, as in the kernel. io_uring_enter(2)
+            // reports the loss.
             self.lost = self.lost.wrapping_add(1);
             self.memory.rings.header_word(layout::CQ_OVERFLOW).store(self.lost, Ordering::Relaxed);
             return;
@@ -223,8 +223,8 @@ impl CompletionQueue {
         self.free
     }
 
-    /// Returns the number of free slots according to the program's head. An invalid head (beyond
-    /// the tail) counts as a full CQ.
+    /// Returns the number of free slots according to the program's head. In a CQ, an invalid head
+    /// (beyond the tail) counts as a full CQ.
     #[inline(always)]
     fn unused(&self) -> u32 {
         let entries = self.memory.layout.cq_entries;
@@ -281,7 +281,8 @@ impl CompletionQueue {
         self.head()
     }
 
-    /// Returns the number of CQEs that were published since the program's head was `consumed`.
+    /// Returns the number of published CQEs from the index `consumed` on. `consumed`: an earlier
+    /// result of [`CompletionQueue::consumed`].
     #[inline]
     pub fn published_since(&self, consumed: u32) -> u32 {
         self.published.wrapping_sub(consumed)

@@ -191,8 +191,8 @@ impl Control {
         self.drain.store(self.drain.load(Ordering::Relaxed) | REFUSES, Ordering::Relaxed);
     }
 
-    /// Notes that a process polls the ring's descriptor. A full barrier on x86-64; see
-    /// [`Edge::Share`] for the other side.
+    /// Notes that a process polls the ring's descriptor. The store is a full barrier on x86-64;
+    /// [`Edge::Share`] names the other side.
     pub fn note_poller(&self) {
         self.polled.swap(1, Ordering::SeqCst);
         Edge::Share.barrier_beside_rmw(Side::Sleeper);
@@ -203,8 +203,7 @@ impl Control {
         self.polled.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the half of the ring's change slot that belongs to the process with the number
-    /// `own`.
+    /// Returns the view of the ring's change slot for the process with the number `own`.
     pub fn change_slot(&self, own: u32) -> ChangeSlot {
         ChangeSlot::new(self.memory.clone(), self.start + CHANGE_SLOT, own)
     }
@@ -230,9 +229,9 @@ impl Control {
         self.cqe_listener.store(both, Ordering::Relaxed);
     }
 
-    /// Returns whether a process other than `own` listens for CQEs, and removes all listeners. If
-    /// it returns `true`, the caller posts a notice, and each listener registers again. The caller
-    /// holds the ring's lock.
+    /// Returns whether a process other than `own` listens for CQEs. If so, removes all listeners.
+    /// The caller then posts a notice, and each listener registers again. The caller holds the
+    /// ring's lock.
     pub fn take_cqe_listeners(&self, own: u32) -> bool {
         let listener = self.cqe_listener.load(Ordering::Relaxed);
         let any = listener != 0 && listener != own;

@@ -22,11 +22,13 @@
 //! The slots in use lie before `top`, a word in front of the first slot.
 //!
 //! - All words change under the ring's lock only. A process may die between any two stores. So each
-//!   step ends with a store of the owner's word, which no earlier store passes.
-//! - A slot is `POSTED` before its CQE exists, because a CQE in the backlog is published at once. A
-//!   process frees the slot right after it has published the CQE, so no index grows stale. If the
-//!   process dies before that, it holds the ring's lock. The next holder then clears `POSTED` in
-//!   the slots whose CQEs it cannot find ([`Journal::mend`]).
+//!   step ends with a release store of the owner's word: it takes effect after all earlier stores.
+//! - A slot is `POSTED` before its CQE exists, because other processes see a CQE in the backlog at
+//!   once. If a process died between the CQE and the flag, another process would post a second CQE
+//!   for the request.
+//! - A process frees a `POSTED` slot right after it has published the CQE. If the process dies
+//!   before that, it holds the ring's lock. The next holder then clears `POSTED` in the slots whose
+//!   CQEs do not exist ([`Journal::mend`]).
 //! - Further requests are not entered in a full journal. Such a request gets no CQE if its process
 //!   is killed.
 
@@ -47,11 +49,13 @@ const HELD: u32 = 1 << 30;
 const POSTED: u32 = 1 << 31;
 const NUMBER: u32 = NEW - 1;
 
-/// Flags in the index of a held request. The bits above them are its position in the order.
+/// Flags in the index word of a held request. The bits above the flags are the request's position
+/// in the order of held requests.
 const MEMBER: u32 = 1;
 const DRAINS: u32 = 2;
 const ORDER: u32 = !(MEMBER | DRAINS);
-/// Difference between two positions in the order.
+/// Difference between two successive positions in the order of held requests. The flags are in the
+/// bits below.
 const NEXT: u32 = 4;
 
 const SLOT: usize = 16;
@@ -59,7 +63,8 @@ const INDEX: usize = 4;
 const USER_DATA: usize = 8;
 /// Bytes in front of the first slot.
 const HEADER: usize = 64;
-/// Offset of the word that holds the next free position in the order of held requests.
+/// Offset of the word that holds the next free position. Positions order the requests that an
+/// IO_DRAIN holds back.
 const NEXT_POSITION: usize = 4;
 /// Least number of slots of a journal. A ring with a small CQ can have more requests in flight than
 /// CQ entries. The pages of slots that were never used take no memory.
@@ -69,13 +74,13 @@ const LEAST: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalSlot(u32);
 
-/// A held request, or the first request of a held chain.
+/// A request that an IO_DRAIN holds back. For a chain that is held back: its first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldRequest {
     pub slot: JournalSlot,
-    /// Number of the process that submitted it.
+    /// Number of the process that submitted the request.
     pub owner: u32,
-    /// Requests behind it wait until it has completed.
+    /// Whether the requests behind this one wait until it has completed (IO_DRAIN).
     pub drains: bool,
     position: u32,
 }
@@ -83,9 +88,9 @@ pub struct HeldRequest {
 /// The orphans (requests of processes that have ended) that [`Journal::take_one_orphan`] may take.
 #[derive(Clone, Copy, Debug)]
 pub struct OrphanFilter {
-    /// Their `user_data`; `None`: any.
+    /// `user_data` of the orphans; `None`: any.
     pub user_data: Option<u64>,
-    /// They are timeouts.
+    /// Whether only timeouts are taken.
     pub is_timeout: bool,
 }
 
@@ -257,13 +262,13 @@ impl Journal {
         self.journaled
     }
 
-    /// Returns whether another process has requests without a published CQE.
+    /// Returns whether the journal has requests of another process.
     pub fn has_others(&self) -> bool {
         self.used().any(|slot| self.owner(slot).0 != self.own)
     }
 
-    /// Returns the other processes that have a request with this `user_data`, or with `None` any
-    /// request.
+    /// Returns the numbers of the other processes that have a request without a CQE. `user_data`:
+    /// counts only requests with this value; `None`: counts all.
     pub fn others(&self, user_data: Option<u64>) -> Vec<u32> {
         let mut owners = Vec::new();
         for slot in self.used() {
@@ -285,8 +290,9 @@ impl Journal {
         (JournalSlot(slot), self.user_data(slot))
     }
 
-    /// Takes over a request in flight of a process that is not alive, if one is `wanted`. Returns
-    /// its slot and its `user_data`. The caller calls [`Journal::end`] for it, and posts its CQE.
+    /// Takes over one request in flight that matches `wanted` and whose process is not alive.
+    /// Returns the request's slot and `user_data`; `None`: there is no such request. The caller
+    /// calls [`Journal::end`] for it, and posts its CQE.
     pub fn take_one_orphan(
         &mut self,
         wanted: OrphanFilter,
@@ -303,9 +309,10 @@ impl Journal {
         Some(self.take_over(found))
     }
 
-    /// Takes over the requests of each process that is not alive, except those that are held back.
-    /// Returns the slots whose requests have no published CQE, each with its `user_data`. For each,
-    /// the caller calls [`Journal::end`] and posts its CQE.
+    /// Takes over the requests of each process that is not alive. A held request stays, for
+    /// [`Journal::take_held`], if its chain's first request is held, too. Returns the slots whose
+    /// requests have no published CQE, each with its `user_data`. For each, the caller calls
+    /// [`Journal::end`] and posts its CQE.
     pub fn take_orphans(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<(JournalSlot, u64)> {
         let mut known: Vec<(u32, bool)> = Vec::new();
         let mut taken = Vec::new();
@@ -360,15 +367,15 @@ impl Journal {
     }
 
     /// Adds a request of this process that is held back. `position`: its position in the order of
-    /// held requests. `None`: the journal is full. For a chain, the caller first adds the later
-    /// requests ([`Journal::add_held_member`]), and then the chain's first request by this
-    /// function.
+    /// held requests. `drains`: the requests after it wait until it has completed. `None`: the
+    /// journal is full. For a chain, the caller first adds the later requests
+    /// ([`Journal::add_held_member`]), and then the chain's first request by this function.
     pub fn add_held(&mut self, user_data: u64, position: u32, drains: bool) -> Option<JournalSlot> {
         self.add(user_data, position | if drains { DRAINS } else { 0 }, HELD)
     }
 
     /// Adds a request of this process that is held back behind the first request of its chain.
-    /// `None`: the journal is full.
+    /// `position`: the chain's position. `None`: the journal is full.
     pub fn add_held_member(&mut self, user_data: u64, position: u32) -> Option<JournalSlot> {
         self.add(user_data, position | MEMBER, HELD)
     }
@@ -397,7 +404,8 @@ impl Journal {
         (self.owner(slot).1 == HELD).then(|| self.index(slot))
     }
 
-    /// Returns whether the first request of the chain to which a held request belongs is held, too.
+    /// For a held request: returns whether its chain's first request is held, too. `true` if it is
+    /// that first request.
     fn has_held_head(&self, slot: u32) -> bool {
         let position = self.index(slot) & ORDER;
         self.used().filter_map(|slot| self.held_index(slot)).any(|index| index & !DRAINS == position)
@@ -438,8 +446,8 @@ impl Journal {
     }
 
     /// Takes over a held request of a process that has died, with the later requests of its chain.
-    /// Returns their slots in the chain's order, each with its `user_data`. For each, the caller
-    /// calls [`Journal::end`] and posts its CQE.
+    /// Returns their slots, that of the chain's first request first, each with its `user_data`. For
+    /// each, the caller calls [`Journal::end`] and posts its CQE.
     pub fn take_held(&mut self, held: &HeldRequest) -> Vec<(JournalSlot, u64)> {
         let members = self.members(held);
         core::iter::once(held.slot.0).chain(members).map(|slot| self.take_over(slot)).collect()

@@ -1,5 +1,6 @@
 //! The two queues of a ring in shared memory: both halves of each queue, and the backlog of
-//! completions that did not fit into the CQ. The crate knows no opcodes, no threads and no time.
+//! completions that did not fit into the CQ. For a ring of several processes, also the words that
+//! these processes share. The crate knows no opcodes, no threads and no time.
 //!
 //! | queue | writes the tail | writes the head |
 //! |---|---|---|

@@ -27,11 +27,12 @@ use usring_uapi::io_uring as uapi;
 pub mod flags {
     use usring_uapi::io_uring as uapi;
 
-    /// The SQ thread sleeps; the application must call enter(2) with `SQ_WAKEUP`.
+    /// The SQ thread sleeps; the application must call io_uring_enter(2) with `SQ_WAKEUP`.
     pub const NEED_WAKEUP: u32 = uapi::IORING_SQ_NEED_WAKEUP;
-    /// CQEs wait for room in the CQ; the application must call enter(2) with `GETEVENTS`.
+    /// CQEs wait for room in the CQ; the application must call io_uring_enter(2) with `GETEVENTS`.
     pub const CQ_OVERFLOW: u32 = uapi::IORING_SQ_CQ_OVERFLOW;
-    /// Task work waits for the submitting thread, which must call enter(2) with `GETEVENTS`.
+    /// Task work waits for the submitting thread, which must call io_uring_enter(2) with
+    /// `GETEVENTS`.
     pub const TASKRUN: u32 = uapi::IORING_SQ_TASKRUN;
 }
 
@@ -43,8 +44,9 @@ pub mod flags {
 /// 2. from the next page on, both queues;
 /// 3. the words of [`crate::Control`], the journal, the backlog and the registrations.
 ///
-/// The program may map the SQEs and the queues side by side. So fork(2) has to copy two mappings of
-/// a ring: the engine's and the program's.
+/// A program that maps the SQEs and the queues at adjacent addresses gets one mapping of them,
+/// because they are adjacent here, too. So fork(2) has to copy two mappings of a ring: the engine's
+/// and the program's.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) rings: Arc<SharedMemory>,

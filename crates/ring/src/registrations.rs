@@ -4,7 +4,7 @@
 //! `registered::published` decides when a process writes and reads these words.
 //!
 //! All words change under the ring's lock only, except `UNPUBLISHED`. A process may die between any
-//! two stores, so each entry ends with the store of the word that makes it valid:
+//! two stores. So it writes an entry's words first, and last the word that makes the entry valid:
 //!
 //! | entry | word that makes it valid | content |
 //! |---|---|---|
@@ -30,7 +30,7 @@ const EVENT: usize = 16;
 const BUFFERS: usize = 20;
 const RESTRICTIONS: usize = 24;
 const NEXT_POSITION: usize = 28;
-/// The rules of the restrictions, [`Rules`].
+/// Offset of the restrictions' rules ([`Rules`]), in bytes.
 const RULES: usize = 64;
 
 /// Maximum number of buffer groups that the processes of a shared ring can know in common.
@@ -121,7 +121,7 @@ pub enum Deposit {
     Event,
 }
 
-/// Number of a group's entry.
+/// Index of a buffer group's entry in the registrations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSlot(usize);
 
@@ -258,8 +258,8 @@ impl Registrations {
         self.groups().find(|(_, other, _)| *other == id).map(|(slot, _, group)| (slot, group))
     }
 
-    /// Enters a group in place of the group with this id, if there is one. `head` is the head of a
-    /// buffer ring. `None`: all entries are in use.
+    /// Enters a group in place of the group with this id, if there is one. `head`: that of a buffer
+    /// ring; ignored for a classic group. `None`: all entries are in use.
     pub fn enter_group(&self, id: u16, group: SharedGroup, head: u16) -> Option<GroupSlot> {
         let is_free = |slot: &GroupSlot| self.get(Self::group(*slot) + KIND) == 0;
         let known = self.find_group(id).map(|(slot, _)| slot);

@@ -111,8 +111,8 @@ impl SubmissionQueue {
         self.head.wrapping_sub(1)
     }
 
-    /// Returns the index of the first entry that no process has taken, for a process that has just
-    /// caught up.
+    /// Returns the index of the first entry that no process has taken. Valid only right after
+    /// [`SubmissionQueue::catch_up`].
     pub fn head(&self) -> u32 {
         self.head
     }
@@ -134,12 +134,12 @@ impl SubmissionQueue {
 
     /// Prepares the SQ thread's sleep: sets `NEED_WAKEUP`, makes a full barrier, and checks for
     /// entries again. Returns whether the SQ is empty. If so, a program that pushes later sees the
-    /// flag and calls enter(2) with `SQ_WAKEUP`.
+    /// flag and calls io_uring_enter(2) with `SQ_WAKEUP`.
     ///
     /// The SQ thread takes these steps:
     ///
-    /// 1. It announces itself on its sleep word, so that an enter(2) right after the flag finds a
-    ///    sleeper.
+    /// 1. It announces itself on its sleep word. So an io_uring_enter(2) by a program that sees the
+    ///    flag finds a sleeper to wake.
     /// 2. It calls this function for each of its rings, and sleeps if all calls return `true`.
     /// 3. It calls [`SubmissionQueue::end_sleep`] before it looks for entries again.
     pub fn prepare_sleep(&mut self) -> bool {

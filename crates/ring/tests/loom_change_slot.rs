@@ -31,7 +31,7 @@ fn is_alive(number: u32) -> bool {
 struct Memory {
     lock: Arc<AtomicU32>,
     slot: Arc<SharedMemory>,
-    /// The count of notices, with the eventfd that wakes all processes.
+    /// The count of notices. A futex on this word stands for the eventfd that wakes all processes.
     notices: AtomicU32,
 }
 
@@ -89,12 +89,12 @@ impl Process {
     }
 }
 
-/// The step after which a process dies, with the lock held; `None`: it does not die.
+/// The step at which a process dies, with the lock held; `None`: it does not die.
 #[derive(Clone, Copy)]
 struct Death(Option<u32>);
 
 impl Death {
-    /// Returns whether the process `number` dies after this step.
+    /// Returns whether the process `number` dies at this step. If so, notes that it is dead.
     fn comes(self, step: u32, number: u32) -> bool {
         let comes = self.0 == Some(step);
         if comes {
@@ -124,8 +124,8 @@ fn ask(process: &Process, death: Death) -> bool {
     true
 }
 
-/// Waits until the process is asked for the change, and makes it. The process may die after each
-/// step.
+/// Waits until the process is asked for the change, and makes it. The process may die before each
+/// step, and after the last one.
 fn make_change(process: &Process, death: Death) {
     loop {
         let seen = process.notices();

@@ -1,7 +1,7 @@
-//! Loom models of sleeps that another side ends. `NEED_WAKEUP`: the application pushes an SQE,
-//! reads the flag, and calls enter(2) only if the flag is set. The SQ thread sleeps when it finds
-//! no entry. `SQ_WAIT`: the application sleeps for room in the SQ. If a wake-up is lost, the
-//! sleeper sleeps for ever, which loom reports as a deadlock.
+//! Loom models of the SQ's two sleeps, each of which the other side ends. `NEED_WAKEUP`: the
+//! application pushes an SQE, reads the flag, and calls io_uring_enter(2) only if the flag is set.
+//! The SQ thread sleeps when it finds no entry. `SQ_WAIT`: the application sleeps for room in the
+//! SQ. If a wake-up is lost, the sleeper sleeps for ever, which loom reports as a deadlock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -44,7 +44,8 @@ fn sq_thread(mut queues: Vec<SubmissionQueue>, sleep: &SleepWord, count: u32) {
     }
 }
 
-/// Pushes an SQE. If the flag says so, wakes the SQ thread as enter(2) with `SQ_WAKEUP` does.
+/// Pushes an SQE. If the flag says so, wakes the SQ thread as io_uring_enter(2) with `SQ_WAKEUP`
+/// does.
 fn push(half: &mut SubmissionHalf, sleep: &SleepWord) {
     half.push(&Sqe::default()).unwrap();
     if half.needs_wakeup() && sleep.wake_target(u32::MAX) == Wake::Futex {
@@ -106,8 +107,8 @@ fn an_sq_thread_of_two_rings_wakes_for_both() {
     });
 }
 
-/// Models enter(2) with `SQ_WAIT`: a program whose SQ is full sleeps until the SQ thread releases
-/// slots.
+/// Models io_uring_enter(2) with `SQ_WAIT`: a program whose SQ is full sleeps until the SQ thread
+/// releases slots.
 fn a_program_waits_for_sq_space() {
     bounded(3, || {
         let memory = memory();

@@ -143,7 +143,8 @@ fn a_head_loaded_without_acquire_lets_a_cqe_be_overwritten_while_it_is_copied() 
     weaken(Edge::CqHead, Side::Acquire, completion);
 }
 
-/// Two threads post CQEs under a lock. The main thread flushes the backlog, as enter(2) does.
+/// Two threads post CQEs under a lock. The main thread flushes the backlog, as io_uring_enter(2)
+/// does.
 #[test]
 fn no_cqe_of_two_posters_is_lost() {
     loom::model(|| {

@@ -37,8 +37,8 @@ impl Argument {
     }
 }
 
-/// Starts a thread by the standard library. Errors: that of the kernel; `EAGAIN` if it is not
-/// known.
+/// Starts a thread by the standard library. Error: the kernel's error number; `EAGAIN` if the
+/// standard library reports none.
 fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
     let argument = Argument(argument);
     let started = std::thread::Builder::new().stack_size(STACK).spawn(move || entry(argument.into_inner()));

@@ -1,9 +1,10 @@
 //! The timeouts in a ring's journal. If the process of a timeout dies, another process takes the
 //! timeout over. So the journal holds the condition on which the timeout ends.
 //!
-//! A slot with the flag `TIMED` has the number of a timer in its index. A changed condition gets
-//! another timer, so a process that dies leaves the old condition or the new one. A timer is free
-//! if no slot with the flag has its number.
+//! A slot with the flag `TIMED` has the number of a timer in its index. A changed condition is
+//! written to a free timer, whose number then replaces the old one in the slot. So a process that
+//! dies leaves the old condition or the new one. A timer is free if no slot with the flag has its
+//! number.
 
 use super::{HELD, Journal, JournalSlot, NEW};
 use alloc::vec::Vec;
@@ -45,7 +46,8 @@ pub struct JournalTimer {
 }
 
 impl Journal {
-    /// Records that a request of this process in the journal is a timeout with this condition.
+    /// Records that a request of this process in the journal is a timeout with this condition. If
+    /// no timer is free, the request counts as an ordinary one, which ends when this process dies.
     pub fn time(&mut self, slot: JournalSlot, timer: JournalTimer) {
         let Some(free) = self.free_timer() else { return self.set_owner(slot.0, self.own) };
         let at = self.timer_at(free);
@@ -65,7 +67,7 @@ impl Journal {
         timed.into_iter().for_each(|slot| self.set_owner(slot, self.own));
     }
 
-    /// Returns the condition of a timeout; `None`: the request is no timeout.
+    /// Returns the condition of a timeout; `None`: the journal holds no condition for the request.
     pub fn timer(&self, slot: JournalSlot) -> Option<JournalTimer> {
         let (_, flag) = self.owner(slot.0);
         let number = self.index(slot.0) as usize;
