@@ -11,7 +11,7 @@ use crate::ring::Ring;
 /// Bytes of a buffer, unless a case chooses another length.
 pub const SIZE: u32 = 16;
 
-/// A buffer ring at an address of the caller's, and pages for its buffers.
+/// A buffer ring in the caller's memory, and pages for the buffers.
 pub struct Group {
     entries: *mut u8,
     mask: u16,
@@ -65,8 +65,8 @@ impl Group {
         String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
     }
 
-    /// Returns the ring entry `slot` as text: how far its address has moved within its buffer, and
-    /// how many bytes are left.
+    /// Returns the ring entry `slot` as text: how far the entry's address has moved within the
+    /// buffer, and how many bytes of the buffer are left.
     pub fn state(&self, slot: u16) -> String {
         // SAFETY: `slot` is the index of an entry of the ring.
         let (address, length) = unsafe {

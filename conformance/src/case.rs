@@ -14,8 +14,8 @@
 //! case!(long => include_str!("ROOM/long.txt"));
 //! ```
 //!
-//! If usring differs on purpose, its transcript and the reason follow: `case!(differs => "cqe 1:
-//! 0", usring => "cqe 1: -EINVAL", because "the reason");`
+//! If usring differs on purpose, the kernel's transcript is followed by usring's and by the reason:
+//! `case!(differs => "cqe 1: 0", usring => "cqe 1: -EINVAL", because "the reason");`
 
 use linkme::distributed_slice;
 
@@ -26,8 +26,8 @@ use crate::transcript::Transcript;
 pub static CASES: [Case];
 
 pub struct Case {
-    /// Path of the case's module. The path's component below `cases` names the case's group. This
-    /// suite calls such a group a room.
+    /// Path of the case's module. The path's component below `cases` names the case's group, its
+    /// room.
     pub module: &'static str,
     /// The function's name and, if `case!` has `as`, the other name of the case.
     pub identifiers: &'static [&'static str],

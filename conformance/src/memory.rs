@@ -73,7 +73,7 @@ impl Drop for Pages {
 }
 
 /// A page that does not exist until this process supplies it (userfaultfd(2)). A thread that
-/// touches the page sleeps, and the case can tell that it does.
+/// touches the page sleeps, and the case can see that (`is_missed`).
 pub struct MissingPage {
     page: Pages,
     faults: OwnedFd,

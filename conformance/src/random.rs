@@ -76,7 +76,7 @@ impl Random {
     }
 }
 
-/// The kind of a file of the program. Its place in the list of files is fixed.
+/// The kind of a file in [`Program::files`]. Each file of the program has a fixed index there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     PipeOut,

@@ -25,7 +25,8 @@ pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
         write(&kept.path, &(lines.join("\n") + "\n"))?;
         format!("include_str!(\"{}\")", kept.name)
     } else {
-        // The previous transcript may have been in this file. The file may also not exist.
+        // If the previous transcript was long, it was in this file. An error is ignored, because
+        // the file need not exist.
         let _ = std::fs::remove_file(&kept.path);
         literal(&lines)
     };

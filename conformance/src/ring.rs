@@ -45,7 +45,8 @@ struct Memory {
     sq: *mut u8,
     cq: *mut u8,
     sqes: *mut u8,
-    /// Address and length of each mapping to remove. A length of 0 means none.
+    /// Address and length of each mapping that the ring's drop removes. A length of 0 stands for no
+    /// mapping.
     owned: [(usize, usize); 3],
 }
 
@@ -109,8 +110,8 @@ impl Ring {
         ring
     }
 
-    /// Wraps a ring in the program's own memory (NO_MMAP): `rings` holds SQ and CQ, `sqes` the
-    /// entries. The caller keeps the memory until the ring is dropped.
+    /// Wraps a ring in the program's own memory (NO_MMAP): SQ and CQ are at `rings`, the SQEs at
+    /// `sqes`. The caller keeps the memory until the ring is dropped.
     pub fn over_memory(fd: i32, params: Params, rings: *mut u8, sqes: *mut u8) -> Ring {
         let memory = Memory { sq: rings, cq: rings, sqes, owned: [(0, 0); 3] };
         Ring::over(fd, params, memory)

@@ -1,8 +1,8 @@
 //! Tools for cases with several processes: shared memory, numbered steps that order the processes,
-//! a lock, and rings of both kinds.
+//! a lock, and rings of both kinds ([`Kind`]).
 //!
-//! A forked child inherits all of them. Each wait has a limit: after half a minute without its step
-//! a process panics, and later SIGALRM ends a child.
+//! A forked child inherits all of these. A process that waits for a step or for the lock panics
+//! after half a minute. SIGALRM ends a child that still runs after `CHILD_LIMIT_S`.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,15 +17,15 @@ use crate::time;
 use crate::transcript::Transcript;
 use crate::{door, names};
 
-/// Seconds after which SIGALRM ends a child. Longer than any wait for a step, and than
-/// `Ring::wait`.
+/// Seconds after which SIGALRM ends a child. That is longer than any wait for a step, and longer
+/// than `Ring::wait` waits.
 const CHILD_LIMIT_S: u32 = 45;
 /// How long a process waits for the lock before it panics.
 const LOCK_LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of a slot of the shared memory.
 pub const SLOT: usize = 64;
 
-/// Index of the word that holds the last step that was announced.
+/// Index of the word that holds the highest step announced so far ([`Shared::step`]).
 const STEP: usize = 0;
 /// Index of the word that is 1 while a process holds the lock.
 const LOCK: usize = 1;
@@ -56,7 +56,7 @@ impl Shared {
         self.at_word(FIRST + index)
     }
 
-    /// Announces that step `number` is reached. The number of the step never falls.
+    /// Announces that step `number` is reached. Has no effect after a higher step.
     pub fn step(&self, number: u32) {
         self.at_word(STEP).fetch_max(number, Ordering::SeqCst);
     }
@@ -127,7 +127,7 @@ fn shared_pages(length: usize) -> *mut u8 {
     address.cast()
 }
 
-/// Where a ring's memory is. Programs can share rings of either kind with their children.
+/// Where a ring's memory is. Programs can share rings of both kinds with their children.
 #[derive(Clone, Copy)]
 pub enum Kind {
     /// Memory of the kernel, which the program maps.

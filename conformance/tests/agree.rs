@@ -8,7 +8,7 @@
 //! usring differs on purpose has a second transcript for usring. A case in `not-yet.txt` runs only
 //! on the kernel.
 //!
-//! usring is `$USRING_BIN`, or `target/PROFILE/usring` as `cargo xtask build` leaves it. Each case
+//! usring is `$USRING_BIN`, or `target/PROFILE/usring`, which `cargo xtask build` makes. Each case
 //! uses both entry points: libc's `syscall()`, and a system call instruction in the program itself.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
-//! The peer address that ACCEPT writes to the program's memory, and wrong addresses of that memory.
+//! The peer address that ACCEPT writes to the program's memory, and memory to which ACCEPT cannot
+//! write.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -64,8 +65,8 @@ case!(peer_address as peer => "
     length 2, whole true, the client's true
 ");
 
-/// A peer address that is longer than the program's buffer is truncated. The length word gets its
-/// full size.
+/// A peer address that is longer than the program's buffer is truncated. The length word gets the
+/// full length of the address.
 fn peer_address_cut(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -88,8 +89,8 @@ fn peer_address_cut(t: &mut Transcript) {
 }
 case!(peer_address_cut as cut => include_str!("accept_address/cut.txt"));
 
-/// If the address cannot be written, the connection is lost: ACCEPT had taken it from the
-/// listener's queue before.
+/// If ACCEPT cannot write the peer's address, the connection is lost: ACCEPT has already taken it
+/// from the listener's queue.
 fn peer_address_wrong(t: &mut Transcript) {
     let before = files::settled_numbers();
     let mut ring = Ring::new(4);

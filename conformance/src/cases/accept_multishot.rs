@@ -84,7 +84,7 @@ fn one_by_one(t: &mut Transcript) {
 case!(one_by_one => include_str!("accept_multishot/one_by_one.txt"));
 
 /// A multishot accepts all connections that arrive between two calls of enter. (SOCK_NONEMPTY is
-/// not printed: it depends on when the ring polls.)
+/// not printed, because it depends on how many connections are queued when the ring accepts one.)
 fn bursts(t: &mut Transcript) {
     let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     for family in FAMILIES {
@@ -202,8 +202,8 @@ case!(peer_address => "
     cqe 1: -ECANCELED
 ");
 
-/// If the address cannot be written, the first connection is lost and the multishot ends with
-/// -EFAULT. A later connection stays queued.
+/// If the peer's address cannot be written, the first connection is lost and the multishot ends
+/// with -EFAULT. A later connection stays queued.
 fn peer_address_wrong(t: &mut Transcript) {
     let before = files::settled_numbers();
     let mut ring = Ring::new(4);

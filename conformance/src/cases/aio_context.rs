@@ -260,7 +260,7 @@ fn scribbled_head(t: &mut Transcript) {
     let file = files::memory_file(b"content");
     let slots = context.header().nr;
     let mut buffer = [0; 3];
-    // The kernel takes a head beyond the ring's end modulo the ring's size.
+    // If the head is beyond the ring's end, the kernel uses it modulo the ring's size.
     context.set_head(slots * 5);
     t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 1)]));
     aio::events(t, context.wait(1));

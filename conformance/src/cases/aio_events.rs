@@ -298,8 +298,8 @@ case!(mask_refused => "
     nowhere = -EFAULT
 ");
 
-/// A signal that was blocked and is pending is delivered while io_pgetevents has unblocked it by
-/// its mask.
+/// A blocked signal is pending. io_pgetevents unblocks it by its mask, so the signal is delivered
+/// and ends the call.
 fn mask_lets_in(t: &mut Transcript) {
     let context = Context::new(8);
     drop(signal_soon(0).join());

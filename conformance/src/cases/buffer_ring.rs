@@ -438,7 +438,8 @@ fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
     group
 }
 
-/// The kernel takes consumed bytes off the buffer's entry in the ring's memory.
+/// When bytes of a buffer are consumed, the kernel changes the buffer's entry in the ring's memory.
+/// It reduces the length and, unless the whole buffer is consumed, advances the address.
 fn incremental_entry(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -448,7 +449,7 @@ fn incremental_entry(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), length, 3, user_data)));
         t.say(format_args!("{}, {}", group.state(0), group.state(1)));
     }
-    // A length of zero means what is left of the buffer.
+    // A request with length 0 asks for all that is left of the buffer.
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 3, 4)));
     t.say(format_args!("{}, {}", group.state(0), group.state(1)));
 }

@@ -32,7 +32,8 @@ fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
 
 /// At its first attempt a receive sees `buffers` buffers in its group, finds no data, and waits.
 /// Then the group gets three more buffers, and data arrives. The next completion fills at most the
-/// buffers that the first attempt saw. They also decide whether that completion is the last.
+/// buffers that the first attempt saw. The number of these buffers also decides whether that
+/// completion is the last.
 fn first_empties_group(t: &mut Transcript) {
     for is_incremental in [false, true] {
         let make = if is_incremental { incremental_group_of } else { group_of };

@@ -337,7 +337,8 @@ fn count(t: &mut Transcript, event: &std::os::fd::OwnedFd) {
     t.say(format_args!("count {}", files::event_count(event)));
 }
 
-/// A ring that reads its own registered eventfd by a request is signalled once for that read.
+/// A ring reads its own registered eventfd by a request. The completion of that read signals the
+/// eventfd once.
 fn read_by_its_own_ring(t: &mut Transcript) {
     for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
         for flags in [0, DEFER, u::IORING_SETUP_COOP_TASKRUN] {

@@ -33,7 +33,8 @@ pub(super) fn become_child(name: &str, argument: &str) -> i32 {
     90
 }
 
-/// Runs the part `name` of the executed program. Returns its exit status.
+/// Runs the part `name` of the executed program. Returns its exit status. `None`: the part cannot
+/// run, because the name is unknown, an argument is missing, or no ring can be made.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     let number = || arguments.first().and_then(|word| word.parse::<i32>().ok()).unwrap_or(-1);
     match name {

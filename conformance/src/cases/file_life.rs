@@ -141,8 +141,8 @@ case!(write_survives_close => "
     all read true tail true
 ");
 
-/// A request with IOSQE_ASYNC looks its descriptor up in the worker (the manual says: at submit).
-/// So the case waits until the worker has started, then closes the descriptor.
+/// For a request with IOSQE_ASYNC, the worker looks up the descriptor. (The manual says that the
+/// submission does.) So the case waits until the worker has started, then closes the descriptor.
 fn worker_survives_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -184,7 +184,7 @@ case!(pipe_end_held_open => "
     cqe 1: 1
 ");
 
-/// Returns whether the last reading end of a pipe is closed, as its writing end sees it.
+/// Returns whether the last reading end of a pipe is closed. `writer` is the pipe's writing end.
 fn reader_gone(writer: &std::os::fd::OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the array has one entry.

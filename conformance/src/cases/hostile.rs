@@ -120,8 +120,8 @@ case!(own_fault_is_the_programs => "
     cqe 1: -EBADF
 ");
 
-/// A fault while its signal is blocked kills the process. A bad address in a request raises none,
-/// so the process lives.
+/// A fault kills the process if the fault's signal is blocked. A bad address in a request raises no
+/// signal, so the process lives.
 fn faults_while_all_is_blocked(t: &mut Transcript) {
     let _first = Ring::new(4);
     // SAFETY: the call changes only this thread's mask.

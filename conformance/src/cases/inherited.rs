@@ -125,8 +125,8 @@ case!(number_is_the_submitters => "
     of the parent
 ");
 
-/// The parent writes an SQE, and the child submits it by io_uring_enter. The child's descriptors
-/// count.
+/// The parent writes an SQE, and the child submits it by io_uring_enter. The request uses the
+/// child's descriptors.
 fn submitter_is_the_process_that_enters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"of the parent");

@@ -86,7 +86,8 @@ case!(child_cancels_the_parents => "
     child: exit 0
 ");
 
-/// A cancel by user_data finds requests of every process. With ALL it cancels both.
+/// A cancel by user_data finds requests of every process. With ALL it cancels the requests of both
+/// processes.
 fn user_data_is_one_namespace(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();

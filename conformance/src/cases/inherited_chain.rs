@@ -194,7 +194,7 @@ case!(drain_of_a_killed_process => "
     cqe 3: 0
 ");
 
-/// A read that drains is in flight at the fork. The child's request waits for it.
+/// A read with IO_DRAIN is in flight at the fork. The child's request waits for that read.
 fn drain_in_flight_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -376,7 +376,8 @@ case!(guarded_read_is_cancelled => "
     child: exit 0
 ");
 
-/// When the link timeout of a killed process expires, it gets -ECANCELED, and its read stays armed.
+/// When the link timeout of a killed process expires, the timeout gets -ECANCELED, and the read
+/// that it limits stays armed.
 fn link_timeout_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();

@@ -9,8 +9,8 @@ use crate::shared::{self, Partner};
 use crate::sqe::{Change, nop, poll, read_at, write};
 use crate::transcript::Transcript;
 
-/// A drain is held back at the fork. Then the child submits a request, and the parent submits two.
-/// All start in the order of their submission.
+/// A request with IO_DRAIN is held back at the fork. Then the child submits a request, and the
+/// parent submits two. All start in the order of their submission.
 fn drain_held_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -49,8 +49,9 @@ case!(drain_held_at_the_fork => "
     child: exit 0
 ");
 
-/// A drain and a read behind it are held back at the fork. The read gets its byte from a write that
-/// the parent submits later, so both have to start once the drain has completed.
+/// A request with IO_DRAIN and a read behind it are held back at the fork. The read gets its byte
+/// from a write that the parent submits later. So read and write must both start once the IO_DRAIN
+/// request has completed.
 fn read_held_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (first, first_writer) = files::pipe();
@@ -84,8 +85,8 @@ case!(read_held_at_the_fork => "
     child: exit 0
 ");
 
-/// A chain with a drain is held back at the fork, and so is a request behind it. The child's
-/// request comes last.
+/// A chain with an IO_DRAIN request is held back at the fork, and so is a request behind the chain.
+/// The child's request completes last.
 fn chain_held_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -120,12 +121,12 @@ case!(chain_held_at_the_fork => "
     child: exit 0
 ");
 
-/// Number of requests in flight at once. The journal of a shared ring of 8 entries has room for
-/// fewer.
+/// Parent and child together have 3 * MANY / 2 polls in flight at the same time.
 const MANY: u64 = 160;
 
-/// Many requests of two processes are in flight when each process submits a drain and a request
-/// behind it. All complete, and the drains of a process come after its earlier requests.
+/// Many requests of two processes are in flight when each process submits a request with IO_DRAIN
+/// and a request behind it. All complete. An IO_DRAIN request completes after the earlier requests
+/// of its own process.
 fn drain_behind_many_requests(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();

@@ -177,7 +177,7 @@ fn receive(fd: i32, user_data: u64) -> Sqe {
     })
 }
 
-/// A multishot receive of a child fills provided buffers, and the parent reaps its CQEs.
+/// A multishot receive of a child fills provided buffers, and the parent reaps the receive's CQEs.
 fn receive_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let _memory = provide(ring, shared);

@@ -132,7 +132,7 @@ case!(backlog_keeps_the_order => "
 ");
 
 /// A process is killed while completions of its requests are in the backlog, and another request is
-/// in flight. The parent gets all its CQEs.
+/// in flight. The parent gets all CQEs of the killed process.
 fn backlog_of_a_killed_child(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);
@@ -211,7 +211,8 @@ case!(eventfd_counts_for_all => "
     child: exit 0
 ");
 
-/// A child's read completes while the parent sleeps in poll(2) on the eventfd. The poll returns.
+/// A child's read completes while the parent sleeps in poll(2) on the registered eventfd. poll(2)
+/// returns.
 fn eventfd_wakes_another_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let event = files::eventfd(0);

@@ -87,7 +87,7 @@ case!(parent_waits_for_the_childs_read => "
     child: exit 0
 ");
 
-/// A sibling of the submitter waits for its request and reaps the CQE.
+/// A sibling of the submitter waits for the submitter's request and reaps the CQE.
 fn sibling_waits_and_reaps(t: &mut Transcript) {
     for force in [false, true] {
         shared::each_kind(t, if force { sibling_of_forced } else { sibling_of_plain });

@@ -324,8 +324,8 @@ case!(reserved_fields => "
     cqe 2: -EINVAL
 ");
 
-/// A timeout on a read with IOSQE_ASYNC: the worker arms a poll for it. (Linux 6.18 does not limit
-/// a request at all while its worker waits in a call without a poll.)
+/// A timeout limits a read with IOSQE_ASYNC, for which the worker arms a poll. (If the worker waits
+/// in a blocking call instead, Linux 6.18 does not limit the request at all.)
 fn on_worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();

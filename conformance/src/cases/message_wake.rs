@@ -224,7 +224,8 @@ case!(many_senders => "
 /// descriptor is readable. It never sleeps in enter.
 fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
     for (name, flags) in [("default", 0), ("deferred", DEFER)] {
-        // The CQ has room for all messages, because a flush of the backlog need not signal.
+        // The CQ has room for all messages, so none goes to the backlog: a flush of the backlog
+        // need not signal the eventfd.
         let mut target = Ring::flags(1024, flags);
         let eventfd = eventfd(&target);
         let watched = eventfd.as_ref().map_or(target.fd, AsRawFd::as_raw_fd);

@@ -1,4 +1,5 @@
-//! The modules of cases, one file each, named after the engine's.
+//! The modules of cases. Each module except `reg` is a group of cases (a room), named after an
+//! operation, a system call or a behaviour.
 
 mod accept;
 mod accept_address;
@@ -119,8 +120,9 @@ mod zero_copy;
 /// some calls Linux 6.18 gives its internal 512 (ERESTARTSYS).
 const BROKEN_OFF: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
 
-/// Runs the part `name` of an executed program (`conformance child NAME`). Returns its exit status,
-/// or `None` if the name is unknown.
+/// Runs the part `name` of an executed program (`conformance child NAME`). Returns its exit status.
+/// `None`: the part cannot run, because the name is unknown, an argument is missing, or no ring can
+/// be made.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     exec::child(name, arguments)
 }

@@ -1,6 +1,5 @@
 //! Many requests that wait for one open file, and one descriptor number that names many files, one
-//! after another. State that a ring keeps of a file after a wait must not be visible to the
-//! program.
+//! after another. If a ring still watches a file after a wait, the program must not notice that.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -193,8 +192,8 @@ fn move_to(file: &OwnedFd, number: i32) {
     assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), number) }, number);
 }
 
-/// A number on whose file requests waited is reused for other files, also for files without poll
-/// support.
+/// Requests have waited for a file. Its descriptor number is then reused for other files, also for
+/// files without poll support.
 fn number_used_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     // A number above those that open(2) gives the files.

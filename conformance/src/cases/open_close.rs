@@ -493,7 +493,7 @@ fn into_slot_as_ring_closes(t: &mut Transcript) {
 }
 case!(into_slot_as_ring_closes => "nothing is left open true");
 
-/// Descriptors that a process may keep open once it has had a ring, at most.
+/// Maximum number of descriptors that usring may leave open in a process that has had a ring.
 const OURS: usize = 8;
 
 /// OPENAT2 accepts a structure longer than the kernel's, of any length, if all bytes beyond the

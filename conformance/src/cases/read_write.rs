@@ -105,8 +105,8 @@ case!(write_beyond_end => "
     ab...yz
 ");
 
-/// A write to a file with O_APPEND ignores the offset. It moves the file's position only if its
-/// offset is -1 (current position).
+/// A write to a file with O_APPEND appends, whatever the request's offset. The write moves the
+/// file's position only if that offset is -1 (current position).
 fn append(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"ab");

@@ -382,8 +382,8 @@ pub(super) fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
     ring.reap()
 }
 
-/// A linked request has the rights of its own thread, even if another thread with more rights
-/// enters the ring when it starts.
+/// A linked request has the rights of its own thread, even if another thread with more rights is in
+/// enter when the request starts.
 fn behind_a_timeout_of_a_thread(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {

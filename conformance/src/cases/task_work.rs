@@ -484,7 +484,7 @@ case!(sleeper_is_told_of_message => "
 const OWN_CALLS: u32 = 200;
 
 /// The program makes a file ready by its own call. The next enter, without GETEVENTS, posts the
-/// completion every time, even if another thread is about to do so.
+/// completion every time, even if another thread is about to post it.
 fn own_write_is_seen_by_enter(t: &mut Transcript) {
     for (name, flags) in TELLING {
         let mut ring = Ring::flags(8, flags);
@@ -533,7 +533,7 @@ fn own_close_is_seen_by_enter(t: &mut Transcript) {
 case!(own_close_is_seen_by_enter => "200 of 200");
 
 /// The CQ already holds a completion. An enter with GETEVENTS that does not wait still posts the
-/// next one.
+/// next completion.
 fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();

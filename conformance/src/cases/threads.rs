@@ -30,7 +30,7 @@ fn close_while_another_waits(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.result("close", ring.close());
     let answer = thread.join().unwrap_or(1);
-    // On the kernel the wait holds the ring and succeeds. An error is acceptable, too.
+    // On the kernel the wait keeps the ring open and succeeds. An error is acceptable, too.
     t.say(format_args!("the wait has ended {}", answer <= 0));
     t.result("enter", ring.enter(0, 0, 0));
 }

@@ -396,7 +396,7 @@ case!(forced_async => "
     cqe 1: 0 NOTIF
 ");
 
-/// Another SQE of the chain is refused. The sends before it are cancelled, and still post
+/// Two sends are linked to an SQE that is refused. Both sends are cancelled, and still post
 /// notifications.
 fn refused_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -415,8 +415,9 @@ case!(refused_chain => "
     cqe 3: -EINVAL
 ");
 
-/// A send in a chain that is refused itself posts its error without F_MORE, and a notification. If
-/// it is refused before the kernel has allocated the notification, it posts none.
+/// A send in a chain is itself refused. It posts its error without F_MORE, and a notification. If
+/// the kernel refuses the send before it has allocated the notification, the send posts no
+/// notification.
 fn refused_member(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_SUBMIT_ALL);
     let (_reader, writer) = files::tcp();

@@ -94,8 +94,8 @@ impl Program {
     }
 
     /// Returns whether this request may send to this file. If a request inside a chain sends, no
-    /// other request of the batch may send to that pair of files. The kernel would wake a waiting
-    /// receive either between the two sends or after both.
+    /// other request of the batch may send to that pair of files. With two sends, the result would
+    /// vary: the kernel wakes a waiting receive either between the sends or after both.
     fn may_send(&mut self, index: usize) -> bool {
         let pair = (index / 2, self.is_successor);
         let sent = self.sent.get(&pair.0).copied();
@@ -318,7 +318,8 @@ impl Program {
         }
         self.polls.insert(self.user_data);
         self.polled = Some(index);
-        // None is for POLLPRI alone: the kernel does not wake such a poll when urgent data comes.
+        // No poll is for POLLPRI alone, because the kernel does not wake such a poll when urgent
+        // data comes.
         let events = self.random.of(&[libc::POLLIN, libc::POLLIN, libc::POLLOUT, libc::POLLOUT, 0]);
         let mut request = sqe::poll(self.fd(index), events, 0);
         if self.random.percent(40) {

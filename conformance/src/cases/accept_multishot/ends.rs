@@ -11,7 +11,7 @@ use crate::transcript::Transcript;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use usring_uapi::io_uring as u;
 
-/// A CQE that finds the CQ full has no MORE flag: it is the last of its multishot.
+/// A CQE for which the CQ has no room lacks the flag F_MORE: it is the last CQE of its multishot.
 fn overflow(t: &mut Transcript) {
     let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     for family in FAMILIES {

@@ -102,8 +102,9 @@ case!(enters_at_the_same_time => "
 ");
 
 /// Reaps until word `own`, which counts the completions of this process, reaches `count`.
-/// Completions of other processes are counted in their words. The caller holds the shared lock, so
-/// no other process reaps.
+/// Completions of other processes are counted in those processes' words. Returns `false` if no
+/// completion arrives for half a minute. The caller holds the shared lock, so no other process
+/// reaps.
 fn complete(ring: &mut Ring, shared: &Shared, own: usize, count: u32) -> bool {
     while shared.word(own).load(Ordering::SeqCst) < count {
         let entries = ring.wait(1);
@@ -210,7 +211,8 @@ case!(each_waits_for_its_neighbour => "
     child: exit 0
 ");
 
-/// The parent makes a hundred rings. Its children use three of them, and the parent reaps those.
+/// The parent makes a hundred rings. Its children submit to three of them, and the parent reaps the
+/// completions.
 fn unused_rings(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut rings: Vec<Ring> = (0..100).map(|_| kind.ring(4, 0)).collect();
@@ -247,9 +249,9 @@ case!(unused_rings => "
 
 type Pipe = (std::os::fd::OwnedFd, std::os::fd::OwnedFd);
 
-/// Submits a read of a pipe to this process's ring, reaps the neighbour's completion, and writes to
-/// the neighbour's pipe. Word 0 counts the processes that have submitted in this round, word 1
-/// those that have reaped.
+/// In each of 50 rounds, submits to this process's ring a read of this process's pipe, writes to
+/// the neighbour's pipe, and reaps the neighbour's completion. Word 0 counts the submissions of all
+/// processes, word 1 the reaped completions. Returns 0 if all results were right.
 fn neighbour(rings: &mut [Ring], pipes: &[Pipe], shared: &Shared, number: usize) -> i32 {
     let next = (number + 1) % 4;
     for round in 1..=50 {

@@ -228,8 +228,8 @@ case!(child_that_shares_descriptors_submits => "
     cqe 2: 0
 ");
 
-/// A process is killed, and its parent has not called waitpid(2) yet. Its requests end all the
-/// same, and the ring works.
+/// A process is killed, and its parent has not called waitpid(2) yet. The killed process's requests
+/// end all the same, and the ring works.
 fn killed_process_is_a_zombie(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared: &Shared| {
         let fifo = files::Fifo::new();

@@ -21,8 +21,8 @@ fn set_of(numbers: &[i32]) -> std::os::fd::OwnedFd {
     set
 }
 
-/// A multishot polls an epoll set that watches the poll's own ring. Its completion makes the ring
-/// readable, and so the set, which ends the poll.
+/// A multishot polls an epoll set that watches the poll's own ring. The poll's completion makes the
+/// ring readable, and thereby the epoll set. That ends the poll.
 fn set_with_own_ring(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN, u::IORING_SETUP_COOP_TASKRUN] {
         let mut ring = Ring::flags(8, flags);

@@ -31,7 +31,7 @@ fn ends() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
     ]
 }
 
-/// Prints how a multishot on each kind of file ends whose second buffer is at `address`.
+/// For each kind of file, prints how a multishot ends if its second buffer is at `address`.
 fn second_buffer_at(t: &mut Transcript, address: u64) {
     for (name, reader, writer) in ends() {
         let memory = Pages::new(1);

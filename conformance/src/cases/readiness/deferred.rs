@@ -82,8 +82,8 @@ case!(deferred_seen_without_waiting => "
 ");
 
 /// Another thread polls the ring's descriptor for the first time, just when the owner returns from
-/// enter. The descriptor must become readable by later task work. (Linux 6.18 does not wake a
-/// thread that already sleeps in poll.)
+/// enter. Task work that is queued later must make the descriptor readable. (Linux 6.18 does not
+/// wake a thread that already sleeps in poll.)
 fn deferred_polled_as_it_is_left(t: &mut Transcript) {
     let mut told = 0;
     for round in 0..ROUNDS {
