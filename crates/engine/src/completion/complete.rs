@@ -97,8 +97,8 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     }
 }
 
-/// Records in the journal of a shared ring, its list of requests in flight, that the request ends
-/// with this many CQEs. The caller posts them next.
+/// Records in the journal of a shared ring (the list of requests in flight) that the request ends
+/// with this many CQEs. The caller posts these CQEs next.
 #[cold]
 fn end_in_journal(locked: &mut LockedRing, request: &mut Request, cqes: u32) {
     let Queues { journal, cq, .. } = &mut locked.queues;

@@ -64,8 +64,8 @@ impl EventDescriptor {
         }
     }
 
-    /// Returns whether the eventfd itself has probably caused the current event of the ring's epoll
-    /// set: a request has waited for the eventfd, and it is readable.
+    /// Returns whether this eventfd probably caused the event that the ring's epoll set reports.
+    /// That is so if a request of the ring has waited for the eventfd, and the eventfd is readable.
     pub(crate) fn is_cause(&self) -> bool {
         let is_ready = || epoll::poll_now(self.descriptor.number(), epoll::IN).is_ok_and(|ready| ready != 0);
         self.is_awaited.load(Ordering::Relaxed) && is_ready()

@@ -1,4 +1,5 @@
-//! The end of a request that gets a fault: its answer, and the delay before its CQE.
+//! The end of a request that gets a fault (`usring run --inject`): its answer, and the delay before
+//! its CQE.
 
 use crate::completion::{complete, order};
 use crate::request::conditions::Deadline;
@@ -54,7 +55,7 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, mut a
     }
 }
 
-/// Completes a request. `overflows`: its CQE goes to the backlog.
+/// Completes a request. `overflows`: its CQE goes to the backlog even if the CQ has room.
 fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflows: bool) {
     locked.queues.cq.force_overflow(overflows);
     complete::complete(locked, request, answer);
@@ -85,8 +86,8 @@ pub(crate) fn answer_of(request: &Request, injected: Injected) -> Answer {
     }
 }
 
-/// Returns whether a delay can be left to the ring's timers. On a polled ring no thread waits for
-/// timers, so the calling thread sleeps here.
+/// Returns `true` if the caller can leave a delay to the ring's timers. On a polled ring no thread
+/// waits for timers. There, sleeps for the delay and returns `false`.
 pub(crate) fn delays(locked: &LockedRing, delay: Nanoseconds) -> bool {
     let is_polled = locked.ring.is_polled();
     if is_polled {

@@ -1,15 +1,15 @@
 //! Completions in an order that a seed chooses (`usring run --order`). The seed decides about the
-//! requests that a worker of the kernel's, or a device, may carry out. Each of them waits among the
-//! ring's timers until it is chosen: before it is carried out, or with its answer. `driving::order`
-//! chooses, when a thread submits or waits.
+//! requests that a worker of the kernel's, or a device, may carry out. Each of these requests waits
+//! among the ring's timers until it is chosen. It waits before it is carried out, or afterwards,
+//! with its answer. `driving::order` chooses, when a thread submits or waits.
 //!
 //! # Invariants
 //! - The orders that the kernel promises hold. A link or drain waits for a request that was not
 //!   chosen, because that request has not completed. Changes of one regular file keep their order.
 //! - A request that the kernel completes in the submitting thread, or when its file is ready, keeps
-//!   its place.
-//! - A request waits for [`LIMIT_NS`] while no thread comes to choose. Then one is chosen, as if a
-//!   thread waited.
+//!   its place in the order of completions.
+//! - If no thread comes to choose for a time limit ([`LIMIT_NS`] or [`LIMIT_OF_WATCHED_NS`]), one
+//!   request is chosen, as if a thread waited.
 
 use crate::completion::{complete, faults};
 use crate::request::conditions::RequestId;
@@ -29,15 +29,17 @@ use usring_uapi::general::O_DIRECT;
 use usring_uapi::io_uring::IORING_SETUP_SQPOLL;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Longest time, in nanoseconds, for which a request is held back while no thread waits for it.
+/// Longest time, in nanoseconds, for which a request is held back while no thread comes to choose.
 const LIMIT_NS: Nanoseconds = 100_000_000;
-/// Longest time, in nanoseconds, on a ring whose program may wait without a call of the ring's.
+/// Replaces [`LIMIT_NS`] on a ring whose program may wait without io_uring_enter(2): it has an
+/// eventfd or an SQ thread, or the program polls its descriptor.
 const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 
-/// One request in this number is carried out only when it is chosen, of those that may be.
+/// Of the requests that the seed decides about, one in this number is carried out only when it is
+/// chosen. The others are carried out at once, and their answers wait.
 const LATE: u64 = 3;
 
-/// Returns how long a request is held back at most, divided by [`LIMIT_PARTS`].
+/// Returns how long a request is held back at most, in nanoseconds, divided by [`LIMIT_PARTS`].
 fn limit_part(locked: &LockedRing) -> Nanoseconds {
     let is_watched = locked.notify.event_descriptor.is_some() || locked.ring.readiness.is_polled();
     let is_watched = is_watched || locked.ring.has(IORING_SETUP_SQPOLL);
@@ -45,8 +47,9 @@ fn limit_part(locked: &LockedRing) -> Nanoseconds {
     limit / u64::from(LIMIT_PARTS)
 }
 
-/// Returns the ring's choices, made on first use. `None`: its order is left alone. Polled rings,
-/// rings of several processes and AIO contexts keep theirs.
+/// Returns the state of the choices for this ring, made on first use. `None`: the ring's
+/// completions keep their order. That holds for polled rings, rings of several processes, AIO
+/// contexts, and rings that are being closed.
 pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
     let ring = locked.ring;
     if !ring.has_free_order() || locked.closed || locked.retired {
@@ -61,8 +64,8 @@ pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
     locked.waiting.order.as_deref_mut()
 }
 
-/// Leaves the completion of a new request to the seed, if the kernel leaves it open. Returns `true`
-/// if the request is to wait before it is carried out.
+/// Leaves the completion of a new request to the seed, if the kernel promises no order for that
+/// completion. Returns `true` if the request is to wait before it is carried out.
 pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
     if !may_use_worker(request) {
         return false;
@@ -82,8 +85,9 @@ pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
     waits
 }
 
-/// Returns whether a worker of the kernel's, or a device, may carry out the request, so that its
-/// completion has no fixed place. Left out are multishots, and requests that select a buffer.
+/// Returns whether a worker of the kernel's, or a device, may carry out the request, so that the
+/// kernel promises no order for its completion. `false` for multishots, and for requests that
+/// select a buffer.
 fn may_use_worker(request: &Request) -> bool {
     if request.multishot || request.poll_slot != 0 || request.has_flag(sqe_flags::BUFFER_SELECT) {
         return false;
@@ -119,8 +123,8 @@ fn may_use_worker(request: &Request) -> bool {
     }
 }
 
-/// Returns the key by which requests on one regular file keep their order: the kernel's workers
-/// make buffered changes of a file one after the other.
+/// Returns the key by which changes of one regular file keep their order: the kernel's workers make
+/// buffered changes of a file one after the other. `None`: the request is no such change.
 fn key_of(request: &Request) -> Option<FileKey> {
     if !request.properties.hashes_regular_file {
         return None;
@@ -138,7 +142,8 @@ pub(crate) fn forget(locked: &mut LockedRing, request: &Request) {
 }
 
 /// Ends a request whose completion is left to the seed. If the request was not chosen yet, holds
-/// its answer back until then. `is_over`: the answer is not held back, or no longer.
+/// its answer back until then. `is_over`: posts the answer now in any case, because the request was
+/// cancelled or not begun, or because its answer has waited.
 pub(crate) fn end(
     locked: &mut LockedRing,
     mut request: RequestEntry,
@@ -155,14 +160,15 @@ pub(crate) fn end(
     hold(locked, request);
 }
 
-/// Has a request wait among the ring's timers until it is chosen.
+/// Makes a request wait among the ring's timers until it is chosen.
 pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     let part = limit_part(locked);
     faults::hold(locked, request, part);
 }
 
-/// Has one request go on, which the seed chooses, because a request's time is over. While a thread
-/// chooses, time has no part in it.
+/// Called when a part of a request's time limit is over. If no thread has come to choose for the
+/// whole limit, lets the request continue that the seed chooses. Otherwise, and if the seed chooses
+/// another one, the request waits on.
 pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     let part = limit_part(locked);
     let Some(order) = of(locked) else { return faults::resume(locked, request) };
@@ -182,16 +188,17 @@ pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// Has a chosen request go on. A worker or a device may still have it.
+/// Lets a chosen request continue, if it waits among the timers. If not, a worker or a device still
+/// has it.
 pub(crate) fn release(locked: &mut LockedRing, id: RequestId) {
     if let Some(request) = locked.waiting.timeouts.take(id) {
         faults::resume(locked, request);
     }
 }
 
-/// Returns the events of the epoll set with those of IPv4 and IPv6 sockets in another order. These
-/// depend on when packets arrive. Events of other files keep their places, because the program may
-/// have caused them itself, one after the other.
+/// Returns the events of the epoll set with those of IPv4 and IPv6 sockets in another order. The
+/// order of these events depends on when packets arrive. Events of other files keep their places,
+/// because the program may have caused them itself, one after the other.
 #[cold]
 #[inline(never)]
 pub(crate) fn shuffle(locked: &mut LockedRing, events: &[Event]) -> Vec<Event> {

@@ -1,6 +1,6 @@
 //! Keeps a ring's descriptor readable for poll and epoll while the CQ is not empty. The descriptor
-//! is an eventfd. Each change of it is a system call, so usring keeps it up to date only after the
-//! program has first polled it.
+//! is an eventfd. Each change of the eventfd's state is a system call, so usring keeps it up to
+//! date only after the program has first polled the descriptor.
 //!
 //! The program takes CQEs without a call, so the descriptor may stay readable too long. Before a
 //! poll call of the program sleeps, the entry points therefore read the eventfd of each ring whose
@@ -9,7 +9,7 @@
 //! Processes that share the ring share the eventfd. A process that polls the descriptor sets a mark
 //! in the ring's memory. From then on, the drivers of all processes make the descriptor readable. A
 //! driver sees the mark when it gets the lock from another process. As soon as the ring is shared,
-//! a process that polls the descriptor assumes that it may be readable.
+//! a process that polls the descriptor assumes that the descriptor may be readable.
 
 pub use super::signal::POLLED;
 use crate::host;
@@ -43,8 +43,8 @@ impl Ring {
         self.readiness.polled_as.store(number, Ordering::Relaxed);
     }
 
-    /// From now on, keeps the descriptor readable exactly while the CQ is not empty. Waits for no
-    /// lock, so a ring may watch another one, or itself.
+    /// From now on, keeps the descriptor readable while the CQ is not empty. Waits for no ring's
+    /// lock, so a request may poll the descriptor of another ring, or of its own.
     pub fn watch_readiness(self: &Arc<Self>) {
         if self.readiness.begin_polling() {
             return;
@@ -74,9 +74,9 @@ impl Ring {
                 tasks().run(Box::new(move || ring.lock().release(Exit::Leave)));
             }
             // The thread that holds the lock makes the ring watcher watch the files when it leaves.
-            // But it may be leaving already. So the descriptor is made readable. The program's next
-            // poll call then calls `drain_readiness`, whose release makes the ring watcher watch
-            // them.
+            // But that thread may be leaving already. So the descriptor is made readable. The
+            // program's next poll call then calls `drain_readiness`, whose release makes the ring
+            // watcher watch the files.
             Err(HeldBy::ThisProcess) if self.defers_task_work() => self.readiness.signal(),
             Err(HeldBy::ThisProcess) => {}
         }
@@ -129,9 +129,9 @@ pub fn drain_readiness() {
     }
 }
 
-/// Makes the descriptors unreadable as [`drain_readiness`] does, for a driver of the ring `inside`
-/// whose request is about to poll a descriptor. Only tries the locks of other rings, because their
-/// drivers may wait for the lock of `inside`.
+/// For each ring whose CQ the program has emptied, makes the ring's descriptor unreadable. Called
+/// by the driver of the ring `inside`, for a request that is about to poll a descriptor. Skips
+/// other rings whose lock is held, because their drivers may wait for the lock of `inside`.
 pub(crate) fn drain_from(inside: &LockedRing) {
     for ring in readable() {
         if Arc::ptr_eq(&ring, inside.ring) {
@@ -157,7 +157,7 @@ fn readable() -> Vec<Arc<Ring>> {
     rings
 }
 
-/// Returns whether the epoll set `set` contains the descriptor of a ring that is readable now.
+/// Returns whether the epoll set `set` contains a ring's descriptor that is readable now.
 pub(crate) fn is_signalled_in(set: i32) -> bool {
     let is_signalled = |ring: &&Arc<Ring>| {
         ring.readiness.signalled.load(Ordering::SeqCst) || ring.is_shared() && ring.memory.ready() > 0

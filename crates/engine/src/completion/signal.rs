@@ -1,5 +1,5 @@
 //! The eventfd behind a ring's descriptor, and its state: whether the eventfd is readable, and
-//! whether the program polls it. `readiness` decides when to change that state.
+//! whether the program polls the descriptor. `readiness` decides when to change that state.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -14,9 +14,9 @@ pub static POLLED: AtomicU32 = AtomicU32::new(0);
 /// The state of the eventfd behind one ring's descriptor.
 #[derive(Default)]
 pub(crate) struct Readiness {
-    /// The eventfd; `None` before it is attached and after the ring is closed. Threads write to it
-    /// without the ring's lock. They hold this lock during the write, because the number of a
-    /// closed eventfd may name any file.
+    /// The eventfd; `None` before it is attached and after the ring is closed. Threads write to the
+    /// eventfd without the ring's lock. They hold this mutex during the write, because the number
+    /// of a closed eventfd may name any file.
     pub descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
     /// Drivers make the descriptor readable, because a process polls it.
     pub watched: AtomicBool,
@@ -33,7 +33,8 @@ pub(crate) struct Readiness {
 }
 
 impl Readiness {
-    /// Notes that this process polls the descriptor. Returns whether it did before.
+    /// Notes that this process polls the descriptor. Returns whether it has polled the descriptor
+    /// before.
     pub fn begin_polling(&self) -> bool {
         let did = self.polled.swap(true, Ordering::SeqCst);
         if !did {

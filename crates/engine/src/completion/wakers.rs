@@ -39,9 +39,9 @@ impl Wakers {
     }
 
     /// Wakes all sleepers on the futex or, if there are none, the leader, which sleeps on the epoll
-    /// set. Wakes none if each of them needs more than `queued` completions. Returns whether a
-    /// thread slept. The caller has just pushed a task-work entry, or published CQEs and released
-    /// the lock.
+    /// set or in the kernel's AIO context. Wakes none if each of them needs more than `queued`
+    /// completions. Returns whether it has woken a thread. The caller has just pushed a task-work
+    /// entry, or published CQEs and released the lock.
     #[inline(always)]
     pub fn wake_one(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
