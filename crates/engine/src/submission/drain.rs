@@ -19,7 +19,7 @@ pub(crate) struct Drain {
     /// Flags [`ACTIVE`] and [`HOLD_NEXT`].
     state: u8,
     /// A request with CQE_SKIP_SUCCESS was submitted. From then on the kernel refuses IO_DRAIN,
-    /// because it counts completed requests by their CQEs.
+    /// because the kernel counts completed requests by their CQEs.
     disabled: bool,
     /// Requests of this batch that were refused while the ring drains. They count as not completed
     /// until the batch ends.
@@ -96,7 +96,7 @@ impl Drain {
         self.state |= HOLD_NEXT;
     }
 
-    /// Counts a request that is being refused as not completed until its batch ends.
+    /// While the ring drains, counts a refused request as not completed until its batch ends.
     pub fn refuse(&mut self) {
         if self.is_active() {
             self.outstanding += 1;
@@ -149,7 +149,7 @@ impl Drain {
     }
 
     /// Follows the state of a shared ring: `is_draining` if the ring drains because of any process,
-    /// `refuses` if any process has made it refuse drains.
+    /// `refuses` if any process has made the ring refuse drains.
     pub fn follow(&mut self, is_draining: bool, refuses: bool) {
         let is_active = is_draining || self.has_deferred() || self.has_refused();
         self.state = self.state & HOLD_NEXT | if is_active { ACTIVE } else { 0 };

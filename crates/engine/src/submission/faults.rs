@@ -32,7 +32,8 @@ pub(crate) fn row(opcode: u8) -> &'static Row {
     TABLE.get(usize::from(opcode)).unwrap_or_else(|| opcode_table::row(opcode))
 }
 
-/// Returns whether requests need the rows of the second table.
+/// Returns whether requests need the rows of this file's table: for faults, or for the recording of
+/// `usring crash`.
 pub(crate) fn have_rows() -> bool {
     unusual::has(Unusual::Faults) || unusual::has(Unusual::Recording)
 }
@@ -42,8 +43,9 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if let Some(outcome) = begin(locked, request) {
         let is_transfer = matches!(request.operation, Operation::ReadWrite(_));
         if matches!(outcome, IssueOutcome::Delayed) && is_transfer && request.properties.needs_ring_at_issue {
-            // The program may unregister the buffer during the delay. An error comes back when the
-            // request is issued.
+            // The program may unregister the buffer during the delay, so the request takes a
+            // reference to the buffer now. If that fails, it fails again when the request is
+            // issued.
             let _ = read_write::hold_registered_buffer(locked, request);
         }
         return outcome;
@@ -67,7 +69,8 @@ fn ask_for_issue_path(locked: &mut LockedRing, request: &mut Request, issue_path
     if has_order {
         order::forget(locked, request);
     }
-    // The request has already run inline. Completion applies what is left of its fault.
+    // A request that was done inline has already run. `completion::faults` applies the rest of its
+    // fault.
     let (stage, memory) = match issue_path {
         IssuePath::Inline => (FaultStage::Begun, members_of(&request.operation)),
         IssuePath::Poll | IssuePath::Worker => (FaultStage::Decided, Vec::new()),
@@ -99,9 +102,9 @@ pub(super) fn divert(
     if issue_path == IssuePath::Worker { begin(locked, request).unwrap_or(outcome) } else { outcome }
 }
 
-/// Begins a request's fault, if it gets one, or else leaves its place in the order to the seed.
-/// Returns the outcome if the fault or the order replaces or delays the request. `None`: the caller
-/// issues the request.
+/// Begins a request's fault, if it gets one. Otherwise `usring run --order` may leave its
+/// completion to the seed. Returns the outcome if the fault or the order replaces or delays the
+/// request. `None`: the caller issues the request.
 #[cold]
 #[inline(never)]
 pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
@@ -180,7 +183,7 @@ fn raise(signal: u32) {
     }
 }
 
-/// Makes a request wait for its delay.
+/// Makes a request wait for its delay, or until `usring run --order` chooses it.
 pub(super) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     match &request.fault {
         Some(pending) if pending.is_ordered => order::hold(locked, request),

@@ -14,7 +14,8 @@ use crate::waiting::fast_poll;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::sqe_flags;
 
-/// Issues a request again, or for the first time after a link or a drain has held it back.
+/// Issues a request again, or for the first time after a link or a drain has held it back. If the
+/// request was refused or cancelled meanwhile, completes it with its error.
 pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.progress == Progress::NotStarted {
         return complete::complete_not_started(locked, request);
@@ -90,7 +91,8 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
 }
 
 /// Decides whether another thread has to carry out the request: because of rights, or because of
-/// IOSQE_ASYNC. Returns `None` if the calling thread issues it.
+/// IOSQE_ASYNC. Returns `None` if the calling thread issues it. First begins the request's fault,
+/// if it gets one.
 #[cold]
 fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if request.properties.is_armed

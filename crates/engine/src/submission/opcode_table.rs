@@ -141,7 +141,7 @@ const ROWS: [Row; COUNT] = [
 static TABLE: [Row; COUNT] = ROWS;
 
 /// Makes the table for requests that may get a fault: a copy in which each row has this issue
-/// function, this blocking work, and [`Properties::is_armed`].
+/// function and [`Properties::is_armed`]. Each row with blocking work gets this blocking work.
 pub(super) const fn armed(issue: Issue, work: Work) -> [Row; COUNT] {
     let mut rows = ROWS;
     let mut index = 0;

@@ -1,8 +1,8 @@
 //! Records when requests that change files were submitted and completed (`usring crash`). Their
 //! system calls are recorded where usring makes them ([`usring_record::calls`]).
 //!
-//! The recording has one beginning for all requests of a batch. A request that a link or a drain
-//! has held back begins when it is issued.
+//! In the recording, all requests of a batch begin at the same moment. A request that a link or a
+//! drain has held back begins when it is issued.
 
 use crate::request::operation::Operation;
 use crate::request::outcome::IssueOutcome;
@@ -36,7 +36,7 @@ fn recorded(request: &mut Request) -> Option<(u64, u64)> {
     Some((request.recorded, request.recorded_batch))
 }
 
-/// Issues a request by the opcode's own row.
+/// Issues a request by the row of `opcode_table`, and records its calls if it changes files.
 pub(super) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let issue = opcode_table::row(request.sqe.opcode).issue;
     match recorded(request) {
@@ -45,7 +45,8 @@ pub(super) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     }
 }
 
-/// Carries a request out in a worker, by the opcode's own row.
+/// Carries a request out in a worker, by the row of `opcode_table`. Records its calls if it changes
+/// files.
 pub(super) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let Some(work) = opcode_table::row(request.sqe.opcode).properties.work else { return Errno::EINVAL.negative() };
     match recorded(request) {

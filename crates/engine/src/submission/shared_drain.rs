@@ -4,17 +4,17 @@
 //!
 //! - A word in the ring's memory says whether the ring drains (holds requests back), also before
 //!   the ring is shared.
-//! - The journal in the ring's memory holds which requests are in flight, and the order of the
-//!   requests that are held back. The requests themselves are in the memory of their process.
+//! - The journal in the ring's memory lists the requests in flight, and the order of the requests
+//!   that are held back. The requests themselves are in the memory of their process.
 //! - The driver that ends the last request in flight releases the first held ones. If they belong
 //!   to another process, it wakes that process, whose next driver issues them.
 //! - A held request of a process that has died ends with -EFAULT when its turn comes, and the
 //!   requests behind it in its chain with -ECANCELED, as on the kernel.
 //! - A request that was in flight before the ring was shared is not in the journal. The process
-//!   that made the ring keeps the number of these in the ring's memory, and all drains wait for
-//!   them.
-//! - A request that finds the journal full is not in it either. Drains of other processes do not
-//!   wait for it. If it is held back, it waits only for requests of its own process, so that
+//!   that made the ring keeps the number of such requests in the ring's memory, and all drains wait
+//!   for them.
+//! - A request that finds the journal full is not in the journal either. Drains of other processes
+//!   do not wait for it. If it is held back, it waits only for requests of its own process, so that
 //!   processes cannot wait for each other in a circle.
 
 use crate::request::{Request, RequestEntry};
@@ -106,7 +106,7 @@ impl LockedRing<'_> {
         self.ring.control.set_draining(is_active);
         self.queues.drain.set_active(is_active);
         if is_held && !was_held && self.waits_for_maker() {
-            // That process counts anew.
+            // The process that made the ring then counts its requests outside the journal anew.
             self.call_other_processes();
         }
     }

@@ -86,8 +86,8 @@ pub(crate) fn hand_to_worker(locked: &mut LockedRing, request: RequestEntry) {
     suspend(locked, request, IssueOutcome::NeedsWorker);
 }
 
-/// Keeps the file of a request that has to wait. If the request `polls`, an unregistered file is
-/// left to the poll table, which keeps it.
+/// Keeps open the file of a request that has to wait. `polls`: the request waits in the poll table,
+/// which itself keeps an unregistered file open.
 fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Result<(), Errno> {
     if !request.properties.needs_file {
         return Ok(());
