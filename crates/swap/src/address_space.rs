@@ -14,7 +14,8 @@ use core::ops::Range;
 pub enum ExtentKind {
     /// Mapped by the program, and paged by the region.
     Mapped,
-    /// Unmapped by the program while a system call had its pages pinned. Not yet free.
+    /// Unmapped by the program while a system call had pages of it pinned. The addresses are not
+    /// free yet.
     Leaving,
     /// Mapped by the program, and released to the kernel, which manages it.
     Unmanaged,
@@ -148,7 +149,7 @@ impl AddressSpace {
         parts
     }
 
-    /// Adds an extent of the given kind. No extent lies in the range.
+    /// Adds an extent of the given kind. The range must not overlap another extent.
     pub fn keep(&mut self, range: &Range<usize>, kind: ExtentKind) {
         self.insert(range.start, range.end, kind);
     }

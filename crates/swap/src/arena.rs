@@ -16,7 +16,7 @@ use usring_sys::width;
 
 /// Number of sizes of small blocks (size classes).
 const CLASSES: usize = 8;
-/// Blocks in a page of the smallest size class.
+/// Number of blocks of the smallest size class in a page.
 const MOST_BLOCKS: usize = 256;
 const WORDS: usize = MOST_BLOCKS / 64;
 

@@ -3,9 +3,9 @@
 //! computing, evicting or polling. The kernel ends its own polling when the scheduler wants the
 //! processor; a process can only yield.
 //!
-//! Yielding pays only if the other threads yield, too. A thread that computes does not: it keeps
-//! the processor for a time slice of some milliseconds (a *long turn*). After a yield that took a
-//! long turn, the caller makes a *pause*, during which it does not yield:
+//! Yielding pays only if the other threads yield, too. A thread that computes does not yield. It
+//! keeps the processor for a time slice of some milliseconds (a *long turn*). After a yield that
+//! took a long turn, the caller makes a *pause*, during which it does not yield:
 //! - The first pause is twice as long as the turn.
 //! - If a yield soon after a pause meets a long turn again, the pause doubles, up to [`MOST_TURNS`]
 //!   times the turn.
@@ -27,7 +27,8 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// Yields the processor. Returns `false` during a pause: the caller should sleep instead.
+    /// Yields the processor and returns `true`. Within the pause that follows a long turn (see the
+    /// head of this file), returns `false` without yielding: the caller should sleep instead.
     pub fn try_yield(&mut self, now: Ticks) -> bool {
         if now < self.crowded_until {
             return false;

@@ -20,7 +20,8 @@ use usring_sys::{Errno, eventfd, futex, page_fault, processor, thread};
 pub struct Background {
     pager: Arc<Pager>,
     running: Arc<AtomicU32>,
-    /// Eventfd that the region signals to end the pager thread, if there is one.
+    /// Eventfd that [`Background::stop`] signals to end the pager thread. `None` if there is no
+    /// pager thread.
     end_of_service: Option<Arc<OwnedDescriptor>>,
     /// Whether the threads are started without libc, which then does not know them.
     unknown: bool,

@@ -1,4 +1,4 @@
-//! Opens a region's backing store from its text. Checks that no other process swaps to the store,
+//! Opens the backing store that a SPEC describes. Checks that no other process swaps to the store,
 //! and that the store holds no data that its owner may still want.
 //!
 //! A file, a block device or a vhost-user back end begins with a header of usring (`SIGNATURE`), in
@@ -30,9 +30,10 @@ use usring_uapi::general::{O_CREAT, O_EXCL, O_RDWR};
 
 /// First bytes of a store's header. The header's other bytes are zeroes.
 const SIGNATURE: &[u8] = b"usring swap store, version 1\n";
-/// Length of the header in bytes, unless the device's block is larger; then it is one block.
+/// Length of the header in bytes. If the device's block is larger, the header is one block long.
 const HEADER: u32 = 4096;
-/// Offset at which mkswap(8) writes its signature. Below: the signatures that Linux accepts.
+/// Offset at which mkswap(8) writes its signature. `KERNEL_SWAP`: the signatures that Linux
+/// accepts.
 const KERNEL_SWAP_AT: usize = 4086;
 const KERNEL_SWAP: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
@@ -148,7 +149,8 @@ pub struct Backing {
     /// The polling policy of the device. `None` if the caller of the region's builder opened the
     /// device.
     pub policy: Option<PolicyWord>,
-    /// The lock that keeps every other process from swapping to the store.
+    /// The store's open file or block device; `None` if the store has no path. A lock on the file,
+    /// or opening the device with O_EXCL, keeps every other process from swapping to the store.
     pub claim: Option<HeldDescriptor>,
     /// Bytes before the first slot, which hold the header.
     pub header: u64,
@@ -266,8 +268,8 @@ fn examine(store: &mut impl Examined, overwrite: bool) -> Result<Content, Refusa
     }
 }
 
-/// Returns the offset of the first byte that is not 0. If the store cannot report its holes, only
-/// its first and its last MiB are read.
+/// Returns the offset of the first byte that is not 0. `None` if there is no such byte. If the
+/// store cannot report its holes, only its first and its last MiB are read.
 fn first_data(store: &mut impl Examined) -> Result<Option<u64>, Errno> {
     let size = store.size();
     let knows_holes = store.next_data(0).is_ok();
@@ -302,8 +304,8 @@ struct StoreFile {
 }
 
 impl StoreFile {
-    /// Opens the file. If `creates` is set, a missing file is made: an empty one, which the device
-    /// then makes longer.
+    /// Opens the file. If `creates` is set, creates a missing file. A new file is empty; the device
+    /// makes it longer when it is opened.
     fn open(path: &str, creates: bool, purpose: Purpose) -> Result<Self, Refusal> {
         let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
         let opened = match file::open(&path, if creates { O_RDWR | O_CREAT } else { O_RDWR }) {
@@ -332,9 +334,12 @@ impl StoreFile {
         Ok(StoreFile { number: opened.number(), claim: Some(opened), size, buffer: Bounce::new(CHUNK)? })
     }
 
-    /// Checks a block device that another program has opened exclusively. That is a mounted file
-    /// system, or a process that swaps to the device. A trial may use a device that usring swaps
-    /// to.
+    /// Decides whether a block device may be used that cannot be opened exclusively. If usring's
+    /// header is on the device, a process swaps to it. Otherwise a file system on it is mounted, or
+    /// another program uses it.
+    ///
+    /// Errors: [`Refusal::Mounted`] for a device without the header; [`Refusal::InUse`] for a
+    /// device with the header, unless the purpose is a trial.
     fn check_user(mut self, purpose: Purpose) -> Result<Self, Refusal> {
         let is_ours = self.read(0, HEADER as usize)?.starts_with(SIGNATURE);
         match (is_ours, purpose) {

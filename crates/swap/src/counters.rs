@@ -1,5 +1,5 @@
-//! The counters of a region. Each fault slot (which a thread holds while its fault is served) has a
-//! row of counters, so faulting threads share no cache line.
+//! The counters of a region. Each of the first 64 fault slots has a row of counters. A thread holds
+//! a fault slot while its fault is served, so up to 64 faulting threads share no cache line.
 
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
@@ -24,14 +24,14 @@ pub enum Counter {
 }
 
 const COUNTERS: usize = 12;
-/// Index of the word of the first row that holds the peak (see [`Counters::raise_peak`]). The words
-/// after it hold the limit and the unit.
+/// In the first row of counters: the index of the word that holds the peak (see
+/// [`Counters::raise_peak`]). The two words after it hold the limit and the unit.
 const PEAK: usize = 12;
 const LIMIT: usize = 13;
 const UNIT: usize = 14;
-/// Words of a row, which are whole cache lines.
+/// Words of a row of counters. 16 words are two whole cache lines.
 const WORDS: usize = 16;
-/// Number of rows, a power of two. Fault slots beyond it share rows.
+/// Number of rows of counters, a power of two. Fault slots with higher numbers share these rows.
 const ROWS: usize = 64;
 
 pub struct Counters(PageArray<AtomicU64>);
@@ -118,9 +118,10 @@ pub struct Statistics {
     pub write_requests: u64,
     /// Evictions by faulting threads, to make room for their pages.
     pub direct_evictions: u64,
-    /// Pages that could not be read; the touching threads got SIGBUS.
+    /// Pages that could not be read. The thread that touched the page got SIGBUS; a thread that
+    /// pinned it got `EIO`.
     pub read_errors: u64,
-    /// Write requests that failed; their pages stayed in memory.
+    /// Write requests that failed. The pages that they would have written stayed in memory.
     pub write_errors: u64,
     /// Pages that came in above the limit, because nothing could be evicted: the backing
     /// store is full or fails, or too much is pinned.
@@ -160,8 +161,8 @@ pub mod run {
         pub over_limit: u64,
     }
 
-    /// Assigns a part of the file to the calling process. `None` if no part is left, or the file
-    /// cannot be opened or mapped.
+    /// Returns counters in a part of the file that no other process uses. `None` if no part is
+    /// left, or the file cannot be opened or mapped.
     pub fn take(path: &CStr) -> Option<Counters> {
         let file = usring_sys::file::open_shared(path).ok()?;
         let part = width::size(mapping::shared_words(&file).ok()?[0].fetch_add(1, Ordering::Relaxed));

@@ -23,8 +23,9 @@ struct TakenPages<'a> {
 }
 
 impl Pager {
-    /// Discards pages, which then hold zeroes. Errors: `EBUSY` at a pinned page; the pages before
-    /// it are discarded.
+    /// Discards pages, which then hold zeroes. Stops at the first page that cannot be discarded;
+    /// the pages before it are discarded. Errors: `EBUSY` at a page that is pinned or released to
+    /// the kernel; the kernel's errors.
     pub fn discard(&self, pages: Range<usize>) -> Result<(), Errno> {
         let mut page = pages.start;
         while page < pages.end {
@@ -56,8 +57,8 @@ impl Pager {
         }
     }
 
-    /// Discards pages of one cluster, in order, until a page is pinned or another thread has taken
-    /// it. The caller has shut the cluster's gate.
+    /// Discards pages of one cluster, in order. Stops at a page that is pinned, is released to the
+    /// kernel, or is taken by another thread. The caller has shut the cluster's gate.
     fn discard_some(&self, pages: Range<usize>) -> Result<DiscardStep, Errno> {
         let mut taken_pages = TakenPages { first: pages.start, taken: [const { None }; MOST] };
         let mut step = DiscardStep::Done;
@@ -110,8 +111,8 @@ impl Pager {
         gone
     }
 
-    /// Keeps in memory a page that could not be discarded or evicted: makes it writable, and
-    /// releases it as dirty.
+    /// Keeps in memory a page that could not be discarded: makes it writable, and releases it as
+    /// dirty. If it cannot be made writable, releases it in the state that it had before.
     pub fn keep(&self, index: usize, taken: Taken) {
         let before = taken.before();
         let opened = self.mechanism.open(self.offset(index), self.unit());

@@ -7,8 +7,9 @@
 //!
 //! 1. The evictor shuts the cluster's gate ([`crate::gate`]), takes the pages, and write-protects
 //!    them, by one system call for each run of pages.
-//! 2. With the gate open, it writes the dirty pages to consecutive slots, by one request. Clean
-//!    pages have a slot already. A page of zeroes is not written and becomes `Untouched`.
+//! 2. With the gate open, it writes the dirty pages to slots: by one request if enough consecutive
+//!    slots are free. Clean pages have a slot already. A page of zeroes is not written and becomes
+//!    `Untouched`.
 //! 3. It shuts the gate again, and frees the pages' memory, by one system call for each run.
 //!
 //! A run ends at a resident page that is not evicted, or at a page that was released to the kernel.
@@ -61,9 +62,9 @@ pub enum Obstacle {
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MadeRoom {
-    /// The caller has room for its page: a page that it evicted has left the memory, and the caller
-    /// has kept that place below the limit. If it gave the place back while the limit is exceeded,
-    /// two threads could evict each other's pages for ever.
+    /// The caller has room for its page: it has evicted a page, and `resident` still counts the
+    /// room of that page. If the caller released this room while the limit is exceeded, two threads
+    /// could evict each other's pages for ever.
     Taken,
     /// The caller has no room yet, and should try again.
     Perhaps,
@@ -87,11 +88,12 @@ pub struct EvictionGoal {
 pub struct Outcome {
     pub freed: usize,
     pub obstacle: Option<Obstacle>,
-    /// Whether another thread had claimed a cluster, so that this thread could not evict from it.
+    /// Whether this thread could not evict from a cluster, because another thread had claimed the
+    /// cluster, or because a fork was about to claim all clusters.
     pub found_claimed: bool,
 }
 
-/// The resident pages of a cluster that the evictor has taken.
+/// The pages that the evictor has taken in one cluster.
 struct Batch<'a> {
     cluster: Range<usize>,
     /// The pages of the cluster that the evictor has taken, indexed by position in the cluster.
@@ -112,12 +114,12 @@ impl Batch<'_> {
 }
 
 impl Pager {
-    /// Makes room for a faulting thread: evicts from one cluster, or waits for other threads'
-    /// evictions. Raises the limit by many pages in three cases:
+    /// Makes room for a faulting thread: evicts pages, or waits for other threads' evictions.
+    /// Raises the limit by many pages in three cases:
     /// - Nothing can be evicted.
     /// - The store became full during the eviction.
     /// - The store was full or failing before, and fewer than [`LEAST_CHUNK`] clean pages were
-    ///   evicted. One instruction may need more pages than that.
+    ///   evicted. One instruction may need more pages than were evicted.
     pub fn evict_directly(&self, fault_slot: usize) -> MadeRoom {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
@@ -298,8 +300,8 @@ impl Pager {
         self.for_runs(batch, is_taken, |offset, length| self.mechanism.close(offset, length))
     }
 
-    /// Calls `act` with the offset and length of each run of pages for which `in_run` holds. A run
-    /// may span pages without memory.
+    /// Calls `act` with the offset and length of each run of pages for which `in_run` holds.
+    /// `in_run` gets a page's position in the cluster. A run may span pages without memory.
     fn for_runs(
         &self,
         batch: &Batch,
@@ -433,7 +435,7 @@ impl Pager {
             say(format_args!("swap: the memory of evicted pages cannot be freed ({obstacle:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.leaves_memory(position);
-        // If this fails, the next write to the page faults, and the fault makes it writable.
+        // If this fails, the next write to the page faults, and that fault makes the page writable.
         self.for_neighbours(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
         dropped
     }

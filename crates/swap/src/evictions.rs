@@ -1,6 +1,6 @@
 //! Counts the evictions of a region that are under way. A thread that found nothing to evict sleeps
-//! until one of them completes. `evict` begins and completes evictions; `background` and `discard`
-//! wait for them, too.
+//! until one of them completes. `evict` begins and completes evictions. `evict`, `background` and
+//! `discard` wait for them. A fork counts as an eviction (`inheritance`).
 //!
 //! | thread | order |
 //! |---|---|
@@ -15,7 +15,7 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;
 use usring_sys::sync::{AtomicU32, Ordering};
 
-/// Counts the evictions of a region. A thread that needs room sleeps on the count.
+/// Counts the evictions of a region. A thread that needs room sleeps until one of them completes.
 pub struct Evictions {
     running: AtomicU32,
     /// Number of evictions that have made room; the futex word that waiters sleep on.

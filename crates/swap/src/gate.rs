@@ -1,5 +1,6 @@
-//! The gate of a cluster: excludes the one evicting thread from the threads that bring single pages
-//! of the cluster in. Any number of these faulting threads may be inside the gate at once.
+//! The gate of a cluster. While threads that bring in pages of the cluster are inside the gate, the
+//! evicting thread waits. While the evicting thread has shut the gate, those threads wait. Any
+//! number of them may be inside at once.
 //!
 //! An eviction changes the mapping of the whole cluster twice: one call write-protects the victims
 //! (the pages to evict), and a later call drops them. A page that another thread mapped at that
@@ -28,8 +29,8 @@ const CLAIMED: u32 = 1 << 29;
 const WAITED: u32 = 1 << 30;
 const SHUT: u32 = 1 << 31;
 
-/// Number of polls before a waiter sleeps. They take about as long as the system calls that threads
-/// make inside the gate.
+/// Number of polls before a waiter sleeps. The polls take about as long as the system calls that
+/// threads make inside the gate.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 #[derive(Clone, Copy, Debug)]

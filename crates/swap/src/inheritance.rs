@@ -4,22 +4,25 @@
 //! 1. Before the fork, [`Mappings::freeze`] claims all clusters and then shuts all gates. So no
 //!    thread evicts or maps a page. The child becomes a user of the slots of evicted pages
 //!    (`slot_users`).
-//! 2. At the fork, the kernel copies the pager's tables, and resident anonymous pages, by
-//!    copy-on-write. It does not copy pages of a memory file, so the parent copies these before the
-//!    fork: it takes each resident page and releases it after the fork. Pinned pages cannot be
-//!    taken; a system call of another thread may be writing to them.
+//! 2. At the fork, the kernel copies the pager's tables. How the child gets the resident pages
+//!    depends on the memory:
+//!    - Anonymous memory: the kernel copies the pages by copy-on-write.
+//!    - Memory file: the kernel copies nothing, so the parent copies the pages to a second file
+//!      before the fork. The parent takes the pages first, so that no thread changes them, and
+//!      releases them after the fork. Pinned pages cannot be taken. They are copied, too, but a
+//!      system call may be writing to them meanwhile.
 //! 3. In the child, [`FrozenMemory::inherit`] registers the memory for faults before the program
 //!    continues. A child that only calls execve or exit needs nothing else.
 //! 4. At its first touch of an evicted page, or its first system call on swapped memory, the child
 //!    makes a pager with queues and threads of its own ([`Inheritance::adopt`]).
 //!
 //! Lock order: claim → page → store queue → gate. So all clusters are claimed before any gate is
-//! shut. The wait for a claim has a time limit: its holder may be waiting for a device that does
-//! not answer. The fork then fails.
+//! shut. The wait for a claim has a time limit, because the thread that holds it may be waiting for
+//! a device that does not answer. After the time limit the fork fails.
 //!
-//! From step 1 on, the kernel gives the memory to every child of the process, with zeroes in place
-//! of evicted pages. The parent undoes that after the fork. If it cannot, later children without a
-//! copy unmap the memory ([`UnpagedMemory`]).
+//! From step 1 on, every child of the process inherits anonymous swapped memory, with zeroes in
+//! place of evicted pages. After the fork the parent undoes that (MADV_DONTFORK). If the parent
+//! cannot, later children without a copy unmap the memory ([`UnpagedMemory`]).
 
 use crate::address_space::{AddressSpace, ExtentKind};
 use crate::gate::{Claim, ShutGate};
@@ -50,8 +53,8 @@ pub struct FrozenMemory {
     descriptors: Vec<i32>,
     /// The offsets of the memory that is not released to the kernel.
     parts: Vec<Range<usize>>,
-    /// The resident pages that this thread has taken. `None` if the kernel copies them instead of
-    /// the parent.
+    /// The resident pages that this thread has taken. `None` if the kernel copies the resident
+    /// pages.
     taken: Option<(Vec<Taken<'static>>, Resident)>,
     /// The memory file with the parent's copy of the resident pages.
     copy: Option<OwnedDescriptor>,
@@ -75,7 +78,7 @@ impl Mappings {
     /// Errors:
     ///
     /// - `EOPNOTSUPP`: the mechanism or the device allows no copy, the slots cannot be shared, or
-    ///   the caller's stack lies in the memory.
+    ///   the parent has to copy the memory in which the caller's stack lies.
     /// - `EAGAIN`: the maximum number of processes already shares the slots.
     /// - `EBUSY`: another thread, whose device does not answer, holds a cluster's claim for too
     ///   long.
@@ -143,8 +146,8 @@ impl Mappings {
         self.exposed.load(Ordering::Relaxed).then_some(unpaged)
     }
 
-    /// Asks the kernel to leave the memory out of future children. Sets `exposed` if the kernel
-    /// refuses.
+    /// Asks the kernel to leave the memory out of future children. Stores in `exposed` whether the
+    /// kernel refuses.
     fn take_back(&self, parts: &[Range<usize>]) {
         let taken_back = self.region.pager.mechanism.set_inherited(parts, false);
         self.exposed.store(taken_back.is_err(), Ordering::Relaxed);
@@ -181,7 +184,8 @@ impl FrozenMemory {
         // undoes what [`Mappings::freeze`] did.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
-        // The child owns none of the pages that the parent's thread has taken.
+        // Dropping this value in the child must not release the pages, which the parent's thread
+        // has taken.
         let taken = self.taken.take();
         let copy = self.copy.take().zip(taken).map(|(file, (_, resident))| Copied { file, resident });
         let inherited = mechanism.inherit(&parts, copy).and_then(|prepared| {
@@ -203,9 +207,9 @@ impl Drop for FrozenMemory {
     }
 }
 
-/// Keeps threads from beginning an eviction while a fork claims all clusters. Otherwise they would
-/// compete for fewer and fewer unclaimed clusters. A thread that needs room waits until this value
-/// is dropped, as it would wait for another thread's eviction.
+/// Keeps threads from beginning an eviction while a fork claims all clusters. Otherwise these
+/// threads would compete for fewer and fewer unclaimed clusters. A thread that needs room waits
+/// until this value is dropped, as it would wait for another thread's eviction.
 struct EvictionPause<'a>(&'a Pager);
 
 impl<'a> EvictionPause<'a> {
@@ -241,8 +245,8 @@ impl UnpagedMemory {
 }
 
 impl Inheritance {
-    /// Makes the child's pager, with threads and queues of its own. The counters of the pager are
-    /// in the file `statistics`.
+    /// Makes the child's pager, with threads and queues of its own. `statistics`: the file for the
+    /// pager's counters.
     ///
     /// Errors: those of opening queue pairs of the device; `ENOMEM`.
     pub fn adopt(self, statistics: Option<&CStr>) -> Result<Mappings, Errno> {
@@ -279,8 +283,8 @@ impl Inheritance {
 }
 
 impl Pager {
-    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` if the claims take longer than
-    /// `timeout`, as another thread holds one.
+    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` if another thread holds a claim
+    /// for longer than `timeout`.
     fn shut_all_gates(&self, timeout: Nanoseconds) -> Result<Vec<ShutGate<'_>>, Errno> {
         let start = Ticks::now();
         let left = || timeout.saturating_sub(Ticks::now().since(start));
@@ -300,8 +304,8 @@ impl Pager {
             Some(last) if last.end == start => last.end = end,
             _ => runs.push(start..end),
         };
-        // Where the last span ends, if the next page may extend that span. `None` after a page that
-        // was not taken.
+        // The end of the last of `resident.spans`, if the next page that is taken may extend it.
+        // `None` after a page that has memory and was not taken.
         let mut span_end = None;
         for index in self.pages_in_use() {
             let (page, offset) = (self.page(index), self.offset(index));
@@ -326,8 +330,8 @@ impl Pager {
         (all, resident)
     }
 
-    /// Makes the pages of a copy writable again and releases them. If that fails, the next write
-    /// fault on a page makes it writable.
+    /// Makes the copied pages writable again and releases them. If a page cannot be made writable
+    /// now, the next write fault on it does so.
     fn give_back_resident(&self, all: Vec<Taken>, resident: &Resident) {
         for run in &resident.taken {
             let _ = self.mechanism.open(run.start, run.len());

@@ -4,8 +4,9 @@
 //! - If the program wants something that a pager cannot provide (another protection, a lock,
 //!   another mapping), that part of the memory is released to the kernel in place. The part returns
 //!   to the region when the program unmaps it.
-//! - Calls have the results of mmap(2) and its relatives. If the program unmaps memory that a
-//!   system call of another thread uses, the memory is freed after that call has returned.
+//! - [`Changes`] gives mmap(2) and related calls the results that the kernel gives. If the program
+//!   unmaps memory that a system call of another thread uses, the memory is freed later: by the
+//!   first change of the mappings after that call has returned.
 
 mod changes;
 
@@ -42,8 +43,8 @@ const MOST_PINNED: usize = 1 << 20;
 /// Smallest value of the option `min` (the smallest mapping that is swapped), in bytes.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
-/// Bytes of addresses for each byte of capacity. Because of this surplus, large free ranges remain
-/// despite fragmentation.
+/// Bytes of addresses for each byte that the store and the limit hold. Because of this surplus,
+/// large free ranges remain despite fragmentation.
 const ROOM: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
@@ -66,7 +67,8 @@ fn addresses(capacity: u64, limit: usize) -> usize {
 }
 
 /// Returns the minimum size of a store and the minimum limit with which a mechanism works, in
-/// bytes. `capacity` and `limit` are those of the intended store.
+/// bytes. They depend on the mechanism's unit, which depends on `capacity` (bytes of the intended
+/// store) and `limit` (the intended limit).
 pub fn least(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -> (u64, usize) {
     let unit = mechanism.unit(addresses(capacity, limit));
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
@@ -132,7 +134,7 @@ impl Mappings {
         ((limit / 16).min(MOST_PINNED) / PAGE * PAGE, limit / 2)
     }
 
-    /// Returns the end address of the unit that contains the last byte of a mapping.
+    /// Returns the end address of the last unit of a mapping that ends at `end`.
     fn unit_end(&self, end: usize) -> usize {
         let base = self.region.as_ptr() as usize;
         base + (end - base).next_multiple_of(self.region.page_size())
@@ -263,7 +265,7 @@ fn write_zeroes(range: &Range<usize>) -> Result<(), Errno> {
     })
 }
 
-/// Returns where a device gets its queues from. With a socket it is the launcher, which lends the
+/// Returns the source of a device's queues. With a socket, that is the launcher, which lends the
 /// back end to this process alone.
 fn supply(socket: Option<&[u8]>) -> Result<Box<dyn Supply>, Refusal> {
     let Some(socket) = socket else { return Ok(Box::new(OwnSupply)) };

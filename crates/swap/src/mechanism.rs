@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | [`MechanismKind::UserFault`] | anonymous | is missing: SIGBUS in the touching thread | userfaultfd for user mode (Linux 5.11), as any user |
 //! | [`MechanismKind::Guard`] | file with two mappings | has a guard marker: SIGSEGV | guard regions on files (Linux 6.15), as any user, also in Docker's default profile |
-//! | [`MechanismKind::Protect`] | file with two mappings | has no access: SIGSEGV | one kernel mapping for each part, so units are large |
+//! | [`MechanismKind::Protect`] | file with two mappings | has no access: SIGSEGV | up to one kernel mapping for each unit, so units are large |
 //! | [`MechanismKind::Thread`] | anonymous | is missing: the touching thread waits for the pager thread | userfaultfd for kernel mode, a privilege |
 //!
 //! With userfaultfd, the pager distinguishes clean pages from dirty ones. On a memory file every
@@ -55,9 +55,9 @@ pub trait Mechanism: Send + Sync {
     /// Makes resident pages readable and writable.
     fn open(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Handles a fault on a page that is missing although its state is resident. Returns `false` if
-    /// another thread has mapped the page meanwhile. Returns `true` if the program had dropped the
-    /// page by a call that usring did not see; the page then holds zeroes.
+    /// Handles a fault on a page that is missing although its state is resident. Returns `true` if
+    /// the page now holds zeroes, because the program had dropped it by a call that usring did not
+    /// see. Returns `false` if the page is mapped with its content.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno>;
 
     /// Write-protects the resident pages of a range. A mechanism that cannot write-protect takes
@@ -74,8 +74,8 @@ pub trait Mechanism: Send + Sync {
     /// afterwards.
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Frees the region's memory for pages that the kernel manages now, with other memory mapped in
-    /// their place.
+    /// Frees the memory that the region still has for pages that were released to the kernel. Other
+    /// memory is mapped at their addresses now.
     fn leave(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
@@ -84,8 +84,9 @@ pub trait Mechanism: Send + Sync {
     /// absent.
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Sets whether a forked child inherits the resident pages of these parts. All gates are shut.
-    /// Errors: `EOPNOTSUPP` if the mechanism cannot let a child inherit them.
+    /// Sets whether a forked child inherits the resident pages of these parts. If `inherited` is
+    /// set, all gates are shut. Errors: `EOPNOTSUPP` if the mechanism cannot let a child inherit
+    /// them.
     fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
         let _ = (parts, inherited);
         Err(Errno::EOPNOTSUPP)
@@ -97,9 +98,9 @@ pub trait Mechanism: Send + Sync {
         false
     }
 
-    /// Copies the resident pages to a memory file for the child of the next fork. The pages in
-    /// `resident.taken` become write-protected first. All gates are shut. The caller makes them
-    /// writable after the fork, or if this function fails.
+    /// Copies the resident pages to a memory file for the child of the next fork. First closes the
+    /// pages in `resident.taken` (see [`Mechanism::close`]). All gates are shut. The caller opens
+    /// the closed pages again after the fork, or if this function fails.
     fn copy(&self, resident: &Resident) -> Result<OwnedDescriptor, Errno> {
         let _ = resident;
         Err(Errno::EOPNOTSUPP)
@@ -124,8 +125,8 @@ pub trait Mechanism: Send + Sync {
 pub struct Resident {
     /// Pages that the forking thread has taken. No other thread uses them until the fork is done.
     pub taken: Vec<Range<usize>>,
-    /// The ranges of `taken`, joined where only absent pages lie between them. They are fewer and
-    /// longer.
+    /// The ranges of `taken`, joined where only absent pages lie between them. So fewer system
+    /// calls close them.
     pub spans: Vec<Range<usize>>,
     /// Pages that system calls have pinned. They stay writable.
     pub pinned: Vec<Range<usize>>,
@@ -143,7 +144,8 @@ pub struct Copied {
     pub resident: Resident,
 }
 
-/// The mechanisms, in the order in which a region tries them.
+/// How a region maps a page, and how it catches a touch of an absent one. In the order of
+/// preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MechanismKind {
     UserFault,
@@ -170,8 +172,8 @@ impl MechanismKind {
         }
     }
 
-    /// Returns the cause of a fault on an absent page. A fault with another cause is not the
-    /// pager's to serve.
+    /// Returns the cause of a fault on an absent page. The pager does not serve faults with another
+    /// cause. `None` for `Thread`, with which a touch causes an event and no signal.
     pub fn cause(self) -> Option<Cause> {
         match self {
             MechanismKind::UserFault => Some(Cause::Missing),
@@ -210,7 +212,7 @@ const LEAST_PROTECTED: usize = 64 << 10;
 pub struct Prepared {
     pub window: Window,
     pub mechanism: Box<dyn Mechanism>,
-    /// The userfaultfd whose events the pager thread reads, if there is one.
+    /// The userfaultfd whose events the pager thread reads. `None` if there is no pager thread.
     pub events: Option<Arc<UserFault>>,
 }
 

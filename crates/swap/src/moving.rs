@@ -71,8 +71,10 @@ impl Pager {
 
     /// Moves the content of a resident page. The caller has room for one more page.
     fn move_resident(&self, from: usize, to: usize, bounce: &mut [u8]) -> Result<Moved, Errno> {
-        // The claim keeps other threads from shutting this cluster's gate. The target may be in the
-        // same cluster, and this thread enters the gate there.
+        // This thread claims the source's cluster and does not enter that cluster's gate. Later it
+        // enters the gate of the target's cluster, perhaps the same gate. A thread that is inside a
+        // gate must not enter the gate again: another thread may have begun to shut it, and both
+        // would wait for ever.
         let _claim = self.claim_cluster(self.cluster_of(from));
         let page = self.page(from);
         let before = page.state();

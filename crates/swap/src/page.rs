@@ -131,8 +131,9 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Copies the state of a page whose gate is shut into this page, which no thread uses yet. The
-    /// copy is never clean, and never pinned, because pins belong to the original page.
+    /// Copies the state of `other`, whose cluster's gate is shut, into this page, which no thread
+    /// uses yet. The copy is never clean, and never pinned, because pins belong to the original
+    /// page.
     pub fn copy_at_rest(&self, other: Page) {
         let state = match other.at_rest() {
             State::Clean => State::Dirty,

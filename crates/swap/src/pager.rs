@@ -4,7 +4,7 @@
 //! | what | owner |
 //! |---|---|
 //! | a page's word, slot number and mapping | the thread that has taken the page ([`crate::page`]) |
-//! | a taken slot | the page that has its number |
+//! | an allocated slot | the page that has its number |
 //! | the two mapping changes of an eviction | the thread that has claimed and shut the cluster's gate ([`crate::gate`]) |
 //! | room below the limit | the thread that raised `resident`; then the page that it brings in |
 //! | a store queue | the thread that holds its lock ([`crate::store`]) |
@@ -60,7 +60,8 @@ pub struct Touch {
 /// Why a page could not be brought in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// The slot that could not be read; `None` if the kernel had no memory for the page.
+    /// The slot that could not be read. `None` if the kernel had no memory for the page, or for
+    /// [`Lost::UNUSED`].
     pub slot: Option<u32>,
     pub error: Errno,
 }
@@ -379,7 +380,8 @@ impl Pager {
         self.limit.wake_evictor();
     }
 
-    /// Takes room for one page, below the limit or in its excess. `false` if there is no room.
+    /// Takes room for one page, within the limit or its excess (see `watermarks`). Returns `false`
+    /// if there is no room.
     #[inline]
     pub fn take_one(&self, fault_slot: usize) -> bool {
         match self.limit.take(1) {

@@ -20,7 +20,8 @@ use usring_sys::ordering::{Edge, Side};
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Number of rows, a power of two. If two fault slots share a row, only their predictions suffer.
+/// Number of elements of `expected` and `jobs`, a power of two. If two fault slots share an
+/// element, fewer pages are read ahead for them.
 const ROWS: usize = 64;
 const FIRST: usize = 4;
 
@@ -30,10 +31,11 @@ const ASLEEP: u32 = 1;
 const COUNT_BITS: u32 = 8;
 
 pub struct Streams {
-    /// For each fault slot: the page that a sequential reader would touch next, and the number of
+    /// For each fault slot: the page that a sequence of faults would touch next, and the number of
     /// pages that were last read ahead.
     expected: PageArray<AtomicU64>,
-    /// For each fault slot: the job, which is the pages to read. 0 for none.
+    /// For each fault slot: its job, which is the pages that the reader thread should read. 0 if
+    /// there is none.
     jobs: PageArray<AtomicU64>,
     /// Maximum number of pages to read ahead; 0 turns read-ahead off.
     most: usize,
@@ -120,8 +122,8 @@ impl Streams {
 }
 
 impl Pager {
-    /// Passes the reader, after a swap-in of `page`, the pages that the faulting thread will
-    /// probably touch next.
+    /// Called after a swap-in of `page`. If the faults of this fault slot are sequential, asks the
+    /// reader thread to bring in the next pages.
     #[inline]
     pub fn follow(&self, page: usize, fault_slot: usize) {
         if self.streams.most() == 0 {
@@ -148,7 +150,8 @@ impl Pager {
     }
 
     /// Brings in the first evicted pages of a range, by one request. Returns the page after the
-    /// last of them, or the end of the range if there is no room for more.
+    /// last of them. Returns the end of the range if it has no evicted page, or if there is no room
+    /// for one.
     fn read_ahead_once(&self, pages: Range<usize>, queue: &mut StoreQueue) -> usize {
         // Only evicted pages are read.
         let Some(first) = pages.clone().find(|page| self.page(*page).state() == State::Out) else { return pages.end };

@@ -92,7 +92,7 @@ impl Builder {
         Ok(self)
     }
 
-    /// Sets where a vhost-user device gets its queues from: another process has the back end.
+    /// Sets the source of a vhost-user device's queues. Without it `build` fails (`EOPNOTSUPP`).
     pub fn supply(mut self, supply: Arc<dyn Supply>) -> Self {
         self.supply = Some(supply);
         self
@@ -123,8 +123,8 @@ impl Builder {
         self
     }
 
-    /// Sets how many threads can fault at once without sharing a queue pair: four for each
-    /// processor by default.
+    /// Sets how many threads can fault at once without sharing a queue pair, as far as the device
+    /// has so many queue pairs. Default: four for each processor.
     pub fn queues(mut self, queues: usize) -> Self {
         self.queues = Some(queues.max(1));
         self
@@ -143,11 +143,10 @@ impl Builder {
     ///
     /// Errors:
     /// - [`Refusal`]: the store cannot be used, or has no room for all of the region.
-    /// - `EINVAL`: the size is 0, the limit is below 64 pages, or the device cannot be written in
-    ///   pages.
+    /// - `EINVAL`: no backing store is set, the size is 0, the limit is below 64 pages, or the
+    ///   device cannot be written in pages.
     /// - `EOPNOTSUPP`: no mechanism works here.
-    /// - `ENOMEM`.
-    /// - The error of opening the device, its queue pairs, or the chosen mechanism.
+    /// - `ENOMEM`; the error of opening the device, its queue pairs, or the chosen mechanism.
     pub fn build(self) -> Result<SwapRegion, Refusal> {
         user_memory::install_fault_handler();
         let backing::Backing { device, policy, claim, header } = self.open()?;
@@ -251,8 +250,8 @@ pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
 /// neither memory nor room on the device.
 ///
 /// Use [`SwapRegion::discard`] for content that is no longer needed, not MADV_DONTNEED.
-/// MADV_DONTNEED does not free slots, and an evicted page comes back with its content. If it drops
-/// a page that is just being evicted, it may end the process.
+/// MADV_DONTNEED does not free slots, and an evicted page comes back with its content.
+/// MADV_DONTNEED on a page that is just being evicted may end the process.
 ///
 /// Threads that touch the memory must not block SIGBUS or SIGSEGV. The program must not replace the
 /// handlers of these signals.
@@ -264,7 +263,7 @@ pub struct SwapRegion {
     background: Background,
     /// The polling policy of the device. `None` if the region did not open the device itself.
     policy: Option<PolicyWord>,
-    /// The store's open file or block device, if it has one. It keeps other processes away.
+    /// The store's file or block device, locked against other processes. `None` if it has no path.
     claim: Option<HeldDescriptor>,
     pub(crate) pager: Arc<Pager>,
 }
@@ -274,7 +273,7 @@ impl SwapRegion {
         Builder::default()
     }
 
-    /// Registers the pager for the memory's faults. Starts the evictor and, if needed, the reader.
+    /// Registers the pager for faults. Starts the evictor and, if read-ahead is on, the reader.
     pub(crate) fn start(
         window: Window,
         pager: Pager,
@@ -380,7 +379,9 @@ impl SwapRegion {
         self.pin_among(range, access, self.pager.limit.get() / 2)
     }
 
-    /// Pins a range like [`SwapRegion::pin`], but up to `most` pages of the region may be pinned.
+    /// Pins a range of bytes, which stays resident until the result is dropped. Errors: `ENOMEM` if
+    /// more than `most` pages of the region would be pinned; `ENXIO` if a page is released to the
+    /// kernel, or not mapped by the program; otherwise those of [`SwapRegion::pin`].
     pub(crate) fn pin_among(&self, range: Range<usize>, access: Access, most: usize) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };
@@ -408,7 +409,7 @@ impl SwapRegion {
                 Pinned::TooOften => return Err(Errno::ENOMEM),
                 Pinned::No(State::Unmanaged) => return Err(Errno::ENXIO),
                 Pinned::No(_) => {
-                    // Signals are blocked: a handler's touch would wait for this thread itself.
+                    // Signals are blocked: a handler's touch of a page would wait for this thread.
                     let _closed = thread::close_signals();
                     if self.pager.page_in_range(pages.clone(), touch) {
                         continue;
@@ -512,9 +513,8 @@ impl SwapRegion {
     }
 
     /// Declares only the first `bytes` bytes used. Pages after them are not evicted. Touches beyond
-    /// the largest extent ever set are not served. Only one thread may call this at a time.
-    ///
-    /// Errors, after which the extent is unchanged: `ENOMEM`.
+    /// the largest extent ever set are not served. Only one thread may call this at a time. Error,
+    /// after which the extent is unchanged: `ENOMEM`.
     pub(crate) fn set_extent(&self, bytes: usize) -> Result<(), Errno> {
         self.pager.mechanism.extend(bytes)?;
         self.pager.set_extent(bytes.div_ceil(self.pager.unit()));
@@ -529,8 +529,8 @@ impl SwapRegion {
     }
 
     /// Moves the content of whole pages to pages that hold nothing, from offset `to` on. An evicted
-    /// page moves without being read. A pinned page is copied, and stays. Error: `ENOMEM`; nothing
-    /// has moved then.
+    /// page moves without being read. A pinned page is copied, and stays. Errors, after which
+    /// nothing has moved: `EBUSY` for a page that was released to the kernel; the kernel's.
     pub(crate) fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let unit = self.pager.unit();
         self.pager.move_pages(self.pages(&from)?, to / unit)

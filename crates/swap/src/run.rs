@@ -13,7 +13,8 @@ use usring_sys::width;
 /// Maximum number of pages that one request brings in.
 pub const MOST: usize = 64;
 
-/// Adjacent evicted pages with consecutive slots. The caller has taken them, and has room for them.
+/// Adjacent evicted pages with consecutive slots. The thread that made this value has taken the
+/// pages, and has room for them.
 pub struct Run<'a> {
     first: usize,
     slot: u32,
@@ -61,8 +62,9 @@ impl Pager {
         (self.store.offset(run.slot), run.count * self.unit())
     }
 
-    /// Maps the pages of a run with `content`, releases them, and counts them in `counter`. Returns
-    /// `false` if a page could not be mapped, or if `content` is an error; such pages stay evicted.
+    /// Maps the pages of a run with `content`, releases them, and counts them in `counter`.
+    /// `clean`: the pages are write-protected and keep their slots. Returns `false` if `content` is
+    /// an error, or if a page could not be mapped. These pages stay evicted.
     pub fn put_in_place(
         &self,
         mut run: Run,
@@ -89,8 +91,9 @@ impl Pager {
         all
     }
 
-    /// Brings in pages from the start of a range by one request. Returns `false` after a failure.
-    /// The caller then brings in the first page alone, which also reports the error.
+    /// Brings in pages from the start of a range by one request. Returns `false` if fewer than two
+    /// pages are evicted there, if there is no room, or if a page could not be read or mapped. The
+    /// caller then brings in the first page alone, which also reports the error.
     pub fn page_in_range(&self, pages: Range<usize>, touch: Touch) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();

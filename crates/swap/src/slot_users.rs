@@ -7,10 +7,11 @@
 //!   the slot. So every user may read its slots at any time.
 //!
 //! # When a user ends
-//! A user holds a lock (F_OFD_SETLK) on one byte of the table's file, whose offset is the user's
-//! number. No other process has that open file description, so exec, exit and SIGKILL all end the
-//! lock. Another user that needs slots frees the slots of users whose lock has ended. If a process
-//! is killed while it changes the table, up to 64 slots (one word) may stay allocated for good.
+//! A user holds a lock (F_OFD_SETLK) on one byte of the table's file. The byte's offset is the
+//! user's number. No other process has the lock's open file description, so exec, exit and SIGKILL
+//! all end the lock. Another user that needs slots frees the slots of users whose lock has ended.
+//! If a process is killed while it changes the table, up to 64 slots (one word) may stay allocated
+//! for good.
 //!
 //! | change | order | effect of a kill between two steps |
 //! |---|---|---|
@@ -29,7 +30,7 @@ use usring_sys::{Errno, file, width};
 pub const MOST_USERS: usize = 32;
 
 /// State of a user's number, in the low half of its word. `TAKEN_BY + n`: user n is assigning the
-/// number to a new user, or is clearing it.
+/// number to a new user, or is freeing the slots of the user that had the number.
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
@@ -166,8 +167,8 @@ impl SlotUsers {
             if used == FREE || !self.is_gone(by, number, used) {
                 continue;
             }
-            // The number may have been assigned again meanwhile. Only the user that was seen above
-            // has ended.
+            // The number may have been assigned again meanwhile, which the count in the word shows.
+            // Only the user that was seen above has ended.
             if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }

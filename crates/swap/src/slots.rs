@@ -135,9 +135,9 @@ impl Slots {
         let wanted = wanted.clamp(1, LONGEST);
         loop {
             let found = self.find(wanted).or_else(|| {
-                // No slot is free, so the slots of ended processes are freed. The count of
-                // allocated slots is not asked first: a process that was killed while it allocated
-                // may have left it too low.
+                // No slot is free, so the slots of ended processes are freed. The bits decide that,
+                // and not the count of allocated slots: a process that was killed while it
+                // allocated may have set bits without counting them.
                 self.reap();
                 self.find(wanted)
             });
@@ -145,8 +145,8 @@ impl Slots {
             let bits = mask(run.length) << run.first;
             let took = self.table.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
-                // The count is raised before the slots have a user, because that user may free them
-                // at once and lower the count.
+                // The count is raised before the slots have a user. If this process is killed then,
+                // another process frees the slots of that user and lowers the count.
                 self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 if let Some((users, own)) = self.sharing() {
                     users.take(own, index, bits);

@@ -98,8 +98,8 @@ impl StoreQueue {
         mut segments: &mut [IoVector],
         waiting: Waiting,
     ) -> Result<(), Errno> {
-        // The pin hook pins swapped memory for a transfer. It would wait for these pages, which
-        // this thread owns. So these requests are exempt from it.
+        // The pin hook pins the swapped memory of a transfer. Here the hook would wait for pages
+        // that this thread itself owns. So these requests are exempt from the hook.
         let _exempt = pinned_memory::exempt();
         while !segments.is_empty() {
             let (count, cut, length) = self.piece(segments);
@@ -157,7 +157,7 @@ impl StoreQueue {
     }
 
     /// Waits for the request in flight and returns its result. A polling thread yields the
-    /// processor between two polls. It sleeps instead if yielding takes too long.
+    /// processor between two polls, or sleeps if yielding takes too long.
     fn wait(&mut self, waiting: Waiting) -> i32 {
         let mut wait = self.channel.begin_wait();
         let start = Ticks::now();

@@ -45,7 +45,8 @@ pub fn parse(text: &str) -> Result<SwapText, String> {
     let of_swap = "limit=, min= and mechanism= are options of --swap itself";
     let backing = rest.join(",");
     let spec = spec::parse(&backing).map_err(|error| {
-        // The column is that of the user's text only if the device's text is the beginning of it.
+        // The error's column counts from the start of the SPEC. The caret under the user's text is
+        // right only if that text begins with the SPEC.
         let caret = if text.starts_with(&backing) { error.caret(text, 0) } else { String::new() };
         format!("{error}; {of_swap}{caret}")
     })?;

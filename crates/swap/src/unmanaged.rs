@@ -4,7 +4,8 @@
 //! The steps of a release. If a step fails, the steps before it are undone.
 //! 1. Claim the clusters of the part, so that no other thread evicts from them.
 //! 2. Take the pages, and write-protect those in memory. A thread that touches such a page waits.
-//! 3. Map ordinary memory in their place, with a copy of the content unless it is not needed.
+//! 3. Map other memory in their place: ordinary memory with a copy of the content, or what the
+//!    caller maps there without the content.
 //! 4. Free the pages' old memory and their slots, and set their state to [`State::Unmanaged`].
 //!
 //! A fault that raced with the release is retried. If the kernel then forbids the access, it raises

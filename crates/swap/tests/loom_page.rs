@@ -1,7 +1,7 @@
 //! Models of a page's word:
 //!
 //! - A page has one owner at a time, which sees the changes of the previous owner.
-//! - No thread sleeps on after it has missed a release.
+//! - No thread misses a release and sleeps for ever.
 //! - A pinned page is not evicted.
 #![cfg(loom)]
 

@@ -104,7 +104,8 @@ impl Changes<'_> {
     }
 
     /// Carries out munmap(2) of whole pages of the region, some of which may not be mapped. Errors:
-    /// the kernel's for a part that was released to it; released parts before it are then unmapped.
+    /// the kernel's for a part that was released to the kernel. The released parts before that part
+    /// are then unmapped.
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);
@@ -118,8 +119,8 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Drops the content of a part that was just freed. Pages that a system call has pinned are
-    /// dropped later, by [`Changes::reap`].
+    /// Drops the content of a part that was just freed. If a system call has pinned pages of the
+    /// part, [`Changes::reap`] drops their content later.
     fn vacate(&mut self, part: &Range<usize>) {
         let idle = self.space.idle_units(part);
         self.set_in_use(&idle, false);
@@ -130,8 +131,8 @@ impl Changes<'_> {
         }
     }
 
-    /// Drops the parts that the program unmapped while they were pinned, except those that are
-    /// still pinned.
+    /// Drops the content of the parts that the program unmapped while they were pinned, except
+    /// parts that are still pinned.
     fn reap(&mut self) {
         for part in self.space.all(ExtentKind::Leaving) {
             self.space.free(&part, ExtentKind::Leaving);
@@ -173,8 +174,8 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Notes that units were released to the kernel. The program keeps their mapped parts and the
-    /// ranges `more`. All other pages of the units are unmapped.
+    /// Notes that units were released to the kernel. Their mapped parts, and the ranges `more`,
+    /// stay mapped for the program. All other pages of the units are unmapped.
     fn are_given(&mut self, units: &Range<usize>, more: &[Range<usize>]) {
         for part in self.space.free(units, ExtentKind::Mapped) {
             self.space.keep(&part, ExtentKind::Unmanaged);
@@ -211,8 +212,9 @@ impl Changes<'_> {
     }
 
     /// Maps zeroed memory over a range, whatever was mapped there. Parts that were released to the
-    /// kernel are unmapped first. `false` if the kernel has to map the range, because it owns
-    /// another part of one of the units. Errors: `ENOMEM`, `EIO`; some content may be lost then.
+    /// kernel are unmapped first. Returns `false` if the kernel has to map the range: one of the
+    /// range's units has a part outside the range that is released to the kernel. Errors: `ENOMEM`,
+    /// `EIO`; some content may be lost then.
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
         self.reap();
         self.reach(range.end)?;
@@ -230,9 +232,9 @@ impl Changes<'_> {
         self.mappings.zero(range).map(|()| true)
     }
 
-    /// Carries out mremap(2) of a paged range within the region. Errors, after which the range is
-    /// unchanged: `ENOMEM` if there are no free addresses or no memory; `EFAULT` if a page cannot
-    /// be read back.
+    /// Carries out mremap(2) of a paged range within the region. Returns the range's new start
+    /// address. Errors, after which the range is unchanged: `ENOMEM` if there are no free addresses
+    /// or no memory; `EFAULT` if a page cannot be read back.
     pub fn remap(&mut self, old: &Range<usize>, length: usize, may_move: bool) -> Result<usize, Errno> {
         if length <= old.len() {
             self.unmap(&(old.start + length..old.end))?;
@@ -268,7 +270,8 @@ impl Changes<'_> {
         if region.page_size() == PAGE {
             return region.move_pages(self.mappings.offsets(old), new - region.as_ptr() as usize);
         }
-        // Copied, because the ranges need not be whole units here.
+        // The content is copied, because ranges need not be whole units if a unit is larger than a
+        // page.
         let mut bounce = alloc::vec![0; PAGE];
         for offset in (0..old.len()).step_by(PAGE) {
             user_memory::copy_in(&mut bounce, UserAddress((old.start + offset) as u64))?;
@@ -287,7 +290,7 @@ impl Changes<'_> {
         self.set_extent();
     }
 
-    /// Notes that mremap(2) has extended into this range a part that was released to the kernel.
+    /// Notes that a part that was released to the kernel now extends into this range (mremap(2)).
     pub fn has_grown(&mut self, range: &Range<usize>) {
         for hole in self.space.holes(&self.within(range)) {
             self.space.keep(&hole, ExtentKind::Unmanaged);

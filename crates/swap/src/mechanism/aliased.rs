@@ -5,9 +5,10 @@
 //!   Such a page is *closed*.
 //! - The pager writes content through its own mapping before it opens the program's. So no thread
 //!   sees a page that is only partly filled.
-//! - If the pager's mapping maps a page of the file while the kernel frees that page, the kernel
-//!   also removes the guard marker in the program's mapping. `usring_sys::paged_memory` explains
-//!   how the pager avoids such mappings when it reads. A test there shows how markers are lost.
+//! - If the kernel adds a page of the file to the pager's mapping while it frees that page, it also
+//!   removes the page's guard marker from the program's mapping. `usring_sys::paged_memory`
+//!   explains how the pager avoids such mappings when it reads. A test there shows how markers are
+//!   lost.
 //! - A forked child has a file of its own, because both processes would share the parent's. The
 //!   parent copies the resident pages into it. The resident pages are closed until the fork, so
 //!   that the child's memory is a snapshot of one moment. The exception is a page that a system
@@ -103,7 +104,8 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.unguard(offset, length) } else { self.memory.permit(offset, length, true) }
     }
 
-    /// Opens the page. If the program dropped it from its mapping, the file still has the content.
+    /// Opens the page and returns `false`: even if the program dropped the page from its mapping,
+    /// the file still has the content.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno> {
         self.open(offset, length).map(|()| false)
     }
@@ -122,7 +124,7 @@ impl Mechanism for Aliased {
         self.memory.discard(offset, length)
     }
 
-    /// Frees the pages in the file, which still has them.
+    /// Frees the pages' memory in the file, which still has their content.
     fn leave(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.discard(offset, length)
     }

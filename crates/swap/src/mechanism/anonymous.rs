@@ -1,5 +1,5 @@
 //! The mechanisms `UserFault` and `Thread`, on anonymous memory. userfaultfd(2) reports touches of
-//! its missing and write-protected pages.
+//! missing pages and of write-protected pages.
 
 use super::{Copied, Mechanism, MechanismKind, Prepared};
 use alloc::boxed::Box;
@@ -73,7 +73,7 @@ impl Mechanism for Anonymous {
     }
 
     /// Maps zeroes in place of pages that the program itself dropped. Otherwise this thread would
-    /// fault when it reads such a page. It owns the page, so it would wait for itself.
+    /// fault when it reads such a page, and would wait for itself, because it owns the page.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         let mut absent = self.memory.absent(offset, length)?;
         while absent != 0 {

@@ -113,8 +113,8 @@ fn the_best_mechanism_is_chosen_for_user_nobody_and_under_dockers_rules() {
 /// queues, stacks, and the test binary itself.
 const SLACK: usize = 4 * MIB;
 
-/// A memory control group. `new` limits it to a number of bytes. It returns `None` if it cannot
-/// make a group.
+/// A memory control group. `new` limits the group to a number of bytes. It returns `None` if no
+/// group can be made.
 struct Group(std::path::PathBuf);
 
 impl Group {
