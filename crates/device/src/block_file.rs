@@ -8,12 +8,13 @@
 //!
 //! # Waiting
 //! A call waits according to the device's policy: it sleeps on the interrupt, polls, or first
-//! sleeps for half of the mean latency (as blk-mq did) and then polls. No signal interrupts the
-//! wait, as in Linux's wait for a disk. A signal handler of the program runs after the call. A
-//! signal without a handler still ends the process, even if the device never answers.
+//! sleeps for a time and then polls. The policy fixes this time, or it is half of the mean latency
+//! (as in blk-mq). No signal interrupts the wait, as in Linux's wait for a disk. A signal handler
+//! of the program runs after the call. A signal without a handler still ends the process, even if
+//! the device never answers.
 //!
 //! # Concurrency
-//! - Each call uses a queue pair alone. A process has at most sixteen of these.
+//! - Each call uses a queue pair alone. A process has at most sixteen such queue pairs on a device.
 //! - Two writes to *parts* of one block are serialized by a lock, so that neither overwrites the
 //!   other's bytes. Calls share no other lock.
 //! - Writes of whole blocks do not take that lock, and other processes have locks of their own. So

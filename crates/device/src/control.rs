@@ -30,7 +30,7 @@ pub enum QuestionKind {
     /// the page with their policies.
     List = 1,
     /// Asks about a device. Answer: `values` are st_dev and st_ino of its file, then the flag
-    /// [`FALLBACK`] or 0. The text is its SPEC.
+    /// [`FALLBACK`] or 0. The text is its SPEC, a NUL byte, and the path that `usring ctl` shows.
     Describe = 2,
     /// Asks for the memory that holds a device's blocks. `values[0]` is the size of the memory.
     /// Answer: the descriptor of the memory.
@@ -64,8 +64,8 @@ pub enum QuestionKind {
 /// Device number of the run's swap device, which [`QuestionKind::List`] does not count.
 pub const SWAP: u32 = u32::MAX;
 
-/// Flag of [`QuestionKind::Describe`]: a polled ring may wait for the device's interrupts instead
-/// of polling.
+/// Flag in the answer to [`QuestionKind::Describe`]: a polled ring may wait for the device's
+/// interrupts instead of polling.
 pub const FALLBACK: u64 = 1;
 
 /// Header of a question.
@@ -204,7 +204,8 @@ impl Control {
 pub struct RemoteSupply {
     control: Control,
     device: u32,
-    /// The connection of the claim, while this process has the swap device.
+    /// The connection on which this process has claimed the swap device. `None` for any other
+    /// device.
     _claim: Option<Connection>,
 }
 

@@ -131,7 +131,7 @@ pub trait QueuePair: Send {
     fn interrupt(&self) -> Option<i32>;
 
     /// Returns a means for a thread to sleep until several requests have completed, if the device
-    /// has one. The interrupt need not be armed for it.
+    /// has one. The thread need not arm the interrupt before this sleep.
     fn waiter(&self) -> Option<Waiter> {
         None
     }

@@ -162,8 +162,7 @@ impl Expectations {
 
     /// Returns how long to sleep for a request of this age, in nanoseconds; 0 for no sleep.
     /// `alone`: no other request is in flight. `overshoot`: how much longer than requested a sleep
-    /// takes. A sleep also costs about that much, so a sleep shorter than
-    /// `overshoot` does not pay.
+    /// takes. A sleep also costs about that much, so a sleep shorter than `overshoot` does not pay.
     #[inline]
     pub fn sleep(&self, bucket: Bucket, age: Nanoseconds, alone: bool, overshoot: Nanoseconds) -> Nanoseconds {
         let sleep = self.of[bucket.index()].earliest(alone).saturating_sub(age).saturating_sub(overshoot);
@@ -187,9 +186,9 @@ impl Expectation {
     }
 
     /// Returns the age of the oldest request at which to start polling: the mean minus twice the
-    /// spread. If polling starts late, completed requests wait, and the device has less work. A
-    /// request that is `alone` delays only itself, so its age is at least half of the mean, as in
-    /// blk-mq.
+    /// spread. If polling starts late, completed requests wait, and the device has less work. For a
+    /// request that is `alone`, late polling delays only that request. The result is then at least
+    /// half of the mean, as in blk-mq.
     fn earliest(&self, alone: bool) -> Nanoseconds {
         let certain = self.mean.saturating_sub(2 * self.spread);
         if alone { certain.max(self.mean / 2) } else { certain }

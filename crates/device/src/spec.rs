@@ -108,7 +108,7 @@ impl Spec {
         self.outermost.open(supply)
     }
 
-    /// Returns the policy for waiting with which the device begins.
+    /// Returns the device's first polling policy: that of `poll=`, or else `Classic`.
     pub fn policy(&self) -> PollPolicy {
         self.poll.unwrap_or_default()
     }

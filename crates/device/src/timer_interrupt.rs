@@ -10,9 +10,9 @@ use usring_sys::{Errno, timerfd};
 /// The timer of a queue pair. There is none if the queue pair was opened without interrupts.
 pub(crate) struct TimerInterrupt {
     timer: Option<OwnedDescriptor>,
-    /// The time for which the timer is set, if the user may be asleep; [`NEVER`] if it is not set.
-    /// `None`: the user is awake. For a completion that becomes due earlier, the timer must be set
-    /// again.
+    /// If the user may be asleep: the time for which the timer is set, or [`NEVER`] if no
+    /// completion is held back. `None` if the user is awake. For a completion that is due before
+    /// this time, the timer must be set again.
     armed: Option<Ticks>,
     /// Whether the timer runs or has fired, so that its descriptor is readable or will be.
     set: bool,
@@ -37,7 +37,7 @@ impl TimerInterrupt {
     }
 
     /// Sets the timer for the sleep of the user. `due` is the due time of the next completion.
-    /// `false` if the completion is due already.
+    /// `false` if the completion is due already, or the timer cannot be set.
     pub fn arm(&mut self, due: Option<Ticks>) -> bool {
         let Some(due) = due else {
             self.clear();

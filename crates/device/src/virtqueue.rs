@@ -5,8 +5,8 @@
 //! # Ownership
 //! - The device owns the descriptors of a chain from the publication of the chain's head until the
 //!   driver takes the head from the used ring. Otherwise the driver owns them.
-//! - Each side writes its own ring. After the entries of its ring it writes its *event index*: the
-//!   position in the other side's ring at which it wants the next notification.
+//! - Each side writes its own ring. Behind the ring's entries lies the side's *event index*: the
+//!   position in the other side's ring at which this side wants the next notification.
 //!
 //! | word | edge |
 //! |---|---|
@@ -89,7 +89,8 @@ pub struct QueueLayout {
     pub descriptors: usize,
     /// A multiple of 2.
     pub available: usize,
-    /// A multiple of 8, minus 4, so that its entries are aligned to 8 bytes.
+    /// Offset of the used ring: a multiple of 8, minus 4, so that the ring's entries are aligned to
+    /// 8 bytes.
     pub used: usize,
     /// A power of two.
     pub size: u16,
@@ -260,8 +261,8 @@ impl VirtQueue {
     }
 
     /// Returns the head that [`VirtQueue::take`] will return after `ahead` others, if the device
-    /// works in order. The guess is read from the available ring, so it does not wait for a cache
-    /// line that the device writes.
+    /// works in order. The guess is read from the available ring, so this thread does not wait for
+    /// a cache line that the device writes.
     #[inline]
     pub fn expected(&self, ahead: u16) -> u16 {
         self.available.half_word(usize::from(self.taken.wrapping_add(ahead))).load(Ordering::Relaxed)

@@ -379,9 +379,9 @@ impl SwapRegion {
         self.pin_among(range, access, self.pager.limit.get() / 2)
     }
 
-    /// Pins a range of bytes, which stays resident until the result is dropped. Errors: `ENOMEM` if
-    /// more than `most` pages of the region would be pinned; `ENXIO` if a page is released to the
-    /// kernel, or not mapped by the program; otherwise those of [`SwapRegion::pin`].
+    /// Pins a range of bytes, which stays resident until the result is dropped. Errors: those of
+    /// [`SwapRegion::pin`], but `ENOMEM` if more than `most` pages of the region would be pinned.
+    /// `ENXIO` if a page is released to the kernel, or not mapped by the program.
     pub(crate) fn pin_among(&self, range: Range<usize>, access: Access, most: usize) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };

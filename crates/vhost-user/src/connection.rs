@@ -132,7 +132,8 @@ impl Connection {
     }
 
     /// Accepts the virtio features that the previous back end had. Fails if this back end lacks one
-    /// of them or has fewer queues, or if its device is smaller or has another block size.
+    /// of these features or has fewer queues, or if its device is smaller or has another block
+    /// size.
     pub fn accept_features_again(&mut self, parameters: &Parameters) -> Result<(), Failure> {
         if parameters.features & !self.features != 0 || parameters.queues > self.queues {
             return Err("differs from the earlier back end: features or queues are missing".into());
@@ -285,8 +286,8 @@ fn describe(region: &Region) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: region.address,
         memory_size: region.length,
-        // usring gives each byte one address for both purposes. The protocol names rings by user
-        // addresses, and buffers by guest addresses.
+        // The protocol names rings by user addresses, and buffers by guest addresses. usring uses
+        // one address of a byte for both.
         userspace_addr: region.address,
         mmap_offset: 0,
         mmap_handle: region.file.as_raw_fd(),

@@ -2,11 +2,11 @@
 //! users, and reconnects. Requests do not pass through this crate.
 //!
 //! - One thread (`watcher`) watches the connection.
-//! - A thread that asks for a queue or shares memory itself sends the messages to the back end.
-//!   Meanwhile it holds the lock of `State`.
+//! - A thread that asks for a queue, or that shares memory, sends the messages to the back end
+//!   itself. Meanwhile it holds the lock of `State`.
 //! - When a new back end has answered, the control plane raises the generation in the arena (the
-//!   memory of all queues). By it the queues' users notice the change: see
-//!   [`usring_device::driver::vhost_user::generation`].
+//!   memory of all queues). The queues' users read the generation there, and so notice the new back
+//!   end: see [`usring_device::driver::vhost_user::generation`].
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 mod connection;
@@ -28,15 +28,15 @@ use usring_sys::descriptor::{OwnedDescriptor, duplicate_private};
 use usring_sys::width;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Number of queues that are prepared if the SPEC names none. Each queue takes address space, and
-/// in some back ends a thread.
+/// Number of queues that are prepared if the SPEC has no `queues=`. Each queue takes address space,
+/// and in some back ends a thread.
 const USUAL_QUEUES: u32 = 16;
 
 /// Milliseconds between two attempts to reconnect, or to free a returned queue.
 const RETRY_MS: u16 = 100;
 
 /// How long the return of a queue waits for the queue's requests to complete. After that time the
-/// watcher continues the wait, and the queue stays allocated until then.
+/// watcher waits for them instead. The queue stays allocated until they have completed.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a request for a queue waits for a queue that is being returned.
@@ -478,7 +478,7 @@ fn has_hung_up(socket: i32) -> bool {
     count > 0 && watched.revents != 0
 }
 
-/// The interface of the drivers in the control plane's own process.
+/// Gives queues and memory to the drivers in the control plane's own process.
 struct Handle(Arc<Shared>);
 
 impl Supply for Handle {

@@ -111,7 +111,8 @@ impl Caller {
 
     /// Transfers whole blocks directly from or to the program's memory, as far as the device may
     /// access the memory. Advances the cursor. Returns the bytes transferred; 0 if the device must
-    /// not access the memory at the cursor.
+    /// not access the memory at the cursor. Error: the device's, if not even the first byte was
+    /// transferred.
     pub fn straight(
         &mut self,
         device: &Device,

@@ -64,14 +64,14 @@ impl<'a> Cursor<'a> {
         bytes
     }
 
-    /// Copies `from` to the program's memory, until its end or the first fault. Advances the
-    /// cursor. Returns the bytes copied.
+    /// Copies `from` to the program's memory. Stops at the first fault, or at the end of either.
+    /// Advances the cursor. Returns the bytes copied.
     pub fn copy_out(&mut self, from: &[u8]) -> usize {
         self.copy(from.len(), |at, range| user_memory::copy_out(at, &from[range]).is_ok())
     }
 
-    /// Copies the program's memory to `to`, until its end or the first fault. Advances the cursor.
-    /// Returns the bytes copied.
+    /// Copies the program's memory to `to`. Stops at the first fault, or at the end of either.
+    /// Advances the cursor. Returns the bytes copied.
     pub fn copy_in(&mut self, to: &mut [u8]) -> usize {
         self.copy(to.len(), |at, range| user_memory::copy_in(&mut to[range], at).is_ok())
     }

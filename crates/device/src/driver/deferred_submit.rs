@@ -41,11 +41,12 @@ impl DeferredSubmit {
 /// until the batch is submitted.
 pub(super) struct PendingBatch {
     pub iocbs: Batch,
-    /// The file whose descriptor number the requests contain. `None` if each request names a file
-    /// of the program.
+    /// The device's own file. It stays open because the requests contain its descriptor number.
+    /// `None` if the requests are for files of the program (`Target::Named`).
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub file: Option<Arc<HeldDescriptor>>,
-    /// The eventfd of the interrupt, whose descriptor number the requests contain.
+    /// The eventfd of the interrupt. It stays open because the requests contain its descriptor
+    /// number.
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub interrupt: Option<Arc<OwnedDescriptor>>,
     /// Completions of the requests that the kernel refused.
@@ -81,8 +82,8 @@ impl PendingBatch {
     }
 }
 
-/// Returns whether a seccomp filter may have answered the call with this error. Alternatively, a
-/// security module may have refused one request with it.
+/// Returns whether the error may come from a seccomp filter that refuses the call. It may also come
+/// from a security module that refuses one request.
 fn is_filters(error: Errno) -> bool {
     matches!(error, Errno::EPERM | Errno::ENOSYS | Errno::EACCES)
 }

@@ -62,10 +62,10 @@ pub static KIND: spec::DeviceKind = spec::DeviceKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileOptions {
     pub path: CString,
-    /// Size of the device in bytes: its first bytes, if the file is longer. `None`: the file's own
-    /// size.
+    /// Size of the device in bytes. If the file is longer, the device is the start of the file.
+    /// `None`: as many whole blocks as the file has.
     pub size: Option<u64>,
-    /// Whether to make a missing file, and a shorter one as long as `size`.
+    /// Whether to create a missing file, and to make a shorter file as long as `size`.
     pub create: bool,
     /// Whether to bypass the page cache. `None`: bypass it if the file system can.
     pub direct: Option<bool>,
@@ -109,7 +109,8 @@ impl FileDriver {
     /// - `EINVAL` if the file is neither regular nor a block device;
     /// - `EINVAL` if the size is zero, or not a multiple of the block;
     /// - `EINVAL` for `direct`, if the file system has no direct transfers;
-    /// - `ENOSPC` if the file is smaller than the requested size, and not to be made longer.
+    /// - `ENOSPC` if the file is smaller than the requested size, and `create` is not set or the
+    ///   file is a block device.
     pub fn open(options: &FileOptions) -> Result<FileDriver, Errno> {
         let access = if options.read_only { linux::O_RDONLY } else { linux::O_RDWR };
         let access = if options.create { access | linux::O_CREAT } else { access };
@@ -122,7 +123,7 @@ impl FileDriver {
         if size == 0 || !size.is_multiple_of(u64::from(block)) {
             return Err(Errno::EINVAL);
         }
-        // A size that is refused must not have changed the file.
+        // The size was checked first, so that a refused size does not change the file.
         if size > measure.size {
             lengthen(file.number(), size, &measure, options.create)?;
         }
@@ -262,7 +263,7 @@ fn measured(file: &HeldDescriptor) -> Result<Measure, Errno> {
 }
 
 /// Returns the alignment that the file system reports. If it reports none, returns the smallest
-/// alignment with which a read succeeds.
+/// alignment with which a read succeeds. `None` if the file has no direct transfers.
 fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignment> {
     match measure.direct {
         Direct::Refused => None,
@@ -278,8 +279,8 @@ fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignmen
     }
 }
 
-/// Makes a file as long as the device, if it may. Otherwise each write that makes the file longer
-/// would be synchronous.
+/// Makes a file as long as the device. Otherwise each write that makes the file longer would be
+/// synchronous. Errors: `ENOSPC` for a block device, or if `create` is not set; the kernel's.
 fn lengthen(number: i32, size: u64, measure: &Measure, create: bool) -> Result<(), Errno> {
     if measure.kind == FileKind::BlockDevice || !create {
         return Err(Errno::ENOSPC);

@@ -12,8 +12,8 @@
 //! | the virtio block device | `block` |
 //! | the rings | [`crate::virtqueue`] |
 //!
-//! The control plane ([`Supply`]) has the connection to the back end. Each device has one, in the
-//! process that started the run.
+//! The control plane ([`Supply`]) has the connection to the back end. Each device has one control
+//! plane, in the process that started the run.
 
 pub mod arena;
 pub mod block;

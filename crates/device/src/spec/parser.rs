@@ -29,8 +29,8 @@ struct Nesting {
     depth: usize,
 }
 
-/// Splits a text at the commas between its layers and options: not in parentheses, and not behind a
-/// backslash. For texts that have options of their own beside a SPEC.
+/// Splits a text at the commas that are neither in parentheses nor behind a backslash. For texts
+/// that have options of their own beside a SPEC.
 pub fn parts(text: &str) -> Vec<&str> {
     let (mut parts, mut start, mut depth, mut is_escaped) = (Vec::new(), 0, 0, false);
     for (at, character) in text.char_indices() {
@@ -124,7 +124,7 @@ impl Parser<'_> {
             self.expect(')', "',' and an option, or ')',")?;
         } else {
             if self.next() != Some(':') {
-                // A device without any option misses those that it needs.
+                // A device without any option may lack one that it needs, which `finish` reports.
                 if matches!(self.next(), None | Some(',' | ')')) {
                     self.finish(start, &layer)?;
                 }
@@ -136,8 +136,8 @@ impl Parser<'_> {
         Ok(layer)
     }
 
-    /// Reads the options of one layer, each after a separator. Stops before an option that belongs
-    /// to the wrapper around the layer.
+    /// Reads the options of one layer. The separator `first` precedes the first option, a comma
+    /// each other one. Stops before an option that belongs to the wrapper around the layer.
     fn options(&mut self, layer: &mut Layer, first: char, place: Nesting) -> Result<(), SpecError> {
         let mut separator = first;
         loop {

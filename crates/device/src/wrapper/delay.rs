@@ -1,9 +1,9 @@
 //! A wrapper that adds latency. It holds back each completion of the inner device for a time that
 //! depends on the request's direction.
 //!
-//! The time begins when the wrapper finds the inner completion. The wrapper looks for completions
-//! at the doorbell and at each poll. If the inner device completes requests at once, the time
-//! begins at the doorbell.
+//! The time begins when the wrapper finds the inner device's completion. The wrapper looks for
+//! completions at the doorbell and at each poll. If the inner device completes requests at once,
+//! the time begins at the doorbell.
 
 use super::delayed_queue::DelayedQueue;
 use crate::distribution::Distribution;

@@ -11,8 +11,8 @@ use usring_sys::epoll::{self, Epoll};
 use usring_sys::ticks::Ticks;
 
 /// A queue pair that delays completions: the inner queue pair, its delayed completions, and a
-/// common interrupt. The interrupt
-/// is an epoll set of the inner interrupt and a timer, readable when either of them is.
+/// common interrupt. The interrupt is an epoll set of the inner interrupt and a timer, readable
+/// when either of them is.
 pub(super) struct DelayedQueue {
     inner: Box<dyn QueuePair>,
     depth: u32,
@@ -75,7 +75,7 @@ impl DelayedQueue {
         self.after_doorbell(due);
     }
 
-    /// Moves the completions that the inner device made at the doorbell to the timeline.
+    /// Moves to the timeline the completions that the inner device has posted at the doorbell.
     fn after_doorbell(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.take_in(due);
         self.timer.advance(self.timeline.earliest());

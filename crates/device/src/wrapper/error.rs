@@ -102,8 +102,7 @@ struct Dice {
 }
 
 impl Dice {
-    /// Draws a fate. Always uses two random numbers, so the fates of earlier requests do not affect
-    /// it.
+    /// Draws a fate. Always uses two random numbers, so a fate does not depend on earlier fates.
     fn draw(&mut self) -> Drawn {
         let mut number = width::low(self.random.below(u64::from(Probability::ALWAYS)));
         let share = self.random.draw();
@@ -203,8 +202,8 @@ struct FaultyQueue {
     lateness: Lateness,
     dice: Dice,
     block: u64,
-    /// The draw for the next request. `None` if the next request was not drawn yet. A request is
-    /// drawn once, even if the inner device had no room and the request is submitted again.
+    /// The draw for the next request; `None` if there is none yet. A request keeps its draw if the
+    /// inner device has no room and the request is submitted again.
     drawn: Option<Drawn>,
     /// Segments of the shortened request that is being submitted.
     segments: Vec<IoVector>,

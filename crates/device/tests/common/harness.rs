@@ -137,8 +137,9 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Returns whether a completion is known already, so that no poll is needed. Its request was
-    /// executed by a worker, was refused, or was found by an earlier poll.
+    /// Returns whether a completion is known already, so that no poll is needed. Either a worker
+    /// has executed the request, the queue pair has refused the request, or an earlier poll has
+    /// found the completion.
     pub fn is_answered(&self) -> bool {
         !self.found.is_empty()
     }

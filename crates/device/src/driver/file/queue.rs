@@ -102,8 +102,8 @@ pub enum Target {
 }
 
 pub struct DeviceTarget {
-    /// Keeps the file open for later requests. The kernel holds it for each request that was
-    /// submitted.
+    /// The device's own file, which stays open for later requests. The kernel itself keeps the file
+    /// open for each request that was submitted.
     file: Arc<HeldDescriptor>,
     read_only: bool,
     /// Bits that must be 0 in the address and the length of every segment.
@@ -168,7 +168,7 @@ impl AioQueue {
         })
     }
 
-    /// Replaces the current batch by an empty one and returns it.
+    /// Returns the current batch, and puts an empty batch in its place.
     fn close_batch(&mut self) -> Result<Box<PendingBatch>, Errno> {
         let fresh = match self.spare.pop() {
             Some(spare) => spare,
@@ -387,8 +387,8 @@ impl QueuePair for AioQueue {
             (self.template.aio_flags, self.template.aio_data) = (aio::IOCB_FLAG_RESFD, 0);
             self.template.aio_resfd = interrupt.eventfd.number().cast_unsigned();
         }
-        // The eventfd is cleared before the check, so that a completion between the two signals it
-        // again.
+        // The eventfd is cleared before the check for completions. So a completion after the check
+        // signals the eventfd again.
         if let Some(interrupt) = &mut self.interrupt {
             interrupt.drain();
         }

@@ -134,7 +134,8 @@ impl Parameters {
         self.features & bit != 0
     }
 
-    /// Returns whether the device has blocks, and each block is a whole number of sectors.
+    /// Returns whether the device has at least one block of a usable size: a power of two, at least
+    /// a sector, and not more than a request can transfer.
     pub fn has_blocks(&self) -> bool {
         let is_block = self.block.is_power_of_two() && u64::from(self.block) >= SECTOR;
         is_block && self.size > 0 && self.geometry().transfer > 0

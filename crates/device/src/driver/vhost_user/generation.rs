@@ -28,8 +28,9 @@ pub fn first(memory: &SharedMemory, at: usize) {
     memory.word(at).store(2, Ordering::Relaxed);
 }
 
-/// Step 2: stores the generation that follows `generation`. Only the control plane calls it. While
-/// the control plane lives, no other process writes the word.
+/// Stores the generation that follows `generation`: step 2 of the protocol at the top of this file.
+/// Only the control plane calls this function. While the control plane lives, no other process
+/// writes the word.
 pub fn begin(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store((generation & !1).wrapping_add(2), Edge::Generation.release());
 }
@@ -51,12 +52,14 @@ pub fn is_end(generation: u32) -> bool {
     generation & 1 != 0
 }
 
-/// Step 3: marks a queue's rings as ready, which means laid out for the back end of `generation`.
+/// Stores `generation` in a queue's ready word: the queue's user has laid its rings out for that
+/// generation's back end. This is step 3 of the protocol at the top of this file.
 pub fn mark_ready(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation, Edge::QueueReady.release());
 }
 
-/// Step 4: returns the generation for which the rings are ready.
+/// Returns a queue's ready word: the generation for which the queue's rings are laid out. This is
+/// step 4 of the protocol at the top of this file.
 pub fn ready_generation(memory: &SharedMemory, at: usize) -> u32 {
     memory.word(at).load(Edge::QueueReady.acquire())
 }

@@ -1,7 +1,7 @@
 //! Detects that the control plane has ended. A control plane that exits ends its queues itself
-//! ([`super::generation`]). A killed one cannot, and the back end stops serving queues when its
-//! connection is lost. But the kernel then closes the *lifeline*: the connection on which a user
-//! got its queue.
+//! ([`super::generation`]). A killed control plane cannot, and the back end, whose connection is
+//! lost, stops serving queues. But the kernel also closes the *lifeline*: the connection on which a
+//! user got its queue.
 //!
 //! - A sleeping user is woken, because the queue's interrupt is an epoll set of the queue's call
 //!   eventfd and the connection.

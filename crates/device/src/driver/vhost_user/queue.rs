@@ -296,7 +296,7 @@ impl Queue {
     }
 
     /// Handles a head that the back end has used. Returns the request's completion after its last
-    /// round, `None` after another round.
+    /// round. `None` after an earlier round, or if no request has this head.
     #[inline]
     fn finish(&mut self, head: u32) -> Option<Completion> {
         let active = self.requests.get(head as usize)?.active.as_ref()?;
@@ -395,8 +395,8 @@ impl Queue {
     /// Collects completed requests, as many as fit. Returns the number of completed rounds.
     ///
     /// The back end's processor has the cache line of each completed request's status. This thread
-    /// reads the line now, and writes it for the next request. So it prefetches the line for
-    /// writing, one request ahead.
+    /// reads the line now, and writes it for the next request. So this thread prefetches the line
+    /// for writing, one request ahead.
     #[inline]
     fn collect(&mut self, completions: &mut Completions) -> u32 {
         let ready = self.ring.ready();
