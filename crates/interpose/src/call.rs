@@ -48,7 +48,8 @@ impl Outcome {
     /// A signal has to be delivered first; then the call is dispatched again.
     pub const AGAIN: u64 = 2;
     /// The kernel has to answer the call in `Call::forward`. [`crate::dispatch::after`] then
-    /// releases the memory that was pinned for the call.
+    /// releases the memory that was pinned for the call, and applies an injected fault to the
+    /// answer.
     pub const PINNED: u64 = 3;
 }
 

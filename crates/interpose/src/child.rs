@@ -1,6 +1,6 @@
-//! Resets, in a forked child, all that the child has inherited from its parent: closes the
-//! parent's private descriptors, and empties or marks the tables. [`process`](crate::process)
-//! notices the fork, and calls this before it serves the child's first call.
+//! Resets, in a forked child, all that the child has inherited from its parent: closes the parent's
+//! private descriptors, and empties or marks the tables. [`process`](crate::process) notices the
+//! fork, and calls [`RESET`] before the child's first call is served.
 
 use crate::files::{self, devices, numbers, registered};
 use crate::process::{ChildDescriptors, ChildReset, stacks};

@@ -116,8 +116,8 @@ fn trap(calls: &[u64; 8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Answers [`filter::FAULTS_PROBE`], the call by which usring tests whether the filter for the
-/// calls of the rules is installed.
+/// Answers [`filter::FAULTS_PROBE`], the call by which usring tests whether the filter of
+/// [`filter::install_for_calls`] is installed.
 pub fn answer_probe() -> Outcome {
     Ok::<u64, Errno>(filter::CALLS_PROBE_ANSWER).into()
 }

@@ -7,11 +7,13 @@
 //! finds it in place installs none.
 //!
 //! A run with devices has a second constant filter, for calls on files. A run whose memory is
-//! swapped has one more ([`crate::swap::filter`]). A program that finds these in place installs
-//! none.
+//! swapped has one more ([`crate::swap::filter`]). With `--inject` or `usring crash`, a filter for
+//! exactly the calls in question is added ([`install_for_calls`]). A program that finds these
+//! filters in place installs none.
 //!
-//! usring's own calls carry a mark in their sixth argument, which they do not use otherwise.
-//! mmap(2) uses it, so mmap(2) carries MAP_DENYWRITE instead, a flag that Linux ignores.
+//! usring's own calls carry a mark in their sixth argument. A call with 32 bits of flags there
+//! carries the mark above the flags. mmap(2) needs the whole argument, so it carries MAP_DENYWRITE
+//! instead, a flag that Linux ignores.
 
 use alloc::boxed::Box;
 use core::sync::atomic::AtomicBool;
@@ -223,8 +225,8 @@ const DEVICE_RULES: [(u32, When); 28] = [
 /// for devices is installed.
 pub const PROBE: u32 = linux::__NR__sysctl;
 
-/// get_kernel_syms(2), which Linux 2.6 and later do not have. By this call a program tests for the
-/// filter of a run with faults.
+/// get_kernel_syms(2), which Linux 2.6 and later do not have. By this call usring tests whether the
+/// filter of [`install_for_calls`] is installed.
 pub const FAULTS_PROBE: u32 = linux::__NR_get_kernel_syms;
 
 /// Whether the symbols of libc check each call, because a filter lets calls pass that look like the
@@ -260,8 +262,8 @@ impl Assembler {
     }
 
     /// Begins a filter that answers ALLOW for other architectures and for every marked call. Every
-    /// call of usring has the mark in the upper half of its sixth argument. If that argument is an
-    /// address, the mark is in the first argument, a number of 32 bits.
+    /// call of usring, except mmap(2), has the mark in the upper half of its sixth argument. If
+    /// that argument is an address, the mark is in the first argument, a number of 32 bits.
     pub const fn begin_with_marks(&mut self) {
         self.load(ARCH);
         self.add(JUMP_EQUAL, ARCHITECTURE, 1, 0);
@@ -476,7 +478,7 @@ fn is_trapped_by_filter(calls: &[u64; 8]) -> bool {
     numbers(calls).any(|number| rule_for_fault(number).is_some())
 }
 
-/// The answer to [`FAULTS_PROBE`] if the filter for the calls of the rules is installed.
+/// The answer to [`FAULTS_PROBE`] if the filter of [`install_for_calls`] is installed.
 pub const CALLS_PROBE_ANSWER: u64 = 0x7573_0003;
 
 /// Returns the argument that distinguishes the filter for these calls from the filters of other

@@ -28,8 +28,8 @@ use usring_uapi::general as linux;
 
 /// `si_code` of a fault that has no address, such as that of `hlt` (SI_KERNEL).
 const FROM_KERNEL: i32 = 0x80;
-/// `si_code` of a memory error at an address that no thread has accessed since (BUS_MCEERR_AO). The
-/// interrupted instruction does not raise the signal again.
+/// `si_code` of a memory error that no access caused (BUS_MCEERR_AO): the kernel found the bad page
+/// by itself. The interrupted instruction does not raise the signal again.
 const ACTION_OPTIONAL: i32 = 5;
 
 // The kernel enters here with all signals blocked: rdi signal, rsi siginfo_t, rdx ucontext_t. If

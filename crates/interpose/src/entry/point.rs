@@ -84,7 +84,7 @@ global_asm!(
     "2:",
     "mov rdi, rbx",
     "call {serve}",
-    // From here on signals are delivered as they come.
+    // From here on the thread is outside the engine, so the program's handlers run at once.
     "6:",
     "cmp dword ptr [rip + {deferred}], 0",
     "jne 5f",

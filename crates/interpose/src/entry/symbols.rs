@@ -2,9 +2,9 @@
 //! calls that would otherwise trap, and the only place where usring sees a *poll call*: poll(2),
 //! select(2), epoll_wait(2) and their variants.
 //!
-//! Each function checks its arguments. Unless the call concerns a ring, it jumps to the real
-//! function, with registers and stack unchanged. So no frame of usring's is on the stack while a
-//! call of libc blocks, is cancelled, or returns twice (clone and vfork through `syscall`).
+//! Each function checks its arguments. Unless the call concerns usring, the function jumps to
+//! libc's function, with registers and stack unchanged. So no frame of usring's is on the stack
+//! while a call of libc blocks, is cancelled, or returns twice (clone and vfork through `syscall`).
 //!
 //! Calls that other code makes without these symbols arrive by the trap. So exec, sigaction and
 //! similar calls need no symbol here.
@@ -46,7 +46,7 @@ global_asm!(
     ".type usring_symbol_call,@function",
     ".type usring_symbol_sleep,@function",
     ".type usring_symbol_answer,@function",
-    // usring_symbol_call: serves a call that may concern a ring or a device.
+    // usring_symbol_call: serves a call that may concern a ring, a device or a rule of `--inject`.
     ".p2align 4",
     "usring_symbol_call:",
     ".cfi_startproc",
@@ -65,7 +65,7 @@ global_asm!(
     ".cfi_def_cfa rsp, 8",
     "jmp usring_symbol_answer",
     ".cfi_restore_state",
-    // The call does not concern a ring: continues in libc's function.
+    // The call does not concern usring: continues in libc's function.
     "7:",
     "mov rdi, [rsp + 8]",
     "mov rsi, [rsp + 16]",
@@ -192,8 +192,8 @@ macro_rules! with_descriptor {
     };
 }
 
-/// Defines a libc function whose calls concern usring only if the run has devices. Then each call
-/// is checked.
+/// Defines a libc function whose calls concern usring only if the run has devices or rules of
+/// `--inject`. In such a run, each call is checked.
 macro_rules! with_devices {
     ($real:ident, $fallback:ident, $number:expr, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);

@@ -1,5 +1,5 @@
-//! Calls that close, duplicate, map or poll descriptors. A call on a number that is not a ring's or
-//! device's goes on to the kernel unchanged.
+//! Calls that close, duplicate, map or poll descriptors. A call on a number that belongs neither to
+//! a ring nor to a device nor to usring itself goes on to the kernel unchanged.
 //!
 //! A vfork child has descriptors of its own but shares usring's tables. So its changes of numbers
 //! are made in the kernel and not recorded. It also uses usring's memory, and loads swapped pages
@@ -24,7 +24,8 @@ pub fn close(call: &mut Call) -> Outcome {
     }
 }
 
-/// Closes a number of a ring or a device; `None` if it is neither.
+/// Closes a number of a ring or a device. Error: `EBADF` for a private number of usring's. `None`:
+/// the kernel has to answer the call.
 pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     devices::forget(number);
     if descriptor::is_private(number) {

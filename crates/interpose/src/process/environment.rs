@@ -202,8 +202,8 @@ unsafe fn keeps(own_variables: &OwnVariables, variable: *mut u8) -> bool {
     let ours = |part: &[u8]| part.is_empty() || part == own_variables.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    // If a part is empty, the program has an LD_PRELOAD of its own, which is empty. The variable
-    // stays, so that an exec appends the library to it.
+    // An empty part shows that the program has an LD_PRELOAD of its own, and that this is empty.
+    // The variable stays, so that an exec appends the library to it.
     let has_own_list = list.split(separates).any(<[u8]>::is_empty);
     if rest.is_empty() && !has_own_list {
         return false;
@@ -301,7 +301,8 @@ pub fn log() -> Option<&'static CStr> {
     path(LOG)
 }
 
-/// Returns the text about swapped memory ([`usring_swap::text`]), if there is any.
+/// Returns the options for swapped memory, as text ([`usring_swap::text`]). `None`: no memory is
+/// swapped.
 pub fn swap() -> Option<&'static [u8]> {
     value_of(SWAP)
 }

@@ -5,16 +5,17 @@
 //! - The new environment always names the library.
 //! - A program into which no loader will load the library is refused, with a message on standard
 //!   error and `ELIBBAD`. Such a program is of another machine, or it starts where the library
-//!   cannot be read.
+//!   cannot be read, or with effective ids that differ from the real ones.
 //! - If the program is linked to a sanitizer's runtime, the runtime is named before the library.
 //!   Otherwise the runtime would end the program.
 //!
 //! A static program runs without usring ([`crate::program::unserved`]), and a message says so. It
-//! is refused if the run has devices or swap, or if the process cannot be traced.
+//! is refused if the run has devices or swap, if `usring crash` records it, or if the process
+//! cannot be traced.
 //!
 //! The caller is often a vfork child, which runs in its parent's memory. If it allocates a block
-//! and then executes, the parent loses that block. So the new environment is built on the stack, in
-//! one of a few sizes.
+//! and then executes, the parent loses that block. So a new environment of usual size is built on
+//! the stack. Only a larger one is allocated.
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors;

@@ -1,8 +1,8 @@
 //! Makes execve(2), which replaces the program, by code in the section of the entry points.
 //!
 //! The signal mask at the moment of a successful exec becomes the next program's, so it has to be
-//! the program's own. While the kernel prepares an exec, it holds signals back. The engine does
-//! that by deferring them:
+//! the program's own. While the kernel prepares an exec, it holds signals back. The engine does the
+//! same by deferring them:
 //! 1. A signal that arrives during the preparation is deferred, and blocks all others.
 //! 2. When the preparation is done, [`call`] enters the section of the entry points, and delivers
 //!    the deferred signal.

@@ -95,7 +95,7 @@ fn judge_file(file: i32) -> Verdict {
     Fine
 }
 
-/// Reads the first bytes of a file. `None`: it is no regular file.
+/// Reads the first bytes of a file, and returns their number. `None`: it is no regular file.
 fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
     if !descriptor::identity(file).ok()?.is_regular() {
         return None;

@@ -274,7 +274,8 @@ pub fn entries() -> impl Iterator<Item = &'static Library> {
     })
 }
 
-/// Returns the path by which the loader has found this library. `None`: the loader is not glibc's.
+/// Returns the path by which the loader has found this library. `None`: the loader's list is not
+/// found, or does not have this library.
 pub fn own_path() -> Option<&'static CStr> {
     let own = entries().find(|library| library.base == text::base()).filter(|library| !library.name.is_null())?;
     // SAFETY: the loader's names end with NUL, and stay as long as their libraries.

@@ -90,7 +90,8 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
 }
 
 /// Puts the wrapper in front of the handlers that are installed when usring starts. `install`
-/// installs usring's own handler of a signal of [`OWN`], and returns the previous action.
+/// installs usring's own handler of a signal of [`OWN`], and returns the previous action. Then
+/// unblocks the signals of [`OWN`].
 pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno> {
     for signal in (1..=width::count(LAST_SIGNAL)).filter(|signal| !OWN.contains(signal)) {
         let before = kernel_exchange(signal, None)?;

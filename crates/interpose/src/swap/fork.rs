@@ -77,9 +77,9 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
 
 fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let mappings = if region::is_on() { region::mappings() } else { None };
-    // Two kinds of processes cannot have the threads of a region. A vfork child does not have its
-    // parent's threads. A child with a stack of its own often ends by exit(2), which ends the
-    // process only if the process has a single thread.
+    // If the caller is a vfork child, it does not have the region's threads, and its child inherits
+    // nothing. A child with a stack of its own often ends by exit(2), which ends the process only
+    // if it has a single thread. So such a child must not start the region's threads.
     let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
     let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();

@@ -451,7 +451,7 @@ fn keep_alternate_stack(new: u64) {
 }
 
 /// Requests that are refused on memory of the region if that memory cannot be released to the
-/// kernel.
+/// kernel. `LockAll` is always refused.
 #[derive(Clone, Copy)]
 enum Unsupported {
     MapOver,
@@ -463,8 +463,9 @@ enum Unsupported {
     Stack,
 }
 
-/// Returns the errno of a call that failed: because memory could not be released to the kernel
-/// (`EBUSY`), or for the kernel's own reason.
+/// Returns the errno for the program of a call that failed with `error`. `EBUSY` means that memory
+/// could not be released to the kernel: that is reported, and becomes `ENOMEM`. Any other errno is
+/// the kernel's and stays.
 fn busy(error: Errno, what: Unsupported) -> Errno {
     if error == Errno::EBUSY { refused(what) } else { error }
 }

@@ -311,7 +311,7 @@ global_asm!(
     "jne usring_unserved_end",
     "ret",
     // Continues to the next beginning or end of a system call. All signals that can be blocked are
-    // blocked. SIGSTOP cannot be blocked, and is put off until the detach.
+    // blocked. SIGSTOP cannot be blocked. The tracer keeps it and sends it at the detach.
     "usring_unserved_step:",
     "mov edi, {PTRACE_SYSCALL}",
     "xor edx, edx",
