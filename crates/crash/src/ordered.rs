@@ -53,7 +53,7 @@ fn grown(change: &Change, choice: Choice, is_short: bool) -> Choice {
 }
 
 /// Makes earlier changes of a file whole if the plan keeps a later rename of that file over another
-/// one (rule 3).
+/// file (rule 3 at the head of this file).
 fn write_renamed(plan: &mut Plan, history: &History, durability: &Durability) {
     let mut written: Vec<(usize, Node)> = Vec::new();
     for (index, operation) in history.operations.iter().enumerate() {
