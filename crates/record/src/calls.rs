@@ -241,8 +241,9 @@ fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     answer
 }
 
-/// Records that a call is answered with an error and is not made. A sync that fails may lose the
-/// data that it should have written. If `drops` is set, the sync certainly loses them.
+/// Records a sync that is answered with an error and is not made. Does nothing for any other call.
+/// A sync that fails may lose the data that it should have written. If `drops` is set, it certainly
+/// loses these data.
 pub fn note_failure(call: &SystemCall, drops: bool) {
     if matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs) {
         let io_error = Errno::EIO.negative();

@@ -53,7 +53,8 @@ pub enum Kind {
     Rename = 9,
     /// The names of `node` in `folder` and of the inode `size` in `second_folder` are exchanged.
     Exchange = 10,
-    /// fsync(2) of `node` begins; `id` is its number. Node 0 stands for all files (sync(2)).
+    /// fsync(2) of `node` begins; `id` is its number. Node 0 stands for all files (sync(2),
+    /// syncfs(2)).
     SyncBegin = 11,
     /// The sync `id` of the process has ended. With [`FAILED`], it ended with an error.
     SyncEnd = 12,
