@@ -38,7 +38,7 @@ const MOST: usize = 256;
 
 /// Begins to record findings in the file at this path.
 ///
-/// Errors: those of open(2).
+/// Error: `ENOENT` if the file cannot be opened.
 pub fn start(path: &CStr, mode: Mode) -> Result<(), Errno> {
     PATH.set(Box::leak(Box::new(path.to_owned())));
     ABORTS.store(mode == Mode::Abort, Ordering::Relaxed);
