@@ -209,7 +209,8 @@ pub fn note_unsure_order() {
     PAGE.get().into_iter().for_each(Page::note_unsure_order);
 }
 
-/// Notes that this thread submits requests whose order the seed chooses.
+/// Notes that this thread submits requests whose order the seed chooses. If another thread has done
+/// so before, the seed alone does not determine the order.
 pub fn note_submitter(thread: u32) {
     static FIRST: AtomicU32 = AtomicU32::new(0);
     let known = FIRST.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);

@@ -351,7 +351,8 @@ impl Page {
         Some(Entry { index: u16::try_from(index).ok()?, is_active: word >> STATE_SHIFT == ACTIVE, text })
     }
 
-    /// Returns the counter with this key; makes it if it is missing. `None`: the table is full.
+    /// Returns the counter with this key; makes it if it is missing. `None`: other counters occupy
+    /// all entries that are searched.
     fn counter(&self, key: Key) -> Option<&'static AtomicU64> {
         let (word, table) = (key.word(), self.0);
         let first = spread::row(width::size(word), COUNTERS);
@@ -376,7 +377,7 @@ impl Page {
     }
 
     /// Returns the number of a process in the run, from 1. Gives the process the next number on
-    /// first use.
+    /// first use. Returns `u32::MAX` if the table has no room.
     pub fn number_of_process(&self, process: u32) -> u32 {
         let key = Key { counter: Counter::Process, process, rule: 0, kind: Kind::Ring, number: 0 };
         let Some(counter) = self.counter(key) else { return u32::MAX };
