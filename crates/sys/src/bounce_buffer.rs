@@ -1,6 +1,6 @@
 //! Bounce buffers: usring's memory for data on its way between the kernel and the program's swapped
 //! memory. They serve system calls that may wait for ever: the program's pages cannot stay pinned
-//! for so long. The kernel allocates a buffer's pages only when it writes to them. So a call that
+//! for so long. A buffer's pages take up memory only once they are written to. So a receive that
 //! still waits takes up addresses, but no memory.
 
 use crate::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
@@ -23,7 +23,8 @@ pub enum Purpose {
     Lingers,
     /// The kernel writes to the buffer, and may fill only a part of it.
     Offered,
-    /// The call is longer than Linux permits: the kernel refuses it and does not access the buffer.
+    /// The data is longer than Linux permits: the kernel refuses the call and does not access the
+    /// buffer.
     Refused,
 }
 

@@ -1,10 +1,10 @@
 //! A hook around the system calls that usring makes, for the recorder of `usring crash`. Without a
-//! hook this costs one load of a pointer.
+//! hook, a call costs one load of a pointer more.
 
 use crate::SystemCall;
 use crate::set_once::SetOnce;
 
-/// Makes the call and returns the kernel's answer.
+/// A function that makes a call and returns the kernel's answer.
 pub type Make<'a> = &'a dyn Fn(&SystemCall) -> u64;
 
 /// The hook.

@@ -1,7 +1,7 @@
 //! Reads clocks by system calls, not through the vDSO. While the engine runs, the instruction
-//! pointer must lie in usring's own text. By that, usring's signal handler recognises the engine,
-//! and puts the signal off until the engine has returned. The vDSO is used only if a filter of the
-//! program denies the system call. Signals are blocked during such a call.
+//! pointer must lie in usring's own text. By the instruction pointer, usring's signal handler
+//! recognises the engine, and defers the signal until the engine has returned. The vDSO is used
+//! only if a filter of the program denies the system call. Signals are blocked during such a call.
 
 use crate::{Errno, SystemCall, thread};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -66,7 +66,7 @@ fn read_by_vdso(clock: u32, time: &mut Timespec) {
         return;
     }
     // In the vDSO the instruction pointer is outside usring's text, so a signal handler would not
-    // recognise the engine and would not put the signal off. So signals are blocked until the
+    // recognise the engine and would not defer the signal. So signals are blocked until the
     // function returns.
     let signals = thread::close_signals();
     // SAFETY: a non-null `VDSO` was stored by `set_vdso`, whose caller guaranteed a `Reader` that

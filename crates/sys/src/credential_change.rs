@@ -182,7 +182,7 @@ impl Follower {
     /// records that the thread has carried out all orders so far: their effect is inherited.
     pub fn begin(&self, origin: Origin, generations: &Generations, order: &Order) -> Option<u32> {
         // Read before the generation: if a change begins after this read, the thread still has to
-        // carry out its order.
+        // carry out that change's order.
         let last = order.last();
         let generation = match origin {
             Origin::Seen(seen) => generations.of_newborn(seen),

@@ -10,8 +10,8 @@
 //! - [`put`] appends. [`keep_only`] removes the earlier deposits of the same object (in usring, a
 //!   ring) and kind.
 //! - Removing a message that is not the first one moves the messages before it to the end of the
-//!   queue: each is sent again, and then received. A process that dies between the two leaves the
-//!   message twice, and [`take`] ignores the second one.
+//!   queue: each is sent again, and then received. A process that dies between these two steps
+//!   leaves that message twice, and [`take`] ignores the second copy.
 //! - The pair's lock (`process_number::queue_lock`) orders all this. A process that dies with the
 //!   lock leaves whole messages.
 
@@ -31,9 +31,9 @@ const MSG_DONTWAIT: u64 = 0x40;
 
 /// Maximum number of files in one message. The kernel's limit is 253 (SCM_MAX_FD).
 const FILES_OF_PART: usize = 250;
-/// Words that describe each file.
+/// Number of words that describe each file.
 pub const WORDS_OF_FILE: usize = 2;
-/// Words in front of the files' words: see [`Head`].
+/// Number of words in front of the files' words: see [`Head`].
 const HEAD: usize = 8;
 const MESSAGE: usize = HEAD + WORDS_OF_FILE * FILES_OF_PART;
 /// Maximum number of messages of a deposit.

@@ -78,7 +78,7 @@ pub fn keep_in_children(number: i32) -> bool {
 }
 
 /// Closes the private duplicates that a forked child inherited, because they would keep the
-/// parent's files open.
+/// parent's files open. Numbers of [`keep_after_fork`] and [`keep_in_children`] stay open.
 pub fn close_private_after_fork() {
     own_numbers::close_after_fork(|number| {
         let mut kept = KEPT_AFTER_FORK.iter().chain(&KEPT_IN_CHILDREN);
@@ -198,7 +198,7 @@ pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
 }
 
 /// Returns a private duplicate of a file, at the file's preferred number if that is free. The
-/// settled number is computed from the file's own number, so it is the same each time.
+/// preferred number is computed from `number`, so it is the same each time.
 pub fn duplicate_at_preferred(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, Some(own_numbers::preferred(number)))
 }

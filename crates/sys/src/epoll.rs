@@ -97,8 +97,9 @@ pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
     poll(number, events, 0)
 }
 
-/// Returns whether the file `set` is an epoll set to which the descriptor `number` was added while
-/// it had its present file. If kcmp(2) is denied, the answer is true for any epoll set.
+/// Returns whether the descriptor `set` is an epoll set to which the descriptor `number` was added,
+/// and `number` still refers to the same file. If kcmp(2) is denied, the answer is true for any
+/// epoll set.
 pub fn holds(set: i32, number: i32) -> bool {
     const KCMP_EPOLL_TFD: u64 = 7;
     let slot: [i32; 3] = [set, number, 0];

@@ -16,8 +16,8 @@
 //!
 //! - A thread is identified by its thread pointer. Rows are never released: a new thread with an
 //!   ended thread's pointer takes over its row.
-//! - A thread that finds no free row acquires the table's lock instead. If the kernel refuses
-//!   membarrier(2), every thread does.
+//! - A thread that finds no free row acquires the lock of the objects' table instead. If the kernel
+//!   refuses membarrier(2), every thread does.
 //! - The rows lie on pages that are zero in a forked child, where no thread uses an object. A
 //!   child's threads use the lock until the child calls [`prepare`].
 
@@ -43,8 +43,8 @@ struct Shared {
     table: Table,
 }
 
-/// The shared data's address: mapped once, and inherited by forked children, where the pages are
-/// zero.
+/// Address of the shared data. The pages are mapped once; a forked child inherits the mapping, with
+/// zeroed pages.
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(null_mut());
 
 /// Returns the shared data, if [`prepare`] has made it.
@@ -68,7 +68,8 @@ pub struct Use(&'static hazard_table::Pointer);
 
 /// Finds an object by `find` and protects it by the calling thread's hazard pointer
 /// ([`hazard_table::Table::protect`]). Returns the last result of `find`, and the [`Use`] that the
-/// caller has to end. `None` if the caller has to acquire the table's lock instead.
+/// caller has to end, if any. `None` if the caller has to acquire the lock of the objects' table
+/// instead.
 #[inline]
 pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
     let shared = shared().filter(|shared| shared.fast.load(Ordering::Relaxed) != 0)?;

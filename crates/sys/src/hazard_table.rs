@@ -155,9 +155,9 @@ impl<const ROWS: usize> Table<ROWS> {
     /// Frees the objects of the list that no hazard pointer has.
     #[cold]
     pub fn sweep(&self, list: &RetiredList) {
-        // Reset before the rows are read. A thread that ends its use after the reset requests
-        // another sweep. A thread that ended its use before had cleared its pointer, so this sweep
-        // sees the cleared pointer.
+        // The request is reset before the rows are read. A thread that ends its use after the reset
+        // requests another sweep. A thread that ended its use before had cleared its pointer, so
+        // this sweep sees the cleared pointer.
         self.sweep_is_due.swap(0, Ordering::AcqRel);
         let mut unused = Vec::new();
         list.lock().retain(|retired| {

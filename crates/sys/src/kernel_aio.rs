@@ -6,8 +6,9 @@
 //! completion. Dropping a [`Context`] and its [`Batch`]es waits until all their requests have
 //! completed.
 //!
-//! A context without requests in the kernel is kept for the next user that asks for its size. The
-//! kernel takes tens of milliseconds to destroy a context, even an idle one.
+//! A context without requests in the kernel is kept for the next user that asks for a context of
+//! this size. This saves time: the kernel takes tens of milliseconds to destroy a context, even an
+//! idle one.
 
 mod completion_ring;
 

@@ -112,7 +112,8 @@ static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 /// Held while the limits and the size of the reserve are changed.
 static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
 
-/// A soft limit above this one is ample: few programs reach it, so usring borrows numbers below it.
+/// A soft limit of open files (RLIMIT_NOFILE) above this value is ample. Few programs open so many
+/// files, so usring borrows descriptor numbers below the limit.
 const AMPLE: u64 = 8192;
 /// Lowest borrowed number if the program's limit is ample. A low number keeps the kernel's
 /// descriptor table small.

@@ -47,7 +47,7 @@ loom::lazy_static! {
     static ref TABLE: alloc::vec::Vec<Slot> = (0..THREADS).map(|_| Slot::new()).collect();
 }
 
-/// Number of leading slots that have ever been used.
+/// Number of leading slots of [`TABLE`] that have ever been used.
 static USED: AtomicU32 = AtomicU32::new(0);
 
 impl Slot {

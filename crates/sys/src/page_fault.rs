@@ -36,7 +36,7 @@ pub struct Fault {
     pub address: usize,
     pub cause: Cause,
     pub write: bool,
-    /// The page is present, but does not permit this access.
+    /// Whether the page is present, but does not permit this access.
     pub present: bool,
     /// Number of the thread's fault slot, for a server that keeps data for each slot.
     pub slot: usize,
@@ -97,8 +97,8 @@ pub fn allows(address: usize, write: bool) -> bool {
         // second word, or answers `EFAULT`.
         unsafe { syscall6(linux::__NR_futex, [nobody.as_ptr() as u64, operation, 0, 0, word, mark]) }
     } else {
-        // No valid `how` of rt_sigprocmask(2). The kernel checks this argument after it has read
-        // the mask at `start`.
+        // This is not a valid `how` of rt_sigprocmask(2). The kernel checks this argument after it
+        // has read the mask at `start`.
         const NO_WAY: u64 = u32::MAX as u64;
         let start = (address & !7) as u64;
         // SAFETY: the kernel only reads the eight bytes at `start`, if it can, and then refuses the
@@ -120,8 +120,8 @@ struct ServedRange {
     server: Arc<dyn FaultServer>,
 }
 
-/// A row of the table of ranges. A search compares `start` and `end` to find the row quickly. They
-/// may be out of date, so the range in the entry decides.
+/// A row of the table of ranges. `start` and `end` are copies for a fast search. The copies may be
+/// out of date, so the search then checks `range` in the row's [`ServedRange`].
 struct RangeRow {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -132,7 +132,7 @@ static TABLE: [RangeRow; MOST_RANGES] = [const {
     RangeRow { start: AtomicUsize::new(0), end: AtomicUsize::new(0), entry: AtomicPtr::new(core::ptr::null_mut()) }
 }; MOST_RANGES];
 
-/// Number of leading rows that have ever been used.
+/// Number of leading rows of [`TABLE`] that have ever been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Held while the table of ranges is changed. Never acquired in a signal handler.
@@ -145,7 +145,7 @@ fn changes() -> &'static Mutex<()> {
 /// A fault slot, in a cache line of its own. A thread has it while a server serves its fault.
 #[repr(align(64))]
 struct FaultSlot {
-    /// The entry that the slot's thread uses; null if the slot is free.
+    /// The table entry that the slot's thread uses; null if the slot is free.
     hazard: AtomicPtr<ServedRange>,
     /// Top of the slot's stack; 0 until the stack is mapped.
     stack: AtomicUsize,

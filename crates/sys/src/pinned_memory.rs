@@ -1,10 +1,11 @@
 //! Pins swapped memory while a system call uses it. Swapped memory is memory of the program whose
 //! pages usring itself evicts, and a page fault inside the kernel does not bring such a page back.
 //!
-//! A program does not know that its memory is swapped. So every system call that usring makes
-//! passes through this file. In a process with swapped memory, the pin hook ([`PinHook`]) examines
-//! the call. Until the call returns, it pins the memory that the call names. Without a pin hook
-//! this costs one load of a pointer.
+//! A program does not know that its memory is swapped, so it names this memory in any request.
+//! Therefore every system call that usring makes passes through this file. In a process with
+//! swapped memory, the pin hook ([`PinHook`]) examines the call. Until the call returns, the hook
+//! pins the memory that the call names. Without a pin hook, a call costs one load of a pointer
+//! more.
 //!
 //! The kernel must not get swapped memory in a request that it finishes after the call has returned
 //! (asynchronous I/O). Code that makes such requests first checks [`is_evictable`].

@@ -73,7 +73,8 @@ impl Maps {
         Some(Maps { file: OwnedDescriptor::from_raw(width::int(number)) })
     }
 
-    /// Returns the mapping that contains an address.
+    /// Returns the mapping that contains an address. `None` if there is none, or if the kernel
+    /// cannot be asked.
     pub fn area_of(&self, address: usize) -> Option<Area> {
         match self.query(address, &mut []) {
             Err(Errno::ENOTTY) => self.listed(address, |line| line.area.clone()),
@@ -188,7 +189,8 @@ impl Lines<'_> {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             if self.end == self.buffer.len() {
-                // A path that is longer than the buffer is cut. The other fields come before it.
+                // The line is longer than the buffer. Its first 128 bytes have all fields before
+                // the path. The rest is dropped, so the path lacks its middle.
                 self.end = 128;
             }
             let room = &mut self.buffer[self.end..];

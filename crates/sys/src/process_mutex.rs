@@ -181,7 +181,7 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
 /// or has just unlocked.
 ///
 /// `wait` waits for the lock while another process, which does not see the work, holds it. `wait`
-/// returns `None` if the caller may not wait; it has then passed the work to a thread that may.
+/// returns `None` if the caller may not wait; `wait` has then passed the work to a thread that may.
 /// `run` does the work and unlocks.
 #[inline(always)]
 pub fn run_unattended<G>(

@@ -58,8 +58,8 @@ pub fn status_of_ended(thread: u32) -> Option<u8> {
 /// Returns whether a thread has begun to end, so that it runs no more code in user mode. `false` if
 /// Linux no longer lists the thread.
 pub fn is_ending(thread: u32) -> bool {
-    // Enough for the fields up to the flags: nine numbers and a name of 15 bytes. The buffer is
-    // small because the caller may run on a small signal stack of the program.
+    // Enough for the fields up to the flags: seven numbers, the state, and a name of 15 bytes. The
+    // buffer is small because the caller may run on a small signal stack of the program.
     let mut text = [0u8; 128];
     read_stat(thread, &mut text).and_then(has_begun_to_end).unwrap_or(false)
 }

@@ -107,7 +107,7 @@ fn is_marked(state: u32) -> bool {
     state & !(SEALED | TORN) != 0
 }
 
-/// Whether a thread that waits for several entries may sleep on when this entry is pushed.
+/// Whether a thread that waits for several entries may continue to sleep when this entry is pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
     /// The thread may sleep until there are as many entries as it waits for (the kernel's lazy
@@ -267,7 +267,7 @@ pub enum Rest {
     Nothing,
     /// A pusher is between its two steps, so the next entry is out of reach. The pusher will
     /// announce its entry, as if it was the [first](Pushed::first). The state may count only this
-    /// entry by then. So a thread that goes to sleep must wait for 1 entry, whatever it needs.
+    /// entry by then. So a thread that goes to sleep must wait for 1 entry, even if it needs more.
     OutOfReach,
     /// Entries are left, and the state says so: the next [`Consumer::begin`] returns `true`.
     Entries,
@@ -298,8 +298,9 @@ impl<T> Shared<T> {
         }
         if newer.is_null() {
             // `oldest` is also the newest node, or a pusher has not linked its node behind it yet.
-            // The release orders the reset of the stub's link before the next pusher's store to
-            // that link.
+            // In the first case the compare_exchange makes the stub the newest. Its release
+            // ordering keeps this reset of the stub's link before the next pusher's store to that
+            // link.
             self.stub.newer.store(ptr::null_mut(), Ordering::Relaxed);
             let stub = self.stub();
             if self.tail.compare_exchange(oldest, stub, Edge::Queue.release(), Ordering::Relaxed).is_ok() {

@@ -16,7 +16,8 @@ use core::ops::Deref;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Number of places in the first segment. Each further segment has twice as many as the one before.
+/// Number of places in the first segment of a table. Each further segment has twice as many as the
+/// one before.
 const FIRST: usize = 64;
 /// Number of segments: enough for a place for every `u32`.
 const SEGMENTS: usize = 27;

@@ -30,7 +30,7 @@
 //! The claim of a sleeper is an acquire, and the announcement of its sleep a release. So a thread
 //! that claims a sleeper of another process sees that the ring is shared, and does not leave the
 //! work to that sleeper.
-
+//!
 //! A thread registers something that only its process knows while a process begins to use the ring:
 //!
 //! | step | process that begins | thread that registers: [`SharingWord::keep_private`] |

@@ -6,7 +6,8 @@ use crate::width;
 
 pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Returns the row of `value` in a table with `rows` rows. `rows` is a power of two above 1.
+/// Returns the row at which a search for `value` begins, in a table with `rows` rows. `rows` is a
+/// power of two above 1.
 #[inline(always)]
 pub const fn row(value: usize, rows: usize) -> usize {
     debug_assert!(rows.is_power_of_two() && rows > 1);

@@ -127,7 +127,8 @@ pub unsafe fn syscall6(number: u32, arguments: [u64; 6]) -> u64 {
         asm!(
             "syscall",
             // Clear r9. The kernel preserves it, and libc sets it only for calls with six
-            // arguments. So a later call of libc would carry the pass mark that is left in r9.
+            // arguments. Otherwise a later call of libc would carry the pass mark that is left in
+            // r9.
             "xor r9d, r9d",
             inlateout("rax") u64::from(number) => answer,
             in("rdi") arguments[0],

@@ -1,8 +1,8 @@
 //! usring's own threads: workers, SQ threads, the ring watcher.
 //!
 //! - The threads are bare: made by clone(2), with a small stack and a thread-local block that
-//!   usring maps. libc does not know them. So the program ends with its own last thread, and making
-//!   a thread of usring never enters libc's malloc.
+//!   usring maps. libc does not know them. So libc ends the process when the program's own last
+//!   thread ends, and making a thread of usring never enters libc's malloc.
 //! - In the Rust API, whose allocator is the program's, the standard library makes the threads
 //!   instead (`set_spawner`).
 //! - A thread of usring blocks every signal but SIGSYS, SIGSEGV, SIGBUS and [`CHANGE_USER`]. The

@@ -8,8 +8,9 @@ use linux_raw_sys::general as linux;
 /// Flag of pidfd_open(2) for a thread that is not the first of its process (Linux 6.9).
 const PIDFD_THREAD: u64 = linux::O_EXCL as u64;
 
-/// A handle to one thread, by a pidfd. Before Linux 6.9 there is no pidfd for such a thread: a new
-/// thread that gets the id of an ended thread is then mistaken for that thread.
+/// A handle to one thread, by a pidfd. Before Linux 6.9 only the first thread of a process can have
+/// a pidfd. The handle of another thread then has only the thread's id. So a new thread with the id
+/// of an ended one is mistaken for it.
 #[derive(Debug)]
 pub struct ThreadLife {
     thread: u32,

@@ -2,10 +2,9 @@
 //!
 //! Linux lets a timer of an ordinary thread fire up to 50 µs late, so that several may share an
 //! interrupt (prctl(2), PR_SET_TIMERSLACK). That is too long for a thread that waits for a device.
-//! Measured on a virtual machine (Linux 6.18, sleeps of 30 µs; overshoot, and processor time of a
-//! sleep):
+//! Measured on a virtual machine (Linux 6.18, sleeps of 30 µs):
 //!
-//! | sleep | median | 99th of 100 | processor |
+//! | sleep | overshoot, median | overshoot, 99th of 100 | processor time |
 //! |---|---|---|---|
 //! | clock_nanosleep, ppoll, futex with the thread's own slack | 53 µs | 57–97 µs | 3.3–4.5 µs |
 //! | timerfd, armed and read | 3.2 µs | 25 µs | 4.2 µs |

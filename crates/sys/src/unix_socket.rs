@@ -63,7 +63,7 @@ impl<const N: usize> Control<N> {
         Control { length: 0, level: 0, kind: 0, numbers: [-1; N] }
     }
 
-    /// Returns the length to send.
+    /// Returns the length of this control message for sendmsg(2), in bytes.
     pub fn sent_length(&self) -> u64 {
         self.length.next_multiple_of(8)
     }

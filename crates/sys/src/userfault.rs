@@ -21,7 +21,7 @@ pub enum Telling {
 pub struct Touch {
     pub address: usize,
     pub write: bool,
-    /// The page is present and write-protected.
+    /// Whether the page is present and write-protected.
     pub present: bool,
 }
 
@@ -71,7 +71,8 @@ impl UserFault {
         if register.ioctls & needed == needed { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// Installs pages with the content of `from`, in place of missing pages.
+    /// Installs pages with the content of `from`, in place of missing pages. `protected`: the new
+    /// pages are write-protected.
     ///
     /// Errors: `EEXIST` at a page that is present; `ENOMEM`.
     pub fn copy(&self, to: usize, from: &[u8], protected: bool) -> Result<(), Errno> {

@@ -78,7 +78,7 @@ const ABORTED: u64 = (-512i64).cast_unsigned();
 
 /// Longest single sleep of a call that must have a time limit: without one, the kernel would
 /// restart a futex wait after a signal whose handler has SA_RESTART. The kernel never restarts a
-/// wait on an epoll set (signal(7)), so that needs no limit and no timer.
+/// wait on an epoll set (signal(7)), so such a wait needs no limit and no timer.
 const LONGEST: Nanoseconds = 3600 * 1_000_000_000;
 static LONGEST_TIME: Timespec = timespec(LONGEST);
 

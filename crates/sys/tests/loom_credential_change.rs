@@ -31,7 +31,7 @@ impl Process {
     }
 
     /// Makes a change as a thread of the program does, to the credentials of `generation`. Does not
-    /// wait for the service thread, which may be late.
+    /// wait for the service thread, which may be late. Returns the number of the change's order.
     fn change(&self, generation: u32) -> u32 {
         self.generations.begin();
         let order = self.order.give([u64::from(generation); 5]);
@@ -64,8 +64,8 @@ impl Process {
         child
     }
 
-    /// Acts as the service thread when it gets the signal of a change. `rights` is the generation
-    /// of its credentials.
+    /// Acts as the service thread when it gets the signal of a change. `rights`: the generation of
+    /// the service thread's credentials.
     fn follow(&self, rights: &Cell<u32>) {
         self.follow_as(&self.follower, rights);
     }
@@ -79,7 +79,8 @@ impl Process {
     }
 }
 
-/// How far a thread's change had come when another thread forked: the last step that it had made.
+/// How far a thread's change had come when another thread forked: the last step that the changing
+/// thread had made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     NotBegun,
@@ -140,9 +141,9 @@ fn a_thread_starts(process: Arc<Process>, follows_after_looking: bool) {
     };
     process.change(asked_for + 1);
     let (follower, generation, inherited) = watcher.join().unwrap();
-    // If the new thread is a service thread, it gets the signal last. (A thread of the next
-    // generation needs none: the change had ended before it started, because this model does not
-    // wait for the late ring watcher.)
+    // If the new thread is a service thread, it gets the signal of the change now. (A thread of the
+    // next generation needs no signal: the change had ended before it started, because this model
+    // does not wait for the late ring watcher.)
     if generation != Some(asked_for + 1) {
         let rights = Cell::new(inherited);
         process.follow_as(&follower, &rights);

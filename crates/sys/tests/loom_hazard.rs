@@ -79,7 +79,7 @@ impl World {
         has_retired && is_inside && self.pointers.request_sweep()
     }
 
-    /// Replaces the first object by another one, or by none (0), and retires it.
+    /// Replaces the first object by another one, or by none (0), and retires the first object.
     fn replace(&self, other: usize) {
         self.place.store(other, Ordering::Release);
         // SAFETY: no thread can find the object any more.

@@ -1,6 +1,6 @@
-//! Models of the mutex that processes share. Each process is modelled by a thread. At most one
-//! holds the lock, and a holder may die. Two threads of a process hand over work while another
-//! process competes for the lock.
+//! Models of the mutex that processes share. One or two threads stand for each process. At most one
+//! thread holds the lock, and a holder may die. Two threads of a process hand over work while
+//! another process competes for the lock.
 #![cfg(loom)]
 
 use loom::thread;

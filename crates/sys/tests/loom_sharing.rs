@@ -90,8 +90,8 @@ impl Ring {
         true
     }
 
-    /// Completes the requests on the list and `completed` others, releases the lock, and wakes all
-    /// waiters if there were any.
+    /// Completes the requests on the list and `completed` others, and releases the lock. If any
+    /// request was completed, wakes all waiters.
     fn complete(&self, mut consumer: Locked<'_>, completed: u32) {
         let mut completed = completed;
         consumer.begin();
@@ -116,14 +116,13 @@ impl Ring {
         }
     }
 
-    /// Waits until there are `wanted` CQEs, as a thread in io_uring_enter(2) does. In the ring's
-    /// own process the waiter may become leader.
+    /// Waits until there are `wanted` CQEs, as a thread in io_uring_enter(2) does. In the process
+    /// that made the ring, the waiter may become leader.
     fn wait(&self, wanted: u32) {
         self.wait_with(wanted, !self.is_adopted);
     }
 
-    /// Waits until there are `wanted` CQEs. `may_lead` is `true` if the ring has an epoll set in
-    /// this process.
+    /// Waits until there are `wanted` CQEs. `may_lead`: the waiter may become leader.
     fn wait_with(&self, wanted: u32, may_lead: bool) {
         let Memory { sharing, sleep, completed, .. } = &*self.memory;
         let mut seen = 0;
@@ -356,8 +355,8 @@ fn a_poller_that_looks_without_barrier_misses_the_cqes_of_a_child() {
     weaken(Edge::Share, Side::Sleeper, a_process_begins_to_poll_while_a_child_publishes);
 }
 
-/// The maker of a ring registers something while a child begins to use the ring. The maker
-/// publishes it, or the child waits for that.
+/// The maker of a ring registers something while a child begins to use the ring. Either the maker
+/// publishes the registration, or the child waits until it is published.
 fn a_process_registers_while_a_child_begins() {
     bounded(3, || {
         let (memory, private) = (memory(), Arc::new(AtomicU32::new(0)));

@@ -255,7 +255,7 @@ fn work_for_a_sleeper_that_times_out_is_done_by_it_or_its_waker() {
 }
 
 /// One of two sleepers retracts its announcement around the first of two wake-ups. The other
-/// announces itself again in between. Its announcement must stay valid.
+/// announces itself again in between. This second announcement must stay valid.
 #[test]
 fn an_announcement_outlives_the_retraction_of_another() {
     bounded(|| {
@@ -362,7 +362,7 @@ fn a_waiter_without_barrier_sleeps_although_its_work_is_queued() {
 }
 
 /// A leader sleeps on an AIO context until it has two completions, and other work comes. If the
-/// leader notes the context before it announces its sleep, the waker finds it there.
+/// leader notes the context before it announces its sleep, the waker finds the context.
 fn a_leader_sleeps_on_completions(notes_place_first: bool) {
     bounded(move || {
         let ring = Ring::new();

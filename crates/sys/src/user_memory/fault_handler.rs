@@ -121,8 +121,8 @@ const BUS_MCEERR_AR: i32 = 4;
 /// mask that was in force.
 const UCONTEXT_ERROR: usize = 192;
 const UCONTEXT_MASK: usize = 296;
-/// Bits of the error code: the page was present; the access was a write; it was an instruction
-/// fetch.
+/// Bits of the error code: the page was present; the access was a write; the access was an
+/// instruction fetch.
 const ERROR_PRESENT: u64 = 1;
 const ERROR_WRITE: u64 = 2;
 const ERROR_FETCH: u64 = 16;
@@ -173,8 +173,8 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
     page_fault::visit(Fault { address, cause, write, present, slot: 0 })
 }
 
-/// Passes a fault on as if it was another signal, `signal`. A fault in a copy routine of usring
-/// becomes EFAULT instead, as it does in the kernel.
+/// Passes a fault on to the predecessor as if the kernel had raised `signal` with this `code`. A
+/// fault in a copy routine of usring becomes EFAULT instead, as it does in the kernel.
 fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_void) {
     // SAFETY: both pointers lead into the kernel's signal frame, which a handler may change.
     unsafe {
