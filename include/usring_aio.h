@@ -1,9 +1,8 @@
 /* Polled AIO for programs that use libaio.
  *
- * The interface is that of the kernel patches of late 2018, in their last form without rings.
- * (No release of Linux has it, and earlier forms used other numbers.) io_setup2 takes five
- * arguments, of which both rings are NULL. IOCTX_FLAG_IOPOLL is bit 0, and IOCB_FLAG_HIPRI is bit
- * 2.
+ * The interface is that of the kernel patches of late 2018, in their last form without rings. No
+ * release of Linux has it. Earlier forms gave the flags other values; here IOCTX_FLAG_IOPOLL is
+ * bit 0, and IOCB_FLAG_HIPRI is bit 2. Of io_setup2's five arguments, the two rings must be NULL.
  *
  *     io_context_t ctx = 0;
  *     int error = io_setup2(128, IOCTX_FLAG_IOPOLL, NULL, NULL, &ctx);
@@ -15,18 +14,19 @@
  * program. The program need not be started by `usring run`, except to use devices (`--device`).
  *
  * Rules of a polled context:
- * - Each iocb must carry IOCB_FLAG_HIPRI, or io_submit answers EINVAL. In a context without
- *   IOCTX_FLAG_IOPOLL, an iocb with the flag gets EINVAL.
+ * - Each iocb must carry IOCB_FLAG_HIPRI, or io_submit answers EINVAL. If io_setup2 made a context
+ *   without IOCTX_FLAG_IOPOLL, an iocb with IOCB_FLAG_HIPRI gets EINVAL. A context of io_setup
+ *   ignores IOCB_FLAG_HIPRI.
  * - The commands are PREAD, PWRITE, PREADV and PWRITEV. Any other command gets EINVAL, and so does
  *   IOCB_FLAG_RESFD.
  * - The file must be open with O_DIRECT. It must be a device of the run that can be polled, or a
- *   regular file or block device. (usring passes the latter two to the kernel's AIO and polls its
- *   ring.) Any other file gets EOPNOTSUPP.
+ *   regular file or block device. (usring passes requests for the latter two to the kernel's AIO,
+ *   and polls the ring of a kernel context.) Any other file gets EOPNOTSUPP.
  * - io_submit takes at most 127 iocbs per call. Any number may be in flight.
  * - io_getevents polls until it has min_nr events or no request is in flight. It ignores the
- *   timeout. If one thread is in it, a second thread gets EBUSY.
- * - Only io_getevents returns events. The ring at the context's address stays empty. Its magic
- *   number differs from that of other contexts, so that libaio does not read it.
+ *   timeout. While one thread is inside io_getevents for a context, a second one gets EBUSY.
+ * - Only io_getevents returns events. The ring at the context's address stays empty. The ring's
+ *   magic number differs from that of other contexts, so that libaio does not read the ring.
  * - io_cancel answers EINVAL. io_destroy waits for the requests in flight. */
 #ifndef USRING_AIO_H
 #define USRING_AIO_H
@@ -38,7 +38,7 @@ extern "C" {
 /* Flag of io_setup2: io_getevents polls for the context's events. */
 #define IOCTX_FLAG_IOPOLL (1 << 0)
 
-/* Flag of an iocb: the request is polled for. */
+/* Flag of an iocb: io_getevents polls for the request's completion. */
 #define IOCB_FLAG_HIPRI (1 << 2)
 
 struct io_context;

@@ -1,11 +1,12 @@
-/* Faults on demand, for a program's own tests. `usring_inject_once("ring:fsync:error=EIO")` has the
- * next fsync by a ring fail, as a rule of `usring run --inject` does. The syntax is in
- * docs/testing-with-usring.md. The rule concerns this process alone. It makes one fault, and is
- * then gone. A rule may also name plain system calls and libaio.
+/* Faults on demand, for a program's own tests. `usring_inject_once("ring:fsync:error=EIO")` makes
+ * the next fsync by a ring fail. The rule concerns this process alone. It makes one fault, and is
+ * then gone. A rule may also name plain system calls and libaio. Rules have the syntax of
+ * `usring run --inject` (docs/testing-with-usring.md).
  *
- * The program need not be linked to usring: both functions look for it in the process. Under
- * `usring run`, or linked to libusring.so, the rule holds. Otherwise usring_inject_once answers
- * -ENOSYS and usring_injected 0, and a test can skip its case. */
+ * The program need not be linked to usring: both functions look for usring in the process. They
+ * find it if the program runs under `usring run` or is linked to libusring.so. Otherwise
+ * usring_inject_once returns -ENOSYS and usring_injected returns 0, so that a test can skip its
+ * case. */
 #ifndef USRING_INJECT_H
 #define USRING_INJECT_H
 
@@ -21,8 +22,8 @@ extern "C" {
  * negative errno:
  * - -ENOSYS: usring is not in this process.
  * - -EINVAL: the rule has a mistake, which usring explains on standard error.
- * - -ENOSPC: the process has added more than 8000 rules.
- * - -EPERM: the system calls that the rule names cannot be trapped here.
+ * - -ENOSPC: the process has no room for a further rule; there is room for about 8000.
+ * - -EPERM: the system calls that the rule names cannot be trapped in this process.
  * - -ENOMEM: memory could not be allocated. */
 static inline int usring_inject_once(const char *rule)
 {

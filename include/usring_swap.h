@@ -17,7 +17,8 @@
  *   datagram that is received into such a page is lost. So pin memory before you pass it to a
  *   system call. (The mechanism "compat" does not need this.)
  * - A forked child does not have the memory. A child that touches it ends with SIGBUS.
- * - A page that cannot be read back raises SIGBUS, and usring writes its slot to standard error.
+ * - A touch of a page that cannot be read back raises SIGBUS. usring writes the number of that
+ *   page's slot in the backing to standard error.
  * - A thread that touches a region must not block SIGBUS or SIGSEGV.
  * - The memory must not be used for threads' stacks, for futexes, or for buffers registered with a
  *   ring.
@@ -48,10 +49,10 @@ struct usring_swap_options {
 	 * region, and a file needs 4 KiB more for a header. Its content is lost. If usring did not write
 	 * that content and it is not all zeroes, the SPEC must contain `overwrite=on`. */
 	const char *backing;
-	/* "userfault", "guard", "mprotect" or "compat". NULL: the best mechanism that works here. */
+	/* "userfault", "guard", "mprotect" or "compat". NULL: the best that works in this process. */
 	const char *mechanism;
-	/* Bytes to read ahead. 0 is the default of 128 KiB, USRING_SWAP_NO_READAHEAD turns reading ahead
-	 * off. */
+	/* Bytes to read ahead of a thread that touches pages in order. 0 stands for the default of
+	 * 128 KiB. USRING_SWAP_NO_READAHEAD turns reading ahead off. */
 	size_t readahead;
 	/* How many threads can fault at the same time without sharing a queue pair of the backing. 0 is
 	 * the default, four per processor. */
@@ -65,7 +66,7 @@ struct usring_swap_options {
  * - -ENODATA: the backing stores nothing that is written to it (`null`, also inside a wrapper).
  * - -ENOSPC: the backing is smaller than the region and its header.
  * - -EEXIST: the backing holds data that usring did not write, or is swap space of the kernel.
- * - -EBUSY: another region uses the backing, or it is mounted.
+ * - -EBUSY: another region uses the backing, or the backing is mounted.
  * - -EROFS: the backing is read-only.
  * - -EINVAL: an option has an impossible value.
  * - -EOPNOTSUPP: no mechanism works here.
@@ -73,9 +74,9 @@ struct usring_swap_options {
  * - Further errors are those of opening the backing. */
 int usring_swap_map(const struct usring_swap_options *options, struct usring_swap **swap);
 
-/* Copies the reason why usring_swap_map has last failed in this thread to `text`, which has room
- * for `room` bytes: one sentence and a NUL. A longer sentence is cut. Without a failure the
- * sentence is empty.
+/* Copies to `text` the reason for this thread's last failure of usring_swap_map: one sentence and a
+ * NUL. `text` has room for `room` bytes; a longer sentence is cut. Without a failure the sentence
+ * is empty.
  *
  * Returns the length of the whole sentence without its NUL, or a negative errno. */
 int usring_swap_error(char *text, size_t room);
@@ -86,8 +87,8 @@ void usring_swap_unmap(struct usring_swap *swap);
 /* Returns the address of the region's first byte. */
 void *usring_swap_address(struct usring_swap *swap);
 
-/* Advice for usring_swap_advise: drop the content of whole pages. Afterwards they read as zeroes,
- * and take neither memory nor room in the backing. -EBUSY: a page is pinned. */
+/* Advice for usring_swap_advise: drop the content of whole pages. Afterwards the pages read as
+ * zeroes, and take neither memory nor room in the backing. -EBUSY: a page is pinned. */
 #define USRING_SWAP_DONTNEED 4
 
 int usring_swap_advise(struct usring_swap *swap, void *start, size_t length, int advice);
@@ -111,15 +112,20 @@ struct usring_swap_statistics {
 	uint64_t pages, page_size, limit, resident, pinned;
 	/* Slots of the backing, and how many of these hold a page. */
 	uint64_t slots, slots_taken;
-	/* Pages touched for the first time, and pages read back by the thread that touched them. Clean
-	 * pages that were written to. Pages that another thread brought in meanwhile, and pages read
-	 * ahead. */
+	/* - first_touches: pages touched for the first time.
+	 * - swap_ins: pages read back by the thread that touched or pinned them.
+	 * - write_faults: first writes to clean pages.
+	 * - late_faults: faults on pages that another thread had just brought in.
+	 * - read_ahead: pages read ahead. */
 	uint64_t first_touches, swap_ins, write_faults, late_faults, read_ahead;
-	/* Pages evicted; evicted pages that had to be written; requests that wrote them; evictions that a
-	 * faulting thread had to make itself. */
+	/* - evicted: pages evicted.
+	 * - written: evicted pages that had to be written.
+	 * - write_requests: requests that wrote pages.
+	 * - direct_evictions: evictions that a faulting thread had to make itself. */
 	uint64_t evicted, written, write_requests, direct_evictions;
-	/* Pages that could not be read; write requests that failed; pages that came in above the limit
-	 * because no page could be evicted. */
+	/* - read_errors: pages that could not be read.
+	 * - write_errors: write requests that failed.
+	 * - over_limit: pages that came in above the limit, because no page could be evicted. */
 	uint64_t read_errors, write_errors, over_limit;
 };
 

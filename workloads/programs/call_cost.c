@@ -1,6 +1,6 @@
 /*
- * Prints what system calls cost that have nothing to do with rings: a line per call, with the least
- * number of nanoseconds per call over many batches.
+ * Prints the cost of system calls that have nothing to do with rings, a line per system call. The
+ * cost is that of the fastest of many batches, in nanoseconds per call.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

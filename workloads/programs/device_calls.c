@@ -118,8 +118,8 @@ static void bare_instructions(void)
 }
 
 /*
- * A descriptor number belonged to another file, and now belongs to the device, by a call that
- * usring does not see.
+ * A descriptor number belonged to another file. By a call that usring does not see, the number now
+ * belongs to the device.
  */
 static void a_number_again(void)
 {

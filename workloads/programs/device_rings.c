@@ -20,8 +20,8 @@ enum {
 	BLOCK = 4096,
 	REQUESTS = 8,
 	/*
-	 * Most requests of a small ring that are in flight on one device. Further requests wait for
-	 * room.
+	 * Maximum number of requests of a small ring that are in flight on one device. Further
+	 * requests wait for room.
 	 */
 	OUT = 128,
 	ROUNDS = 50,

@@ -241,7 +241,7 @@ static int waits_that_see_it(maker *make, int set)
 	return seen;
 }
 
-/* With `exactly` set, the calls must not report more than there is. */
+/* If `exactly` is set, the calls must not report an event while the CQ is empty. */
 static void polls_follow(maker *make, int exactly)
 {
 	for (int with_set = 0; with_set < 2; with_set++) {

@@ -236,7 +236,7 @@ static void copy(int looks_at_user_data)
 		unsigned long place = looks_at_user_data ? cqe.user_data : (unsigned long)part;
 
 		EQUAL(cqe.res, BLOCK);
-		/* The memory of another part may not have been read yet. */
+		/* The bug: without user_data, `place` may be a part whose read has not completed yet. */
 		memcpy(whole[place], memory[place], BLOCK);
 	}
 	for (part = 0; part < PARTS; part++)
@@ -395,7 +395,7 @@ static void writes_to_one_file_keep_their_order(void)
 	HOLDS(lseek(file, 0, SEEK_SET) == 0);
 	for (index = 0; index < PARTS; index++) {
 		memset(memory[index], 'A' + index, BLOCK);
-		/* At the file's position, so the order decides about the content. */
+		/* The offset -1 means the file's position, so the order of the writes decides the content. */
 		PREPARE(write, request(&ring, index), file, memory[index], BLOCK, -1);
 	}
 	EQUAL(io_uring_submit(&ring), PARTS);

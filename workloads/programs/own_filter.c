@@ -178,7 +178,7 @@ static const struct check checks[] = {
 int main(int count, char **arguments)
 {
 	if (count == 3) {
-		/* For use by hand: argv[1] is the number of a call, argv[2] an errno. */
+		/* For use by hand: argv[1] is the number of the call to deny, argv[2] the errno. */
 		without(atoi(arguments[1]), atoi(arguments[2]));
 		return 0;
 	}

@@ -162,7 +162,7 @@ static void never_mixed(void)
 	EQUAL(event.res, BLOCK);
 	iocb.aio_flags = IOCB_FLAG_HIPRI;
 	EQUAL(submit_one(other, &iocb), -EINVAL);
-	/* A context of io_setup follows the rules of today's kernels, which do not poll. */
+	/* A context of io_setup ignores IOCB_FLAG_HIPRI, as today's kernels do. */
 	aio_context_t plain = 0;
 	EQUAL(answer(syscall(SYS_io_setup, 8, &plain)), 0);
 	EQUAL(submit_one((struct io_context *)plain, &iocb), 1);

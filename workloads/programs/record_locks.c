@@ -58,7 +58,7 @@ static void after_unregistering(void)
 	HOLDS(is_locked());
 }
 
-/* Only close(2) of the file itself gives the lock up. */
+/* Only a close(2) by the program releases the lock. */
 static void after_the_ring(void)
 {
 	EQUAL(io_uring_register_files(&ring, &file, 1), 0);

@@ -42,7 +42,7 @@ static void *add(void *argument)
 		random ^= random << 13, random ^= random >> 7, random ^= random << 17;
 		atomic_fetch_add(word(random % parts), 1);
 		added++;
-		/* This thread only reads here, so pages stay clean. */
+		/* Only reads the word, so that some resident pages stay clean. */
 		(void)atomic_load(word(random / 3 % parts));
 	}
 	return (void *)added;

@@ -11,8 +11,8 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 use workloads::harness::skipped::skip;
 
-/// Returns the folder that `cargo xtask package` has made; with `--debug` it has another name. If
-/// there is none, reports that the test is skipped.
+/// Returns the folder that `cargo xtask package` or `cargo xtask package --debug` has made. If
+/// there is none, reports that the test is skipped, and returns `None`.
 fn packages() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
     let folders = ["package", "package-debug"].map(|name| target.join(name));
@@ -44,8 +44,8 @@ fn text(command: &mut Command) -> String {
 struct Debian(TempDir);
 
 impl Debian {
-    /// Returns the Debian that all tests share. `None` if it cannot be made here; the reason is
-    /// reported.
+    /// Returns the Debian that all tests share. `None` if that Debian cannot be made on this
+    /// machine; the test then counts as skipped.
     fn shared() -> Option<&'static Debian> {
         static SHARED: OnceLock<Option<Debian>> = OnceLock::new();
         SHARED.get_or_init(Debian::install).as_ref()
@@ -180,7 +180,8 @@ fn every_kind_of_package_has_its_files() {
     };
     let listed = lines(rpm().arg("--list"));
     assert!(listed.contains("/usr/bin/usring") && listed.contains("/usr/lib/usring/libusring.so"), "{listed:?}");
-    // Every time in the package is that of the release, so that it can be made again.
+    // Every time in the package is that of the release, so that the same sources make the same
+    // package.
     let times = lines(rpm().args(["--queryformat", "%{BUILDTIME}\n[%{FILEMTIMES}\n]"]));
     assert_eq!(times.len(), 1, "{times:?}");
     text(Command::new("sha256sum").args(["--check", "--quiet", "SHA256SUMS"]).current_dir(&folder));

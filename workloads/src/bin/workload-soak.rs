@@ -84,7 +84,7 @@ fn steady(memory: &[u64]) -> Result<String, String> {
     if after > before + GROWTH + before / GROWTH_PARTS { Err(format!("memory grows: {words}")) } else { Ok(words) }
 }
 
-/// Checks the server's own counters, which are in its last line of output. They may lack
+/// Checks the server's own counters, which are in its last line of output. The counters may lack
 /// connections that were closed before the server accepted them.
 fn check_account(said: &str, certain: u64, begun: u64) -> Result<(), String> {
     let number = |behind: &str| {

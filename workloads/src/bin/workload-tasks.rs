@@ -30,7 +30,7 @@ use workloads::site::Site;
 const REQUEST: u64 = 1 << 32;
 const ANSWER: u64 = 2 << 32;
 const END: u64 = 3 << 32;
-/// The kind of a CQE that reports a message that could not be sent.
+/// The kind of a CQE for a message that could not be sent.
 const NOT_SENT: u64 = 4 << 32;
 
 const SIGNAL: i32 = libc::SIGUSR1;
@@ -202,7 +202,7 @@ impl Party<'_> {
     }
 
     /// Handles the messages that have arrived, and returns their number. Adds to `to_notify` each
-    /// thread to which it sends a message.
+    /// thread to which this thread sends a message.
     fn take(&mut self, to_notify: &mut Vec<usize>) -> Result<u64, String> {
         let now = Instant::now();
         let mut taken = 0;
@@ -260,8 +260,9 @@ impl Party<'_> {
         self.ask(number, now).map(Some)
     }
 
-    /// Called when all requests of this thread are answered. The last thread that calls it sends
-    /// every thread the message that ends it. Returns whether this thread was the last.
+    /// Called when all requests of this thread are answered. The last thread that calls this
+    /// function sends `END` to every thread, which then ends. Returns whether this thread was the
+    /// last.
     fn finish(&mut self) -> Result<bool, String> {
         // With this value `open` never becomes 0 again, so this thread is counted only once.
         self.open = usize::MAX;

@@ -1,5 +1,6 @@
-//! Debian packages that the tests use. If a package is missing, the test that needs it fails and
-//! names it: a test that passed without doing anything would hide the gap.
+//! Debian packages that the tests use. If a package is missing, the test that needs the package
+//! fails and names it. A test that passed without doing anything would hide that the package is
+//! missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -29,7 +29,7 @@ pub use statistics::Statistics;
 /// The layers between a program and the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum World {
-    /// Nothing: the program runs as its user would start it.
+    /// Without usring: the program runs as its user would start it.
     Bare,
     /// `usring run`: for programs that use no io_uring and must behave as without usring.
     Transparent,
@@ -40,7 +40,8 @@ pub enum World {
     Unpatched,
     /// `usring run --stats` as the user `nobody`, under no_new_privs and Docker's rules.
     Confined,
-    /// Like `Confined`, but without usring: the baseline for `Confined`.
+    /// Without usring, but as the user `nobody`, under no_new_privs and Docker's rules: the
+    /// baseline for `Confined`.
     ConfinedBare,
 }
 

@@ -29,7 +29,8 @@ pub struct Run {
 impl Run {
     /// Prepares the program. `options` are additional options of `usring run`.
     pub(super) fn new(stage: &Path, world: World, options: &[String], program: &Path) -> Run {
-        // env(1) resets the signals that the test process ignores: the program would inherit that.
+        // env(1) resets the signals that the test process ignores. Otherwise the program would
+        // ignore them, too.
         let mut words: Vec<OsString> = vec!["/usr/bin/env".into(), "--default-signal".into()];
         if world.is_confined() {
             words.push(stage.join("tools/confine").into_os_string());
@@ -148,8 +149,8 @@ impl Started {
         }
     }
 
-    /// Stops all threads of the program while `look` runs. Works only if the launcher has replaced
-    /// itself by the program.
+    /// Stops all threads of the program while `look` runs, which gets the program's process id.
+    /// Works only if the launcher has replaced itself by the program.
     pub fn stopped<T>(&self, look: impl FnOnce(u32) -> T) -> T {
         let process = Pid::from_raw(self.child.id().cast_signed());
         signal::kill(process, Signal::SIGSTOP).expect("a process of ours");

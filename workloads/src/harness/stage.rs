@@ -102,7 +102,8 @@ impl Stage {
         Run::new(&self.path(""), world, &[], program.as_ref())
     }
 
-    /// Prepares a program without usring, in a container whose rules allow the kernel's io_uring.
+    /// Prepares a program without usring, confined as in a container whose rules allow the kernel's
+    /// io_uring.
     pub fn program_on_kernel(&self, program: impl AsRef<Path>) -> Run {
         let confine = self.path("tools/confine");
         Run::new(&self.path(""), World::Bare, &[], &confine).arg("--allow-io-uring").arg(program.as_ref())
@@ -121,7 +122,7 @@ impl Stage {
         Run::new(&self.path(""), world, options, program.as_ref())
     }
 
-    /// Returns the sockets that runs have left in the folder of their sockets.
+    /// Returns the paths of the sockets that runs have not removed.
     pub fn sockets(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.path("usring")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().path()).collect()

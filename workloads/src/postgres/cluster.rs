@@ -17,8 +17,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// File with the counters of a server that runs without the launcher.
 const COUNTS: &str = "counts";
 
-/// How the server gets its rings. It runs as the user `nobody` under Docker's rules, which deny the
-/// kernel's io_uring except with `Kernel`.
+/// How the server gets its rings. The server runs as the user `nobody` under Docker's rules. These
+/// rules deny the kernel's io_uring, except with `Kernel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// usring, by `usring run --deny-kernel`.

@@ -60,7 +60,8 @@ impl Recorder {
     /// Fails if a row is missing whose commit the server has reported since the last check.
     pub fn check(&mut self) -> Result<(), String> {
         let (checked, last) = self.checked;
-        // The list of rows is copied before the query, so the query must find all of them.
+        // The list of committed rows is copied before the query, so the query must find all rows of
+        // the copy.
         let committed = match self.shared.committed.lock() {
             Ok(committed) => committed[checked..].to_vec(),
             Err(_) => return Err("the recorder's thread has panicked".into()),
@@ -74,8 +75,8 @@ impl Recorder {
         Ok(())
     }
 
-    /// Stops inserting, and fails if any row is missing whose commit was ever reported. Returns
-    /// their number.
+    /// Stops inserting, and fails if any row is missing whose commit was ever reported. Returns the
+    /// number of rows whose commits were reported.
     pub fn finish(mut self) -> Result<usize, String> {
         self.stop();
         self.checked = (0, 0);

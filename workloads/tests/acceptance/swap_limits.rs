@@ -171,7 +171,8 @@ fn died_of_a_page(finished: &Finished) {
 #[test]
 fn an_unreadable_page_kills_the_program_and_is_never_invented() {
     for mechanism in mechanisms() {
-        // Writes to this store sometimes fail. No data may be lost.
+        // Reads and writes of this store sometimes fail. The program must die of the first page
+        // that cannot be read back, and must never see wrong content.
         let failing = "error(delay(ram:size=256M,read=10us),eio=0.02,seed=3),poll=hybrid";
         let swapped = Swapped::on(failing, LIMIT, &format!(",mechanism={mechanism}"));
         let finished = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "0"]).finish();

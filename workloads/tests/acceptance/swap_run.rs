@@ -142,8 +142,8 @@ fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() 
 
 const MECHANISMS: [&str; 3] = ["userfault", "guard", "mprotect"];
 
-/// The program makes random calls on mappings. With these seeds and this number of steps, it finds
-/// each bug known so far.
+/// The program makes random calls on mappings. With the seeds up to `SEEDS` and this number of
+/// steps, the test has found each bug known so far.
 #[test]
 fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     const STEPS: &str = "1000";
@@ -151,8 +151,8 @@ fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     let program = stage.compile("mappings.c", &[]);
     for seed in 1..=SEEDS {
         for mechanism in MECHANISMS {
-            // The mechanism mprotect protects the pages of a unit together, so the program changes
-            // protections only of whole units.
+            // The mechanism mprotect protects the 16 pages of a unit together, so the program
+            // changes protections only of whole units.
             let together = if mechanism == "mprotect" { "16" } else { "1" };
             let arguments = [&seed.to_string(), STEPS, together];
             let expected = Command::new(&program).args(arguments).output().unwrap();

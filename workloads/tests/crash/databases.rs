@@ -60,7 +60,8 @@ fn mariadb_loses_commits_if_it_does_not_flush_its_log() {
     assert!(said.contains("rows of"), "{said}");
 }
 
-/// Searches with PostgreSQL 18, as the user `nobody`. `None`: it is not installed.
+/// Searches with PostgreSQL 18, as the user `nobody`. `None`: PostgreSQL 18 is not installed, and
+/// the test counts as skipped.
 fn postgres(fsync: &str) -> Option<Crash> {
     let programs = match Postgres::cached() {
         Ok(postgres) => postgres.program(""),
@@ -97,7 +98,8 @@ fn postgresql_loses_commits_without_fsync() {
     }
 }
 
-/// Searches with LevelDB or RocksDB. `None`: its headers are not installed.
+/// Searches with LevelDB or RocksDB. `None`: the headers of `library` are not installed, and the
+/// test counts as skipped.
 fn key_value(library: &str, sync: &str, model: &str) -> Option<Crash> {
     let header = format!("/usr/include/{library}/c.h");
     if !Path::new(&header).exists() {

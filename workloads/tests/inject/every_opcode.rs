@@ -82,7 +82,7 @@ fn a_signal_comes_with_each_opcode() {
 
 #[test]
 fn each_opcode_can_be_overtaken_overflow_and_be_signalled_without_a_completion() {
-    // A NOP in the batch of each request overtakes it.
+    // In the batch of each request, a NOP overtakes the request.
     each("!nop:reorder=1", "reorder", |name, usual| match name {
         "nop" => usual.into(),
         _ => format!("{} overtaken", usual.trim_end_matches(" late")),

@@ -130,7 +130,7 @@ fn a_wrong_seed_is_refused_before_the_program_starts() {
     }
 }
 
-/// Programs that check what liburing's users rely on hold under every order.
+/// The programs check what users of liburing rely on. Their checks must hold under every order.
 #[test]
 fn correct_programs_hold_under_twenty_seeds() {
     let stage = Stage::new();

@@ -35,7 +35,7 @@ const CALLS: [(&str, &str, &str); 29] = [
     ("ring", "read", "read"),
 ];
 
-/// Runs the program for each call. `expected` gets its name and the result without a fault.
+/// Runs the program for each call. `expected` gets the call's name and its result without a fault.
 fn each(count: u32, action: &str, expected: impl Fn(&str, &str) -> String) {
     for (kind, name, rule) in CALLS {
         let usual = match (kind, name) {

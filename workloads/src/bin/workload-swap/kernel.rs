@@ -1,5 +1,6 @@
 //! Baseline: the kernel's own swap, if the process may configure it.
-//! 1. The program makes a swap area, and a memory cgroup with the limit's size.
+//! 1. The program makes a swap area, and a memory cgroup. The cgroup's limit is `--limit` (with
+//!    `--visits once`, twice the memory's size) plus [`OVERHEAD`].
 //! 2. A child process of this program runs in the cgroup and does the work.
 //! 3. After the child has ended, the parent removes the cgroup and the swap area.
 //!

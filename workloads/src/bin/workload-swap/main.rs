@@ -43,9 +43,9 @@ const MOST_WRITES: u64 = 100_000;
 /// Longest time of a measurement.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Makes short runs with less memory, because filling the memory takes time, too. If
-/// `--milliseconds` is below a row's duration, the memory's size is divided by the row's number.
-/// The first such row counts.
+/// Less memory for short runs, because filling the memory takes time, too. Each row has a duration
+/// and a divisor. The first row whose duration is longer than `--milliseconds` gives the divisor of
+/// the memory's size.
 const SHORTER: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
 
 const OPTIONS: &[Declared] = &[
@@ -121,7 +121,7 @@ struct Tally {
     faults: Latencies,
 }
 
-/// The pages of one thread, and how many times it has written to each page.
+/// The pages of one thread, and how many times the thread has written to each page.
 struct Share<'a> {
     memory: &'a dyn Memory,
     first: usize,
