@@ -1,6 +1,6 @@
 // The identity of a build, by which `usring` (the launcher) and `libusring.so` recognise that they
 // were built together. The build scripts of both include this file. The identity is the version and
-// a hash over the library's sources and over the launcher's part of their protocol.
+// a hash over the library's sources and over the launcher's part of the protocol between the two.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};

@@ -7,7 +7,8 @@ use nix::libc;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, Once, PoisonError};
 
-/// Something to undo. The registration ends when this value is dropped.
+/// An action that undoes something. It is carried out when this value is dropped, or when a signal
+/// ends this process.
 #[must_use]
 pub struct Registered(u64);
 

@@ -8,13 +8,13 @@ use std::path::Path;
 const PRELOAD: &str = "LD_PRELOAD";
 /// If set, the library rewrites no call site, so that every call goes through the trap.
 const NO_PATCH: &str = "USRING_NO_PATCH";
-/// If set, io_uring_enter polls as well on a polled ring with an SQ thread. `usring bench
-/// sqpoll-iopoll` or the user sets it.
+/// If set, io_uring_enter polls the devices of a polled ring even if the ring has an SQ thread.
+/// `usring bench sqpoll-iopoll` or the user sets it.
 pub const POLLING_ENTER: &str = "USRING_POLLING_ENTER";
 /// If set, io_getevents of libaio polls devices for events.
 pub const AIO_POLL: &str = "USRING_AIO_POLL";
 /// Limit in nanoseconds. A thread that waits for a single O_DIRECT transfer polls instead of
-/// sleeping if the transfer is expected to take no longer.
+/// sleeping if it expects the transfer to take no longer than the limit.
 const SPIN: &str = "USRING_SPIN";
 /// Number of an eventfd. The first process checks, by an io_uring_enter of its own, that the trap
 /// leads to usring. If so, it writes 1 to the eventfd and closes it. Otherwise it says why, and
@@ -24,8 +24,9 @@ const PROBE: &str = "USRING_PROBE_FD";
 /// constructor removes would otherwise be odd.
 ///
 /// The kernel puts the auxiliary vector directly behind the environment, and Go's runtime looks for
-/// it there. So the constructor fills the gap that the removed variables leave with ignored entries
-/// of that vector. Such an entry takes the space of two variables.
+/// it there. Where variables were removed, there must be no gap. So the constructor fills their
+/// space with entries of the auxiliary vector that are ignored. Each entry takes the space of two
+/// variables.
 const PAD: &str = "USRING_PAD";
 /// Path of the launcher's socket, if the run has devices.
 const DEVICES: &str = "USRING_DEVICES";

@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 
 /// The search path that execvp(3) uses if PATH is not set.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
-/// How many scripts in a row may be interpreters of one another. Linux has the same limit.
+/// Maximum number of `#!` lines to follow, each in the interpreter of the one before. Linux has the
+/// same limit.
 const MOST_INTERPRETERS: usize = 5;
 /// Bytes that Linux reads of a `#!` line.
 const LONGEST_LINE: usize = 256;
@@ -47,8 +48,8 @@ const RUNTIMES: [&str; 7] = [
     "libclang_rt.hwasan",
 ];
 
-/// Finds the command as execvp(3) would, and checks that usring can serve it. `new_privileges` says
-/// whether execve(2) may grant privileges to the program (no no_new_privs).
+/// Finds the command as execvp(3) would, and checks that usring can serve it. `new_privileges`:
+/// execve(2) may grant privileges to the program, because no_new_privs is not set.
 pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure> {
     if command.is_empty() {
         return Err(Failure::with_status(STATUS_NOT_FOUND, "the program's name is empty"));
@@ -149,7 +150,7 @@ fn interpreter(start: &[u8]) -> Option<OsString> {
 }
 
 /// Fails if this process's effective ids differ from its real ones. The kernel then sets AT_SECURE
-/// for every program it executes, and their loaders ignore LD_PRELOAD.
+/// for every program that this process executes, so that the program's loader ignores LD_PRELOAD.
 fn check_own_ids() -> Result<(), Failure> {
     use nix::unistd::{getegid, geteuid, getgid, getuid};
     if getuid() == geteuid() && getgid() == getegid() {
@@ -197,8 +198,8 @@ fn check_privileges(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks an ELF file, and returns the sanitizer's runtime that it needs, if any. The error is why
-/// usring cannot serve the file.
+/// Checks an ELF file, and returns the sanitizer's runtime that it needs, if any. The error says
+/// why usring cannot serve the file.
 fn inspect(file: &File, path: &Path) -> Result<Option<OsString>, String> {
     let cache = ReadCache::new(file);
     match FileKind::parse(&cache) {
@@ -241,7 +242,7 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<Option
 /// Name and type of the note that the Go tool chain writes into each program.
 const GO_NOTE: (&[u8], u32) = (b"Go", 4);
 
-/// Returns how the user links the static program dynamically.
+/// Returns advice for the user: how to link this static program dynamically.
 fn remedy<'data>(
     segments: &[ProgramHeader64<Endianness>],
     endian: Endianness,

@@ -164,8 +164,8 @@ pub fn main() -> u8 {
             usage_status(&error)
         }
     };
-    // Rust's start-up code would flush standard output at exit, but this executable does not use
-    // it.
+    // A Rust `main` would flush standard output at exit. This executable has none (see its
+    // `main.rs`), so the flush is here.
     let _ = std::io::stdout().flush();
     status
 }
@@ -190,8 +190,8 @@ fn dispatch(command: Command) -> u8 {
     })
 }
 
-/// Returns the exit status for a wrong command line. For `usring run` it is env(1)'s number, so
-/// that a script can distinguish it from the program's own status.
+/// Returns the exit status for a wrong command line. `usring run` has a status of its own for that,
+/// so that a script can distinguish it from a status of the program.
 fn usage_status(error: &clap::Error) -> u8 {
     let is = |name: &str| std::env::args_os().nth(1).is_some_and(|argument| argument == name);
     match error.exit_code() {

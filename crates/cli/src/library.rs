@@ -34,7 +34,8 @@ pub fn find() -> Result<PathBuf, Failure> {
             executable.display()
         )));
     };
-    // Resolves the folder alone: in a package the name is a link to the library with its version.
+    // Resolves links in the folder's path, but not the file's name: in a package, that name is a
+    // link to the library, whose own name has the version.
     let library = folder_of(found).canonicalize().map_or_else(|_| found.clone(), |folder| folder.join(NAME));
     check(&library)?;
     Ok(library)

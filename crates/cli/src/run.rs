@@ -1,8 +1,8 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! Without `--stats`, `--device`, `--inject`, `--check`, and swap on a back end, this process
-//! executes the program in its place, so that the program has its process id. Otherwise it stays as
-//! the program's parent, see [`super::supervise`].
+//! Without `--stats`, `--device`, `--inject`, `--order`, `--check`, and swap on a back end, this
+//! process executes the program in place of itself, so that the program has its process id.
+//! Otherwise this process stays as the program's parent, see [`super::supervise`].
 
 use super::check::{CheckOption, Findings};
 use super::devices::{self, Connected, Devices};

@@ -40,7 +40,7 @@ pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Re
 enum Identity {
     /// A block device: its number.
     Device(u64),
-    /// Another file: the numbers of its file system and inode.
+    /// A file that is no block device: the numbers of its file system and inode.
     File(u64, u64),
     /// A file that opening may make (`create=on`): the numbers of its folder, and its name.
     Missing(u64, u64, OsString),

@@ -65,9 +65,9 @@ impl Supervisor {
     }
 }
 
-/// Runs in the child. Has the kernel kill the child when the thread that made it ends, even by
-/// SIGKILL. Returns whether `parent` still runs. If it ended before this call, the child has
-/// another parent, and no signal will come.
+/// Runs in the child. Has the kernel kill the child when the thread that made the child ends, even
+/// by SIGKILL. Returns `false` if `parent` has ended before: the child has another parent now, and
+/// no signal will come. Returns `true` if the kernel refuses.
 pub fn die_with(parent: Pid) -> bool {
     set_pdeathsig(Signal::SIGKILL).is_err() || getppid() == parent
 }

@@ -75,8 +75,9 @@ fn measure(mechanism: Mechanism) -> std::io::Result<u64> {
     visit(region.as_slice(), page, || before.replace(count()) != before.get())
 }
 
-/// Touches pages far from one another until `counts` was `true` for [`SAMPLES`] of them, and
-/// returns the median time of these. Fails with EBADMSG if a page holds wrong content.
+/// Touches pages far from one another, and calls `counts` after each touch. Returns the median time
+/// of [`SAMPLES`] touches for which `counts` returned `true`. Fails with EBADMSG if a page holds
+/// wrong content.
 fn visit(memory: &[u8], page: usize, counts: impl Fn() -> bool) -> std::io::Result<u64> {
     let count = memory.len() / page;
     let mut times = Vec::new();

@@ -51,7 +51,8 @@ pub fn words(error: &impl SystemError) -> String {
         return format!("errno {number}");
     }
     let mut text = errno.desc().to_owned();
-    // The first letter is that of a sentence, unless an abbreviation begins with it.
+    // `text` begins with a capital letter, which becomes a small one unless it begins an
+    // abbreviation.
     if text.as_bytes().get(1).is_some_and(u8::is_ascii_lowercase) {
         text[..1].make_ascii_lowercase();
     }

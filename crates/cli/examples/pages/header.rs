@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 /// A part of a header.
 enum Part {
-    /// Paragraphs of a comment, one per line of the vector. A list item begins with `- `, an
-    /// example with four blanks.
+    /// Paragraphs of a comment, one per element. A list item begins with `- `, an example with four
+    /// blanks.
     Comment(Vec<String>),
     Code(String),
 }

@@ -5,7 +5,8 @@
 //!   (multishot requests, DEFER_TASKRUN), and without any flags. A plain server on epoll(7) is
 //!   measured for comparison.
 //! - Server and clients have a processor each. The clients are one thread, which is busy all the
-//!   time. So the rate says less about the server than its processor time per request does.
+//!   time. So the rate says less about the server than the server's processor time per request
+//!   does.
 
 use super::Benchmark;
 use super::child::System;

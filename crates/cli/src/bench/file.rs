@@ -2,8 +2,8 @@
 //! ring and by usring's ring, which passes them to the kernel's AIO.
 //!
 //! The kernel's ring has its fastest setup: SINGLE_ISSUER with DEFER_TASKRUN, registered ring, file
-//! and buffers. The process is not bound to one processor, because usring's waiters do not spin
-//! there.
+//! and buffers. The process is not bound to one processor, because usring's waiters do not spin on
+//! a single processor.
 
 use super::Benchmark;
 use super::child::System;

@@ -31,7 +31,7 @@ pub fn benchmark() -> Benchmark {
 }
 
 fn cases() -> Vec<Case> {
-    // Both variants receive by single requests, because such a connection needs only one.
+    // Both variants receive by single requests, because a connection here needs only one of them.
     const ONE_BY_ONE: &str = "--singleshot both";
     const ONE_FOR_ALL: &str = "--singleshot receive";
     let case = |label, system, program, arguments: &str| Case {

@@ -64,8 +64,8 @@ fn back_end_case(mode: &'static str, depth: u32) -> Case {
     }
 }
 
-/// Returns a case on the null device. In the mode `interrupt` the ring has no IOPOLL, because only
-/// such a ring gets interrupts.
+/// Returns a case on the null device. In the mode `interrupt` the ring has no IOPOLL, because a
+/// ring with IOPOLL gets no interrupts.
 fn case(mode: &'static str, latency: u32, depth: u32) -> Case {
     let policy = match mode {
         INTERRUPT => "interrupt".to_owned(),

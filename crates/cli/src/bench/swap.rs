@@ -145,8 +145,9 @@ fn bars(results: &Results) -> Vec<Bar> {
     let ratio = |metric, store, threads, labels| results.ratio(metric, &with(threads, store), labels, None);
     let enough = std::thread::available_parallelism().is_ok_and(|count| count.get() > 8);
     for (threads, gain) in [(1, 1.27), (8, 1.20)] {
-        // A device in this process is not used here: its interrupt is a timer, whose cost would
-        // show. The back end and eight polling threads need a processor each.
+        // The back end is in another process. A device in this process would have a timer as its
+        // interrupt, whose cost would show. With eight polling threads, each of them and the back
+        // end need a processor.
         let gained = ratio(Metric::Rate, BACK_END, threads, [CLASSIC, INTERRUPT]).filter(|_| threads == 1 || enough);
         bars.push(Bar::times_at_least(format!("{}: polled against interrupt", with(threads, BACK_END)), gained, gain));
     }

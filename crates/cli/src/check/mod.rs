@@ -45,7 +45,7 @@ impl Findings {
         format!("{mode}:/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// Prints what was found. `process`: the program's first process, which has `ended`.
+    /// Prints what was found. `process`: the program's first process. `ended`: how it has ended.
     pub fn report(mut self, process: u32, ended: &Ended) {
         let mut bytes = Vec::new();
         let read = self.file.rewind().and_then(|()| std::io::Read::read_to_end(&mut self.file, &mut bytes));

@@ -15,7 +15,8 @@ struct Misuse {
     count: u64,
 }
 
-/// Returns the name of a kind of misuse, what it is, and what the second stack shows.
+/// Returns the name of a kind of misuse, its description, and the heading of a finding's second
+/// stack. The heading is empty if such findings have only one stack.
 fn describe(kind: Kind) -> (&'static str, &'static str, &'static str) {
     match kind {
         Kind::Changed => ("changed", "the memory of a write changed while it was in flight", "noticed at"),
@@ -79,7 +80,7 @@ fn misuses(mut bytes: &[u8], failed: Option<u32>) -> Vec<Misuse> {
     merge(found)
 }
 
-/// Joins findings of one kind with the same callers.
+/// Joins the findings that have the same kind and the same callers.
 fn merge(found: Vec<(Finding, u64)>) -> Vec<Misuse> {
     let mut symbols = Symbols::default();
     let mut order = BTreeMap::new();

@@ -20,7 +20,7 @@ struct Mapped {
     path: PathBuf,
     /// The addresses at which its code is mapped.
     range: Range<u64>,
-    /// Difference between an address in memory and in the file's symbols.
+    /// Difference between a symbol's address in memory and its address in the file.
     bias: u64,
 }
 

@@ -1,5 +1,5 @@
 //! The case file: a tar archive that holds one state in which the check fails, and everything that
-//! is needed to repeat the check. tar(1) lists and unpacks it, too.
+//! is needed to repeat the check. A user can list and unpack it by tar(1).
 //!
 //! | entry | content |
 //! |---|---|

@@ -12,10 +12,11 @@ use usring_crash::content::Content;
 use usring_crash::tree::{Body, DirectoryEntry, Inode, Node, ROOT};
 use usring_inject::glob;
 
-/// Most bytes that the files of a folder may have together: they are held in memory.
+/// Maximum number of bytes that the files of a folder may have together, because they are held in
+/// memory.
 const MOST_BYTES: u64 = 2 << 30;
-/// Files of at least this size are copied, not written, if they did not change. The file system may
-/// share their blocks.
+/// Files of at least this size are copied, not written, if they did not change. Then the file
+/// system can let the copy share the original's blocks.
 const COPIED_SIZE: u64 = 1 << 20;
 
 /// A folder that was read.
@@ -71,7 +72,7 @@ fn read_below(folder: &Path, parent: Node, snapshot: &mut Snapshot) -> io::Resul
 }
 
 /// The folder before the recorded command ran, on disk and as a tree. `write` copies large files
-/// that have not changed from it.
+/// from this folder if the command has not changed them.
 pub struct Base<'a> {
     pub tree: &'a Tree,
     pub folder: &'a Path,
@@ -96,7 +97,7 @@ pub fn write(tree: &Tree, target: &Path, base: Option<&Base<'_>>) -> io::Result<
         }
         first_paths.insert(node, path);
     }
-    // A folder may not allow that files are made in it, so it gets its mode last.
+    // A folder's mode may forbid to make files in the folder, so the modes are set last.
     modes.iter().rev().try_for_each(|(path, mode)| fs::set_permissions(path, fs::Permissions::from_mode(*mode)))
 }
 
@@ -156,7 +157,8 @@ impl Scratch {
     }
 }
 
-/// Says how the folder differs from what the recorded changes make of it. `None`: it does not.
+/// Returns how the folder differs from the tree that the recorded changes produce. `None` if it
+/// does not differ.
 pub fn difference(expected: &Tree, found: &Tree, scratch: &Scratch) -> Option<String> {
     let paths = |tree: &Tree| -> BTreeMap<PathBuf, Node> {
         tree.paths().into_iter().filter(|(path, _)| !scratch.has(&path.to_string_lossy())).collect()

@@ -35,7 +35,7 @@ const STATUS_UNKNOWN: u8 = 2;
 /// Exit status if usring could not do its work.
 pub const STATUS_NOT_RUN: u8 = 3;
 
-/// Most states that are checked in order to reduce a failing loss to a smaller one.
+/// Maximum number of states that are checked in order to reduce a failing loss to a smaller one.
 const MOST_TRIES: usize = 200;
 
 const EXAMPLES: &str = "\
@@ -327,7 +327,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Shows that the check passes where it must, and that it can fail.
+/// Checks that the user's check passes on the two states where it must pass, and fails on the state
+/// where it must fail.
 fn try_check(search: &Search<'_>) -> Result<(), Failure> {
     let worker = Worker::new(search, 0);
     let printed = search.history.output_before(search.history.length);

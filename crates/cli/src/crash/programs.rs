@@ -40,7 +40,7 @@ impl Ended {
 impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            // A shell answers 127 if it finds no such program.
+            // A shell exits with status 127 if it does not find the program.
             Ended::Status(status) if status.code() == Some(127) => {
                 write!(f, "{status} (commands run in a copy of the folder: name programs by their whole paths)")
             }
@@ -51,7 +51,7 @@ impl std::fmt::Display for Ended {
     }
 }
 
-/// How often a waiting thread looks whether this process has to end.
+/// Interval at which a waiting thread checks whether a signal has asked this process to end.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// Starts a command in a process group of its own, and waits for its end.

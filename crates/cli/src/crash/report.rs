@@ -7,7 +7,7 @@ use usring_crash::explain;
 use usring_crash::{History, Plan};
 use usring_sys::width;
 
-/// Most lines of a check's output that the report shows.
+/// Maximum number of lines of a check's output that the report shows.
 const MOST_LINES: usize = 10;
 
 /// Returns a number with a noun.

@@ -16,8 +16,8 @@ use usring_crash::durability::{Durability, Fate};
 use usring_crash::generator::{Generator, Stage};
 use usring_crash::{History, Plan, Tree};
 
-/// Number of plans in a row that lead to states which were checked before. After this many, the
-/// search ends, because new states are unlikely.
+/// The search ends after this number of random plans in a row whose states were all checked before.
+/// New states are unlikely then.
 const MOST_KNOWN: u64 = 5000;
 
 /// One search.
@@ -74,8 +74,8 @@ pub struct Worker<'a> {
     search: &'a Search<'a>,
     check: Check,
     /// The folder after the first operations of the history, and the number of these operations.
-    /// They are durable at the power loss of this worker's last plan. If they are durable at that
-    /// of the next plan, too, the next tree is built from this one.
+    /// They are durable at the power loss of this worker's last plan. If they are also durable at
+    /// the power loss of the next plan, the next tree is built from this one.
     prefix: (Tree, usize),
 }
 

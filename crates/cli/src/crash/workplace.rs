@@ -56,8 +56,8 @@ pub struct Workplace {
 }
 
 impl Workplace {
-    /// Makes the folder, and lets signals end what is going on. Must be called before any thread is
-    /// made, so that every thread has these signals blocked.
+    /// Makes the folder, and lets signals end the running commands. Must be called before any
+    /// thread is made, so that every thread has these signals blocked.
     pub fn begin() -> Result<Workplace, Failure> {
         let name = format!("usring-crash-{}-{:08x}", std::process::id(), fastrand::u32(..));
         let path = std::env::temp_dir().join(name);
@@ -90,8 +90,8 @@ impl Drop for Workplace {
     }
 }
 
-/// Acts on a signal. The first one ends all commands, so that the main thread cleans up. The second
-/// one ends this process.
+/// Acts on a signal. The first signal ends all commands, so that the main thread cleans up. The
+/// second signal removes the folder and ends this process.
 fn stop(folder: &Path) {
     if STOPPED.swap(true, Ordering::Relaxed) {
         folder::remove(folder);

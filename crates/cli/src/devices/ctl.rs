@@ -75,7 +75,8 @@ pub fn run(options: &Options) -> Outcome {
     for path in socket::all() {
         match look(&path) {
             Ok(devices) => found.extend(devices),
-            // Nothing listens on the socket: its run was killed and could not remove it.
+            // No process listens on the socket: its run was killed, and so did not remove the
+            // socket.
             Err(Errno::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
             Err(error) => socket::say_unanswered(&path, error),
         }

@@ -123,8 +123,8 @@ fn not_private(folder: &Path) -> String {
     format!("{} is not a folder that only you can enter", folder.display())
 }
 
-/// Returns the paths of the sockets of this user's runs. Some may be left by killed runs. A folder
-/// that another user could have made is left out, and named on standard error.
+/// Returns the paths of the sockets of this user's runs. Some may belong to runs that were killed.
+/// A folder that another user could have made is left out, and named on standard error.
 pub fn all() -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for folder in folders() {

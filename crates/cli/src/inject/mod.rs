@@ -24,7 +24,7 @@ use usring_sys::mapping;
 #[derive(Clone, Debug)]
 pub enum InjectOption {
     Rule(Box<Rule>),
-    /// `@FILE`: rules, one per line. A log is such a file.
+    /// `@FILE`: rules, one per line, such as `--inject-log` writes them.
     File(PathBuf),
     /// `none`: no rule yet.
     Nothing,
@@ -65,7 +65,8 @@ fn without_comment(line: &str) -> &str {
     rule.trim()
 }
 
-/// The rules of a run, and the counts of the faults that they have made. Both are in the page.
+/// The rules of a run, and the counts of the faults that they have made. Both are in a page that
+/// the run's processes share.
 pub struct Faults {
     file: Arc<OwnedDescriptor>,
     page: Page,
