@@ -1,4 +1,4 @@
-//! From which position on a power loss cannot undo an operation.
+//! Determines the position from which on a power loss can no longer undo an operation.
 //!
 //! The rules of all models:
 //!

@@ -22,8 +22,8 @@ use usring_sys::width;
 
 /// Sizes of the sectors by which writes are torn.
 const SECTORS: [u64; 2] = [512, 4096];
-/// Most operations of one position that the stages `Singles` and `Parts` try one by one. If more
-/// are pending, these stages try the newest ones and some random older ones.
+/// Maximum number of operations that the stages `Singles` and `Parts` try one by one at a position.
+/// If more are pending, these stages try the newest operations and some random older ones.
 const MOST_SINGLES: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
-//! Which power losses a journal in ext4's ordered mode rules out.
+//! Determines which power losses a journal in ext4's ordered mode rules out.
 //!
-//! 1. The journal keeps the order of changes of names and sizes: if one is lost, all later ones
-//!    are.
+//! 1. The journal keeps the order of changes of names and sizes: if one of these changes is lost,
+//!    all later ones are lost.
 //! 2. New bytes reach the disk before the size that includes them. So a file that grew has no
 //!    zeroes in place of bytes.
 //! 3. A rename over an existing file writes the bytes of the new file first (auto_da_alloc).

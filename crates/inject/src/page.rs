@@ -93,9 +93,9 @@ pub enum OrderEvent {
     Ordered,
     /// A request whose completion got its position from the seed was also carried out late.
     RanLate,
-    /// All requests that were held back continued at the same time.
+    /// All requests that `--order` had held back continued at the same time.
     Burst,
-    /// Sockets that became ready at the same time were served in another order.
+    /// Sockets that became ready at the same time were served in an order that the seed chose.
     Shuffled,
     /// A ring was signalled without a completion.
     Signalled,

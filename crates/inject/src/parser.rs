@@ -182,7 +182,7 @@ const KEYS: [Key; 26] = [
     }),
 ];
 
-/// Keys that a rule may repeat. The last field with such a key holds, as in strace.
+/// Keys that a rule may repeat. The last field with such a key is valid, as in strace.
 const REPEATABLE: [&str; 1] = ["when"];
 
 /// Keys with the same meaning.

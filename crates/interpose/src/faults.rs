@@ -206,8 +206,9 @@ fn pause(span: Nanoseconds) {
 /// Maximum number of members of a vector (UIO_MAXIOV).
 const MOST_MEMBERS: usize = 1024;
 
-/// Limits the bytes of a transfer in `call.arguments`, if the fault wants that. For a call with a
-/// vector, returns the shortened vector. The arguments point to it, so it must outlive the call.
+/// Limits the bytes of a transfer in `call.arguments`, if the fault shortens transfers. For a call
+/// with a vector, returns the shortened vector. The arguments point to it, so it must outlive the
+/// call.
 fn shorten(call: &mut Call, plain: &PlainCall, fault: &Fault) -> Option<Vec<IoVector>> {
     fault.short?;
     match plain.moves {

@@ -1,4 +1,4 @@
-//! When a request of a ring or of libaio was submitted and completed.
+//! Records when a request of a ring or of libaio was submitted and completed.
 //!
 //! A sync covers only what had completed before the sync was submitted. The system calls that
 //! usring makes for requests of one batch follow one another, but the kernel would run these

@@ -40,7 +40,8 @@ pub struct Once(u16);
 /// Errors:
 /// - `InvalidInput`: the rule has a mistake, which the error explains.
 /// - `Unsupported`: the rule names only plain system calls. These do not pass through the Rust API.
-/// - `ENOSPC`: the process has added more than 8000 rules.
+/// - `ENOSPC`: this rule is longer than 8 KiB, or the process has added 8,192 rules (or 1 MiB of
+///   text), removed rules included.
 /// - `ENOMEM`.
 pub fn once(rule: &str) -> io::Result<Once> {
     static ARMING: Mutex<()> = Mutex::new(());

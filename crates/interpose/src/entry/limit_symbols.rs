@@ -12,8 +12,8 @@ use usring_uapi::general as linux;
 /// The resource: number of open files.
 const FILES: u32 = linux::RLIMIT_NOFILE;
 
-/// Defines a libc function that is a single system call. `$register` holds the argument that names
-/// the resource.
+/// Defines a libc function that is a single system call. `$register`: the register of the argument
+/// that names the resource.
 macro_rules! limit_call {
     ($real:ident, $number:expr, $register:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);

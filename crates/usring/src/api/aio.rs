@@ -97,7 +97,8 @@ impl Context {
     /// - [`Context::submit`] answers `EINVAL` for a request without the flag, with another command,
     ///   or with an eventfd of its own. It answers `EOPNOTSUPP` if the request's file cannot be
     ///   polled.
-    /// - [`Context::submit`] takes at most 127 requests per call; any number may be in flight.
+    /// - [`Context::submit`] takes at most as many requests per call as the context's ring has
+    ///   slots (127 for a small context). Any number may be in flight.
     /// - [`Context::events`] spins until it has enough events or no request is in flight. It
     ///   ignores the time limit. A second thread that calls it meanwhile gets `EBUSY`.
     /// - The [ring](Context::ring) in memory stays empty.
@@ -105,8 +106,8 @@ impl Context {
         Context::with_flags(requests, IOCTX_FLAG_IOPOLL)
     }
 
-    /// Makes a context with the given `IOCTX_FLAG_*`, as io_setup2 does. Without flags the context
-    /// is like one of [`Context::new`], except that it refuses requests with [`IOCB_FLAG_HIPRI`].
+    /// Makes a context with the given `IOCTX_FLAG_*`, as io_setup2 does. Without flags, the context
+    /// follows the rules of [`Context::new`], but refuses requests with [`IOCB_FLAG_HIPRI`].
     pub fn with_flags(requests: u32, flags: u32) -> io::Result<Context> {
         const NO_RINGS: [UserAddress; 2] = [UserAddress::NULL; 2];
         Context::made_by(|trust, place| usring_aio::setup_with_flags(trust, requests, flags, NO_RINGS, place))

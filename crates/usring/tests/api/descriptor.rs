@@ -83,7 +83,8 @@ fn epoll_reports_each_completion_by_level_and_by_edge() {
     });
 }
 
-/// An edge-triggered event loop, as in tokio-uring, with far more completions than the CQ holds.
+/// The test is an edge-triggered event loop, as in tokio-uring. Far more completions are posted
+/// than the CQ holds.
 #[test]
 fn moving_the_backlog_into_the_cq_is_an_edge_for_epoll() {
     bounded(|| {

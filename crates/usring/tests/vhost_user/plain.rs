@@ -193,7 +193,7 @@ impl State {
             self.next = self.next.wrapping_add(1);
             self.fetched.push(head);
             self.note(head, 1);
-            // Sets the available event, so that the driver notifies the back end of its next
+            // Sets the available event, so that the driver notifies the back end of the next
             // request.
             self.write(self.rings[2] + 4 + 8 * u64::from(self.size), self.next);
         }
