@@ -4,10 +4,10 @@
 //! no connection may sleep. So the listener is polled first. A TCP listener reports how many
 //! connections wait; listeners of other protocols report only whether one waits.
 //!
-//! After that number of accepts, a further poll makes sure that the queue is empty. Only then does
-//! the next connection make an event. The further poll is left out if an event has led to these
-//! accepts, because a later connection then makes its own event. SOCK_NONEMPTY is set from the same
-//! knowledge.
+//! After that number of accepts, a further poll makes sure that the queue is empty. Only then is
+//! the next connection sure to make an event. The further poll is left out if an event has led to
+//! these accepts, because a later connection then makes its own event. SOCK_NONEMPTY is set if the
+//! number or the poll says that more connections wait.
 
 use super::socket::{check_flags, flags_for, install};
 use crate::completion::complete;

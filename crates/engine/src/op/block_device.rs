@@ -1,8 +1,9 @@
 //! READ, WRITE and their variants on a block device of usring's. The SQEs are the same as for any
 //! other file, but a queue pair of the device carries the transfers out.
 //!
-//! Transfers of whole blocks within the device go to the ring's channel to the device. All others
-//! (parts of blocks, transfers at the file position) go to a worker, which may block.
+//! Transfers of whole blocks within the device go to the ring's channel to the device (a queue
+//! pair). All others (parts of blocks, transfers at the file position) go to a worker, which may
+//! block.
 //!
 //! One more device stands for all ordinary files. It uses the kernel's AIO. A ring gives it the
 //! transfers on files that are open with O_DIRECT. An AIO context also gives it all writes.
@@ -29,8 +30,8 @@ pub(crate) fn is_possible(locked: &LockedRing) -> bool {
     devices::are_any() || locked.ring.is_polled() || locked.ring.uses_kernel_aio()
 }
 
-/// Returns whether the request is a transfer for [`issue`]: its file is a device, or the ring
-/// polls.
+/// Returns whether the request is a transfer for [`issue`]: its file is a device, or the ring has
+/// IOPOLL.
 pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     let ring = locked.ring;
     let RingState { registered: Registered { files, .. }, devices: Devices { named, .. }, .. } = &mut **locked;
@@ -54,8 +55,9 @@ fn find<'a>(
     }
 }
 
-/// Issues a transfer whose file is a device, or has to be one because the ring has IOPOLL. `None`:
-/// the transfer is neither, and the caller issues it.
+/// Issues a transfer on a device of usring's, or a transfer of an AIO context that the kernel's AIO
+/// makes. On a ring with IOPOLL, refuses a transfer on any other file. `None`: the caller issues
+/// the transfer.
 #[inline(always)]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let ring = locked.ring;
@@ -138,8 +140,8 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     }
 }
 
-/// Sets the offset of a direct transfer at the file position, before it goes to a worker
-/// (IOSQE_ASYNC).
+/// If a direct transfer is to begin at the file position, gives it that position as its offset,
+/// before it goes to a worker (IOSQE_ASYNC).
 pub(crate) fn fix_position_if_direct(locked: &mut LockedRing, request: &mut Request) {
     let is_at_position = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_at_position());
     if is_at_position && request.may_be_direct() && direct_on(locked, request).is_some() {

@@ -15,8 +15,8 @@ use usring_sys::message;
 use usring_sys::{Errno, UserAddress, width};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 
-/// Selects the next buffers of the request's group for its transfer, with at most `most` bytes. 0:
-/// only the first buffer.
+/// Selects the next buffers of the request's group for its transfer, with at most `most` bytes. If
+/// `most` is 0, selects only the first buffer.
 fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let group = request.sqe.buf_index;
     let transfer = transfer_of(request)?;
@@ -147,8 +147,8 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
 }
 
 /// Returns the outcome of an attempt that found no data. If the attempt was the first of a later
-/// time slice, restores `selections`, those from before it. The kernel polls the socket before such
-/// an attempt, and selects no buffers if the socket is empty.
+/// time slice, undoes the attempt's selections: sets them to `selections`. The kernel polls the
+/// socket before such an attempt, and selects no buffers if the socket is empty.
 fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {
     let begins_later_slice = given == 0 && request.poll_slot != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
@@ -195,7 +195,7 @@ struct Bundle {
 
 /// Receives one bundle. If the number of waiting bytes is unknown, receives into one buffer first,
 /// and then the remaining bytes into as many buffers as they need. `is_reported`: the receive
-/// before this one has found out the number.
+/// before this one has found out the number of waiting bytes.
 fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: bool) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
@@ -225,7 +225,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
     let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
-        // This receive continues, so no other request may get the unfilled part of the buffers.
+        // If this receive continues, no other request may get the unfilled part of the buffers.
         let left = if goes_on {
             locked.registered.buffer_groups.use_up_all(group, &many)
         } else {

@@ -73,8 +73,8 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
 }
 
-/// Connects in a worker, and may block. On a Unix socket with O_NONBLOCK the result is EAGAIN, also
-/// in the kernel's workers.
+/// Connects in a worker, and may block. If the queue of a Unix listener is full and the socket has
+/// O_NONBLOCK, the result is EAGAIN, as from the kernel's workers.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let Operation::Connect(connect) = &request.operation else { return Errno::EINVAL.negative() };
     super::call::answer(blocking.run(&socket::connect_call(request.file.number, connect.address.bytes())))

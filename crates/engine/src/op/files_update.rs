@@ -35,7 +35,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
 }
 
 /// Puts each descriptor of the program's array into a free slot, and writes the slot's index into
-/// the array. Stops at the first error. Returns the number of descriptors in slots.
+/// the array. Stops at the first error. Returns how many descriptors got a slot; the error if there
+/// are none.
 fn allocate(locked: &mut LockedRing, address: UserAddress, count: usize) -> Result<i32, Errno> {
     let numbers = user_memory::read_array::<i32>(address, count)?;
     let mut done = 0;

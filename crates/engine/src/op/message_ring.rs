@@ -1,5 +1,5 @@
 //! MSG_RING: posts a CQE on another ring (the target), or puts one of this ring's registered files
-//! into the target's table. REGISTER_SEND_MSG_RING posts a CQE without a ring of its own.
+//! into the target's table. REGISTER_SEND_MSG_RING posts a CQE for a caller that has no ring.
 //!
 //! Two drivers may be sending to each other. So neither may wait for the target's lock:
 //!
@@ -32,7 +32,7 @@ const SEND_FD: u32 = 1;
 
 const KNOWN: u32 = abi::IORING_MSG_RING_CQE_SKIP | abi::IORING_MSG_RING_FLAGS_PASS;
 
-/// The rings and the file of a MSG_RING with a file, which the request carries to the target ring.
+/// A MSG_RING request with a file carries this value to the target ring.
 struct Visit {
     target: Arc<Ring>,
     home: Arc<Ring>,
@@ -61,7 +61,8 @@ impl Message {
         })
     }
 
-    /// Returns the CQE that a message without a file posts. Error: `EINVAL`.
+    /// Returns the CQE that a message without a file posts. Error: `EINVAL` if the message sets a
+    /// field that only messages with a file use.
     fn cqe(&self) -> Result<Cqe, Errno> {
         let passes_flags = self.flags & abi::IORING_MSG_RING_FLAGS_PASS != 0;
         if self.source != 0 || self.flags & !abi::IORING_MSG_RING_FLAGS_PASS != 0 || !passes_flags && self.index != 0 {
@@ -174,9 +175,9 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
 }
 
 /// Delivers the messages on a ring's task-work list, so that the next message may be delivered
-/// directly. Returns `false` if some stay on the list, because another thread is just adding one.
-/// An earlier message of this thread may be behind that one. So the next message has to go onto the
-/// list, too, or it would overtake the earlier one.
+/// directly. Returns `false` if entries stay on the list: the ring defers task work, or another
+/// thread is just adding an entry. An earlier message of this thread may be behind such an entry.
+/// So the next message has to go onto the list, too, or it would overtake the earlier one.
 fn catch_up(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
         other.run_task_work();

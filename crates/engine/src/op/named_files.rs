@@ -15,7 +15,7 @@ use usring_device::OpenDevice;
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, FileIdentity, HeldDescriptor};
 
-/// Most file systems without RWF_NOWAIT that are remembered.
+/// Maximum number of file systems without RWF_NOWAIT that are remembered.
 const MOST_FILE_SYSTEMS: usize = 8;
 
 #[derive(Default)]
@@ -54,8 +54,8 @@ impl NamedFiles {
         self.remembers = false;
     }
 
-    /// Forgets all numbers. Called after a number was closed, and when another thread may have
-    /// closed one.
+    /// Forgets all numbers. Called when a number is closed, and when another thread may have closed
+    /// one.
     #[inline]
     pub fn forget(&mut self) {
         if self.device.is_some() {

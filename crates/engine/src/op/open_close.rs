@@ -16,7 +16,7 @@ use usring_uapi::sqe_flags;
 const PATH_LIMIT: usize = 4096;
 /// Bytes of `struct open_how` in the version that usring knows.
 const HOW_SIZE: u64 = 24;
-/// Most bytes that are checked at a time, of those behind the known fields of `struct open_how`.
+/// Maximum number of bytes behind the known fields of `struct open_how` that are checked at a time.
 const HOW_STEP: u64 = 4096;
 
 impl Open {
@@ -162,7 +162,7 @@ pub(crate) fn work_open(request: &mut Request, blocking: &Blocking) -> i32 {
     open.accept(answer).unwrap_or_else(Errno::negative)
 }
 
-/// Puts the opened file into its slot if the request names one. Returns the CQE's result.
+/// If the request names a slot, puts the opened file into it. Returns the CQE's result.
 pub(crate) fn finish_open(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Open(open) = &mut request.operation else { return result };
     match open.opened.take() {

@@ -23,7 +23,7 @@ fn check(request: &Request) -> Result<Sqe, Errno> {
     Ok(sqe)
 }
 
-/// Reads two paths into one allocation. Returns it, and the offset of the second path in it.
+/// Reads two paths into one allocation. Returns the allocation, and the second path's offset in it.
 fn two_paths(first: u64, second: u64) -> Result<(Vec<u8>, usize), Errno> {
     let mut memory = user_memory::read_c_string(UserAddress(first), PATH_LIMIT)?;
     let middle = memory.len();

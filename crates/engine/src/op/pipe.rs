@@ -58,7 +58,7 @@ fn direct(locked: &mut LockedRing, slot: FileSlot, flags: u32, address: UserAddr
     Ok(0)
 }
 
-/// Puts one end of a pipe into the table of registered files. Returns its slot.
+/// Puts one end of a pipe into a slot of the table of registered files. Returns the slot.
 fn install(locked: &mut LockedRing, slot: FileSlot, end: OwnedDescriptor) -> Result<u32, Errno> {
     let answer = locked.registered.files.install_unlocked(slot, end.into_private()?)?;
     Ok(if let FileSlot::Index(index) = slot { index } else { answer.cast_unsigned() })

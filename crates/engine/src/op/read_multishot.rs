@@ -23,8 +23,8 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Reads as long as the file has data. During its submission, reads only once: as in the kernel,
-/// its further reads come after the other requests of the batch.
+/// Reads as long as the file has data, at most for one time slice. At its submission, reads only
+/// once: as in the kernel, its further reads come after the other requests of the batch.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let is_submitted = request.poll_slot == 0;
     if is_submitted && !can_repeat(request.file.number) {

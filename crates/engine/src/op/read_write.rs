@@ -102,9 +102,9 @@ fn is_vector_of_registered(sqe: &usring_uapi::Sqe) -> bool {
     matches!(sqe.opcode, opcode::READV_FIXED | opcode::WRITEV_FIXED)
 }
 
-/// Reads the program's vector. It is read only once, because the program may reuse its memory when
-/// its call returns. `selects`: with BUFFER_SELECT, the vector has one member, which gives the
-/// length.
+/// Reads the program's vector now, because the program may reuse its memory when its call returns.
+/// A single member is returned by itself. `selects`: the request has BUFFER_SELECT, so the vector
+/// must have one member, which gives the length.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
     let address = UserAddress(sqe.addr);
     if selects && sqe.len != 1 || sqe.len > vector::LIMIT {
@@ -183,7 +183,8 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
 }
 
-/// Returns `error`, unless the request's file is bad: the kernel checks the file first.
+/// Returns `EBADF` if the request's file is not open, else `error`: the kernel checks the file
+/// first.
 #[cold]
 pub(super) fn after_file(request: &Request, error: Errno) -> Errno {
     descriptor::status_flags(request.file.number).err().unwrap_or(error)
@@ -274,8 +275,8 @@ fn continue_transfer(
     }
 }
 
-/// Returns whether the file refuses these flags: the file can be polled, and not every file
-/// supports the flags.
+/// Returns whether the file refuses these flags of the program: the file can be polled, and not
+/// every file supports the flags.
 fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }

@@ -100,7 +100,8 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
 /// Returns `rest`. For a multishot, returns `Something` instead of `Nothing` in two cases:
 ///
 /// - The connection has ended: the end of data is still to be received.
-/// - The next byte of a TCP stream is urgent, or was: [`message::unread`] does not count it.
+/// - The receive has stopped at the urgent data of a TCP stream: [`message::unread`] does not count
+///   the bytes behind it.
 ///
 /// An event that has woken the request reports both. So the socket is asked only if no event has
 /// woken the request, or if the last event reported an end.
@@ -208,7 +209,8 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
     Ok((bytes, received_message::was_cut(&header)))
 }
 
-/// Returns the buffer to its group if it holds no data. Otherwise notes how much of it is used up.
+/// Returns the request's buffer to its group if the buffer holds no data. Otherwise notes how much
+/// of the buffer is used up.
 fn return_or_use_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
     // In the kernel, a worker would carry out a request with IOSQE_ASYNC, and use up a buffer of a

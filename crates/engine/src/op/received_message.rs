@@ -1,6 +1,6 @@
-//! The messages of RECVMSG. recvmsg(2) gets a header of usring's. Its results go to the program's
-//! own header. For a multishot, they go into the buffer, before the data (`struct
-//! io_uring_recvmsg_out`).
+//! The messages of RECVMSG. recvmsg(2) gets a header of usring's. The results in that header are
+//! copied to the program's own header. For a multishot, they go into the provided buffer, before
+//! the data (`struct io_uring_recvmsg_out`).
 
 use super::send_receive::check_socket;
 use crate::request::operation::send_receive::{SendReceive, SocketMessage};

@@ -157,7 +157,7 @@ pub(crate) fn advance_send(transfer: &mut SendReceive, bytes: u64) {
     }
 }
 
-/// Returns the system call that sends the data left.
+/// Returns the system call that sends the data that is left.
 #[inline]
 pub(crate) fn call(transfer: &mut SendReceive, extra_flags: u32, number: i32) -> SystemCall {
     let (part, flags) = (transfer.part, transfer.flags | extra_flags);
@@ -180,8 +180,8 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     }
 }
 
-/// Takes a buffer from the request's group. The request keeps the buffer while it waits, so it is
-/// used up now.
+/// Takes a buffer from the request's group. The request keeps the buffer while it waits, so the
+/// buffer is used up now.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let group = request.sqe.buf_index;
     if !locked.registered.buffer_groups.has(group) {

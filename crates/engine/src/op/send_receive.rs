@@ -171,8 +171,8 @@ pub(crate) fn check_socket(number: i32) -> Result<(), Errno> {
     if descriptor::identity(number)?.is_socket() { Ok(()) } else { Err(Errno::ENOTSOCK) }
 }
 
-/// Returns `error`, unless the request's file is bad or no socket: the kernel checks the file
-/// first.
+/// Returns `EBADF` if the request's file is not open, `ENOTSOCK` if it is no socket, else `error`:
+/// the kernel checks the file first.
 #[cold]
 pub(crate) fn after_file(request: &Request, error: Errno) -> Errno {
     check_socket(request.file.number).err().unwrap_or(error)

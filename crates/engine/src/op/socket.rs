@@ -21,7 +21,8 @@ pub(crate) fn check_flags(flags: u32, slot: FileSlot) -> Result<(), Errno> {
 }
 
 /// Gives the program a new file: as an ordinary descriptor, or in a slot of the registered files.
-/// Returns the descriptor's number, or the result for the slot.
+/// Returns the CQE's result: the descriptor's number; the slot that was found free; 0 for a slot
+/// that the request names.
 pub(crate) fn install(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
         FileSlot::Ordinary => {
@@ -85,8 +86,8 @@ pub(crate) fn issue_listen(_: &mut LockedRing, request: &mut Request) -> IssueOu
     IssueOutcome::of(socket::listen(request.file.number, request.sqe.len.cast_signed()).map(|()| 0))
 }
 
-/// Listens in a worker that has the submitter's rights: peers can read the user that called
-/// listen(2) by SO_PEERCRED.
+/// Listens in a worker that has the submitter's rights. SO_PEERCRED reports to peers which user has
+/// called listen(2).
 pub(crate) fn work_listen(request: &mut Request, _: &Blocking) -> i32 {
     socket::listen(request.file.number, request.sqe.len.cast_signed()).map_or_else(Errno::negative, |()| 0)
 }

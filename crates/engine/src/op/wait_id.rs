@@ -75,8 +75,9 @@ impl WaitId {
         SystemCall::new(__NR_waitid, [kind, id, &raw mut *info as u64, options, 0])
     }
 
-    /// Writes waitid(2)'s report into the program's memory. Returns the CQE's result. An empty
-    /// report (no child) is written, too. After any other error, nothing is written.
+    /// Writes waitid(2)'s report into the program's memory. Returns the CQE's result. `found`: the
+    /// result of waitid(2). After `ECHILD`, writes an empty report. After any other error, writes
+    /// nothing.
     fn end(&self, found: Result<u64, Errno>, info: &Info) -> i32 {
         let result = found.map_or_else(Errno::negative, |_| 0);
         if self.report_to.is_null() || !matches!(found, Ok(_) | Err(Errno::ECHILD)) {

@@ -1,5 +1,5 @@
-//! The provided buffer of a read. The read takes a buffer when it is issued. If it has to wait for
-//! its file, it returns a buffer of a buffer ring.
+//! The provided buffer of a read. The read takes a buffer when it is issued. If it then has to wait
+//! for its file, it returns the buffer, unless the buffer is of a classic group.
 
 use crate::request::Request;
 use crate::request::operation::Operation;
@@ -22,13 +22,15 @@ pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> R
     Ok(())
 }
 
-/// Returns the buffer to its buffer ring in two cases:
+/// Returns the request's buffer to its group in three cases:
 ///
-/// - The request is going to wait for its file. It takes a buffer again when the file is ready.
-/// - The request has failed, and its file can be polled.
+/// - The request's file is not open.
+/// - The buffer is of a buffer ring, and the request is going to wait for its file. It takes a
+///   buffer again when the file is ready.
+/// - The buffer is of a buffer ring, the request has failed, and its file can be polled.
 ///
-/// The request keeps a buffer of a classic group. It also keeps its buffer if it goes to a worker,
-/// or if the kernel would have left it to a worker.
+/// In all other cases, the request keeps the buffer. It also keeps the buffer in the last two cases
+/// if the kernel would have left the request to a worker.
 pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
     let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());
