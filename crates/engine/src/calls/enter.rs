@@ -41,7 +41,7 @@ pub struct EnterCall {
     pub min_complete: u32,
     /// `IORING_ENTER_*`.
     pub flags: u32,
-    /// Address of a signal set, or of a `struct io_uring_getevents_arg` with EXT_ARG.
+    /// Address of a signal set or, with EXT_ARG, of a `struct io_uring_getevents_arg`.
     pub argument: UserAddress,
     pub argument_size: u64,
 }
@@ -107,9 +107,9 @@ impl Ring {
     }
 
     /// Waits until other processes have answered the remote changes with these numbers, at most for
-    /// [`LONGEST_REMOTE_CHANGE`]. A remote change makes another process cancel or change one of its
-    /// requests, for a request that this call has submitted. That request then has its CQE when the
-    /// call returns, as with the kernel.
+    /// [`LONGEST_REMOTE_CHANGE`]. By a remote change, a request that this call has submitted makes
+    /// another process cancel or change one of that process's requests. The submitted request then
+    /// has its CQE when the call returns, as with the kernel.
     fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, numbers: &Range<u64>) -> LockedRing<'a> {
         let end = Clock::Monotonic.now() + LONGEST_REMOTE_CHANGE;
         while locked.waiting.remote_changes.has(numbers) && Clock::Monotonic.now() < end {
@@ -169,7 +169,7 @@ impl Ring {
         Ok(taken)
     }
 
-    /// Finishes an enter that has submitted nothing and does not wait.
+    /// Finishes an io_uring_enter(2) that has submitted nothing and does not wait.
     ///
     /// Error: `EAGAIN` if memory is too low to submit anything.
     #[inline(never)]
@@ -192,9 +192,9 @@ impl Ring {
         }
     }
 
-    /// Lets multishots that have used up their time slices go on, for the owner of a ring that
-    /// defers task work, which waits for `wanted` completions. The kernel does so at the end of a
-    /// submission and at the beginning of a wait.
+    /// On a ring that defers task work, continues the multishots that have used up their time
+    /// slices. `wanted`: the number of completions that the owner waits for. The kernel does so at
+    /// the end of a submission and at the beginning of a wait.
     #[inline]
     fn run_deferred_runnable(&self, locked: &mut LockedRing, wanted: u32) {
         if locked.waiting.polls.has_runnable() && self.defers_task_work() {

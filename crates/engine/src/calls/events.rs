@@ -10,9 +10,9 @@
 //!   [`Submission::has_room`] checks this under the ring's lock. So no event goes to the backlog,
 //!   unless the program stores a wrong head. With IOPOLL the number of requests has no such bound,
 //!   because events appear only when the program asks for them.
-//! - A context ends in two steps. [`Ring::retire`] forbids submits and waits under the ring's lock,
-//!   wakes the waiters, and waits until all requests have completed. Then it closes the ring like
-//!   any other.
+//! - A context ends in two steps. First, [`Ring::retire`] makes later submits and waits fail, wakes
+//!   the waiters, and waits until all requests have completed. Then it closes the ring like any
+//!   other.
 
 use crate::completion::complete;
 use crate::completion::event_descriptor::EventDescriptor;
@@ -38,8 +38,8 @@ use usring_uapi::{Sqe, general as linux, opcode};
 const CHECK_INTERVAL_NS: Nanoseconds = 1_000_000;
 
 /// How an AIO context finds out that devices have completed requests. Only with `Signalled` does
-/// the mapped ring have AIO_RING_MAGIC. Without it, libaio does not read events there and calls
-/// io_getevents(2).
+/// the mapped ring have AIO_RING_MAGIC. Without AIO_RING_MAGIC, libaio does not read events there
+/// and calls io_getevents(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionMode {
     /// Completion interrupts: the devices signal each completion.
@@ -79,8 +79,8 @@ impl Ring {
         let _ = trust;
         memory_reserve::check()?;
         let layout = Layout::for_events(requests, processor::count())?;
-        // The program reads no events in this memory, so the smallest layout will do. Events stay
-        // in the backlog until the program asks for them.
+        // With IOPOLL, the program reads no events in this memory, so the smallest layout will do.
+        // Events stay in the backlog until the program asks for them.
         let layout = if completion_mode == CompletionMode::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
         let memory = Memory::for_events(layout, id, completion_mode == CompletionMode::Signalled)?;
@@ -174,8 +174,8 @@ impl Ring {
         iopoll::poll(self.lock(), wanted)
     }
 
-    /// Ends the POLL_ADD with this `user_data`, which completes with 0. Returns `false` if no such
-    /// request waits for its file.
+    /// Completes the POLL_ADD that has this `user_data`, with the result 0. Returns `false` if no
+    /// such request waits for its file.
     pub fn end_poll(self: &Arc<Self>, user_data: u64) -> bool {
         let mut locked = self.lock();
         let found = locked
@@ -287,10 +287,11 @@ impl<'a> Submission<'a> {
         })
     }
 
-    /// Adds a request to the submission. Its `user_data` is the address of the iocb, its `pad2` the
-    /// event's `data`. `event` is the eventfd that the iocb names.
+    /// Adds a request to the submission. The SQE's `user_data` is the address of the iocb, its
+    /// `pad2` the event's `data`. `event` is the eventfd that the iocb names.
     ///
-    /// Errors: those of the opcode's prepare. The request then gets no event.
+    /// Errors: those of the opcode's prepare; `EAGAIN` if memory is low or the slots for events are
+    /// used up; `EINVAL` if the ring was retired meanwhile. The request then gets no event.
     #[inline]
     pub fn add(&mut self, sqe: &Sqe, event: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
         let batch = self.recorded_batch;
@@ -358,7 +359,7 @@ impl Drop for Submission<'_> {
             }
             let ring = locked.ring;
             // The waiters of this ring have to poll the devices now, so those that sleep are woken.
-            // If submits were deferred, their flush has already woken them.
+            // If submits are deferred, their flush wakes these waiters.
             let looked_for = ring.waiters_poll
                 && locked.devices.queues.in_flight() > 0
                 && !locked.devices.queues.has_pending_submits();

@@ -23,7 +23,8 @@ use usring_uapi::opcode;
 
 /// Flag in a PROBE record: the opcode is supported.
 const PROBE_SUPPORTED: u16 = 1;
-/// Least time that a synchronous cancellation waits for the answer of another process.
+/// Least time, in nanoseconds, that a synchronous cancellation waits for the answer of another
+/// process.
 const LEAST_WAIT: Nanoseconds = 100_000_000;
 /// IOU_PBUF_RING_MMAP: usring makes the memory of the buffer ring, for the program to map.
 const BUFFER_RING_MMAP: u16 = 1;
@@ -465,8 +466,8 @@ impl Ring {
     }
 
     /// Waits until other processes have answered a synchronous cancellation, or until the call's
-    /// time limit has passed. Every process gets at least [`LEAST_WAIT`]; a stopped process does
-    /// not answer. If the wait ends without an answer, this process asks no longer.
+    /// time limit has passed. Returns their answer. Every process gets at least [`LEAST_WAIT`]; a
+    /// stopped process does not answer. If the wait ends without an answer, withdraws the question.
     ///
     /// Errors: `EINTR`; `ETIME`.
     fn wait_for_answer(

@@ -141,9 +141,9 @@ impl Ring {
         memory.duplicate(length)
     }
 
-    /// Closes the ring with its last descriptor in this process. Cancels the requests in flight and
-    /// does not wait for them. If other processes use the ring, the requests continue instead. Does
-    /// nothing to a `Ring` that an ancestor of this process made.
+    /// Closes the ring, because its last descriptor in this process was closed. Cancels the
+    /// requests in flight and does not wait for them. If other processes use the ring, the requests
+    /// continue instead. Does nothing to a `Ring` that an ancestor of this process made.
     pub fn close(self: &Arc<Self>) {
         if !self.is_inherited() && !self.leave() {
             self.end();
