@@ -56,8 +56,8 @@ pub(crate) struct Many {
     pub count: u32,
     /// The group has no buffer behind the selected ones.
     pub emptied: bool,
-    /// A buffer was longer than the limit in bytes leaves room for. If it is the first buffer, it
-    /// is shortened. Otherwise the selection ends before it.
+    /// A buffer was longer than the rest of the selection's limit in bytes. If that is the first
+    /// buffer, it is shortened. Otherwise the selection ends before it.
     pub is_cut: bool,
     pub from_ring: bool,
 }
@@ -77,8 +77,8 @@ pub(crate) struct BufferGroups {
 
 impl BufferGroups {
     /// Takes the next buffer of a group. The request may use the first `wanted` bytes of the
-    /// buffer; 0: all. `decides` is called only for an incremental ring. If it returns `true`,
-    /// these bytes are used up now, however short the transfer is.
+    /// buffer, or the whole buffer if `wanted` is 0. `decides` is called only for an incremental
+    /// ring. If it returns `true`, these bytes are used up now, however short the transfer is.
     ///
     /// Error: `ENOBUFS` if there is no such group, or no buffer in it.
     pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
@@ -116,8 +116,9 @@ impl BufferGroups {
         matches!(self.groups.get(&group), Some(BufferGroup::Ring(_)))
     }
 
-    /// Selects consecutive buffers of a group that hold at most `most` bytes; 0: only the first
-    /// buffer. They stay in the group until the caller uses them up ([`BufferGroups::use_up`]).
+    /// Selects consecutive buffers of a group that hold at most `most` bytes. If `most` is 0,
+    /// selects only the first buffer. The buffers stay in the group until the caller uses them up
+    /// ([`BufferGroups::use_up`]).
     ///
     /// Errors: `ENOENT` if there is no such group; `ENOBUFS` if there is no buffer in it.
     pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
@@ -194,8 +195,8 @@ impl BufferGroups {
         }
     }
 
-    /// Notes that `length` bytes of a buffer were transferred. A buffer of an incremental ring
-    /// keeps the bytes behind them.
+    /// Notes that `length` bytes of a buffer were transferred. If the buffer is of an incremental
+    /// ring, the bytes behind them stay in the ring.
     pub fn used(&mut self, buffer: &mut SelectedBuffer, length: u32) {
         if buffer.usage != Usage::Open {
             return;
@@ -257,8 +258,8 @@ impl BufferGroups {
         }
     }
 
-    /// REGISTER_PBUF_RING. The entries lie at `address` in the program's own memory. If it is
-    /// `None`, usring makes memory that the program can map.
+    /// REGISTER_PBUF_RING. The entries lie at `address` in the program's own memory. If `address`
+    /// is `None`, usring makes memory that the program can map.
     pub fn register_ring(
         &mut self,
         group: u16,

@@ -17,7 +17,7 @@ const LENGTH_OFFSET: usize = 8;
 /// Offset in a buffer ring of the 32-bit word whose upper half is the tail. (The tail lies in the
 /// reserved field of the first entry.)
 const TAIL_WORD: usize = 12;
-/// Most buffers that one selection for a bundle takes.
+/// Maximum number of buffers that one selection for a bundle takes.
 const MANY_LIMIT: u32 = 256;
 
 /// Index of the next buffer, which only the engine changes. (The program changes the tail.)
@@ -158,7 +158,7 @@ impl BufferRing {
 
     /// Uses up `length` bytes of an incremental ring, from the next buffer on. A buffer that is
     /// used up in part stays the next buffer, and its entry then describes the bytes that are left.
-    /// Returns whether such a buffer remains.
+    /// Returns whether such a buffer remains; `true` if `length` is 0.
     fn consume(&mut self, mut length: u32) -> bool {
         if length == 0 {
             return true;
@@ -184,8 +184,8 @@ impl BufferRing {
         if self.consume(length) { Usage::Partial } else { Usage::Whole }
     }
 
-    /// Selects the ring's next buffers that hold at most `most` bytes; 0: only the first buffer.
-    /// They stay in the ring. Error: `ENOBUFS` if the ring is empty.
+    /// Selects the ring's next buffers that hold at most `most` bytes. If `most` is 0, selects only
+    /// the first buffer. The buffers stay in the ring. Error: `ENOBUFS` if the ring is empty.
     pub fn select_many(&mut self, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
         let (_, length, first) = self.first().ok_or(Errno::ENOBUFS)?;
         let tail = self.tail().ok_or(Errno::ENOBUFS)?;

@@ -11,7 +11,7 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::general::O_PATH;
 use usring_uapi::io_uring as abi;
 
-/// Most slots of a table (IORING_MAX_FIXED_FILES).
+/// Maximum number of slots of a table (IORING_MAX_FIXED_FILES).
 const LIMIT: u32 = 1 << 20;
 
 /// Puts a duplicate of one of the program's descriptors into a free slot of a ring's table. Returns

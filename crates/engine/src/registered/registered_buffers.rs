@@ -12,9 +12,9 @@ use usring_sys::plain::IoVector;
 use usring_sys::process_maps::SharedCheck;
 use usring_sys::{Errno, UserAddress, user_memory, width};
 
-/// Most buffers in a table.
+/// Maximum number of buffers in a table.
 const LIMIT: u32 = 1 << 14;
-/// Most bytes of one buffer.
+/// Maximum length of one buffer, in bytes.
 const LENGTH_LIMIT: u64 = 1 << 30;
 
 /// A buffer of the table. Requests that use a buffer with a tag own it, too, so that its tag is
@@ -102,9 +102,9 @@ impl RegisteredBuffers {
         self.entries.as_ref()?.get(usize::from(index))?.as_ref()
     }
 
-    /// Returns a hold on the buffer in slot `index`, for a request that transfers `length` bytes at
-    /// `address`. Error: `EFAULT` if the bytes do not lie within the buffer, or if its memory is
-    /// another process's.
+    /// Returns a reference to the buffer in slot `index`, for a request that transfers `length`
+    /// bytes at `address`. Error: `EFAULT` if the slot is empty, if the bytes do not lie within the
+    /// buffer, or if its memory is another process's.
     #[inline]
     pub fn share(&self, index: u16, address: u64, length: u64) -> Result<BufferReference, Errno> {
         let buffer = self.get(index).ok_or(Errno::EFAULT)?;
@@ -115,8 +115,9 @@ impl RegisteredBuffers {
         Ok(if buffer.tag == 0 { BufferReference::Untagged } else { BufferReference::Tagged(buffer.clone()) })
     }
 
-    /// Returns a hold on the buffer in slot `index`, for a request that transfers these pieces.
-    /// Error: `EFAULT` if a piece is empty or does not lie within the buffer.
+    /// Returns a reference to the buffer in slot `index`, for a request that transfers these
+    /// pieces. Error: `EFAULT` if the slot is empty, or if a piece is empty or does not lie within
+    /// the buffer.
     pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferReference, Errno> {
         let mut held = self.share_nothing(index)?;
         for piece in pieces {
