@@ -71,8 +71,9 @@ pub(crate) struct Deadline {
     pub watches: Option<RequestId>,
 }
 
-/// A file's entry in the epoll set. It is deleted before usring closes its own number for the file.
-/// close(2) alone does not delete it while the program has the file open.
+/// A registered file's entry in the epoll set. Dropping the value deletes the entry before usring
+/// closes its own descriptor of the file. close(2) alone does not delete the entry while the
+/// program has the file open.
 pub(crate) struct Registration {
     pub set: Arc<Epoll>,
     pub number: i32,

@@ -1,5 +1,5 @@
-//! The fault that a request gets (`usring run --inject`), and how far it is. `submission::faults`
-//! begins it, and `completion::faults` ends it.
+//! The fault that a request gets (`usring run --inject`), and the stage that the fault has reached.
+//! `submission::faults` begins the fault, and `completion::faults` ends it.
 
 use super::outcome::Answer;
 use alloc::vec::Vec;
@@ -21,7 +21,7 @@ pub(crate) struct PendingFault {
 /// Device and inode of a regular file.
 pub(crate) type FileKey = (u64, u64);
 
-/// How far a fault is. A delayed request waits among the ring's timers.
+/// The stage that a fault has reached. A delayed request waits among the ring's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultStage {
     /// The fault was decided.

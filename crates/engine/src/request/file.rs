@@ -26,7 +26,8 @@ pub(crate) enum FileReference {
     /// No reference: the number is the program's own, valid until the program's call returns.
     #[default]
     Submitter,
-    /// A registered file. The request shares it, so it stays open even if its slot is updated.
+    /// A registered file. The request shares the file, so the file stays open even if the program
+    /// updates its slot in the table.
     Registered(Arc<RegisteredFile>),
     /// A duplicate that all requests waiting for the same file share.
     WaitDuplicate(Arc<SharedDuplicate>),
@@ -57,7 +58,7 @@ pub(crate) struct TransferDuplicates {
     known: BTreeMap<i32, Weak<HeldDescriptor>>,
 }
 
-/// Number of entries from which unused entries are removed before a new one is added.
+/// When there are this many entries, unused ones are removed before a new one is added.
 const KNOWN_NUMBERS: usize = 64;
 
 impl TransferDuplicates {

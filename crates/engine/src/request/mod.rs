@@ -37,8 +37,8 @@ use usring_uapi::{Sqe, opcode, sqe_flags};
 
 /// Flag that usring adds in a request's copy of the SQE. It means that `personality` in that copy
 /// is the number of a group of threads with equal rights (`waiting::rights`). Group 0: all threads
-/// had equal rights when the request was submitted. They may differ when the request is first
-/// tried.
+/// had equal rights when the request was submitted. Their rights may differ when the request is
+/// first tried.
 pub(crate) const HAS_GROUP: u8 = 1 << 7;
 
 /// The owning pointer by which a request moves between modules.
@@ -134,8 +134,8 @@ pub(crate) struct Request {
     pub multishot: bool,
     /// The poll table's slot in which the request waits or last waited; 0 if it has never waited.
     pub poll_slot: Tag,
-    /// The events that were last reported for the request's file; 0 if none was since its
-    /// submission.
+    /// The events that were last reported for the request's file; 0: none was reported since the
+    /// request's submission.
     pub ready_for: u32,
     /// The request's result so far. `progress` says which step has set it.
     pub result: i32,
@@ -240,8 +240,8 @@ impl Request {
         }
     }
 
-    /// Returns whether a worker's `result` breaks a normal link: it is an error, or fewer bytes
-    /// than the request asks for.
+    /// Returns whether a worker's `result` breaks a normal link: it is fewer bytes than the request
+    /// asks for, or an error of an opcode without `errors_keep_link`.
     pub fn is_failure(&self, result: i32) -> bool {
         match &self.operation {
             Operation::ReadWrite(operation) => operation.is_short(result),

@@ -30,7 +30,8 @@ pub(crate) enum IssueOutcome {
     Yield,
     /// Only a worker, which may block, can carry out the request.
     NeedsWorker,
-    /// A queue pair of a device carries out the transfer. The index names the ring's channel to it.
+    /// A queue pair of a device carries out the transfer. The index names the ring's channel to
+    /// that device.
     OnDevice(ChannelIndex),
     /// The request waits for poll events of its file. The events are in its operation.
     AwaitsPoll,

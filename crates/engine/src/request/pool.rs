@@ -19,7 +19,8 @@ pub(crate) struct RequestPool {
     last_id: u64,
 }
 
-/// Most spare requests, and most spare messages, of a ring. Further ones are freed.
+/// Maximum number of a ring's spare requests, and of its spare messages (of SENDMSG and RECVMSG).
+/// Further ones are freed.
 const SPARE_LIMIT: usize = 256;
 
 impl RequestPool {

@@ -1,5 +1,5 @@
-//! A slot of `poll_table`: one registration in a ring's epoll set, the requests that wait for it,
-//! and what keeps its file open meanwhile.
+//! A slot of `poll_table`: one registration in a ring's epoll set, the requests that wait for its
+//! events, and the reference that keeps its file open meanwhile.
 
 use super::waiters::Waiters;
 use crate::registered::registered_files::RegisteredFile;
@@ -33,8 +33,8 @@ pub(super) enum SlotFile {
         duplicate: Arc<SharedDuplicate>,
         of: i32,
     },
-    /// The table of registered files. `number`: the descriptor number under which the epoll set has
-    /// the file.
+    /// A registered file, which the ring's table of registered files keeps open. `number`: the
+    /// descriptor number under which the epoll set has the file.
     Registered {
         file: Weak<RegisteredFile>,
         number: i32,
@@ -49,8 +49,8 @@ pub(super) struct Slot {
     /// Changes whenever the slot gets another file, so that a pending event of the earlier file is
     /// recognised.
     pub(super) generation: u32,
-    /// Number of events so far. An event wakes only the requests that began to wait in an earlier
-    /// round.
+    /// Number of events of the slot so far. An event wakes only the requests that began to wait in
+    /// an earlier round.
     pub(super) round: u32,
     pub(super) switch: Switch,
     /// Whether the set has reported an event since `switch` was last turned on.
@@ -73,7 +73,7 @@ pub(super) struct Slot {
 const _: () = assert!(core::mem::offset_of!(Slot, interest) <= 64);
 
 impl Slot {
-    /// Frees the slot of its file, and returns that file.
+    /// Removes the slot's file, and returns it. The slot is free then.
     #[inline(always)]
     pub fn take_file(&mut self) -> SlotFile {
         core::mem::replace(&mut self.file, SlotFile::Free)

@@ -45,9 +45,9 @@
 //! - They wait for the same events.
 //! - They are all multishot, or all not.
 //!
-//! Any other request has a registration of its own. epoll reports all registered events that are
-//! present, not only the one that has just come. A multishot that waits for input would therefore
-//! see each output event, too, if it shared a registration with a request that waits for output.
+//! A request that differs in one of these has a registration of its own. epoll reports all
+//! registered events that are present, not only the latest one. If a multishot for input shared a
+//! registration with a request for output, it would therefore see each output event, too.
 
 use super::expected::Expected;
 pub(crate) use super::poll_slot::AssignedSlot;
@@ -123,7 +123,7 @@ impl PollTable {
         self.numbers.get(width::index(number)).is_some_and(|known| known.registered || known.first != NONE)
     }
 
-    /// Records that the number now names a file for which no request has waited.
+    /// Records that this descriptor number now names a file for which no request has waited.
     #[inline]
     pub fn has_new_file(&mut self, number: i32) {
         if let Some(known) = self.numbers.get_mut(width::index(number)) {
@@ -141,11 +141,11 @@ impl PollTable {
             && self.slot(request.poll_slot).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
     }
 
-    /// Finds or makes the registration for a file, and stores a reference to what keeps the file
-    /// open in `file.reference`. `socket`: the caller knows that the file is a socket.
+    /// Finds or makes the registration for a file. Stores in `file.reference` the reference that
+    /// keeps the file open. `socket`: the caller knows that the file is a socket.
     ///
-    /// Errors: those of epoll_ctl(2), `EPERM` if the file cannot be polled. The request then has a
-    /// duplicate of its own.
+    /// Errors: those of fcntl(2) and epoll_ctl(2), such as `EPERM` if the file cannot be polled.
+    /// After an error of epoll_ctl(2), `file` has a duplicate if it had the program's number.
     pub fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<AssignedSlot, Errno> {
         match &file.reference {
             FileReference::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
@@ -164,7 +164,7 @@ impl PollTable {
     }
 
     /// Returns the slot in which requests wait for this file and these events; `None`: there is
-    /// none. Unlinks those slots of the number whose file is no longer open under it.
+    /// none. Removes slots from the number's list if it no longer names their files.
     fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
         let mut index = self.numbers.get(width::index(number))?.first;
         let mut before = NONE;
@@ -317,7 +317,7 @@ impl PollTable {
     }
 
     /// Changes a registration's state in the epoll set. `known`: the registration probably exists,
-    /// so MOD is tried before ADD. Returns whether it existed.
+    /// so MOD is tried before ADD. Returns whether the registration existed.
     fn switch_to(&self, number: i32, interest: Interest, to: Switch, tag: Tag, known: bool) -> Result<bool, Errno> {
         let Some(set) = &self.set else { return Err(Errno::ENOMEM) };
         let events = match to {
@@ -407,9 +407,9 @@ impl PollTable {
         true
     }
 
-    /// Handles an event of a registered file for which no request waits. The first such event
-    /// switches the registration off. epoll still reports an error or a hang-up once more, because
-    /// these cannot be masked.
+    /// Handles an event of a registered file while no request waits for the file. The first such
+    /// event switches the registration off. epoll still reports an error or a hang-up once more,
+    /// because these cannot be masked.
     #[cold]
     fn rest(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
@@ -522,7 +522,8 @@ impl PollTable {
     }
 
     /// Makes a multishot that was woken in this round wait in its slot again, behind the slot's
-    /// other requests. A `slice` of `Runnable` is the one that the multishot had before the round.
+    /// other requests. `slice`: `Runnable` if the slot has been in `runnable` since before the
+    /// round.
     #[inline]
     pub fn waits_on(&mut self, tag: Tag, request: RequestEntry, slice: TimeSlice) {
         let index = width::low(tag) as usize;

@@ -7,8 +7,8 @@
 //! | posts a notice: see [`LockedRing::call_other_processes`] | all others | the eventfd of `sys::process_number` |
 //!
 //! A notice announces a change of a shared ring that other processes have to handle, such as a
-//! registration or a remote change. Each raises a count in the ring's memory. The ring watcher of a
-//! woken process compares that count with the last one that the process has seen.
+//! registration or a remote change. Each notice raises a count in the ring's memory. The ring
+//! watcher of a woken process compares that count with the last one that the process has seen.
 
 use crate::ring::{LockedRing, Queues, Ring, RingState};
 use alloc::sync::{Arc, Weak};
@@ -38,8 +38,10 @@ fn shared_rings(is_concerned: impl Fn(&Ring) -> bool) -> Vec<Arc<Ring>> {
 
 /// Wakes the leaders of rings that have become shared. A leader sleeps on the ring's epoll set. A
 /// shared ring has no leader, so these threads must sleep on the sleep word, like the other
-/// waiters. Returns the shared rings for which this process has not called
-/// [`LockedRing::take_part`] yet. Only the ring watcher calls this function.
+/// waiters.
+///
+/// Returns the shared rings for which this process has not called [`LockedRing::take_part`] yet,
+/// except for rings that defer task work. Only the ring watcher calls this function.
 pub(crate) fn newly_shared() -> Vec<Arc<Ring>> {
     shared_rings(Ring::has_late_leader).iter().for_each(|ring| ring.wakers.call_watcher());
     shared_rings(|ring| !ring.takes_part.load(Ordering::Relaxed) && !ring.defers_task_work())

@@ -24,8 +24,9 @@ pub(crate) enum Change {
     Timeout(TimeoutUpdate),
 }
 
-/// The kinds of an encoded change: the low byte of its first word. The next three bytes hold flags,
-/// and the high half a number.
+/// The kinds of an encoded change. The kind is the low byte of the change's first word. The next
+/// three bytes hold flags, and the high half holds a poll's events. For a cancellation, the three
+/// bytes hold the opcode, and the high half its flags.
 const CANCEL: u64 = 1;
 const POLL: u64 = 2;
 const REMOVE_TIMEOUT: u64 = 3;
@@ -40,7 +41,7 @@ const IS_MULTISHOT: u64 = 4;
 const IS_LINKED: u64 = 1;
 const IS_ABSOLUTE: u64 = 2;
 
-/// Returns a number or negative errno as a result.
+/// Converts a number or negative errno into a result.
 pub(crate) fn result_of(answer: i32) -> Result<i32, Errno> {
     if answer < 0 { Err(Errno::new(answer.unsigned_abs())) } else { Ok(answer) }
 }
@@ -74,9 +75,9 @@ impl Change {
         }
     }
 
-    /// Returns the orphans (requests of processes that have ended) that the change removes, as the
-    /// journal selects them. `None`: it removes none, or selects them by a file or by an opcode
-    /// other than TIMEOUT.
+    /// Returns the filter by which the journal selects the orphans (requests of processes that have
+    /// ended) that the change removes. `None`: the change removes no orphans, or selects requests
+    /// by a file or by an opcode other than TIMEOUT.
     pub fn orphan_filter(&self) -> Option<OrphanFilter> {
         let (user_data, is_timeout) = match self {
             Change::Cancel(key) if key.has(abi::IORING_ASYNC_CANCEL_FD) => return None,
@@ -114,7 +115,7 @@ impl Change {
         }
     }
 
-    /// Returns the answer of two processes together.
+    /// Returns the answer of two processes together, from the answer of each.
     pub fn combined(&self, first: i32, second: i32) -> i32 {
         let count = first.max(0).saturating_add(second.max(0));
         match self.counts() {
@@ -189,7 +190,7 @@ pub(crate) struct RemoteChange {
     pub number: u64,
     pub change: Change,
     pub asker: Asker,
-    /// The process that is asked now, and the time since when.
+    /// The process that is asked now, and the time at which it was asked.
     pub target: Option<(u32, Nanoseconds)>,
     /// The processes to ask after `target`.
     pub rest: Vec<u32>,

@@ -53,7 +53,7 @@ pub(crate) struct GroupState {
     pub serial: u32,
     /// The generation whose rights the workers of a common group have; `None` for any other group.
     generation: Option<u32>,
-    /// Futex words on which idle workers sleep, one per pool; raised once per job.
+    /// Futex words on which idle workers sleep, one word per pool. Each job raises its pool's word.
     pub signals: [AtomicU32; 2],
     retired: AtomicBool,
     spawns: Mutex<Vec<Spawn>>,
@@ -98,8 +98,9 @@ impl GroupState {
     }
 }
 
-/// A group of requests with equal rights. Its submitters and its queued jobs hold references to it.
-/// The group is retired when the last reference is dropped.
+/// A group of requests with equal rights. The threads that submit for it, its queued jobs, and the
+/// rings with its requests or its personality hold references to it. The group is retired when the
+/// last reference is dropped.
 pub(crate) struct Group {
     number: GroupNumber,
     pub state: Arc<GroupState>,
@@ -142,7 +143,7 @@ impl Group {
     }
 
     /// Makes the group's anchor start a worker. If the common group has no anchor, the ring watcher
-    /// starts it. Calls `spawn_failed` if the worker cannot be started.
+    /// starts the worker. Calls `spawn_failed` if the worker cannot be started.
     pub fn start_worker(&self, tasks: &'static Tasks, life: Action, spawn_failed: Action) {
         if *self.has_anchor.lock() {
             self.state.spawns.lock().push(Spawn { life, spawn_failed });
@@ -281,8 +282,8 @@ impl Groups {
         }
     }
 
-    /// Returns the calling thread's entry. If the thread has none, creates a group with an anchor
-    /// for it.
+    /// Returns the calling thread's [`Member`] entry. If the thread has none, makes one, with a new
+    /// group that has an anchor.
     ///
     /// Errors: `EAGAIN` if there are too many groups or threads; `ENOMEM`.
     fn of_this_thread(&self) -> Result<Arc<Member>, Errno> {
@@ -291,9 +292,9 @@ impl Groups {
                 Some(member) => member,
                 None => self.enter()?,
             };
-            // The anchor gets the thread's credentials of now. A signal of libc, which sends one to
-            // all threads for setuid(2), may have changed them since the entry was made. Then the
-            // entry is out of date, and the loop makes another.
+            // The anchor gets the credentials that the thread has now. They may have changed since
+            // the entry was made: for setuid(2), libc sends all threads a signal, whose handler
+            // changes them. Then the entry is out of date, and the loop makes another.
             if !member.group.start_anchor()? || credentials::changes_of(member.id) == member.changes {
                 return Ok(member);
             }
@@ -301,14 +302,14 @@ impl Groups {
     }
 
     /// Returns the calling thread's entry. `None`: there is none, or the thread's credentials have
-    /// changed since.
+    /// changed since the entry was made.
     fn caller(&self) -> Option<Arc<Member>> {
         let id = signals::thread_id();
         let member = self.state.lock().members.get(&id).cloned()?;
         member.is_caller().then_some(member)
     }
 
-    /// Creates a new group, and an entry of the calling thread with it.
+    /// Creates a new group, and the calling thread's entry with that group.
     fn enter(&self) -> Result<Arc<Member>, Errno> {
         let id = signals::thread_id();
         let changes = credentials::changes_of(id);
@@ -322,8 +323,8 @@ impl Groups {
         Ok(member)
     }
 
-    /// Returns whether the calling thread has the rights of the group with this number. Either that
-    /// is its own group, or a personality with the rights that all threads share.
+    /// Returns whether the calling thread has the rights of the group with this number. That holds
+    /// for the thread's own group, and for a personality with the rights that all threads share.
     fn has_rights_of(&self, number: GroupNumber) -> bool {
         if self.caller().is_some_and(|member| member.group.number == number) {
             return true;
@@ -530,9 +531,11 @@ impl RingRights {
         Ok(())
     }
 
-    /// Registers the calling thread's rights as a personality; returns its number on this ring.
+    /// Registers the calling thread's credentials as a personality. Returns the personality's
+    /// number on this ring.
     ///
-    /// Errors: those of a thread that cannot be started; `EBUSY` if no number is free.
+    /// Errors: `EBUSY` if no number is free; `EAGAIN` if there are too many groups; `EAGAIN` or
+    /// `ENOMEM` if the thread that keeps the credentials (the group's anchor) cannot be started.
     pub fn register(&mut self) -> Result<u32, Errno> {
         let group = groups().of_personality()?;
         for _ in 0..u16::MAX {

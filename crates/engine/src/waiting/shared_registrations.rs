@@ -73,9 +73,9 @@ impl Ring {
         Key { object: [self.control.maker_number(), self.number], kind, number }
     }
 
-    /// Puts files into a new deposit and removes the earlier one; `None`: only removes it. Returns
-    /// the deposit's number. If the files cannot be deposited, the other processes find none of
-    /// them.
+    /// Puts files into a new deposit, and removes the earlier deposit. Returns the new deposit's
+    /// number. If the files cannot be deposited, the other processes find none of them. If `files`
+    /// is `None`, only removes the earlier deposit, and returns 0.
     fn deposit(&self, registrations: &Registrations, kind: Deposit, files: Option<([u64; 2], &[Item])>) -> u32 {
         let number = files.map_or(0, |_| registrations.new_number());
         if let Some((words, items)) = files {
@@ -108,8 +108,9 @@ impl Ring {
         state.registered.sharing.event = self.deposit(registrations, Deposit::Event, files);
     }
 
-    /// Takes the files that another process has deposited for others. Outer `None`: this process
-    /// already has it. Inner `None`: nothing is registered.
+    /// Takes the files of the latest deposit, which another process has made. Outer `None`: this
+    /// process already knows that deposit (its number is `known`). Inner `None`: nothing is
+    /// registered.
     fn taken(&self, registrations: &Registrations, kind: Deposit, known: &mut u32) -> Option<Option<Contents>> {
         let number = registrations.deposit(kind);
         if core::mem::replace(known, number) == number {
@@ -134,7 +135,7 @@ impl Ring {
         }
     }
 
-    /// Makes `event` the registered eventfd. Returns the one before.
+    /// Makes `event` the registered eventfd. Returns the eventfd that was registered before.
     fn use_event(&self, state: &mut RingState, event: Option<Arc<EventDescriptor>>) -> Option<Arc<EventDescriptor>> {
         if self.defers_task_work() {
             *self.work_event.lock() = event.clone();
@@ -209,7 +210,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Registers an eventfd in place of the one before, which is returned. `None`: removes it.
+    /// Registers an eventfd; `None`: removes the registered one. Returns the eventfd that was
+    /// registered before.
     pub fn set_event(&mut self, event: Option<Arc<EventDescriptor>>) -> Option<Arc<EventDescriptor>> {
         self.registered.sharing.is_event_changed = true;
         self.ring.use_event(self, event)

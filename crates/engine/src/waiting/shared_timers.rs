@@ -1,6 +1,6 @@
 //! Timeouts of a ring that several processes use. The journal (in the ring's memory, the list of
-//! all processes' requests) holds the condition of each. So another process can go on with the
-//! timeouts of a process that has died.
+//! all processes' requests) holds each timeout's condition. So if a process dies, another process
+//! can continue its timeouts.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::Deadline;
@@ -37,8 +37,8 @@ impl LockedRing<'_> {
         self.journal().time(slot, JournalTimer { at, every, repeats, count, flags });
     }
 
-    /// Goes on with a timeout of a process that has died. This process has taken it over in the
-    /// journal. `request`: a request that has begun as a TIMEOUT.
+    /// Continues a timeout of a process that has died. This process has taken over the timeout's
+    /// slot in the journal. `request`: a new request for the timeout, without an operation yet.
     pub fn adopt_timer(&mut self, mut request: RequestEntry, slot: JournalSlot, timer: &JournalTimer) {
         let clock = match timer.flags & (REALTIME | BOOTTIME) {
             REALTIME => Clock::Realtime,
@@ -65,7 +65,7 @@ impl LockedRing<'_> {
     }
 }
 
-/// Returns the SQE of a timeout that this process goes on with.
+/// Returns the SQE of a timeout that this process continues for a process that has died.
 pub(crate) fn sqe(user_data: u64) -> Sqe {
     Sqe { opcode: opcode::TIMEOUT, user_data, ..Sqe::default() }
 }

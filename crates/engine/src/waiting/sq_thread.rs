@@ -48,7 +48,8 @@ impl SqThreadHandle {
         }
     }
 
-    /// Sleeps until the ring's SQ has room (SQ_WAIT). Errors: `EINTR`; `EOWNERDEAD`.
+    /// Sleeps until the ring's SQ has room (SQ_WAIT). Errors: `EINTR` after a signal; `EOWNERDEAD`
+    /// if the ring has no SQ thread (any more).
     pub fn wait_for_room(&self, ring: &Ring) -> Result<(), Errno> {
         let Some(thread) = self.get() else { return Err(Errno::EOWNERDEAD) };
         loop {

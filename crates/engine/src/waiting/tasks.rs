@@ -47,7 +47,7 @@ struct Preparation {
     /// Whether the common group (`rights`: the group of all threads with equal credentials) needs
     /// an anchor, because threads' credentials are about to differ.
     wants_anchor: AtomicBool,
-    /// Futex word, raised when a spawn has ended or the anchor has started.
+    /// Futex word, raised when a requested thread has started or could not be started.
     done: AtomicU32,
 }
 
@@ -112,8 +112,9 @@ pub(crate) struct Mailbox {
     tasks: Mutex<Vec<Task>>,
 }
 
-/// Wakes the ring watcher, because a duplicate was parked. The ring watcher closes the duplicate
-/// once the program has no record locks on its file.
+/// Wakes the ring watcher, because a duplicate of a program's file was parked: closing it would
+/// drop the program's record locks on the file. The ring watcher closes the duplicate once there
+/// are none.
 static WAKE: fn() = || tasks().wake();
 
 static OBSERVER: credentials::Observer = credentials::Observer {
@@ -138,8 +139,8 @@ impl Tasks {
 
     /// Starts the ring watcher if it is not running.
     ///
-    /// Errors: those of a thread that cannot be started; `EAGAIN` if the process has never made a
-    /// ring.
+    /// Errors: `EAGAIN` if neither this process nor an ancestor has set up a ring; those of making
+    /// the ring watcher's descriptors and starting its thread.
     pub fn start(&'static self) -> Result<(), Errno> {
         self.mailbox().map(drop)
     }
@@ -204,10 +205,13 @@ impl Tasks {
         self.thread.load(Ordering::Relaxed) == thread::current().0
     }
 
-    /// Waits until the threads that were requested under the present credentials have started. A
-    /// thread that is about to change its credentials calls this function, perhaps in a signal
-    /// handler. `will_differ`: the program's threads will then have different credentials. The ring
-    /// watcher first starts the thread that keeps the present ones (an anchor, see `rights`).
+    /// Called by a thread that is about to change its credentials, perhaps in a signal handler.
+    /// Waits until the threads that were requested under the present credentials have started, but
+    /// for at most a second.
+    ///
+    /// `will_differ`: this change is the first by which the credentials of the program's threads
+    /// differ. The ring watcher then also starts an anchor: a thread that keeps the present
+    /// credentials (see `rights`).
     fn prepare_change(&self, will_differ: bool) {
         if will_differ {
             self.preparation.wants_anchor.store(true, Ordering::SeqCst);
@@ -229,14 +233,14 @@ impl Tasks {
         self.has_changed.swap(false, Ordering::Acquire)
     }
 
-    /// If an anchor of the common group (`rights`) is wanted, clears that request and returns a
+    /// If an anchor of the common group (`rights`) is wanted, clears that wish and returns a
     /// function to call once the anchor has started. `None`: no anchor is wanted.
     pub fn take_anchor_wish(&'static self) -> Option<impl Fn() + Send + Clone + 'static> {
         let preparation = &self.preparation;
         if !preparation.wants_anchor.load(Ordering::Acquire) {
             return None;
         }
-        // The anchor counts as a spawn before the request is cleared. In the other order,
+        // The anchor counts as a spawn before the wish is cleared. In the other order,
         // [`Preparation::wait`] could see neither and return too early.
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
         preparation.wants_anchor.store(false, Ordering::SeqCst);

@@ -14,7 +14,8 @@ use usring_uapi::io_uring as abi;
 pub(crate) struct Timer {
     pub request: RequestEntry,
     pub deadline: Deadline,
-    /// Number of counted completions at which the timer ends early; `None`: the timer counts none.
+    /// Result of [`Timeouts::count_to`] at which the timer ends early; `None`: the timer counts no
+    /// completions.
     completes_at: Option<i64>,
 }
 
@@ -141,16 +142,18 @@ impl Timeouts {
             .find_map(|(index, timers)| timers.iter().find(|(_, timer)| matches(timer)).map(|(key, _)| (index, *key)))
     }
 
-    /// Removes and returns the first TIMEOUT for which `matches` returns true. Skips LINK_TIMEOUTs:
-    /// a LINK_TIMEOUT ends only with the request that it watches.
+    /// Removes and returns a TIMEOUT for which `matches` returns true. Skips LINK_TIMEOUTs: a
+    /// LINK_TIMEOUT ends only with the request that it watches. Skips requests whose completion a
+    /// fault delays (`is_leaving`): they are done.
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
         let may_end = |timer: &Timer| timer.deadline.watches.is_none() && !timer.request.is_leaving();
         let (index, key) = self.find(|timer| may_end(timer) && matches(&timer.request))?;
         self.remove(index, key).map(|timer| timer.request)
     }
 
-    /// Sets a new deadline for the timeout with this user data (TIMEOUT_UPDATE). `linked`: searches
-    /// the LINK_TIMEOUTs instead.
+    /// Sets a new deadline for the timeout with this user data (TIMEOUT_UPDATE). The timeout no
+    /// longer counts completions. `linked`: searches the LINK_TIMEOUTs, not the TIMEOUTs.
+    /// `absolute`: `time` is a time of the timeout's clock; otherwise `time` counts from now.
     ///
     /// Returns the part of the timeout that the journal holds, with the new deadline.
     ///
@@ -209,7 +212,8 @@ impl Timeouts {
     }
 
     /// Returns the number of completions at which a timeout of the current batch ends. The timeout
-    /// waits for `completions` more. All processes of a shared ring count completions alike.
+    /// waits for `completions` more completions. All processes of a shared ring count completions
+    /// alike.
     pub fn shared_count(&self, completions: u32) -> u32 {
         self.batch_began_at.wrapping_sub(self.ended_of_all).wrapping_add(completions)
     }
@@ -235,7 +239,8 @@ impl Timeouts {
         self.insert(request, deadline, completes_at);
     }
 
-    /// Arms the LINK_TIMEOUT that follows a request in its chain. The request is about to wait.
+    /// Arms the LINK_TIMEOUT that follows a request in its chain, if there is one. The request is
+    /// about to wait.
     pub fn arm_link_timeout(&mut self, request: &mut Request) {
         if !request.link.as_ref().is_some_and(|next| next.is_link_timeout()) {
             return;
@@ -255,7 +260,7 @@ impl Timeouts {
         timers_by_clock.into_iter().flat_map(BTreeMap::into_values).map(|timer| timer.request).collect()
     }
 
-    /// Removes the timer with this id and returns its request; `None`: it is not armed.
+    /// Removes the timer with this id and returns its request; `None`: no such timer is armed.
     pub fn take(&mut self, id: RequestId) -> Option<RequestEntry> {
         let (index, key) = self.find(|timer| timer.request.id == id)?;
         self.remove(index, key).map(|timer| timer.request)
@@ -274,7 +279,7 @@ impl JournaledTimeout {
         JournaledTimeout { slot: request.journal, sqe_flags: request.sqe.flags, deadline }
     }
 
-    /// Returns the part of a TIMEOUT; `None` for any other request.
+    /// Returns the journaled part of a TIMEOUT; `None` for any other request.
     pub fn of(request: &Request) -> Option<JournaledTimeout> {
         match request.operation {
             Operation::Timeout(deadline) => Some(JournaledTimeout::new(request, deadline)),

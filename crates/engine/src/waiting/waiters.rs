@@ -1,6 +1,6 @@
 //! The requests that wait at one registration in the epoll set, in order of arrival. Nearly always
-//! there is only one, which is stored in the slot of the poll table itself. Separate memory would
-//! cost one more cache miss when the event comes, because it was last used long ago.
+//! there is only one, which is stored in the slot of the poll table itself. Separate memory, last
+//! used long ago, would cost one more cache miss when the event comes.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::{Purpose, TimeSlice};
@@ -17,8 +17,8 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     /// Returns whether `expected` may try the request without an event. It may try only a multishot
-    /// that an event has called before. The opcode would take an earlier try for the request's
-    /// first.
+    /// that an event has woken before. Until then the request's `ready_for` is 0, which an opcode
+    /// takes for the request's first try.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_called = self.request.ready_for != 0;

@@ -75,8 +75,8 @@ impl Watchdog {
         let tasks = tasks();
         if tasks.is_current() {
             // The calling thread is the ring watcher. A task to start the watchdog would run only
-            // after this call, in which the ring watcher may get stuck. So it starts the watchdog
-            // at once. If two watchdogs are started, one of them ends immediately.
+            // after this call, in which the ring watcher may get stuck. So the ring watcher starts
+            // the watchdog at once. If two watchdogs are started, one of them ends immediately.
             let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
         } else if is_new {
             // If the thread cannot be started, the next watched call tries again.

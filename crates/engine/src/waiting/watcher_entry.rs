@@ -1,5 +1,6 @@
 //! The ring watcher's knowledge of a ring: the ring's entry in the ring watcher's epoll set, and an
-//! estimate of how active its program is.
+//! estimate of how active the ring's program is. The estimate decides about *idle watching*: a
+//! cheaper watch at intervals (`driving::idle_watch`).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -21,17 +22,19 @@ impl WatcherEntry {
         self.called.load(Ordering::Relaxed)
     }
 
-    /// Clears `called`, for a driver that is about to handle all that is due. Returns whether it
-    /// was set.
+    /// Clears `called`, for a driver that is about to handle all that is due. Returns whether
+    /// `called` was set.
     pub fn take_call(&self) -> bool {
         self.is_called() && self.called.swap(false, Ordering::SeqCst)
     }
 }
 
-/// Value of [`Activity::waits`] at which idle watching of a new ring begins.
+/// Value of [`Activity::waits`] at which idle watching of a new ring begins
+/// (`driving::idle_watch`).
 const FIRST_TRIAL: u32 = 64;
 
-/// Limit of the doubling of `waits` that idle watching needs.
+/// Largest value of [`Activity::waits`] that idle watching can need. Each end of idle watching
+/// doubles the value that it needs next, up to this limit.
 const LAST_TRIAL: u32 = 2048;
 
 /// Estimate of how a ring's program behaves. All words are hints, except `idle_watched`.

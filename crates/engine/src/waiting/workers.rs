@@ -3,8 +3,8 @@
 //! work that may wait for ever. Each group of requests with the same rights (`rights`) has both
 //! pools.
 //!
-//! - The group's anchor, a thread with the group's rights, starts workers on demand. Idle workers
-//!   end.
+//! - The group's anchor, a thread with the group's rights, starts workers on demand. (The common
+//!   group may lack an anchor: then the ring watcher does.) Idle workers end.
 //! - Buffered writes to one file run in order, also across groups.
 //! - A queued job belongs to the pool's queue, a running job to its worker. A finished request goes
 //!   back to its ring as task work.
@@ -29,7 +29,8 @@ use usring_sys::{Errno, processor, signals, wait};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// Most workers of a group in the unbounded pool, unless the program sets another limit.
+/// Maximum number of a group's workers in the unbounded pool, unless the program sets another
+/// limit.
 const DEFAULT_UNBOUNDED: u32 = 1024;
 
 /// The two pools, in the order of IORING_REGISTER_IOWQ_MAX_WORKERS.
@@ -65,7 +66,7 @@ pub(crate) struct JobView {
     pub sqe: Sqe,
     /// Descriptor number of the request's file, if it works on one.
     pub number: Option<i32>,
-    /// Whether the job goes on when its ring is closed. That holds for a direct transfer without
+    /// Whether the job continues when its ring is closed. That holds for a direct transfer without
     /// IOSQE_ASYNC: the kernel would have started it before the submitter's enter(2) returned.
     pub outlives_ring: bool,
 }
@@ -105,7 +106,7 @@ struct ClassState {
 struct PoolState {
     /// The queues of each group, by the group's serial number.
     groups: BTreeMap<u32, [ClassState; 2]>,
-    /// Most workers per group, for each of the two pools; 0: not yet decided.
+    /// Maximum number of workers per group, for each of the two pools; 0: not yet decided.
     limits: [u32; 2],
     running: Vec<Running>,
     placement: Placement,
@@ -368,13 +369,14 @@ pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
 pub(crate) enum Cancelled {
     /// The request was still queued; the caller completes it.
     Waiting(RequestEntry),
-    /// A worker runs the request, whose opcode this is. Its system call was interrupted, and the
+    /// A worker runs the request, which has this opcode. Its system call was interrupted, and the
     /// request completes later.
     Running(u8),
     Nothing,
 }
 
-/// Cancels the first of the ring's requests for which `matches` returns true.
+/// Cancels the first of the ring's requests for which `matches` returns true. Queued requests come
+/// first. If a worker already runs the request, interrupts the worker's system call.
 pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Cancelled {
     let mut state = workers().state.lock();
     for pool in state.groups.values_mut().flatten() {

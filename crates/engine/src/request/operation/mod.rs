@@ -19,7 +19,7 @@ use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::Sqe;
 
 /// The operation of a request, as the opcode's prepare has read it from the SQE. `repr(u8)` places
-/// the tag outside the variants' fields: the end of every request reads it, in one load.
+/// the tag outside the variants' fields. So the code that ends a request reads the tag in one load.
 #[derive(Default)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -200,12 +200,12 @@ pub(crate) struct Message {
     /// without a file: flags of the CQE.
     pub index: u32,
     pub flags: u32,
-    /// The rings and the file of a request that goes to another ring itself. The type is hidden,
-    /// because this module knows no ring. Only `op::message_ring` uses the content.
+    /// For a request that goes to another ring itself: both rings, and the file. The type is
+    /// hidden, because this module knows no ring. Only `op::message_ring` uses the content.
     pub visit: Option<Box<dyn Any + Send>>,
 }
 
-/// Progress of an ACCEPT: its findings and its steps so far.
+/// Progress of an ACCEPT: facts about its listener, and the connection that it has accepted.
 #[derive(Default)]
 pub(crate) struct Accept {
     /// Whether the listener is an internet socket; `None` until the ACCEPT has checked.
@@ -255,7 +255,7 @@ impl SocketAddress {
     }
 }
 
-/// The address that a CONNECT connects to, and whether it has begun.
+/// The address that a CONNECT connects to, and whether connecting has begun.
 pub(crate) struct Connect {
     pub address: SocketAddress,
     /// connect(2) has been called and returned EINPROGRESS. The socket becomes writable when the

@@ -36,7 +36,7 @@ pub(crate) struct ReadWrite {
     pub vector: Option<Vec<IoVector>>,
     /// Bytes transferred so far.
     pub done: u64,
-    /// Bytes that the whole transfer is for.
+    /// Bytes of the whole transfer.
     pub total: u64,
     /// Bytes that the SQE asks for. `total` may be less: a provided buffer can shorten the
     /// transfer.
@@ -65,9 +65,9 @@ impl ReadWrite {
         self.flags & linux::RWF_NOWAIT != 0
     }
 
-    /// If the transfer is at the file position, sets the offset to it. The file position does not
-    /// move: as in the kernel, the transfer is asynchronous and still running when the program's
-    /// call returns.
+    /// If the transfer is at the file position, sets `offset` to that position. The file position
+    /// does not move: as in the kernel, the transfer is asynchronous and still running when the
+    /// program's call returns.
     #[inline]
     pub fn fix_position(&mut self, number: i32) -> Result<(), Errno> {
         if self.is_at_position() {
@@ -97,7 +97,8 @@ impl ReadWrite {
         self.vector.as_deref().unwrap_or(core::slice::from_ref(&self.first))
     }
 
-    /// Returns the transfer as one on a device whose file is open with `mode`.
+    /// Returns the transfer in the form that a device takes. `mode`: how the device's file was
+    /// opened. `registered`: the memory is registered.
     #[inline]
     pub fn on_device(&self, mode: OpenMode, registered: bool) -> Transfer<'_> {
         let operation = if self.writes { DeviceOperation::Write } else { DeviceOperation::Read };
@@ -119,7 +120,8 @@ impl ReadWrite {
     }
 
     /// Returns the transfer as a queue pair takes it. `token` identifies the request in the
-    /// device's completion. `number`: descriptor number of the file. `flags`: `RWF_*` flags to add.
+    /// device's completion. `registered`: the memory is registered. `number`: descriptor number of
+    /// the file. `flags`: `RWF_*` flags to add.
     #[inline]
     pub fn as_device_request(&self, token: u32, registered: bool, number: i32, flags: u32) -> DeviceRequest<'_> {
         DeviceRequest {
@@ -230,8 +232,8 @@ impl ReadWrite {
     }
 
     /// Returns whether the transfer would be direct I/O on a file with O_DIRECT. The submitting
-    /// thread would then wait for the disk. An unaligned transfer does not count: the kernel
-    /// refuses it at once.
+    /// thread would then wait for the disk. An unaligned transfer from or to one buffer does not
+    /// count: the kernel refuses it at once.
     #[inline]
     pub fn may_be_direct(&self) -> bool {
         let aligned = |value: u64| value.is_multiple_of(DIRECT_ALIGNMENT);

@@ -30,8 +30,8 @@ pub(crate) struct SendReceive {
     /// For a receive: how well the socket's count of unread bytes predicts what the receive
     /// returns. `None` until it is needed.
     pub counted: Option<Counted>,
-    /// The length that the SQE asks for. With provided buffers: the most bytes of one buffer that
-    /// may be used; 0: all of them.
+    /// The length that the SQE asks for. With provided buffers: the limit of a selection, in bytes;
+    /// 0: no limit.
     pub wanted: u32,
     /// For a multishot receive whose SQE limits the total: bytes left until that limit.
     pub limit: Option<u32>,
@@ -47,15 +47,16 @@ pub(crate) struct SendReceive {
 }
 
 /// Results of the buffer selections of a receiving bundle. They limit the bundle's next selection,
-/// even if the socket was empty.
+/// even if the receive after a selection found the socket empty.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Selections {
     /// A selection took the last buffer of the group, so the bundle completes with its next CQE.
     pub emptied: bool,
-    /// The limit in bytes cut or left out a buffer, so no further buffer is added to this CQE.
+    /// A selection's limit in bytes cut or left out a buffer, so no further buffer is added to this
+    /// CQE.
     pub cut: bool,
-    /// Bytes of the last selection that had only one buffer; 0: there was none. Limits the next
-    /// selection.
+    /// Bytes of the last selection with only one buffer; 0: there was none. Limits the next
+    /// selection to as many bytes.
     pub lone_length: u32,
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct SocketMessage {
     pub report_to: UserAddress,
     /// The address to send to.
     pub address: Option<Address>,
-    /// Bytes in the program's memory for the peer's address.
+    /// Size of the program's memory for the peer's address, in bytes.
     pub name_room: u32,
     /// The memory left to transfer, if it is a vector.
     pub members: Members,
@@ -205,8 +206,8 @@ impl SendReceive {
         }
     }
 
-    /// Returns the request's result if it completes with `step`: the result of its last call, a
-    /// byte count or a negative errno.
+    /// Returns the result of a request that completes now. `step`: the result of the request's last
+    /// system call, a byte count or a negative errno.
     pub fn result(&self, step: i32) -> i32 {
         if step >= 0 {
             width::int(self.done) + step
@@ -217,7 +218,8 @@ impl SendReceive {
         }
     }
 
-    /// Returns the outcome of a transfer that completes with `step`, the result of its last call.
+    /// Returns the outcome of a transfer that completes now. `step`: the result of its last system
+    /// call. `failed`: the transfer breaks its chain even if `step` is no error.
     pub fn end(&self, step: i32, failed: bool) -> IssueOutcome {
         IssueOutcome::Done(Answer { result: self.result(step), failed: failed || step < 0 })
     }

@@ -6,9 +6,9 @@ use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::Sqe;
 
-/// Most members of a vector (UIO_MAXIOV).
+/// Maximum number of members of a vector (UIO_MAXIOV).
 pub(crate) const LIMIT: u32 = 1024;
-/// Most bytes that one read or write transfers (MAX_RW_COUNT).
+/// Maximum number of bytes that one read or write transfers (MAX_RW_COUNT).
 pub(crate) const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 
 /// Checks a vector of several members as the kernel does. Called before [`bound`] shortens the
@@ -32,7 +32,7 @@ fn is_outside(member: &IoVector) -> bool {
     member.base.checked_add(member.length).is_none_or(|end| end > user_memory::END)
 }
 
-/// Shortens a vector to the most bytes that one read or write transfers. Returns its bytes.
+/// Shortens a vector to [`TRANSFER_LIMIT`] bytes. Returns the number of bytes in the vector.
 pub(crate) fn bound(members: &mut [IoVector]) -> u64 {
     let mut total = 0;
     for member in members {
@@ -52,8 +52,8 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Reads the program's vector. Without `checked`, the addresses are not checked here: the
-    /// members lie in a registered buffer, and the caller checks them against it later.
+    /// Reads the program's vector. `checked`: checks that each member names user memory. Without
+    /// it, the members name parts of a registered buffer, and the caller checks that later.
     pub fn read(&mut self, from: UserAddress, count: u64, checked: bool) -> Result<(), Errno> {
         if count > u64::from(LIMIT) {
             return Err(Errno::EINVAL);
@@ -122,8 +122,8 @@ impl Members {
     }
 }
 
-/// Reads the vector of a READV_FIXED or WRITEV_FIXED. It is read only once. The caller checks later
-/// whether its members lie in the registered buffer.
+/// Reads the vector of a READV_FIXED or WRITEV_FIXED. The program's memory is read only once. The
+/// caller checks later whether the members lie in the registered buffer.
 pub(crate) fn of_registered(sqe: &Sqe) -> Result<Vec<IoVector>, Errno> {
     if sqe.len > LIMIT {
         return Err(Errno::EINVAL);
