@@ -228,9 +228,10 @@ impl Data {
         part
     }
 
-    /// Drops the messages that cannot be sent: the first that is longer than `longest`, and all
-    /// after it. The kernel then returns how many of the others it sent. If the very first message
-    /// is too long, keeps only that message and returns `true`: the kernel refuses it.
+    /// Drops the messages that cannot be sent: the first message that is longer than `longest`
+    /// bytes, and all after it. The kernel then returns how many of the others it sent. If the very
+    /// first message is too long, keeps only that message and returns `true`: the kernel refuses
+    /// it.
     pub fn keep_sendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {
             return self.total() > longest;

@@ -36,8 +36,8 @@ pub struct IoSemantics {
     pub messages: UserAddress,
     /// Maximum number of bytes that one system call transfers.
     pub most: u64,
-    /// For messages to send: most bytes of a message. Longer messages are refused, as the kernel
-    /// refuses them. `None`: no limit.
+    /// For messages to send: most bytes of a message. usring passes a longer message to the kernel
+    /// without its data, and the kernel refuses it. `None`: no limit.
     pub longest: Option<u64>,
 }
 

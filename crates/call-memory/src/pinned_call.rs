@@ -25,7 +25,7 @@ impl PinnedCall {
     /// there is no region.
     ///
     /// Errors: `ENOMEM` if a range that the call names, other than data, is longer than half of the
-    /// region's limit. `EFAULT` for a page that cannot be read.
+    /// region's limit. `EFAULT` for a page that cannot be read back from the store.
     pub fn new(
         call: &mut SystemCall,
         region: impl FnOnce() -> Option<&'static Mappings>,

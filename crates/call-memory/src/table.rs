@@ -20,8 +20,8 @@ pub enum Extent {
     /// `EachOfInt(count, size)`: elements of `size` bytes. Argument `count`, a C `int`, is their
     /// number. The kernel ignores the argument's upper half, and C compilers leave anything in it.
     EachOfInt(usize, u64),
-    /// `Declared(address)`: as many bytes as the 32-bit word at the address in argument `address`
-    /// says.
+    /// `Declared(address)`: the length in bytes is a 32-bit word in memory. Argument `address` is
+    /// the address of that word.
     Declared(usize),
     /// `Bits(count)`: a bit set. Argument `count` is the number of bits.
     Bits(usize),

@@ -176,7 +176,7 @@ impl Backlog {
         let has = area.get(HAS) != 0;
         self.in_area = if has && length <= area.capacity { length } else { 0 };
         if has && self.in_area == 0 {
-            // The process that has emptied the area died before it cleared the word.
+            // The process that has emptied the area died before it cleared `HAS`.
             area.set(HAS, 0);
         }
         if self.has_rest() {

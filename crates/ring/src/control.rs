@@ -181,12 +181,13 @@ impl Control {
     }
 
     /// Returns whether a process has submitted a request with CQE_SKIP_SUCCESS, after which the
-    /// ring refuses drains. The caller holds the ring's lock.
+    /// ring refuses requests with IO_DRAIN. The caller holds the ring's lock.
     pub fn refuses_drains(&self) -> bool {
         self.drain.load(Ordering::Relaxed) & REFUSES != 0
     }
 
-    /// Makes the ring refuse drains in all processes. The caller holds the ring's lock.
+    /// Makes the ring refuse requests with IO_DRAIN in all processes. The caller holds the ring's
+    /// lock.
     pub fn refuse_drains(&self) {
         self.drain.store(self.drain.load(Ordering::Relaxed) | REFUSES, Ordering::Relaxed);
     }

@@ -103,7 +103,7 @@ pub struct Journal {
     own: u32,
     /// All slots before this one were in use when this process last searched for a free slot.
     lowest: u32,
-    /// Requests of this process in the journal that have not ended.
+    /// Number of requests of this process in the journal that have not ended.
     journaled: u64,
     /// `POSTED` slots of this process whose CQEs have not been published.
     posted: Vec<JournalSlot>,

@@ -92,7 +92,7 @@ fn words_length(layout: &Layout) -> usize {
     registrations_offset(layout) + if layout.has_events() { 0 } else { registrations::LENGTH }
 }
 
-/// Returns the byte offset of the registrations, behind the words of [`Control`].
+/// Returns the offset of the registrations from the first word of [`Control`], in bytes.
 #[cfg(not(loom))]
 fn registrations_offset(layout: &Layout) -> usize {
     let others = control::LENGTH + journal::length(layout) + backlog::length(layout);

@@ -52,8 +52,8 @@ pub(crate) const LENGTH: usize = TABLE + MOST_BUFFERS * BUFFER;
 /// Alignment of the words, in bytes: a cache line.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Offsets of a group's words. The word at `KIND` holds [`RING`] or [`CLASSIC`], and the group's
-/// id.
+/// Offsets of a group's words. The word at `KIND` holds the group's id, and [`CLASSIC`] or
+/// [`RING`], the latter perhaps with [`INCREMENTAL`].
 const KIND: usize = 0;
 const NUMBER: usize = 4;
 const OWNER: usize = 8;
@@ -158,12 +158,14 @@ impl Registrations {
         self.memory.write(self.start + offset, value);
     }
 
-    /// Returns the number of changes so far. 0: no process has published a registration.
+    /// Returns the number of changes of the registrations so far. 0: no process has published a
+    /// registration.
     pub fn generation(&self) -> u32 {
         self.get(GENERATION)
     }
 
-    /// Counts a change, after its stores. Returns the new number of changes.
+    /// Counts a change of the registrations, whose stores the caller has made. Returns the new
+    /// number of changes.
     pub fn count_change(&self) -> u32 {
         let next = self.get(GENERATION).wrapping_add(1).max(1);
         self.set(GENERATION, next);

@@ -132,7 +132,7 @@ impl SubmissionQueue {
         self.memory.clear_flag(bits);
     }
 
-    /// Prepares the SQ thread's sleep: sets `NEED_WAKEUP`, makes a full barrier, and checks for
+    /// Prepares the SQ thread's sleep: sets `NEED_WAKEUP`, executes a full barrier, and checks for
     /// entries again. Returns whether the SQ is empty. If so, a program that pushes later sees the
     /// flag and calls io_uring_enter(2) with `SQ_WAKEUP`.
     ///

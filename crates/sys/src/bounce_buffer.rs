@@ -9,7 +9,8 @@ use crate::{Errno, UserAddress, user_memory, width};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Least length of a buffer, in bytes. Only buffers of this length are kept for later use.
+/// Least length of a bounce buffer, in bytes. Only bounce buffers of this length are kept for later
+/// use.
 const USUAL: usize = 64 << 10;
 
 /// Addresses of unused buffers of [`USUAL`] bytes; 0 in a free element.

@@ -22,7 +22,7 @@
 use crate::ordering::Edge;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Numbers of changes of credentials that have begun and that have ended.
+/// Counts the changes of credentials that have begun, and those that have ended.
 #[derive(Debug)]
 pub struct Generations {
     begun: AtomicU32,
@@ -82,7 +82,7 @@ impl Generations {
 #[derive(Clone, Copy, Debug)]
 pub enum Origin {
     /// The number of changes that had ended before clone(2). The thread has credentials of this
-    /// generation, unless a change begins before it starts.
+    /// generation, unless a change begins before the thread starts.
     Seen(u32),
     /// The creator keeps the credentials that it started with, as a worker does. The new thread has
     /// the creator's generation; `None` if that is not known.
@@ -166,7 +166,7 @@ impl Order {
 pub struct Follower {
     /// Number of the last order that the thread has carried out.
     made: AtomicU32,
-    /// A hash of the thread's credentials after that order ([`crate::credentials`]).
+    /// A hash of the thread's credentials after the order `made` ([`crate::credentials`]).
     state: AtomicU64,
 }
 
@@ -178,8 +178,8 @@ impl Follower {
         }
     }
 
-    /// Returns the generation of the calling thread, which has just started. If it is known,
-    /// records that the thread has carried out all orders so far: their effect is inherited.
+    /// Returns the generation of the calling thread, which has just started. If the generation is
+    /// known, records that the thread has carried out all orders so far: their effect is inherited.
     pub fn begin(&self, origin: Origin, generations: &Generations, order: &Order) -> Option<u32> {
         // Read before the generation: if a change begins after this read, the thread still has to
         // carry out that change's order.

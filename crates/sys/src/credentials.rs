@@ -49,7 +49,8 @@ mod futex {
 const LANDLOCK_RESTRICT_SELF: u32 = linux::__NR_landlock_restrict_self;
 
 /// Numbers of the system calls that change the rights of the calling thread alone. chroot(2) and
-/// similar calls are not in the list. All threads share their effect (CLONE_FS), also usring's.
+/// similar calls are not in the list. The effect of those calls is shared by all threads
+/// (CLONE_FS), also by usring's.
 pub const CALLS: [u32; 13] = [
     linux::__NR_setuid,
     linux::__NR_setgid,
@@ -95,7 +96,7 @@ static LAST_ALIKE: AtomicU32 = AtomicU32::new(0);
 /// an entry, the number is too high for each.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 
-/// The functions to call around each change; null before [`set_observer`].
+/// The functions to call before and after each change of credentials; null before [`set_observer`].
 static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Whether every change of credentials by a thread of the program goes through [`change`].

@@ -38,7 +38,8 @@ const HEAD: usize = 8;
 const MESSAGE: usize = HEAD + WORDS_OF_FILE * FILES_OF_PART;
 /// Maximum number of messages of a deposit.
 pub const MOST_PARTS: usize = 64;
-/// Bytes that the queue is to hold. The kernel grants less if `net.core.wmem_max` is less.
+/// Wanted capacity of the queue of deposits, in bytes (SO_SNDBUF). The kernel grants less if
+/// `net.core.wmem_max` is less.
 const QUEUE_BYTES: u32 = 1 << 20;
 
 /// Name of a deposit.
@@ -46,7 +47,7 @@ const QUEUE_BYTES: u32 = 1 << 20;
 pub struct Key {
     /// The object that the deposit belongs to, such as a ring.
     pub object: [u32; 2],
-    /// Kind of deposit: each kind of an object has one current deposit.
+    /// Kind of the deposit. An object has at most one current deposit of each kind.
     pub kind: u32,
     pub number: u32,
 }
@@ -100,7 +101,7 @@ impl Head {
     }
 }
 
-/// A message: its words, and the files in this process.
+/// A received message of a deposit: its words, and duplicates of its files.
 struct Message {
     words: Vec<u64>,
     files: Vec<OwnedDescriptor>,

@@ -55,9 +55,9 @@ impl Drop for OwnedDescriptor {
 static KEPT_AFTER_FORK: [AtomicI32; MOST_KEPT_AFTER_FORK] = [const { AtomicI32::new(0) }; MOST_KEPT_AFTER_FORK];
 pub const MOST_KEPT_AFTER_FORK: usize = 8;
 
-/// Sets the private numbers that each child forked from now on keeps open. Returns `false` if there
-/// are more than [`MOST_KEPT_AFTER_FORK`]; only the first are then kept. No two threads may call
-/// this function at the same time.
+/// Sets the private numbers that each child forked from now on keeps open. Returns `false` if
+/// `numbers` has more than [`MOST_KEPT_AFTER_FORK`]; only the first are then kept. No two threads
+/// may call this function at the same time.
 pub fn keep_after_fork(numbers: &[i32]) -> bool {
     let numbers_and_none = numbers.iter().map(|number| number + 1).chain(core::iter::repeat(0));
     KEPT_AFTER_FORK.iter().zip(numbers_and_none).for_each(|(place, number)| place.store(number, Ordering::Relaxed));

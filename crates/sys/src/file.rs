@@ -69,8 +69,8 @@ pub fn is_in_memory(number: i32) -> bool {
     call.run().is_ok() && statfs[0] == u64::from(linux::TMPFS_MAGIC)
 }
 
-/// Opens a file at a descriptor in usring's own range, closed on exec. Never waits for another
-/// process, as opening a FIFO would.
+/// Opens a file at a descriptor number that is private to usring, closed on exec. Never waits for
+/// another process, as opening a FIFO would.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY);
     // With O_CREAT, only the user can read the new file.
@@ -269,8 +269,8 @@ fn lock_as(kind: u32, number: i32, command: u32, start: i64, length: i64) -> Res
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|_| lock)
 }
 
-/// Makes a second open file description of a memfd, at a descriptor in usring's own range. Errors:
-/// `ENOENT` without /proc.
+/// Makes a second open file description of a memfd, at a descriptor number that is private to
+/// usring. Errors: `ENOENT` without /proc.
 pub fn reopen(number: i32) -> Result<OwnedDescriptor, Errno> {
     let path = alloc::ffi::CString::new(alloc::format!("/proc/self/fd/{number}")).map_err(|_| Errno::EINVAL)?;
     open_shared(&path)?.into_private()

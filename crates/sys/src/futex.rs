@@ -24,14 +24,15 @@ mod machine {
     use crate::width;
     use linux_raw_sys::general as linux;
 
-    /// Sleeps while `word` holds `expected`, until a wake-up or for `timeout`. After `Ok` the
-    /// caller reads the word again: `Ok` does not mean that the word has changed. Errors:
+    /// Sleeps while `word` holds `expected`: until a wake-up, and for `timeout` at most. After `Ok`
+    /// the caller reads the word again: `Ok` does not mean that the word has changed. Errors:
     /// `ETIMEDOUT` when the time is over.
     pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
         wait_by(linux::FUTEX_PRIVATE_FLAG, word, expected, timeout)
     }
 
-    /// Sleeps as [`wait`] does, on a word that several processes share.
+    /// Sleeps while `word`, which several processes share, holds `expected`: until a wake-up by
+    /// [`wake_shared`], and for `timeout` at most. The results are those of [`wait`].
     pub fn wait_shared(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
         wait_by(0, word, expected, timeout)
     }

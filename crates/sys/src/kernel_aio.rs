@@ -33,8 +33,8 @@ mod context {
     use linux_raw_sys::general as linux;
     use usring_uapi::aio::{self, AioRing, IoEvent, Iocb};
 
-    /// The unused AIO contexts of this process. A forked child has its parent's memory but not its
-    /// contexts.
+    /// The unused AIO contexts of this process. A forked child has none of its parent's contexts,
+    /// so it starts with no unused context.
     static PROCESS: PerProcess<Process> = PerProcess::new();
 
     #[derive(Default)]
@@ -108,8 +108,8 @@ mod context {
     }
 
     impl Kernels {
-        /// Returns whether this process made the context. The copy in a forked child has no
-        /// context: its ring belongs to the parent.
+        /// Returns whether this process made the context. A forked child has only a copy of this
+        /// value: the context and its ring belong to the parent.
         #[inline]
         fn is_ours(&self) -> bool {
             PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
@@ -133,7 +133,7 @@ mod context {
         }
     }
 
-    /// Requests of a context that the kernel has not accepted yet, in order of arrival. Only the
+    /// Requests for a context, in order of arrival, which the kernel has not accepted yet. Only the
     /// batch's owner uses it. Submitting a batch does not access the [`Context`], so it needs no
     /// lock that guards the `Context`.
     pub struct Batch {

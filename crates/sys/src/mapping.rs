@@ -166,8 +166,8 @@ pub fn is_private(address: UserAddress, length: usize) -> bool {
     })
 }
 
-/// Returns whether mremap(2) can map shared pages a second time. Valgrind's cannot. Tries it at the
-/// first call.
+/// Returns whether mremap(2) can map shared pages a second time. The mremap(2) that Valgrind
+/// emulates cannot. Tries it at the first call.
 fn can_map_twice() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
@@ -226,6 +226,8 @@ pub fn unmap(address: usize, length: usize) -> Result<(), Errno> {
 /// The source of a file mapping: a descriptor of usring, and an offset in bytes in its file.
 pub(crate) type Source = (i32, usize);
 
+/// Maps memory that can be read and written: of a file (`source`), or without one. Returns the
+/// address.
 pub(crate) fn map(length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     map_at(0, length, flags, source)
 }

@@ -13,8 +13,8 @@ use crate::Errno;
 use crate::unusual::{self, Unusual};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function that fills the reserve and calls [`end`] if it succeeds. Returns whether the reserve
-/// is full.
+/// A function that fills the allocator's memory reserve and calls [`end`] if it succeeds. Returns
+/// whether the reserve is full.
 pub type Refill = fn() -> bool;
 
 static REFILL: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());

@@ -24,8 +24,8 @@ const LOCKED: u32 = 1;
 /// Locked, and a thread may sleep on the word.
 const CONTENDED: u32 = 2;
 
-/// Attempts to acquire the lock before the thread sleeps in the kernel. They take about as long as
-/// a futex sleep and its wake-up.
+/// Number of attempts to acquire the lock before the thread sleeps in the kernel. All attempts
+/// together take about as long as a futex sleep and its wake-up.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 
 pub struct Mutex<T> {

@@ -45,11 +45,11 @@ pub enum Edge {
     /// The driver stores the used index at which it wants a notification, then reads the used
     /// index. The back end stores the used index, then reads at which index to notify.
     UsedEvent,
-    /// The control plane of a vhost-user device publishes to a queue that the back end was
-    /// replaced. The old back end no longer uses the queue's memory.
+    /// The control plane of a vhost-user device publishes the device's new back end to the user of
+    /// each queue. By then the old back end no longer uses the queue's memory.
     Generation,
-    /// A queue of a vhost-user device publishes that its rings are laid out for the new back end,
-    /// which may use them from now on.
+    /// The user of a vhost-user queue publishes that the queue's rings are laid out for the new
+    /// back end. From then on that back end may use the rings.
     QueueReady,
     /// A thread announces that it will sleep, then reads whether there is work. A waker publishes
     /// work, then reads the announcement.

@@ -34,16 +34,16 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
 /// The lowest descriptor number that the seccomp filter examines. Descriptors of rings and of
-/// usring lie from here on, unless the program's limit is lower: then placeholders and borrowed
-/// numbers may lie below. (A program rarely has 600 files open, and select(2) still accepts numbers
-/// below 1024.)
+/// usring lie from here on, unless the program's limit of open files is lower: then placeholders
+/// and borrowed numbers may lie below. (A program rarely has 600 files open, and select(2) still
+/// accepts numbers below 1024.)
 pub const RESERVED_BASE: i32 = 600;
 
-/// The least hard limit of open files with which a program can have a ring: it needs 8 descriptors
+/// The least hard limit of open files with which a program can have rings: they need 8 descriptors
 /// from [`RESERVED_BASE`] on.
 pub const LEAST_HARD_LIMIT: u64 = RESERVED_BASE as u64 + 8;
 
-/// Upper bound: every number of usring is below this one.
+/// Upper bound: every descriptor number of usring is below this one.
 const NUMBERS: i32 = 65536;
 
 /// A set of descriptor numbers, as a bitmap. Only the current owner of a number changes its bit.
@@ -94,20 +94,21 @@ impl Numbers {
 /// Numbers that are private to usring (duplicates and placeholders): the program may not use, close
 /// or replace them.
 static PRIVATE: Numbers = Numbers::none();
-/// All numbers of the reserve. When a duplicate at such a number is closed, a placeholder replaces
-/// it.
+/// All numbers of the reserve, usring's numbers above the program's limit. When a duplicate at such
+/// a number is closed, a placeholder replaces it.
 static RESERVE: Numbers = Numbers::none();
 /// The numbers of placeholders that a duplicate may replace.
 static IDLE: Numbers = Numbers::none();
 
-/// Whether the host has called [`allow_reserve`], because it hides the kernel's limit from the
-/// program.
+/// Whether the host (the code in which the engine runs) has called [`allow_reserve`], because it
+/// hides the kernel's limit from the program.
 static ALLOWED: AtomicBool = AtomicBool::new(false);
 /// The kernel's soft limit of open files, if usring has raised it; otherwise 0.
 pub static RAISED: AtomicU64 = AtomicU64::new(0);
 /// The program's own soft limit of open files. Valid while [`RAISED`] is not 0.
 pub static PROGRAM_LIMIT: AtomicU64 = AtomicU64::new(0);
-/// The descriptor of which all placeholders are duplicates; −1 before there are any.
+/// The descriptor of which all placeholders are duplicates; −1 before there are any. (A placeholder
+/// occupies a number of the reserve that usring does not use.)
 static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 /// Held while the limits and the size of the reserve are changed.
 static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
@@ -115,8 +116,8 @@ static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
 /// A soft limit of open files (RLIMIT_NOFILE) above this value is ample. Few programs open so many
 /// files, so usring borrows descriptor numbers below the limit.
 const AMPLE: u64 = 8192;
-/// Lowest borrowed number if the program's limit is ample. A low number keeps the kernel's
-/// descriptor table small.
+/// Lowest number that usring borrows from the program's range if the program's limit is ample
+/// ([`AMPLE`]). A low number keeps the kernel's descriptor table small.
 const BORROWED_ABOVE: u16 = 3040;
 /// Count of numbers at the start of usring's range that no preferred number ([`preferred`]) uses.
 const BELOW_PREFERRED: i32 = 32;
@@ -399,8 +400,8 @@ fn begin_at(limit: u64) {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
         let is_below = number < RESERVED_BASE && is_private(number);
-        // A duplicate may have this number. No placeholder gets the number when that duplicate is
-        // closed.
+        // If a duplicate has this number, no placeholder replaces it when it is closed: the number
+        // is then free for the program.
         RESERVE.remove(number);
         if IDLE.remove(number) || is_placeholder || is_below {
             PRIVATE.remove(number);

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// Maximum number of threads of usring in a process.
 const THREADS: usize = 4096;
 
-/// A slot of the table, for one thread of usring.
+/// A slot of the table of usring's own threads, for one thread.
 pub(crate) struct Slot {
     /// The thread's id, or [`RESERVED`] until clone(2) has written it. The kernel stores [`FREE`]
     /// when the thread has ended (CLONE_CHILD_CLEARTID).

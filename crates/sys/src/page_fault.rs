@@ -192,7 +192,8 @@ fn replace_older(range: &Range<usize>) {
 
 impl Registration {
     /// Drops this value without removing the range. For a forked child: there the fault slots of
-    /// the parent's threads may name the entry for ever, so waiting for them would never end.
+    /// the parent's threads may name the range's table entry for ever, so waiting for them would
+    /// never end.
     pub fn forget(self) {
         core::mem::forget(self);
     }

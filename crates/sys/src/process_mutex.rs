@@ -31,8 +31,8 @@ const HELD: u32 = 1 << 30;
 const CONTENDED: u32 = 1 << 31;
 const NUMBER: u32 = (1 << 29) - 1;
 
-/// Attempts to acquire the lock before the thread sleeps in the kernel. They take about as long as
-/// a futex sleep and its wake-up.
+/// Number of attempts to acquire the lock before the thread sleeps in the kernel. All attempts
+/// together take about as long as a futex sleep and its wake-up.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 
 /// Longest single sleep on the mutex's word. After it the thread checks whether the holding process

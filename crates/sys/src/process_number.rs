@@ -31,12 +31,13 @@ use crate::{Errno, SystemCall, deposit, width};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// The number of a process without a register, which shares no memory with other processes.
+/// The number of a process that shares no memory with other processes, and so has no register.
 pub const ALONE: u32 = 1;
 /// The largest number of a process.
 pub const MOST: u32 = (1 << 29) - 1;
 
-/// Descriptor of the register, plus 1; 0 before it is made. Children inherit the value.
+/// Descriptor of the register (the memfd that holds the last number given out), plus 1; 0 before
+/// the register is made. Children inherit the value.
 static REGISTER: AtomicI32 = AtomicI32::new(0);
 /// Descriptor of the eventfd that wakes all processes, plus 1; 0 before the register is made.
 static WAKE_EVENT: AtomicI32 = AtomicI32::new(0);

@@ -47,8 +47,8 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// Bit: a process other than the one that made the ring uses the ring, or has used it.
 const SHARED: u32 = 1 << 31;
-/// Mask of the number of users. It counts each process that uses the ring, and each process that
-/// ended without a call of [`SharingWord::leave`].
+/// Mask of the number of users. That number counts each process that uses the ring, and each
+/// process that ended without a call of [`SharingWord::leave`].
 const USERS: u32 = SHARED - 1;
 
 /// The word that says whether several processes use a ring. It lies in memory that these processes

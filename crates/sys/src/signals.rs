@@ -51,8 +51,8 @@ pub static DEFERRED: AtomicU32 = AtomicU32::new(0);
 /// leave the engine soon, which frees the slot.
 const SLOTS: usize = 256;
 
-/// The state of one thread with deferred signals, which its entry point uses to deliver them. Only
-/// the thread `owner` accesses the other fields.
+/// The state of one thread that has deferred signals. The entry point of the thread's call uses
+/// this state to deliver them. Only the thread `owner` accesses the other fields.
 struct Slot {
     /// The thread's id; 0 in a free slot.
     owner: AtomicU32,
@@ -81,7 +81,8 @@ static TABLE: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// The state of a thread with deferred signals, which its entry point uses to deliver them.
+/// The state of a thread that has deferred signals. The entry point of the thread's call uses this
+/// state to deliver them.
 #[derive(Clone, Copy, Debug)]
 pub struct DeferredSignals {
     /// The mask that was in force when the first signal was deferred.
@@ -96,8 +97,8 @@ pub struct DeferredSignals {
 /// The result of [`defer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deferral {
-    /// This is the thread's first deferred signal. Its mask and the number of its frame were
-    /// recorded.
+    /// This is the thread's first deferred signal. The signal mask that was in force and the number
+    /// of the signal's frame were recorded.
     First,
     /// The thread has a deferred signal already. This one has to stay pending in the kernel, or be
     /// sent again.

@@ -26,9 +26,9 @@ pub struct UserAddress(pub u64);
 pub struct AddressTrust(());
 
 impl AddressTrust {
-    /// # Safety
-    /// The program puts addresses into requests of rings that are made with this value. Each must
-    /// be the program's to read or write for as long as its request is in flight.
+    /// # Safety The program puts addresses into requests of rings that are made with this value.
+    /// Each address must name memory of the program that the request may read or write, for as long
+    /// as the request is in flight.
     pub unsafe fn new() -> Self {
         AddressTrust(())
     }

@@ -46,10 +46,10 @@ fn control(option: u64, value: u64) -> Result<u64, Errno> {
 /// The result of [`overshoot`] in nanoseconds, plus 1; 0 before it is measured.
 static OVERSHOOT: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how much [`sleep_precisely`] oversleeps on this machine, in nanoseconds. A sleep takes
-/// about as much processor time. The first call measures it in half a millisecond, as the lower
-/// quartile of 15 sleeps. (If the machine is busy at that moment, a median would measure how long
-/// other threads keep the processor.)
+/// Returns how much [`sleep_precisely`] oversleeps on this machine, in nanoseconds. A sleep also
+/// takes about this much processor time. The first call measures it in half a millisecond, as the
+/// lower quartile of 15 sleeps. (If the machine is busy at that moment, a median would measure how
+/// long other threads keep the processor.)
 pub fn overshoot() -> Nanoseconds {
     match OVERSHOOT.load(Ordering::Relaxed) {
         0 => {

@@ -86,7 +86,7 @@ impl WatchedCalls {
         }
     }
 
-    /// Ends a call that the watchdog is interrupting, after its signal was sent.
+    /// Waits until the watchdog has sent its signal, and then ends the call.
     #[cold]
     fn come_out(&self, outside: u32) {
         // The watchdog stores `INTERRUPTED` after it has sent its signal.
