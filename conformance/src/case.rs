@@ -99,7 +99,8 @@ impl Case {
         format!("{}.{}", self.room(), self.behaviour())
     }
 
-    /// Returns the expected output on usring or on the kernel, as it is written in the source.
+    /// Returns the expected output on usring (`usring` is true) or on the kernel, as it is written
+    /// in the source.
     pub fn expected(&self, usring: bool) -> &'static str {
         match &self.difference {
             Some(difference) if usring => difference.usring,
@@ -107,7 +108,8 @@ impl Case {
         }
     }
 
-    /// Returns the output that usring or the kernel must produce, each line with the case's name.
+    /// Returns the output that usring (`usring` is true) or the kernel must produce. Each line
+    /// begins with the case's name.
     pub fn transcript(&self, usring: bool) -> String {
         let name = self.name();
         lines(self.expected(usring)).map(|line| format!("{name}: {line}\n")).collect()

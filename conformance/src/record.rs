@@ -11,7 +11,8 @@ const MOST_LINES: usize = 25;
 /// Most columns of a transcript that is on the same line as its `case!`.
 const MOST_COLUMNS: usize = 60;
 
-/// Makes `output` the expected transcript of the case, for usring or for the kernel.
+/// Makes `output` the expected transcript of the case, for usring (`usring` is true) or for the
+/// kernel.
 pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
     let prefix = format!("{}: ", case.name());
     let lines: Option<Vec<&str>> = output.lines().map(|line| line.strip_prefix(&prefix)).collect();

@@ -106,7 +106,7 @@ fn usring() -> PathBuf {
     path
 }
 
-/// Returns the recorded output of a case on usring or on the kernel.
+/// Returns the recorded output of a case on usring (`usring` is true) or on the kernel.
 fn recorded(name: &str, usring: bool) -> String {
     let mut command = Command::new(PROGRAM);
     command.arg("show").args(usring.then_some("--usring")).arg(name);

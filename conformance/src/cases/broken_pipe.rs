@@ -208,8 +208,9 @@ case!(part_of_it => "
     signals 1
 ");
 
-/// A write that is linked behind a worker's request runs in the submitting thread, where it gets
-/// -EPIPE.
+/// A write that is linked behind a worker's request gets -EPIPE and raises no SIGPIPE. (The worker
+/// carries out the write, too.) `unattended`: the submitting thread does not enter before both CQEs
+/// are there.
 fn behind_a_worker(t: &mut Transcript) {
     catch();
     for unattended in [false, true] {

@@ -331,7 +331,7 @@ fn by_opcode(t: &mut Transcript) {
         ring.submit();
         t.sorted(&ring.wait(if opcode == opcode::WRITE { 1 } else { 2 }));
     }
-    // Cancels by opcode. There is a POLL_ADD, and no request of the other opcode.
+    // There is a request with the opcode POLL_ADD, and none with the opcode 200.
     ring.push(by(opcode::POLL_ADD, 20));
     ring.submit();
     t.sorted(&ring.wait(2));

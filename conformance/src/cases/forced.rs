@@ -275,7 +275,8 @@ fn end(t: &mut Transcript, ring: &mut Ring, peer: &OwnedFd, ending: Ending) {
     t.in_order(&ring.wait(1));
 }
 
-/// A function that registers a buffer group with a ring.
+/// A function that registers a buffer group. Parameters: the ring, the memory, the number of
+/// entries, and the group's id.
 type MakeGroup = fn(&Ring, &Pages, u32, u16) -> Group;
 
 fn keeps_buffer(t: &mut Transcript) {

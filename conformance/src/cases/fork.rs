@@ -289,7 +289,8 @@ fn cloned(flags: i32, child: &dyn Fn() -> i32) -> i32 {
     let stack = crate::memory::Pages::new(64);
     // SAFETY: the child has a copy of the stack.
     unsafe {
-        // libc's functions read their arguments above their frames.
+        // Leaves 256 bytes above the child's first frame: libc's functions may read stack arguments
+        // there.
         let top = stack.address.add(stack.length - 256).cast();
         libc::clone(begin, top, flags | libc::SIGCHLD, (&raw const child).cast_mut().cast())
     }
@@ -410,7 +411,8 @@ fn vfork_child_closes_all(t: &mut Transcript) {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the stack is mapped until the child has ended, for which CLONE_VFORK waits.
     let number = unsafe {
-        // libc's functions read their arguments above their frames.
+        // Leaves 256 bytes above the child's first frame: libc's functions may read stack arguments
+        // there.
         let top = stack.address.add(stack.length - 256).cast();
         libc::clone(child, top, flags, std::ptr::null_mut())
     };

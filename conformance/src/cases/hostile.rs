@@ -97,8 +97,8 @@ case!(faults_are_not_the_programs => "
     handler ran 0
 ");
 
-/// A fault of the program itself reaches the program's handler, also after the ring has met a bad
-/// address.
+/// A fault of the program itself reaches the program's handler, also after a request that names a
+/// bad address.
 fn own_fault_is_the_programs(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     catch_faults();

@@ -384,8 +384,8 @@ case!(ring_is_readable_for_all => "
     child: exit 0
 ");
 
-/// The process that made the ring polls its descriptor before any child uses the ring. A child's
-/// later completion makes the descriptor readable.
+/// The process that made the ring polls the ring's descriptor before any child uses the ring. A
+/// child's later completion makes the descriptor readable.
 fn maker_polls_before_the_child_begins(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let fd = ring.fd;
@@ -420,8 +420,8 @@ case!(maker_polls_before_the_child_begins => "
     after false
 ");
 
-/// The process that made the ring polls its descriptor before and after a child's request. The
-/// child reaps its CQE in between, so the descriptor is not readable.
+/// The process that made the ring polls the ring's descriptor before and after a child's request.
+/// The child reaps the request's CQE in between, so the descriptor is not readable.
 fn child_takes_its_cqe_before_the_maker_polls(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let fd = ring.fd;

@@ -16,7 +16,8 @@ use crate::sqe::{nop, read_at};
 use crate::time;
 use crate::transcript::Transcript;
 
-/// Submits `count` NOPs, one by one. (A ring of two entries has a CQ of four.)
+/// Submits `count` NOPs, one by one. The CQ of these cases' rings has four entries, so a fifth CQE
+/// goes to the backlog.
 fn nops(ring: &mut Ring, from: u64, count: u64) {
     for user_data in from..from + count {
         ring.push(nop(user_data));

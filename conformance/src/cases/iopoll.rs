@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 
 const IOPOLL: u32 = u::IORING_SETUP_IOPOLL;
 
-/// A ring with IOPOLL refuses most of these opcodes. (An ordinary ring carries the requests out, or
+/// A ring with IOPOLL refuses most opcodes. (An ordinary ring carries these requests out, or
 /// refuses one of their fields.)
 fn opcodes(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL);

@@ -240,7 +240,7 @@ fn cancelled(t: &mut Transcript) {
     ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
     ring.push(link_timeout(&LONG, 0, 2));
     ring.submit();
-    // Cancelling the timeout must not cancel the request that it limits.
+    // A cancel does not find the timeout, and does not cancel the request that the timeout limits.
     t.entry(&ring.one(cancel(2, 0, 3)));
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));

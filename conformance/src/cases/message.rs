@@ -253,7 +253,7 @@ fn passes_descriptors(t: &mut Transcript) {
     t.say(files::text(&passed));
     // SAFETY: the call touches no memory.
     t.say(format_args!("close on exec {}", unsafe { libc::fcntl(passed.as_raw_fd(), libc::F_GETFD) }));
-    // Control messages with descriptors that are not open, and malformed ones.
+    // A control message that passes a descriptor that is not open, and one at a bad address.
     rights(-1, &mut room);
     t.entry(&ring.one(sending(&writer, &sent, 3)));
     sent.msg_control = BAD as *mut libc::c_void;
@@ -445,7 +445,7 @@ case!(end_of_file => "
     name 0 control 0 flags 0x0
 ");
 
-/// MSG_CMSG_COMPAT is a flag of the kernel's own: requests with it are refused.
+/// MSG_CMSG_COMPAT is a flag for the kernel's own use. In a request it has no effect.
 fn compatible_control(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

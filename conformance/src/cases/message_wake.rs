@@ -117,7 +117,8 @@ fn some_are_there(t: &mut Transcript) {
 }
 case!(some_are_there => include_str!("message_wake/some_are_there.txt"));
 
-/// A wait with a timeout ends when fewer messages have arrived than the thread waits for.
+/// A wait with a timeout ends at the timeout if fewer messages have arrived than the thread waits
+/// for. The call returns 0, because the CQ holds a CQE.
 fn too_few(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -358,7 +359,7 @@ case!(in_a_circle => "
     deferred: the last number 1000
 ");
 
-/// The target is closed while a sender sends to it. The sender gets only errors.
+/// The target is closed while a sender sends to it. From then on the sender gets -EBADF or -EBADFD.
 fn target_closes(t: &mut Transcript) {
     for (name, flags) in KINDS {
         let mut strange = 0;
@@ -372,7 +373,8 @@ fn target_closes(t: &mut Transcript) {
                     match ring.one(message(fd, 1, 0, 1)).res {
                         0 => {}
                         error => {
-                            // By then the target's number may mean another file, which is no ring.
+                            // EBADFD: the target's number means another file by then, which is no
+                            // ring.
                             strange += i32::from(![-libc::EBADF, -libc::EBADFD].contains(&error));
                             return strange;
                         }

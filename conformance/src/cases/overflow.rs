@@ -496,8 +496,9 @@ case!(flush_is_an_edge_beside_an_sq_thread => "
     ready 0 flags - koverflow 0
 ");
 
-/// A flush that moves completions signals the eventfd. (How often is not printed: the kernel
-/// promises one signal and sometimes adds more.)
+/// A flush that moves completions signals the eventfd, unless the eventfd is registered with
+/// EVENTFD_ASYNC. (The number of signals is not printed: the kernel promises one and sometimes adds
+/// more.)
 fn flush_counts_an_eventfd(t: &mut Transcript) {
     for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
         let mut ring = tiny(0);

@@ -200,7 +200,8 @@ case!(ring_in_own_memory => "
     private of a file = ok
 ");
 
-/// A thousand buffers in separate mappings. The last one maps a file, so the registration fails.
+/// A thousand buffers in separate mappings can be registered. With one more, which lies in a
+/// mapping of a file, the registration fails.
 fn many(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = on_disk(&scratch);

@@ -327,8 +327,8 @@ case!(several_on_one_file => "
     cqe 5: - -
 ");
 
-/// The poll events are 32 bits wide: bits of the upper half (EPOLLEXCLUSIVE and others) are
-/// checked.
+/// The poll events are 32 bits wide. Bits of the upper half (EPOLLEXCLUSIVE and others) are
+/// accepted.
 fn wide_events(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, writer) = files::pipe();

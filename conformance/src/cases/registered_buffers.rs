@@ -89,7 +89,8 @@ fn counts(t: &mut Transcript) {
     t.result("none", register(&ring, &[]));
     let vectors = vec![vector(a.at(0), 8); 16_385];
     t.result("16385", register(&ring, &vectors));
-    // 1,000 is below the maximum: each buffer is charged a page of locked memory.
+    // The maximum is 16,384. The case registers only 1,000, because each buffer is charged a page
+    // of locked memory.
     t.result("1000", register(&ring, &vectors[..1000]));
 }
 case!(counts => "

@@ -171,7 +171,8 @@ case!(bad_addresses => "
     update from unmapped = -EFAULT
 ");
 
-/// A ring cannot be registered with itself, because it would keep itself alive.
+/// A ring cannot be a registered file, neither of itself nor of another ring: rings could keep
+/// themselves alive.
 fn ring_in_its_own_table(t: &mut Transcript) {
     let ring = Ring::new(4);
     let other = Ring::new(4);

@@ -128,7 +128,8 @@ fn tries(t: &mut Transcript, ring: &mut Ring, place: &Place) {
     }
 }
 
-/// Runs a case in a forked child, which may give up its rights. Prints the child's exit status.
+/// Runs a case in a forked child, which may give up its rights. Prints the child's exit status. If
+/// the user is not root, prints only that the case needs root.
 pub(super) fn alone(t: &mut Transcript, work: impl FnOnce(&mut Transcript)) {
     // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } != 0 {

@@ -310,7 +310,8 @@ fn receiver(place: &Place, name: &str, mode: u32) -> (std::os::unix::net::UnixDa
 }
 
 fn addressed(sqe: Sqe, address: &libc::sockaddr_un) -> Sqe {
-    // SEND takes the address in `addr2`, and its length in the lower half of `file_index`.
+    // SEND takes the address in `addr2`, another name of `off`, and the address's length in the
+    // lower half of `file_index`.
     Sqe { off: &raw const *address as u64, file_index: size_of::<libc::sockaddr_un>() as u32, ..sqe }
 }
 

@@ -81,7 +81,7 @@ case!(each_alone => "
 ");
 
 fn unknown(t: &mut Transcript) {
-    // Newer kernels define bits 17 and 18. Linux 6.18 defines no bit from 20 on.
+    // Linux 6.18 defines no flag from bit 20 on.
     for bit in 20..32 {
         attempt(t, 1 << bit);
     }

@@ -130,7 +130,8 @@ fn nothing(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     t.in_order(&ring.run(&[splice(at(&file, 0), here(&writer), 0, 1).linked(), nop(2)]));
     t.entry(&ring.one(splice(here(&reader), at(&file, 0), 0, 2)));
-    // A transfer of 0 bytes does not check the files.
+    // A transfer of 0 bytes does not check whether one of the files is a pipe. It still refuses a
+    // bad descriptor.
     t.entry(&ring.one(splice(at(&file, 0), at(&file, 0), 0, 3)));
     t.entry(&ring.one(splice((-1, 0), here(&writer), 0, 4)));
     t.entry(&ring.one(splice(at(&file, 0), (-1, 0), 0, 5)));

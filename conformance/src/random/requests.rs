@@ -356,8 +356,9 @@ impl Program {
     }
 
     fn timeout(&mut self) -> Sqe {
-        // The completions of a timeout with a count depend on how the kernel batches completions.
-        // So no count is used.
+        // When a timeout with a completion count completes depends on how the kernel batches
+        // completions. So no timeout has such a count. (A multishot's count is that of its
+        // repeats.)
         let time = if self.random.percent(50) { self.soon } else { self.never };
         let kept = Box::leak(Box::new(time));
         let repeats = self.random.percent(20) && kept.tv_sec == 0;

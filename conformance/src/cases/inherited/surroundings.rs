@@ -165,7 +165,8 @@ fn run_clone(t: &mut Transcript, flags: i32, work: &mut dyn FnMut() -> i32) {
     let stack = Pages::new(64);
     // SAFETY: the stack is mapped until the child has ended.
     let child = unsafe {
-        // libc's functions read their arguments above their frames.
+        // Leaves 256 bytes above the child's first frame: libc's functions may read stack arguments
+        // there.
         let top = stack.address.add(stack.length - 256).cast();
         libc::clone(begin, top, flags | libc::SIGCHLD, (&raw mut work).cast())
     };

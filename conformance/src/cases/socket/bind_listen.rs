@@ -141,7 +141,7 @@ fn listen_wrong(t: &mut Transcript) {
     let (_listener, address) = net::listener(Family::V4);
     let client = net::connected(Family::V4, &address);
     t.entry(&ring.one(net::listen(client.as_raw_fd(), 1, 4)));
-    // LISTEN without a BIND gives an inet socket a port, and leaves a unix socket without a name.
+    // LISTEN without a BIND gives an inet socket a port. A unix socket without a name is refused.
     t.entry(&ring.one(net::listen(net::stream(Family::V4).as_raw_fd(), 1, 5)));
     t.entry(&ring.one(net::listen(net::stream(Family::Unix).as_raw_fd(), 1, 6)));
 }
