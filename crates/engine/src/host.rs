@@ -20,7 +20,8 @@ pub struct Host {
     /// Returns the ring that the calling thread has registered at an index.
     pub ring_at_index: fn(u32) -> Result<Arc<Ring>, Errno>,
     /// Called before the engine polls a descriptor number. If the number is a ring's, the host
-    /// keeps it readable from now on exactly while the CQ is not empty ([`Ring::watch_readiness`]).
+    /// keeps the descriptor readable from now on exactly while the CQ is not empty
+    /// ([`Ring::watch_readiness`]).
     pub watch: fn(i32),
     /// Gives the ring the eventfd that stands for its descriptor ([`Ring::attach_descriptor`]), if
     /// this process still has a descriptor number for the ring.

@@ -29,7 +29,7 @@ pub const COLUMNS: usize = 6;
 
 const _: () = assert!(usring_uapi::opcode::COUNT < OPCODES);
 
-/// The events that a counter of an opcode counts.
+/// The kinds of events that are counted for each opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Column {

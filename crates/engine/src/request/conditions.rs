@@ -37,10 +37,11 @@ pub(crate) struct SharedDuplicate {
 /// The condition under which a waiting request can be tried again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TimeSlice {
-    /// An event of the request's file: the last attempt found that the file was not ready.
+    /// The request waits for an event of its file: the last attempt found that the file was not
+    /// ready.
     Over,
-    /// Only the request's next time slice: the last attempt used up its slice, and the file may
-    /// still be ready.
+    /// The request waits only for its next time slice: the last attempt used up its slice, and the
+    /// file may still be ready.
     Runnable,
 }
 
@@ -59,7 +60,7 @@ pub(crate) struct Deadline {
     /// The time of expiry, in nanoseconds on `clock`. Until the request is issued, the time or span
     /// from the SQE.
     pub at: Nanoseconds,
-    /// The timeout also completes once this many more requests have completed (0: it does not).
+    /// The timeout also completes once this many more requests have completed; 0: it counts none.
     pub completions: u32,
     /// Nanoseconds after which a multishot timeout expires again; 0 for any other timeout.
     pub repeat_every: Nanoseconds,
@@ -108,7 +109,7 @@ impl CancelKey {
     }
 
     /// Returns whether the key selects all matching requests (ALL, ANY). The result of the
-    /// cancellation is then their number.
+    /// cancellation is then the number of requests that it has cancelled.
     pub fn counts(&self) -> bool {
         self.has(abi::IORING_ASYNC_CANCEL_ALL | abi::IORING_ASYNC_CANCEL_ANY)
     }

@@ -14,7 +14,7 @@ pub(crate) struct PendingFault {
     pub whole: Option<u64>,
     /// Memory that the request reads into, if the fault damages what is read.
     pub memory: Vec<IoVector>,
-    /// The request has no fault: `usring run --order` chooses when it completes.
+    /// Not a fault: `usring run --order` holds the request back, and chooses when it completes.
     pub is_ordered: bool,
 }
 

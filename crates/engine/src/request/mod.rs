@@ -322,8 +322,8 @@ impl Request {
     }
 
     /// Returns the second half of a 32-byte CQE. For an AIO context, returns the `data` of the
-    /// `io_event` instead, and queues the signal of the request's eventfd until the event is
-    /// published.
+    /// `io_event` instead. The request's eventfd, if it has one, is then signalled once the event
+    /// is published.
     #[inline(never)]
     pub fn extension(&mut self, is_event: bool, events: &mut RequestEvents) -> [u64; 2] {
         if !is_event {

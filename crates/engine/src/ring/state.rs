@@ -38,8 +38,8 @@ pub(crate) struct RingState {
     pub notify: Notify,
     pub devices: Devices,
     pub closed: bool,
-    /// The ring accepts no more requests and no more waits. It is closed once its last request has
-    /// completed.
+    /// The ring accepts no more requests and no more waits. The ring is closed once its last
+    /// request has completed.
     pub retired: bool,
 }
 

@@ -25,8 +25,8 @@ use usring_ring::change_slot::ChangeSlot;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::{Errno, process_number};
 
-/// Longest time, in nanoseconds, that an unanswered remote change occupies the ring's change
-/// slot while another one waits for it.
+/// Longest time, in nanoseconds, that an unanswered remote change occupies the ring's change slot
+/// while another remote change waits for the slot.
 const LONGEST_USE: Nanoseconds = 20_000_000;
 
 /// Returns the outcome of a request that cancels or changes other requests. `answer`: the result
@@ -96,7 +96,7 @@ pub(crate) fn begin_call(
 }
 
 /// Returns the other processes to ask; empty if this process's `answer` is enough. The journal
-/// names the processes that have requests. It lacks requests from before the ring was shared. So
+/// names the processes that have requests, but lacks requests from before the ring was shared. So
 /// the process that made the ring is asked, too, while it has such requests.
 fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
     if !change.needs_next_process(answer) {
@@ -181,7 +181,7 @@ fn make_way_for_next(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseco
     !free(locked, slot)
 }
 
-/// Returns whether a process that is asked may still answer.
+/// Returns whether a process that has been asked for a change may still answer.
 fn may_answer(locked: &mut LockedRing, target: u32) -> bool {
     let is_there = locked.ring.control.maker() == Some(target) || locked.journal().others(None).contains(&target);
     is_there && process_number::is_alive(target)

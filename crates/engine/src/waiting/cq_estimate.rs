@@ -1,5 +1,5 @@
-//! Estimates whether a waiter should sleep or poll the CQ, from earlier waits on the same ring.
-//! They are for rings whose SQ thread polls the devices. `driving::cq_wait` does the waiting.
+//! Estimates, from earlier waits on a ring, how long a waiter sleeps and how long it polls the CQ.
+//! For rings whose SQ thread polls the devices. `driving::cq_wait` does the waiting.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use usring_sys::clock::{self, Nanoseconds};
@@ -93,8 +93,8 @@ impl CqWaits {
         let late = timer_slack::overshoot() + get(&self.late);
         let earliest = mean.saturating_sub(2 * spread).max(mean / 2);
         let span = earliest.saturating_sub(late);
-        // A sleep uses about as much processor time as it is late. So a sleep that is shorter than
-        // its lateness would save nothing.
+        // A sleep uses about as much processor time as its wake-up is late. So a sleep that is
+        // shorter than that lateness would save nothing.
         if span > late {
             return span;
         }

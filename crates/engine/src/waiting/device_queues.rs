@@ -3,8 +3,8 @@
 //!
 //! `submission::device_submit` puts a request into a channel, and `driving::reap` takes it out, in
 //! any order. If a full queue pair refuses requests, they wait here in a backlog, in order, until
-//! others complete. `iopoll` spins on the channels. Waiters of a ring without IOPOLL sleep until
-//! the channels' interrupts come.
+//! requests in flight complete. `iopoll` spins on the channels. Waiters of a ring without IOPOLL
+//! sleep until the channels' interrupts come.
 
 use crate::registered::registered_buffers::RegisteredBuffers;
 use crate::request::conditions::RequestId;
@@ -53,8 +53,8 @@ pub(crate) struct DeviceQueues {
     pub forbids_waiter: bool,
     /// State of HYBRID_IOPOLL; `None` on a ring without that flag.
     pub hybrid: Option<Box<Hybrid>>,
-    /// The channel to the files that the kernel serves, or the error of opening it. `None` until a
-    /// request needs it, and after an error that may soon pass.
+    /// The channel to the files that the kernel serves, or the error with which opening it has
+    /// failed. `None`: no request has needed the channel yet, or opening it may succeed later.
     pub kernel_files: Option<Result<ChannelIndex, Errno>>,
     pub lone_waits: LoneWaits,
 }
@@ -168,7 +168,7 @@ impl DeviceQueues {
     }
 
     /// Removes the first request that `matches` from its backlog, and returns the request. No
-    /// device has it yet.
+    /// device has that request yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
             if let Some(index) = queue.backlog.iter().position(&mut matches) {

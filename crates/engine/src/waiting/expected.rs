@@ -19,7 +19,7 @@
 use crate::request::conditions::Tag;
 use alloc::collections::VecDeque;
 
-/// Guessing begins after a wait on the set that returns at least this many events.
+/// Guessing begins after a wait on the epoll set that returns at least this many events.
 const MANY: usize = 8;
 /// Maximum number of files tried in one series of guesses.
 const MOST: usize = 32;
@@ -39,7 +39,7 @@ pub(crate) struct Expected {
     queue: VecDeque<(Tag, u32)>,
     time: u32,
     guesses: bool,
-    /// Whether a guess has found data since the set was last asked.
+    /// Whether a guess has found data since the epoll set was last asked for events.
     was_right: bool,
     /// Number of waits with many events that have to pass before guessing begins again.
     pause: u32,
@@ -57,7 +57,7 @@ impl Expected {
         self.queue.len().min(MOST)
     }
 
-    /// Records the number of events that one wait on the set has returned.
+    /// Records the number of events that one wait on the epoll set has returned.
     #[inline]
     pub fn note_events(&mut self, events: usize) {
         if events >= MANY && !self.guesses {
@@ -93,12 +93,12 @@ impl Expected {
         self.queue.front().map(|(tag, _)| *tag)
     }
 
-    /// Returns whether a guess has found data since the set was last asked.
+    /// Returns whether a guess has found data since the epoll set was last asked for events.
     pub fn was_right(&self) -> bool {
         self.was_right
     }
 
-    /// Clears [`Expected::was_right`], because the caller asks the set now.
+    /// Clears [`Expected::was_right`], because the caller asks the epoll set for events now.
     #[inline]
     pub fn begin_anew(&mut self) {
         self.was_right = false;

@@ -82,9 +82,9 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
         (Ok(assigned), Begins::Retry(slice)) => locked.waiting.polls.push(assigned.tag, request, purpose, slice),
         (Ok(assigned), Begins::First) => begin_first(locked, request, interest, assigned),
         (Ok(assigned), Begins::Report) => begin_report(locked, request, interest, assigned),
-        // The program has meanwhile opened another file under this number, and that file cannot be
-        // polled. The request is issued again and treats the new file accordingly. The driver
-        // issues all issuable requests before it leaves.
+        // The program has meanwhile opened another file under this descriptor number, and that file
+        // cannot be polled. The request is issued again and treats the new file accordingly. The
+        // driver issues all issuable requests before it leaves.
         (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.queues.issuable.push_back(request),
         (Err(error), _) => refused(locked, request, interest, purpose, error),
     }
@@ -156,9 +156,9 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Arms the timer in the ring's epoll set for the time `due`. A timer that fires earlier is not
-/// changed: the thread that handles its event calls this function again. So a far-away timeout
-/// costs the ring's drivers no system call.
+/// Arms the timer in the ring's epoll set for the time `due`. If the timer fires before `due`
+/// anyway, leaves it: the thread that handles its event calls this function again. So a far-away
+/// timeout costs the ring's drivers no system call.
 ///
 /// On a ring that defers task work, the timer is always set. There the ring watcher sees the
 /// timer's event, but only notifies the ring's owner and does not handle the event.

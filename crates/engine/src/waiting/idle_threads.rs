@@ -28,7 +28,7 @@ impl IdleThreads {
         added
     }
 
-    /// Returns whether a thread sleeps that a new job can wake.
+    /// Returns whether an idle thread sleeps, which a new job can wake.
     pub fn has_idle(&self) -> bool {
         self.idle > 0
     }

@@ -131,8 +131,8 @@ impl Order {
     }
 }
 
-/// Returns the number of the file that an event of the epoll set names; `None`: the slot has
-/// another file by now.
+/// Returns the descriptor number of the file that an event of the epoll set names; `None`: the
+/// event's slot in the poll table has another file by now.
 pub(crate) fn number_of_event(polls: &mut PollTable, tag: Tag) -> Option<i32> {
     polls.slot(tag).map(|slot| slot.number())
 }

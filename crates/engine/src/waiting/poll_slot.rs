@@ -28,7 +28,7 @@ pub(super) enum Switch {
 /// A slot's file, and the descriptor that keeps it open.
 pub(super) enum SlotFile {
     Free,
-    /// usring's duplicate of the program's descriptor number `of`, held while a request waits.
+    /// usring's duplicate of the program's descriptor number `of`, open while a request waits.
     Duplicate {
         duplicate: Arc<SharedDuplicate>,
         of: i32,
@@ -110,7 +110,8 @@ impl Slot {
 pub(super) struct Number {
     /// First of the slots that hold a file of this number, or [`NONE`].
     pub(super) first: u32,
-    /// Whether the set still has a registration under the number of the (closed) duplicate.
+    /// Whether the set still has a registration under the number of usring's duplicate, which is
+    /// closed by now.
     pub(super) registered: bool,
     /// Whether one of the number's files was of a kind that takes record locks.
     pub(super) lockable: bool,

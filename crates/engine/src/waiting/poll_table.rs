@@ -86,7 +86,7 @@ pub(crate) struct PollTable {
     /// Slots with a runnable request. The request may have gone since the slot was queued.
     runnable: VecDeque<Tag>,
     /// Whether a request has begun to wait without having tried its file (POLL_FIRST), and the set
-    /// was not asked since. The set may then report the file.
+    /// was not asked since. The set may then report that the file is ready.
     pub has_untried: bool,
     /// The files that are expected to be ready, in the order in which they are tried.
     pub expected: Expected,
@@ -435,7 +435,7 @@ impl PollTable {
         waiter
     }
 
-    /// Returns whether a request may be runnable. `false` is certain.
+    /// Returns whether a request may be runnable. `false`: certainly none is.
     #[inline]
     pub fn has_runnable(&self) -> bool {
         !self.runnable.is_empty()

@@ -20,7 +20,7 @@ use usring_sys::process_number;
 
 static RINGS: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
 
-/// Adds a ring that this process has made, or is beginning to use.
+/// Adds a ring that this process has made, or is beginning to use, to the process's list of rings.
 pub(crate) fn enlist(ring: &Arc<Ring>) {
     let mut rings = RINGS.get_or_make(Mutex::default).lock();
     if rings.len() == rings.capacity() {

@@ -25,7 +25,8 @@ use usring_sys::deposit::{self, Contents, Item, Key, Taken};
 use usring_sys::process_number;
 
 /// Longest time, in nanoseconds, that a child waits until the process that made the ring has
-/// published its registrations. That process may be stopped.
+/// published its registrations. Without this limit, the child would hang while that process is
+/// stopped.
 const LONGEST_WAIT: Nanoseconds = 1_000_000_000;
 /// Longest single sleep, in nanoseconds, of a child that waits until registrations are published.
 /// After it the child checks whether the publishing process is alive.

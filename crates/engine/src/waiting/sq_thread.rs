@@ -76,7 +76,9 @@ impl SqThread {
     /// or could not be started.
     pub fn add(&self, ring: &Arc<Ring>) -> bool {
         {
-            // The SQ thread is marked dead only under this lock, and only while `rings` is empty.
+            // The SQ thread is marked dead only under this lock. An SQ thread that runs is marked
+            // only while `rings` is empty. One that could not be started is marked in any case
+            // (`die`).
             let mut rings = self.rings.lock();
             if self.has_ended.load(Ordering::SeqCst) {
                 return false;

@@ -41,8 +41,8 @@ pub(crate) struct StuckCalls {
     penalty: u32,
     /// Thread-local block and thread id of the only thread that drives a ring with deferred task
     /// work. After its end, another thread may get the same block. The kernel refuses that thread
-    /// the ring (EEXIST), so no program relies on this. If one does, the watchdog cannot interrupt
-    /// a stuck call of that thread; the call ends with the next connection.
+    /// the ring (EEXIST), so programs do not let it use the ring. If a program does, the watchdog
+    /// cannot interrupt a stuck call of that thread; the call ends with the next connection.
     owner: Option<(ThreadId, u32)>,
 }
 

@@ -66,8 +66,8 @@ impl Preparation {
         self.announce();
     }
 
-    /// Waits for at most a second until the ring watcher has done the work. The limit is needed
-    /// because the calling thread may hold a lock that the ring watcher needs.
+    /// Waits for at most a second until the ring watcher has started the requested threads. The
+    /// limit is needed because the calling thread may hold a lock that the ring watcher needs.
     fn wait(&self) {
         let end = Clock::Monotonic.now() + credentials::ANSWER_TIMEOUT_NS;
         loop {
@@ -162,7 +162,7 @@ impl Tasks {
             watch();
         };
         if let Err(error) = thread::spawn("usring-watcher", Credentials::Following, Box::new(life)) {
-            // The eventfd is closed now, and the program may get its number at any moment.
+            // The eventfd is about to be closed. The program may then get its number at any moment.
             self.wake_event.store(0, Ordering::Release);
             (service.undo)();
             return Err(error);

@@ -110,8 +110,8 @@ impl Watchdog {
         }
     }
 
-    /// Checks the watched calls of every ring. Returns whether a driver has made one since the last
-    /// check, or is in one.
+    /// Checks the watched calls of every ring. Returns whether a driver is in such a call, or has
+    /// made one since the last check.
     fn check(&self) -> bool {
         let mut busy = false;
         self.watches.lock().retain_mut(|(watch, last)| {
@@ -121,7 +121,7 @@ impl Watchdog {
             }
             busy |= now != *last || !now.is_outside();
             *last = now;
-            // The ring holds the other reference. If it is gone, the entry is removed.
+            // The ring holds the other reference. If the ring is gone, the entry is removed.
             Arc::strong_count(watch) > 1
         });
         busy

@@ -204,7 +204,8 @@ impl WorkerPool {
         }
     }
 
-    /// Runs a worker's thread, which ends when it is idle for long or its group is retired.
+    /// Runs a worker's thread. It ends when it was idle for some seconds, or when its group is
+    /// retired and the pool's queue is empty.
     fn work(&self, class: Class, group: &GroupState) {
         let slot = Arc::new(WorkerSlot::default());
         slot.thread.store(signals::thread_id(), Ordering::Relaxed);

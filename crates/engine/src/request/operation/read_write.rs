@@ -107,7 +107,7 @@ impl ReadWrite {
         Transfer { operation, durable, registered, direct, offset: self.offset, segments: self.members() }
     }
 
-    /// Returns whether a write has to be durable when it completes.
+    /// Returns whether the request's flags demand that its write is durable when it completes.
     #[inline]
     pub fn is_durable(&self) -> bool {
         self.flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0

@@ -30,8 +30,8 @@ pub(crate) struct SendReceive {
     /// For a receive: how well the socket's count of unread bytes predicts what the receive
     /// returns. `None` until it is needed.
     pub counted: Option<Counted>,
-    /// The length that the SQE asks for. With provided buffers: the limit of a selection, in bytes;
-    /// 0: no limit.
+    /// The length that the SQE asks for. With provided buffers: the limit of a buffer selection, in
+    /// bytes; 0: no limit.
     pub wanted: u32,
     /// For a multishot receive whose SQE limits the total: bytes left until that limit.
     pub limit: Option<u32>,
