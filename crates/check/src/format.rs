@@ -74,7 +74,8 @@ pub struct Finding {
     pub descriptor: i32,
     /// The request's result, if it has one; else 0.
     pub result: i32,
-    /// The request's memory that the finding concerns, and its length; 0 if there is none.
+    /// Address and length of the request's memory that the finding concerns; 0 if it concerns no
+    /// memory.
     pub address: u64,
     pub length: u64,
     /// Time since the submission, in nanoseconds.

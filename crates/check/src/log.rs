@@ -45,7 +45,8 @@ pub fn start(path: &CStr, mode: Mode) -> Result<(), Errno> {
     file().map(drop).ok_or(Errno::ENOENT)
 }
 
-/// Returns the file. Each process opens it for itself.
+/// Returns the descriptor number of the file of findings. Each process opens the file for itself.
+/// `None`: it cannot be opened.
 fn file() -> Option<i32> {
     let file = FILE.get_or_make(|| {
         let path = PATH.get()?.as_ptr() as u64;
@@ -175,7 +176,7 @@ fn program() -> Vec<u8> {
     path
 }
 
-/// Sends SIGABRT to the calling thread, or to the process if the thread is one of usring's own.
+/// Sends SIGABRT to the calling thread, or to the process if the thread is usring's.
 fn abort() {
     let thread = signals::thread_id();
     let is_own = matches!(own_threads::owner_of(thread), Owner::Usring | Owner::Submitter);

@@ -159,7 +159,7 @@ impl Requests {
     }
 }
 
-/// Compares two positions of a CQ, which wrap around.
+/// Returns whether `position` is before `other`. Positions of a CQ wrap around.
 fn is_before(position: u32, other: u32) -> bool {
     position.wrapping_sub(other).cast_signed() < 0
 }

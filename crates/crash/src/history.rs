@@ -48,7 +48,7 @@ pub enum Change {
         to: DirectoryEntry,
         node: Node,
     },
-    /// renameat2(2) with RENAME_EXCHANGE. `nodes`: those that the names led to before.
+    /// renameat2(2) with RENAME_EXCHANGE. `nodes`: the nodes that the two names led to before.
     Exchange {
         first: DirectoryEntry,
         second: DirectoryEntry,

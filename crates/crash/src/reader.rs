@@ -1,4 +1,4 @@
-//! From the recorder's log to a history.
+//! Makes a history from the recorder's log.
 //!
 //! Each record has two positions: a system call begins at the first one and ends at the second one.
 //! A request of a ring begins when its batch was submitted, and ends when it was completed.
@@ -99,7 +99,8 @@ impl Reader {
         }
     }
 
-    /// Returns the node of an inode. A file that the history does not know is a gap.
+    /// Returns the node of an inode. `None`: the history does not know the file. That is recorded
+    /// as a gap.
     fn node(&mut self, inode: u64, path: &[u8]) -> Option<Node> {
         let node = self.nodes.get(&inode).copied();
         if node.is_none() {

@@ -86,7 +86,8 @@ impl Tree {
         }
     }
 
-    /// Returns the content of a file, for a change of it.
+    /// Returns the content of a file, to be changed. `None`: there is no such node, or it is no
+    /// file.
     pub fn content_to_change(&mut self, node: Node) -> Option<&mut Content> {
         match &mut Arc::make_mut(self.nodes.get_mut(&node)?).body {
             Body::File(content) => Some(Arc::make_mut(content)),
@@ -158,7 +159,8 @@ impl Tree {
         found
     }
 
-    /// Returns the node that a path below the folder leads to. Follows no symbolic links.
+    /// Returns the node that a path below the folder leads to, if there is one. Follows no symbolic
+    /// links.
     pub fn find(&self, path: &Path) -> Option<Node> {
         path.iter().try_fold(ROOT, |folder, name| match &self.inode(folder)?.body {
             Body::Folder(names) => names.get(name).copied(),

@@ -41,7 +41,8 @@ impl Flip {
     }
 }
 
-/// Returns the address of a byte of a vector.
+/// Returns the address of the byte with the number `byte`, counted through all of `members`.
+/// `None`: they have fewer bytes.
 fn address_of(members: &[IoVector], mut byte: u64) -> Option<UserAddress> {
     for member in members {
         if byte < member.length {

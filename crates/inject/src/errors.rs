@@ -29,7 +29,7 @@ const ALIASES: [(&str, &str); 3] = [("EWOULDBLOCK", "EAGAIN"), ("EDEADLOCK", "ED
 /// Highest errno that a system call can answer.
 const HIGHEST: u32 = 4095;
 
-/// Returns the errno with this name or number (1 to 4095).
+/// Returns the errno with this name or number (1 to 4095). `None`: there is no such errno.
 pub fn errno(text: &str) -> Option<u16> {
     let name = ALIASES.iter().find(|(alias, _)| *alias == text).map_or(text, |(_, name)| name);
     let known = ERRNOS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
@@ -58,7 +58,8 @@ signals! {
 /// Highest signal (SIGRTMAX).
 const HIGHEST_SIGNAL: u32 = 64;
 
-/// Returns the signal with this name (`SIGTERM` or `TERM`) or number.
+/// Returns the signal with this name (`SIGTERM` or `TERM`) or number. `None`: there is no such
+/// signal.
 pub fn signal(text: &str) -> Option<u8> {
     let bare = text.strip_prefix("SIG").unwrap_or(text);
     let known = SIGNALS.iter().find(|(name, _)| name.strip_prefix("SIG") == Some(bare)).map(|(_, number)| *number);
@@ -71,7 +72,7 @@ pub fn signal_name(number: u8) -> Option<&'static str> {
     SIGNALS.iter().find(|(_, known)| *known == u32::from(number)).map(|(name, _)| *name)
 }
 
-/// Accepts digits only: `parse` alone would accept a sign.
+/// Parses a number that consists of digits only. (`parse` alone would accept a sign.)
 fn number(text: &str) -> Option<u32> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }

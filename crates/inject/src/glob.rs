@@ -39,7 +39,9 @@ fn one(pattern: &[u8], character: u8) -> Option<usize> {
     }
 }
 
-/// Matches `[abc]`, `[a-c]` or `[!a]`. A bracket that is never closed stands for itself.
+/// Returns how many bytes of a set (`[abc]`, `[a-c]` or `[!a]`) at the beginning of the pattern
+/// match this character; `None` if the set does not match. A bracket that is never closed stands
+/// for itself.
 fn one_of_set(pattern: &[u8], character: u8) -> Option<usize> {
     let negated = matches!(pattern.get(1), Some(b'!' | b'^'));
     let start = 1 + usize::from(negated);

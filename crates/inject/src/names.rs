@@ -57,7 +57,8 @@ fn matches_descriptor(number: i32, matches: &mut dyn FnMut(&[u8]) -> bool) -> bo
     number >= 0 && link_target(&format!("/proc/self/fd/{number}\0")).is_some_and(|path| matches(&path))
 }
 
-/// Returns the target of the symbolic link at `path`, which ends with a NUL.
+/// Returns the target of the symbolic link at `path`, which ends with a NUL. `None`: it cannot be
+/// read.
 fn link_target(path: &str) -> Option<Vec<u8>> {
     let mut target = alloc::vec![0u8; PATH_LIMIT];
     let arguments = [path.as_ptr() as u64, target.as_mut_ptr() as u64, target.len() as u64, 0, 0];

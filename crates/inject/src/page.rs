@@ -76,11 +76,11 @@ const LONGEST_TEXT: usize = 8192;
 /// The meaning of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// Number of calls with this name in a process.
+    /// Number of calls of one name in a process.
     Calls,
-    /// Number of calls with this name that a rule matched in a process.
+    /// Number of calls of one name that a rule matched in a process.
     Matched,
-    /// Number of faults that a rule made in calls with this name, in all processes.
+    /// Number of faults that a rule made in calls of one name, in all processes.
     Faults,
     /// Not a count: the number of a process in the run.
     Process,

@@ -47,8 +47,8 @@ pub(crate) fn stat(number: i32) -> Result<Stat, Errno> {
     stat_of(number, c"".as_ptr() as u64, linux::AT_EMPTY_PATH)
 }
 
-/// Returns the path of a descriptor's file, by /proc. A file that was removed has the suffix
-/// " (deleted)".
+/// Returns the path of a descriptor's file, by /proc. The path of a file that was removed has the
+/// suffix " (deleted)". `None`: it cannot be read.
 fn path_of(number: i32) -> Option<Vec<u8>> {
     let mut name = Vec::from(*b"/proc/thread-self/fd/");
     let digits = (0..10).rev().map(|power| width::byte(width::word(number / 10_i32.pow(power) % 10)) + b'0');

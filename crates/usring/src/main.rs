@@ -1,8 +1,8 @@
 //! The `usring` command. All of it is in [`usring_cli`].
 //!
-//! There is no Rust `main`, because the standard library's start-up code would ignore SIGPIPE and
-//! open those of the descriptors 0 to 2 that are closed. A program that the launcher executes must
-//! inherit signals and descriptors exactly as the launcher's parent left them.
+//! There is no Rust `main`, because the standard library's start-up code would ignore SIGPIPE, and
+//! would open each of the descriptors 0 to 2 that is closed. A program that the launcher executes
+//! must inherit signals and descriptors exactly as the launcher's parent left them.
 #![cfg_attr(not(test), no_main)]
 
 use std::ffi::{c_char, c_int};

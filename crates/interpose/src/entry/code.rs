@@ -142,7 +142,8 @@ fn read<T: Plain>(address: u64) -> Option<T> {
     user_memory::read(UserAddress(address)).ok()
 }
 
-/// Returns the address of `.eh_frame_hdr` of the file that is mapped at `image`.
+/// Returns the address of `.eh_frame_hdr` of the file that is mapped at `image`. `None`: the file
+/// has no such section, or is not ELF64.
 fn unwind_table(image: u64) -> Option<u64> {
     const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
     if read::<u32>(image)? != ELF || u64::from(read::<u16>(image + PHENTSIZE)?) != PROGRAM_HEADER {

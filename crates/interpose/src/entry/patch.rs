@@ -85,7 +85,7 @@ fn places_of(address: usize) -> impl Iterator<Item = &'static Site> {
     (0..SITES).map(move |step| &TABLE[(start + step) % SITES])
 }
 
-/// Returns the table's entry of the site with this address; claims one if the site has none.
+/// Returns the table's entry of the site with this address; claims an entry if the site has none.
 /// `None`: three quarters of the table are used.
 fn place_of(address: usize) -> Option<&'static Site> {
     for site in places_of(address) {
@@ -114,7 +114,7 @@ pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
 }
 
-/// Returns the table's entry of the site with this address, if there is one.
+/// Returns the table's entry of the site with this address, if the site has an entry.
 fn known(address: usize) -> Option<&'static Site> {
     places_of(address)
         .map(|site| (site, site.address.load(Ordering::Acquire)))

@@ -145,8 +145,8 @@ global_asm!(
     bound = sym BOUND,
 );
 
-/// Defines a libc function that takes a descriptor in `$register`, and perhaps another one in
-/// `$second`. Only the lower 32 bits of these registers count.
+/// Defines a libc function that takes a descriptor in `$register`, and perhaps another descriptor
+/// in `$second`. Only the lower 32 bits of these registers count.
 macro_rules! with_descriptor {
     ($real:ident, $fallback:ident, $number:expr, $register:literal, $second:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);

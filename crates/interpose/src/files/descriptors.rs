@@ -340,8 +340,9 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Removes a number from the table. If the ring has no other number, the ring is closed when the
-/// returned reference is dropped and no thread uses the ring any more.
+/// Removes a number from the table. Returns a reference to the file of the ring; `None` if the
+/// number had no ring of this process. If the ring has no other number, it is closed when the
+/// reference is dropped and no thread uses the ring any more.
 pub fn remove(number: i32) -> Option<Arc<File>> {
     let entry = entry(number)?;
     let object = {

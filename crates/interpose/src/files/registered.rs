@@ -39,7 +39,7 @@ static TABLE: [ThreadRings; ROWS] = [const {
     }
 }; ROWS];
 
-/// Returns the rows in the order in which a thread searches for its own.
+/// Returns the rows of the table in the order in which a thread searches for its own row.
 fn places_of(thread: usize) -> impl Iterator<Item = &'static ThreadRings> {
     let start = spread::row(thread, ROWS);
     (0..ROWS).map(move |step| &TABLE[(start + step) % ROWS])
@@ -85,7 +85,7 @@ pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
     Ok(ManuallyDrop::new(unsafe { Arc::from_raw(file) }))
 }
 
-/// Returns the row of the calling thread; claims one if it has none.
+/// Returns the row of the calling thread; claims a row if the thread has none.
 fn claim() -> Result<&'static ThreadRings, Errno> {
     let (thread, id) = (thread::current().0, signals::thread_id());
     let _one_at_a_time = process::current().registered.lock();
@@ -171,7 +171,7 @@ pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
 }
 
 /// Calls `work` for each member of an array of `count` updates at `argument`, up to the first that
-/// fails. Returns how many were done. If the first one fails, returns its error.
+/// fails. Returns how many were done. If the first update fails, returns its error.
 fn for_each(
     argument: UserAddress,
     count: u32,

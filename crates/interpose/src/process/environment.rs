@@ -62,8 +62,8 @@ const OF_ALL_PROCESSES: [&[u8]; 14] = [
 /// programs overwrite the originals to change their title.
 #[derive(Default)]
 pub struct OwnVariables {
-    /// The library's path, and a NUL: as it was in LD_PRELOAD, or, in a program that is linked to
-    /// the library, as the loader has found it. Empty if neither is known.
+    /// The library's path, with a NUL. It is taken from LD_PRELOAD or, in a program that is linked
+    /// to the library, from the loader's list. Empty if neither is known.
     pub library: Vec<u8>,
     /// Whole variables with their NUL, for the next program.
     pub variables: Vec<Box<[u8]>>,
@@ -139,7 +139,7 @@ pub unsafe fn hide(variables: *mut *mut u8) {
             }
             from = from.add(1);
         }
-        // If the number of removed variables is odd, the last one stays, because the gap needs
+        // If the number of removed variables is odd, the last of them stays, because the gap needs
         // pairs.
         if !from.offset_from(to).unsigned_abs().is_multiple_of(2) {
             *to = last;
@@ -316,7 +316,7 @@ fn value_of(name: &[u8]) -> Option<&'static [u8]> {
     variable(name)?.strip_suffix(b"\0").map(|variable| &variable[name.len()..])
 }
 
-/// Returns a variable of usring's with its name and its NUL.
+/// Returns a variable of usring's with its name and its NUL, if the environment had it.
 fn variable(name: &[u8]) -> Option<&'static [u8]> {
     own_variables()?.variables.iter().find(|variable| variable.starts_with(name)).map(|variable| &**variable)
 }

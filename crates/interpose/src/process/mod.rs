@@ -26,7 +26,7 @@ use usring_uapi::general as linux;
 /// State that a forked child must not inherit.
 pub struct Process {
     id: u32,
-    /// Held while the kernel's action for a signal and the one in the table are changed together.
+    /// Held while the kernel's action and the table's action for a signal are changed together.
     pub actions: Mutex<()>,
     /// Held while the tables of rings' and devices' descriptors change.
     pub descriptors: Mutex<()>,
@@ -114,7 +114,8 @@ impl ChildDescriptors {
 
 /// The [`ChildDescriptors`] that [`begin_child`] passes to [`begin`], as a number.
 static OF_CHILD: AtomicU8 = AtomicU8::new(ChildDescriptors::Unknown as u8);
-/// The id of the last process that has begun. When a child begins, that is its parent.
+/// The id of the last process that has begun. When a child begins, that process is the child's
+/// parent.
 static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
 
 /// Begins a forked child, unless it has begun: makes its state, and resets what it has inherited.

@@ -103,7 +103,8 @@ fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
     Some(read_at(file, head, 0))
 }
 
-/// Ends the interpreter's name in a `#!` line with a NUL; returns the name's range.
+/// Ends the interpreter's name in a `#!` line with a NUL; returns the name's range. `None`: the
+/// file is no script, or the name does not end in `head`.
 fn isolate_interpreter(head: &mut [u8; HEAD], length: usize) -> Option<core::ops::Range<usize>> {
     if !head[..length].starts_with(b"#!") {
         return None;

@@ -29,7 +29,7 @@ struct Relocation {
 }
 
 /// Returns the address of the first definition of the function `name` in the loader's list. The
-/// loader binds imports of `name` to this definition.
+/// loader binds imports of `name` to this definition. `None`: no library defines the function.
 pub fn function(name: &CStr) -> Option<usize> {
     // SAFETY: the tables are those of a library in the loader's list.
     libc::entries().find_map(|library| unsafe { Tables::of(library)?.find(name) })

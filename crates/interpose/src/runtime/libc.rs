@@ -210,7 +210,7 @@ impl Tables {
         }
     }
 
-    /// Returns the address of a function by its name.
+    /// Returns the address of the function `name`, if the library defines it.
     ///
     /// # Safety
     /// The tables must be those of a loaded library.

@@ -52,7 +52,7 @@ pub fn say(text: fmt::Arguments) {
 }
 
 /// Writes a line to the log. Errors: those of opening the log and writing to it; `ENOENT` if there
-/// is none.
+/// is no log.
 fn write_to_log(line: &Line) -> Result<u64, Errno> {
     let path = LOG.load(Ordering::Relaxed);
     if path.is_null() {

@@ -92,8 +92,8 @@ pub fn mask_in_handler(signal: u32, mask: SignalSet) -> SignalSet {
     ((mask | action.mask) & !KEPT_OPEN) | (itself & !set_of(linux::SIGSYS))
 }
 
-/// Returns the kernel's action for a signal, and sets it to `new` if there is one. usring's filter
-/// lets this rt_sigaction(2) pass.
+/// Returns the kernel's action for a signal. If `new` is given, sets the action to `new`. usring's
+/// filter lets this rt_sigaction(2) pass.
 pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errno> {
     let mut old = Action::default();
     let new = new.map_or(0, |new| &raw const *new as u64);

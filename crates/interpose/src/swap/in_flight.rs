@@ -40,7 +40,8 @@ pub fn keep(address: usize, pinned: PinnedCall) {
     row.push(InFlight { address, thread: thread::current(), pinned });
 }
 
-/// Removes and returns the pinned memory of a call that has returned.
+/// Removes and returns the pinned memory of a call that has returned, if memory was pinned for the
+/// call.
 pub fn take(address: usize) -> Option<PinnedCall> {
     let mut row = row(address).lock();
     let index = row.iter().position(|other| other.address == address)?;

@@ -464,8 +464,8 @@ enum Unsupported {
 }
 
 /// Returns the errno for the program of a call that failed with `error`. `EBUSY` means that memory
-/// could not be released to the kernel: that is reported, and becomes `ENOMEM`. Any other errno is
-/// the kernel's and stays.
+/// could not be released to the kernel: this is reported, and the program gets `ENOMEM`. Any other
+/// errno is the kernel's and stays.
 fn busy(error: Errno, what: Unsupported) -> Errno {
     if error == Errno::EBUSY { refused(what) } else { error }
 }

@@ -55,7 +55,8 @@ fn has_inherited() -> bool {
     !INHERITANCE.load(Ordering::Relaxed).is_null()
 }
 
-/// Returns the region, if there is one. If it is inherited, this process takes it over now.
+/// Returns the region, if this process has one. A region that it has only inherited is taken over
+/// now.
 pub fn mappings() -> Option<&'static Mappings> {
     known().or_else(|| if has_inherited() { take_over() } else { None })
 }

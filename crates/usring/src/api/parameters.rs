@@ -4,8 +4,7 @@ use std::fmt;
 use usring_uapi::io_uring as abi;
 
 /// The parameters and features of a ring: `struct io_uring_params` of io_uring_setup(2), as the
-/// engine has filled it in. An `is_feature_…` function returns whether the ring has the feature
-/// that its comment describes.
+/// engine has filled it in.
 #[derive(Clone)]
 pub struct Parameters(pub(super) abi::io_uring_params);
 
@@ -36,31 +35,31 @@ impl Parameters {
         self.has(abi::IORING_SETUP_SINGLE_ISSUER)
     }
 
-    /// One mapping serves both queues. Always true.
+    /// Returns `true`: one mapping serves both queues.
     pub fn is_feature_single_mmap(&self) -> bool {
         self.promises(abi::IORING_FEAT_SINGLE_MMAP)
     }
 
-    /// Completions that find no room in the queue wait in a backlog instead of being lost. Always
-    /// true.
+    /// Returns `true`: completions that find no room in the queue wait in a backlog and are not
+    /// lost.
     pub fn is_feature_nodrop(&self) -> bool {
         self.promises(abi::IORING_FEAT_NODROP)
     }
 
-    /// Everything that a request points to, except the data itself, may be reused once the request
-    /// was submitted. Always true.
+    /// Returns `true`: everything that a request points to, except the data itself, may be reused
+    /// once the request was submitted.
     pub fn is_feature_submit_stable(&self) -> bool {
         self.promises(abi::IORING_FEAT_SUBMIT_STABLE)
     }
 
-    /// An offset of −1 means the file's own position. Always true.
+    /// Returns `true`: an offset of −1 means the file's own position.
     pub fn is_feature_rw_cur_pos(&self) -> bool {
         self.promises(abi::IORING_FEAT_RW_CUR_POS)
     }
 
-    /// A request that the submitting thread carries out has that thread's credentials. A worker's
-    /// request has the credentials with which the first ring of the process was made, unless the
-    /// request names a personality. Always true.
+    /// Returns `true`: a request that the submitting thread carries out has that thread's
+    /// credentials. A worker's request has the credentials with which the first ring of the process
+    /// was made, unless the request names a personality.
     ///
     /// setuid(2) of libc and its relatives change the workers' credentials, too. The Rust API does
     /// not see what a thread changes for itself alone: capabilities, Landlock, a file system view.
@@ -69,44 +68,44 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_CUR_PERSONALITY)
     }
 
-    /// A request whose file is not ready waits by polling and occupies no thread. Always true.
+    /// Returns `true`: a request whose file is not ready waits by polling and occupies no thread.
     pub fn is_feature_fast_poll(&self) -> bool {
         self.promises(abi::IORING_FEAT_FAST_POLL)
     }
 
-    /// `PollAdd` takes 32 bits of events. Always true.
+    /// Returns `true`: `PollAdd` takes 32 bits of events.
     pub fn is_feature_poll_32bits(&self) -> bool {
         self.promises(abi::IORING_FEAT_POLL_32BITS)
     }
 
-    /// With `setup_sqpoll`, files need not be registered. Always true.
+    /// Returns `true`: with `setup_sqpoll`, files need not be registered.
     pub fn is_feature_sqpoll_nonfixed(&self) -> bool {
         self.promises(abi::IORING_FEAT_SQPOLL_NONFIXED)
     }
 
-    /// [`Submitter::submit_with_args`](crate::Submitter::submit_with_args) takes a timeout. Always
-    /// true.
+    /// Returns `true`: [`Submitter::submit_with_args`](crate::Submitter::submit_with_args) takes a
+    /// timeout.
     pub fn is_feature_ext_arg(&self) -> bool {
         self.promises(abi::IORING_FEAT_EXT_ARG)
     }
 
-    /// Workers are threads of this process. Always true.
+    /// Returns `true`: workers are threads of this process.
     pub fn is_feature_native_workers(&self) -> bool {
         self.promises(abi::IORING_FEAT_NATIVE_WORKERS)
     }
 
-    /// Registered files and buffers can be tagged and updated. Always true.
+    /// Returns `true`: registered files and buffers can be tagged and updated.
     pub fn is_feature_resource_tagging(&self) -> bool {
         self.promises(abi::IORING_FEAT_RSRC_TAGS)
     }
 
-    /// A request with the flag `SKIP_SUCCESS` posts no completion if it succeeds. Always true.
+    /// Returns `true`: a request with the flag `SKIP_SUCCESS` posts no completion if it succeeds.
     pub fn is_feature_skip_cqe_on_success(&self) -> bool {
         self.promises(abi::IORING_FEAT_CQE_SKIP)
     }
 
-    /// The file of a linked request is looked up when the request starts, so the request before it
-    /// may open that file. Always true.
+    /// Returns `true`: the file of a linked request is looked up when the request starts. So the
+    /// previous request in the chain may open that file.
     pub fn is_feature_linked_file(&self) -> bool {
         self.promises(abi::IORING_FEAT_LINKED_FILE)
     }
@@ -116,13 +115,13 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_RECVSEND_BUNDLE)
     }
 
-    /// [`SubmitArgs::min_wait_usec`](crate::types::SubmitArgs::min_wait_usec) has an effect. Always
-    /// true.
+    /// Returns `true`: [`SubmitArgs::min_wait_usec`](crate::types::SubmitArgs::min_wait_usec) has
+    /// an effect.
     pub fn is_feature_min_timeout(&self) -> bool {
         self.promises(abi::IORING_FEAT_MIN_TIMEOUT)
     }
 
-    /// `EnterFlags::NO_IOWAIT` is accepted. Always true: a sleep of usring's never counts as
+    /// Returns `true`: `EnterFlags::NO_IOWAIT` is accepted. A sleep of usring's never counts as
     /// waiting for I/O.
     pub fn is_feature_no_iowait(&self) -> bool {
         self.promises(abi::IORING_FEAT_NO_IOWAIT)

@@ -101,7 +101,7 @@ impl Submitter<'_> {
     ///
     /// # Errors
     /// - `EBUSY`: this ring has buffers already.
-    /// - `ENXIO`: the other ring has none.
+    /// - `ENXIO`: the other ring has no buffers.
     /// - `EEXIST`: the other ring has a single issuer, which is another thread.
     /// - `EBADF`, `EOPNOTSUPP`: `src_fd` is no ring.
     pub fn register_buffers_clone(&self, src_fd: RawFd) -> io::Result<()> {

@@ -58,8 +58,8 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
     }
 
     /// Returns whether completions are in the backlog because the completion queue is full. After
-    /// the program has taken completions, [`submit`](crate::Submitter::submit) moves those of the
-    /// backlog to the queue.
+    /// the program has taken completions, [`submit`](crate::Submitter::submit) moves completions
+    /// from the backlog to the queue.
     pub fn cq_overflow(&self) -> bool {
         self.half.has_overflow()
     }

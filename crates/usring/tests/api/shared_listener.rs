@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 /// Time for which a ring may block before the test fails.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Maximum number of connections of a contest. Only after many of them do the ring and the rival
-/// thread try to accept the same one. A contest also ends after `SPAN`.
+/// Maximum number of connections of a contest. Only after many connections do the ring and the
+/// rival thread try to accept the same connection. A contest also ends after `SPAN`.
 const ROUNDS: usize = 5000;
 const SPAN: Duration = Duration::from_secs(3);
 

@@ -2,7 +2,7 @@
 //! has no code for usring. It runs under `usring run --deny-kernel`. So every call goes through the
 //! entry points of libusring.so, and none can reach the kernel's io_uring.
 //!
-//! Needs `cargo xtask build`, or the path of another product's `usring` in `USRING_BIN`.
+//! Needs `cargo xtask build`, or the path of another `usring` in `USRING_BIN`.
 
 use io_uring as ring;
 

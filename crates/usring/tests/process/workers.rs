@@ -176,12 +176,12 @@ fn a_raised_limit_serves_requests_that_wait_already() {
     });
 }
 
-/// Returns the list of processors that a thread may use, from its /proc status file.
+/// Returns the list of processors that a thread may use, from the text of its /proc status file.
 fn place(status: &str) -> Option<String> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(String::from))
 }
 
-/// Returns the different lists of processors that workers may use: a single one if all workers
+/// Returns the different lists of processors that workers may use: a single list if all workers
 /// agree.
 fn places_of_workers() -> BTreeSet<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();

@@ -378,7 +378,8 @@ global_asm!(
     "lea r10, [rbp + {word}]",
     "call usring_unserved_trace",
     "call usring_unserved_step",
-    // While the new image makes system calls for the tracer, its first instruction is `syscall`.
+    // While the new image makes system calls for the tracer, a `syscall` replaces the image's first
+    // instruction.
     "mov edi, {PTRACE_PEEKTEXT}",
     "mov rdx, [rbp + {first} + {rip}]",
     "lea r10, [rbp + {word}]",
