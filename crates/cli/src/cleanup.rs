@@ -1,5 +1,5 @@
-//! Removes the files of `demo` and `bench` if a signal ends them ([`signals`]). Their children end
-//! with this process, whatever ends it ([`crate::child`]).
+//! Removes the files of `demo` and `bench` if a signal ends this process ([`signals`]). The
+//! children end with this process, whatever ends it ([`crate::child`]).
 
 use crate::signals;
 use indicatif::ProgressBar;

@@ -1,6 +1,6 @@
 //! `--deny-kernel`: a seccomp filter by which the kernel's io_uring calls answer EPERM, in this
-//! process and its descendants, as under Docker's default profile. If io_uring then works, usring
-//! answers it.
+//! process and its descendants, as under Docker's default profile. If io_uring works nevertheless,
+//! usring answers the calls.
 
 use super::Failure;
 use crate::system_error::words;

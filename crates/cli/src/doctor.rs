@@ -139,7 +139,8 @@ impl std::fmt::Display for Restrictions {
     }
 }
 
-/// Returns the likeliest reason for which the kernel refuses io_uring. `why` is its error in words.
+/// Returns the likeliest reason for which the kernel refuses io_uring. `why`: the kernel's error in
+/// words.
 fn blocker(here: &Restrictions, why: &str) -> &'static str {
     let answered = |error: i32| why.contains(&reason(error));
     match here.disabled {

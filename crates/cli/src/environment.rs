@@ -46,8 +46,8 @@ const SWAP_STATISTICS: &str = "USRING_SWAP_STATS";
 const STRICT: &str = "USRING_STRICT";
 /// Path of a file for the library's messages, set by the user.
 const LOG: &str = "USRING_LOG";
-/// A sanitizer's runtime that the launcher has added to LD_PRELOAD. The constructor removes it
-/// again.
+/// A sanitizer's runtime that the launcher has added to LD_PRELOAD. The constructor removes the
+/// runtime from there again.
 const RUNTIME: &str = "USRING_RUNTIME";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;

@@ -175,7 +175,8 @@ fn grants_capabilities(path: &Path) -> bool {
     size > 0 && !nix::unistd::geteuid().is_root()
 }
 
-/// Refuses a program to which execve(2) grants privileges, because its loader ignores LD_PRELOAD.
+/// Refuses a program to which execve(2) grants privileges, because the loader of such a program
+/// ignores LD_PRELOAD.
 fn check_privileges(path: &Path) -> Result<(), Failure> {
     if grants_capabilities(path) {
         return Err(Failure::new(format!(

@@ -248,7 +248,8 @@ fn parse_span(text: &str) -> Result<u64, String> {
     usring_device::span::parse(text).ok_or_else(|| "a span is a number with ns, us, ms or s".into())
 }
 
-/// Runs the subcommand. If this process executes the program in its place, returns only on failure.
+/// Runs the subcommand. If this process executes the program in place of itself, returns only on
+/// failure.
 pub fn run(options: &Options) -> Outcome {
     let (executable, mut environment) = prepare(options)?;
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)

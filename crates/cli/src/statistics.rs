@@ -27,8 +27,8 @@ impl StatisticsFile {
             file.set_len(SIZE as u64)?;
             write_word(&file, offset_of!(Header, version), VERSION)?;
             write_word(&file, offset_of!(Header, block_count), BLOCKS as u64)?;
-            // The magic number is written last, so that a process that sees it sees the other
-            // words, too.
+            // The magic number is written last. So a process that sees the magic number sees the
+            // other words, too.
             write_word(&file, offset_of!(Header, magic), MAGIC)?;
             Ok(file)
         };

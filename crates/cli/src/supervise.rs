@@ -1,5 +1,5 @@
-//! Runs a program as a child and makes the launcher look like the program to its parent. The
-//! launcher passes signals on, stops and continues with the program, and ends as the program ended.
+//! Runs a program as a child. To the launcher's parent, the launcher looks like the program: it
+//! passes signals on, stops and continues with the program, and ends as the program ended.
 
 use super::run::Launch;
 use super::{Failure, STATUS_FAILED};
@@ -44,8 +44,8 @@ impl Supervisor {
         Ok(Supervisor { program_mask, program_sigchld, signals })
     }
 
-    /// Runs the program to its end. Calls `started` with the program's process id in this process
-    /// right after the fork.
+    /// Runs the program to its end. Right after the fork, calls `started` in this process, with the
+    /// program's process id.
     pub fn run(&self, launch: &Launch, started: impl FnOnce(u32) -> Result<(), Failure>) -> Result<Ended, Failure> {
         let launcher = getpid();
         // SAFETY: the child only makes system calls and allocates. libc's fork makes allocating

@@ -1,5 +1,5 @@
-//! `usring run --swap SPEC,limit=SIZE`: checks the option, makes the text that passes it to the
-//! program's processes, and reports their counts. Each process opens the backing store itself
+//! `usring run --swap SPEC,limit=SIZE`: checks the option, makes the text that passes the option to
+//! the program's processes, and reports their counts. Each process opens the backing store itself
 //! (`usring_swap::mappings`).
 
 use super::Failure;

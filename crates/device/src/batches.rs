@@ -53,8 +53,8 @@ impl Batches {
         })
     }
 
-    /// Adds a completion to the current batch, which [`Batches::end_batch`] ends. `false` if
-    /// `depth` completions are in the queue.
+    /// Adds a completion to the current batch, which [`Batches::end_batch`] ends. Returns `false`
+    /// if `depth` completions are in the queue already.
     #[inline]
     pub fn add(&mut self, completion: Completion) -> bool {
         if self.tail.wrapping_sub(self.head) >= self.depth {

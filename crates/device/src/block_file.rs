@@ -37,7 +37,7 @@ use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 use usring_sys::width;
 
-/// A device as a file, for blocking calls; see the head of this file.
+/// A device as a file, for calls that block until their transfer is done.
 #[derive(Clone, Copy)]
 pub struct BlockFile<'a> {
     device: &'a Device,

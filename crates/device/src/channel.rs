@@ -36,7 +36,7 @@ pub struct Wait {
 }
 
 /// The next step of a thread after a poll that found too few completions. Ordered by urgency: a
-/// thread that waits for several channels uses the minimum of their results.
+/// thread that waits for several channels uses the minimum of the channels' results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pause {
     /// Poll again.
@@ -92,7 +92,8 @@ impl Channel {
         }
     }
 
-    /// Returns whether notifying the device may sleep; see [`QueuePair::defers_submits`].
+    /// Returns whether a thread that notifies the device may sleep; see
+    /// [`QueuePair::defers_submits`].
     pub fn defers_submits(&self) -> bool {
         self.queue.defers_submits()
     }
@@ -155,7 +156,8 @@ impl Channel {
         self.queue.interrupt()
     }
 
-    /// Returns a means to sleep until several requests have completed; see [`QueuePair::waiter`].
+    /// Returns a means to sleep until several requests have completed, if the device has one; see
+    /// [`QueuePair::waiter`].
     pub fn waiter(&self) -> Option<Waiter> {
         self.queue.waiter()
     }

@@ -29,9 +29,9 @@ pub enum QuestionKind {
     /// Asks for the devices of the run. Answer: `values[0]` is their number, and the descriptor is
     /// the page with their policies.
     List = 1,
-    /// Asks about a device. Answer: `values` are st_dev and st_ino of its file, the flag
-    /// [`FALLBACK`] or 0, and its size in bytes. The text is its SPEC, a NUL byte, and the path
-    /// that `usring ctl` shows.
+    /// Asks about a device. Answer: `values` are st_dev and st_ino of the device's file, the flag
+    /// [`FALLBACK`] or 0, and the device's size in bytes. The text is the device's SPEC, a NUL
+    /// byte, and the path that `usring ctl` shows.
     Describe = 2,
     /// Asks for the memory that holds a device's blocks. `values[0]` is the size of the memory.
     /// Answer: the descriptor of the memory.

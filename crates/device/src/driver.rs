@@ -94,8 +94,8 @@ pub trait QueuePair: Send {
     /// [`QueuePair::defers_submits`] returns `true`.
     fn ring_doorbell(&mut self);
 
-    /// Returns whether notifying the device may sleep. A user whose lock is contended then uses a
-    /// *deferred submit*, during which the lock is free:
+    /// Returns whether a thread that notifies the device may sleep. A user whose lock is contended
+    /// then uses a *deferred submit*, during which the lock is free:
     ///
     /// 1. [`QueuePair::begin_deferred`], with the lock.
     /// 2. [`DeferredSubmit::run`], without the lock.

@@ -38,12 +38,12 @@ pub struct DeviceRequest<'a> {
     /// The program's memory for the transfer; empty for operations without data. The addresses must
     /// stay valid until the completion, the slice only during the call.
     pub segments: &'a [IoVector],
-    /// The file to transfer from or to. Only [`crate::driver::file::KernelFiles`] uses it, the
-    /// device that stands for all files of the kernel.
+    /// The file to transfer from or to. Only [`crate::driver::file::KernelFiles`], the device that
+    /// stands for all files that the kernel serves, uses this field.
     pub file: NamedFile,
 }
 
-/// A file of the kernel that a request names.
+/// A file that a request names, and that the kernel serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamedFile {
     pub number: i32,

@@ -13,7 +13,8 @@
 //! | block device | its first and its last MiB | O_EXCL, which a mounted device refuses |
 //! | back end | its first and its last MiB | the launcher, which lends it to one process |
 //!
-//! A file is examined before its device is opened, because opening may make the file longer.
+//! A file is examined before the device on it is opened, because opening the device may make the
+//! file longer.
 
 use crate::store_queue::{StoreQueue, Waiting};
 use alloc::boxed::Box;

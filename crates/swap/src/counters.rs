@@ -104,7 +104,7 @@ pub struct Statistics {
     pub first_touches: u64,
     /// Evicted pages that were read back by the thread that touched or pinned them.
     pub swap_ins: u64,
-    /// First writes to clean pages (equal to their slots), which made them dirty.
+    /// First writes to clean pages, whose slots held equal content. Each write made its page dirty.
     pub write_faults: u64,
     /// Faults on pages that another thread brought in before the fault was served.
     pub late_faults: u64,

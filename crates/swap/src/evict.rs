@@ -75,8 +75,8 @@ pub enum MadeRoom {
 pub struct EvictionGoal {
     /// The eviction ends when it has freed this number of pages.
     pub pages: usize,
-    /// Up to this number of the freed pages still count as resident after the eviction. The caller
-    /// brings in as many pages of its own instead.
+    /// Up to this number of the freed pages still count as resident after the eviction. So the
+    /// caller has room for as many pages of its own.
     pub kept: usize,
     /// The eviction also ends when this number of clusters could not be written. With 0, only clean
     /// pages are evicted, which need no write.

@@ -4,7 +4,7 @@
 //!
 //! An eviction changes the mapping of the whole cluster twice: one call write-protects the victims
 //! (the pages to evict), and a later call drops them. A page that another thread mapped at that
-//! moment would be dropped with them. So:
+//! moment would be dropped with the victims. So:
 //! - A thread that changes a page's mapping is inside the gate.
 //! - The evictor shuts the gate for each of the two calls. The gate is open while the evictor
 //!   writes the pages to the store between them.

@@ -1,4 +1,4 @@
-//! Fork of a process with swapped memory: the child gets a copy of it, as it does of all other
+//! Fork of a process with swapped memory: the child gets a copy of this memory, as of all other
 //! memory.
 //!
 //! 1. Before the fork, [`Mappings::freeze`] claims all clusters and then shuts all gates. So no

@@ -35,8 +35,8 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 /// choose. They are equal in every process, so a constant seccomp filter can recognise them.
 pub const WINDOW: Range<usize> = 0x2000_0000_0000..0x2100_0000_0000;
 
-/// Smallest limit in bytes. It is large enough that the pages that system calls pin are a small
-/// part of it.
+/// Smallest limit in bytes. The limit is large enough that the pages that system calls pin are a
+/// small part of it.
 pub const LEAST_LIMIT: usize = 4 << 20;
 /// Maximum number of bytes that one transfer of a read or write call pins at a time.
 const MOST_PINNED: usize = 1 << 20;

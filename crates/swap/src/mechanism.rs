@@ -29,7 +29,7 @@ use usring_sys::paged_memory::Window;
 use usring_sys::userfault::UserFault;
 
 /// The operations of a mechanism on a region's mapping. Offsets and lengths are multiples of the
-/// unit.
+/// region's unit ([`MechanismKind::unit`]).
 ///
 /// Before it calls a function on pages, the caller has taken these pages. The caller is also inside
 /// the gate of their cluster, or has claimed the cluster.

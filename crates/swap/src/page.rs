@@ -48,7 +48,7 @@ const BUSY_RESIDENT: u32 = 7;
 const WAITED: u32 = 1 << 3;
 const ONE_PIN: u32 = 1 << 8;
 
-/// Number of polls of a busy page before the waiting thread sleeps. They take about as long as
+/// Number of polls of a busy page before the waiting thread sleeps. The polls take about as long as
 /// mapping a page with its content.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
@@ -124,7 +124,7 @@ impl<'a> Page<'a> {
         let word = self.0.load(Ordering::Relaxed);
         match word & STATE {
             BUSY_UNTOUCHED => State::Untouched,
-            // Only the owner knows whether the page was clean, so it counts as dirty.
+            // Only the owner knows whether the page was clean, so the page counts as dirty.
             BUSY_RESIDENT => State::Dirty,
             _ if state_of(word) == State::Busy => State::Out,
             _ => state_of(word),
@@ -205,7 +205,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Removes a pin. Returns whether it was the page's last one.
+    /// Removes a pin. Returns whether it was the page's last pin.
     pub fn unpin(&self) -> bool {
         let before = self.0.fetch_sub(ONE_PIN, Edge::Page.release());
         assert!(before >= ONE_PIN, "a page is unpinned only after a pin");

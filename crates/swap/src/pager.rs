@@ -168,8 +168,8 @@ impl Pager {
         self.extent.load(Ordering::Relaxed)
     }
 
-    /// Declares only the first `pages` pages used. Pages after them may still be in memory, and are
-    /// no longer evicted. The thread that unmaps them also discards them.
+    /// Declares only the first `pages` pages used. Later pages may still be in memory, but are no
+    /// longer evicted. The thread that unmaps such a page also discards it.
     pub fn set_extent(&self, pages: usize) {
         let clusters = pages.div_ceil(self.per_cluster).clamp(1, self.gates.len());
         self.extent.store(clusters, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The text form of the options of swapped memory. The command line parses it (`--swap`), and so
-//! does every process of a run (`USRING_SWAP`):
+//! The text form of the options of swapped memory. The command line parses this text (`--swap`),
+//! and so does every process of a run (`USRING_SWAP`):
 //!
 //! ```text
 //! SPEC ",limit=" SIZE ("," "min=" SIZE)? ("," "mechanism=" NAME)?

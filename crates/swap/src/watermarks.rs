@@ -82,8 +82,8 @@ impl Limit {
         self.limit.store(limit, Ordering::Relaxed);
         self.excess.store(0, Ordering::Relaxed);
         self.change();
-        // `wake_evictor` needs a full barrier before it. The other callers of `wake_evictor` have
-        // just made an atomic read-modify-write, which is such a barrier.
+        // A full barrier must precede `wake_evictor`. Its other callers have just made an atomic
+        // read-modify-write, which is such a barrier.
         Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
     }

@@ -172,7 +172,8 @@ impl RunDevice {
     }
 }
 
-/// Tells the user if the device leaves out the end of its file, because it has whole blocks only.
+/// Tells the user if the device leaves out the end of its file, because a device has whole blocks
+/// only.
 fn say_if_rounded(spec: &Spec, size: u64) {
     let (Some(path), None) = (spec.device().text("path"), spec.device().size("size")) else { return };
     let length = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|found| found.len());

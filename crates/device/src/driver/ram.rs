@@ -33,8 +33,8 @@ pub static KIND: DeviceKind = DeviceKind {
 /// the memory file, which takes a system call and frees the pages.
 const ZEROED_IN_PLACE: u64 = 128 << 10;
 
-/// How many copies ahead the thread prefetches a copy's address translation and first cache line. A
-/// translation takes as long as several cache lines.
+/// The thread prefetches a copy's address translation and first cache line this number of copies
+/// ahead. A translation takes as long as several cache lines.
 const LOOKED_UP: usize = 4;
 /// Bytes of the next copy that the thread prefetches. The processor prefetches the bytes after them
 /// by itself.

@@ -64,7 +64,7 @@ impl fmt::Debug for DeviceKind {
 
 impl SpecError {
     /// Returns two lines to print below the message: `text`, and a caret below the error. `text` is
-    /// the user's, in which the device's text begins after `before` characters.
+    /// what the user wrote. It contains the SPEC after `before` characters.
     pub fn caret(&self, text: &str, before: usize) -> String {
         // A control character would move the caret.
         let shown: String = text.chars().map(|one| if one.is_control() { '?' } else { one }).collect();

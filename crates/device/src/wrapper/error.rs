@@ -128,7 +128,7 @@ impl Drawn {
     }
 }
 
-/// Replaces `into` by the first `length` bytes of the segments.
+/// Replaces the content of `into` by segments for the first `length` bytes of `segments`.
 fn cut(segments: &[IoVector], mut length: u64, into: &mut Vec<IoVector>) {
     into.clear();
     for segment in segments {

@@ -123,7 +123,7 @@ pub fn refuse_single_requests(error: i32) {
 }
 
 /// Installs a seccomp filter for this thread: the system call `number` returns `error`. With
-/// `second`, only calls with this second argument do.
+/// `second`, only calls with this second argument return it.
 fn install(number: libc::c_long, second: Option<u32>, error: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = |place: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, place);

@@ -280,7 +280,7 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Notes that the kernel has moved or unmapped the parts of a range that were released to it.
+    /// Notes that the kernel has moved or unmapped the released parts of a range.
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {

@@ -1,8 +1,8 @@
-//! One device for all files of the kernel that the program itself has opened with O_DIRECT and
-//! wants to poll. Each request names its file. The kernel alone checks size, alignment and
-//! permissions, for every request, and its results are returned unchanged. So the device keeps no
-//! state of a file that could become stale: the program may close the file, extend it, or reuse its
-//! descriptor number.
+//! One device for all files that the kernel serves, and that the program itself has opened with
+//! O_DIRECT and wants to poll. Each request names its file. The kernel alone checks size, alignment
+//! and permissions, for every request, and its results are returned unchanged. So the device keeps
+//! no state of a file that could become stale: the program may close the file, extend it, or reuse
+//! its descriptor number.
 
 use super::queue::{AioQueue, Target};
 use crate::driver::{Driver, LONGEST_TRANSFER, MOST_SEGMENTS, QueueOptions, QueuePair};

@@ -1,5 +1,5 @@
-//! The queue pairs of a file. [`AioQueue`] uses an AIO context of its own. [`InlineQueue`] leaves
-//! each request to a worker that it cannot complete immediately.
+//! The queue pairs of a file. [`AioQueue`] uses an AIO context of its own. [`InlineQueue`]
+//! completes a request immediately if it can, and leaves all others to workers.
 
 use super::durability;
 use crate::driver::deferred_submit::{DeferredSubmit, PendingBatch};
@@ -24,7 +24,7 @@ const SILENT: u64 = 1 << 33;
 /// Maximum number of segments of all vectored requests of a batch.
 const VECTORS: usize = 2 * MOST_SEGMENTS as usize;
 
-/// The eventfd that becomes readable for a sleeping user.
+/// The eventfd on which the queue pair's user sleeps.
 struct Interrupt {
     eventfd: Arc<OwnedDescriptor>,
     /// Whether the user sleeps on the eventfd, or is about to.

@@ -240,12 +240,12 @@ impl QueueArea {
         self.base + SLOTS + usize::from(head) * slot::BYTES
     }
 
-    /// Returns the request headers in all slots, indexed by head.
+    /// Returns the request headers in all slots, indexed by the requests' first descriptors.
     pub fn headers(&self, memory: &Arc<SharedMemory>) -> SlotArray<[u64; 2]> {
         SlotArray::new(memory, self.slot(0), SIZE)
     }
 
-    /// Returns the status bytes in all slots, indexed by head.
+    /// Returns the status bytes in all slots, indexed by the requests' first descriptors.
     pub fn statuses(&self, memory: &Arc<SharedMemory>) -> SlotArray<u8> {
         SlotArray::new(memory, self.slot(0) + slot::STATUS, SIZE)
     }

@@ -68,7 +68,7 @@ pub fn header(operation: Operation, offset: u64) -> [u64; 2] {
 
 pub const HEADER: u32 = 16;
 
-/// Returns the descriptor of the header of the request in a slot.
+/// Returns the descriptor of a request's header. `slot`: offset of the request's slot in the arena.
 #[inline]
 pub fn header_descriptor(slot: usize) -> Descriptor {
     Descriptor::readable(address(slot), HEADER)
@@ -83,13 +83,13 @@ pub fn data_descriptor(operation: Operation, (address, length): (u64, u32)) -> D
     }
 }
 
-/// Returns the descriptor of the status of the request in a slot.
+/// Returns the descriptor of a request's status. `slot`: offset of the request's slot in the arena.
 #[inline]
 pub fn status_descriptor(slot: usize) -> Descriptor {
     Descriptor::writable(address(slot + slot::STATUS), 1)
 }
 
-/// Returns the sectors that a discard or a write of zeroes concerns, as the request's only range.
+/// Returns the only range of a discard or a write of zeroes: first sector, and number of sectors.
 pub fn range(offset: u64, length: u64) -> [u64; 2] {
     [offset / SECTOR, length / SECTOR]
 }

@@ -49,7 +49,7 @@ pub struct Queue {
     free: Vec<u16>,
     /// Number of unused descriptors of the main table. Chains of free heads count as unused.
     unused: usize,
-    /// The request, its segments and its chain, indexed by head.
+    /// For each head (a request's first descriptor): the request, its segments and its chain.
     requests: Vec<Request>,
     /// Number of rounds that were begun so far.
     sequence: u64,
@@ -174,7 +174,7 @@ impl Queue {
     }
 
     /// Fills `self.data` with the addresses of a request's data in the back end, if all of the data
-    /// lies in shared memory. Returns whether it does.
+    /// lies in shared memory. Returns whether that is so.
     fn place_shared(&mut self, request: &DeviceRequest) -> bool {
         self.shares.renew(&self.device.shares);
         let most = self.device.parameters.segments as usize;

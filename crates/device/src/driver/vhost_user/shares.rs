@@ -1,6 +1,6 @@
-//! Memory of the program that is shared with the back end. The driver has a list of it. Each queue
-//! pair has a copy of the list, and renews the copy when the list has changed. So requests take no
-//! lock.
+//! Memory of the program that is shared with the back end. The driver has a list of this memory.
+//! Each queue pair has a copy of the list, and renews the copy when the list has changed. So
+//! requests take no lock.
 
 use alloc::vec::Vec;
 use usring_sys::mutex::Mutex;
