@@ -88,7 +88,7 @@ static OBSERVERS: [SetOnce<Observer>; MOST] = [const { SetOnce::new() }; MOST];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Adds an observer. Called while the process has one thread. Returns `false` if the process has
-/// [`MOST`] observers already.
+/// `MOST` observers already.
 pub fn add(observer: &'static Observer) -> bool {
     let Some(slot) = OBSERVERS.get(COUNT.load(Ordering::Relaxed)) else { return false };
     slot.set(observer);
