@@ -205,7 +205,7 @@ __asm__(".text\n"
 	"mov %rcx, %r10\n"
 	"mov $426, %eax\n"
 	"xor %r11d, %r11d\n"
-	"nop\n" /* the number's own instruction stays what it is */
+	"nop\n" /* separates the real `mov` from what follows */
 	".endm\n"
 	".macro end\n"
 	"ret\n"

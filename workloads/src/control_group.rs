@@ -1,5 +1,6 @@
 //! A memory control group for tests, if the process may make one. The kernel limits the memory that
-//! the group's processes use together. If it cannot free enough, it kills one of them.
+//! the group's processes use together. If the kernel cannot free enough memory, it kills one of the
+//! processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};

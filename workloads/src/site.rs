@@ -38,13 +38,15 @@ impl FromStr for Site {
 }
 
 impl Site {
-    /// Calls io_uring_enter(2) with GETEVENTS. Returns a count or a negative number.
+    /// Calls io_uring_enter(2) with GETEVENTS. Returns the number of submitted requests. A negative
+    /// number means an error.
     #[inline]
     pub fn enter(self, ring: i32, to_submit: u32, min_complete: u32) -> i64 {
         self.enter_with(ring, to_submit, min_complete, GETEVENTS)
     }
 
-    /// Calls io_uring_enter(2) with these flags. Returns a count or a negative number.
+    /// Calls io_uring_enter(2) with these flags. Returns the number of submitted requests. A
+    /// negative number means an error.
     #[inline]
     pub fn enter_with(self, ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
         match self {
@@ -95,8 +97,8 @@ impl Entrance {
         }
     }
 
-    /// Calls io_uring_enter(2) from this kind of call site, with these flags. Returns a count or a
-    /// negative number.
+    /// Calls io_uring_enter(2) from this kind of call site, with these flags. Returns the number of
+    /// submitted requests. A negative number means an error.
     #[inline]
     pub fn enter(self, site: Site, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
         site.enter_with(self.number, to_submit, min_complete, flags | self.flags)

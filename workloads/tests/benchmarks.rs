@@ -114,8 +114,9 @@ fn the_benchmark_of_postgres_measures_usring() {
     check(&bench(&stage, "postgres", &[Path::new("--postgres"), programs.parent().unwrap()]), "postgres");
 }
 
-/// Interrupts `usring` with these arguments as a terminal's ^C does, after it has made the file
-/// `made`-PID, or a file in the folder of this name. Fails unless both are gone at the end.
+/// Starts `usring` with these arguments, and interrupts it as a terminal's ^C does. The interrupt
+/// comes once `usring` has made the file `made`-PID, or a file in a folder with that name. Fails
+/// unless file and folder are gone at the end.
 #[track_caller]
 fn assert_an_interrupt_removes(made: &str, arguments: &[&str]) {
     let stage = Stage::with_release();

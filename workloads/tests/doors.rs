@@ -81,7 +81,8 @@ fn said_so(stdout: &str) {
     assert!(stdout.ends_with("5 checks hold\n"), "{stdout}");
 }
 
-/// A program with a ring is multithreaded, which docs/compatibility.md says of namespaces.
+/// Checks what docs/compatibility.md says about namespaces: a program with a ring behaves as any
+/// multithreaded program.
 #[test]
 fn namespaces_behave_as_in_a_program_with_threads() {
     if on_kernel() {

@@ -23,7 +23,8 @@ impl Stage {
         Stage::with(built_usring)
     }
 
-    /// Makes a stage with usring in the release profile, for measurements.
+    /// Makes a stage with the release build of usring, for measurements. Uses `USRING_BIN` if that
+    /// is set, and the debug build if there is no release build.
     pub fn with_release() -> Stage {
         Stage::with(|| {
             let built = built_usring();
@@ -170,7 +171,8 @@ fn takes_direct_io(folder: &Path) -> bool {
     opened
 }
 
-/// Returns the path of the built `usring`: `USRING_BIN`, or found from the path of this test.
+/// Returns the path of the built `usring`: `USRING_BIN`, or the `usring` in the nearest folder
+/// above this test's executable.
 fn built_usring() -> PathBuf {
     let named = std::env::var_os("USRING_BIN").map(PathBuf::from);
     let path = named.unwrap_or_else(|| {

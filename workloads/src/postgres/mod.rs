@@ -105,8 +105,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Returns the arguments of the server. Its socket is in `sockets`. Its buffers are small, so
-    /// it has to read pages again.
+    /// Returns the arguments of the server. The server's socket is in `sockets`. Its buffers are
+    /// small, so the server has to read pages again.
     pub fn arguments(self, data: &Path, sockets: &Path) -> Vec<String> {
         let mut arguments = vec!["-D".to_owned(), data.display().to_string()];
         let values = [

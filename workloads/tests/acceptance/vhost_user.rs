@@ -243,7 +243,7 @@ fn a_program_that_outlives_a_killed_run_gets_eio() {
     }
 }
 
-/// One notification per batch, at any speed of the back end and for any number of requests.
+/// A batch takes one notification, whatever the back end's speed and the number of requests.
 #[test]
 fn a_batch_of_requests_notifies_the_back_end_once() {
     require(&LIBURING);
