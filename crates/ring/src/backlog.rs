@@ -15,7 +15,8 @@
 //!   `HAS` is set after that.
 //! - CQEs beyond the area's capacity stay in the memory of the process that posted them (the
 //!   *rest*), and move to the area as soon as there is room. While there is a rest, the area is
-//!   full. They are lost when their process ends, and CQEs of another process may overtake them.
+//!   full. The CQEs of the rest are lost when their process ends, and CQEs of another process may
+//!   overtake them.
 //! - AIO contexts, which one process uses, have no area.
 
 use crate::completion::Extension;

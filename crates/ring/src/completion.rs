@@ -124,8 +124,8 @@ impl CompletionQueue {
             return self.fill_event(cqe, extension());
         }
         let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
-        // The CQE is written as two words, which the compiler keeps in registers. It would put a
-        // structure on the stack first, and read it back from there.
+        // The CQE is written as two words, which the compiler keeps in registers. The compiler
+        // would put a structure on the stack first, and read it back from there.
         self.memory.rings.write(at, cqe.words());
         if layout.has_wide_cqes() {
             self.memory.rings.write(at + 16, extension());

@@ -216,8 +216,8 @@ impl Control {
         self.notices.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// Returns the count of notices. A process that was woken compares it with the count that it
-    /// last saw. It needs no lock for that.
+    /// Returns the count of notices. A process that was woken compares this count with the one that
+    /// it last saw. The caller needs no lock.
     pub fn notices(&self) -> u32 {
         self.notices.load(Ordering::Relaxed)
     }

@@ -114,8 +114,8 @@ pub fn holds(set: i32, number: i32) -> bool {
     }
 }
 
-/// Sleeps until a descriptor is readable. Signals do not end the sleep, so it also serves for waits
-/// that are uninterruptible in Linux.
+/// Sleeps until a descriptor is readable. Signals do not end the sleep, so this function also
+/// serves for waits that are uninterruptible in Linux.
 pub fn wait_readable(number: i32) -> Result<(), Errno> {
     poll(number, IN, -1).map(drop)
 }

@@ -85,8 +85,8 @@ impl Use {
     }
 
     /// Ends a use without freeing objects, for a caller that holds a lock: the lock may be part of
-    /// an object that would be freed. If it returns `true`, the caller has to arrange a [`sweep`]
-    /// soon. No other thread gets `true` until that sweep begins.
+    /// an object that would be freed. If the result is `true`, the caller has to arrange a
+    /// [`sweep`] soon. No other thread gets `true` until that sweep begins.
     #[must_use]
     pub fn end_inside(self) -> bool {
         let table = self.end();

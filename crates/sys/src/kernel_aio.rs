@@ -134,8 +134,8 @@ mod context {
     }
 
     /// Requests for a context, in order of arrival, which the kernel has not accepted yet. Only the
-    /// batch's owner uses it. Submitting a batch does not access the [`Context`], so it needs no
-    /// lock that guards the `Context`.
+    /// batch's owner uses it. Submitting a batch does not access the [`Context`], so the submitter
+    /// needs no lock that guards the `Context`.
     pub struct Batch {
         kernels: Arc<Kernels>,
         iocbs: Box<[Iocb]>,
@@ -309,8 +309,8 @@ mod context {
             }
         }
 
-        /// Returns a waiter, by which threads sleep until the context has completions. It polls
-        /// `writable`, an eventfd, to wake them.
+        /// Returns a waiter, by which threads sleep until the context has completions. The waiter
+        /// polls `writable`, an eventfd, to wake them.
         pub fn waiter(&self, writable: Arc<OwnedDescriptor>) -> Waiter {
             Waiter { kernels: self.kernels.clone(), writable }
         }

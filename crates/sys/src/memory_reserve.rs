@@ -1,6 +1,6 @@
 //! Records whether the allocator's memory reserve is in use.
 //!
-//! usring's allocator in a served program keeps a memory reserve. It allocates from the reserve
+//! usring's allocator in a served program keeps a memory reserve. The allocator uses the reserve
 //! when the kernel refuses more memory (RLIMIT_AS, RLIMIT_DATA), so that requests under way can
 //! complete. From then on [`check`] refuses calls that would begin new work, until the reserve is
 //! full again.

@@ -161,7 +161,8 @@ impl Edge {
     }
 
     /// Executes the barrier of the side that runs often, if the other side calls membarrier(2)
-    /// ([`Edge::barrier_everywhere`]). It is a compiler fence only. A loom model gets a real fence.
+    /// ([`Edge::barrier_everywhere`]). That barrier is only a compiler fence. A loom model gets a
+    /// real fence.
     #[inline(always)]
     pub fn light_barrier(self, side: Side) {
         #[cfg(not(loom))]

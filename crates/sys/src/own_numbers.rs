@@ -13,7 +13,7 @@
 //!
 //! - Every number of the reserve is occupied, by a duplicate or by a placeholder (a duplicate of an
 //!   unused eventfd). So a program that has used up its numbers finds none free below the kernel's
-//!   limit. It gets `EMFILE` exactly where it would without usring.
+//!   limit. The program gets `EMFILE` exactly where it would without usring.
 //! - dup3(2) replaces a placeholder by a duplicate, and later the duplicate by a placeholder. This
 //!   takes no more system calls than a duplicate and a close.
 //! - The reserve grows on demand, up to the hard limit.
@@ -197,7 +197,8 @@ impl Layout {
 }
 
 /// Returns the preferred number: the number that a duplicate of descriptor `number` gets if it is
-/// free. It is computed from `number`, so a later duplicate of this descriptor prefers it, too.
+/// free. The preferred number is computed from `number`, so it is the same for a later duplicate of
+/// this descriptor.
 pub fn preferred(number: i32) -> i32 {
     number.saturating_add(Layout::current().base_for(number) + BELOW_PREFERRED)
 }
@@ -248,7 +249,8 @@ pub fn allow_reserve() {
     LAYOUT.store(0, Ordering::Relaxed);
 }
 
-/// Makes a private duplicate of a file, closed on exec. It gets the number `wish` if that is free.
+/// Makes a private duplicate of a file, closed on exec. The duplicate gets the number `wish` if
+/// that is free.
 ///
 /// Errors: `EBADF`; `EMFILE` if no number is left within the limits.
 pub fn duplicate(of: i32, wish: Option<i32>) -> Result<OwnedDescriptor, Errno> {
@@ -400,8 +402,8 @@ fn begin_at(limit: u64) {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
         let is_below = number < RESERVED_BASE && is_private(number);
-        // If a duplicate has this number, no placeholder replaces it when it is closed: the number
-        // is then free for the program.
+        // If a duplicate has this number, no placeholder replaces that duplicate when it is closed:
+        // the number is then free for the program.
         RESERVE.remove(number);
         if IDLE.remove(number) || is_placeholder || is_below {
             PRIVATE.remove(number);

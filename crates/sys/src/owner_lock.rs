@@ -71,7 +71,7 @@ impl Drop for OwnerGuard<'_> {
         if self.owner == current()
             && word.compare_exchange(self.owner, FREE, Ordering::Release, Ordering::Relaxed).is_err()
         {
-            // The word says that a thread sleeps, so the kernel has to unlock it. The kernel
+            // The word says that a thread sleeps, so the kernel has to unlock the word. The kernel
             // refuses if it knows no sleeper. A plain store then unlocks the word.
             if self.lock.control(linux::FUTEX_UNLOCK_PI).is_err() {
                 word.store(FREE, Ordering::Release);

@@ -1,7 +1,7 @@
 //! Arrays of atomic words on pages of their own. The words are zero at first, and the kernel
-//! allocates a page when it is touched. They serve for the swap code's tables, whose length is
-//! known only at run time. Such a table must not lie in swapped memory, to which the heap may
-//! belong. So it has pages of its own.
+//! allocates a page when it is touched. The arrays serve for the swap code's tables, whose length
+//! is known only at run time. Such a table must not lie in swapped memory, to which the heap may
+//! belong. So the table has pages of its own.
 
 use crate::Errno;
 

@@ -82,7 +82,7 @@ mod machine {
         /// mapped (see the head of the crate).
         ///
         /// Errors: `EFAULT` if the memory cannot be read and written, or if the kernel would not
-        /// pin it; `EINVAL` if it is not aligned.
+        /// pin it; `EINVAL` if the address is not aligned.
         pub fn of_program(address: UserAddress, length: usize) -> Result<Self, Errno> {
             if !address.0.is_multiple_of(LEAST as u64) {
                 return Err(Errno::EINVAL);

@@ -172,7 +172,7 @@ impl SleepWord {
 
     /// Announces that this thread will sleep until `needed` entries are queued (values over 65535
     /// count as 65535). A full barrier follows. The caller then reads the number of queued entries,
-    /// and sleeps only if it is less than `needed`.
+    /// and sleeps only if that number is less than `needed`.
     #[inline]
     pub fn announce(&self, kind: Sleeper, needed: u32) -> Ticket {
         let futex = self.futex.load(Ordering::Relaxed);
@@ -280,7 +280,7 @@ impl SleepWord {
         State::unpack(self.state.load(Ordering::Relaxed)).led
     }
 
-    /// Ends the caller's time as leader (after `retract`). If it returns [`Wake::Futex`], the
+    /// Ends the caller's time as leader (after `retract`). If the result is [`Wake::Futex`], the
     /// caller wakes the futex sleepers, and one of them becomes leader.
     pub fn resign(&self) -> Wake {
         let mut wake = Wake::NoSleeper;

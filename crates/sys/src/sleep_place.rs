@@ -20,8 +20,8 @@ use crate::sync::{AtomicU32, Ordering};
 /// The place where a ring's leader sleeps, other than the ring's epoll set. `P` describes the
 /// place, such as an AIO context.
 pub struct SleepPlace<P> {
-    /// Number of events for which the leader sleeps at `place`; 0 if it does not. If it is 0,
-    /// wakers need not lock `place`.
+    /// Number of events for which the leader sleeps at `place`; 0 if the leader does not sleep
+    /// there. While this word is 0, wakers need not lock `place`.
     count: AtomicU32,
     place: Mutex<Option<(P, u32)>>,
 }

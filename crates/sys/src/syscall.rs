@@ -20,8 +20,8 @@ pub const PASS_MARK_ABOVE_FLAGS: u64 = PASS_MARK & !0xffff_ffff;
 #[repr(transparent)]
 pub struct UserAddress(pub u64);
 
-/// Proof that the creator of a ring vouches for the addresses in its requests. They may name any
-/// memory of the process, as in a system call.
+/// Proof that the creator of a ring vouches for the addresses in its requests. These addresses may
+/// name any memory of the process, as in a system call.
 #[derive(Clone, Copy, Debug)]
 pub struct AddressTrust(());
 

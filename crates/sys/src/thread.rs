@@ -33,8 +33,8 @@ pub fn current() -> ThreadId {
     ThreadId(pointer)
 }
 
-/// Which changes of credentials a thread of usring makes after its start. It starts with the
-/// credentials of its creator.
+/// Which changes of credentials a thread of usring makes after its start. The thread starts with
+/// the credentials of its creator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Credentials {

@@ -230,8 +230,8 @@ fn copies_strings_fast() -> bool {
 #[inline(always)]
 unsafe fn copy(to: *mut u8, from: *const u8, length: usize) -> Result<(), Errno> {
     // SAFETY: 1. The caller guarantees the address in usring's memory. 2. A fault at the other
-    // address is repaired. If that is valid memory, the program may name it (see the head of the
-    // crate).
+    // address is repaired. If the other address is valid, the program may name it (see the head of
+    // the crate).
     outcome(unsafe {
         match length {
             4 => usring_user_copy_4(to, from),

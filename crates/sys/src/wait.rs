@@ -263,9 +263,9 @@ pub fn under_mask(span: Nanoseconds, mask: SignalSet) -> Result<(), Errno> {
 /// if the context holds any completion. Otherwise sleeps until the context holds `least`
 /// completions; Linux before 6.3 wakes the thread for each completion.
 ///
-/// io_getevents(2) cannot wait without removing completions. So it gets an address that no program
-/// can have: a completion that the kernel cannot copy stays in the ring, and the kernel answers
-/// `EFAULT`.
+/// io_getevents(2) cannot wait without removing completions. So the call gets an address that no
+/// program can have: a completion that the kernel cannot copy stays in the ring, and the kernel
+/// answers `EFAULT`.
 ///
 /// Returns `Ok` also when the time is over. Errors: `EINTR` if a signal was deferred.
 pub fn aio_completions(context: u64, least: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
@@ -292,7 +292,7 @@ fn milliseconds(time: &Timespec) -> u64 {
 }
 
 /// Makes a system call that may block for ever, on a worker thread. Returns when the kernel answers
-/// or the call is cancelled. Error: `EINTR` only if it was cancelled.
+/// or the call is cancelled. Error: `EINTR` only if the call was cancelled.
 ///
 /// The canceller stores a non-zero `cancelled`, then sends SIGSYS to the worker by
 /// [`interrupt_worker`]. The call ends whether the signal arrives before, during or after the

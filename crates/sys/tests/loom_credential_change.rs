@@ -142,8 +142,8 @@ fn a_thread_starts(process: Arc<Process>, follows_after_looking: bool) {
     process.change(asked_for + 1);
     let (follower, generation, inherited) = watcher.join().unwrap();
     // If the new thread is a service thread, it gets the signal of the change now. (A thread of the
-    // next generation needs no signal: the change had ended before it started, because this model
-    // does not wait for the late ring watcher.)
+    // next generation needs no signal: the change had ended before that thread started, because
+    // this model does not wait for the late ring watcher.)
     if generation != Some(asked_for + 1) {
         let rights = Cell::new(inherited);
         process.follow_as(&follower, &rights);

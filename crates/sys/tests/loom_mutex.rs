@@ -138,8 +138,8 @@ fn work_that_the_driver_cannot_reach_is_done_by_its_publisher() {
 }
 
 /// A ring in idle watching: the ring watcher watches the ring's files, so a driver that unlocks
-/// arms no poll for them. The watcher may end idle watching at any time. It then drives the ring
-/// itself, unless another thread does.
+/// arms no poll for them. The watcher may end idle watching at any time. The watcher then drives
+/// the ring itself, unless another thread does.
 struct RingOnRound {
     /// Whether a poll for the ring's files is armed.
     state: Mutex<bool>,

@@ -18,7 +18,7 @@ struct Ring {
     /// The consumer of `work`, and the number of entries that it has taken.
     consumer: Mutex<(Consumer<u32>, u32)>,
     sleep: SleepWord,
-    /// The eventfd in the ring's epoll set. The leader sleeps while it is 0.
+    /// The eventfd in the ring's epoll set. The leader sleeps while this word is 0.
     eventfd: AtomicU32,
 }
 
@@ -299,8 +299,8 @@ struct Engine {
 }
 
 impl Engine {
-    /// Runs task work under the ring's lock, and wakes waiters for the completions. After it has
-    /// unlocked, it checks for work again if the lock is free.
+    /// Runs task work under the ring's lock, and wakes waiters for the completions. After the
+    /// unlock, checks for work again, and runs it if the lock is free.
     fn run(&self, guard: Option<Guard<()>>) {
         let mut guard = guard;
         while let Some(held) = guard {

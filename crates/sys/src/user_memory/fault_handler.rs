@@ -148,8 +148,8 @@ extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_vo
 
 /// Calls the server of the memory at the faulting address, if there is one.
 fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served {
-    // SAFETY: both pointers lead into the kernel's signal frame. For a fault it has an address and
-    // an error code.
+    // SAFETY: both pointers lead into the kernel's signal frame. For a fault the frame has an
+    // address and an error code.
     let (code, address, error) = unsafe {
         (
             *information.byte_add(SIGINFO_CODE).cast::<i32>(),
