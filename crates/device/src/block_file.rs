@@ -60,7 +60,8 @@ impl<'a> BlockFile<'a> {
         })
     }
 
-    /// Writes the content of the segments; see [`BlockFile::transfer`].
+    /// Writes the content of the segments; see [`BlockFile::transfer`]. `direct`: the file is open
+    /// with O_DIRECT. `durable`: the data must be durable when the call returns.
     pub fn write(&self, offset: u64, segments: &[IoVector], direct: bool, durable: bool) -> Result<u64, Errno> {
         self.transfer(&Transfer { operation: Operation::Write, durable, registered: false, direct, offset, segments })
     }

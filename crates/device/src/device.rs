@@ -25,6 +25,8 @@ pub struct Device {
 
 impl Device {
     /// Makes a device. `policy` may lie in memory that other processes share.
+    /// `polls_without_polling`: a polled ring may use the device even if the device cannot be
+    /// polled.
     pub fn new(driver: Box<dyn Driver>, policy: PolicyWord, polls_without_polling: bool) -> Self {
         let geometry = driver.geometry();
         assert!(i32::try_from(geometry.transfer).is_ok() && geometry.transfer >= geometry.block, "{geometry:?}");

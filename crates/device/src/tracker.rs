@@ -125,7 +125,8 @@ impl Tracker {
         Some(request)
     }
 
-    /// Returns how long to sleep before the next poll, in nanoseconds; 0 for no sleep.
+    /// Returns how long to sleep before the next poll, in nanoseconds; 0 for no sleep. `alone`: one
+    /// request is in flight.
     pub(crate) fn sleep(&mut self, policy: PollPolicy, alone: bool) -> Nanoseconds {
         let Some(oldest) = self.requests.get(self.oldest as usize) else { return 0 };
         let now = Ticks::now();

@@ -157,7 +157,8 @@ pub struct VirtQueue {
 }
 
 impl VirtQueue {
-    /// Makes a queue in zeroed memory. Interrupts are off until the driver asks for one.
+    /// Makes a queue in zeroed memory. `event_index`: the feature EVENT_IDX was negotiated.
+    /// Interrupts are off until the driver asks for one.
     pub fn new(memory: Arc<SharedMemory>, places: QueueLayout, event_index: bool) -> Self {
         let size = usize::from(places.size);
         let word = |at| Word::new(&memory, at, 1);
@@ -249,7 +250,8 @@ impl VirtQueue {
         self.used_index().wrapping_sub(self.taken).min(self.size)
     }
 
-    /// Takes the next head from the used ring. The value is what the device has written, unchecked.
+    /// Takes the next head from the used ring, if there is one. The value is what the device has
+    /// written, unchecked.
     #[inline]
     pub fn take(&mut self) -> Option<u32> {
         if !self.has_used() {

@@ -147,7 +147,8 @@ impl Arena {
         Some(first)
     }
 
-    /// Returns the first of `count` adjacent free pages.
+    /// Returns the first of `count` adjacent free pages in a range. `None` if there are no such
+    /// pages.
     fn find(&self, within: Range<usize>, count: usize) -> Option<usize> {
         let (mut page, mut found) = (within.start, 0);
         while page < within.end {

@@ -198,6 +198,7 @@ impl Backing {
 
     /// Writes the header to the start of the store, unless the store has it. `found` is the result
     /// of the examination, if the store's file was examined before the device was opened.
+    /// `overwrite`: data on the store may be lost.
     fn mark(&self, found: Option<Content>, overwrite: bool, purpose: Purpose) -> Result<(), Refusal> {
         let size = self.device.geometry().size;
         if size < self.header {

@@ -108,7 +108,8 @@ impl Pager {
         Ok(Moved::Gone)
     }
 
-    /// Maps a copy of the taken page `from` at `to`. Returns the target page, which is still taken.
+    /// Maps a copy of the taken page `from` at `to`, write-protected if `is_clean`. Returns the
+    /// target page, which is still taken.
     fn copy_to(&self, from: usize, to: usize, is_clean: bool, bounce: &mut [u8]) -> Result<Taken<'_>, Errno> {
         let target = self.page(to).take(State::Untouched, Pins::Ignored).ok_or(Errno::EEXIST)?;
         let content = UserAddress(self.memory.content(self.offset(from), self.unit()) as u64);

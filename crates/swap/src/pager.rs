@@ -244,7 +244,8 @@ impl Pager {
         self.slots[page].store(other.slot_at_rest(page), Ordering::Relaxed);
     }
 
-    /// Sets the function that a forked child calls at its first touch of inherited memory.
+    /// Sets the function that a forked child calls at its first touch of inherited memory. The
+    /// function makes a pager, and returns `false` if the child inherited nothing.
     pub fn set_first_touch(&self, first_touch: &'static fn() -> bool) {
         self.first_touch.set(first_touch);
     }

@@ -159,7 +159,7 @@ impl Slots {
     }
 
     /// Returns the index of a word with a free run, the word's value, and the run. Prefers a run of
-    /// `wanted` slots.
+    /// `wanted` slots. `None` if no slot is free.
     fn find(&self, wanted: u32) -> Option<(usize, u64, Run)> {
         let start = self.next.load(Ordering::Relaxed);
         let all = &self.table.words;

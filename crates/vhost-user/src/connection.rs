@@ -69,7 +69,8 @@ impl Connection {
         exchange_timeout.clone().during(|| Self::negotiate(socket, stream, exchange_timeout, reconnects))
     }
 
-    /// Negotiates the protocol features, and makes usring the back end's front end.
+    /// Negotiates the protocol features, and makes usring the back end's front end. `reconnects`:
+    /// the features include a record of requests in flight, if the back end offers one.
     fn negotiate(
         socket: UnixStream,
         stream: UnixStream,

@@ -140,19 +140,21 @@ impl Bar {
 
 impl Results {
     /// Returns a metric's median for the case with this workload and label. With `depth`, only a
-    /// case with that queue depth is taken.
+    /// case with that queue depth is taken. `None` if there is no such case, or a sample lacks the
+    /// metric.
     pub fn median(&self, metric: Metric, workload: &str, label: &str, depth: Option<u32>) -> Option<f64> {
         Some(self.row(workload, label, depth)?.figure(metric)?.median)
     }
 
     /// Returns the ratio of the first label's case to the second label's, compared round by round.
+    /// `None` if a case is missing, or a sample lacks the metric.
     pub fn ratio(&self, metric: Metric, workload: &str, labels: [&str; 2], depth: Option<u32>) -> Option<Ratio> {
         let [this, that] = labels.map(|label| self.row(workload, label, depth));
         this?.against(that?, metric)
     }
 
     /// Returns the ratio of the first case to the second, compared round by round. A case is named
-    /// by its workload and label.
+    /// by its workload and label. `None` if a case is missing, or a sample lacks the metric.
     pub fn ratio_of(&self, metric: Metric, [this, that]: [(&str, &str); 2]) -> Option<Ratio> {
         let row = |(workload, label)| self.row(workload, label, None);
         row(this)?.against(row(that)?, metric)

@@ -29,7 +29,8 @@ pub fn middle(mut values: Vec<f64>) -> Option<Figure> {
     Some(Figure { median: at(0.5)?, quartiles: [at(0.25)?, at(0.75)?] })
 }
 
-/// Returns the value at the quantile `share` (0 to 1) of the sorted values.
+/// Returns the value at the quantile `share` (0 to 1) of the sorted values. `None` if there are
+/// none.
 fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
     let position = share * sorted.len().checked_sub(1)? as f64;
     let part = position.fract();
@@ -43,8 +44,8 @@ fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
     Some(sorted[low] * (1.0 - part) + sorted[high] * part)
 }
 
-/// Returns the ratio of `these` to `those`, taken round by round, with its confidence interval. The
-/// interval is computed by bootstrapping:
+/// Returns the ratio of `these` to `those`, taken round by round, with its confidence interval.
+/// `None` if there are no rounds. The interval is computed by bootstrapping:
 ///
 /// 1. Draw as many rounds as were measured, at random and with repetition, and take their median.
 /// 2. Repeat this 2,000 times.

@@ -101,8 +101,9 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens the devices and makes their placeholders. `swap` is the back end of swapped memory, if
-    /// there is one, and `faults` the memory file with the run's rules.
+    /// Opens the devices and makes their placeholders. `fallback`: polled rings may wait for
+    /// interrupts. `swap`: the back end of swapped memory, if there is one. `faults`: the memory
+    /// file with the run's rules for faults, if it has any.
     pub fn create<'a>(
         options: impl ExactSizeIterator<Item = (&'a DeviceOption, Connected)>,
         fallback: bool,

@@ -115,7 +115,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Parses a number of digits only: `str::parse` alone would accept a sign.
+/// Parses a number of digits only: `str::parse` alone would accept a sign. `None` for other texts.
 fn number(text: &str) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }
@@ -130,7 +130,7 @@ const LONGEST_FRACTION: usize = 6;
 
 /// Parses a number of bytes, optionally with K, M, G or T (1K is 1024). The unit may be a small
 /// letter, and `iB` may follow it. A number with a unit may have a fraction, if that makes whole
-/// bytes.
+/// bytes. `None` for any other text.
 pub fn size(text: &str) -> Option<u64> {
     let short = text.strip_suffix("iB").unwrap_or(text);
     let unit = short.chars().next_back().map(|last| last.to_ascii_uppercase());
@@ -178,6 +178,7 @@ impl Probability {
     }
 
     /// Parses `0.01` or `1%`, with at most nine digits after the point (seven for a percentage).
+    /// `None` for any other text.
     pub fn parse(text: &str) -> Option<Probability> {
         let (text, digits) = match text.strip_suffix('%') {
             Some(percent) => (percent, Self::DIGITS - 2),

@@ -232,9 +232,10 @@ impl Changes<'_> {
         self.mappings.zero(range).map(|()| true)
     }
 
-    /// Carries out mremap(2) of a paged range within the region. Returns the range's new start
-    /// address. Errors, after which the range is unchanged: `ENOMEM` if there are no free addresses
-    /// or no memory; `EFAULT` if a page cannot be read back.
+    /// Carries out mremap(2) of a paged range within the region. `may_move`: the call has
+    /// MREMAP_MAYMOVE. Returns the range's new start address. Errors, after which the range is
+    /// unchanged: `ENOMEM` if there are no free addresses or no memory; `EFAULT` if a page cannot
+    /// be read back.
     pub fn remap(&mut self, old: &Range<usize>, length: usize, may_move: bool) -> Result<usize, Errno> {
         if length <= old.len() {
             self.unmap(&(old.start + length..old.end))?;

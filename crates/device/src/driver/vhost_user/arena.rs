@@ -147,7 +147,7 @@ impl Arena {
         &self.memory
     }
 
-    /// Returns the arena's file, in the process that made or opened it.
+    /// Returns the descriptor of the arena's file. `None` in a model of loom's, which has no file.
     pub fn file(&self) -> Option<i32> {
         self.memory.mapping().and_then(Mapping::file)
     }

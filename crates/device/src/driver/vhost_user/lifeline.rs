@@ -74,8 +74,8 @@ impl Lifeline {
         both[1].returned() & END == 0
     }
 
-    /// Counts a poll, and checks the connection after enough polls without a completion. Returns
-    /// whether the connection has ended.
+    /// Counts a poll, and checks the connection after enough polls without a completion. `found`:
+    /// this poll has found a completion. Returns whether the connection has ended.
     #[inline]
     pub fn count_poll(&mut self, found: bool) -> bool {
         self.empty_polls = if found { 0 } else { self.empty_polls + 1 };
