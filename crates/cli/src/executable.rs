@@ -167,8 +167,8 @@ fn check_own_ids() -> Result<(), Failure> {
     )))
 }
 
-/// Returns whether the file has capabilities (setcap(8)), which execve(2) grants to every user but
-/// root.
+/// Returns whether execve(2) grants capabilities of the file (setcap(8)) to this process. For root,
+/// returns `false`.
 fn grants_capabilities(path: &Path) -> bool {
     let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
     // SAFETY: both names end with NUL. A null buffer with size 0 is not written to.

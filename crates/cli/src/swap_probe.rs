@@ -99,8 +99,9 @@ fn visit(memory: &[u8], page: usize, counts: impl Fn() -> bool) -> std::io::Resu
     Ok(times[SAMPLES / 2])
 }
 
-/// Returns the median time, in nanoseconds, to touch an evicted page of this program's own memory.
-/// The program runs under `usring run --swap`. Error: EOPNOTSUPP if the memory is not swapped.
+/// Returns the median time, in nanoseconds, to touch a page of this program's own memory, most of
+/// which is evicted. The program runs under `usring run --swap`. Error: EOPNOTSUPP if the memory is
+/// not swapped.
 fn measure_program() -> std::io::Result<u64> {
     const PAGE: usize = 4096;
     let mut memory = vec![0u8; 64 * MIB];

@@ -62,8 +62,9 @@ struct Shared {
     report: Report,
     arena: Arena,
     parameters: Parameters,
-    /// Eventfd that wakes the watcher thread. Two threads signal it: a queue's user, once it has
-    /// prepared its rings for a new back end, and the thread that drops the device.
+    /// Eventfd that wakes the watcher thread. A queue's user signals it once the user has laid out
+    /// its rings for a new back end. Threads of this process signal it when the device is dropped,
+    /// the connection is lost, or a returned queue cannot be freed yet.
     wake: EventFd,
     /// Eventfd that the back end signals when it finds a queue broken.
     error: EventFd,
@@ -324,7 +325,8 @@ impl Shared {
         }
     }
 
-    /// Frees the queues that their users have returned and that have no request in flight.
+    /// Frees the queues that their users have returned. Leaves out a queue while the back end
+    /// serves requests of the queue.
     fn take_back_queues(&self, state: &mut State) {
         let State { connection, queues, record, .. } = state;
         let mut outcome = Ok(());

@@ -1,5 +1,5 @@
-//! `usring bench postgres`: PostgreSQL 18 with each of its settings `io_method`, and with
-//! `io_method=io_uring` on the kernel's rings and on usring's.
+//! `usring bench postgres`: PostgreSQL 18 with each `io_method` that it has. With
+//! `io_method=io_uring` it runs on the kernel's rings and on usring's.
 //!
 //! - *scan* and *scan, O_DIRECT*: one client scans a table four times as large as the server's
 //!   buffers. An operation is a page of 8 KiB.

@@ -93,7 +93,7 @@ impl Table<'_> {
     }
 
     /// Returns how this row's first metric compares with that of the rival's row with the same
-    /// parameters, round by round. `None` if there is no such row.
+    /// parameters, round by round. `None` if there is no such row, or if this row is the rival's.
     fn against_rival(&self, row: &Row) -> Option<String> {
         let (metric, rival) = (self.results.metrics[0], self.benchmark.rival);
         let same = |other: &Case| other.workload == row.case.workload && other.parameters == row.case.parameters;

@@ -1,8 +1,8 @@
 //! `usring bench swap`: writes at random places of 256 MiB, of which 64 MiB are resident, by one
 //! thread and by several.
 //!
-//! - usring's regions wait by interrupts, by polling and by hybrid polling. Their backings are a
-//!   device with the latency of a fast drive, a back end in another process, and a file.
+//! - usring's regions wait by interrupts, by polling and by hybrid polling. Their backings are
+//!   memory, a device with the latency of a fast drive, a back end in another process, and a file.
 //! - The rivals are the kernel's swap on the same file and in compressed memory (zram), a mapping
 //!   of the file, and a pager built like LLNL's UMap.
 //! - The targets are the gains published for polled swap-in in the kernel.
@@ -36,7 +36,7 @@ const FILE: &str = "file";
 /// Size of the file in MiB. It is larger than the region, so that evictions find consecutive free
 /// slots.
 const FILE_SIZE: usize = 512;
-/// Queues of the back end: one each for the evictor, the reader, and every thread of the workload.
+/// Queues of the back end: enough for the evictor, the reader, and every thread of the workload.
 const QUEUES: u32 = 16;
 
 const ON_FILE: &str = "--path {folder}/file";

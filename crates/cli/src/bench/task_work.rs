@@ -18,7 +18,8 @@ const SHARED: &str = "signal, shared lock";
 const KERNEL: &str = "kernel";
 
 const THREADS: [u32; 5] = [1, 2, 4, 8, 16];
-/// Largest number of threads. Only the rows with this number have limits ([`Bar`]).
+/// Largest number of threads. The limits ([`Bar`]) of the rate and of the processor time hold for
+/// the rows with this number.
 const MOST: u32 = 16;
 /// Requests in flight per thread.
 const DEPTH: u32 = 8;
