@@ -111,7 +111,7 @@ impl Context {
         Ok(count)
     }
 
-    /// Submits one iocb. Makes its checks in the kernel's order.
+    /// Submits one iocb. Makes the checks in the kernel's order.
     #[inline]
     fn submit_one(&self, submission: &mut Submission, place: UserAddress) -> Result<(), Errno> {
         let address = UserAddress(user_memory::read::<u64>(place)?);

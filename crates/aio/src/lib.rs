@@ -152,7 +152,7 @@ pub fn cancel(context: u64, iocb: UserAddress) -> Result<(), Errno> {
 
 /// Reads a time limit and returns the deadline on the monotonic clock, in nanoseconds; 0 for a
 /// limit of zero. `None`: no limit, for a null pointer or a negative limit. The kernel, too, treats
-/// a negative limit as none: its sum with the current time counts as an overflow
+/// a negative limit as no limit: the sum of such a limit and the current time counts as an overflow
 /// (`ktime_add_safe`).
 fn read_deadline(timeout: UserAddress) -> Result<Option<u64>, Errno> {
     if timeout.is_null() {
@@ -167,7 +167,8 @@ fn read_deadline(timeout: UserAddress) -> Result<Option<u64>, Errno> {
     })
 }
 
-/// Reads a `struct __aio_sigset`: the address and size of a mask.
+/// Reads the signal mask that a `struct __aio_sigset` names (address and size). `None`: there is no
+/// mask.
 fn read_mask(argument: UserAddress) -> Result<Option<u64>, Errno> {
     if argument.is_null() {
         return Ok(None);

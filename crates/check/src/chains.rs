@@ -41,8 +41,8 @@ impl Chains {
         }
     }
 
-    /// Notes a submission. If it has the opcode and the file of a cancelled request, the program
-    /// continues the broken chain. The chain is then forgotten.
+    /// Notes a submission. If the request has the opcode and the file of a cancelled request, the
+    /// program continues the broken chain. The chain is then forgotten.
     pub fn submit(&mut self, opcode: u8, number: i32) {
         if !self.broken.is_empty() {
             self.broken.retain(|_, broken| !broken.cancelled.contains(&(opcode, number)));

@@ -88,7 +88,7 @@ pub struct Operation {
     pub end: Option<Position>,
     /// The call asked for durability itself: O_SYNC, O_DSYNC, RWF_SYNC or RWF_DSYNC.
     pub is_synchronous: bool,
-    /// How the program made the call, and which process did: for messages.
+    /// How the program made the call, and in which process. Used for messages.
     pub origin: Origin,
 }
 

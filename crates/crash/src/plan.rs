@@ -27,7 +27,7 @@ pub struct Tear {
     pub surviving: SurvivingSectors,
 }
 
-/// The sectors of a torn write that a power loss leaves, counted from the write's first.
+/// The sectors of a torn write that a power loss leaves, counted from the write's first sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SurvivingSectors {
     First(u64),

@@ -37,7 +37,7 @@ pub fn errno(text: &str) -> Option<u16> {
     u16::try_from(number).ok().filter(|number| *number >= 1 && u32::from(*number) <= HIGHEST)
 }
 
-/// Returns the name of an errno; `None` if it has none.
+/// Returns the name of an errno; `None` if the number has no name.
 pub fn errno_name(number: u16) -> Option<&'static str> {
     ERRNOS.iter().find(|(_, known)| *known == u32::from(number)).map(|(name, _)| *name)
 }

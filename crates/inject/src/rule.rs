@@ -89,8 +89,8 @@ pub enum Effect {
     Done,
     /// The call transfers a part of its bytes.
     Partial,
-    /// The call is not made. `usring crash` then assumes that the data are lost that the call
-    /// should have made durable.
+    /// The call is not made. `usring crash` then assumes that the data which the call should have
+    /// made durable are lost.
     Drop,
 }
 

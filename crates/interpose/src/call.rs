@@ -60,14 +60,14 @@ pub const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
 const SYSCALL_LENGTH: u64 = 2;
 
 impl Call {
-    /// Lets the kernel answer the call unchanged: adds the mark with which usring's own filter lets
-    /// a call pass.
+    /// Lets the kernel answer the call unchanged. The call gets a mark, so that usring's own filter
+    /// lets the call pass.
     pub fn pass(&mut self) -> Outcome {
         let arguments = self.marked();
         self.forward_to(self.number, arguments)
     }
 
-    /// Returns the arguments with the mark with which usring's own filter lets a call pass.
+    /// Returns the arguments with a mark, so that usring's own filter lets the call pass.
     pub fn marked(&self) -> [u64; 6] {
         let mut arguments = self.arguments;
         match width::low(self.number) {
@@ -97,15 +97,15 @@ impl Call {
     }
 
     /// Makes the program repeat the call at its own `syscall` instruction, where the kernel answers
-    /// it. Needed for calls that return twice on one stack. The call must have trapped, and the
-    /// caller must have put the mark into the arguments with which the filter lets the call pass.
+    /// it. Needed for calls that return twice on one stack. The call must have trapped. The caller
+    /// must have marked the arguments, so that usring's own filter lets the call pass.
     pub fn repeat_at_site(&mut self) -> Outcome {
         self.return_address -= SYSCALL_LENGTH;
         Outcome { answer: self.number, kind: Outcome::DONE }
     }
 
-    /// Lets the kernel answer the given call instead of the program's. The arguments must carry the
-    /// mark with which the filter lets a call pass.
+    /// Lets the kernel answer the given call instead of the program's. The arguments must be marked
+    /// as [`Call::marked`] does, so that usring's own filter lets the call pass.
     pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
         self.forward.number = number;
         self.forward.arguments = arguments;

@@ -267,8 +267,8 @@ impl Change {
         self.answer.is_none() && self.delay == 0 && self.vector.is_none() && self.flip.is_none()
     }
 
-    /// Applies the change after the call. Returns the answer for the program. `answer`: the
-    /// kernel's.
+    /// Applies the change after the call. Returns the answer for the program. `answer`: the call's
+    /// answer without the fault.
     fn apply(self, answer: u64) -> Outcome {
         if let Some(flip) = self.flip
             && answer <= i64::MAX as u64

@@ -14,7 +14,8 @@ pub fn is_on() -> bool {
     usring_record::is_on()
 }
 
-/// The calls that trap, one bit for each number.
+/// The calls that trap in a recorded program. Bit n of the array stands for the system call with
+/// the number n.
 const TRAPS: [u64; 8] = {
     let mut traps = [0; 8];
     let mut index = 0;

@@ -109,7 +109,7 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
 /// Errors: a message of one sentence.
 fn check_settings() -> Result<(), &'static str> {
     // Rings need descriptors from 600 on. In a run of the launcher, the launcher has checked the
-    // limit, and a program without rings may have a lower one.
+    // limit, and a program without rings may have a lower limit.
     if !environment::is_strict() && own_numbers::is_limit_too_low() {
         return Err("rings use descriptors from 600 on, but the hard limit of open files is lower (ulimit -Hn)");
     }

@@ -274,8 +274,8 @@ fn allocated(call: &SystemCall, file: &File) {
 /// Bytes of a copied file that are read back at a time.
 const PIECE: u64 = 1 << 20;
 
-/// Records a call by which the kernel itself copies to a file: reads back the bytes that the call
-/// has written there.
+/// Makes and records a call by which the kernel itself copies to a file: reads back the bytes that
+/// the call has written there.
 fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
     on_file(call, target, make, |file, copied| {
         let number = width::int(target);

@@ -200,7 +200,7 @@ pub(crate) fn open(call: &SystemCall, make: Make<'_>) -> u64 {
     answer
 }
 
-/// Records an open with O_TMPFILE: a file without a name.
+/// Makes an open with O_TMPFILE, and records the new file, which has no name.
 fn open_unnamed(call: &SystemCall, make: Make<'_>) -> u64 {
     let _locked = lock();
     let answer = make(call);

@@ -90,7 +90,7 @@ pub(crate) fn file(number: i32) -> Option<File> {
     Some(File { stat, path: relative(&path)?.into() })
 }
 
-/// Returns whether a descriptor is the command's standard output.
+/// Returns whether a descriptor is the command's standard output. `stat`: of the descriptor's file.
 pub(crate) fn is_output(stat: &Stat) -> bool {
     settings().is_some_and(|it| it.output_inode == stat.inode && it.output_device == stat.device)
 }
@@ -161,7 +161,7 @@ impl DirectoryEntry {
 }
 
 /// Opens a descriptor's file once more, to read it. The program's own descriptor may be for writing
-/// alone.
+/// alone. `None`: the file was removed, or cannot be opened.
 pub(crate) fn reopen(number: i32) -> Option<OwnedDescriptor> {
     let path = path_to_reopen(number)?;
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);

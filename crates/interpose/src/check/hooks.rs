@@ -148,8 +148,8 @@ unsafe fn registers(frame: *const [u64; 2]) -> Registers {
 // Advice of madvise(2) that discards the content.
 const DISCARDING: [u32; 3] = [linux::MADV_DONTNEED, linux::MADV_FREE, linux::MADV_REMOVE];
 
-/// Runs before the real function of libc. `function`: which one, such as `FREE`. `first` to
-/// `third`: its arguments.
+/// Runs before the real function of libc. `function`: the number of that function, such as `FREE`.
+/// `first` to `third`: its arguments.
 unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, frame: *const [u64; 2]) {
     // SAFETY: the hooks pass their frame.
     let registers = unsafe { registers(frame) };

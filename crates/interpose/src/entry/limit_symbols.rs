@@ -57,7 +57,7 @@ limit_call!(REAL_SETRLIMIT, linux::__NR_setrlimit, "edi", setrlimit setrlimit64)
 limit_call!(REAL_PRLIMIT, linux::__NR_prlimit64, "esi", prlimit prlimit64);
 
 /// Defines a libc function that returns the program's limit of open files, if `$condition` sets the
-/// zero flag and the kernel's limit is raised. Otherwise the function jumps to libc's.
+/// zero flag and usring has raised the kernel's limit. Otherwise the function jumps to libc's.
 macro_rules! limit_question {
     ($real:ident, $name:ident, $condition:literal) => {
         static $real: AtomicUsize = AtomicUsize::new(0);

@@ -15,6 +15,7 @@ pub struct CodeArea {
     /// Whether the mapping is private and of a file.
     is_private_file: bool,
     /// Address of the file's beginning: the nearest mapping of its first page below the site.
+    /// `None`: there is no such mapping.
     pub image: Option<usize>,
     /// End of the nearest free space below the mapping, for stubs.
     pub room_below: usize,

@@ -246,7 +246,8 @@ mod stubs {
     /// Offset of the entry point's address.
     const ENTRY: usize = 40;
     const PAGES: usize = 64;
-    /// Reach of a jump in bytes, less some for rounding.
+    /// Maximum distance of a stub's page from the call site, in bytes: the reach of a jump (2 GiB),
+    /// less a margin.
     const REACH: usize = (1 << 31) - (1 << 20);
 
     struct Page {

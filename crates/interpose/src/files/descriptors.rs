@@ -55,7 +55,7 @@ pub struct File {
 /// Result of looking a descriptor number up.
 pub enum Found<T> {
     Ring(T),
-    /// A ring of the parent process that cannot be used here, for this reason.
+    /// A ring of the parent process that this process cannot use. The errno is the reason.
     Inherited(Errno),
     Other,
 }
@@ -303,7 +303,7 @@ pub fn attach(ring: &Ring) {
 }
 
 /// Returns whether a number below the reserved range is still an alias of the ring. usring may have
-/// missed a call that closed it. Without /proc the answer is always true.
+/// missed a call that closed the number. Without /proc the answer is always true.
 #[cold]
 #[inline(never)]
 fn is_still(file: &File, number: i32) -> bool {

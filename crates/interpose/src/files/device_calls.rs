@@ -100,6 +100,7 @@ fn open_device(call: &Call) -> Result<u64, Errno> {
     let close_on_exec = width::low(flags) & linux::O_CLOEXEC != 0;
     let reserved = numbers::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec);
     // fcntl(2) answers EINVAL if the limit of open files leaves no number in the reserved range.
+    // open(2) answers EMFILE for that.
     let reserved = reserved.map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })?;
     Ok(width::word(devices::enter(reserved)))
 }

@@ -117,7 +117,8 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
     }
     let forgotten = FORGOTTEN.load(Ordering::Acquire);
     let device = devices::recognise(number);
-    // A vfork child has numbers of its own, but this table is its parent's.
+    // A vfork child has numbers of its own, but this table is its parent's. So the child records
+    // nothing.
     if process::is_own() {
         remember(number, device.as_ref(), forgotten);
     }

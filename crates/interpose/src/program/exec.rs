@@ -221,7 +221,7 @@ struct Size<'a> {
 struct Preload {
     index: usize,
     length: usize,
-    /// Whether the variable names the library, as the launcher's does.
+    /// Whether the variable names the library, as the LD_PRELOAD of the launcher does.
     names_library: bool,
 }
 

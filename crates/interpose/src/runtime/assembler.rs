@@ -34,8 +34,8 @@ macro_rules! begin_frame {
 }
 pub(crate) use begin_frame;
 
-/// Loads the registers for an mmap(2) of memory without a file; rsi is its length. Operands:
-/// `protection`, `flags`, `mmap`.
+/// Loads the registers for an mmap(2) of memory without a file. rsi: the length of that memory.
+/// Operands: `protection`, `flags`, `mmap`.
 macro_rules! load_mmap {
     () => {
         concat!(

@@ -1,9 +1,9 @@
 //! The identity of this library's build, as an ELF note that the launcher reads before it starts a
 //! program. A library of another build would misread the launcher's variables.
 
-/// Name and type of the note, which the launcher knows, too (`usring_cli::library`).
 use usring_sys::width;
 
+/// Name and type of the note, which the launcher knows, too (`usring_cli::library`).
 const NAME: [u8; 8] = *b"usring\0\0";
 const KIND: u32 = 1;
 

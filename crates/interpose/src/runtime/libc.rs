@@ -146,7 +146,7 @@ struct Symbol {
 }
 
 const FUNCTION: u8 = 2;
-/// Flag of a version that is not the default one.
+/// Flag of a symbol's version that is not the default version.
 const HIDDEN_VERSION: u16 = 0x8000;
 
 impl Library {

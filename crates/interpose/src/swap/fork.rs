@@ -69,7 +69,7 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
     }
     match width::low(call.number) {
         linux::__NR_vfork => call.arguments[VFORK_MARKED as usize] = PASS_MARK_ABOVE_FLAGS,
-        // Linux reads only the lower half of the flags.
+        // Linux reads only the lower half of the flags, so the upper half can carry the mark.
         _ => call.arguments[0] = PASS_MARK_ABOVE_FLAGS | u64::from(flags),
     }
     call.repeat_at_site()
@@ -84,8 +84,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
     if signals::interrupted() {
-        // The deferred signal is delivered first, because the mask in force here would become the
-        // child's.
+        // The deferred signal is delivered first. The fork must not be made under the signal mask
+        // in force here, because it would become the child's mask.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
     // Signals are checked before the lock is taken. If a thread released the lock for each signal,

@@ -19,7 +19,8 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 /// The first of the numbers that stand for these functions in a [`Call`].
 pub const FIRST: u32 = 0x7573_0100;
 
-/// Size of `struct usring_swap_options` in words of 64 bits. Its first word is its size in bytes.
+/// Size of `struct usring_swap_options` in words of 64 bits. The first word of the structure is its
+/// size in bytes.
 const OPTIONS: usize = 7;
 /// Maximum number of bytes of an option's text, including its NUL.
 const LONGEST: usize = 4096;

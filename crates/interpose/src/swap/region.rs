@@ -200,7 +200,8 @@ pub fn made() -> Option<&'static Mappings> {
     if let Some(mappings) = mappings() {
         return Some(mappings);
     }
-    // A vfork child makes no region, because the region's threads would be the child's.
+    // A vfork child makes no region, because the region's threads would be the child's and end with
+    // it.
     if !process::is_own() {
         return None;
     }

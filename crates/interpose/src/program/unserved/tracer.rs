@@ -266,7 +266,8 @@ global_asm!(
     "call usring_unserved_trace",
     "call usring_unserved_wait",
     "jmp 2b",
-    // A system call begins or ends. If the exec ends with this stop, it has failed.
+    // A system call begins or ends. If the system call that ends with this stop is the exec, the
+    // exec has failed.
     "5:",
     "test r14d, r14d",
     "jnz usring_unserved_detach",
