@@ -9,9 +9,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Waits in a row, more than the number after which the engine expects the program to wait again.
+/// Number of waits in a row. After fewer waits, the engine already expects the program to wait
+/// again.
 const MANY: u64 = 3000;
-/// Calls within which the engine must check files and timers, even if the program finds a
+/// Number of calls within which the engine must check files and timers, even if the program finds a
 /// completion in every call.
 const SOON: usize = 100;
 

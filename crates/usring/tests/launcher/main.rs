@@ -22,7 +22,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// A folder with the launcher and the stub library, which every user may enter.
+/// A folder that every user may enter, with the launcher and the stub library.
 struct Installation(TempDir);
 
 fn installation() -> &'static Installation {

@@ -86,8 +86,8 @@ fn dropped_rings_free_their_descriptors_and_memory() {
         let before = (open_descriptors(), mappings());
         (0..ROUNDS).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         eventually("descriptors are as before", || open_descriptors() <= before.0);
-        // libc may keep a few mappings more, if more threads happened to run at once. One per ring
-        // would be too many.
+        // libc may keep a few mappings more, if more threads happened to run at once. One mapping
+        // more per ring would be too many.
         eventually("mappings are as before", || mappings() <= before.1 + ROUNDS / 2);
     });
 }

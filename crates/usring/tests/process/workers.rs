@@ -42,7 +42,7 @@ fn buffered_writes_to_one_file_keep_their_order() {
     alone_and_bounded(|| {
         const COUNT: u64 = 60;
         let mut ring = ring();
-        // Writes are out of order only if two workers take one each and the second worker is
+        // Writes are out of order only if two workers take one write each and the second worker is
         // faster. That is rare, so the test makes many short rounds.
         for _ in 0..400 {
             let mut file = file_with(b"");

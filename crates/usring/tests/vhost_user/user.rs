@@ -121,7 +121,7 @@ pub fn read(queue: &mut dyn QueuePair, offset: u64, length: usize) -> Vec<u8> {
 
 const BLOCK: usize = 4096;
 
-/// Writes to random blocks and reads of them. `depth` requests are in flight, at most one of them
+/// Traffic on random blocks: writes and reads. `depth` requests are in flight, at most one of them
 /// on each block. The content of each read block is compared with the last write to that block.
 pub struct Traffic {
     first: u64,
