@@ -279,7 +279,8 @@ impl Submitter<'_> {
     /// with these credentials, also after the thread has changed its own.
     ///
     /// # Errors
-    /// Those of clone(2), if the thread that keeps the credentials cannot be started.
+    /// - `EBUSY`: the ring has 65,535 personalities already.
+    /// - `EAGAIN`, `ENOMEM`: the thread that keeps the credentials cannot be started.
     pub fn register_personality(&self) -> io::Result<u16> {
         self.register_nothing(op::IORING_REGISTER_PERSONALITY).map(|number| (number & 0xffff) as u16)
     }
@@ -298,6 +299,7 @@ impl Submitter<'_> {
     /// # Errors
     /// - `EBADFD`: the ring is enabled already.
     /// - `EBUSY`: the ring has restrictions already.
+    /// - `EINVAL`: `res` has more than 128 restrictions, or an invalid restriction.
     pub fn register_restrictions(&self, res: &mut [Restriction]) -> io::Result<()> {
         // `Restriction` is a transparent wrapper of the kernel's structure.
         self.register_raw(op::IORING_REGISTER_RESTRICTIONS as u32, UserAddress(address_of(res)), count(res.len()))
@@ -329,6 +331,9 @@ impl Submitter<'_> {
     /// `max`. `max[0]` limits workers for regular files and block devices (bounded work), `max[1]`
     /// workers for requests that may wait for ever (unbounded work). A 0 leaves its limit
     /// unchanged.
+    ///
+    /// # Errors
+    /// `EINVAL`: a limit is over `i32::MAX`.
     pub fn register_iowq_max_workers(&self, max: &mut [u32; 2]) -> io::Result<()> {
         let address = UserAddress((&raw mut *max) as u64);
         self.register_raw(op::IORING_REGISTER_IOWQ_MAX_WORKERS as u32, address, 2).map(drop)
@@ -384,6 +389,10 @@ impl Submitter<'_> {
 
     /// Cancels the requests that `builder` describes, and waits until they have completed. Without
     /// a `timeout` the wait has no limit.
+    ///
+    /// # Errors
+    /// - `ENOENT`: no request matches, and `builder` does not select all matching requests.
+    /// - `ETIME`, `EINTR`: the timeout or a signal has ended the wait.
     pub fn register_sync_cancel(&self, timeout: Option<Timespec>, builder: CancelBuilder) -> io::Result<()> {
         // The builder's fields are private, so their values are read from the SQE that it builds.
         let sqe = super::entry::sqe(&AsyncCancel2::new(builder).build());
