@@ -29,9 +29,9 @@ const REGISTERED_WAIT_SIZE: u64 = 64;
 /// Bytes of a signal set in system calls.
 const SIGNAL_SET_SIZE: u64 = 8;
 const MICROSECOND: u64 = 1000;
-/// Longest time, in nanoseconds, that io_uring_enter(2) waits for answers of other processes. One
-/// of its requests may have asked them to cancel or change requests (`waiting::remote_changes`). A
-/// stopped process does not answer.
+/// Longest time, in nanoseconds, that io_uring_enter(2) waits for answers of other processes. A
+/// request that the call has submitted may have asked them to cancel or change requests
+/// (`waiting::remote_changes`). A stopped process does not answer.
 const LONGEST_REMOTE_CHANGE: Nanoseconds = 100_000_000;
 
 /// The arguments of io_uring_enter(2), except the descriptor.

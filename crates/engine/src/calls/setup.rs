@@ -203,7 +203,7 @@ impl Ring {
         }
     }
 
-    /// Closes the ring. Waits until no worker and no deferred submit accesses memory for it.
+    /// Closes the ring. Waits until no worker and no deferred submit accesses memory for the ring.
     /// Workers' waits are interrupted, but writes that have begun are completed.
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();

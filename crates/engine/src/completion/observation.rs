@@ -1,4 +1,4 @@
-//! Tells the observers of a request that it is complete, and that a ring is closed.
+//! Tells the observers of requests that a request is complete, or that a ring is closed.
 
 use crate::observers::{self, Completed, Identity};
 use crate::request::outcome::Answer;

@@ -29,7 +29,8 @@ use usring_uapi::general::O_DIRECT;
 use usring_uapi::io_uring::IORING_SETUP_SQPOLL;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Longest time, in nanoseconds, for which a request is held back while no thread comes to choose.
+/// Longest time, in nanoseconds, for which the seed holds a request back while no thread comes to
+/// choose.
 const LIMIT_NS: Nanoseconds = 100_000_000;
 /// Replaces [`LIMIT_NS`] on a ring whose program may wait without io_uring_enter(2): it has an
 /// eventfd or an SQ thread, or the program polls its descriptor.
@@ -39,7 +40,8 @@ const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 /// chosen. The others are carried out at once, and their answers wait.
 const LATE: u64 = 3;
 
-/// Returns how long a request is held back at most, in nanoseconds, divided by [`LIMIT_PARTS`].
+/// Returns how long the seed holds a request back at most, in nanoseconds, divided by
+/// [`LIMIT_PARTS`].
 fn limit_part(locked: &LockedRing) -> Nanoseconds {
     let is_watched = locked.notify.event_descriptor.is_some() || locked.ring.readiness.is_polled();
     let is_watched = is_watched || locked.ring.has(IORING_SETUP_SQPOLL);

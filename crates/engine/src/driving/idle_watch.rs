@@ -63,8 +63,9 @@ impl IdleWatch {
         self.rings.lock().is_empty()
     }
 
-    /// Begins idle watching of a ring. Returns whether it is the only such ring. The caller then
-    /// has to wake the ring watcher, so that it begins to check at intervals.
+    /// Begins idle watching of a ring. Returns whether this ring is now the only one under idle
+    /// watching. The caller then has to wake the ring watcher, so that the ring watcher begins to
+    /// check at intervals.
     fn begin(&self, ring: &Arc<Ring>) -> bool {
         let mut rings = self.rings.lock();
         // An earlier period of idle watching may have left an entry for this ring.

@@ -4,7 +4,7 @@
 //! | driver | module |
 //! |---|---|
 //! | a thread that submits | `submit` |
-//! | a thread that waits in enter | `wait`; `iopoll` on a polled ring; `cq_wait` beside an SQ thread that polls |
+//! | a thread that waits in enter | `wait`; `iopoll` on a polled ring; `cq_wait` (no lock) if an SQ thread polls |
 //! | the SQ thread | `sq_thread` |
 //! | a thread that adds task work while no thread is inside | `task_work` |
 //! | the ring watcher, while no thread is inside | `ring_watcher`, `idle_watch` |

@@ -15,10 +15,10 @@ use usring_sys::{signals, wait};
 
 /// Nanoseconds between two checks of a thread that waits for chosen requests ([`await_chosen`]).
 const AWAIT_PAUSE_NS: Nanoseconds = 100_000;
-/// After a submission, requests that are held back continue one by one. Before each, a draw with
-/// the probability 1 / `EARLY` has to succeed.
+/// After a submission, the requests that `usring run --order` holds back continue one by one.
+/// Before each, a draw with the probability 1 / `EARLY` has to succeed.
 const EARLY: u64 = 2;
-/// At one choice in this number, all requests that are held back continue.
+/// At one choice in this number, all requests continue that `usring run --order` holds back.
 const BURST: u64 = 6;
 /// After one submission in this number, the ring is signalled without a completion.
 const SPURIOUS: u64 = 8;
@@ -32,12 +32,12 @@ pub(crate) enum Step {
     Again,
     /// It pauses, because a worker or device has the chosen request.
     Pause,
-    /// It sleeps, because nothing is held back.
+    /// It sleeps, because `usring run --order` holds no request back.
     Sleep,
 }
 
-/// Lets requests that are held back continue, for a waiter with too few completions. Returns what
-/// the waiter does next.
+/// Lets requests continue that `usring run --order` holds back, for a waiter with too few
+/// completions. Returns what the waiter does next.
 #[cold]
 #[inline(never)]
 pub(crate) fn advance(locked: &mut LockedRing) -> Step {
@@ -66,8 +66,8 @@ pub(crate) fn advance(locked: &mut LockedRing) -> Step {
     Step::Again
 }
 
-/// Chooses one of the requests that are held back, and lets it continue. Returns `false` if none
-/// can be chosen.
+/// Chooses one of the requests that `usring run --order` holds back, and lets it continue. Returns
+/// `false` if none can be chosen.
 fn release_one(locked: &mut LockedRing) -> bool {
     let Some(id) = locked.waiting.order.as_mut().and_then(|order| order.choose(Clock::Monotonic.now())) else {
         return false;
@@ -77,9 +77,9 @@ fn release_one(locked: &mut LockedRing) -> bool {
     true
 }
 
-/// Lets some of the requests that are held back continue. Now and then also signals the ring
-/// without a completion. Called after each submission, and when a thread looks for completions
-/// without waiting for any.
+/// Lets some of the requests continue that `usring run --order` holds back. Now and then also
+/// signals the ring without a completion. Called after each submission, and when a thread looks for
+/// completions without waiting for any.
 #[cold]
 #[inline(never)]
 pub(crate) fn choose_some(locked: &mut LockedRing) {
@@ -116,8 +116,8 @@ pub(crate) fn await_chosen(locked: &mut LockedRing) {
     note_choice(locked);
 }
 
-/// Notes that a thread has come to choose. The time limit of the requests that are held back then
-/// begins anew ([`crate::waiting::order`]).
+/// Notes that a thread has come to choose. The time limit of the requests that `usring run --order`
+/// holds back then begins anew ([`crate::waiting::order`]).
 pub(super) fn note_choice(locked: &mut LockedRing) {
     if let Some(order) = order::of(locked) {
         order.attend();

@@ -94,8 +94,9 @@ fn publish_early(locked: &mut LockedRing) {
     locked.ring.wakers.wake_all(locked.ring.memory.ready());
 }
 
-/// Submits the channel's backlog, because the channel has free slots or its last deferred submit
-/// has ended. Later requests are not submitted with the backlog, so that they do not overtake it.
+/// Submits the channel's backlog (requests for which it had no free slot). The channel has free
+/// slots now, or its last deferred submit has ended. If this submit is deferred, too, later
+/// requests wait in the backlog meanwhile, so that they do not overtake it.
 #[cold]
 pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];

@@ -101,7 +101,7 @@ const CHECK_INTERVAL_MS: u16 = 1000;
 /// other process has these CQEs.
 const FLUSH_INTERVAL_NS: Nanoseconds = 5_000_000;
 /// Number of wake-ups after which the ring watcher also makes the checks of [`CHECK_INTERVAL_MS`].
-/// If it is busy, its epoll_wait(2) may never time out.
+/// If the ring watcher is busy, its epoll_wait(2) may never time out.
 const WAKE_UPS_BETWEEN_CHECKS: u32 = 1024;
 
 impl Watcher {

@@ -191,7 +191,7 @@ impl SqThread {
             idle &= nothing || ring.is_disabled();
             locked.release(Exit::Pause);
             // A worker or the ring watcher may have found the lock held by this thread just now. It
-            // has then left its work for this thread.
+            // has then left its work for the SQ thread.
             idle &= !ring.has_work_left();
         }
         if idle {

@@ -71,8 +71,9 @@ impl Notification {
 }
 
 impl Ring {
-    /// Passes a request that a worker has finished to its ring. Any thread may call this function;
-    /// it never blocks on the ring.
+    /// Passes a request that a worker has finished to its ring. Any thread may call this function.
+    /// It waits for no driver of this process, but perhaps for one in another process
+    /// ([`run_if_unattended`]).
     pub(crate) fn add_finished(self: &Arc<Self>, request: RequestEntry) {
         // Urgent, because a chain, a drain or a counted timeout may wait for a worker's result. The
         // kernel's workers also wake waiters at once.

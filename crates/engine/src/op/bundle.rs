@@ -52,7 +52,8 @@ fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
     }
 }
 
-/// Takes buffers to send from the request's group. Returns whether the group is then empty.
+/// Takes the next buffers of the request's group, to send their data. Returns whether the group is
+/// then empty.
 pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     let group = request.sqe.buf_index;
     // From a classic group, the whole buffer is sent, whatever length the SQE asks for.

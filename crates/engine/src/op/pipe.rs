@@ -37,8 +37,8 @@ fn ordinary(locked: &mut LockedRing, flags: u32, address: UserAddress) -> Result
     Ok(0)
 }
 
-/// Puts the ends into the named slot and the next one, or into any two free slots. After an error,
-/// removes the ends that are already in the table.
+/// Puts the ends of a pipe into the slot that the request names and the next one, or into any two
+/// free slots. After an error, removes the ends that are already in the table.
 fn direct(locked: &mut LockedRing, slot: FileSlot, flags: u32, address: UserAddress) -> Result<i32, Errno> {
     if flags & linux::O_CLOEXEC != 0 {
         return Err(Errno::EINVAL);

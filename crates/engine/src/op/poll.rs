@@ -85,7 +85,7 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
     ask_processes::outcome(locked, request, answer)
 }
 
-/// Removes or changes a poll of this process. Error: `ENOENT` if there is none.
+/// Removes or changes a poll of this process. Error: `ENOENT` if no poll has the user data.
 pub(crate) fn update(locked: &mut LockedRing, update: PollUpdate) -> Result<i32, Errno> {
     let PollUpdate { target, user_data, interest } = update;
     let is_it = |poll: &Request| poll.sqe.opcode == opcode::POLL_ADD && poll.sqe.user_data == target;

@@ -79,8 +79,8 @@ fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOu
 }
 
 /// Returns whether the error `result` can come before the file is read. There are three reasons: no
-/// buffer was available, the buffer is too small for the file, or it reaches beyond user memory.
-/// Any other error comes from the file. The read has then taken the socket's error, or has
+/// buffer was available, the buffer is too small for the file, or the buffer reaches beyond user
+/// memory. Any other error comes from the file. The read has then taken the socket's error, or has
 /// consumed data that it could not copy.
 fn comes_before_read(request: &Request, result: i32) -> bool {
     const NO_BUFFER: i32 = Errno::ENOBUFS.negative();

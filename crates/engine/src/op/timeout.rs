@@ -124,7 +124,7 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
     ask_processes::outcome(locked, request, answer)
 }
 
-/// Removes or changes a timeout of this process. Error: `ENOENT` if there is none.
+/// Removes or changes a timeout of this process. Error: `ENOENT` if no timeout has the user data.
 pub(crate) fn update(locked: &mut LockedRing, update: TimeoutUpdate) -> Result<i32, Errno> {
     match update {
         TimeoutUpdate::Remove { target } => remove(locked, target),

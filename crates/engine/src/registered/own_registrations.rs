@@ -32,7 +32,8 @@ impl OwnRegistrations {
         OwnRegistrations { own, last: AtomicU32::new(0), ancestors }
     }
 
-    /// Notes a registration of this process. The caller holds the ring's lock.
+    /// Notes that this process has made the registration `number`. The caller holds the ring's
+    /// lock.
     pub fn note(&self, number: u32) {
         self.last.store(number, Ordering::Relaxed);
     }

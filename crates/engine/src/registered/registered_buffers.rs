@@ -17,8 +17,8 @@ const LIMIT: u32 = 1 << 14;
 /// Maximum length of one buffer, in bytes.
 const LENGTH_LIMIT: u64 = 1 << 30;
 
-/// A buffer of the table. Requests that use a buffer with a tag own it, too, so that its tag is
-/// posted after the last of them.
+/// A buffer of the table. If the buffer has a tag, the requests that use the buffer share its
+/// ownership, so that the tag is posted after the last of them.
 pub(crate) struct RegisteredBuffer {
     address: u64,
     length: u64,

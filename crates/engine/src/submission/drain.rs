@@ -39,8 +39,9 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    /// Adds the chain's requests to `journal` as held back. `position`: their position in the order
-    /// of held requests. Requests for which the journal has no room get no slot.
+    /// Adds this request, and the later requests of its chain, to `journal` as held back.
+    /// `position`: their position in the order of held requests. A request for which the journal
+    /// has no room gets no journal slot.
     pub fn note(&mut self, journal: &mut Journal, position: u32) {
         // The first request is added last, because other processes find the chain by the slot of
         // its first request.

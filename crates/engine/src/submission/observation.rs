@@ -1,4 +1,4 @@
-//! Tells the observers of a request that it was submitted.
+//! Tells the observers of requests that a request was submitted.
 
 use crate::observers::{self, HeldBack, Identity, Submitted, Transfer};
 use crate::request::operation::Operation;

@@ -95,8 +95,9 @@ fn read_too_little(number: i32) -> Result<u64, Errno> {
 }
 
 /// Raises SIGPIPE after a write to a pipe without readers, if the ring watcher's thread made the
-/// write. The kernel raises it in the writing thread, but usring's threads block the signal. So it
-/// is sent to the process, which would have got it if the submitter had made the write.
+/// write. The kernel raises SIGPIPE in the writing thread, but usring's threads block that signal.
+/// So this function sends it to the process. (If the submitter had made the write, the submitter
+/// would have got it.)
 #[cold]
 pub(super) fn signal_broken_pipe(transfer: &ReadWrite) {
     if transfer.flags & NO_SIGNAL == 0 && tasks().is_current() {
