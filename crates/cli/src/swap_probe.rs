@@ -125,7 +125,7 @@ pub fn findings() -> Vec<String> {
         let worth = match mechanism {
             _ if is_taken => "; usring uses this one",
             Mechanism::Protect => " (64 KiB at a time)",
-            Mechanism::Thread => " (only with mechanism=thread; system calls can access evicted pages)",
+            Mechanism::Thread => " (only with mechanism=compat; system calls can access evicted pages)",
             _ => "",
         };
         format!("{mechanism} {}{}", in_words(answer), if works { worth } else { "" })
