@@ -60,7 +60,11 @@ fn user_nobody_in_a_container_has_swapped_memory() {
     let swapped = Swapped::new(256, LIMIT, ",mechanism=userfault");
     let finished = swapped.program_in(World::Confined, "/bin/true").finish();
     assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
-    assert!(finished.stderr.contains("mechanism=userfault does not work here (EPERM)"), "{}", finished.report());
+    assert!(
+        finished.stderr.contains("mechanism=userfault does not work here (EPERM: operation not permitted)"),
+        "{}",
+        finished.report()
+    );
 }
 
 #[test]
@@ -227,5 +231,8 @@ fn an_unusable_swap_store_is_refused_before_the_program_starts() {
     fs::File::create(stage.path("large")).unwrap().set_len(64 << 30).unwrap();
     assert!(here("file:path=large,limit=16M,mechanism=mprotect").contains("at least limit=1024M"));
     fs::set_permissions(stage.path("large"), fs::Permissions::from_mode(0o444)).unwrap();
-    assert!(refused(World::Confined, "file:path=large,limit=16M").contains("cannot be written to (EACCES)"));
+    assert!(
+        refused(World::Confined, "file:path=large,limit=16M")
+            .contains("cannot be written to (EACCES: permission denied)")
+    );
 }

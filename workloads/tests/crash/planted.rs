@@ -63,7 +63,9 @@ fn a_promise_before_fsync_is_found() {
 fn a_header_before_its_body_is_found() {
     for way in WAYS {
         let said = store("log", "header", way, &[]).found();
-        assert!(said.contains("record 1 is missing") || said.contains("record 1 is damaged"), "{said}");
+        // The first loss found may be that of a later record.
+        assert!(said.contains("the check said: record "), "{said}");
+        assert!(said.contains(" is missing") || said.contains(" is damaged"), "{said}");
     }
 }
 
