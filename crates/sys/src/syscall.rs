@@ -26,7 +26,8 @@ pub struct UserAddress(pub u64);
 pub struct AddressTrust(());
 
 impl AddressTrust {
-    /// # Safety The program puts addresses into requests of rings that are made with this value.
+    /// # Safety
+    /// The program puts addresses into requests of rings that are made with this value.
     /// Each address must name memory of the program that the request may read or write, for as long
     /// as the request is in flight.
     pub unsafe fn new() -> Self {
