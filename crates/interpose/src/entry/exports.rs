@@ -60,7 +60,8 @@ macro_rules! export_functions {
     ($($number:literal $name:ident => $serve:ident;)*) => {
         $(
             exported! {
-                /// # Safety The requirements are those in `include/usring.h`.
+                /// # Safety
+                /// The requirements are those in `include/usring.h`.
                 $name, FIRST + $number
             }
         )*
