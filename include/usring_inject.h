@@ -22,7 +22,8 @@ extern "C" {
  * negative errno:
  * - -ENOSYS: usring is not in this process.
  * - -EINVAL: the rule has a mistake, which usring explains on standard error.
- * - -ENOSPC: the process has no room for a further rule; there is room for about 8000.
+ * - -ENOSPC: the process has no room for a further rule; it can add 8,192, of at most 8 KiB each
+ *   and 1 MiB in all.
  * - -EPERM: the system calls that the rule names cannot be trapped in this process.
  * - -ENOMEM: memory could not be allocated. */
 static inline int usring_inject_once(const char *rule)

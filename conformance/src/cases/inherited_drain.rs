@@ -121,8 +121,9 @@ case!(chain_held_at_the_fork => "
     child: exit 0
 ");
 
-/// Parent and child together have 3 * MANY / 2 polls in flight at the same time.
-const MANY: u64 = 160;
+/// Parent and child together have 3 * MANY polls in flight at the same time. usring's list of the
+/// requests of all processes has room for 1024.
+const MANY: u64 = 400;
 
 /// Many requests of two processes are in flight when each process submits a request with IO_DRAIN
 /// and a request behind it. All complete. An IO_DRAIN request completes after the earlier requests
@@ -131,7 +132,7 @@ fn drain_behind_many_requests(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
         let push_many = |ring: &mut crate::ring::Ring, first: u64| {
-            for user_data in first..first + MANY / 2 {
+            for user_data in first..first + MANY {
                 ring.push(poll(reader.as_raw_fd(), libc::POLLIN, user_data));
                 ring.submit();
             }
@@ -148,7 +149,7 @@ fn drain_behind_many_requests(t: &mut Transcript) {
         ring.submit();
         t.in_order(&ring.arrived(0));
         files::put(&writer, b"x");
-        let entries = ring.wait(3 * (MANY as usize / 2) + 4);
+        let entries = ring.wait(3 * MANY as usize + 4);
         let index = |user_data| entries.iter().position(|entry| entry.user_data == user_data);
         t.say(format_args!("the child's drain is in order: {}", index(1) < index(2)));
         t.say(format_args!("the parent's drain is in order: {}", index(3) < index(4)));

@@ -1,6 +1,8 @@
-//! Queries and sets the processors on which a thread may run; prefetches; yields.
+//! Queries and sets the processors on which a thread may run; asks for their features; prefetches;
+//! yields.
 
 use crate::SystemCall;
+use core::arch::x86_64::{__cpuid_count, CpuidResult};
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -20,6 +22,16 @@ fn allowed() -> Mask {
 /// Returns the number of processors on which this thread may run; at least 1.
 pub fn count() -> u32 {
     allowed().iter().map(|word| word.count_ones()).sum::<u32>().max(1)
+}
+
+/// Returns the processor's answer to CPUID for this leaf, of subleaf 0. The leaf has to be at most
+/// the `eax` of leaf 0 (of leaf `0x8000_0000`, for leaves from there on).
+pub fn features(leaf: u32) -> CpuidResult {
+    // SAFETY: every x86-64 processor has this instruction, and it changes no memory.
+    #[allow(unused_unsafe, reason = "it is unsafe before Rust 1.94")]
+    unsafe {
+        __cpuid_count(leaf, 0)
+    }
 }
 
 /// Prefetches the cache lines of a value that is about to be used.

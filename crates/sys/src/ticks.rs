@@ -3,6 +3,7 @@
 //! ([`crate::clock`] says why usring does not use the vDSO's clock.)
 
 use crate::clock::{Clock, Nanoseconds};
+use crate::processor;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A point in time, in ticks of the time-stamp counter.
@@ -75,14 +76,10 @@ fn counter() -> u64 {
 /// Returns whether the time-stamp counter runs at a constant rate (CPUID 0x8000_0007, EDX bit 8:
 /// invariant TSC).
 fn is_even() -> bool {
-    use core::arch::x86_64::__cpuid;
     const HIGHEST: u32 = 0x8000_0000;
     const POWER: u32 = 0x8000_0007;
     const INVARIANT: u32 = 1 << 8;
-    // SAFETY: every x86-64 processor has this instruction, and it changes no memory.
-    #[allow(unused_unsafe, reason = "it is unsafe before Rust 1.94")]
-    let id = |leaf| unsafe { __cpuid(leaf) };
-    id(HIGHEST).eax >= POWER && id(POWER).edx & INVARIANT != 0
+    processor::features(HIGHEST).eax >= POWER && processor::features(POWER).edx & INVARIANT != 0
 }
 
 fn compare() -> u64 {

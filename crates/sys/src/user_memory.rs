@@ -12,7 +12,7 @@
 //! vsyscall page is not the program's memory.
 
 use crate::shared::Plain;
-use crate::{Errno, UserAddress, memory_reserve, width};
+use crate::{Errno, UserAddress, memory_reserve, processor, width};
 use alloc::vec::Vec;
 use core::arch::global_asm;
 use core::ffi::c_void;
@@ -213,11 +213,7 @@ fn copies_strings_fast() -> bool {
     }
     const FEATURES: u32 = 7;
     const ENHANCED: u32 = 1 << 9;
-    use core::arch::x86_64::__cpuid_count;
-    // SAFETY: every x86-64 processor has this instruction, and it changes no memory.
-    #[allow(unused_unsafe, reason = "it is unsafe before Rust 1.94")]
-    let id = |leaf| unsafe { __cpuid_count(leaf, 0) };
-    let fast = id(0).eax >= FEATURES && id(FEATURES).ebx & ENHANCED != 0;
+    let fast = processor::features(0).eax >= FEATURES && processor::features(FEATURES).ebx & ENHANCED != 0;
     ANSWER.store(if fast { YES } else { NO }, Ordering::Relaxed);
     fast
 }

@@ -9,6 +9,7 @@ use crate::ring::LockedRing;
 use crate::submission::issue;
 use crate::waiting::expected;
 use usring_sys::epoll::Event;
+use usring_sys::width;
 
 /// Asks the epoll set, without waiting, which of its files are ready, and retries or completes the
 /// requests that wait for them. If the ring has a leader (a waiter that sleeps on the set), this
@@ -62,7 +63,7 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event], wanted: u32) {
 #[inline(never)]
 fn run_deferred_slices(locked: &mut LockedRing, runnable: usize, mut attempts: usize, wanted: u32) {
     run_slices(locked, runnable);
-    while attempts < wanted as usize && locked.waiting.polls.has_runnable() {
+    while attempts < width::size(u64::from(wanted)) && locked.waiting.polls.has_runnable() {
         let runnable = locked.waiting.polls.runnable_count();
         attempts += runnable;
         run_slices(locked, runnable);
