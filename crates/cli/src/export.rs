@@ -76,7 +76,7 @@ impl Export {
 }
 
 /// Returns a column's name in the files.
-fn key(column: Column) -> &'static str {
+pub fn key(column: Column) -> &'static str {
     match column {
         Column::Worker => "worker",
         other => other.name(),

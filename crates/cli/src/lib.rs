@@ -12,6 +12,7 @@
 //!   - `stores`, which checks the files of devices and swapped memory.
 //! - `run --device` and `ctl`: `devices`. `run --swap`: `swap`.
 //! - `stats`, which prints the counters of programs that run without the launcher.
+//! - `ps` and `top`, which show what runs now: `watch`.
 //! - `crash`, which tests what a power loss leaves.
 //! - `doctor`, with `probe` and `swap_probe`.
 //! - `demo` and `bench`.
@@ -58,6 +59,7 @@ mod swap;
 mod swap_probe;
 mod system_error;
 mod table;
+mod watch;
 
 use crate::system_error::words;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -134,6 +136,8 @@ enum Command {
     Bench(bench::Options),
     Ctl(devices::ctl::Options),
     Stats(stats::Options),
+    Ps(watch::ps::Options),
+    Top(watch::top::Options),
     /// Runs a program for which io_uring is denied and usring is not loaded.
     #[command(hide = true)]
     Denied(run::DeniedOptions),
@@ -180,6 +184,8 @@ fn dispatch(command: Command) -> u8 {
         Command::Bench(options) => ("bench", bench::run(&options)),
         Command::Ctl(options) => ("ctl", devices::control(&options)),
         Command::Stats(options) => ("stats", stats::run(&options)),
+        Command::Ps(options) => ("ps", watch::ps::run(&options)),
+        Command::Top(options) => ("top", watch::top::run(&options)),
         Command::Denied(options) => ("denied", run::denied(&options)),
         Command::Probe => ("probe", probe::run()),
         Command::SwapProbe(options) => ("swap-probe", swap_probe::run(&options)),

@@ -1,5 +1,5 @@
-//! The launcher's side of `--stats` and of `usring stats`: the file in which the program's
-//! processes count, and the table of its counters.
+//! The launcher's side of `--stats`, and of `usring stats`, `ps` and `top`: the file in which the
+//! program's processes count, and the table of its counters.
 
 use super::Failure;
 use super::table::Table;
@@ -70,26 +70,34 @@ impl StatisticsFile {
             processes: self.word(header + offset_of!(Header, processes))?,
             rings: self.word(header + offset_of!(Header, rings))?,
             uncounted_rings: self.word(header + offset_of!(Header, uncounted_rings))?,
-            rows: [[0; COLUMNS]; OPCODES],
+            rows: self.rows(offset_of!(Statistics, totals))?,
             with_rings: Vec::new(),
         };
-        self.add_block(offset_of!(Statistics, totals), &mut snapshot)?;
-        let owners = self.words(offset_of!(Statistics, owners), BLOCKS)?;
-        for (index, owner) in owners.iter().enumerate().filter(|(_, owner)| **owner != 0) {
-            self.add_block(offset_of!(Statistics, blocks) + index * size_of::<Block>(), &mut snapshot)?;
-            if !snapshot.with_rings.contains(owner) {
-                snapshot.with_rings.push(*owner);
+        for ring in self.read_rings()? {
+            add_rows(&mut snapshot.rows, &ring.rows);
+            if !snapshot.with_rings.contains(&ring.process) {
+                snapshot.with_rings.push(ring.process);
             }
         }
         Ok(snapshot)
     }
 
-    fn add_block(&self, offset: usize, snapshot: &mut Snapshot) -> io::Result<()> {
-        let words = self.words(offset, OPCODES * COLUMNS)?;
-        for (sum, word) in snapshot.rows.as_flattened_mut().iter_mut().zip(words) {
-            *sum = sum.wrapping_add(word);
-        }
-        Ok(())
+    /// Returns the counts of each open ring. The rings of a process that was killed count as open
+    /// until another process needs their blocks.
+    pub fn read_rings(&self) -> io::Result<Vec<RingCounts>> {
+        let owners = self.words(offset_of!(Statistics, owners), BLOCKS)?;
+        let used = owners.iter().enumerate().filter(|(_, owner)| **owner != 0);
+        used.map(|(block, owner)| {
+            let rows = self.rows(offset_of!(Statistics, blocks) + block * size_of::<Block>())?;
+            Ok(RingCounts { block, process: *owner, rows })
+        })
+        .collect()
+    }
+
+    fn rows(&self, offset: usize) -> io::Result<Rows> {
+        let mut rows = [[0; COLUMNS]; OPCODES];
+        rows.as_flattened_mut().copy_from_slice(&self.words(offset, OPCODES * COLUMNS)?);
+        Ok(rows)
     }
 
     fn word(&self, offset: usize) -> io::Result<u64> {
@@ -108,6 +116,24 @@ fn write_word(file: &File, offset_in_header: usize, word: u64) -> io::Result<()>
     file.write_all_at(&word.to_ne_bytes(), (offset_of!(Statistics, header) + offset_in_header) as u64)
 }
 
+fn add_rows(sum: &mut Rows, rows: &Rows) {
+    for (sum, count) in sum.as_flattened_mut().iter_mut().zip(rows.as_flattened()) {
+        *sum = sum.wrapping_add(*count);
+    }
+}
+
+/// Counts by opcode: a row for each, and in it a counter for each [`Column`].
+pub type Rows = [[u64; COLUMNS]; OPCODES];
+
+/// The counts of one open ring.
+pub struct RingCounts {
+    /// Index of the ring's block. A later ring may get the block of a closed one.
+    pub block: usize,
+    /// Id of the process that set the ring up.
+    pub process: u64,
+    pub rows: Rows,
+}
+
 /// Most processes whose ids a message has.
 const MOST_NAMED: usize = 8;
 
@@ -116,7 +142,7 @@ pub struct Snapshot {
     processes: u64,
     rings: u64,
     uncounted_rings: u64,
-    rows: [[u64; COLUMNS]; OPCODES],
+    rows: Rows,
     /// Ids of the processes that had a ring open when they were last seen.
     with_rings: Vec<u64>,
 }
@@ -132,6 +158,10 @@ impl Snapshot {
 
     pub fn uncounted_rings(&self) -> u64 {
         self.uncounted_rings
+    }
+
+    pub fn rows(&self) -> &Rows {
+        &self.rows
     }
 
     /// Returns the counts of each opcode that has any.
@@ -189,7 +219,8 @@ fn is_running(process: u64) -> bool {
     state.is_some_and(|state| !matches!(state, "Z" | "X"))
 }
 
-fn opcode_name(row: usize) -> &'static str {
+/// Returns the name of the opcode that a row counts.
+pub fn opcode_name(row: usize) -> &'static str {
     opcode::NAMES.get(row).copied().unwrap_or("(unknown)")
 }
 

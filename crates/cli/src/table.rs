@@ -20,6 +20,12 @@ impl Table {
         Table(table)
     }
 
+    /// Keeps each row on one line, however narrow the terminal is.
+    pub fn without_wrapping(mut self) -> Table {
+        self.0.set_content_arrangement(ContentArrangement::Disabled);
+        self
+    }
+
     pub fn add<T: Into<Cell>>(&mut self, cells: impl IntoIterator<Item = T>) {
         self.0.add_row(cells.into_iter().map(Into::<Cell>::into).collect::<Vec<_>>());
     }

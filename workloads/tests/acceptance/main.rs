@@ -30,3 +30,4 @@ mod swap_rings;
 mod swap_run;
 mod transparency;
 mod vhost_user;
+mod watch;
