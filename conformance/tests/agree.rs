@@ -40,7 +40,7 @@ rooms! {
     setup setup_flags mmap enter nop enter_wait overflow read_write vectored rw_flags advice space
     send_receive message wait_all edges selected_buffer receive_multishot receive_multishot_ends receive_short
     bundle bundle_attempts bundle_turns zero_copy sync fixed_io streams broken_pipe read_multishot open_close direct stat poll poll_multishot timeout timeout_remove
-    link_timeout link drain forced skip_success sync_cancel cancel file_life one_file registered_files
+    link_timeout link_wakes link drain forced skip_success sync_cancel cancel file_life one_file registered_files
     files_update registered_buffers pinned_memory buffer_group buffer_ring eventfd probe restrictions ring_fds
     workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor limits fork
     inherited inherited_wait inherited_close inherited_death inherited_cancel inherited_chain inherited_drain

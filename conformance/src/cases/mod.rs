@@ -57,6 +57,7 @@ mod kinds;
 mod limits;
 mod link;
 mod link_timeout;
+mod link_wakes;
 mod message;
 mod message_file;
 mod message_ring;

@@ -43,6 +43,7 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
 /// completions.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event], wanted: u32) {
     let runnable = locked.waiting.polls.runnable_count();
+    locked.waiting.polls.may_report = false;
     fire_all(locked, events);
     batch::run_issuable(locked);
     if locked.ring.defers_task_work() {

@@ -18,17 +18,18 @@ use usring_sys::unusual::{self, Unusual};
 pub(crate) const EVENTS: usize = 32;
 
 /// Called just before the next requests of chains start. Handles the events of the ring's epoll set
-/// if a request is runnable, or waits and its file was not tried yet. Starts no request of a chain.
-/// This has two effects:
+/// if a request is runnable, or if a request waits and the set may report its file. Starts no
+/// request of a chain. This has three effects, all as in the kernel:
 ///
 /// - A new poll reports only the events from before the chains' requests start. The effects of
 ///   those requests make the poll's next event.
-/// - A request with POLL_FIRST whose file is ready is tried before those requests, as in the
-///   kernel.
+/// - A request with POLL_FIRST whose file is ready is tried before those requests.
+/// - So is a request whose file a transfer has just made ready, such as the SEND before those
+///   requests in the chain ([`Request::may_make_ready`]).
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
-    let untried = core::mem::take(&mut locked.waiting.polls.has_untried);
-    if untried || locked.waiting.polls.has_runnable() {
+    let may_report = core::mem::take(&mut locked.waiting.polls.may_report);
+    if may_report && locked.waiting.polls.armed() != 0 || locked.waiting.polls.has_runnable() {
         take_events(locked);
     }
 }

@@ -29,10 +29,11 @@ use core::sync::atomic::AtomicU32;
 use fault::{FaultStage, PendingFault};
 use file::{FileReference, FileUse};
 use operation::Operation;
+use operation::read_write::FILE_POSITION;
 use operation::send_receive::POLL_FIRST;
 use usring_ring::JournalSlot;
 use usring_sys::queue::Entry;
-use usring_sys::{Errno, SystemCall, wait};
+use usring_sys::{Errno, SystemCall, epoll, wait};
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
 /// Flag that usring adds in a request's copy of the SQE. It means that `personality` in that copy
@@ -238,6 +239,20 @@ impl Request {
             Operation::SendReceive(transfer) => transfer.poll_events(self.properties.poll_events),
             _ => self.properties.poll_events,
         }
+    }
+
+    /// Returns whether an attempt of the request may have made another file ready, such as the
+    /// other end of a pipe. A transfer with an offset was made on a file with positions, which has
+    /// no other end. A receive that has waited is left out, because it only makes room. So the next
+    /// request of a chain that begins with a receive costs no system call after each event.
+    #[inline]
+    pub fn may_make_ready(&self) -> bool {
+        let has_other_end = match &self.operation {
+            Operation::ReadWrite(transfer) => transfer.offset == FILE_POSITION,
+            Operation::SendReceive(_) | Operation::Connect(_) => true,
+            _ => false,
+        };
+        has_other_end && (self.poll_slot == 0 || self.properties.poll_events & epoll::OUT != 0)
     }
 
     /// Returns whether a worker's `result` breaks a normal link: it is fewer bytes than the request

@@ -104,7 +104,7 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
     let there = is_there(&request, interest, assigned);
     let slice = if there == 0 { TimeSlice::Over } else { TimeSlice::Runnable };
     request.ready_for = there;
-    locked.waiting.polls.has_untried = true;
+    locked.waiting.polls.may_report = true;
     locked.waiting.polls.push(assigned.tag, request, Purpose::Retry, slice);
 }
 

@@ -85,9 +85,9 @@ pub(crate) struct PollTable {
     waiting: u32,
     /// Slots with a runnable request. The request may have gone since the slot was queued.
     runnable: VecDeque<Tag>,
-    /// Whether a request has begun to wait without having tried its file (POLL_FIRST), and the set
-    /// was not asked since. The set may then report that the file is ready.
-    pub has_untried: bool,
+    /// Since the set was last asked, a request has begun to wait for an untried file (POLL_FIRST),
+    /// or a transfer may have made a file ready. So the set may report a file.
+    pub may_report: bool,
     /// The files that are expected to be ready, in the order in which they are tried.
     pub expected: Expected,
     /// All slots with a lower index have no waiters.
