@@ -1,6 +1,6 @@
 //! The terminal that `usring top` draws on. Its old content comes back at the end.
 
-use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write, stdin, stdout};
 use std::os::fd::AsFd;
@@ -27,8 +27,10 @@ impl Screen {
         let before = tcgetattr(stdin().as_fd()).ok();
         if let Some(before) = &before {
             let mut settings = before.clone();
-            // Keys arrive at once and are not shown. ^C stays a signal.
+            // Keys arrive at once and are not shown. ^C stays a signal. ^Z is off, because a stopped
+            // `top` would leave its screen to the shell.
             settings.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
+            settings.control_chars[SpecialCharacterIndices::VSUSP as usize] = nix::libc::_POSIX_VDISABLE;
             let _ = tcsetattr(stdin().as_fd(), SetArg::TCSANOW, &settings);
         }
         write(ENTER);
