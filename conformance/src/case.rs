@@ -116,8 +116,8 @@ impl Case {
     }
 }
 
-/// Returns the lines of a transcript as it is written in the source. If the text begins with a line
-/// break, each line loses an indentation of four columns.
+/// Splits the text of a transcript, a string literal in the source of a case, into lines. If the
+/// text begins with a line break, removes an indentation of four columns from each line.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     let block = text.starts_with('\n');
     let lines = text.lines().skip(usize::from(block));

@@ -6,14 +6,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Repeats `step` for about `span` after a warm-up, and prints the result as a line of JSON. `step`
-/// does some operations and returns their number.
+/// Repeats `step` for about `span`, after a warm-up. `step` does some operations and returns their
+/// number. Prints the counts and times of all repetitions after the warm-up, as a line of JSON.
 pub fn print(span: Duration, step: impl FnMut() -> Result<u64, String>) -> Result<(), String> {
     println!("{{{}}}", measure(span, step)?);
     Ok(())
 }
 
-/// The result of a measurement.
+/// The counts and times of a measurement.
 pub struct Sample {
     pub operations: u64,
     pub time: Duration,
@@ -34,7 +34,8 @@ impl fmt::Display for Sample {
     }
 }
 
-/// Repeats `step` for about `span` after a warm-up, and returns the result.
+/// Repeats `step` for about `span`, after a warm-up. `step` does some operations and returns their
+/// number. Returns the counts and times of all repetitions after the warm-up.
 pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) -> Result<Sample, String> {
     // Steps between two readings of the clock, so that the readings cost little.
     const STEPS: u32 = 16;
@@ -60,7 +61,7 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
 /// Process id of the server, such as a device's back end; 0 if there is none.
 static SERVER: AtomicI32 = AtomicI32::new(0);
 
-/// Makes every later result include the processor time of the process that `--server` names.
+/// Makes every later measurement include the processor time of the process that `--server` names.
 pub fn count_server(options: &Options) -> Result<(), String> {
     SERVER.store(options.value("server")?, Ordering::Relaxed);
     Ok(())

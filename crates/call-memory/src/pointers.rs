@@ -185,26 +185,28 @@ fn ioctl_size(command: u32) -> u64 {
     }
 }
 
-/// Least size in bytes that is assumed for a structure of ioctl(2), and for memory that a structure
-/// names.
-const USUAL: u64 = 16 << 10;
+/// Bytes assumed, at the least, for a structure that a program passes to ioctl(2), and for each
+/// piece of memory that such a structure points to.
+const LEAST_ASSUMED: u64 = 16 << 10;
 
-/// Adds the structure of an ioctl(2), and the memory that its words name. Counts at least [`USUAL`]
-/// bytes for the structure, because the kernel may use more than the number of the ioctl declares.
+/// Adds the structure of an ioctl(2), and the memory that its words point to. Counts at least
+/// [`LEAST_ASSUMED`] bytes for the structure, because the kernel may use more than the number of
+/// the ioctl declares.
 fn add_structure(ranges: &mut MemoryRanges, address: u64, size: u64) {
-    add(ranges, address, size.max(USUAL), Access::Write);
+    add(ranges, address, size.max(LEAST_ASSUMED), Access::Write);
     add_words(ranges, address, size.min(MOST_STRUCTURE));
 }
 
-/// Maximum length, in bytes, that is assumed for memory named by a structure.
-const MOST_NAMED: u64 = 1 << 20;
+/// Maximum length, in bytes, that is assumed for memory that a structure points to.
+const MOST_POINTED_TO: u64 = 1 << 20;
 
-/// Adds the memory that a structure names: each word that is an address of swapped memory.
+/// Adds the memory that a structure points to: one piece for each word that is an address of
+/// swapped memory.
 fn add_words(ranges: &mut MemoryRanges, address: u64, size: u64) {
-    let mut longest = USUAL;
+    let mut longest = LEAST_ASSUMED;
     let _ = each_word(address, size / 8, |[word]: [u64; 1]| {
         for number in [word, word & 0xffff_ffff, word >> 32] {
-            if number <= MOST_NAMED {
+            if number <= MOST_POINTED_TO {
                 longest = longest.max(number);
             }
         }

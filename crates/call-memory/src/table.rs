@@ -14,19 +14,21 @@ use usring_uapi::general as linux;
 #[derive(Clone, Copy)]
 pub enum Extent {
     Bytes(u64),
-    /// `Each(count, size)`: elements of `size` bytes. Argument `count`, of 64 bits, is their
-    /// number.
+    /// `Each(count, size)`: elements of `size` bytes. `count` is the index of the call's argument
+    /// that gives their number, in 64 bits.
     Each(usize, u64),
-    /// `EachOfInt(count, size)`: elements of `size` bytes. Argument `count`, a C `int`, is their
-    /// number. The kernel ignores the argument's upper half, and C compilers leave anything in it.
+    /// `EachOfInt(count, size)`: elements of `size` bytes. `count` is the index of the call's
+    /// argument that gives their number, a C `int`. The kernel ignores the argument's upper half,
+    /// and C compilers leave anything in it.
     EachOfInt(usize, u64),
-    /// `Declared(address)`: the length in bytes is a 32-bit word in memory. Argument `address` is
-    /// the address of that word.
+    /// `Declared(address)`: the length in bytes is a 32-bit word in memory. `address` is the index
+    /// of the call's argument that points to this word.
     Declared(usize),
-    /// `Bits(count)`: a bit set. Argument `count` is the number of bits.
+    /// `Bits(count)`: a bit set. `count` is the index of the call's argument that gives the number
+    /// of bits.
     Bits(usize),
-    /// `Pages(length)`: a byte for each page of a range. Argument `length` is the range's length in
-    /// bytes.
+    /// `Pages(length)`: a byte for each page of a range. `length` is the index of the call's
+    /// argument that gives the range's length in bytes.
     Pages(usize),
     /// A string with its NUL, at most as long as a path may be.
     Text,
@@ -432,11 +434,17 @@ const fn table() -> [Option<&'static [Pointer]>; COUNT] {
 }
 
 /// Length that is assumed for memory of an unknown call: no structure and no path is longer.
-const USUAL: Extent = Bytes(16 << 10);
+const ASSUMED: Extent = Bytes(16 << 10);
 
 /// The pointers of a call that is not known: any argument may be an address.
-const UNKNOWN: &[Pointer] =
-    &[(0, USUAL, Write), (1, USUAL, Write), (2, USUAL, Write), (3, USUAL, Write), (4, USUAL, Write), (5, USUAL, Write)];
+const UNKNOWN: &[Pointer] = &[
+    (0, ASSUMED, Write),
+    (1, ASSUMED, Write),
+    (2, ASSUMED, Write),
+    (3, ASSUMED, Write),
+    (4, ASSUMED, Write),
+    (5, ASSUMED, Write),
+];
 
 pub fn is_known(number: u32) -> bool {
     TABLE.get(number as usize).is_some_and(Option::is_some)

@@ -15,7 +15,7 @@ fn region(folder: &tempfile::TempDir) -> &'static Mappings {
     std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
     let text = text::parse(&format!("file:path={},limit=8M", path.display())).unwrap();
     let options = Options { text: &text, statistics: None, socket: None };
-    Box::leak(Box::new(Mappings::open(&options).unwrap_or_else(|refusal| panic!("{}", refusal.of(&text)))))
+    Box::leak(Box::new(Mappings::open(&options).unwrap_or_else(|refusal| panic!("{}", refusal.message(&text)))))
 }
 
 fn pinned_pages(mappings: &Mappings) -> u64 {

@@ -57,8 +57,8 @@ pub fn is_in_flight() -> bool {
     IN_FLIGHT.load(Ordering::Relaxed) != 0
 }
 
-/// Returns whether memory of a request in flight begins at the address `start`, or less than 1 TiB
-/// behind it. So a block of memory that begins at `start` may contain that memory.
+/// Returns whether memory of a request in flight begins in the 1 TiB from the address `start`
+/// upwards. If not, no block of memory that begins at `start` contains such memory.
 pub fn has_memory_in_flight(start: u64) -> bool {
     is_in_flight()
         && state().requests.in_flight.values().any(|it| it.memory.iter().any(|m| m.base.wrapping_sub(start) < 1 << 40))

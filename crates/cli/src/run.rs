@@ -222,7 +222,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns whether the launcher stays as the program's parent, apart from swap on a back end.
+    /// Returns whether an option other than `--swap` needs the launcher as the parent of the
+    /// program. (`--swap` needs it, too, if the store is a back end.)
     fn needs_launcher(&self) -> bool {
         self.stats.is_some() || !self.devices.is_empty() || has_faults(self) || self.check.is_some()
     }

@@ -108,8 +108,8 @@ impl SwapOption {
     fn refused(&self, refusal: Refusal) -> Failure {
         match (refusal, self.0.spec.device().text("path")) {
             (Refusal::Failed(error), _) => self.cannot_be_opened(error),
-            (refusal, Some(path)) => Failure::new(refusal.of(&path).to_string()),
-            (refusal, None) => Failure::new(refusal.of(&self.0.spec).to_string()),
+            (refusal, Some(path)) => Failure::new(refusal.message(&path).to_string()),
+            (refusal, None) => Failure::new(refusal.message(&self.0.spec).to_string()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The interrupt of a device whose latency is only simulated: a timer that fires when the next
-//! completion is due. Each change of the timer is a system call. So the timer is set only for a
-//! user that is about to sleep, and never for a user that polls.
+//! completion is due. Each change of the timer is a system call. So the timer is set only when the
+//! thread that uses the queue pair is about to sleep, and never when that thread polls.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::OwnedDescriptor;
@@ -10,15 +10,15 @@ use usring_sys::{Errno, timerfd};
 /// The timer of a queue pair. There is none if the queue pair was opened without interrupts.
 pub(crate) struct TimerInterrupt {
     timer: Option<OwnedDescriptor>,
-    /// If the user may be asleep: the time for which the timer is set, or [`NEVER`] if no
-    /// completion is held back. `None` if the user is awake. For a completion that is due before
-    /// this time, the timer must be set again.
+    /// If the thread that uses the queue pair may be asleep: the time for which the timer is set,
+    /// or [`NEVER`] if no completion is held back. `None` if that thread is awake. For a completion
+    /// that is due before this time, the timer must be set again.
     armed: Option<Ticks>,
     /// Whether the timer runs or has fired, so that its descriptor is readable or will be.
     set: bool,
 }
 
-/// Value of `armed` if the user sleeps and no completion is held back.
+/// Value of `armed` if a thread sleeps and no completion is held back.
 const NEVER: Ticks = Ticks(u64::MAX);
 
 impl TimerInterrupt {
@@ -31,13 +31,13 @@ impl TimerInterrupt {
         self.timer.as_ref().map(OwnedDescriptor::number)
     }
 
-    /// Returns whether the user may be asleep on the timer.
+    /// Returns whether a thread may be asleep until the timer fires.
     pub fn is_armed(&self) -> bool {
         self.armed.is_some()
     }
 
-    /// Sets the timer for the sleep of the user. `due` is the due time of the next completion.
-    /// `false` if the completion is due already, or the timer cannot be set.
+    /// Sets the timer for a thread that is about to sleep. `due` is the due time of the next
+    /// completion. Returns `false` if the completion is due already, or the timer cannot be set.
     pub fn arm(&mut self, due: Option<Ticks>) -> bool {
         let Some(due) = due else {
             self.clear();
@@ -59,7 +59,8 @@ impl TimerInterrupt {
         }
     }
 
-    /// Stops the timer after a poll has found completions: the user is awake.
+    /// Stops the timer after a poll has found completions, which shows that the polling thread is
+    /// awake.
     #[inline]
     pub fn acknowledge(&mut self) {
         if self.armed.take().is_some() {

@@ -29,7 +29,8 @@ pub fn matches(pattern: &[u8], path: &[u8]) -> bool {
     }
 }
 
-/// Returns how many bytes of the pattern match this character; `None` if they do not match.
+/// Returns the length, in bytes, of the pattern's first element if that element matches
+/// `character`; `None` if it does not match.
 fn one(pattern: &[u8], character: u8) -> Option<usize> {
     match pattern.first()? {
         b'?' => Some(1),
@@ -39,9 +40,9 @@ fn one(pattern: &[u8], character: u8) -> Option<usize> {
     }
 }
 
-/// Returns how many bytes of a set (`[abc]`, `[a-c]` or `[!a]`) at the beginning of the pattern
-/// match this character; `None` if the set does not match. A bracket that is never closed stands
-/// for itself.
+/// The pattern begins with a set, such as `[abc]`, `[a-c]` or `[!a]`. Returns the length of the
+/// set's text in bytes if the set matches `character`; `None` if not. A bracket that is never
+/// closed stands for itself.
 fn one_of_set(pattern: &[u8], character: u8) -> Option<usize> {
     let negated = matches!(pattern.get(1), Some(b'!' | b'^'));
     let start = 1 + usize::from(negated);

@@ -1,6 +1,6 @@
 //! Faults on demand: the rules of `usring run --inject`, and the decision which calls get a fault.
-//! The crate makes no fault itself; the engine (requests of rings and libaio) and the interposer
-//! (plain system calls) do.
+//! The engine makes the faults of requests (of rings and libaio), and the interposer those of plain
+//! system calls. This crate makes only one fault itself: `damage` flips bits of data that was read.
 //!
 //! | part | files |
 //! |---|---|

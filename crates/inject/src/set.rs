@@ -29,14 +29,16 @@ impl Kind {
     }
 }
 
-/// The classes of a SET: their names, which follow `%`, and their bits.
+/// The classes of system calls that a SET may contain as `%NAME`: the name of each class, and its
+/// bit in [`CALLS`].
 const CLASSES: [(&str, u8); 6] =
     [("file", FILE), ("desc", DESC), ("net", NET), ("network", NET), ("sync", SYNC), ("rw", RW)];
 
-/// Names of classes that strace also accepts without `%`.
+/// Names of classes that a SET may also contain without `%`, as in strace.
 const LEGACY: [&str; 3] = ["file", "desc", "network"];
 
-/// libaio's commands: their names, and the opcodes that do the same.
+/// Names of the commands of libaio, each with the opcode of the io_uring request that does the
+/// same.
 const COMMANDS: [(&str, u8); 11] = [
     ("read", opcode::READ),
     ("pread", opcode::READ),

@@ -539,8 +539,9 @@ const PR_SET_NO_NEW_PRIVS: u64 = 38;
 const SECCOMP_SET_MODE_FILTER: u64 = 1;
 /// Flag: the filter applies to all threads that exist.
 const SECCOMP_FILTER_FLAG_TSYNC: u64 = 1;
-/// Without this flag, older kernels slow down a filtered thread's branches and stores. The filter
-/// protects no secrets, so that protection is not needed.
+/// Without this flag, older kernels protect a filtered thread against speculative execution, which
+/// slows down its branches and stores. This filter guards no secrets, so its threads need no such
+/// protection.
 const SECCOMP_FILTER_FLAG_SPEC_ALLOW: u64 = 4;
 
 /// Installs the filter for the whole process and all its children.

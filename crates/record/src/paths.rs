@@ -65,22 +65,22 @@ fn path_of(number: i32) -> Option<Vec<u8>> {
     Some(path)
 }
 
-/// Returns a path relative to the folder. `None`: the path is not below the folder.
+/// Returns a path relative to the recorded folder. `None`: the path lies outside it.
 fn relative(path: &[u8]) -> Option<&[u8]> {
     let rest = path.strip_prefix(settings()?.folder.as_slice())?;
     let rest = rest.strip_suffix(b" (deleted)").unwrap_or(rest);
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix(b"/") }
 }
 
-/// An open file below the folder.
+/// An open file in the recorded folder, or in a folder below it.
 pub(crate) struct File {
     pub stat: Stat,
-    /// Relative to the folder.
+    /// Relative to the recorded folder.
     pub path: Vec<u8>,
 }
 
-/// Returns the file behind a descriptor. `None`: the file is not below the folder, or is neither a
-/// regular file nor a folder.
+/// Returns the file that the descriptor `number` refers to. `None`: the file is outside the
+/// recorded folder, or is neither a regular file nor a folder.
 pub(crate) fn file(number: i32) -> Option<File> {
     let stat = stat(number).ok()?;
     if !stat.is(linux::S_IFREG) && !stat.is(linux::S_IFDIR) {
@@ -99,15 +99,15 @@ pub(crate) fn is_output(stat: &Stat) -> bool {
 pub(crate) struct DirectoryEntry {
     folder: OwnedDescriptor,
     pub folder_inode: u64,
-    /// Relative to the folder.
+    /// Relative to the recorded folder.
     pub path: Vec<u8>,
     /// With a NUL.
     name: Vec<u8>,
 }
 
 impl DirectoryEntry {
-    /// Resolves a path that the program passes in a call. `None` if the path is not below the
-    /// folder, or if its last part is empty, `.` or `..`.
+    /// Resolves a path that the program passes in a call. `None` if the path is outside the
+    /// recorded folder, or if its last part is empty, `.` or `..`.
     pub fn of(directory: i32, path: u64) -> Option<DirectoryEntry> {
         let mut path = user_memory::read_c_string(UserAddress(path), PATH_LIMIT).ok()?;
         path.pop();

@@ -85,8 +85,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the message to the user, with `store` as the name of the store.
-    pub fn of<'a>(&self, store: &'a dyn fmt::Display) -> impl fmt::Display + 'a {
+    /// Formats the refusal as a message for the user. `store` is the store's name in the message.
+    pub fn message<'a>(&self, store: &'a dyn fmt::Display) -> impl fmt::Display + 'a {
         Sentence(*self, store)
     }
 

@@ -116,10 +116,10 @@ impl<'a> Page<'a> {
         state_of(self.0.load(Ordering::Relaxed))
     }
 
-    /// Returns the state of a page whose cluster's gate is shut. A busy page then belongs either to
-    /// the thread that shut the gate, or to a thread that is bringing the page in and has not
-    /// entered the gate. In the second case the page is not in memory, and the result is `Out` or
-    /// `Untouched`.
+    /// Returns the state that a page had before its owner took it, or the page's state if it is not
+    /// busy. The gate of the page's cluster is shut. So the owner of a busy page is one of these:
+    /// - The thread that shut the gate. A page that was clean counts as dirty.
+    /// - A thread that wants to bring the page in and waits at the gate. The page is not in memory.
     pub fn at_rest(&self) -> State {
         let word = self.0.load(Ordering::Relaxed);
         match word & STATE {

@@ -512,9 +512,9 @@ impl SwapRegion {
         self.pager.page(offset / self.pager.unit()).state().is_resident()
     }
 
-    /// Declares only the first `bytes` bytes used. Pages after them are not evicted. Touches beyond
-    /// the largest extent ever set are not served. Only one thread may call this at a time. Error,
-    /// after which the extent is unchanged: `ENOMEM`.
+    /// Declares that only the first `bytes` bytes of the region are in use. Pages after them are
+    /// not evicted. Page faults beyond the largest extent ever set are not handled. Only one thread
+    /// may call this at a time. Error, after which the extent is unchanged: `ENOMEM`.
     pub(crate) fn set_extent(&self, bytes: usize) -> Result<(), Errno> {
         self.pager.mechanism.extend(bytes)?;
         self.pager.set_extent(bytes.div_ceil(self.pager.unit()));

@@ -22,15 +22,16 @@ pub struct Store {
     /// Bytes of a slot.
     unit: usize,
     queues: Vec<Mutex<StoreQueue>>,
-    /// Bounce buffers of `WIDE` bytes, for requests of several pages.
+    /// Bounce buffers for requests of several slots.
     wide: Vec<Mutex<Bounce>>,
 }
 
-/// Maximum number of bytes of a request for several pages, unless the unit is larger.
-const WIDE: usize = 128 << 10;
-/// Number of store queues that share one bounce buffer of `WIDE` bytes. The memory of these buffers
-/// is never returned to the kernel.
-const QUEUES_OF_WIDE: usize = 4;
+/// Maximum number of bytes of a request for several slots. If one slot is larger, each request has
+/// one slot.
+const MOST_REQUEST_BYTES: usize = 128 << 10;
+/// Number of store queues that share one bounce buffer for requests of several slots. The memory of
+/// these buffers is never returned to the kernel.
+const QUEUES_PER_BUFFER: usize = 4;
 
 impl Store {
     /// Makes a store whose slots begin after `header` bytes. It has `queues` store queues, or fewer
@@ -70,7 +71,8 @@ impl Store {
                 Err(_) => break,
             }
         }
-        let wide = (0..open.len().div_ceil(QUEUES_OF_WIDE)).map(|_| Bounce::new(WIDE.max(unit)).map(Mutex::new));
+        let wide = (0..open.len().div_ceil(QUEUES_PER_BUFFER))
+            .map(|_| Bounce::new(MOST_REQUEST_BYTES.max(unit)).map(Mutex::new));
         let wide = wide.collect::<Result<_, _>>()?;
         Ok(Store { slots, header, unit, queues: open, wide, device })
     }
@@ -100,7 +102,7 @@ impl Store {
 
     /// Returns the maximum number of pages that fit in one request for several pages.
     pub fn wide_pages(&self) -> usize {
-        (WIDE / self.unit).clamp(1, MOST)
+        (MOST_REQUEST_BYTES / self.unit).clamp(1, MOST)
     }
 }
 

@@ -4,8 +4,9 @@
 //! ```text
 //! SPEC ",limit=" SIZE ("," "min=" SIZE)? ("," "mechanism=" NAME)?
 //! ```
-//! SPEC names the backing store, in the text form of a device ([`usring_device::spec`]). The other
-//! options may stand anywhere outside the SPEC's parentheses.
+//! SPEC names the backing store, in the text form of a device ([`usring_device::spec`]). usring
+//! prints the options in this order. The parser also accepts `limit=`, `min=` and `mechanism=`
+//! before the SPEC or between its options, but not inside its parentheses.
 
 use crate::mappings::{LEAST_LIMIT, LEAST_MINIMUM};
 use crate::mechanism::MechanismKind;

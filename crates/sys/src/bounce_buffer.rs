@@ -11,9 +11,9 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Least length of a bounce buffer, in bytes. Only bounce buffers of this length are kept for later
 /// use.
-const USUAL: usize = 64 << 10;
+const LEAST_LENGTH: usize = 64 << 10;
 
-/// Addresses of unused buffers of [`USUAL`] bytes; 0 in a free element.
+/// Addresses of unused buffers of [`LEAST_LENGTH`] bytes; 0 in a free element.
 static SPARE: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
 /// How the kernel uses a buffer.
@@ -32,14 +32,14 @@ pub enum Purpose {
 pub struct BounceBuffer {
     address: usize,
     length: usize,
-    is_usual: bool,
+    is_reusable: bool,
 }
 
 impl BounceBuffer {
     pub fn new(length: u64, purpose: Purpose) -> Result<BounceBuffer, Errno> {
-        let length = width::size(length).max(USUAL);
-        let is_usual = length == USUAL && matches!(purpose, Purpose::Filled | Purpose::Offered);
-        let spare = if is_usual {
+        let length = width::size(length).max(LEAST_LENGTH);
+        let is_reusable = length == LEAST_LENGTH && matches!(purpose, Purpose::Filled | Purpose::Offered);
+        let spare = if is_reusable {
             SPARE.iter().map(|place| place.swap(0, Ordering::Acquire)).find(|it| *it != 0)
         } else {
             None
@@ -50,7 +50,7 @@ impl BounceBuffer {
             Purpose::Refused => reserve,
         };
         let address = spare.map_or_else(|| map(length), Ok)?;
-        Ok(BounceBuffer { address, length, is_usual })
+        Ok(BounceBuffer { address, length, is_reusable })
     }
 
     /// Returns one vector for each vector of `buffers`, with the same length. The returned vectors
@@ -119,7 +119,7 @@ impl Drop for BounceBuffer {
     fn drop(&mut self) {
         let keep =
             |place: &AtomicUsize| place.compare_exchange(0, self.address, Ordering::Release, Ordering::Relaxed).is_ok();
-        if !self.is_usual || !SPARE.iter().any(keep) {
+        if !self.is_reusable || !SPARE.iter().any(keep) {
             let _ = unmap(self.address, self.length);
         }
     }

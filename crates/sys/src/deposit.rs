@@ -1,6 +1,6 @@
 //! Passes open files between related processes: a process and its forked descendants, which share a
-//! register of numbers ([`crate::process_number`]). A process *deposits* files, and each of the
-//! others may take duplicates of them, also after the first process has ended.
+//! table of process numbers ([`crate::process_number`]). A process *deposits* files. Each of the
+//! others may take duplicates of them, also after the depositing process has ended.
 //!
 //! The files lie in the queue of a pair of Unix sockets, which all these processes inherit. The
 //! kernel keeps the files of a message open until the message is received. A process that takes a
@@ -9,11 +9,11 @@
 //! - A deposit has a [`Key`], which no later deposit has again, and up to [`MOST_PARTS`] messages.
 //! - [`put`] appends. [`keep_only`] removes the earlier deposits of the same object (in usring, a
 //!   ring) and kind.
-//! - Removing a message that is not the first one moves the messages before it to the end of the
-//!   queue: each is sent again, and then received. A process that dies between these two steps
-//!   leaves that message twice, and [`take`] ignores the second copy.
-//! - The pair's lock (`process_number::queue_lock`) orders all this. A process that dies with the
-//!   lock leaves whole messages.
+//! - A message can only be removed at the front of the queue. So each message before it first moves
+//!   to the end: it is sent again, and then received. If a process dies between these two steps,
+//!   the queue has two copies of that message, and [`take`] ignores the second.
+//! - Each of these functions holds the pair's lock (`process_number::queue_lock`). If a process
+//!   dies while it holds the lock, the queue still has only whole messages.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::process_number::{self, QueueLock};

@@ -24,11 +24,12 @@ pub enum Edge {
     CqTail,
     /// CQ head: the application returns CQE slots to the engine.
     CqHead,
-    /// Tail of the kernel's AIO ring: the kernel publishes events to usring. The kernel's end is
-    /// `smp_wmb` between the event and the tail (`fs/aio.c`).
+    /// Tail of the kernel's AIO ring: the kernel publishes events to usring. The kernel's
+    /// barrier is the `smp_wmb` between its stores of the event and of the tail (`fs/aio.c`).
     AioTail,
-    /// Head of the kernel's AIO ring: usring returns the events' slots to the kernel. The kernel's
-    /// end is a control dependency: it reads the head before it decides whether to write an event.
+    /// Head of the kernel's AIO ring: usring returns the events' slots to the kernel. The kernel
+    /// has no barrier but a control dependency: it reads the head, and then decides whether to
+    /// write an event.
     AioHead,
     /// The SQ thread sets NEED_WAKEUP, then reads the SQ tail. The application stores the SQ tail,
     /// then reads NEED_WAKEUP.
@@ -65,8 +66,9 @@ pub enum Edge {
     Queue,
     /// A lock's word: the thread that unlocks publishes the protected data to the next holder.
     Lock,
-    /// The state word of a page of swapped memory. The thread that releases the page publishes the
-    /// page's slot number in the swap store to the next thread that acquires the page.
+    /// The state word of a page of swapped memory. A thread owns the page while the word says
+    /// `Busy`. The owner gives up the page by a release store, and so publishes the page's slot
+    /// number (its position in the swap store) to the next owner.
     Page,
     /// The gate of a cluster (swapped pages that are evicted together). A thread is inside the gate
     /// while it changes the mapping of one of these pages. A thread that leaves publishes its
@@ -92,7 +94,7 @@ pub enum Edge {
     Watch,
 }
 
-/// Which end of an edge a call site is.
+/// The part that a call site has in an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Writes the word of a publication.

@@ -242,8 +242,9 @@ pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
     PRIVATE.between(first, last).filter(|number| is_private(*number)).map(|number| number.cast_unsigned())
 }
 
-/// Permits a reserve: numbers of usring above the program's limit. Called by a host that hides the
-/// raised limit from the program.
+/// Allows usring to raise the limit of open files (RLIMIT_NOFILE), and to use descriptor numbers
+/// above the program's own limit (the reserve). Only code that hides the raised limit from the
+/// program may call this.
 pub fn allow_reserve() {
     ALLOWED.store(true, Ordering::Relaxed);
     LAYOUT.store(0, Ordering::Relaxed);

@@ -316,7 +316,8 @@ unsafe extern "C" {
     fn usring_on_stack(function: extern "C" fn(*mut c_void), argument: *mut c_void, top: usize);
 }
 
-/// A function to run on a fault slot's stack, and its result.
+/// A function that runs on the stack of a fault slot, and its result. (Each thread that handles a
+/// page fault holds one fault slot.)
 struct Task<'a> {
     work: &'a mut dyn FnMut() -> Served,
     served: Served,

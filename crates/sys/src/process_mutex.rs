@@ -7,10 +7,11 @@
 //! | bits | content |
 //! |---|---|
 //! | 0–28 | number of the process that holds the lock, or held it last ([`crate::process_number`]) |
+//! | 29 | unused |
 //! | 30 | `HELD` |
 //! | 31 | `CONTENDED`: a thread may sleep on the word |
 //!
-//! - **Handing over between processes.** A thread whose process was also the last holder acquires
+//! - **Change of the holding process.** A thread whose process was also the last holder acquires
 //!   the lock by one compare-and-swap. Otherwise `lock` calls `catch_up`, which brings this
 //!   process's value up to date with what other processes have done.
 //! - **A dead holder.** A thread sleeps on the word for 5 ms at most. If the holding process is
@@ -18,7 +19,8 @@
 //! - **Hand-over of work within a process**, by the rule of [`crate::mutex`]: a thread publishes
 //!   work without the lock, then tries the lock. If another thread of its process holds the lock,
 //!   that holder checks for work after it has unlocked ([`Edge::HandOver`]). A holder in another
-//!   process does not see the work: [`HeldBy::OtherProcess`].
+//!   process does not check. `try_lock` then returns [`HeldBy::OtherProcess`], and the thread that
+//!   published the work must try the lock again.
 
 use crate::clock::Nanoseconds;
 use crate::ordering::{Edge, Side};

@@ -100,8 +100,8 @@ pub enum Deferral {
     /// This is the thread's first deferred signal. The signal mask that was in force and the number
     /// of the signal's frame were recorded.
     First,
-    /// The thread has a deferred signal already. This one has to stay pending in the kernel, or be
-    /// sent again.
+    /// The thread already has a deferred signal, whose state stays as it was. The new signal has to
+    /// stay pending in the kernel, or be sent again.
     Again,
     /// No slot is free: the program's handler has to run now.
     Full,
@@ -183,8 +183,9 @@ pub fn defer(original_mask: SignalSet, resend: SignalSet, saved_frame: u32) -> D
     Deferral::First
 }
 
-/// Adds signals of `ALWAYS_OPEN` that the entry point has to send again. Does nothing unless the
-/// calling thread has a deferred signal.
+/// Adds signals of [`ALWAYS_OPEN`] to the deferred signals of the calling thread. The entry point
+/// sends them to the thread again when the program's call ends. Does nothing unless the thread
+/// already has a deferred signal.
 pub fn send_again(signals: SignalSet) {
     if let Some(slot) = slot_of(thread_id()) {
         slot.resend.fetch_or(signals, Ordering::Relaxed);

@@ -30,8 +30,9 @@ impl Process {
         Arc::new(Process { generations: Generations::new(), order: Order::new(), follower: Follower::new() })
     }
 
-    /// Makes a change as a thread of the program does, to the credentials of `generation`. Does not
-    /// wait for the service thread, which may be late. Returns the number of the change's order.
+    /// Changes the credentials to those of `generation`, as a thread of the program does: gives the
+    /// service thread an order to change its own, and does not wait for it. Returns the number of
+    /// the order.
     fn change(&self, generation: u32) -> u32 {
         self.generations.begin();
         let order = self.order.give([u64::from(generation); 5]);

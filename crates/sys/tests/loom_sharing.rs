@@ -109,7 +109,7 @@ impl Ring {
     }
 
     /// Publishes a finished request, as a worker does.
-    fn bring(&self) {
+    fn publish_finished(&self) {
         let _ = self.work.push(Entry::new(()), Urgency::Urgent);
         if !self.memory.sharing.leave_to_waiter(|| self.wake_one()) {
             self.run_if_unattended();
@@ -223,7 +223,7 @@ fn a_process_that_begins_is_woken_for_the_work_of_another_process() {
         let creator = Ring::of(&memory, CREATOR);
         let worker = {
             let ring = creator.clone();
-            thread::spawn(move || ring.bring())
+            thread::spawn(move || ring.publish_finished())
         };
         let child = Ring::of(&memory, CHILD);
         assert!(!child.memory.sharing.join(&child.memory.sleep));
@@ -233,7 +233,8 @@ fn a_process_that_begins_is_woken_for_the_work_of_another_process() {
 }
 
 /// A waiter of the ring's creator and a waiter of a child wait for the same completion, while the
-/// child begins to use the ring. Whichever waiter is claimed, both see the completion.
+/// child begins to use the ring. The thread that publishes the finished request wakes only one of
+/// them. Both see the completion nevertheless.
 #[test]
 fn waiters_of_both_processes_are_woken_for_the_work_of_one() {
     bounded(2, || {
@@ -254,7 +255,7 @@ fn waiters_of_both_processes_are_woken_for_the_work_of_one() {
                 ring.wait(1);
             })
         };
-        creator.bring();
+        creator.publish_finished();
         waiter.join().unwrap();
         child.join().unwrap();
     });

@@ -123,7 +123,8 @@ impl Stage {
         Run::new(&self.path(""), world, options, program.as_ref())
     }
 
-    /// Returns the paths of the sockets that runs have not removed.
+    /// Returns the paths of the Unix sockets that earlier runs of `usring run` on this stage have
+    /// left behind.
     pub fn sockets(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.path("usring")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().path()).collect()

@@ -76,7 +76,6 @@ pub fn every_combination(world: World, direct: bool) {
         let chosen = |(bit, option)| format!("{option}={}", combination >> bit & 1);
         let ring_options: Vec<_> = RING_OPTIONS.iter().enumerate().map(chosen).collect();
         let run = |deep: bool| {
-            // The two runs are at the same time, because fio mostly sleeps.
             let place = if deep { ["iodepth=32", "filename=deep"] } else { ["iodepth=1", "filename=shallow"] };
             let thread = if deep != direct { "thread=1" } else { "thread=0" };
             let mut options: Vec<_> = ring_options.iter().map(String::as_str).collect();
@@ -84,6 +83,7 @@ pub fn every_combination(world: World, direct: bool) {
             options.extend([thread, is_direct.as_str()]);
             write_verify_read(&stage, world, if deep { BLOCKS } else { BLOCKS / 4 }, &options);
         };
+        // Both depths run at once, to save time. fio mostly sleeps, so neither slows the other.
         std::thread::scope(|scope| {
             scope.spawn(|| run(false));
             run(true);

@@ -10,7 +10,8 @@ enum Part {
     Code(String),
 }
 
-/// Returns the page `name`(3). The header's first comment describes the whole. Each later comment
+/// Returns the source of the manual page `name`(3), made from the C header `file`. `what`: the text
+/// of the NAME section. The first comment of the header describes the library. Each later comment
 /// describes the declaration below it.
 pub fn page([name, file, what]: [&str; 3], date: &str, header: &str) -> String {
     let parts = parts(header);

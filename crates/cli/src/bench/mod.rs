@@ -73,7 +73,8 @@ pub struct Options {
 /// The benchmarks.
 #[derive(Clone, Copy, ValueEnum)]
 enum Name {
-    /// Cost of a request that does nothing; page-cache reads beside the kernel's ring
+    /// Cost of a request that does nothing, and of page-cache reads, compared with the kernel's
+    /// ring
     Nop,
     /// Cost of system calls that have nothing to do with rings
     Call,
@@ -81,23 +82,23 @@ enum Name {
     Start,
     /// Cost of a polled 4 KiB read: of a device that does nothing, of memory, of a file
     Engine,
-    /// Files open with O_DIRECT, beside the kernel's ring at its best
+    /// Files open with O_DIRECT, compared with the kernel's ring at its best
     File,
     /// IOPOLL with SQPOLL: an enter that waits on the CQ against one that also polls
     SqpollIopoll,
     /// Interrupts, classic polling and hybrid polling, by queue depth and latency
     Polling,
-    /// AIO contexts that poll, and contexts that wait for interrupts, beside the kernel's AIO
+    /// AIO contexts that poll and AIO contexts that wait for interrupts, compared with the kernel's
     PolledAio,
-    /// Memory of which only a part is resident: polling and interrupts, beside the kernel's swap
+    /// Memory of which only a part is resident, with polling and interrupts; the kernel's swap
     Swap,
-    /// A vhost-user-blk back end, beside the `blkio` library
+    /// A vhost-user-blk back end, compared with the `blkio` library
     VhostUser,
     /// Notifying threads of task work: per thread, by signals, and by signals under a shared lock
     TaskWork,
     /// PostgreSQL 18 on the kernel's rings, on usring's, and without rings; needs --postgres
     Postgres,
-    /// An echo server under 50 connections, beside the kernel's ring and epoll
+    /// An echo server with 50 connections, compared with the kernel's ring and epoll
     Echo,
     /// 10,000 short connections: one accept request for all of them, or one for each
     MultishotAccept,

@@ -40,8 +40,10 @@ pub enum Problem {
         found: Option<char>,
         expected: &'static str,
     },
-    /// An option of the whole device (such as `poll`) stands inside a wrapper.
-    WholeInside(&'static str),
+    /// An option that applies to the whole device (`poll` or `overwrite`) is inside the parentheses
+    /// of a wrapper (a device around another one), as in
+    /// `delay(ram:size=1G,poll=classic,read=1us)`.
+    DeviceOptionInWrapper(&'static str),
     TooDeep,
     /// The values of a layer contradict each other.
     Together {
@@ -122,7 +124,7 @@ impl fmt::Display for SpecError {
             Problem::Unexpected { found: None, expected } => {
                 write!(f, "the text ends at column {column}, where {expected} should be")
             }
-            Problem::WholeInside(option) => {
+            Problem::DeviceOptionInWrapper(option) => {
                 write!(
                     f,
                     "'{option}' at column {column} applies to the whole device: put it after the last parenthesis"

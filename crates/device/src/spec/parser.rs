@@ -175,7 +175,7 @@ impl Parser<'_> {
 
     fn overwrite(&mut self, start: usize, place: Nesting) -> Result<(), SpecError> {
         if place.depth > 0 {
-            return Err(self.error(start, Problem::WholeInside(OVERWRITE)));
+            return Err(self.error(start, Problem::DeviceOptionInWrapper(OVERWRITE)));
         }
         if self.overwrite.is_some() {
             return Err(self.error(start, Problem::OptionTwice(OVERWRITE)));
@@ -190,7 +190,7 @@ impl Parser<'_> {
 
     fn policy(&mut self, start: usize, place: Nesting) -> Result<(), SpecError> {
         if place.depth > 0 {
-            return Err(self.error(start, Problem::WholeInside(POLL)));
+            return Err(self.error(start, Problem::DeviceOptionInWrapper(POLL)));
         }
         if self.poll.is_some() {
             return Err(self.error(start, Problem::OptionTwice(POLL)));

@@ -112,7 +112,7 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
         locked.waiting.polls.expect(tag, nothing);
         hits += u32::from(!nothing);
         misses += u32::from(nothing);
-        if misses == expected::MISSES {
+        if misses == expected::MOST_MISSES {
             break;
         }
     }

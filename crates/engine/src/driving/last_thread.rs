@@ -38,7 +38,8 @@ const PAUSE: Nanoseconds = 1_000_000;
 /// Maximum number of reads of the process's list of threads, in one search for a thread to watch.
 const MOST_READS: u32 = 20;
 
-/// The watch over the program's threads. Only the ring watcher has a value of this type.
+/// The thread of the program that the ring watcher watches, to notice when the program's last
+/// thread ends. Only the ring watcher has a value of this type.
 pub(super) enum LastThread {
     First,
     Other(ThreadDescriptor),

@@ -190,8 +190,8 @@ impl SqThread {
             let nothing = locked.queues.sq.prepare_sleep();
             idle &= nothing || ring.is_disabled();
             locked.release(Exit::Pause);
-            // A worker or the ring watcher may have found the lock held by this thread just now. It
-            // has then left its work for the SQ thread.
+            // While the SQ thread held the lock just now, a worker or the ring watcher may have
+            // failed to get it. That thread has then left its work to the SQ thread.
             idle &= !ring.has_work_left();
         }
         if idle {

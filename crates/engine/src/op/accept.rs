@@ -63,12 +63,13 @@ impl Queue {
         }
     }
 
-    /// Returns the state after one connection was accepted. `called`: an event has reported the
-    /// listener ready. A later connection then makes an event of its own, so no poll is needed.
-    fn without_one(self, number: i32, called: bool) -> Queue {
+    /// Returns what is known about the listener's queue after one connection was accepted.
+    /// `was_ready`: an epoll event reported that this listener is ready. Each later connection then
+    /// makes a new event, so an empty queue need not be polled.
+    fn after_accept(self, number: i32, was_ready: bool) -> Queue {
         match self {
             Queue::Holds(count @ 2..) => Queue::Holds(count - 1),
-            Queue::Holds(_) if called => Queue::Empty,
+            Queue::Holds(_) if was_ready => Queue::Empty,
             _ => Queue::of(number),
         }
     }
@@ -127,7 +128,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             Some(Ok(accepted)) => accepted,
         };
         let placed = install(locked, slot, accepted);
-        queue = queue.without_one(number, request.ready_for != 0);
+        queue = queue.after_accept(number, request.ready_for != 0);
         let flags = flags_of(request, queue);
         let result = match placed {
             Err(error) => {

@@ -26,7 +26,8 @@ fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<M
     selected
 }
 
-/// Selects buffers for a receive. Notes what limits the request's next selection.
+/// Selects buffers for a receive, and records in `selections` the facts that limit the request's
+/// next selection.
 fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let many = select(locked, request, most)?;
     let selections = &mut transfer_of(request)?.selections;

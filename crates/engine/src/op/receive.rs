@@ -265,7 +265,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
                 let rest = rest(request, width::word(result), room);
                 with_end(request, rest)
             }
-            // The receive had no memory for data, so the socket may still hold some.
+            // The buffer had no room for data, so the socket may still hold data.
             (true, 0..) if width::word(result) == room => rest(request, room, room),
             (true, 0..) if message::counts_end(number) => Rest::Something,
             _ => Rest::Unknown,

@@ -194,7 +194,8 @@ impl Drain {
         }
     }
 
-    /// Stops counting the requests that were refused in this batch.
+    /// Subtracts the requests that were refused in this batch from the number of outstanding
+    /// requests.
     pub(super) fn forget_refused(&mut self) {
         self.outstanding -= core::mem::take(&mut self.refused_in_batch);
     }

@@ -126,7 +126,8 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
         return None;
     }
     if matches!(request.operation, Operation::Poll(_)) {
-        // A worker of the kernel would arm the poll just as the submitter does, on any file.
+        // In the kernel, a worker arms a poll just as the submitter does, on every file. So ASYNC
+        // changes nothing for a poll.
         return None;
     }
     let polls = || {

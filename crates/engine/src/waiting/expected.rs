@@ -6,7 +6,7 @@
 //!
 //! 1. Multishots are queued in the order in which they were last tried.
 //! 2. Before the set is asked, a driver tries them in that order, until [`MOST`] were tried or
-//!    [`MISSES`] of them found nothing.
+//!    [`MOST_MISSES`] of them found nothing.
 //! 3. A multishot that found nothing goes to the end of the queue once. After a second miss it
 //!    leaves the queue until its next event. Without the second chance, it and its peer would wait
 //!    until the set is asked.
@@ -21,10 +21,10 @@ use alloc::collections::VecDeque;
 
 /// Guessing begins after a wait on the epoll set that returns at least this many events.
 const MANY: usize = 8;
-/// Maximum number of files tried in one series of guesses.
+/// Maximum number of files that one series of guesses tries.
 const MOST: usize = 32;
-/// Number of misses (tries that found nothing) that end a series of guesses.
-pub(crate) const MISSES: u32 = 2;
+/// Maximum number of misses (tries that found nothing) in one series of guesses.
+pub(crate) const MOST_MISSES: u32 = 2;
 /// Number of right guesses that save as much time as one miss costs.
 const WORTH: u32 = 4;
 /// Longest pause after wrong guesses, as a number of waits that return many events.

@@ -90,10 +90,10 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
     }
 }
 
-/// Returns the events of the file that are present now but that its registration will not report. A
-/// registration that has reported an event reports only later ones, and the earlier event may have
-/// woken a request that no longer exists.
-fn is_there(request: &Request, interest: Interest, assigned: AssignedSlot) -> u32 {
+/// Returns the events that the file has now and that the entry of the epoll set will not report
+/// again. The entry is edge-triggered. If it has reported an event, it reports only later ones. The
+/// earlier event may have woken a request that no longer exists.
+fn missed_events(request: &Request, interest: Interest, assigned: AssignedSlot) -> u32 {
     if !assigned.has_reported {
         return 0;
     }
@@ -101,9 +101,9 @@ fn is_there(request: &Request, interest: Interest, assigned: AssignedSlot) -> u3
 }
 
 fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
-    let there = is_there(&request, interest, assigned);
-    let slice = if there == 0 { TimeSlice::Over } else { TimeSlice::Runnable };
-    request.ready_for = there;
+    let missed = missed_events(&request, interest, assigned);
+    let slice = if missed == 0 { TimeSlice::Over } else { TimeSlice::Runnable };
+    request.ready_for = missed;
     locked.waiting.polls.may_report = true;
     locked.waiting.polls.push(assigned.tag, request, Purpose::Retry, slice);
 }

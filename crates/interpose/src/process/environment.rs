@@ -38,10 +38,11 @@ const LOG: &[u8] = b"USRING_LOG=";
 /// before this library.
 pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
-/// Variables for one process alone; the next program does not get them.
-const OF_ONE_PROCESS: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
-/// Variables that each program gets that this process or its children execute.
-const OF_ALL_PROCESSES: [&[u8]; 14] = [
+/// Variables for the program that the process executes now. They are not passed on to a program
+/// that it executes later.
+const OF_ONE_PROGRAM: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
+/// Variables that are passed on to each program that this process or its children execute.
+const OF_ALL_PROGRAMS: [&[u8]; 14] = [
     NO_PATCH,
     POLLING_ENTER,
     AIO_POLL,
@@ -178,7 +179,7 @@ impl OwnVariables {
             }
             _ => {}
         }
-        if OF_ALL_PROCESSES.contains(&name) {
+        if OF_ALL_PROGRAMS.contains(&name) {
             self.variables.push(text.to_bytes_with_nul().into());
         }
     }
@@ -192,7 +193,7 @@ unsafe fn keeps(own_variables: &OwnVariables, variable: *mut u8) -> bool {
     // SAFETY: the caller guarantees the string.
     let text = unsafe { CStr::from_ptr(variable.cast()) }.to_bytes();
     let name = name_of(text);
-    if OF_ALL_PROCESSES.contains(&name) || OF_ONE_PROCESS.contains(&name) {
+    if OF_ALL_PROGRAMS.contains(&name) || OF_ONE_PROGRAM.contains(&name) {
         return false;
     }
     let list = &text[name.len()..];

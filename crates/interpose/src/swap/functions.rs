@@ -189,7 +189,7 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     if queues != 0 {
         builder = builder.queues(width::size(queues));
     }
-    let refused = |refusal: Refusal| failed(refusal.errno(), refusal.of(&backing).to_string());
+    let refused = |refusal: Refusal| failed(refusal.errno(), refusal.message(&backing).to_string());
     let region = Box::into_raw(Box::new(builder.build().map_err(refused)?));
     user_memory::write(UserAddress(place), region as u64).map(|()| 0).inspect_err(|_| {
         // SAFETY: the pointer comes from `Box::into_raw` above, and the program did not get it.

@@ -184,8 +184,10 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
     match changes.replace(&range, || map_by_kernel(arguments)) {
         // The file may be one of usring's descriptors, which have no mmap in the kernel.
         // `make_room` releases the range to the kernel. `descriptor_calls::map` then answers.
-        Err(Errno::ENODEV) => make_room(&mut changes, &range).err().map(|error| Err(busy(error, Unsupported::MapOver))),
-        answer => Some(answer.map_err(|error| busy(error, Unsupported::MapOver))),
+        Err(Errno::ENODEV) => {
+            make_room(&mut changes, &range).err().map(|error| Err(errno_for_program(error, Unsupported::MapOver)))
+        }
+        answer => Some(answer.map_err(|error| errno_for_program(error, Unsupported::MapOver))),
     }
 }
 
@@ -374,7 +376,7 @@ fn remap([start, old, new, flags, target, _]: [u64; 6]) -> Answer {
             }
             changes.release_to_kernel(&from).map_err(|_| refused(Unsupported::Remap))?;
         }
-        let answer = changes.replace(&to, ask).map_err(|error| busy(error, Unsupported::Remap))?;
+        let answer = changes.replace(&to, ask).map_err(|error| errno_for_program(error, Unsupported::Remap))?;
         if flags & linux::MREMAP_DONTUNMAP == 0 && is_in_window(start) {
             changes.is_gone(&from);
         }
@@ -463,10 +465,10 @@ enum Unsupported {
     Stack,
 }
 
-/// Returns the errno for the program of a call that failed with `error`. `EBUSY` means that memory
-/// could not be released to the kernel: this is reported, and the program gets `ENOMEM`. Any other
-/// errno is the kernel's and stays.
-fn busy(error: Errno, what: Unsupported) -> Errno {
+/// Returns the errno that the program gets for a call that failed with `error`. `EBUSY` means that
+/// memory could not be released to the kernel. It becomes `ENOMEM`, and the refusal of `what` is
+/// reported on standard error. Any other errno is the kernel's and is unchanged.
+fn errno_for_program(error: Errno, what: Unsupported) -> Errno {
     if error == Errno::EBUSY { refused(what) } else { error }
 }
 

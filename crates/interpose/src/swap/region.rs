@@ -226,7 +226,7 @@ pub fn made() -> Option<&'static Mappings> {
                 )),
                 refusal => message::say(format_args!(
                     "swap: the memory of process {process} stays as it is: {}",
-                    refusal.of(&options.text.spec)
+                    refusal.message(&options.text.spec)
                 )),
             }
             None

@@ -1,4 +1,5 @@
-//! Forks that would give the child a copy of swapped memory, when a step of the fork fails.
+//! Tests of forks in which a step of swapped memory fails: the evictor does not stop in time, or
+//! madvise(2) does not keep the memory from the child.
 
 use crate::common::{MIB, PAGE};
 use crate::mappings::{LIMIT, check, in_child, numbered, word};
@@ -25,8 +26,8 @@ fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
 fn a_fork_does_not_wait_for_a_stalled_device() {
     in_child("inheritance::a_fork_does_not_wait_for_a_stalled_device", |mappings, switch| {
         if mappings.region().page_size() != PAGE {
-            // Units are large here, so there are few. A thread that needs a unit evicts another one
-            // itself, and the evictor has nothing to do.
+            // This mechanism evicts large units, so the region has few of them. A thread that needs
+            // room evicts a unit itself, and the evictor never runs.
             return;
         }
         let mappings: &'static Mappings = Box::leak(Box::new(mappings));

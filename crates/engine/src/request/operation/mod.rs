@@ -210,8 +210,9 @@ pub(crate) struct Message {
 pub(crate) struct Accept {
     /// Whether the listener is an internet socket; `None` until the ACCEPT has checked.
     pub internet: Option<bool>,
-    /// The connection that a worker has accepted. If the request completes before the program gets
-    /// the connection, the connection is closed.
+    /// The connection that a worker has accepted, until the ring's driver gives it a descriptor of
+    /// the program's. If the request is cancelled before that, or the ring closed, the connection
+    /// is closed with the request.
     pub accepted: Option<OwnedDescriptor>,
 }
 

@@ -35,7 +35,8 @@ pub(crate) struct SendReceive {
     pub wanted: u32,
     /// For a multishot receive whose SQE limits the total: bytes left until that limit.
     pub limit: Option<u32>,
-    /// For a receiving bundle: the results of its buffer selections since the last CQE.
+    /// For a receive with IORING_RECVSEND_BUNDLE: facts about its buffer selections since the last
+    /// CQE.
     pub selections: Selections,
     /// Bytes transferred so far.
     pub done: u64,
@@ -46,17 +47,18 @@ pub(crate) struct SendReceive {
     pub message: Option<Box<SocketMessage>>,
 }
 
-/// Results of the buffer selections of a receiving bundle. They limit the bundle's next selection,
-/// even if the receive after a selection found the socket empty.
+/// For a receive with IORING_RECVSEND_BUNDLE: facts about the buffer selections since its last CQE.
+/// As in the kernel, they limit the next selection. A selection counts even if the receive after it
+/// found no data in the socket.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Selections {
     /// A selection took the last buffer of the group, so the bundle completes with its next CQE.
     pub emptied: bool,
-    /// A selection's limit in bytes cut or left out a buffer, so no further buffer is added to this
-    /// CQE.
+    /// A selection reached its limit in bytes: it shortened a buffer, or left one out. So no
+    /// further buffer is added to this CQE.
     pub cut: bool,
-    /// Bytes of the last selection with only one buffer; 0: there was none. Limits the next
-    /// selection to as many bytes.
+    /// Bytes of the last selection that had only one buffer; 0: there was none. The next selection
+    /// takes at most as many bytes.
     pub lone_length: u32,
 }
 
