@@ -23,7 +23,7 @@ const PROBE: &str = "USRING_PROBE_FD";
 /// A variable without a meaning. The launcher adds it if the number of variables that the
 /// constructor removes would otherwise be odd.
 ///
-/// The kernel puts the auxiliary vector directly behind the environment, and Go's runtime looks for
+/// The kernel puts the auxiliary vector directly after the environment, and Go's runtime looks for
 /// it there. Where variables were removed, there must be no gap. So the constructor fills their
 /// space with entries of the auxiliary vector that are ignored. Each entry takes the space of two
 /// variables.

@@ -64,8 +64,8 @@ pub trait Driver: Send + Sync {
 pub struct QueueOptions {
     /// Maximum number of requests in flight. The tokens of requests are below this number.
     pub depth: u32,
-    /// Whether the user may sleep on [`QueuePair::interrupt`]. If not, the user only polls, and the
-    /// device sends no interrupts.
+    /// Whether the thread that uses the queue pair may sleep on [`QueuePair::interrupt`]. If not,
+    /// the thread only polls, and the device sends no interrupts.
     pub interrupts: bool,
 }
 

@@ -28,7 +28,7 @@ pub trait Supply: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns a lent queue. Called by the queue's user, or by the control plane if the user has
+    /// Returns a lent queue. Called by the queue's user, or by the control plane if that user has
     /// died. After the call the back end accesses no memory for this queue any more. `connection`
     /// is that of the [`QueueGrant`], and has no use afterwards.
     fn return_queue(&self, index: u32, connection: Option<&Connection>) {
@@ -50,13 +50,13 @@ pub trait Supply: Send + Sync {
 /// A queue of a back end, lent to one user.
 pub struct QueueGrant {
     pub index: u32,
-    /// Eventfd that the user signals, so that the back end looks for requests.
+    /// Eventfd that the queue's user signals, so that the back end looks for requests.
     pub kick: OwnedDescriptor,
     /// Eventfd that the back end signals for completions, and the control plane for a new
     /// generation.
     pub call: OwnedDescriptor,
-    /// Eventfd that the user signals after it has laid out the queue's rings for a new back end.
-    /// The control plane then starts the queue.
+    /// Eventfd that the queue's user signals after it has laid out the queue's rings for a new back
+    /// end. The control plane then starts the queue.
     pub ready: OwnedDescriptor,
     /// The connection to a control plane in another process. When one of the two processes ends,
     /// the other learns it from the end of the connection.

@@ -175,7 +175,7 @@ fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u6
 /// beyond the device's end is shortened.
 ///
 /// Errors: `EFBIG` if the range ends beyond the largest file offset; `EINVAL` if it begins at or
-/// behind the device's end, or ends behind it without `keeps_size`.
+/// beyond the device's end, or ends beyond it without `keeps_size`.
 fn within(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Result<u64, Errno> {
     let size = file.device().geometry().size;
     if offset + length > i64::MAX as u64 {

@@ -59,8 +59,8 @@ fn host() -> Option<&'static Host> {
     HOST.get()
 }
 
-/// Returns the ring behind a descriptor number. The number may also be a low one, to which the
-/// program has duplicated the ring's descriptor.
+/// Returns the ring that a descriptor number refers to. The number may also be a low one, to which
+/// the program has duplicated the ring's descriptor.
 pub(crate) fn ring_at(number: i32) -> Option<Arc<Ring>> {
     (host()?.ring_of)(number)
 }
@@ -70,8 +70,8 @@ pub(crate) fn ring_at_index(index: u32) -> Result<Arc<Ring>, Errno> {
     (host().ok_or(Errno::EINVAL)?.ring_at_index)(index)
 }
 
-/// Returns the ring behind a descriptor number. Asks the host only from [`RESERVED_BASE`] on, where
-/// the numbers of rings begin.
+/// Returns the ring that a descriptor number refers to. Asks the host only from [`RESERVED_BASE`]
+/// on, where the numbers of rings begin.
 pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
     if number < RESERVED_BASE {
         return None;

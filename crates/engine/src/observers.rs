@@ -60,7 +60,7 @@ pub struct Submitted<'a> {
 pub struct Completed {
     pub request: Identity,
     pub result: i32,
-    /// The position in the CQ at which this CQE will be: the CQ's tail behind all earlier CQEs.
+    /// The position in the CQ at which this CQE will be: the CQ's tail after all earlier CQEs.
     /// `None`: the request posts no CQE.
     pub position: Option<u32>,
     /// The CQ's head, as the program has last stored it.
@@ -77,7 +77,7 @@ pub struct Observer {
     pub submitted: fn(&Submitted),
     pub completed: fn(&Completed),
     /// Called when the ring or its process ends. Arguments: the ring's address, the CQ's head and
-    /// tail. The CQEs of the backlog are not in the CQ, and would lie behind that tail.
+    /// tail. The CQEs of the backlog are not in the CQ, and would lie after that tail.
     pub closed: fn(u64, u32, u32),
 }
 

@@ -54,7 +54,7 @@ impl BounceBuffer {
     }
 
     /// Returns one vector for each vector of `buffers`, with the same length. The returned vectors
-    /// lie one behind the other in this bounce buffer.
+    /// lie one after the other in this bounce buffer.
     pub fn vectors_for(&self, buffers: &[IoVector]) -> Vec<IoVector> {
         let mut base = self.address as u64;
         let place = |buffer: &IoVector| {

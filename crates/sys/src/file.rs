@@ -171,7 +171,7 @@ pub fn can_discard(number: i32, measure: &Measure) -> bool {
         // Linux checks the device before the range, and answers EINVAL for an empty range. So
         // `EINVAL` means that the device can discard.
         FileKind::BlockDevice => discard(number, measure.kind, 0, 0) == Err(Errno::EINVAL),
-        // The range lies behind the end of the file, where there are no blocks.
+        // The range lies beyond the end of the file, where there are no blocks.
         _ => discard(number, measure.kind, measure.size.next_multiple_of(BEYOND), BEYOND).is_ok(),
     }
 }

@@ -4,7 +4,7 @@
 //! The functions `…_shared` are for words in memory that several processes share. The kernel
 //! identifies such a word by its page in memory, and not by its address.
 //!
-//! In a loom model a futex is a table of sleepers behind one lock, as in the kernel. loom reports a
+//! In a loom model a futex is a table of sleepers with one lock, as in the kernel. loom reports a
 //! lost wake-up as a deadlock.
 
 use crate::Errno;

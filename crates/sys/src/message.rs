@@ -133,7 +133,7 @@ pub enum Counted {
     /// Not at all. Either the socket carries messages, or a protocol on top of it decides how much
     /// a receive returns. (A record of TLS ends a receive early.)
     Not,
-    /// TCP: a receive returns all unread bytes. The kernel does not count bytes behind urgent data.
+    /// TCP: a receive returns all unread bytes. The kernel does not count bytes after urgent data.
     UpToUrgent,
     /// A Unix stream: the kernel counts all bytes. But a receive ends early after a message with
     /// descriptors, before a message of another sender (SO_PASSCRED), and at urgent data.

@@ -102,7 +102,7 @@ struct RamQueue {
     /// Accepted reads and writes that the doorbell will copy.
     batch: Vec<OnePiece>,
     event: Option<OwnedDescriptor>,
-    /// Whether the user may be asleep on `event`.
+    /// Whether the thread that uses the queue may be asleep on `event`.
     armed: bool,
     /// Whether `event` is readable.
     signalled: bool,

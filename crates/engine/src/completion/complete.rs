@@ -171,8 +171,8 @@ pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, s
 }
 
 /// Unlinks the LINK_TIMEOUT that follows a request which has completed without waiting. The
-/// LINK_TIMEOUT completes by itself. Returns the request behind it, which now follows the completed
-/// request. `None`: the LINK_TIMEOUT was the last of the chain.
+/// LINK_TIMEOUT completes by itself. Returns the next request of the chain, which now follows the
+/// completed request. `None`: the LINK_TIMEOUT was the last of the chain.
 pub(crate) fn detach_link_timeout(locked: &mut LockedRing, mut watcher: RequestEntry) -> Option<RequestEntry> {
     let next = watcher.link.take();
     locked.queues.successors.push_back(watcher);

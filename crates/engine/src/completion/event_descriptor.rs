@@ -24,7 +24,7 @@ pub struct EventDescriptor {
 }
 
 impl EventDescriptor {
-    /// Duplicates the eventfd behind the program's descriptor `number`.
+    /// Duplicates the eventfd that the program's descriptor `number` refers to.
     ///
     /// Errors: `EBADF`; `EINVAL` if the descriptor is no eventfd.
     pub fn new(number: i32, only_async: bool) -> Result<EventDescriptor, Errno> {

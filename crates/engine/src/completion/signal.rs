@@ -1,4 +1,4 @@
-//! The eventfd behind a ring's descriptor, and its state: whether the eventfd is readable, and
+//! The eventfd of a ring's descriptor, and its state: whether the eventfd is readable, and
 //! whether the program polls the descriptor. `readiness` decides when to change that state.
 
 use alloc::sync::Arc;
@@ -11,7 +11,7 @@ use usring_sys::mutex::Mutex;
 /// drain.
 pub static POLLED: AtomicU32 = AtomicU32::new(0);
 
-/// The state of the eventfd behind one ring's descriptor.
+/// The state of the eventfd of one ring's descriptor.
 #[derive(Default)]
 pub(crate) struct Readiness {
     /// The eventfd; `None` before it is attached and after the ring is closed. Threads write to the

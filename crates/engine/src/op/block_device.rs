@@ -108,7 +108,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
     Some(outcome)
 }
 
-/// Notes the device behind the file of a request that goes to a worker, if there is one.
+/// Records the device of usring's, if any, that the file of a request stands for, before the
+/// request goes to a worker.
 pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
     let RingState { registered: Registered { files, .. }, devices: Devices { named, .. }, .. } = &mut **locked;
     if devices::are_any() && request.file.device.is_none() {

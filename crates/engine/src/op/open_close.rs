@@ -16,7 +16,7 @@ use usring_uapi::sqe_flags;
 const PATH_LIMIT: usize = 4096;
 /// Bytes of `struct open_how` in the version that usring knows.
 const HOW_SIZE: u64 = 24;
-/// Maximum number of bytes behind the known fields of `struct open_how` that are checked at a time.
+/// Maximum number of bytes after the known fields of `struct open_how` that are checked at a time.
 const HOW_STEP: u64 = 4096;
 
 impl Open {
@@ -84,7 +84,7 @@ pub(crate) fn prepare_openat2(_: &mut LockedRing, request: &mut Request) -> Resu
     prepare_open(request, how)
 }
 
-/// Checks that the program's `struct open_how` has only zeros behind the fields that usring knows.
+/// Checks that the program's `struct open_how` has only zeros after the fields that usring knows.
 /// Error: `E2BIG`.
 fn check_zero(mut address: UserAddress, mut length: u64) -> Result<(), Errno> {
     while length != 0 {

@@ -6,7 +6,7 @@
 //! event reports one of them, the multishot checks for it.
 //!
 //! A receive from a Unix stream stops early at some messages, as at a change of the sender. No
-//! event reports what lies behind them. So these sockets are asked how many bytes they hold.
+//! event reports what lies after them. So these sockets are asked how many bytes they hold.
 
 use super::send_receive::{self, after_file, transfer_of};
 use super::{bundle, received_message};
@@ -101,7 +101,7 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
 ///
 /// - The connection has ended: the end of data is still to be received.
 /// - The receive has stopped at the urgent data of a TCP stream: [`message::unread`] does not count
-///   the bytes behind it.
+///   the bytes after it.
 ///
 /// An event that has woken the request reports both. So the socket is asked only if no event has
 /// woken the request, or if the last event reported an end.
@@ -149,7 +149,7 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
         Err(error) => return Some(transfer.end(error.negative(), true)),
     };
     let Some(outcome) = after_receive(transfer, number, bytes, was_cut) else {
-        // A Unix stream may hold more data behind the message at which the call stopped. No event
+        // A Unix stream may hold more data after the message at which the call stopped. No event
         // would report that data.
         let is_drained = rest(request, bytes, room) == Rest::Nothing && !reported_end(request);
         return is_drained.then(|| drained(request));

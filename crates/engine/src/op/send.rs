@@ -148,7 +148,7 @@ fn is_ready(number: i32) -> bool {
     epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0)
 }
 
-/// Advances the send by `bytes` bytes; the data behind them is sent later. Control messages were
+/// Advances the send by `bytes` bytes; the data after them is sent later. Control messages were
 /// sent with the first bytes, so they are dropped.
 pub(crate) fn advance_send(transfer: &mut SendReceive, bytes: u64) {
     transfer.advance(bytes);

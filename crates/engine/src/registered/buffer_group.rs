@@ -54,7 +54,7 @@ pub(crate) struct Many {
     pub bytes: u32,
     /// Number of selected buffers.
     pub count: u32,
-    /// The group has no buffer behind the selected ones.
+    /// The group has no buffer after the selected ones.
     pub emptied: bool,
     /// A buffer was longer than the rest of the selection's limit in bytes. If that is the first
     /// buffer, it is shortened. Otherwise the selection ends before it.
@@ -196,7 +196,7 @@ impl BufferGroups {
     }
 
     /// Notes that `length` bytes of a buffer were transferred. If the buffer is of an incremental
-    /// ring, the bytes behind them stay in the ring.
+    /// ring, the bytes after them stay in the ring.
     pub fn used(&mut self, buffer: &mut SelectedBuffer, length: u32) {
         if buffer.usage != Usage::Open {
             return;

@@ -143,7 +143,7 @@ impl BufferRing {
         }
     }
 
-    /// Returns the tail: the index behind the last entry that the program has filled. Pairs with
+    /// Returns the tail: the index after the last entry that the program has filled. Pairs with
     /// the program's store-release of the tail.
     #[inline]
     fn tail(&self) -> Option<u16> {
@@ -232,7 +232,7 @@ impl BufferRing {
         // With MSG_TRUNC, a truncated message reports its full length, which may exceed the
         // buffers.
         let mut bytes = bytes.min(many.bytes);
-        // Buffers of length 0 are used up together with the buffer behind them.
+        // Buffers of length 0 are used up together with the buffer after them.
         for _ in 0..self.entries {
             let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { break };
             self.advance(1);

@@ -169,7 +169,7 @@ impl RegisteredFiles {
         }
     }
 
-    /// Fills an empty slot. As in the kernel, the next search for "any free slot" begins behind it.
+    /// Fills an empty slot. As in the kernel, the next search for "any free slot" begins after it.
     pub(super) fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
         self.entries()?[index as usize] = entry;
         self.next = index + 1;

@@ -14,8 +14,8 @@ pub(crate) struct FileUse {
     /// The descriptor number that the request's system calls use.
     pub number: i32,
     pub reference: FileReference,
-    /// The device of usring's behind the file. `None`: no device is behind the file, or no later
-    /// step of the request needs it.
+    /// The device of usring's that the file stands for. `None`: the file stands for no device, or
+    /// no later step of the request needs it.
     pub device: Option<Arc<OpenDevice>>,
 }
 

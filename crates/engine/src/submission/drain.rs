@@ -1,5 +1,5 @@
 //! IO_DRAIN: holds back a request until all earlier ones have completed, and holds back the
-//! requests behind it. `submission::shared_drain` does this for a ring that processes share, where
+//! requests after it. `submission::shared_drain` does this for a ring that processes share, where
 //! the requests of all processes count.
 
 use crate::request::{Request, RequestEntry};
@@ -87,8 +87,8 @@ impl Drain {
         self.state != 0
     }
 
-    /// Starts to drain: from now on each request is held back behind earlier ones. Draining ends
-    /// with a request for which [`Drain::defer`] finds nothing to wait for.
+    /// Starts to drain: from now on each request is held back until earlier ones complete. Draining
+    /// ends with a request for which [`Drain::defer`] finds nothing to wait for.
     pub fn activate(&mut self) {
         self.state |= ACTIVE;
     }
@@ -204,7 +204,7 @@ impl Drain {
     /// batch, as it issues the next requests of chains.
     ///
     /// - The oldest request is released once all requests that are not held back have completed.
-    /// - The requests behind it follow, up to the next drain.
+    /// - The requests after it follow, up to the next drain.
     /// - If the oldest request is itself a drain, no request follows it.
     pub fn release(&mut self, successors: &mut VecDeque<RequestEntry>) {
         let mut first = true;

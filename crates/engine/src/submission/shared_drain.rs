@@ -9,7 +9,7 @@
 //! - The driver that ends the last request in flight releases the first held ones. If they belong
 //!   to another process, it wakes that process, whose next driver issues them.
 //! - A held request of a process that has died ends with -EFAULT when its turn comes, and the
-//!   requests behind it in its chain with -ECANCELED, as on the kernel.
+//!   requests after it in its chain with -ECANCELED, as on the kernel.
 //! - A request that was in flight before the ring was shared is not in the journal. The process
 //!   that made the ring keeps the number of such requests in the ring's memory, and all drains wait
 //!   for them.

@@ -35,7 +35,7 @@ impl Waiter {
 #[derive(Default)]
 pub(super) struct Waiters {
     first: Option<Waiter>,
-    /// The waiters behind `first`; empty if `first` is `None`.
+    /// The waiters after `first`; empty if `first` is `None`.
     #[expect(clippy::box_collection, reason = "a slot has room for a pointer")]
     others: Option<Box<VecDeque<Waiter>>>,
 }

@@ -94,7 +94,7 @@ macro_rules! limit_question {
 limit_question!(REAL_SYSCONF, sysconf, "cmp edi, 4");
 limit_question!(REAL_GETDTABLESIZE, getdtablesize, "cmp eax, eax");
 
-/// Finds libc's own functions behind these symbols.
+/// Finds the functions of libc that these symbols override.
 pub fn resolve() {
     let functions = [
         (c"getrlimit", &REAL_GETRLIMIT),

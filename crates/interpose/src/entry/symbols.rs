@@ -439,7 +439,7 @@ global_asm!(
     real = sym REAL_SYSCALL,
 );
 
-/// Finds libc's own functions behind these symbols.
+/// Finds the functions of libc that these symbols override.
 pub fn resolve() {
     let functions = [
         (c"syscall", &REAL_SYSCALL),

@@ -148,7 +148,7 @@ impl Drop for Using {
     }
 }
 
-/// Returns the file of the ring behind `number`.
+/// Returns the file of the ring that `number` refers to.
 #[inline(always)]
 pub fn find(number: i32) -> Found<Using> {
     let Some(entry) = entry(number) else { return Found::Other };
@@ -169,8 +169,8 @@ pub fn find(number: i32) -> Found<Using> {
     checked(Using { file, held }, number)
 }
 
-/// Returns the file of the ring behind `number`. Takes the lock `descriptors`. Called if the thread
-/// has no hazard pointer, or if the entry is inherited.
+/// Returns the file of the ring that `number` refers to. Takes the lock `descriptors`. Called if
+/// the thread has no hazard pointer, or if the entry is inherited.
 #[cold]
 #[inline(never)]
 fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
@@ -228,7 +228,7 @@ fn checked(using: Using, number: i32) -> Found<Using> {
     Found::Ring(using)
 }
 
-/// Runs `work` on the file of the ring behind `number`.
+/// Runs `work` on the file of the ring that `number` refers to.
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     match find(number) {
         Found::Ring(using) => Found::Ring(work(&using)),
@@ -250,8 +250,8 @@ impl Drop for Inside {
     }
 }
 
-/// Runs `work` on the file of the ring behind `number`, for the engine, which may hold a ring's
-/// lock.
+/// Runs `work` on the file of the ring that `number` refers to, for the engine, which may hold a
+/// ring's lock.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
     // After a fork the child sets the bit `INHERITED` once, before its other calls. From then on
@@ -287,7 +287,7 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     Found::Ring(result)
 }
 
-/// Gives a ring the eventfd behind its descriptor, if this process has a descriptor of the ring.
+/// Gives a ring the eventfd that its descriptor refers to, if this process has such a descriptor.
 /// The thread that drives the ring calls this function before it makes the descriptor readable for
 /// another process.
 pub fn attach(ring: &Ring) {
@@ -311,8 +311,8 @@ fn is_still(file: &File, number: i32) -> bool {
     identity == 0 || eventfd_id(None, number) == Some(identity)
 }
 
-/// Returns a counted reference to the file of the ring behind a number; `None`: the number is no
-/// ring of this process.
+/// Returns a counted reference to the file of the ring that `number` refers to; `None`: the number
+/// is no ring of this process.
 pub fn get(number: i32) -> Option<Arc<File>> {
     match with(number, Arc::clone) {
         Found::Ring(file) => Some(file),

@@ -87,13 +87,13 @@ fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(width::index(number))
 }
 
-/// Returns the device behind a number, for the engine; `None`: the number is no device.
+/// Returns the device that `number` refers to, for the engine; `None`: the number is no device.
 pub fn get(number: i32) -> Option<Arc<OpenDevice>> {
     with(number, Arc::clone)
 }
 
-/// Runs `work` on the device behind a number; `None`: the number is no device. For a number of the
-/// reserved range that is known to be no device, this costs one read of the table.
+/// Runs `work` on the device that `number` refers to; `None`: the number is no device. For a number
+/// of the reserved range that is known to be no device, this costs one read of the table.
 #[inline]
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     let entry = entry(number)?;
@@ -206,7 +206,8 @@ pub fn forget_between(first: u32, last: u32) {
     (first..end).for_each(|number| forget(number.cast_signed()));
 }
 
-/// Records the device behind a number, unless an entry was dropped since `forgotten` was read.
+/// Records the device that `number` refers to, unless an entry was dropped since `forgotten` was
+/// read.
 fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     let Some(entry) = entry(number) else { return };
     END.fetch_max(number.cast_unsigned() + 1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The three calls of io_uring: finds the ring behind a descriptor, and calls the engine, which
-//! implements them.
+//! The three calls of io_uring: finds the ring that a descriptor refers to, and calls the engine,
+//! which implements the calls.
 
 use crate::call::Call;
 use crate::files::descriptors::{self, File, Found, Using};

@@ -1,11 +1,11 @@
-//! Finds what the entry points need from the program's libc, if it has one: the functions behind
-//! usring's symbols, and `errno`.
+//! Finds what the entry points need from the program's libc, if it has one: `errno`, and the
+//! functions whose symbols usring overrides.
 //!
 //! The library is linked against nothing. The loader fills a small table with the addresses that it
-//! can bind (weak references: zero without a libc). For libc's function behind one of usring's own
-//! symbols, usring searches the libraries after this one in the loader's list, as dlsym(RTLD_NEXT)
-//! would do. But this search takes no lock of the loader's and calls no malloc, because the first
-//! call of a symbol may come from inside malloc.
+//! can bind (weak references: zero without a libc). To find a function of libc whose symbol usring
+//! overrides, usring searches the libraries after this one in the loader's list, as
+//! dlsym(RTLD_NEXT) would do. But this search takes no lock of the loader's and calls no malloc,
+//! because the first call of a symbol may come from inside malloc.
 
 use crate::runtime::text;
 use core::arch::global_asm;

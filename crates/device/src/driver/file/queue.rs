@@ -27,7 +27,7 @@ const VECTORS: usize = 2 * MOST_SEGMENTS as usize;
 /// The eventfd on which the queue pair's user sleeps.
 struct Interrupt {
     eventfd: Arc<OwnedDescriptor>,
-    /// Whether the user sleeps on the eventfd, or is about to.
+    /// Whether the thread that uses the queue sleeps on the eventfd, or is about to.
     is_armed: bool,
 }
 
@@ -37,7 +37,7 @@ impl Interrupt {
         eventfd::drain(self.eventfd.number());
     }
 
-    /// Signals the user, if the interrupt is armed. Called for a completion that the kernel does
+    /// Signals the eventfd, if the interrupt is armed. Called for a completion that the kernel does
     /// not signal.
     fn ring(&mut self) {
         if core::mem::take(&mut self.is_armed) {

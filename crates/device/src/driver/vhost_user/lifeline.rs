@@ -57,10 +57,10 @@ impl Lifeline {
             .is_some_and(|connection| epoll::poll_now(connection.number(), END).is_ok_and(|ready| ready & END != 0))
     }
 
-    /// Clears the call eventfd before the user sleeps on it. Returns `false` if the connection has
-    /// ended, so that no signal would come. The eventfd is rarely readable, because a poll that
-    /// finds completions clears it. So one poll(2) of both descriptors costs no more than reading
-    /// the eventfd.
+    /// Clears the call eventfd before the queue's user sleeps on it. Returns `false` if the
+    /// connection has ended, so that no signal would come. The eventfd is rarely readable, because
+    /// a poll that finds completions clears it. So one poll(2) of both descriptors costs no more
+    /// than reading the eventfd.
     pub fn take_call(&self, call: i32) -> bool {
         let Some(connection) = &self.connection else {
             eventfd::drain(call);

@@ -38,7 +38,7 @@ pub struct Queue {
     grant: QueueGrant,
     lifeline: Lifeline,
     interrupts: bool,
-    /// Whether the user may be asleep on the interrupt.
+    /// Whether the thread that uses the queue may be asleep on the interrupt.
     armed: bool,
     indirect: bool,
     /// The generation for which the rings are laid out: see [`super::generation`].
