@@ -4,14 +4,17 @@ use hdrhistogram::Histogram;
 use std::time::Duration;
 
 /// Longest duration of the histogram, in nanoseconds. Longer ones count as this one.
-const LONGEST: u64 = 100_000_000_000;
+const MOST_LATENCY_NS: u64 = 100_000_000_000;
 
 /// Counts of operations by duration.
 pub struct Latencies(Histogram<u64>);
 
 impl Default for Latencies {
     fn default() -> Latencies {
-        Latencies(Histogram::new_with_bounds(1, LONGEST, 3).expect("1 is at most half of LONGEST, and 3 at most 5"))
+        Latencies(
+            Histogram::new_with_bounds(1, MOST_LATENCY_NS, 3)
+                .expect("1 is at most half of MOST_LATENCY_NS, and 3 at most 5"),
+        )
     }
 }
 
@@ -68,6 +71,6 @@ mod tests {
     fn a_latency_beyond_the_bounds_counts_as_the_longest() {
         let mut latencies = Latencies::default();
         latencies.add(Duration::from_secs(1000));
-        assert!(latencies.within(0.5).is_some_and(|value| value >= LONGEST / 1000 * 999));
+        assert!(latencies.within(0.5).is_some_and(|value| value >= MOST_LATENCY_NS / 1000 * 999));
     }
 }

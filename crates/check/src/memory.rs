@@ -76,17 +76,20 @@ impl ReturnSlot {
 /// Returns whether a call instruction ends at an address: `call rel32`, or `call` of a register or
 /// of memory.
 fn follows_call(address: u64) -> bool {
-    const LONGEST: usize = 7;
+    /// Length of the longest call instruction, in bytes.
+    const MOST_INSTRUCTION_BYTES: usize = 7;
     const LOWEST: u64 = 0x1_0000;
-    let mut code = [0u8; LONGEST];
+    let mut code = [0u8; MOST_INSTRUCTION_BYTES];
     if !(LOWEST..1 << 47).contains(&address)
-        || user_memory::copy_in(&mut code, UserAddress(address - LONGEST as u64)).is_err()
+        || user_memory::copy_in(&mut code, UserAddress(address - MOST_INSTRUCTION_BYTES as u64)).is_err()
     {
         return false;
     }
     // In an indirect call's second byte (ModRM), the middle bits hold the number 2.
-    let is_indirect = |length: usize| code[LONGEST - length] == 0xff && code[LONGEST - length + 1] >> 3 & 7 == 2;
-    code[LONGEST - 5] == 0xe8 || [2, 3, 4, 6, 7].into_iter().any(is_indirect)
+    let is_indirect = |length: usize| {
+        code[MOST_INSTRUCTION_BYTES - length] == 0xff && code[MOST_INSTRUCTION_BYTES - length + 1] >> 3 & 7 == 2
+    };
+    code[MOST_INSTRUCTION_BYTES - 5] == 0xe8 || [2, 3, 4, 6, 7].into_iter().any(is_indirect)
 }
 
 /// Knowledge about the stack frame that a buffer is in.

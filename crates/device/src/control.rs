@@ -19,7 +19,7 @@ use usring_sys::width;
 /// First word of every message. It is changed whenever a message of this file changes.
 pub const MAGIC: u32 = 0x7573_0001;
 /// Maximum length of a message in bytes: a header and the text of a device.
-pub const LONGEST: usize = 8192;
+pub const MOST_MESSAGE_BYTES: usize = 8192;
 
 /// The kind of a question. Each comment names the question's parameters and the content of the
 /// answer.
@@ -189,7 +189,7 @@ impl Control {
     ) -> Result<Answered, Errno> {
         let question = Question { kind: kind as u32, device, values };
         connection.send(&question.to_bytes(), lent)?;
-        let mut buffer = alloc::vec![0u8; LONGEST];
+        let mut buffer = alloc::vec![0u8; MOST_MESSAGE_BYTES];
         let (length, descriptors) = connection.receive(&mut buffer)?;
         buffer.truncate(length);
         let answer = Answer::from_bytes(&buffer).ok_or(Errno::EINVAL)?;

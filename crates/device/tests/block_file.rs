@@ -7,7 +7,7 @@ mod test_device;
 use fastrand::Rng;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
-use test_device::patience::sooner_or_later;
+use test_device::wait_limit::repeat_until_good;
 use test_device::{BLOCK, HalfUsable, TestDriver, driver};
 use usring_device::{BlockFile, Operation, PollPolicy, Route, Transfer};
 use usring_sys::Errno;
@@ -312,7 +312,7 @@ fn a_call_waits_as_the_current_poll_policy_says() {
     };
     // On a busy machine, this thread may get no processor until the device is done. That attempt
     // fails.
-    let spins = || sooner_or_later(polls, |polls| *polls > 50);
+    let spins = || repeat_until_good(polls, |polls| *polls > 50);
     spins();
     policy.set(PollPolicy::Interrupt);
     for _ in 0..20 {

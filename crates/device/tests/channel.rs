@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use test_device::driver;
-use test_device::patience::{LONGEST, sooner_or_later};
+use test_device::wait_limit::{WAIT_LIMIT, repeat_until_good};
 use usring_device::{
     Channel, Completions, Device, DeviceRequest, NamedFile, Operation, Pause, PollPolicy, QueueOptions, Submission,
     WaiterKind,
@@ -155,7 +155,7 @@ fn a_classic_wait_spins_and_never_sleeps() {
         assert!(work.sleeps.is_empty());
         work
     };
-    sooner_or_later(attempt, |work| work.looks > 5 * work.requests);
+    repeat_until_good(attempt, |work| work.looks > 5 * work.requests);
     user.finish();
 }
 
@@ -164,7 +164,7 @@ fn a_hybrid_wait_sleeps_for_most_of_a_constant_latency() {
     let (device, _, policy) = latency(400);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, WaiterKind::Ring, 1);
-    sooner_or_later(|| user.work(20), |work| work.sleeps_for_most(200 * MICROSECOND));
+    repeat_until_good(|| user.work(20), |work| work.sleeps_for_most(200 * MICROSECOND));
     user.finish();
 }
 
@@ -176,7 +176,7 @@ fn hybrid_sleeps_adapt_to_a_slower_and_to_a_faster_device() {
     // These latencies are well above the delay of a timer on a busy machine (at most 60 µs).
     for microseconds in [300, 1_200, 400] {
         controls.latency.store(microseconds * MICROSECOND, Relaxed);
-        sooner_or_later(|| user.work(20), |work| work.sleeps_for_most(microseconds * 400));
+        repeat_until_good(|| user.work(20), |work| work.sleeps_for_most(microseconds * 400));
     }
     user.finish();
 }
@@ -186,9 +186,9 @@ fn a_wait_for_a_fast_device_does_not_sleep() {
     let (device, _, policy) = latency(2);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, WaiterKind::Ring, 1);
-    sooner_or_later(|| user.work(500).typical_sleep(), |sleep| *sleep == 0);
+    repeat_until_good(|| user.work(500).typical_sleep(), |sleep| *sleep == 0);
     user.work(500);
-    sooner_or_later(|| user.work(500).typical_sleep(), |sleep| *sleep == 0);
+    repeat_until_good(|| user.work(500).typical_sleep(), |sleep| *sleep == 0);
     user.finish();
 }
 
@@ -200,7 +200,7 @@ fn a_hybrid_wait_with_many_requests_in_flight_sleeps_once() {
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, WaiterKind::Ring, 32);
     // `User::wait` checks that each wait sleeps at most once.
-    sooner_or_later(|| user.work(3_000).sleeps.len(), |sleeps| *sleeps > 0);
+    repeat_until_good(|| user.work(3_000).sleeps.len(), |sleeps| *sleeps > 0);
     user.finish();
 }
 
@@ -245,7 +245,7 @@ fn a_calls_wait_sleeps_for_half_the_mean_latency_of_the_last_window() {
     }
     let mut last = Pause::Spin;
     while start.elapsed() < Duration::from_millis(350) || last == Pause::Spin {
-        assert!(start.elapsed() < LONGEST, "no call sleeps");
+        assert!(start.elapsed() < WAIT_LIMIT, "no call sleeps");
         last = call();
     }
     // On a busy machine some calls take longer than the device's latency.

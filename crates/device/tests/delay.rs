@@ -3,8 +3,8 @@
 mod common;
 
 use common::Subject;
-use common::harness::{LONGEST, Memory, Rig, is_readable, transfer};
-use common::patience::sooner_or_later;
+use common::harness::{Memory, Rig, WAIT_LIMIT, is_readable, transfer};
+use common::wait_limit::repeat_until_good;
 use std::time::{Duration, Instant};
 use usring_device::spec::parse;
 use usring_device::{Completions, DeviceRequest, Driver, Operation, OwnSupply, QueueOptions, Submission};
@@ -65,7 +65,7 @@ fn reads_writes_and_other_operations_have_separate_delays() {
                 took
             };
             // The time must also be shorter than the delay of the next operation in the list.
-            sooner_or_later(attempt, |took| *took < Duration::from_millis(milliseconds + 20));
+            repeat_until_good(attempt, |took| *took < Duration::from_millis(milliseconds + 20));
         }
     }
 }
@@ -88,7 +88,7 @@ fn many_requests_are_delayed_concurrently() {
         start.elapsed()
     };
     // One after the other, the requests would take more than a second.
-    sooner_or_later(attempt, |took| *took < Duration::from_millis(20 * 30));
+    repeat_until_good(attempt, |took| *took < Duration::from_millis(20 * 30));
 }
 
 /// One thread may sleep on the interrupt while another thread polls the queue pair. A poll that
@@ -112,7 +112,7 @@ fn a_poll_that_finds_nothing_does_not_consume_the_interrupt() {
     assert_eq!(queue.submit(&transfer(1, Operation::Read, 0, &segments)), Submission::Accepted);
     queue.ring_doorbell();
     let number = queue.interrupt().unwrap();
-    assert!(is_readable(number, LONGEST), "no interrupt");
+    assert!(is_readable(number, WAIT_LIMIT), "no interrupt");
 }
 
 #[test]

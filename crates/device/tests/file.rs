@@ -10,7 +10,7 @@ mod file {
 mod skipped;
 
 use common::Subject;
-use common::harness::{LONGEST, Memory, Rig, Traffic, is_error, is_readable, transfer};
+use common::harness::{Memory, Rig, Traffic, WAIT_LIMIT, is_error, is_readable, transfer};
 use file::place::{
     Place, answer_for_kernel, denied, in_child, loop_device, refuse_single_requests, with_small_file_system,
 };
@@ -255,7 +255,7 @@ fn paths_other_than_regular_files_and_block_devices_are_refused() {
     let (sender, receiver) = mpsc::channel();
     let texts = [file.text(""), file.text(",read-only=on")];
     thread::spawn(move || sender.send(texts.map(|text| try_open(&text).err())));
-    let answers = receiver.recv_timeout(LONGEST).expect("opening a fifo waits for a writer");
+    let answers = receiver.recv_timeout(WAIT_LIMIT).expect("opening a fifo waits for a writer");
     assert_eq!(answers, [Some(Errno::EINVAL); 2]);
 }
 
@@ -312,7 +312,7 @@ fn a_request_that_the_kernel_refuses_raises_the_interrupt() {
     let request = transfer(0, Operation::Read, 0, &segments);
     rig.submit(&request);
     rig.queue.ring_doorbell();
-    assert!(is_readable(rig.queue.interrupt().unwrap(), LONGEST), "no interrupt");
+    assert!(is_readable(rig.queue.interrupt().unwrap(), WAIT_LIMIT), "no interrupt");
     assert!(is_error(rig.wait()[0].result, Errno::EFAULT));
 }
 
@@ -334,7 +334,10 @@ fn an_io_submit_that_returns_0_is_not_retried_for_ever() {
         rig.queue.ring_doorbell();
         sender.send(rig.wait().iter().map(|completion| completion.result).collect::<Vec<_>>())
     });
-    assert_eq!(receiver.recv_timeout(LONGEST).expect("io_submit is retried for ever"), [Errno::EAGAIN.negative(); 2]);
+    assert_eq!(
+        receiver.recv_timeout(WAIT_LIMIT).expect("io_submit is retried for ever"),
+        [Errno::EAGAIN.negative(); 2]
+    );
 }
 
 /// Runs one read alone and then two together, in a thread for which `refuse` changes io_submit(2).
@@ -360,7 +363,7 @@ fn read_when(refuse: impl FnOnce() + Send + 'static) -> (i32, Vec<i32>, bool) {
         }
         sender.send((alone, pair, by_workers))
     });
-    receiver.recv_timeout(LONGEST).expect("a read does not complete")
+    receiver.recv_timeout(WAIT_LIMIT).expect("a read does not complete")
 }
 
 /// EPERM may come from a security module, which refuses a request, or from a seccomp filter, which
@@ -443,7 +446,7 @@ fn a_forked_child_does_not_disturb_its_parents_requests() {
     let start = Instant::now();
     while completions.as_slice().len() < 16 {
         queue.as_mut().unwrap().poll(&mut completions);
-        assert!(start.elapsed() < LONGEST, "{} of 16", completions.as_slice().len());
+        assert!(start.elapsed() < WAIT_LIMIT, "{} of 16", completions.as_slice().len());
     }
     assert!(completions.as_slice().iter().all(|completion| completion.result == 4096));
 }

@@ -82,12 +82,13 @@ fn arm(page: Page) -> Result<(), &'static str> {
 /// Errors: `EINVAL` (usring says why on standard error); `EFAULT`; `ENOSPC` if the rules are too
 /// many; `ENOMEM`; `EPERM` if the calls of the rule cannot be trapped.
 pub fn add_once(address: u64) -> Result<u64, Errno> {
-    const LONGEST: usize = 4096;
+    /// Maximum length of a rule's text, in bytes, with its NUL.
+    const MOST_TEXT_BYTES: usize = 4096;
     if address == 0 {
         armed::remove_all_once();
         return Ok(0);
     }
-    let mut text = user_memory::read_c_string(UserAddress(address), LONGEST)?;
+    let mut text = user_memory::read_c_string(UserAddress(address), MOST_TEXT_BYTES)?;
     text.pop();
     let text = String::from_utf8(text).map_err(|_| Errno::EINVAL)?;
     let rule = usring_inject::parse(&text).map_err(|error| {

@@ -4,18 +4,19 @@
 use core::fmt::{self, Write};
 use usring_sys::SystemCall;
 
-const LONGEST: usize = 256;
+/// Maximum length of a line, in bytes.
+const MOST_LINE_BYTES: usize = 256;
 const WRITE: u32 = 1;
 
 struct Line {
-    bytes: [u8; LONGEST],
+    bytes: [u8; MOST_LINE_BYTES],
     length: usize,
 }
 
 impl Write for Line {
     /// Appends text, and drops what does not fit.
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = LONGEST - 1 - self.length;
+        let room = MOST_LINE_BYTES - 1 - self.length;
         let taken = text.len().min(room);
         self.bytes[self.length..self.length + taken].copy_from_slice(&text.as_bytes()[..taken]);
         self.length += taken;
@@ -23,9 +24,9 @@ impl Write for Line {
     }
 }
 
-/// Writes one line to standard error, cut to [`LONGEST`] bytes.
+/// Writes one line to standard error, cut to [`MOST_LINE_BYTES`] bytes.
 pub fn say(text: fmt::Arguments) {
-    let mut line = Line { bytes: [0; LONGEST], length: 0 };
+    let mut line = Line { bytes: [0; MOST_LINE_BYTES], length: 0 };
     let _ = line.write_str("usring: ");
     let _ = line.write_fmt(text);
     line.bytes[line.length] = b'\n';

@@ -160,7 +160,7 @@ impl Pager {
             return if self.page(first).state() == State::Out { pages.end } else { first + 1 };
         };
         let end = first + run.count();
-        let (from, length) = self.place_of(&run);
+        let (from, length) = self.device_range(&run);
         let content = queue.read(self.store.device(), from, length, Waiting::Asleep);
         // A page that could not be read stays evicted. The thread that touches it next reports the
         // error.

@@ -58,7 +58,7 @@ impl Pager {
 
     /// Returns the byte of the device at which the slots of a run begin, and the run's length in
     /// bytes.
-    pub fn place_of(&self, run: &Run) -> (u64, usize) {
+    pub fn device_range(&self, run: &Run) -> (u64, usize) {
         (self.store.offset(run.slot), run.count * self.unit())
     }
 
@@ -107,7 +107,7 @@ impl Pager {
         self.limit.wake_evictor();
         let Some(run) = run else { return false };
         let clean = !touch.write && self.mechanism.tracks_writes();
-        let (from, length) = self.place_of(&run);
+        let (from, length) = self.device_range(&run);
         let mut queue = self.store.queue(touch.fault_slot);
         let mut bounce = self.store.wide_bounce(touch.fault_slot);
         let content = queue.read_to(&mut bounce, self.store.device(), from, length);

@@ -16,7 +16,7 @@ use usring_sys::sync::{AtomicU64, AtomicUsize, Ordering};
 use usring_sys::width;
 
 /// Maximum number of slots in a run: the slots of one word of the table.
-pub const LONGEST: u32 = 64;
+pub const MOST_SLOTS_OF_RUN: u32 = 64;
 
 /// Number of words that are searched for a run of the wanted length. If there is none, a shorter
 /// run is allocated.
@@ -132,7 +132,7 @@ impl Slots {
 
     /// Allocates up to `wanted` consecutive slots, at least one. `None` if no slot is free.
     pub fn take(&self, wanted: u32) -> Option<Run> {
-        let wanted = wanted.clamp(1, LONGEST);
+        let wanted = wanted.clamp(1, MOST_SLOTS_OF_RUN);
         loop {
             let found = self.find(wanted).or_else(|| {
                 // No slot is free, so the slots of ended processes are freed. The bits decide that,

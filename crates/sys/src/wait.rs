@@ -79,8 +79,8 @@ const ABORTED: u64 = (-512i64).cast_unsigned();
 /// Longest single sleep of a call that must have a time limit: without one, the kernel would
 /// restart a futex wait after a signal whose handler has SA_RESTART. The kernel never restarts a
 /// wait on an epoll set (signal(7)), so such a wait needs no limit and no timer.
-const LONGEST: Nanoseconds = 3600 * 1_000_000_000;
-static LONGEST_TIME: Timespec = timespec(LONGEST);
+const MOST_SLEEP_NS: Nanoseconds = 3600 * 1_000_000_000;
+static LONGEST_TIME: Timespec = timespec(MOST_SLEEP_NS);
 
 /// Longest single sleep while *another* thread has a deferred signal. [`DEFERRED`] then says
 /// nothing about this thread, so this thread wakes after each slice and checks
@@ -124,12 +124,12 @@ static NEVER: AtomicU32 = AtomicU32::new(0);
 /// if a signal of this thread has been deferred. `build` builds the call; its argument is the
 /// call's time limit, if there is one.
 fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
-    let time = timeout.map(|timeout| timespec(timeout.min(LONGEST)));
+    let time = timeout.map(|timeout| timespec(timeout.min(MOST_SLEEP_NS)));
     let timeout = timeout.unwrap_or(Nanoseconds::MAX);
     let SleepCall { call, timed_out } = build(time.as_ref());
     let slept = match run(&DEFERRED, &call) {
-        Ended::Answered(answer) if timeout <= LONGEST || !timed_out(&answer) => return answer,
-        Ended::Answered(_) => LONGEST,
+        Ended::Answered(answer) if timeout <= MOST_SLEEP_NS || !timed_out(&answer) => return answer,
+        Ended::Answered(_) => MOST_SLEEP_NS,
         Ended::Aborted if signals::interrupted() => return Err(Errno::EINTR),
         Ended::Aborted => 0,
     };
@@ -143,7 +143,7 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCal
     loop {
         let left = deadline.saturating_sub(Clock::Monotonic.now());
         let (reason, slice) = if DEFERRED.load(Ordering::Relaxed) == 0 {
-            (&DEFERRED, LONGEST)
+            (&DEFERRED, MOST_SLEEP_NS)
         } else if signals::interrupted() {
             return Err(Errno::EINTR);
         } else {

@@ -9,7 +9,8 @@ use usring_sys::Errno;
 use usring_sys::kernel_aio::{Batch, Context};
 use usring_uapi::aio::{IOCB_CMD_PREAD, IOCB_CMD_PREADV, Iocb};
 
-const LONGEST: Duration = Duration::from_secs(60);
+/// Limit of every wait in a test.
+const TEST_LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns a request that reads 0 bytes of a file, and so completes at once.
 fn empty_read(file: &File, data: u64) -> Iocb {
@@ -33,7 +34,7 @@ fn requests_that_the_kernel_cannot_take_yet_stay_in_the_batch() {
     context.expect(COUNT as usize);
     let start = Instant::now();
     while seen.len() < COUNT as usize {
-        assert!(start.elapsed() < LONGEST, "{} of {COUNT}", seen.len());
+        assert!(start.elapsed() < TEST_LIMIT, "{} of {COUNT}", seen.len());
         match batch.submit() {
             Ok(_) if batch.is_empty() => {}
             // The ring, which has room for a few hundred completions, is full: none was taken yet.

@@ -10,7 +10,7 @@ use usring_sys::{Errno, SystemCall, signals, wait};
 use usring_uapi::general as linux;
 
 /// Longest wait of a test.
-const LONGEST: Duration = Duration::from_secs(50);
+const TEST_LIMIT: Duration = Duration::from_secs(50);
 
 const PR_SET_TIMERSLACK: u64 = 29;
 const PR_GET_TIMERSLACK: u64 = 30;
@@ -38,11 +38,11 @@ fn an_interrupted_precise_sleep_restores_the_programs_timer_slack() {
     let thread = receiver.recv().unwrap();
     let start = Instant::now();
     while slack_of(thread) != 1 {
-        assert!(start.elapsed() < LONGEST, "{} ns", slack_of(thread));
+        assert!(start.elapsed() < TEST_LIMIT, "{} ns", slack_of(thread));
         thread::yield_now();
     }
     while !sleeper.is_finished() {
-        assert!(start.elapsed() < LONGEST, "the sleep was not interrupted");
+        assert!(start.elapsed() < TEST_LIMIT, "the sleep was not interrupted");
         // A signal that arrives before the sleep begins does not end it, so the signal is sent
         // again.
         wait::interrupt_worker(thread);

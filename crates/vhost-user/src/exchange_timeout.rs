@@ -56,9 +56,9 @@ pub fn words(error: &std::io::Error) -> String {
 /// Returns the bytes of a `struct sockaddr_un`. Error: `ENAMETOOLONG` if the path has more than 107
 /// bytes.
 fn address(path: &Path) -> Result<Vec<u8>, Errno> {
-    const LONGEST: usize = 107;
+    const MOST_PATH_BYTES: usize = 107;
     let path = path.as_os_str().as_bytes();
-    if path.len() > LONGEST {
+    if path.len() > MOST_PATH_BYTES {
         return Err(Errno::ENAMETOOLONG);
     }
     let family = ((libc::AF_UNIX & 0xffff) as libc::sa_family_t).to_ne_bytes();

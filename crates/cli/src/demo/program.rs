@@ -20,7 +20,7 @@ const WORDS: usize = BLOCK / 8;
 const STEP: u64 = 1024;
 
 /// Longest latency that the histogram resolves: a minute, in nanoseconds.
-const LONGEST: u64 = 60_000_000_000;
+const LONGEST_RESOLVED_NS: u64 = 60_000_000_000;
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -101,7 +101,8 @@ impl Program {
     fn phase(&mut self, phase: Phase) -> Result<(), String> {
         Rng::with_seed(phase as u64 + 1).shuffle(&mut self.order);
         let total = self.order.len() as u64;
-        let mut histogram = Histogram::<u64>::new_with_bounds(1, LONGEST, 3).map_err(|error| error.to_string())?;
+        let mut histogram =
+            Histogram::<u64>::new_with_bounds(1, LONGEST_RESOLVED_NS, 3).map_err(|error| error.to_string())?;
         let mut free: Vec<usize> = (0..DEPTH).collect();
         let mut flights = [Flight { block: 0, start: Instant::now() }; DEPTH];
         let start = Instant::now();

@@ -158,8 +158,8 @@ impl RunDevice {
     fn create(option: &DeviceOption, supply: Arc<dyn Supply>) -> Result<RunDevice, Failure> {
         let path = std::path::absolute(&option.path)
             .map_err(|error| Failure::new(format!("{}: {error}", option.path.display(), error = words(&error))))?;
-        if option.spec.to_string().len() + path.as_os_str().len() > control::LONGEST / 2 {
-            let most = control::LONGEST / 2;
+        if option.spec.to_string().len() + path.as_os_str().len() > control::MOST_MESSAGE_BYTES / 2 {
+            let most = control::MOST_MESSAGE_BYTES / 2;
             return Err(Failure::new(format!("SPEC and PATH of a device can have at most {most} bytes together")));
         }
         let driver = option.spec.open(Box::new(supply.clone())).map_err(|error| {

@@ -1,7 +1,7 @@
 //! Helpers for tests of drivers: a queue pair with time limits, memory that a device may write, and
 //! random traffic that is compared with a model.
 
-pub use super::patience::LONGEST;
+pub use super::wait_limit::WAIT_LIMIT;
 use fastrand::Rng;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::time::{Duration, Instant};
@@ -120,7 +120,7 @@ impl<'a> Rig<'a> {
                     return;
                 }
                 Submission::Full => {
-                    assert!(start.elapsed() < LONGEST, "the queue stays full");
+                    assert!(start.elapsed() < WAIT_LIMIT, "the queue stays full");
                     self.queue.ring_doorbell();
                     self.look();
                     continue;
@@ -162,10 +162,10 @@ impl<'a> Rig<'a> {
                 self.in_flight -= self.found.len();
                 return std::mem::take(&mut self.found);
             }
-            assert!(start.elapsed() < LONGEST, "{} requests are not answered", self.in_flight);
+            assert!(start.elapsed() < WAIT_LIMIT, "{} requests are not answered", self.in_flight);
             if self.options.interrupts && self.queue.arm_interrupt() {
                 let number = self.queue.interrupt().unwrap();
-                assert!(is_readable(number, LONGEST), "no interrupt, with {} requests out", self.in_flight);
+                assert!(is_readable(number, WAIT_LIMIT), "no interrupt, with {} requests out", self.in_flight);
             }
         }
     }

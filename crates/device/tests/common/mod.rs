@@ -10,7 +10,7 @@
 
 pub mod harness;
 mod parts;
-pub mod patience;
+pub mod wait_limit;
 
 pub use parts::*;
 

@@ -1,6 +1,6 @@
 //! The tests that every driver must pass.
 
-use super::harness::{LONGEST, Memory, Rig, Traffic, is_error, is_readable, transfer};
+use super::harness::{Memory, Rig, Traffic, WAIT_LIMIT, is_error, is_readable, transfer};
 use super::{LEAST_SIZE, Subject};
 use std::time::Duration;
 use usring_device::{Operation, QueueOptions, Submission};
@@ -162,7 +162,7 @@ pub fn an_interrupt_comes_for_a_request_submitted_after_arming(subject: &Subject
         rig.submit(&transfer(0, Operation::Write, offset, &segments));
         rig.queue.ring_doorbell();
         // A request that a worker has executed needs no interrupt.
-        assert!(rig.is_answered() || is_readable(number, LONGEST), "no interrupt");
+        assert!(rig.is_answered() || is_readable(number, WAIT_LIMIT), "no interrupt");
         assert_eq!(rig.wait()[0].result, block as i32);
     }
 }

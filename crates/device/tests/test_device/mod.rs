@@ -2,8 +2,8 @@
 //! and reads its counters.
 #![allow(dead_code)]
 
-#[path = "../common/patience.rs"]
-pub mod patience;
+#[path = "../common/wait_limit.rs"]
+pub mod wait_limit;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -142,7 +142,7 @@ fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
         if completed.progress == Progress::Ran {
             // In the kernel, the worker that ran the completed request would also run the next one,
             // and a worker raises no SIGPIPE.
-            next.raise_nothing();
+            next.suppress_sigpipe();
         }
         locked.queues.successors.push_back(next);
     }

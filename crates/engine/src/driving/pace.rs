@@ -2,15 +2,15 @@
 //! completions gather: see `wait::gather`.
 //!
 //! A pause lasts at most half of the time in which the missing completions are expected, and never
-//! longer than [`LONGEST`]. Completions that arrive together have no interval between them and
+//! longer than [`LONGEST_PAUSE_NS`]. Completions that arrive together have no interval between them and
 //! cause no pause.
 
 use usring_sys::clock::{Clock, Nanoseconds};
 
 /// The longest pause in nanoseconds. The waiter may see its last completion this much too late.
-const LONGEST: Nanoseconds = 500_000;
+const LONGEST_PAUSE_NS: Nanoseconds = 500_000;
 /// The shortest pause in nanoseconds. A timer is not precise enough for a shorter one.
-const SHORTEST: Nanoseconds = 60_000;
+const SHORTEST_PAUSE_NS: Nanoseconds = 60_000;
 
 /// The rate at which completions have arrived during one wait.
 #[derive(Default)]
@@ -37,9 +37,9 @@ impl Pace {
 /// Returns the pause for a waiter that needs `needed` more completions, one per `interval`. `None`:
 /// no pause.
 fn pause_after(interval: Nanoseconds, needed: u32) -> Option<Nanoseconds> {
-    let pause = (interval.saturating_mul(u64::from(needed)) / 2).min(LONGEST);
+    let pause = (interval.saturating_mul(u64::from(needed)) / 2).min(LONGEST_PAUSE_NS);
     // A pause saves wake-ups only if several completions arrive during it.
-    (pause >= SHORTEST && pause / 2 >= interval).then_some(pause)
+    (pause >= SHORTEST_PAUSE_NS && pause / 2 >= interval).then_some(pause)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn a_pause_is_half_of_the_expected_wait_within_bounds() {
         assert_eq!(pause_after(10_000, 20), Some(100_000));
-        assert_eq!(pause_after(100_000, 20), Some(LONGEST));
+        assert_eq!(pause_after(100_000, 20), Some(LONGEST_PAUSE_NS));
         assert_eq!(pause_after(300_000, 20), None);
         assert_eq!(pause_after(10_000, 2), None);
         assert_eq!(pause_after(0, 1000), None);

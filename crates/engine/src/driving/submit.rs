@@ -62,17 +62,17 @@ pub(crate) fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
 }
 
 /// Submits a batch. `BY_GROUP`: only workers with the calling thread's credentials may run the
-/// requests. `ONE_BY_ONE`: the SQ's head moves past each entry before the request is issued. So if
-/// the process dies after that, no other process submits the entry again.
+/// requests. `COMMITS_EACH`: the SQ's head moves past each entry before the request is issued. So
+/// if the process dies after that, no other process submits the entry again.
 #[inline(always)]
-fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
+fn submit_batch<const BY_GROUP: bool, const COMMITS_EACH: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.queues.sq.pending().min(wanted);
     locked.devices.named.begin_submission();
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
     let tail = locked.queues.cq.tail();
     locked.waiting.timeouts.begin_batch(tail);
     let mut taken = 0;
-    let recorded_batch = if BY_GROUP || ONE_BY_ONE { recording::begin_batch() } else { 0 };
+    let recorded_batch = if BY_GROUP || COMMITS_EACH { recording::begin_batch() } else { 0 };
     for _ in 0..available {
         let Some(mut request) = locked.queues.pool.take() else { break };
         // `next_into` skips and counts an SQ array index that is out of range. The batch ends at
@@ -81,21 +81,21 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
             locked.queues.pool.give_back(request);
             break;
         };
-        let row = match (BY_GROUP || ONE_BY_ONE) && faults::have_rows() {
+        let row = match (BY_GROUP || COMMITS_EACH) && faults::have_rows() {
             true => faults::row(request.sqe.opcode),
             false => opcode_table::row(request.sqe.opcode),
         };
         request.begin(&row.properties);
-        if BY_GROUP || ONE_BY_ONE {
+        if BY_GROUP || COMMITS_EACH {
             (request.was_asked, request.is_watched) = (false, false);
             request.rule_count = 0;
             (request.recorded, request.recorded_batch) = (0, recorded_batch);
         }
-        if ONE_BY_ONE {
+        if COMMITS_EACH {
             locked.take_by_journal(&mut request);
         }
         taken += 1;
-        if !submit_one::<BY_GROUP, ONE_BY_ONE>(locked, request, row) && !submit_all {
+        if !submit_one::<BY_GROUP, COMMITS_EACH>(locked, request, row) && !submit_all {
             break;
         }
     }
@@ -111,7 +111,7 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
 
 /// Prepares a request and passes it on. Returns whether the batch continues after this entry.
 #[inline(always)]
-fn submit_one<const BY_GROUP: bool, const ONE_BY_ONE: bool>(
+fn submit_one<const BY_GROUP: bool, const COMMITS_EACH: bool>(
     locked: &mut LockedRing,
     mut request: RequestEntry,
     row: &Row,
@@ -131,7 +131,7 @@ fn submit_one<const BY_GROUP: bool, const ONE_BY_ONE: bool>(
     if BY_GROUP {
         locked.waiting.rights.mark(&mut request);
     }
-    if BY_GROUP || ONE_BY_ONE {
+    if BY_GROUP || COMMITS_EACH {
         observation::submitted(locked, &mut request);
     }
     locked.queues.drain.admit();

@@ -84,7 +84,7 @@ fn begin(request: &mut Request, first: IoVector, vector: Option<Vec<IoVector>>, 
     let (offset, flags) = (sqe.off, sqe.op_flags);
     request.begin_operation(Operation::ReadWrite(ReadWrite {
         writes,
-        is_silenced: false,
+        suppresses_sigpipe: false,
         is_direct: false,
         offset,
         flags,

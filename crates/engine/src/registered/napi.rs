@@ -15,7 +15,7 @@ const INACTIVE: u32 = tracking::IO_URING_NAPI_TRACKING_INACTIVE as u32;
 /// Lowest id of a network device's queue. (Lower values of the field are numbers of processors.)
 const LOWEST_ID: u32 = 1025;
 /// Longest time that a waiter may poll, in microseconds.
-const LONGEST: u32 = 10_000;
+const MOST_POLL_US: u32 = 10_000;
 
 pub(crate) struct Napi {
     /// Polling time in microseconds.
@@ -54,7 +54,7 @@ impl Napi {
         user_memory::write(argument, self.words(self.tracking))?;
         match operation {
             SET if parameter == DYNAMIC || parameter == STATIC => {
-                let (busy_poll, prefer) = (time.min(LONGEST), prefer != 0);
+                let (busy_poll, prefer) = (time.min(MOST_POLL_US), prefer != 0);
                 *self = Napi { busy_poll, prefer, tracking: parameter, queues: BTreeSet::new() };
                 Ok(())
             }

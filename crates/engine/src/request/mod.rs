@@ -275,9 +275,9 @@ impl Request {
     /// these writes, and workers take no signals. A kernel without RWF_NOSIGNAL refuses such a
     /// write, and a worker of usring's makes it.
     #[cold]
-    pub fn raise_nothing(&mut self) {
+    pub fn suppress_sigpipe(&mut self) {
         if let Operation::ReadWrite(transfer) = &mut self.operation {
-            transfer.raise_nothing();
+            transfer.suppress_sigpipe();
         }
     }
 

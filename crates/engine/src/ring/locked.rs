@@ -63,9 +63,9 @@ impl Ring {
     /// Acquires the ring's lock; returns `None` if that takes longer than 100 ms. For a signal
     /// handler that ends the process or executes a program: its thread may hold the lock already.
     pub(crate) fn lock_in_time(self: &Arc<Self>) -> Option<LockedRing<'_>> {
-        const LONGEST: Nanoseconds = 100_000_000;
+        const LOCK_LIMIT_NS: Nanoseconds = 100_000_000;
         const PAUSE: Nanoseconds = 100_000;
-        let end = Clock::Monotonic.now() + LONGEST;
+        let end = Clock::Monotonic.now() + LOCK_LIMIT_NS;
         loop {
             if let Ok(locked) = self.try_lock() {
                 return Some(locked);

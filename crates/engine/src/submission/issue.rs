@@ -150,7 +150,7 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     }
     let works = request.properties.work.is_some() && request.progress == Progress::New && !needs_ring_at_issue;
     if polls() {
-        request.raise_nothing();
+        request.suppress_sigpipe();
         return None;
     }
     if works {

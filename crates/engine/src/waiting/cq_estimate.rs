@@ -18,7 +18,7 @@ const MOST_WITHOUT: u64 = 64;
 /// calls.
 const MEASURED: u64 = 8;
 /// Longest time, in nanoseconds, that enters the estimates. Longer times count as this.
-const LONGEST: Nanoseconds = 10_000_000;
+const MOST_COUNTED_NS: Nanoseconds = 10_000_000;
 
 /// Measurements of a ring's waits. Times are in nanoseconds. The words are hints: an update may get
 /// lost if two waiters write at once.
@@ -76,7 +76,7 @@ pub(crate) fn get(word: &AtomicU64) -> Nanoseconds {
 }
 
 pub(crate) fn set(word: &AtomicU64, value: Nanoseconds) {
-    word.store(value.min(LONGEST), Ordering::Relaxed);
+    word.store(value.min(MOST_COUNTED_NS), Ordering::Relaxed);
 }
 
 /// Adds `value` to a weighted mean, in which the latest 8 or so values weigh most. A mean of 0
@@ -141,7 +141,7 @@ impl CqWaits {
     pub fn account(&self, length: Nanoseconds, brought: u32, account: &Account) {
         average(&self.brought, 16 * u64::from(brought));
         let used = (account.asleep + account.polling).min(length);
-        let allowed = length.min(LONGEST) * self.share() / 64;
+        let allowed = length.min(MOST_COUNTED_NS) * self.share() / 64;
         let balance = self.balance.load(Ordering::Relaxed) + allowed.cast_signed() - used.cast_signed();
         self.balance.store(balance.clamp(-MOST_BALANCE, MOST_BALANCE), Ordering::Relaxed);
         match account.outcome {

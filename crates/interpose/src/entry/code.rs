@@ -31,7 +31,7 @@ pub const MOV: usize = 5;
 pub const MOST_BETWEEN: usize = 12;
 
 /// Longest x86 instruction, in bytes.
-const LONGEST: usize = 15;
+const MOST_INSTRUCTION_BYTES: usize = 15;
 /// Maximum number of bytes of code that are decoded for one site.
 const MOST_CODE: usize = 256 * 1024;
 
@@ -52,8 +52,8 @@ pub fn immediate(address: usize) -> [u8; 4] {
 fn instructions(code: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     let mut at = code.start;
     core::iter::from_fn(move || {
-        let mut bytes = [0; LONGEST];
-        let within = LONGEST.min(code.end.checked_sub(at)?);
+        let mut bytes = [0; MOST_INSTRUCTION_BYTES];
+        let within = MOST_INSTRUCTION_BYTES.min(code.end.checked_sub(at)?);
         for (offset, place) in bytes[..within].iter_mut().enumerate() {
             *place = byte(at + offset);
         }

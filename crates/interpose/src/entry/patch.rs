@@ -80,15 +80,15 @@ static TABLE: [Site; SITES] = [const {
 }; SITES];
 static USED: AtomicU32 = AtomicU32::new(0);
 
-fn places_of(address: usize) -> impl Iterator<Item = &'static Site> {
+fn sites_from(address: usize) -> impl Iterator<Item = &'static Site> {
     let start = spread::row(address, SITES);
     (0..SITES).map(move |step| &TABLE[(start + step) % SITES])
 }
 
 /// Returns the table's entry of the site with this address; claims an entry if the site has none.
 /// `None`: three quarters of the table are used.
-fn place_of(address: usize) -> Option<&'static Site> {
-    for site in places_of(address) {
+fn site_of(address: usize) -> Option<&'static Site> {
+    for site in sites_from(address) {
         match site.address.load(Ordering::Acquire) {
             found if found == address => return Some(site),
             0 if USED.load(Ordering::Relaxed) as usize >= SITES / 4 * 3 => return None,
@@ -116,7 +116,7 @@ pub fn redirected(start: usize) -> Option<usize> {
 
 /// Returns the table's entry of the site with this address, if the site has an entry.
 fn known(address: usize) -> Option<&'static Site> {
-    places_of(address)
+    sites_from(address)
         .map(|site| (site, site.address.load(Ordering::Acquire)))
         .take_while(|(_, found)| *found != 0)
         .find_map(|(site, found)| (found == address).then_some(site))
@@ -132,7 +132,7 @@ pub fn consider(call: &Call) {
         // twice on one stack. So these sites are never rewritten.
         return;
     }
-    let Some(site) = place_of(address) else { return };
+    let Some(site) = site_of(address) else { return };
     let rewrite_at = if width::low(call.number) == linux::__NR_io_uring_enter { 1 } else { REWRITE_AT_TRAP };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
     // A site is rewritten only once, unless other code has been mapped there since.
@@ -158,7 +158,7 @@ pub fn rewrite_ahead(function: usize, number: u32) {
     let end = (function + REACH).min((function / PAGE + 1) * PAGE - 1);
     for address in code::calls_in(function..end) {
         if Form::of(function, address, number).is_some()
-            && let Some(site) = place_of(address)
+            && let Some(site) = site_of(address)
         {
             rewrite(site, address, number);
         }

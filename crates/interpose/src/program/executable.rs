@@ -21,12 +21,13 @@ use Verdict::{AfterRuntime, Fine, Refused, Static};
 /// The name of a sanitizer's runtime. It has to be the first of all libraries: ASan ends the
 /// program if another library comes before it.
 pub struct Runtime {
-    name: [u8; Runtime::LONGEST],
+    name: [u8; Runtime::MOST_NAME_BYTES],
     length: usize,
 }
 
 impl Runtime {
-    const LONGEST: usize = 64;
+    /// Maximum length of the name, in bytes.
+    const MOST_NAME_BYTES: usize = 64;
     /// GCC's names, then LLVM's.
     const BEGINNINGS: [&'static [u8]; 7] = [
         b"libasan.so",
@@ -238,7 +239,7 @@ impl Dynamic {
             segment.kind == PT_LOAD && address.checked_sub(segment.address).is_some_and(|at| at < segment.size)
         };
         let segment = segments(file, head).flatten().find(holds)?;
-        let mut name = [0u8; Runtime::LONGEST];
+        let mut name = [0u8; Runtime::MOST_NAME_BYTES];
         let read = read_at(file, &mut name, segment.offset.checked_add(address - segment.address)?);
         let length = name[..read].iter().position(|byte| *byte == 0)?;
         let is_one = Runtime::BEGINNINGS.iter().any(|beginning| name[..length].starts_with(beginning));

@@ -23,7 +23,7 @@ pub const FIRST: u32 = 0x7573_0100;
 /// size in bytes.
 const OPTIONS: usize = 7;
 /// Maximum number of bytes of an option's text, including its NUL.
-const LONGEST: usize = 4096;
+const MOST_TEXT_BYTES: usize = 4096;
 
 /// Passes the functions to the macro `$with`: number, name, and implementation of each.
 macro_rules! for_each_function {
@@ -83,7 +83,7 @@ unsafe fn injected(_: Arguments) -> Result<u64, Errno> {
 }
 
 fn text(address: u64) -> Result<String, Errno> {
-    let mut bytes = user_memory::read_c_string(UserAddress(address), LONGEST)?;
+    let mut bytes = user_memory::read_c_string(UserAddress(address), MOST_TEXT_BYTES)?;
     bytes.pop();
     String::from_utf8(bytes).map_err(|_| Errno::EINVAL)
 }

@@ -24,7 +24,7 @@ const OVERHEAD: usize = 4 << 20;
 
 /// Seconds until an alarm ends the child. The child must end before a test's time limit kills the
 /// parent, because only the parent can remove the swap area.
-const LONGEST: u32 = 25;
+const ALARM_SECONDS: u32 = 25;
 
 /// If the kernel is to manage the memory, runs the workload in a child process and returns `true`.
 /// In the child, and for other kinds of memory, returns `false`, and the caller runs the workload.
@@ -33,7 +33,7 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
     if !group.is_empty() {
         // This process is the child.
         // SAFETY: alarm(2) takes no address. It ends this process if it hangs.
-        unsafe { libc::alarm(LONGEST) };
+        unsafe { libc::alarm(ALARM_SECONDS) };
         return ControlGroup::enter(Path::new(&group)).map(|()| false);
     }
     let path: PathBuf = options.value("path")?;

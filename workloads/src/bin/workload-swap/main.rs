@@ -41,7 +41,7 @@ const FAULTED: Duration = Duration::from_micros(1);
 const FEWEST_FAULTS: u64 = 20;
 const MOST_WRITES: u64 = 100_000;
 /// Longest time of a measurement.
-const LONGEST: Duration = Duration::from_secs(30);
+const MEASUREMENT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Less memory for short runs, because filling the memory takes time, too. Each row has a duration
 /// and a divisor. The first row whose duration is longer than `--milliseconds` gives the divisor of
@@ -198,7 +198,7 @@ fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, Stri
         let (start, processor) = (Instant::now(), stopwatch::process_time());
         phase.now.store(MEASURED, Ordering::Relaxed);
         std::thread::sleep(shape.span);
-        while phase.satisfied.load(Ordering::Relaxed) < shape.threads && start.elapsed() < LONGEST {
+        while phase.satisfied.load(Ordering::Relaxed) < shape.threads && start.elapsed() < MEASUREMENT_LIMIT {
             std::thread::sleep(Duration::from_millis(1));
         }
         phase.now.store(OVER, Ordering::Relaxed);

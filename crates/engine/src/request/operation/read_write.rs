@@ -24,8 +24,8 @@ const DIRECT_ALIGNMENT: u64 = 512;
 /// The state of a READ, WRITE or variant.
 pub(crate) struct ReadWrite {
     pub writes: bool,
-    /// usring, and not the program, set [`NO_SIGNAL`]: see [`ReadWrite::raise_nothing`].
-    pub is_silenced: bool,
+    /// usring, and not the program, set [`NO_SIGNAL`]: see [`ReadWrite::suppress_sigpipe`].
+    pub suppresses_sigpipe: bool,
     /// The transfer is direct I/O on an ordinary file.
     pub is_direct: bool,
     /// Byte offset of the bytes still to be transferred, or [`FILE_POSITION`].
@@ -138,7 +138,7 @@ impl ReadWrite {
 
     /// Returns the `RWF_*` flags that the program set, without those that usring has added.
     pub fn asked_flags(&self) -> u32 {
-        if self.is_silenced { self.flags & !NO_SIGNAL } else { self.flags }
+        if self.suppresses_sigpipe { self.flags & !NO_SIGNAL } else { self.flags }
     }
 
     /// Replaces the offset of a transfer on a stream by the file position, because preadv2(2)
@@ -224,10 +224,10 @@ impl ReadWrite {
     }
 
     /// Makes the writes of this request raise no SIGPIPE. Does nothing for a read.
-    pub fn raise_nothing(&mut self) {
+    pub fn suppress_sigpipe(&mut self) {
         if self.writes && self.flags & NO_SIGNAL == 0 {
             self.flags |= NO_SIGNAL;
-            self.is_silenced = true;
+            self.suppresses_sigpipe = true;
         }
     }
 

@@ -4,17 +4,17 @@
 use std::time::{Duration, Instant};
 
 /// Limit of every wait in a test. A test that reaches it fails.
-pub const LONGEST: Duration = Duration::from_secs(60);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Repeats an attempt until its result is good. On a busy machine correct code succeeds at some
 /// attempt, and defective code at none.
-pub fn sooner_or_later<T: std::fmt::Debug>(mut attempt: impl FnMut() -> T, good: impl Fn(&T) -> bool) {
+pub fn repeat_until_good<T: std::fmt::Debug>(mut attempt: impl FnMut() -> T, good: impl Fn(&T) -> bool) {
     let start = Instant::now();
     loop {
         let last = attempt();
         if good(&last) {
             return;
         }
-        assert!(start.elapsed() < 2 * LONGEST, "{last:?}");
+        assert!(start.elapsed() < 2 * WAIT_LIMIT, "{last:?}");
     }
 }
