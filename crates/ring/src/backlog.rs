@@ -1,18 +1,18 @@
 //! The backlog: CQEs that found no room in the CQ, in order.
 //!
-//! The backlog lies in the ring's memory, behind the journal, so every process of the ring finds
+//! The backlog lies in the ring's memory, after the journal, so every process of the ring finds
 //! it. The CQE with index *n* lies at position *n* of a circular area. So the CQ's published tail
 //! is also the beginning of the backlog. One store of the tail therefore both publishes CQEs that
 //! were copied to the CQ, and removes them from the backlog.
 //!
 //! | word | content |
 //! |---|---|
-//! | `HAS` | 1 while there may be CQEs in the area |
-//! | `END` | index after the last of these CQEs; meaningless without `HAS` |
+//! | `HAS_CQES` | 1 while there may be CQEs in the area |
+//! | `END_INDEX` | index after the last of these CQEs; meaningless without `HAS_CQES` |
 //!
 //! - All words change under the ring's lock only.
-//! - A process that dies with the lock leaves whole CQEs: `END` moves after the CQE is written, and
-//!   `HAS` is set after that.
+//! - If a process dies while it holds the lock, the backlog still has only whole CQEs: `END_INDEX`
+//!   moves after the CQE is written, and `HAS_CQES` is set after that.
 //! - CQEs beyond the area's capacity stay in the memory of the process that posted them (the
 //!   *rest*), and move to the area as soon as there is room. While there is a rest, the area is
 //!   full. The CQEs of the rest are lost when their process ends, and CQEs of another process may
@@ -26,8 +26,8 @@ use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 use usring_uapi::Cqe;
 
-const HAS: usize = 0;
-const END: usize = 4;
+const HAS_CQES: usize = 0;
+const END_INDEX: usize = 4;
 /// Bytes in front of the first CQE.
 const HEADER: usize = 64;
 /// Least capacity of a backlog's area, in CQEs.
@@ -83,8 +83,8 @@ impl Area {
         if self.shift > 4 {
             self.memory.write(place + 16, extension);
         }
-        self.set(END, index.wrapping_add(1));
-        self.set(HAS, 1);
+        self.set(END_INDEX, index.wrapping_add(1));
+        self.set(HAS_CQES, 1);
     }
 
     fn read(&self, index: u32) -> (Cqe, Extension) {
@@ -162,7 +162,7 @@ impl Backlog {
             self.in_area += 1;
         }
         if self.in_area == 0 {
-            area.set(HAS, 0);
+            area.set(HAS_CQES, 0);
         }
         if self.rest.is_empty() {
             self.rest = VecDeque::new();
@@ -173,12 +173,12 @@ impl Backlog {
     /// published tail.
     pub fn catch_up(&mut self, tail: u32) {
         let Some(area) = &self.area else { return };
-        let length = area.get(END).wrapping_sub(tail);
-        let has = area.get(HAS) != 0;
+        let length = area.get(END_INDEX).wrapping_sub(tail);
+        let has = area.get(HAS_CQES) != 0;
         self.in_area = if has && length <= area.capacity { length } else { 0 };
         if has && self.in_area == 0 {
-            // The process that has emptied the area died before it cleared `HAS`.
-            area.set(HAS, 0);
+            // The process that has emptied the area died before it cleared `HAS_CQES`.
+            area.set(HAS_CQES, 0);
         }
         if self.has_rest() {
             self.move_to_area(tail);

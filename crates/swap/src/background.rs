@@ -54,8 +54,8 @@ impl Background {
     pub fn serve(&mut self, events: Arc<UserFault>) -> Result<(), Errno> {
         let end = Arc::new(eventfd::create()?.into_private()?);
         let set = Epoll::new()?;
-        set.add(events.number(), epoll::IN, FAULT)?;
-        set.add(end.number(), epoll::IN, END)?;
+        set.add(events.number(), epoll::IN, FAULT_EVENT_DATA)?;
+        set.add(end.number(), epoll::IN, END_EVENT_DATA)?;
         self.end_of_service = Some(end.clone());
         self.spawn("usring-pager", move |pager| {
             pager.serve_events(&events, &set);
@@ -80,8 +80,8 @@ impl Background {
 }
 
 /// Event data of the pager thread's two descriptors in its epoll set.
-const FAULT: u64 = 0;
-const END: u64 = 1;
+const FAULT_EVENT_DATA: u64 = 0;
+const END_EVENT_DATA: u64 = 1;
 
 /// Nanoseconds that the evictor sleeps after an eviction that freed nothing. The time doubles, up
 /// to [`MOST_PAUSE`], as long as the store accepts no writes.
@@ -130,7 +130,7 @@ impl Pager {
                     0
                 }
             };
-            if ready[..count].iter().any(|event| event.data == END) {
+            if ready[..count].iter().any(|event| event.data == END_EVENT_DATA) {
                 return;
             }
             while let Some(touch) = events.read() {

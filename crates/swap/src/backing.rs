@@ -39,7 +39,7 @@ const KERNEL_SWAP_AT: usize = 4086;
 const KERNEL_SWAP: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
 /// Bytes that are examined at the start and at the end of a store that cannot report its holes.
-const END: u64 = 1 << 20;
+const EXAMINED_AT_EACH_END: u64 = 1 << 20;
 /// Bytes per read when a store is examined.
 const CHUNK: usize = 256 << 10;
 
@@ -282,8 +282,8 @@ fn first_data(store: &mut impl Examined) -> Result<Option<u64>, Errno> {
                 Some(data) => offset = data,
                 None => return Ok(None),
             }
-        } else if (END..size.saturating_sub(END)).contains(&offset) {
-            offset = size - END;
+        } else if (EXAMINED_AT_EACH_END..size.saturating_sub(EXAMINED_AT_EACH_END)).contains(&offset) {
+            offset = size - EXAMINED_AT_EACH_END;
         }
         let bytes = store.read(offset, CHUNK)?;
         if let Some(position) = bytes.iter().position(|byte| *byte != 0) {

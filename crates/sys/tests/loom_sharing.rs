@@ -163,7 +163,7 @@ fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 
 /// Values of the ring watcher's eventfd in the model.
 const A_WAITER_LEADS: u32 = 1;
-const END: u32 = 2;
+const NO_WAITER_LEADS: u32 = 2;
 
 /// A waiter of the ring's creator begins to sleep, as leader if the ring is not shared yet. At the
 /// same time a child begins to use the ring, and completes a request.
@@ -186,7 +186,7 @@ fn a_child_begins_beside_a_leader() {
             let (ring, event) = (Ring::of(&memory, CHILD), watcher_event.clone());
             thread::spawn(move || {
                 let is_led = ring.memory.sharing.join(&ring.memory.sleep);
-                event.store(if is_led { A_WAITER_LEADS } else { END }, Ordering::Release);
+                event.store(if is_led { A_WAITER_LEADS } else { NO_WAITER_LEADS }, Ordering::Release);
                 futex::wake_shared(&event, 1);
                 ring.complete(ring.lock(), 1);
             })

@@ -9,8 +9,8 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 use usring::{IoUring, cqueue, opcode, types};
 
-const TICK: u64 = 1;
-const END: u64 = 2;
+const TICK_USER_DATA: u64 = 1;
+const STOP_USER_DATA: u64 = 2;
 
 fn main() -> std::io::Result<()> {
     let started = Instant::now();
@@ -18,8 +18,8 @@ fn main() -> std::io::Result<()> {
     let (tick, end) =
         (types::Timespec::from(Duration::from_millis(20)), types::Timespec::from(Duration::from_millis(110)));
     let requests = [
-        opcode::Timeout::new(&tick).flags(types::TimeoutFlags::MULTISHOT).build().user_data(TICK),
-        opcode::Timeout::new(&end).build().user_data(END),
+        opcode::Timeout::new(&tick).flags(types::TimeoutFlags::MULTISHOT).build().user_data(TICK_USER_DATA),
+        opcode::Timeout::new(&end).build().user_data(STOP_USER_DATA),
     ];
     // SAFETY: the timespecs live until the end of `main`.
     unsafe { ring.submission().push_multiple(&requests).expect("a ring of 8 has room for two") };
@@ -34,7 +34,7 @@ fn main() -> std::io::Result<()> {
         for completion in ring.completion() {
             let passed = started.elapsed().as_millis();
             match completion.user_data() {
-                TICK => println!("{passed:4} ms: tick, more to come: {}", cqueue::more(completion.flags())),
+                TICK_USER_DATA => println!("{passed:4} ms: tick, more to come: {}", cqueue::more(completion.flags())),
                 _ => {
                     println!("{passed:4} ms: the end");
                     return Ok(());

@@ -30,7 +30,7 @@ const INHERITED: usize = 1;
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
 /// The highest number that was ever a ring's, plus 1.
-static END: AtomicI32 = AtomicI32::new(0);
+static USED_END: AtomicI32 = AtomicI32::new(0);
 
 /// Number of descriptors below the reserved range that are aliases of rings, made by dup2(2). While
 /// there are any, the entry points of libc's symbols check every number.
@@ -333,7 +333,7 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
         file.identify(number);
         LOW_ALIASES.fetch_add(1, Ordering::Relaxed);
     }
-    END.fetch_max(number + 1, Ordering::Relaxed);
+    USED_END.fetch_max(number + 1, Ordering::Relaxed);
     hazard::prepare();
     devices::forget(number);
     entry.store(Arc::into_raw(file) as usize, Ordering::Release);
@@ -379,7 +379,7 @@ unsafe fn drop_share(object: usize) {
 
 /// Returns the known numbers from `first` to `last`.
 pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
-    let end = END.load(Ordering::Relaxed).cast_unsigned().min(last.saturating_add(1));
+    let end = USED_END.load(Ordering::Relaxed).cast_unsigned().min(last.saturating_add(1));
     (first..end).map(|number| number.cast_signed()).filter(|number| is_known(*number))
 }
 

@@ -30,7 +30,7 @@ const OTHER: usize = 1;
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUMBERS];
 
 /// The highest number that was ever entered in the table, plus 1.
-static END: AtomicU32 = AtomicU32::new(0);
+static USED_END: AtomicU32 = AtomicU32::new(0);
 
 /// Number of entries dropped so far; changes under the lock `descriptors`. While one thread closes
 /// a number, another thread may look the number up and find the old file. A change of this count
@@ -202,7 +202,7 @@ pub fn enter(number: OwnedDescriptor) -> i32 {
 
 /// Drops the entries of the numbers from `first` to `last`.
 pub fn forget_between(first: u32, last: u32) {
-    let end = END.load(Ordering::Relaxed).min(last.saturating_add(1));
+    let end = USED_END.load(Ordering::Relaxed).min(last.saturating_add(1));
     (first..end).for_each(|number| forget(number.cast_signed()));
 }
 
@@ -210,7 +210,7 @@ pub fn forget_between(first: u32, last: u32) {
 /// read.
 fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     let Some(entry) = entry(number) else { return };
-    END.fetch_max(number.cast_unsigned() + 1, Ordering::Relaxed);
+    USED_END.fetch_max(number.cast_unsigned() + 1, Ordering::Relaxed);
     let old = {
         let _one_at_a_time = process::current().descriptors.lock();
         if FORGOTTEN.load(Ordering::Relaxed) != forgotten {
@@ -243,7 +243,7 @@ unsafe fn drop_share(object: usize) {
 /// Clears the table in a forked child. The child does not touch the devices' queue pairs, which are
 /// the parent's. It opens the devices again when it uses them.
 pub fn reset_in_child() {
-    for entry in &TABLE[..END.load(Ordering::Relaxed) as usize] {
+    for entry in &TABLE[..USED_END.load(Ordering::Relaxed) as usize] {
         if entry.load(Ordering::Relaxed) != UNKNOWN {
             entry.store(UNKNOWN, Ordering::Relaxed);
         }

@@ -16,7 +16,7 @@ use usring_sys::{Errno, eventfd};
 const POLLS_PER_CHECK: u32 = 4096;
 
 /// Events of poll(2) on a connection whose other side has closed.
-const END: u32 = epoll::HUP | epoll::PEER_HANG_UP | epoll::ERR;
+const END_EVENTS: u32 = epoll::HUP | epoll::PEER_HANG_UP | epoll::ERR;
 
 /// The lifeline of one queue. It has no connection if this process is the control plane.
 pub struct Lifeline {
@@ -53,8 +53,9 @@ impl Lifeline {
     /// answer on the connection does not count, nor does a descriptor that the program has closed.
     pub fn is_cut(&self) -> bool {
         let connection = self.connection.as_ref();
-        connection
-            .is_some_and(|connection| epoll::poll_now(connection.number(), END).is_ok_and(|ready| ready & END != 0))
+        connection.is_some_and(|connection| {
+            epoll::poll_now(connection.number(), END_EVENTS).is_ok_and(|ready| ready & END_EVENTS != 0)
+        })
     }
 
     /// Clears the call eventfd before the queue's user sleeps on it. Returns `false` if the
@@ -66,12 +67,12 @@ impl Lifeline {
             eventfd::drain(call);
             return true;
         };
-        let mut both = [PollDescriptor::new(call, epoll::IN), PollDescriptor::new(connection.number(), END)];
+        let mut both = [PollDescriptor::new(call, epoll::IN), PollDescriptor::new(connection.number(), END_EVENTS)];
         let asked = epoll::poll_all_now(&mut both);
         if asked.is_err() || both[0].returned() != 0 {
             eventfd::drain(call);
         }
-        both[1].returned() & END == 0
+        both[1].returned() & END_EVENTS == 0
     }
 
     /// Counts a poll, and checks the connection after enough polls without a completion. `found`:
