@@ -24,7 +24,7 @@
 
 use crate::driving::wait::{self, WaitCall};
 use crate::ring::Ring;
-use crate::waiting::cq_estimate::{Account, MOST_POLL, Outcome, get, set};
+use crate::waiting::cq_estimate::{MOST_POLL, Outcome, WaitRecord, get, set};
 use usring_sys::clock::Nanoseconds;
 use usring_sys::sleep::Sleeper;
 use usring_sys::ticks::Ticks;
@@ -39,23 +39,23 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
         return Ok(());
     }
     let start = Ticks::now();
-    let mut account = Account::default();
-    let waited = wait_in_turn(ring, call, start, &mut account);
-    ring.cq_waits.account(Ticks::now().since(start), ring.memory.ready(), &account);
+    let mut record = WaitRecord::default();
+    let waited = wait_in_turn(ring, call, start, &mut record);
+    ring.cq_waits.learn(Ticks::now().since(start), ring.memory.ready(), &record);
     waited
 }
 
 /// Waits in three steps: sleeps by a timer, polls the CQ, and sleeps until a waker ends the sleep.
 /// Skips the timer or the polling if the estimates say that it does not pay.
-fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Account) -> Result<(), Errno> {
+fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut WaitRecord) -> Result<(), Errno> {
     let (waits, wanted) = (&ring.cq_waits, call.completions);
     let sleep_span = waits.timer_sleep();
     if sleep_span != 0 {
-        account.asleep += sleep_by_timer(ring, call, sleep_span)?;
+        record.asleep += sleep_by_timer(ring, call, sleep_span)?;
         let late = lateness(Ticks::now().since(start), sleep_span);
         set(&waits.late, (7 * get(&waits.late) + late) / 8);
         if ring.memory.ready() >= wanted {
-            account.outcome = Outcome::Overslept;
+            record.outcome = Outcome::Overslept;
             return Ok(());
         }
     }
@@ -63,14 +63,14 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Ac
     let budget = waits.poll(elapsed);
     if budget != 0 {
         let found = poll(ring, wanted, budget);
-        account.polling = Ticks::now().since(start) - elapsed;
-        account.outcome = if found { Outcome::Seen } else { Outcome::Missed };
+        record.polling = Ticks::now().since(start) - elapsed;
+        record.outcome = if found { Outcome::Seen } else { Outcome::Missed };
         if found {
             return Ok(());
         }
     }
     let (slept, cost) = waits.metered(|| sleep(ring, call));
-    account.asleep += cost;
+    record.asleep += cost;
     slept
 }
 

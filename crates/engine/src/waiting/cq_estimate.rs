@@ -17,7 +17,7 @@ const MOST_WITHOUT: u64 = 64;
 /// Of this many sleeps, the processor time of one is measured. A measurement takes two system
 /// calls.
 const MEASURED: u64 = 8;
-/// Longest time, in nanoseconds, that enters the estimates. Longer times count as this.
+/// Maximum number of nanoseconds that enters the estimates. Longer times count as this.
 const MOST_COUNTED_NS: Nanoseconds = 10_000_000;
 
 /// Measurements of a ring's waits. Times are in nanoseconds. The words are hints: an update may get
@@ -41,7 +41,7 @@ pub(crate) struct CqWaits {
     /// (`timer_slack::overshoot`).
     pub late: AtomicU64,
     /// Mean number of completions per wait, in 16ths.
-    pub brought: AtomicU64,
+    pub completions_per_wait: AtomicU64,
     /// Processor time that waits may still use; negative: waits have used too much.
     pub balance: AtomicI64,
     /// Number of coming waits that must not poll.
@@ -52,7 +52,7 @@ pub(crate) struct CqWaits {
 
 /// Record of one wait: how it ended, and how much processor time it used.
 #[derive(Default)]
-pub(crate) struct Account {
+pub(crate) struct WaitRecord {
     /// Processor time that the wait's sleeps used.
     pub asleep: Nanoseconds,
     pub polling: Nanoseconds,
@@ -133,18 +133,18 @@ impl CqWaits {
     /// Returns how much processor time waits may use, in 64ths of the waits' length. A late wake-up
     /// delays all completions of the wait, so more completions per wait justify a larger share.
     fn share(&self) -> u64 {
-        let doubled = (get(&self.brought) / 64).checked_ilog2().unwrap_or(0);
+        let doubled = (get(&self.completions_per_wait) / 64).checked_ilog2().unwrap_or(0);
         (SHARES.0 + 6 * u64::from(doubled)).min(SHARES.1)
     }
 
-    /// Records a wait of `length` nanoseconds, which ended with `brought` completions in the CQ.
-    pub fn account(&self, length: Nanoseconds, brought: u32, account: &Account) {
-        average(&self.brought, 16 * u64::from(brought));
-        let used = (account.asleep + account.polling).min(length);
+    /// Learns from a wait of `length` nanoseconds that ended with `completions` CQEs in the CQ.
+    pub fn learn(&self, length: Nanoseconds, completions: u32, record: &WaitRecord) {
+        average(&self.completions_per_wait, 16 * u64::from(completions));
+        let used = (record.asleep + record.polling).min(length);
         let allowed = length.min(MOST_COUNTED_NS) * self.share() / 64;
         let balance = self.balance.load(Ordering::Relaxed) + allowed.cast_signed() - used.cast_signed();
         self.balance.store(balance.clamp(-MOST_BALANCE, MOST_BALANCE), Ordering::Relaxed);
-        match account.outcome {
+        match record.outcome {
             Outcome::Slept => average(&self.slept, length),
             Outcome::Overslept => {}
             Outcome::Seen => {
@@ -158,7 +158,7 @@ impl CqWaits {
                 set(&self.without, penalty);
             }
         }
-        self.learn_arrival(length, account.outcome);
+        self.learn_arrival(length, record.outcome);
     }
 
     fn learn_arrival(&self, length: Nanoseconds, outcome: Outcome) {
@@ -212,13 +212,13 @@ mod tests {
         let (mut looks, mut used, mut passed) = (0, 0, 0);
         for _ in 0..WAITS {
             let is_polling = waits.poll(0) != 0;
-            let (length, account) = match is_polling {
-                true => (seen_after, Account { asleep: 0, polling: seen_after, outcome: Outcome::Seen }),
-                false => (30_000, Account { asleep: 16_000, polling: 0, outcome: Outcome::Slept }),
+            let (length, record) = match is_polling {
+                true => (seen_after, WaitRecord { asleep: 0, polling: seen_after, outcome: Outcome::Seen }),
+                false => (30_000, WaitRecord { asleep: 16_000, polling: 0, outcome: Outcome::Slept }),
             };
-            waits.account(length, 4, &account);
+            waits.learn(length, 4, &record);
             looks += u64::from(is_polling);
-            used += account.asleep + account.polling;
+            used += record.asleep + record.polling;
             passed += length;
         }
         (looks as f64 / WAITS as f64, used as f64 / passed as f64)
