@@ -22,6 +22,7 @@
 //!   may sleep.
 
 pub(crate) mod batch;
+mod completion_rate;
 pub(crate) mod cq_wait;
 pub(crate) mod deferred_submit;
 pub(crate) mod dispatch;
@@ -33,7 +34,6 @@ pub(crate) mod iopoll;
 mod last_thread;
 pub(crate) mod lone_poll;
 pub(crate) mod order;
-mod pace;
 pub(crate) mod reap;
 mod release;
 pub(crate) mod ring_watcher;

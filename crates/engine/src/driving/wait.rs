@@ -3,8 +3,8 @@
 //! them leads: it sleeps on the ring's epoll set. The other waiters sleep on the sleep word, a
 //! futex.
 
+use super::completion_rate::CompletionRate;
 use super::order::{self, Step};
-use super::pace::Pace;
 use crate::driving::{deferred_submit, dispatch, ended, expiry, fire, lone_poll, reap, ring_watcher, task_work};
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::waiting::fast_poll;
@@ -51,7 +51,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // The time at which this wait began, if it is for a lone transfer (the only request in flight:
     // `lone_poll`). `None`: it is not, or this is not known yet.
     let mut lone: Option<Ticks> = None;
-    let mut pace = Pace::default();
+    let mut rate = CompletionRate::default();
     // The ring's number of TIMEOUTs that had ended when this wait began. `None`: not read yet.
     let mut ended = None;
     // The head of the CQ when this wait began. `None`: not read yet.
@@ -94,7 +94,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             }
         };
         let Some(locked) = lone_poll::poll(ring, locked, call.completions, span, &mut lone) else { continue };
-        match gather_or_sleep(locked, &call, span, &mut pace) {
+        match gather_or_sleep(locked, &call, span, &mut rate) {
             Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),
             Err(error) => return Err(error),
@@ -284,9 +284,9 @@ fn gather_or_sleep(
     locked: LockedRing,
     call: &WaitCall,
     span: Option<Nanoseconds>,
-    pace: &mut Pace,
+    rate: &mut CompletionRate,
 ) -> Result<(), Errno> {
-    match gather(locked, call, span, pace)? {
+    match gather(locked, call, span, rate)? {
         Some(locked) => sleep(locked, call, span),
         None => Ok(()),
     }
@@ -294,7 +294,7 @@ fn gather_or_sleep(
 
 /// Pauses while events of the files gather, so that one wake-up serves several events. Only on a
 /// ring that defers task work, for a waiter that needs several more completions and has measured
-/// their pace. (The kernel wakes such a waiter once, when there are enough; an epoll set would wake
+/// their rate. (The kernel wakes such a waiter once, when there are enough; an epoll set would wake
 /// it for each event.)
 ///
 /// Returns `None`, with the lock released, if the waiter paused; otherwise the held lock.
@@ -304,14 +304,14 @@ fn gather<'a>(
     mut locked: LockedRing<'a>,
     call: &WaitCall,
     span: Option<Nanoseconds>,
-    pace: &mut Pace,
+    rate: &mut CompletionRate,
 ) -> Result<Option<LockedRing<'a>>, Errno> {
     let ring = locked.ring;
     if !ring.defers_task_work() || locked.waiting.polls.armed() == 0 || call.mask.is_some() || call.minimum.is_some() {
         return Ok(Some(locked));
     }
     let ready = locked.queues.cq.ready();
-    let Some(pause) = pace.pause(ready, call.completions - ready) else { return Ok(Some(locked)) };
+    let Some(pause) = rate.pause(ready, call.completions - ready) else { return Ok(Some(locked)) };
     if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
         return Ok(Some(locked));
     }

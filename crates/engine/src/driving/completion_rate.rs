@@ -1,9 +1,9 @@
-//! The pace of completions during one wait, and the pauses that a waiter makes so that several
+//! The rate of completions during one wait, and the pauses that a waiter makes so that several
 //! completions gather: see `wait::gather`.
 //!
 //! A pause lasts at most half of the time in which the missing completions are expected, and never
-//! longer than [`LONGEST_PAUSE_NS`]. Completions that arrive together have no interval between them and
-//! cause no pause.
+//! longer than [`LONGEST_PAUSE_NS`]. Completions that arrive together have no interval between them
+//! and cause no pause.
 
 use usring_sys::clock::{Clock, Nanoseconds};
 
@@ -14,13 +14,13 @@ const SHORTEST_PAUSE_NS: Nanoseconds = 60_000;
 
 /// The rate at which completions have arrived during one wait.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(super) struct CompletionRate {
     /// The time at which the wait first saw completions (monotonic clock), and their number.
     /// Reading the clock is a system call, but the waiter reads it only between two sleeps.
     first: Option<(Nanoseconds, u32)>,
 }
 
-impl Pace {
+impl CompletionRate {
     /// Returns the length of a pause for a waiter that has `ready` completions and needs `needed`
     /// more; `None`: no pause.
     pub fn pause(&mut self, ready: u32, needed: u32) -> Option<Nanoseconds> {
@@ -58,19 +58,19 @@ mod tests {
     /// Calls `pause` twice, 20 ms apart, the second time with 100,000 more completions. The second
     /// call returns a pause if its clock says that 12 ms to 25 s have passed.
     #[test]
-    fn a_wait_pauses_once_it_knows_the_pace() {
-        let mut pace = Pace::default();
-        assert_eq!(pace.pause(1, 1000), None);
+    fn a_wait_pauses_once_it_knows_the_rate() {
+        let mut rate = CompletionRate::default();
+        assert_eq!(rate.pause(1, 1000), None);
         let since = Clock::Monotonic.now();
         while Clock::Monotonic.now() - since < 20_000_000 {}
-        assert!(pace.pause(100_001, 1000).is_some());
+        assert!(rate.pause(100_001, 1000).is_some());
     }
 
     #[test]
-    fn there_is_no_pause_before_the_pace_is_known_or_for_the_last_event() {
-        let mut pace = Pace::default();
-        assert_eq!(pace.pause(0, 64), None);
-        assert_eq!(pace.pause(1, 63), None);
-        assert_eq!(pace.pause(63, 1), None);
+    fn there_is_no_pause_before_the_rate_is_known_or_for_the_last_event() {
+        let mut rate = CompletionRate::default();
+        assert_eq!(rate.pause(0, 64), None);
+        assert_eq!(rate.pause(1, 63), None);
+        assert_eq!(rate.pause(63, 1), None);
     }
 }
