@@ -12,7 +12,7 @@
 //! free slot of a channel. Each of these holds a duplicate of its file, so any thread may submit
 //! it. A thread that must not sleep leaves them to a submit helper.
 
-use crate::driving::reap::{reap_one, submit_backlog};
+use crate::driving::reap::{reap_one, submit_awaiting};
 use crate::driving::ring_watcher;
 use crate::driving::submit_helpers::submit_helpers;
 use crate::ring::{Exit, LockedRing, Ring};
@@ -40,7 +40,7 @@ pub(crate) fn flush(mut locked: LockedRing) -> LockedRing {
         if locked.devices.queues.pending == 0 {
             return locked;
         }
-        if locked.devices.queues.has_pending_backlog() {
+        if locked.devices.queues.has_pending_that_waited() {
             break;
         }
     }
@@ -86,12 +86,12 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
 }
 
 /// Ends a deferred submit of a channel. If the channel has no other deferred submit under way,
-/// submits the channel's backlog.
+/// submits the requests that wait for a free slot of the channel.
 fn end_one(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
     queue.in_flush -= 1;
-    if queue.has_backlog && queue.in_flush == 0 {
-        submit_backlog(locked, index);
+    if queue.must_await_slot && queue.in_flush == 0 {
+        submit_awaiting(locked, index);
     }
 }
 
@@ -120,8 +120,8 @@ fn begin(locked: &mut LockedRing, others: &mut Vec<Batch>) -> Option<Batch> {
             continue;
         }
         let Some(batch) = queue.channel.begin_deferred() else {
-            if queue.has_backlog && queue.in_flush == 0 {
-                submit_backlog(locked, index);
+            if queue.must_await_slot && queue.in_flush == 0 {
+                submit_awaiting(locked, index);
                 // A device may have refused requests at once. Their CQEs are published here,
                 // because the caller releases the lock next.
                 locked.finish_batch();

@@ -72,10 +72,10 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         completions.clear();
         let queue = &mut locked.devices.queues.channels[index];
         queue.armed = false;
-        // The backlog waits while a deferred submit is under way, so that the submit's requests go
-        // first.
-        if queue.has_backlog && queue.in_flush == 0 {
-            submit_backlog(locked, index);
+        // While a deferred submit is under way, further requests wait, so that the submit's
+        // requests go first.
+        if queue.must_await_slot && queue.in_flush == 0 {
+            submit_awaiting(locked, index);
         }
         if has_had_room {
             break;
@@ -94,20 +94,20 @@ fn publish_early(locked: &mut LockedRing) {
     locked.ring.wakers.wake_all(locked.ring.memory.ready());
 }
 
-/// Submits the channel's backlog (requests for which it had no free slot). The channel has free
-/// slots now, or its last deferred submit has ended. If this submit is deferred, too, later
-/// requests wait in the backlog meanwhile, so that they do not overtake it.
+/// Submits the requests that wait for a free slot of the channel. The channel has free slots now,
+/// or its last deferred submit has ended. If this submit is deferred, too, later requests wait
+/// meanwhile, so that they do not overtake it.
 #[cold]
-pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
+pub(super) fn submit_awaiting(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
-    queue.has_backlog = false;
-    let waiting = core::mem::take(&mut queue.backlog);
+    queue.must_await_slot = false;
+    let waiting = core::mem::take(&mut queue.awaiting_slot);
     locked.devices.queues.in_flight -= width::count(waiting.len());
     for request in waiting {
         device_submit::submit(locked, request, ChannelIndex(width::count(index)));
     }
     let queue = &mut locked.devices.queues.channels[index];
-    queue.has_backlog |= queue.pending != 0;
+    queue.must_await_slot |= queue.pending != 0;
 }
 
 /// Arms the devices' interrupts, which then signal the ring's epoll set. A driver calls this

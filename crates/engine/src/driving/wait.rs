@@ -170,7 +170,7 @@ fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool,
         dispatch::poll(locked);
     }
     locked.finish_batch();
-    if hurries || locked.devices.queues.has_pending_backlog() {
+    if hurries || locked.devices.queues.has_pending_that_waited() {
         deferred_submit::leave_pending(locked);
     }
     locked.flush_overflow();

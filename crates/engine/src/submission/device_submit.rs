@@ -13,7 +13,7 @@ use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
 
 /// Hands a transfer to the ring's channel `index` (its queue pair on a device). If the channel has
-/// no room, the request waits in the channel's backlog.
+/// no free slot, the request waits for one.
 #[inline(always)]
 pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex) {
     if request.link.is_some() {
@@ -21,7 +21,7 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
     }
     let queues = &mut locked.devices.queues;
     let queue = &mut queues.channels[index.0 as usize];
-    if queue.has_backlog {
+    if queue.must_await_slot {
         return not_accepted(locked, request, index, Submission::Full);
     }
     let Some(token) = queue.free.pop() else { return not_accepted(locked, request, index, Submission::Full) };
@@ -59,9 +59,9 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
         Submission::Refused(error) => complete::complete(locked, request, error.negative().into()),
         Submission::NeedsWorker => suspend::hand_to_worker(locked, request),
         Submission::Full | Submission::Accepted => {
-            // The request waits in the backlog and may later need a worker. By then the program may
-            // have closed its file. So the request notes the file's device now, or keeps the file
-            // open.
+            // The request waits for a free slot, and may later need a worker. By then the program
+            // may have closed its file. So the request notes the file's device now, or keeps the
+            // file open.
             block_device::note(locked, &mut request);
             if request.file.device.is_none()
                 && let Err(error) = locked.devices.named.keep(&mut request.file)
@@ -70,8 +70,8 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
             }
             locked.devices.queues.in_flight += 1;
             let queue = &mut locked.devices.queues.channels[index.0 as usize];
-            queue.backlog.push_back(request);
-            queue.has_backlog = true;
+            queue.awaiting_slot.push_back(request);
+            queue.must_await_slot = true;
         }
     }
 }

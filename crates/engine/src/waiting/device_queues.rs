@@ -2,8 +2,8 @@
 //! each. (A channel is the ring's queue pair on a device.)
 //!
 //! `submission::device_submit` puts a request into a channel, and `driving::reap` takes it out, in
-//! any order. If a full queue pair refuses requests, they wait here in a backlog, in order, until
-//! requests in flight complete. `iopoll` spins on the channels. Waiters of a ring without IOPOLL
+//! any order. If a full queue pair refuses requests, they wait here, in order, until requests in
+//! flight complete. `iopoll` spins on the channels. Waiters of a ring without IOPOLL
 //! sleep until the channels' interrupts come.
 
 use crate::registered::registered_buffers::RegisteredBuffers;
@@ -38,7 +38,7 @@ const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 pub(crate) struct DeviceQueues {
     pub channels: Vec<DeviceQueue>,
     pub completions: Completions,
-    /// Number of requests in flight or in a backlog, over all channels.
+    /// Number of requests in flight, and of requests that wait for a free slot, over all channels.
     pub in_flight: u32,
     /// Whether any channel has accepted requests since the last [`DeviceQueues::ring_doorbells`].
     /// Channels that defer their submits do not count.
@@ -87,10 +87,11 @@ pub(crate) struct DeviceQueue {
     /// Requests in flight on this device, by token.
     pub out: Vec<Option<RequestEntry>>,
     pub free: Vec<u32>,
-    /// Requests that the full queue pair refused, in order of submission.
-    pub backlog: VecDeque<RequestEntry>,
-    /// Whether new requests have to join the backlog: it is not empty, or is being submitted.
-    pub has_backlog: bool,
+    /// Requests that wait for a free slot of the queue pair, in order of submission.
+    pub awaiting_slot: VecDeque<RequestEntry>,
+    /// Whether new requests have to wait, too: requests wait in `awaiting_slot`, or are just being
+    /// submitted from there.
+    pub must_await_slot: bool,
     /// Whether a submit to this device may sleep, and is therefore made without the ring's lock.
     pub defers_submits: bool,
     /// `RWF_*` flags that are added to each request's own flags.
@@ -167,13 +168,13 @@ impl DeviceQueues {
         core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }
 
-    /// Removes the first request that `matches` from its backlog, and returns the request. No
-    /// device has that request yet.
+    /// Removes the first request that `matches` from the requests that wait for a free slot, and
+    /// returns it. No device has that request yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
-            if let Some(index) = queue.backlog.iter().position(&mut matches) {
+            if let Some(index) = queue.awaiting_slot.iter().position(&mut matches) {
                 self.in_flight -= 1;
-                return queue.backlog.remove(index);
+                return queue.awaiting_slot.remove(index);
             }
         }
         None
@@ -263,7 +264,7 @@ impl DeviceQueues {
         if self.forbids_waiter {
             return None;
         }
-        if self.channels.iter().any(|queue| queue.pending != 0 || queue.in_flush != 0 || queue.has_backlog) {
+        if self.channels.iter().any(|queue| queue.pending != 0 || queue.in_flush != 0 || queue.must_await_slot) {
             return None;
         }
         let mut busy = self.channels.iter().map(|queue| &queue.channel).filter(|channel| channel.in_flight() > 0);
@@ -296,11 +297,11 @@ impl DeviceQueues {
         self.pending != 0 || self.channels.iter().any(|queue| queue.in_flush != 0)
     }
 
-    /// Returns whether some of the pending requests come from a backlog: completions have made room
-    /// for them. The thread that handles those completions has hardly ever submitted these
+    /// Returns whether some of the pending requests have waited for a free slot, which completions
+    /// have made. The thread that handles those completions has hardly ever submitted these
     /// requests, so it leaves them to a submit helper.
-    pub fn has_pending_backlog(&self) -> bool {
-        self.pending != 0 && self.channels.iter().any(|queue| queue.has_backlog && queue.pending != 0)
+    pub fn has_pending_that_waited(&self) -> bool {
+        self.pending != 0 && self.channels.iter().any(|queue| queue.must_await_slot && queue.pending != 0)
     }
 }
 

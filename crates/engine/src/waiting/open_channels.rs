@@ -76,8 +76,8 @@ impl DeviceQueues {
             channel,
             out: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
-            backlog: VecDeque::new(),
-            has_backlog: false,
+            awaiting_slot: VecDeque::new(),
+            must_await_slot: false,
             watched: false,
             armed: false,
         });
