@@ -144,7 +144,7 @@ struct RingOnRound {
     /// Whether a poll for the ring's files is armed.
     state: Mutex<bool>,
     on_round: AtomicBool,
-    called: AtomicBool,
+    must_be_driven: AtomicBool,
 }
 
 impl RingOnRound {
@@ -154,9 +154,9 @@ impl RingOnRound {
     }
 
     fn run_if_unattended(&self) {
-        while self.called.load(Ordering::Relaxed) {
+        while self.must_be_driven.load(Ordering::Relaxed) {
             let Some(mut state) = self.state.try_lock() else { return };
-            self.called.swap(false, Ordering::SeqCst);
+            self.must_be_driven.swap(false, Ordering::SeqCst);
             self.take_over(&mut state);
         }
     }
@@ -170,7 +170,7 @@ impl RingOnRound {
 
     fn strike_off(&self) {
         self.on_round.store(false, Ordering::SeqCst);
-        self.called.store(true, Ordering::SeqCst);
+        self.must_be_driven.store(true, Ordering::SeqCst);
         self.run_if_unattended();
     }
 }
@@ -180,7 +180,7 @@ fn a_driver_leaves_while_the_ring_is_removed_from_idle_watching() {
         let ring = Arc::new(RingOnRound {
             state: Mutex::new(false),
             on_round: AtomicBool::new(true),
-            called: AtomicBool::new(false),
+            must_be_driven: AtomicBool::new(false),
         });
         let watcher = {
             let ring = ring.clone();

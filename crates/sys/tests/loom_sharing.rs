@@ -80,7 +80,7 @@ impl Ring {
         self.state.lock(|_, _| {})
     }
 
-    fn wake_one(&self) -> bool {
+    fn wake_target(&self) -> bool {
         match self.memory.sleep.wake_target_after_rmw(u32::MAX) {
             Wake::NoSleeper => return false,
             Wake::Futex => self.memory.sleep.wake_futex(),
@@ -100,7 +100,7 @@ impl Ring {
         }
         self.memory.completed.fetch_add(completed, Ordering::Relaxed);
         drop(consumer);
-        while completed > 0 && self.wake_one() {}
+        while completed > 0 && self.wake_target() {}
     }
 
     fn run_if_unattended(&self) {
@@ -111,7 +111,7 @@ impl Ring {
     /// Publishes a finished request, as a worker does.
     fn publish_finished(&self) {
         let _ = self.work.push(Entry::new(()), Urgency::Urgent);
-        if !self.memory.sharing.leave_to_waiter(|| self.wake_one()) {
+        if !self.memory.sharing.leave_to_waiter(|| self.wake_target()) {
             self.run_if_unattended();
         }
     }
@@ -176,8 +176,8 @@ fn a_child_begins_beside_a_leader() {
             let (ring, event) = (creator.clone(), watcher_event.clone());
             thread::spawn(move || {
                 futex::wait(&event, 0, None).unwrap();
-                let called = event.load(Ordering::Acquire) & A_WAITER_LEADS != 0;
-                if called && ring.memory.sharing.has_late_leader(&ring.memory.sleep) {
+                let has_leader = event.load(Ordering::Acquire) & A_WAITER_LEADS != 0;
+                if has_leader && ring.memory.sharing.has_late_leader(&ring.memory.sleep) {
                     ring.wake_event.signal();
                 }
             })

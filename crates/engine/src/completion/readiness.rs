@@ -63,7 +63,7 @@ impl Ring {
             // A driver of another process may have published CQEs before it could see the mark that
             // `note_poller` has set. So a driver of this process checks the CQ once more. Every
             // later driver sees the mark.
-            self.watch.called.store(true, Ordering::SeqCst);
+            self.watch.must_be_driven.store(true, Ordering::SeqCst);
         }
         // On a ring that defers task work, no thread has watched the files of waiting requests so
         // far. The release below makes the ring watcher watch them.

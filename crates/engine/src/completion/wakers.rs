@@ -43,7 +43,7 @@ impl Wakers {
     /// completions. Returns whether it has woken a thread. The caller has just pushed a task-work
     /// entry, or published CQEs and released the lock.
     #[inline(always)]
-    pub fn wake_one(&self, queued: u32) -> bool {
+    pub fn wake_target(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
         target != Wake::NoSleeper && self.carry_out(target)
     }
@@ -52,13 +52,13 @@ impl Wakers {
     /// CQEs in the CQ. Sleepers that need more completions stay asleep.
     #[inline(always)]
     pub fn wake_all(&self, ready: u32) {
-        while self.wake_one(ready) {}
+        while self.wake_target(ready) {}
     }
 
     /// Wakes the thread that watches the ring's epoll set: the leader of the waiters, or the ring
     /// watcher. That thread then looks for work.
     #[cold]
-    pub fn call_watcher(&self) {
+    pub fn wake_watcher(&self) {
         eventfd::signal(self.number.load(Ordering::Acquire));
         self.completions.wake(Waiter::wake);
     }
@@ -68,7 +68,7 @@ impl Wakers {
         match target {
             Wake::NoSleeper => return false,
             Wake::Futex => self.sleep.wake_futex(),
-            Wake::Epoll => self.call_watcher(),
+            Wake::Epoll => self.wake_watcher(),
         }
         true
     }

@@ -94,7 +94,7 @@ impl IdleWatch {
         });
         // The list is unlocked here, because driving a ring may put the ring on the list again.
         for ring in left {
-            ring_watcher::call(&ring);
+            ring_watcher::mark_and_drive(&ring);
         }
     }
 }

@@ -7,9 +7,9 @@
 //!
 //! 1. A driver that leaves a ring with armed files or timers puts the ring's epoll set into the
 //!    ring watcher's set, one-shot.
-//! 2. When this entry reports an event, the ring watcher marks the ring as called
-//!    (`waiting::watcher_entry`) and tries the ring's lock once. The ring watcher never waits for a
-//!    ring's lock: one slow driver would delay all rings.
+//! 2. When this entry reports an event, the ring watcher marks the ring as one that must be driven
+//!    (`waiting::watcher_entry`), and tries the ring's lock once. The ring watcher never waits for
+//!    a ring's lock: one slow driver would delay all rings.
 //! 3. If the lock was free, the ring watcher drives the ring, and then arms the entry again. If the
 //!    lock was held, its holder checks the mark after releasing the lock (the hand-over of
 //!    `sys::mutex`).
@@ -130,7 +130,7 @@ impl Watcher {
             for event in &events[..count] {
                 match event.data {
                     WAKE_EVENT => run_tasks(mailbox),
-                    CALLED_BY_PROCESS => process_rings::with_unseen_notices().iter().for_each(call),
+                    CALLED_BY_PROCESS => process_rings::with_unseen_notices().iter().for_each(mark_and_drive),
                     LAST_THREAD => last_thread.has_ended(&self.set, LAST_THREAD),
                     id => self.drive(id),
                 }
@@ -146,7 +146,7 @@ impl Watcher {
             task_work::announce_files(&ring);
             return;
         }
-        call(&ring);
+        mark_and_drive(&ring);
     }
 
     fn arm(&self, ring: &Arc<Ring>, set: i32) -> Result<(), Errno> {
@@ -169,16 +169,16 @@ fn run_tasks(mailbox: &Mailbox) {
         groups().sweep();
     }
     mailbox.run();
-    process_rings::newly_shared().iter().for_each(call);
+    process_rings::newly_shared().iter().for_each(mark_and_drive);
     if let Some(begun) = tasks().take_anchor_wish() {
         groups().anchor_common(begun);
     }
 }
 
-/// Marks the ring as called, so that it is driven once: by the calling thread, or by the thread
-/// that holds the ring's lock.
-pub(super) fn call(ring: &Arc<Ring>) {
-    ring.watch.called.store(true, Ordering::SeqCst);
+/// Marks the ring as one that must be driven. The calling thread drives it, or the thread that
+/// holds the ring's lock.
+pub(super) fn mark_and_drive(ring: &Arc<Ring>) {
+    ring.watch.must_be_driven.store(true, Ordering::SeqCst);
     task_work::run_if_unattended(ring);
 }
 
@@ -234,7 +234,7 @@ fn take_over_waits(locked: &mut LockedRing) {
     watch(locked);
     if locked.waiting.polls.has_runnable() {
         // The thread that watches the ring's epoll set continues the runnable requests.
-        ring.wakers.call_watcher();
+        ring.wakers.wake_watcher();
     }
 }
 

@@ -95,7 +95,7 @@ impl Ring {
                 if pushed.first {
                     announce_deferred(self, by_worker);
                 }
-                self.wakers.wake_one(pushed.queued);
+                self.wakers.wake_target(pushed.queued);
             }
             // In the kernel only the ring's own thread can complete the request. Here the thread
             // that adds the request to the list can complete it. So no thread has to be
@@ -105,7 +105,7 @@ impl Ring {
             Notification::Resume | Notification::Signal => {
                 // If an SQ thread polls the devices, a waiter only reads the CQ. Waking that waiter
                 // would not get the work done.
-                let wake = || self.wakers.wake_one(u32::MAX);
+                let wake = || self.wakers.wake_target(u32::MAX);
                 if self.is_polled_by_thread() || !self.control.sharing().leave_to_waiter(wake) {
                     run(self);
                 }
@@ -179,7 +179,7 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
 #[inline(always)]
 fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
     let drive = |mut locked: LockedRing<'a>| {
-        if ring.watch.take_call() {
+        if ring.watch.take_drive_mark() {
             if ring.is_shared() {
                 shared_work::look(&mut locked);
             }

@@ -296,9 +296,9 @@ pub(crate) fn is_shut(request: &Request) -> bool {
 /// event has woken waits for the next event. For any other request, the engine polls the socket
 /// first, because the end of data may already have come.
 pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
-    let was_called = request.ready_for != 0;
+    let was_woken = request.ready_for != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
-    if was_called { transfer.would_block() } else { transfer.polls_first() }
+    if was_woken { transfer.would_block() } else { transfer.polls_first() }
 }
 
 /// Posts the CQE of one receive of a multishot. Returns the request's outcome if this CQE is its

@@ -258,7 +258,7 @@ impl Ring {
     /// another process.
     #[inline(always)]
     pub(crate) fn has_work_left(&self) -> bool {
-        !self.task_work.is_empty() || self.watch.is_called()
+        !self.task_work.is_empty() || self.watch.must_be_driven()
     }
 
     /// Returns whether the ring has SINGLE_ISSUER and its issuer is not the calling thread.

@@ -132,10 +132,8 @@ impl PollTable {
     }
 
     /// Returns whether a request that has waited in a slot of this table can wait in the same slot
-    /// again. That needs two things:
-    /// - The ring's table of files, or a shared duplicate of the descriptor, keeps the request's
-    ///   file open.
-    /// - The slot's registration is on ([`Switch::On`]), for the same events.
+    /// again. A registered file or a shared duplicate must keep the request's file open, and the
+    /// slot's registration must be on for the same events.
     #[inline]
     pub fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
         let shares = matches!(request.file.reference, FileReference::Registered(_) | FileReference::WaitDuplicate(_));
@@ -458,10 +456,9 @@ impl PollTable {
         Some((tag, waiter))
     }
 
-    /// Records that a multishot has just been tried: adds its file to the queue of the files that
-    /// are expected to be ready. `nothing`: the try found no data. Then the file gets one more try,
-    /// after all other files of the queue. If that try finds no data either, the file leaves the
-    /// queue.
+    /// Adds the file of a multishot that has just been tried to the queue of files that are
+    /// expected to be ready. `nothing`: the try found no data. Then the file gets one more try,
+    /// after all others. After a second such try the file is not queued.
     #[inline]
     pub fn expect(&mut self, tag: Tag, nothing: bool) {
         let Some(slot) = self.slot(tag) else { return };

@@ -43,7 +43,7 @@ fn shared_rings(is_concerned: impl Fn(&Ring) -> bool) -> Vec<Arc<Ring>> {
 /// Returns the shared rings for which this process has not called [`LockedRing::take_part`] yet,
 /// except for rings that defer task work. Only the ring watcher calls this function.
 pub(crate) fn newly_shared() -> Vec<Arc<Ring>> {
-    shared_rings(Ring::has_late_leader).iter().for_each(|ring| ring.wakers.call_watcher());
+    shared_rings(Ring::has_late_leader).iter().for_each(|ring| ring.wakers.wake_watcher());
     shared_rings(|ring| !ring.takes_part.load(Ordering::Relaxed) && !ring.defers_task_work())
 }
 
@@ -86,7 +86,7 @@ impl Ring {
         if self.has_unseen_notices() {
             self.seen_notices.store(self.control.notices(), Ordering::Relaxed);
             self.listen_for_cqes(state);
-            self.watch.called.store(true, Ordering::SeqCst);
+            self.watch.must_be_driven.store(true, Ordering::SeqCst);
         }
     }
 

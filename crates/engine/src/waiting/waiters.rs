@@ -21,8 +21,8 @@ impl Waiter {
     /// takes for the request's first try.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
-        let was_called = self.request.ready_for != 0;
-        was_called && self.request.multishot && self.purpose == Purpose::Retry && self.slice == TimeSlice::Over
+        let was_woken = self.request.ready_for != 0;
+        was_woken && self.request.multishot && self.purpose == Purpose::Retry && self.slice == TimeSlice::Over
     }
 
     /// Returns whether the request is a multishot that goes on in its next time slice.

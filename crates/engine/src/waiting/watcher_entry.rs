@@ -12,20 +12,20 @@ pub(crate) struct WatcherEntry {
     /// Whether the entry is armed in the set and has not fired since.
     pub armed: AtomicBool,
     /// Whether the ring has to be driven: set when the entry fires, cleared by the next driver.
-    pub called: AtomicBool,
+    pub must_be_driven: AtomicBool,
     pub activity: Activity,
 }
 
 impl WatcherEntry {
     #[inline(always)]
-    pub fn is_called(&self) -> bool {
-        self.called.load(Ordering::Relaxed)
+    pub fn must_be_driven(&self) -> bool {
+        self.must_be_driven.load(Ordering::Relaxed)
     }
 
-    /// Clears `called`, for a driver that is about to handle all that is due. Returns whether
-    /// `called` was set.
-    pub fn take_call(&self) -> bool {
-        self.is_called() && self.called.swap(false, Ordering::SeqCst)
+    /// Clears `must_be_driven`, for a driver that is about to handle all that is due. Returns
+    /// whether it was set.
+    pub fn take_drive_mark(&self) -> bool {
+        self.must_be_driven() && self.must_be_driven.swap(false, Ordering::SeqCst)
     }
 }
 

@@ -36,9 +36,9 @@ fn round(table: &mut PollTable, tag: Tag) -> Vec<u64> {
     if !table.begin_round(tag) {
         return Vec::new();
     }
-    let called = core::iter::from_fn(|| table.next_of_round(tag)).map(|waiter| waiter.request.sqe.user_data).collect();
+    let woken = core::iter::from_fn(|| table.next_of_round(tag)).map(|waiter| waiter.request.sqe.user_data).collect();
     table.end_round(tag);
-    called
+    woken
 }
 
 #[test]
