@@ -4,7 +4,7 @@
 use crate::back_off::BackOff;
 use crate::evict::{EvictionGoal, MOST_FAILURES};
 use crate::message::say;
-use crate::pager::{Pager, Touch};
+use crate::pager::{PageAccess, Pager};
 use crate::store_queue::StoreQueue;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -107,7 +107,7 @@ impl Pager {
                 let outcome = self.evict(&mut queue, EvictionGoal { pages: 1, kept: 0, failures }, fault_slot);
                 if outcome.freed > 0 {
                     back_off.try_yield(Ticks::now());
-                } else if outcome.obstacle.is_none() && outcome.found_claimed {
+                } else if outcome.failure.is_none() && outcome.found_claimed {
                     self.evictions.wait(ended, LEAST_PAUSE);
                 } else {
                     // The evictor does not report why nothing could be evicted. A faulting thread
@@ -133,10 +133,11 @@ impl Pager {
             if ready[..count].iter().any(|event| event.data == END_EVENT_DATA) {
                 return;
             }
-            while let Some(touch) = events.read() {
-                let index = (touch.address - self.memory.address()) / self.unit();
+            while let Some(fault) = events.read() {
+                let index = (fault.address - self.memory.address()) / self.unit();
                 let start = self.memory.address() + self.offset(index);
-                if let Err(lost) = self.page_in(index, Touch { write: touch.write, present: touch.present, fault_slot })
+                if let Err(lost) =
+                    self.page_in(index, PageAccess { write: fault.write, present: fault.present, fault_slot })
                 {
                     self.complain(index, lost);
                     if let Err(error) = events.poison(start, self.unit()) {

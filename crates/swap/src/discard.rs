@@ -1,7 +1,7 @@
 //! Drops the content of pages that the program no longer needs. Also evicts pages until at most a
 //! given number is resident.
 
-use crate::evict::{EvictionGoal, LONGEST_SLEEP_NS, MOST, MOST_FAILURES, Obstacle};
+use crate::evict::{EvictionFailure, EvictionGoal, LONGEST_SLEEP_NS, MOST, MOST_FAILURES};
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
 use core::ops::Range;
@@ -137,10 +137,10 @@ impl Pager {
                 let mut queue = self.store.queue(fault_slot);
                 self.evict(&mut queue, EvictionGoal { pages: 1, kept: 0, failures: MOST_FAILURES }, fault_slot)
             };
-            match outcome.obstacle {
+            match outcome.failure {
                 _ if outcome.freed > 0 => {}
-                Some(Obstacle::Full) => return Err(Errno::ENOSPC),
-                Some(Obstacle::Failed(error)) => return Err(error),
+                Some(EvictionFailure::Full) => return Err(Errno::ENOSPC),
+                Some(EvictionFailure::Failed(error)) => return Err(error),
                 None if outcome.found_claimed || self.evictions.any_since(ended) => {
                     self.evictions.wait(ended, LONGEST_SLEEP_NS)
                 }

@@ -52,7 +52,7 @@ const MOST_COMPLAINTS: [u32; 3] = [1, 8, 1];
 
 /// Why pages could not be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum EvictionFailure {
     /// No slot is free.
     Full,
     /// The device or the kernel returned this error.
@@ -87,7 +87,7 @@ pub struct EvictionGoal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub freed: usize,
-    pub obstacle: Option<Obstacle>,
+    pub failure: Option<EvictionFailure>,
     /// Whether this thread could not evict from a cluster, because another thread had claimed the
     /// cluster, or because a fork was about to claim all clusters.
     pub found_claimed: bool,
@@ -130,26 +130,26 @@ impl Pager {
         if outcome.freed > 0 {
             self.counters.add(fault_slot, Counter::DirectEvictions, 1);
             let is_too_little = outcome.freed < pages && !outcome.found_claimed;
-            if is_too_little || outcome.obstacle == Some(Obstacle::Full) {
-                self.exceed_limit(outcome.obstacle);
+            if is_too_little || outcome.failure == Some(EvictionFailure::Full) {
+                self.exceed_limit(outcome.failure);
             }
             return MadeRoom::Taken;
         }
-        if outcome.obstacle.is_none() && (outcome.found_claimed || self.evictions.any_since(ended)) {
+        if outcome.failure.is_none() && (outcome.found_claimed || self.evictions.any_since(ended)) {
             self.evictions.wait(ended, LONGEST_SLEEP_NS);
             return MadeRoom::Perhaps;
         }
         // Another thread may have released room meanwhile.
         if !self.limit.has_room() {
-            self.exceed_limit(outcome.obstacle);
+            self.exceed_limit(outcome.failure);
         }
         MadeRoom::Perhaps
     }
 
-    fn exceed_limit(&self, obstacle: Option<Obstacle>) {
-        let full = self.store.slots.are_all_taken().then_some(Obstacle::Full);
-        let failed = || Obstacle::Failed(Errno::new(self.last_failure.load(Ordering::Relaxed)));
-        self.report(obstacle.or(full).or_else(|| self.store_fails().then(failed)));
+    fn exceed_limit(&self, failure: Option<EvictionFailure>) {
+        let full = self.store.slots.are_all_taken().then_some(EvictionFailure::Full);
+        let failed = || EvictionFailure::Failed(Errno::new(self.last_failure.load(Ordering::Relaxed)));
+        self.report(failure.or(full).or_else(|| self.store_fails().then(failed)));
         self.limit.raise();
     }
 
@@ -180,23 +180,23 @@ impl Pager {
         }
     }
 
-    fn report(&self, obstacle: Option<Obstacle>) {
-        let reason = match obstacle {
-            Some(Obstacle::Full) => 0,
-            Some(Obstacle::Failed(_)) => 1,
+    fn report(&self, failure: Option<EvictionFailure>) {
+        let reason = match failure {
+            Some(EvictionFailure::Full) => 0,
+            Some(EvictionFailure::Failed(_)) => 1,
             None => 2,
         };
         if COMPLAINTS[reason].fetch_add(1, Ordering::Relaxed) >= MOST_COMPLAINTS[reason] {
             return;
         }
         let limit = (self.limit.get() * self.unit()) >> 10;
-        match obstacle {
-            Some(Obstacle::Full) => say(format_args!(
+        match failure {
+            Some(EvictionFailure::Full) => say(format_args!(
                 "swap: the backing store is full ({} KiB): pages without room in it stay in memory, above the limit of \
                  {limit} KiB; give a larger store",
                 (self.store.slots.count() as usize * self.unit()) >> 10
             )),
-            Some(Obstacle::Failed(error)) => say(format_args!(
+            Some(EvictionFailure::Failed(error)) => say(format_args!(
                 "swap: pages cannot be written ({error}) and stay in memory, above the limit of {limit} KiB"
             )),
             None => say(format_args!("swap: all pages are in use, so the limit of {limit} KiB cannot be kept")),
@@ -224,8 +224,8 @@ impl Pager {
                 continue;
             };
             outcome.freed += eviction.freed;
-            outcome.obstacle = eviction.obstacle.or(outcome.obstacle);
-            failures += u32::from(eviction.obstacle.is_some());
+            outcome.failure = eviction.failure.or(outcome.failure);
+            failures += u32::from(eviction.failure.is_some());
             if outcome.freed >= goal.pages || (failures > 0 && failures >= goal.failures) {
                 break;
             }
@@ -274,11 +274,11 @@ impl Pager {
         self.limit.give_back(freed.saturating_sub(goal.kept));
         self.counters.add(fault_slot, Counter::Evicted, freed as u64);
         self.evictions.end(freed > 0);
-        Some(Outcome { freed, obstacle: written.and(dropped).err(), found_claimed: false })
+        Some(Outcome { freed, failure: written.and(dropped).err(), found_claimed: false })
     }
 
     /// Takes the pages to evict, and write-protects them.
-    fn close<'a>(&'a self, batch: &mut Batch<'a>, goal: EvictionGoal, _: &Shut) -> Result<(), Obstacle> {
+    fn close<'a>(&'a self, batch: &mut Batch<'a>, goal: EvictionGoal, _: &Shut) -> Result<(), EvictionFailure> {
         let mut any_dirty = false;
         let victims = self.victims(goal);
         for (position, page) in batch.cluster.clone().enumerate() {
@@ -307,10 +307,10 @@ impl Pager {
         batch: &Batch,
         in_run: impl Fn(usize) -> bool,
         mut act: impl FnMut(usize, usize) -> Result<(), Errno>,
-    ) -> Result<(), Obstacle> {
+    ) -> Result<(), EvictionFailure> {
         let mut run: Option<Range<usize>> = None;
         let mut act =
-            |run: Range<usize>| act(self.offset(run.start), run.len() * self.unit()).map_err(Obstacle::Failed);
+            |run: Range<usize>| act(self.offset(run.start), run.len() * self.unit()).map_err(EvictionFailure::Failed);
         for (position, page) in batch.cluster.clone().enumerate() {
             if in_run(position) {
                 run = Some(run.map_or(page, |run| run.start)..page + 1);
@@ -325,7 +325,7 @@ impl Pager {
 
     /// Makes the dirty pages of the batch readable through the pager's own mapping. Skips the pages
     /// between them: a read access to a page without memory would allocate memory for it.
-    fn prepare_reading(&self, batch: &Batch) -> Result<(), Obstacle> {
+    fn prepare_reading(&self, batch: &Batch) -> Result<(), EvictionFailure> {
         let is_dirty = |position: usize| batch.is_dirty(position);
         self.for_neighbours(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))
     }
@@ -337,13 +337,13 @@ impl Pager {
         batch: &Batch,
         in_run: impl Fn(usize) -> bool,
         act: impl Fn(usize, usize) -> Result<(), Errno>,
-    ) -> Result<(), Obstacle> {
+    ) -> Result<(), EvictionFailure> {
         let mut position = 0;
         while position < batch.cluster.len() {
             let count = (position..batch.cluster.len()).take_while(|position| in_run(*position)).count();
             if count > 0 {
                 let offset = self.offset(batch.cluster.start + position);
-                act(offset, count * self.unit()).map_err(Obstacle::Failed)?;
+                act(offset, count * self.unit()).map_err(EvictionFailure::Failed)?;
             }
             position += count + 1;
         }
@@ -351,7 +351,7 @@ impl Pager {
     }
 
     /// Allocates slots for the dirty pages and writes them there. A page of zeroes needs no slot.
-    fn write_out(&self, batch: &mut Batch, queue: &mut StoreQueue, fault_slot: usize) -> Result<(), Obstacle> {
+    fn write_out(&self, batch: &mut Batch, queue: &mut StoreQueue, fault_slot: usize) -> Result<(), EvictionFailure> {
         self.prepare_reading(batch)?;
         let mut wanted = 0;
         for position in 0..batch.cluster.len() {
@@ -370,13 +370,13 @@ impl Pager {
         while wanted > 0 {
             let run = self.store.slots.take(wanted).ok_or_else(|| {
                 self.note_failure(Errno::ENOSPC);
-                Obstacle::Full
+                EvictionFailure::Full
             })?;
             let end = self.write_run(batch, position, run, queue);
             position = end.map_err(|error| {
                 self.note_failure(error);
                 self.counters.add(fault_slot, Counter::WriteErrors, 1);
-                Obstacle::Failed(error)
+                EvictionFailure::Failed(error)
             })?;
             self.note_success();
             wanted -= run.length;
@@ -425,14 +425,14 @@ impl Pager {
 
     /// Frees the memory of the evicted pages. Makes the dirty pages that stay in memory writable
     /// again.
-    fn drop_pages(&self, batch: &mut Batch, _: &Shut) -> Result<(), Obstacle> {
+    fn drop_pages(&self, batch: &mut Batch, _: &Shut) -> Result<(), EvictionFailure> {
         let goes = |position: usize| batch.leaves_memory(position);
         let dropped = self.for_runs(batch, goes, |offset, length| self.mechanism.discard(offset, length));
-        if let Err(obstacle) = dropped {
+        if let Err(failure) = dropped {
             // No known kernel refuses to free the memory. If one does, it is unknown which pages
             // are still in memory. No data is lost: the content of each of these pages is in its
             // slot, or is zeroes.
-            say(format_args!("swap: the memory of evicted pages cannot be freed ({obstacle:?})"));
+            say(format_args!("swap: the memory of evicted pages cannot be freed ({failure:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.leaves_memory(position);
         // If this fails, the next write to the page faults, and that fault makes the page writable.

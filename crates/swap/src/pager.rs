@@ -48,9 +48,9 @@ const CLUSTER: usize = 256 << 10;
 /// Bits in a word of `Pager::in_use`.
 const BITS: usize = 64;
 
-/// A page access that faulted, or an access for which a page is pinned.
+/// An access to a page that faulted, or an access for which a page is pinned.
 #[derive(Clone, Copy, Debug)]
-pub struct Touch {
+pub struct PageAccess {
     pub write: bool,
     /// Whether the page was mapped at the fault; then it was write-protected.
     pub present: bool,
@@ -95,7 +95,7 @@ pub struct Pager {
     gates: PageArray<AtomicU32>,
     /// Number of clusters from the region's start to the last one in use.
     extent: AtomicUsize,
-    /// Called in a forked child at its first touch of inherited memory, to make a pager. Returns
+    /// Called in a forked child at its first access of inherited memory, to make a pager. Returns
     /// `false` if the child inherited nothing.
     first_touch: SetOnce<fn() -> bool>,
     /// One bit for each page, set if a mapping of the program covers the page. `None` if all pages
@@ -244,7 +244,7 @@ impl Pager {
         self.slots[page].store(other.slot_at_rest(page), Ordering::Relaxed);
     }
 
-    /// Sets the function that a forked child calls at its first touch of inherited memory. The
+    /// Sets the function that a forked child calls at its first access of inherited memory. The
     /// function makes a pager, and returns `false` if the child inherited nothing.
     pub fn set_first_touch(&self, first_touch: &'static fn() -> bool) {
         self.first_touch.set(first_touch);
@@ -255,7 +255,7 @@ impl Pager {
     }
 
     /// Brings a page in and makes it writable for a write access. This is the path of a fault.
-    pub fn page_in(&self, index: usize, touch: Touch) -> Result<(), Lost> {
+    pub fn page_in(&self, index: usize, access: PageAccess) -> Result<(), Lost> {
         let page = self.page(index);
         let mut has_room = false;
         let outcome = loop {
@@ -265,20 +265,20 @@ impl Pager {
                 // has mapped there.
                 State::Unmanaged => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
-                    if let Some(outcome) = self.let_in(index, state, touch) {
+                    if let Some(outcome) = self.let_in(index, state, access) {
                         break outcome;
                     }
                 }
                 state @ (State::Untouched | State::Out) => {
                     if !has_room {
-                        self.make_room(touch.fault_slot);
+                        self.make_room(access.fault_slot);
                         has_room = true;
                     }
                     let Some(taken) = page.take(state, Pins::Ignored) else { continue };
                     let outcome = if state == State::Out {
-                        self.swap_in(index, taken, touch)
+                        self.swap_in(index, taken, access)
                     } else {
-                        self.first_touch(index, taken, touch)
+                        self.first_touch(index, taken, access)
                     };
                     if outcome.is_ok() {
                         return outcome;
@@ -295,17 +295,17 @@ impl Pager {
 
     /// Serves a fault on a resident page: a write to a clean page, or a fault that raced with the
     /// thread that brought the page in. `None` if the page's state has changed meanwhile.
-    fn let_in(&self, index: usize, state: State, touch: Touch) -> Option<Result<(), Lost>> {
-        if state == State::Clean && !touch.write && touch.present {
+    fn let_in(&self, index: usize, state: State, access: PageAccess) -> Option<Result<(), Lost>> {
+        if state == State::Clean && !access.write && access.present {
             return Some(Ok(()));
         }
         let (offset, unit) = (self.offset(index), self.unit);
         let _inside = self.gate_of(index).enter();
         let taken = self.page(index).take(state, Pins::Ignored)?;
         let mut next = state;
-        let mended = if touch.present { Ok(false) } else { self.mechanism.mend(offset, unit) };
+        let mended = if access.present { Ok(false) } else { self.mechanism.mend(offset, unit) };
         let opened = mended.and_then(|lost| {
-            if lost || touch.write {
+            if lost || access.write {
                 next = State::Dirty;
             }
             if next == State::Dirty { self.mechanism.open(offset, unit) } else { Ok(()) }
@@ -316,15 +316,15 @@ impl Pager {
         }
         if state == State::Clean && next == State::Dirty {
             self.store.slots.free(self.slot(&taken, index));
-            self.counters.add(touch.fault_slot, Counter::WriteFaults, 1);
+            self.counters.add(access.fault_slot, Counter::WriteFaults, 1);
         } else {
-            self.counters.add(touch.fault_slot, Counter::LateFaults, 1);
+            self.counters.add(access.fault_slot, Counter::LateFaults, 1);
         }
         taken.release(next);
         Some(Ok(()))
     }
 
-    fn first_touch(&self, index: usize, taken: Taken, touch: Touch) -> Result<(), Lost> {
+    fn first_touch(&self, index: usize, taken: Taken, access: PageAccess) -> Result<(), Lost> {
         if !self.is_in_use(&taken, index) {
             taken.release(State::Untouched);
             return Err(Lost::UNUSED);
@@ -335,19 +335,19 @@ impl Pager {
             return Err(Lost { slot: None, error });
         }
         taken.release(State::Dirty);
-        self.counters.add(touch.fault_slot, Counter::FirstTouches, 1);
+        self.counters.add(access.fault_slot, Counter::FirstTouches, 1);
         Ok(())
     }
 
-    fn swap_in(&self, index: usize, taken: Taken, touch: Touch) -> Result<(), Lost> {
+    fn swap_in(&self, index: usize, taken: Taken, access: PageAccess) -> Result<(), Lost> {
         let slot = self.slot(&taken, index);
-        let clean = !touch.write && self.mechanism.tracks_writes();
-        let mut queue = self.store.queue(touch.fault_slot);
+        let clean = !access.write && self.mechanism.tracks_writes();
+        let mut queue = self.store.queue(access.fault_slot);
         let content = match queue.read(self.store.device(), self.store.offset(slot), self.unit, Waiting::ByPolicy) {
             Ok(content) => content,
             Err(error) => {
                 taken.release(State::Out);
-                self.counters.add(touch.fault_slot, Counter::ReadErrors, 1);
+                self.counters.add(access.fault_slot, Counter::ReadErrors, 1);
                 return Err(Lost { slot: Some(slot), error });
             }
         };
@@ -359,8 +359,8 @@ impl Pager {
         self.finish_page_in(taken, slot, clean);
         drop(inside);
         drop(queue);
-        self.counters.add(touch.fault_slot, Counter::SwapIns, 1);
-        self.follow(index, touch.fault_slot);
+        self.counters.add(access.fault_slot, Counter::SwapIns, 1);
+        self.follow(index, access.fault_slot);
         Ok(())
     }
 
@@ -441,13 +441,13 @@ impl FaultServer for Pager {
         }
         let index = (fault.address - self.memory.address()) / self.unit;
         if self.page(index).state() == State::Unmanaged {
-            // Either the touch came before the release to the kernel and can be retried, or the
+            // Either the access came before the release to the kernel and can be retried, or the
             // kernel forbids the access.
             let is_allowed = page_fault::allows(fault.address, fault.write);
             return if is_allowed { Served::Again } else { Served::Foreign };
         }
-        let touch = Touch { write: fault.write, present: fault.present, fault_slot: fault.slot };
-        match self.page_in(index, touch) {
+        let access = PageAccess { write: fault.write, present: fault.present, fault_slot: fault.slot };
+        match self.page_in(index, access) {
             Ok(()) => Served::Again,
             Err(Lost::UNUSED) => Served::Unmapped,
             Err(lost) => {

@@ -6,7 +6,7 @@ use crate::backing::{self, Refusal};
 use crate::counters::{self, Counter, Counters, Statistics};
 use crate::mechanism::{self, MechanismKind, Prepared};
 use crate::page::{Pinned, State};
-use crate::pager::{Lost, Pager, Parts, Touch};
+use crate::pager::{Lost, PageAccess, Pager, Parts};
 use crate::run;
 use crate::store::Store;
 use crate::store_queue::StoreQueue;
@@ -395,7 +395,7 @@ impl SwapRegion {
     /// Pins the first page of `pages`, and may bring in the pages after it by the same request.
     fn pin_first(&self, pages: Range<usize>, write: bool, most: usize) -> Result<(), Errno> {
         let index = pages.start;
-        let touch = Touch { write, present: true, fault_slot: page_fault::fault_slot() };
+        let access = PageAccess { write, present: true, fault_slot: page_fault::fault_slot() };
         loop {
             match self.pager.page(index).pin(write) {
                 Pinned::Again => return Ok(()),
@@ -411,10 +411,10 @@ impl SwapRegion {
                 Pinned::No(_) => {
                     // Signals are blocked: a handler's touch of a page would wait for this thread.
                     let _closed = thread::close_signals();
-                    if self.pager.page_in_range(pages.clone(), touch) {
+                    if self.pager.page_in_range(pages.clone(), access) {
                         continue;
                     }
-                    self.pager.page_in(index, touch).map_err(|lost| {
+                    self.pager.page_in(index, access).map_err(|lost| {
                         if lost == Lost::UNUSED {
                             return Errno::ENXIO;
                         }

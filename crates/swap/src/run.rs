@@ -5,7 +5,7 @@
 use crate::counters::Counter;
 use crate::evict::EvictionGoal;
 use crate::page::{Pins, State, Taken};
-use crate::pager::{Pager, Touch};
+use crate::pager::{PageAccess, Pager};
 use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::width;
@@ -94,10 +94,10 @@ impl Pager {
     /// Brings in pages from the start of a range by one request. Returns `false` if fewer than two
     /// pages are evicted there, if there is no room, or if a page could not be read or mapped. The
     /// caller then brings in the first page alone, which also reports the error.
-    pub fn page_in_range(&self, pages: Range<usize>, touch: Touch) -> bool {
+    pub fn page_in_range(&self, pages: Range<usize>, access: PageAccess) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();
-        let mut room = if wanted < 2 { 0 } else { self.take_room(wanted, touch.fault_slot) };
+        let mut room = if wanted < 2 { 0 } else { self.take_room(wanted, access.fault_slot) };
         let run = self.take_run(pages, || {
             let has_room = room > 0;
             room -= usize::from(has_room);
@@ -106,12 +106,12 @@ impl Pager {
         self.limit.give_back(room);
         self.limit.wake_evictor();
         let Some(run) = run else { return false };
-        let clean = !touch.write && self.mechanism.tracks_writes();
+        let clean = !access.write && self.mechanism.tracks_writes();
         let (from, length) = self.device_range(&run);
-        let mut queue = self.store.queue(touch.fault_slot);
-        let mut bounce = self.store.wide_bounce(touch.fault_slot);
+        let mut queue = self.store.queue(access.fault_slot);
+        let mut bounce = self.store.wide_bounce(access.fault_slot);
         let content = queue.read_to(&mut bounce, self.store.device(), from, length);
-        self.put_in_place(run, content, clean, (Counter::SwapIns, touch.fault_slot))
+        self.put_in_place(run, content, clean, (Counter::SwapIns, access.fault_slot))
     }
 
     /// Takes room for up to `most` pages, and evicts pages if there is too little room. Returns the

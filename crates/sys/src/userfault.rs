@@ -8,7 +8,7 @@ use linux_raw_sys::ioctl;
 
 /// How the kernel reports a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Telling {
+pub enum FaultReport {
     /// The kernel sends SIGBUS to the thread, or lets a system call return EFAULT.
     Signal,
     /// The kernel queues an event to read, and the faulting thread waits, also within a system
@@ -18,7 +18,7 @@ pub enum Telling {
 
 /// An access that faulted, as an event of the userfaultfd reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Touch {
+pub struct FaultEvent {
     pub address: usize,
     pub write: bool,
     /// Whether the page is present and write-protected.
@@ -33,13 +33,13 @@ pub struct UserFault {
 impl UserFault {
     /// Opens a userfaultfd. Errors: `EPERM` or `ENOSYS` if the kernel or a sandbox refuses it;
     /// `EINVAL` if a feature is missing (write protection: Linux 5.7).
-    pub fn open(telling: Telling) -> Result<Self, Errno> {
-        let descriptor = match telling {
-            Telling::Signal => create(linux::UFFD_USER_MODE_ONLY)?,
-            Telling::Events => create(0).or_else(|error| create_by_device().map_err(|_| error))?,
+    pub fn open(report: FaultReport) -> Result<Self, Errno> {
+        let descriptor = match report {
+            FaultReport::Signal => create(linux::UFFD_USER_MODE_ONLY)?,
+            FaultReport::Events => create(0).or_else(|error| create_by_device().map_err(|_| error))?,
         };
         let fault = UserFault { descriptor: descriptor.into_private()? };
-        let signal = if telling == Telling::Signal { linux::UFFD_FEATURE_SIGBUS } else { 0 };
+        let signal = if report == FaultReport::Signal { linux::UFFD_FEATURE_SIGBUS } else { 0 };
         let features = u64::from(signal | linux::UFFD_FEATURE_PAGEFAULT_FLAG_WP);
         let mut api = linux::uffdio_api { api: u64::from(linux::UFFD_API), features, ioctls: 0 };
         fault.control(ioctl::UFFDIO_API, &raw mut api as u64)?;
@@ -126,7 +126,7 @@ impl UserFault {
     }
 
     /// Returns the next event, if there is one.
-    pub fn read(&self) -> Option<Touch> {
+    pub fn read(&self) -> Option<FaultEvent> {
         // `struct uffd_msg`: event, then flags and address of a page fault.
         let mut message = [0u64; 4];
         let arguments = [width::word(self.number()), message.as_mut_ptr() as u64, size_of_val(&message) as u64, 0, 0];
@@ -135,7 +135,7 @@ impl UserFault {
         let has = |flag: u32| flags & u64::from(flag) != 0;
         let present = has(linux::UFFD_PAGEFAULT_FLAG_WP);
         let write = has(linux::UFFD_PAGEFAULT_FLAG_WRITE) || present;
-        let touch = Touch { address: width::size(address), write, present };
+        let touch = FaultEvent { address: width::size(address), write, present };
         (width::byte(event) == width::byte(linux::UFFD_EVENT_PAGEFAULT.into())).then_some(touch)
     }
 }

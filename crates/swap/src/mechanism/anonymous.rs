@@ -8,7 +8,7 @@ use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::mapping::PAGE;
 use usring_sys::paged_memory::PagedMemory;
-use usring_sys::userfault::{Telling, UserFault};
+use usring_sys::userfault::{FaultReport, UserFault};
 
 struct Anonymous {
     memory: Arc<PagedMemory>,
@@ -19,7 +19,7 @@ struct Anonymous {
 
 pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
     let events = kind == MechanismKind::Thread;
-    let fault = Arc::new(UserFault::open(if events { Telling::Events } else { Telling::Signal })?);
+    let fault = Arc::new(UserFault::open(if events { FaultReport::Events } else { FaultReport::Signal })?);
     let window = PagedMemory::anonymous(length, at)?;
     let memory = window.memory().clone();
     fault.register(memory.address(), length)?;
@@ -30,7 +30,7 @@ pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<
 impl Anonymous {
     /// Registers the inherited memory for faults on missing pages, in a forked child.
     fn take_over(&self, parts: &[Range<usize>]) -> Result<UserFault, Errno> {
-        let fault = UserFault::open(Telling::Signal)?;
+        let fault = UserFault::open(FaultReport::Signal)?;
         for part in parts {
             fault.register(self.at(part.start), part.len())?;
             self.memory.set_inherited(part.start, part.len(), false)?;

@@ -17,7 +17,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use usring_sys::userfault::{Telling, Touch, UserFault};
+use usring_sys::userfault::{FaultEvent, FaultReport, UserFault};
 
 /// Fill levels at which eviction starts and ends, in percent of the buffer.
 const HIGH: usize = 90;
@@ -60,7 +60,7 @@ struct Buffer {
     limit: usize,
     /// Whether the evictors are running.
     evicting: bool,
-    faults: VecDeque<Touch>,
+    faults: VecDeque<FaultEvent>,
 }
 
 pub struct Umap {
@@ -80,7 +80,7 @@ impl Umap {
     /// Makes memory with this pager. The store is the file at `path` or, if `path` is empty, in
     /// memory. The pager's threads run until the process ends.
     pub fn make(path: &Path, size: usize, limit: usize) -> Result<&'static dyn Memory, String> {
-        let fault = UserFault::open(Telling::Events).map_err(|error| format!("no userfaultfd: {error}"))?;
+        let fault = UserFault::open(FaultReport::Events).map_err(|error| format!("no userfaultfd: {error}"))?;
         let start = map(size)? as usize;
         fault.register(start, size).map_err(|error| format!("userfaultfd: {error}"))?;
         let store = if path.as_os_str().is_empty() {
@@ -128,7 +128,7 @@ impl Umap {
         loop {
             // SAFETY: the array has one entry, as the call says.
             unsafe { libc::poll(&raw mut watched, 1, -1) };
-            let mut faults: Vec<Touch> = std::iter::from_fn(|| self.fault.read()).take(TOGETHER).collect();
+            let mut faults: Vec<FaultEvent> = std::iter::from_fn(|| self.fault.read()).take(TOGETHER).collect();
             faults.sort_by_key(|fault| fault.address);
             if !faults.is_empty() {
                 self.lock().faults.extend(faults);
@@ -141,20 +141,20 @@ impl Umap {
         let mut block = Box::new(Block([0; PAGE]));
         let mut buffer = self.lock();
         loop {
-            let Some(touch) = buffer.faults.pop_front() else {
+            let Some(fault) = buffer.faults.pop_front() else {
                 buffer = wait(&self.filled, buffer);
                 continue;
             };
-            let page = (touch.address - self.start) / PAGE;
+            let page = (fault.address - self.start) / PAGE;
             while buffer.pages[page] == State::Busy {
                 buffer = wait(&self.changed, buffer);
             }
             buffer = match buffer.pages[page] {
-                before @ (State::Untouched | State::Out) => self.bring_in(buffer, page, before, touch, &mut block),
+                before @ (State::Untouched | State::Out) => self.bring_in(buffer, page, before, fault, &mut block),
                 _ => {
                     // Another fault has brought the page in meanwhile, or the fault is a write to a
                     // write-protected page.
-                    if touch.write {
+                    if fault.write {
                         buffer.pages[page] = State::Dirty;
                         let _ = self.fault.protect(self.address(page), PAGE, false);
                     }
@@ -170,7 +170,7 @@ impl Umap {
         mut buffer: MutexGuard<'a, Buffer>,
         page: usize,
         before: State,
-        touch: Touch,
+        fault: FaultEvent,
         block: &mut Block,
     ) -> MutexGuard<'a, Buffer> {
         buffer.pages[page] = State::Busy;
@@ -187,10 +187,10 @@ impl Umap {
             State::Untouched => block.0.fill(0),
             _ => self.read(page, block),
         }
-        let copied = self.fault.copy(self.address(page), &block.0, !touch.write);
+        let copied = self.fault.copy(self.address(page), &block.0, !fault.write);
         assert!(copied.is_ok(), "a page cannot be filled: {copied:?}");
         let mut buffer = self.lock();
-        buffer.pages[page] = if touch.write { State::Dirty } else { State::Clean };
+        buffer.pages[page] = if fault.write { State::Dirty } else { State::Clean };
         buffer.order.push_back(page);
         self.changed.notify_all();
         buffer
