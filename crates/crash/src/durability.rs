@@ -56,9 +56,9 @@ pub struct Durability {
     replaces: Vec<bool>,
 }
 
-/// The outcome of an operation at a power loss.
+/// The effect of a power loss on an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum OperationState {
     /// The operation had not begun.
     NotBegun,
     /// A power loss can leave the operation whole, in part, or not at all.
@@ -84,21 +84,21 @@ impl Durability {
         durability
     }
 
-    pub fn fate(&self, history: &History, index: usize, cut: Position) -> Fate {
+    pub fn state_at(&self, history: &History, index: usize, cut: Position) -> OperationState {
         if history.operations[index].begin >= cut {
-            Fate::NotBegun
+            OperationState::NotBegun
         } else if self.durable_at[index] <= cut {
-            Fate::Durable
+            OperationState::Durable
         } else if self.dropped_at[index] < cut {
-            Fate::Dropped
+            OperationState::Dropped
         } else {
-            Fate::Pending
+            OperationState::Pending
         }
     }
 
     /// Returns the operations that a power loss at this position can undo, in their order.
     pub fn pending(&self, history: &History, cut: Position) -> Vec<usize> {
-        let is_pending = |index: &usize| self.fate(history, *index, cut) == Fate::Pending;
+        let is_pending = |index: &usize| self.state_at(history, *index, cut) == OperationState::Pending;
         (0..history.operations.len()).filter(is_pending).collect()
     }
 
@@ -231,17 +231,17 @@ mod tests {
     use super::*;
     use crate::tests::{FILE, OTHER, create, empty, fsync, fsync_root, rename, write};
 
-    fn fate(history: &History, model: Model, index: usize) -> Fate {
-        Durability::of(history, model).fate(history, index, history.length)
+    fn state(history: &History, model: Model, index: usize) -> OperationState {
+        Durability::of(history, model).state_at(history, index, history.length)
     }
 
     #[test]
     fn fsync_covers_a_write_that_ended_before_the_fsync_began() {
         let mut history = empty();
         let written = history.push(write(FILE, 0, b"a"));
-        assert_eq!(fate(&history, Model::Posix, written), Fate::Pending);
+        assert_eq!(state(&history, Model::Posix, written), OperationState::Pending);
         history.push_sync(fsync(FILE));
-        assert_eq!(fate(&history, Model::Posix, written), Fate::Durable);
+        assert_eq!(state(&history, Model::Posix, written), OperationState::Durable);
     }
 
     #[test]
@@ -251,9 +251,9 @@ mod tests {
         let syncing = history.begin_sync(fsync(FILE));
         history.end(writing);
         history.end(syncing);
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Pending);
         history.push_sync(fsync(FILE));
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Durable);
     }
 
     #[test]
@@ -261,9 +261,9 @@ mod tests {
         let mut history = empty();
         history.push(write(FILE, 0, b"a"));
         let syncing = history.begin_sync(fsync(FILE));
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Pending);
         history.end(syncing);
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Durable);
     }
 
     #[test]
@@ -271,9 +271,9 @@ mod tests {
         let mut history = empty();
         history.push(write(FILE, 0, b"a"));
         history.push_sync(fsync(OTHER));
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Pending);
         history.push_sync(Scope::Everything);
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Durable);
     }
 
     #[test]
@@ -281,10 +281,10 @@ mod tests {
         let mut history = empty();
         history.push(create("new", FILE));
         history.push_sync(fsync(FILE));
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
-        assert_eq!(fate(&history, Model::Ext4Ordered, 0), Fate::Durable);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Pending);
+        assert_eq!(state(&history, Model::Ext4Ordered, 0), OperationState::Durable);
         history.push_sync(fsync_root());
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Durable);
     }
 
     #[test]
@@ -293,11 +293,11 @@ mod tests {
         let mut history = empty();
         history.push(rename("a", "b", OTHER));
         history.push_sync(data_only(FILE));
-        assert_eq!(fate(&history, Model::Ext4Ordered, 0), Fate::Pending);
+        assert_eq!(state(&history, Model::Ext4Ordered, 0), OperationState::Pending);
         history.push(write(FILE, 0, b"the file grows"));
         history.push_sync(data_only(FILE));
-        assert_eq!(fate(&history, Model::Ext4Ordered, 0), Fate::Durable);
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        assert_eq!(state(&history, Model::Ext4Ordered, 0), OperationState::Durable);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Pending);
     }
 
     #[test]
@@ -306,10 +306,10 @@ mod tests {
         history.push(write(FILE, 0, b"lost"));
         history.push_failed_sync(fsync(FILE));
         history.push_sync(fsync(FILE));
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Pending);
         history.push(write(FILE, 0, b"again"));
         history.push_sync(fsync(FILE));
-        assert_eq!(fate(&history, Model::Posix, 1), Fate::Durable);
+        assert_eq!(state(&history, Model::Posix, 1), OperationState::Durable);
     }
 
     #[test]
@@ -322,8 +322,8 @@ mod tests {
         history.syncs[1].dropped = true;
         history.push(write(FILE, 8, b"later"));
         history.push_sync(fsync(FILE));
-        let fates = [0, 1, 2].map(|index| fate(&history, Model::Posix, index));
-        assert_eq!(fates, [Fate::Durable, Fate::Dropped, Fate::Durable]);
+        let states = [0, 1, 2].map(|index| state(&history, Model::Posix, index));
+        assert_eq!(states, [OperationState::Durable, OperationState::Dropped, OperationState::Durable]);
     }
 
     #[test]
@@ -332,7 +332,7 @@ mod tests {
         history.push(write(FILE, 0, b"kept"));
         history.push_sync(fsync(FILE));
         history.push_failed_sync(fsync(FILE));
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Durable);
     }
 
     #[test]
@@ -340,9 +340,9 @@ mod tests {
         let mut history = empty();
         let writing = history.begin(write(FILE, 0, b"a"));
         history.operations[0].is_synchronous = true;
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Pending);
         history.end(writing);
-        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+        assert_eq!(state(&history, Model::Posix, 0), OperationState::Durable);
     }
 
     #[test]
@@ -351,8 +351,8 @@ mod tests {
         history.push(create("new", FILE));
         history.push(Change::Grow { node: FILE, size: 100 });
         history.push(write(FILE, 0, b"a"));
-        assert_eq!(fate(&history, Model::Device, 0), Fate::Durable);
-        assert_eq!(fate(&history, Model::Device, 1), Fate::Durable);
-        assert_eq!(fate(&history, Model::Device, 2), Fate::Pending);
+        assert_eq!(state(&history, Model::Device, 0), OperationState::Durable);
+        assert_eq!(state(&history, Model::Device, 1), OperationState::Durable);
+        assert_eq!(state(&history, Model::Device, 2), OperationState::Pending);
     }
 }

@@ -1,6 +1,6 @@
 //! Sentences about operations and about why a power loss can undo them.
 
-use crate::durability::{Durability, Fate};
+use crate::durability::{Durability, OperationState};
 use crate::history::{Change, History, Operation, Origin, Position, Scope};
 use crate::plan::{Choice, Plan, SurvivingSectors};
 use crate::tree::ROOT;
@@ -118,7 +118,7 @@ pub fn plan(history: &History, durability: &Durability, plan: &Plan) -> Vec<Stri
         }
         None => "power loss before the first operation".into(),
     });
-    let is_dropped = |index: &usize| durability.fate(history, *index, plan.cut) == Fate::Dropped;
+    let is_dropped = |index: &usize| durability.state_at(history, *index, plan.cut) == OperationState::Dropped;
     for index in (0..history.operations.len()).filter(is_dropped) {
         let reason = reason(history, index, plan.cut);
         lines.push(format!("lost: {}; {reason}", operation_with_origin(history, index)));

@@ -8,7 +8,7 @@
 //!
 //! Bytes that replace other bytes are not ordered.
 
-use crate::durability::{Durability, Fate, is_metadata};
+use crate::durability::{Durability, OperationState, is_metadata};
 use crate::history::{Change, History};
 use crate::plan::{Choice, Plan, SurvivingSectors, sectors};
 use crate::tree::Node;
@@ -59,7 +59,7 @@ fn write_renamed(plan: &mut Plan, history: &History, durability: &Durability) {
     for (index, operation) in history.operations.iter().enumerate() {
         if let Change::Rename { node, .. } = &operation.change
             && durability.replaces(index)
-            && durability.fate(history, index, plan.cut) != Fate::NotBegun
+            && durability.state_at(history, index, plan.cut) != OperationState::NotBegun
             && plan.choice(index) == Choice::Whole
         {
             written.push((index, *node));

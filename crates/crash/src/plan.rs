@@ -1,6 +1,6 @@
 //! One power loss: when it comes, and what it leaves of the operations that it can undo.
 
-use crate::durability::{Durability, Fate, Model};
+use crate::durability::{Durability, Model, OperationState};
 use crate::history::{Change, History, Position};
 use crate::ordered;
 use crate::tree::Tree;
@@ -108,10 +108,10 @@ impl Plan {
     /// has the effects of all earlier operations.
     pub fn tree_from(&self, history: &History, durability: &Durability, mut tree: Tree, first: usize) -> Tree {
         for index in first..history.operations.len() {
-            match durability.fate(history, index, self.cut) {
-                Fate::NotBegun | Fate::Dropped => {}
-                Fate::Durable => tree.apply(&history.operations[index].change),
-                Fate::Pending => leave(&mut tree, &history.operations[index].change, self.choice(index)),
+            match durability.state_at(history, index, self.cut) {
+                OperationState::NotBegun | OperationState::Dropped => {}
+                OperationState::Durable => tree.apply(&history.operations[index].change),
+                OperationState::Pending => leave(&mut tree, &history.operations[index].change, self.choice(index)),
             }
         }
         tree

@@ -1,6 +1,6 @@
 //! Helpers for the tests of several modules, and the properties that hold for every history.
 
-use crate::durability::{Durability, Fate, Model};
+use crate::durability::{Durability, Model, OperationState};
 use crate::generator::{Generator, Stage};
 use crate::history::{Change, History, Scope};
 use crate::plan::{Choice, Plan};
@@ -107,12 +107,15 @@ fn what_fsync_covered_is_in_every_state() {
                 for node in [FILE, OTHER] {
                     let of_node = |index: &usize| history.operations[*index].change.file() == Some(node);
                     let all: Vec<usize> = (0..history.operations.len()).filter(of_node).collect();
-                    if all.iter().any(|index| durability.fate(&history, *index, plan.cut) == Fate::Pending) {
+                    if all
+                        .iter()
+                        .any(|index| durability.state_at(&history, *index, plan.cut) == OperationState::Pending)
+                    {
                         continue;
                     }
                     let mut expected = history.initial.clone();
                     for index in all {
-                        if durability.fate(&history, index, plan.cut) == Fate::Durable {
+                        if durability.state_at(&history, index, plan.cut) == OperationState::Durable {
                             expected.apply(&history.operations[index].change);
                         }
                     }
@@ -138,7 +141,7 @@ fn what_completed_before_an_fsync_was_submitted_is_durable_and_what_is_in_flight
                 .filter(|sync| sync.scope == fsync(file) && operation.end.is_some_and(|end| end < sync.begin));
             let first = covering.filter_map(|sync| sync.end).min();
             for cut in 0..=history.length {
-                let is_durable = durability.fate(&history, index, cut) == Fate::Durable;
+                let is_durable = durability.state_at(&history, index, cut) == OperationState::Durable;
                 assert_eq!(is_durable, first.is_some_and(|end| end < cut), "seed {seed}, {index}, {cut}");
             }
         }

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use usring_crash::durability::{Durability, Fate};
+use usring_crash::durability::{Durability, OperationState};
 use usring_crash::generator::{Generator, Stage};
 use usring_crash::{History, Plan, Tree};
 
@@ -87,7 +87,7 @@ impl<'a> Worker<'a> {
 
     fn tree(&mut self, plan: &Plan) -> Tree {
         let Search { history, durability, .. } = *self.search;
-        let is_durable = |index: &usize| durability.fate(history, *index, plan.cut) == Fate::Durable;
+        let is_durable = |index: &usize| durability.state_at(history, *index, plan.cut) == OperationState::Durable;
         let durable = (0..history.operations.len()).take_while(is_durable).count();
         if durable < self.prefix.1 {
             self.prefix = (history.initial.clone(), 0);
