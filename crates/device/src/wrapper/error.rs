@@ -1,7 +1,7 @@
 //! A wrapper that makes random errors, and repeats them with the same seed. Requests fail, transfer
 //! fewer bytes than requested, never complete, or complete late.
 //!
-//! A random draw decides the fate of each request, in the order in which a queue pair accepts
+//! A random draw decides the outcome of each request, in the order in which a queue pair accepts
 //! requests. For a request that the inner device passes to a worker, the worker draws again.
 
 use super::delayed_queue::DelayedQueue;
@@ -36,9 +36,9 @@ pub static KIND: DeviceKind = DeviceKind {
     open: Opening::Wrapper(|layer, inner| Ok(Box::new(Faulty::new(layer, inner)))),
 };
 
-/// The fate of a request.
+/// The outcome that a random draw gives a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum DrawnOutcome {
     Well,
     /// Fails with EIO. The inner device does not get the request.
     Fails,
@@ -50,8 +50,12 @@ enum Fate {
     Late,
 }
 
-const CHANCES: [(&str, Fate); 4] =
-    [("eio", Fate::Fails), ("short", Fate::Short), ("never", Fate::Never), ("late", Fate::Late)];
+const CHANCES: [(&str, DrawnOutcome); 4] = [
+    ("eio", DrawnOutcome::Fails),
+    ("short", DrawnOutcome::Short),
+    ("never", DrawnOutcome::Never),
+    ("late", DrawnOutcome::Late),
+];
 
 /// Default of the option `late-by`, in nanoseconds.
 const LATE_BY: Nanoseconds = 10_000_000;
@@ -90,29 +94,29 @@ impl Faulty {
 /// The random draw for a request.
 #[derive(Clone, Copy)]
 struct Drawn {
-    fate: Fate,
+    outcome: DrawnOutcome,
     /// How much of a short request to transfer, in units of 2⁻⁶⁴ of the request.
     share: u64,
 }
 
-/// Draws the fates of requests.
+/// Draws the outcomes of requests.
 struct Dice {
     chances: [u32; CHANCES.len()],
     random: Random,
 }
 
 impl Dice {
-    /// Draws a fate. Always uses two random numbers, so a fate does not depend on earlier fates.
+    /// Draws an outcome. Always uses two random numbers, so no outcome depends on earlier ones.
     fn draw(&mut self) -> Drawn {
         let mut number = width::low(self.random.below(u64::from(Probability::ALWAYS)));
         let share = self.random.draw();
-        for (chance, (_, fate)) in self.chances.into_iter().zip(CHANCES) {
+        for (chance, (_, outcome)) in self.chances.into_iter().zip(CHANCES) {
             if number < chance {
-                return Drawn { fate, share };
+                return Drawn { outcome, share };
             }
             number -= chance;
         }
-        Drawn { fate: Fate::Well, share }
+        Drawn { outcome: DrawnOutcome::Well, share }
     }
 }
 
@@ -124,7 +128,11 @@ impl Drawn {
             Operation::Read | Operation::Write => request.length / block,
             Operation::Flush | Operation::Discard | Operation::WriteZeroes => 0,
         };
-        if self.fate == Fate::Short && blocks > 1 { Some((1 + share_of(self.share, blocks - 1)) * block) } else { None }
+        if self.outcome == DrawnOutcome::Short && blocks > 1 {
+            Some((1 + share_of(self.share, blocks - 1)) * block)
+        } else {
+            None
+        }
     }
 }
 
@@ -159,24 +167,24 @@ impl Driver for Faulty {
         Ok(Box::new(FaultyQueue { delayed_queue, lateness, dice: self.dice(), block, drawn: None, segments }))
     }
 
-    /// Executes a request according to its fate. A request that never completes blocks its thread
-    /// until a signal arrives (`EINTR`).
+    /// Executes a request according to its outcome. A request that never completes blocks its
+    /// thread until a signal arrives (`EINTR`).
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let drawn = self.dice().draw();
-        match drawn.fate {
-            Fate::Well => self.inner.execute(request),
-            Fate::Fails => Err(Errno::EIO),
-            Fate::Short => {
+        match drawn.outcome {
+            DrawnOutcome::Well => self.inner.execute(request),
+            DrawnOutcome::Fails => Err(Errno::EIO),
+            DrawnOutcome::Short => {
                 let block = u64::from(self.geometry().block);
                 let Some(length) = drawn.length(request, block) else { return self.inner.execute(request) };
                 let mut segments = Vec::new();
                 cut(request.segments, length, &mut segments);
                 self.inner.execute(&DeviceRequest { length, segments: &segments, ..*request })
             }
-            Fate::Never => loop {
+            DrawnOutcome::Never => loop {
                 wait::nanosleep(Nanoseconds::MAX)?;
             },
-            Fate::Late => {
+            DrawnOutcome::Late => {
                 let answer = self.inner.execute(request);
                 let _ = wait::nanosleep(self.late_by);
                 answer
@@ -228,13 +236,13 @@ impl QueuePair for FaultyQueue {
             return Submission::Full;
         }
         let drawn = self.drawn.take().unwrap_or_else(|| self.dice.draw());
-        self.lateness.late[request.token as usize] = drawn.fate == Fate::Late;
-        let submission = match (drawn.fate, drawn.length(request, self.block)) {
-            (Fate::Fails, _) => {
+        self.lateness.late[request.token as usize] = drawn.outcome == DrawnOutcome::Late;
+        let submission = match (drawn.outcome, drawn.length(request, self.block)) {
+            (DrawnOutcome::Fails, _) => {
                 self.delayed_queue.keep(Some(Completion::failed(request.token, Errno::EIO)));
                 Submission::Accepted
             }
-            (Fate::Never, _) => {
+            (DrawnOutcome::Never, _) => {
                 self.delayed_queue.keep(None);
                 Submission::Accepted
             }
