@@ -4,7 +4,7 @@
 //! The page identifies a process by a hash of its id and of the time at which it was forked. So
 //! counts go on after execve(2), and start anew in a later process with the same id.
 
-use crate::decide::{Call, Fault, Moment, decide};
+use crate::decide::{Call, CallOccurrence, Fault, decide};
 use crate::page::{Counter, Key, OrderEvent, Page};
 use crate::rule::Rule;
 use crate::set::{CallSet, name_of};
@@ -131,14 +131,14 @@ pub fn ask_numbered(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     if *nth == 0 {
         *nth = page.count(key(Counter::Calls, state.identity, 0));
     }
-    let moment = Moment {
+    let occurrence = CallOccurrence {
         process: state.number(page),
         nth: *nth,
         elapsed: Clock::Monotonic.now().saturating_sub(page.begin_time()),
         seed: page.seed(),
     };
     let active = rules.active.iter().map(|(index, rule)| (*index, rule));
-    let fault = decide(active, call, &moment, |rule| page.count(key(Counter::Matched, state.identity, rule)))?;
+    let fault = decide(active, call, &occurrence, |rule| page.count(key(Counter::Matched, state.identity, rule)))?;
     if fault.once && !page.remove(fault.rule) {
         // Another call has just had this fault.
         return None;
@@ -146,7 +146,7 @@ pub fn ask_numbered(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     page.count(key(Counter::Faults, 0, fault.rule));
     MADE.fetch_add(1, Ordering::Relaxed);
     if let Some(path) = page.log() {
-        log(path, &fault, call, &moment);
+        log(path, &fault, call, &occurrence);
     }
     Some(fault)
 }
@@ -228,9 +228,9 @@ pub fn names(kind: crate::Kind, number: u16) -> bool {
 
 /// Appends a fault to the log: the rule that repeats it, and behind `#` further facts for the
 /// reader. If the log cannot be written, the line is lost, and the fault happens all the same.
-fn log(mut path: Vec<u8>, fault: &Fault, call: &Call<'_>, moment: &Moment) {
+fn log(mut path: Vec<u8>, fault: &Fault, call: &Call<'_>, occurrence: &CallOccurrence) {
     let mut line = String::new();
-    if fault.write(&mut line, call, moment).is_err() {
+    if fault.write(&mut line, call, occurrence).is_err() {
         return;
     }
     let _ = write!(line, " # rule {}", u32::from(fault.rule) + 1);

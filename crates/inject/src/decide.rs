@@ -50,9 +50,9 @@ pub struct Call<'a> {
     pub issue_path: Option<IssuePath>,
 }
 
-/// The moment of a call.
+/// Which of many equal calls a call is: its process, its number among them, and its time.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct CallOccurrence {
     /// Number of the process in the run, from 1.
     pub process: u32,
     /// Number of the call among the calls of its name in its process, from 1.
@@ -89,15 +89,15 @@ pub struct Fault {
 pub fn decide<'a>(
     rules: impl DoubleEndedIterator<Item = (u16, &'a Rule)>,
     call: &Call<'_>,
-    moment: &Moment,
+    occurrence: &CallOccurrence,
     count: impl FnOnce(u16) -> u64,
 ) -> Option<Fault> {
-    let (index, rule) = rules.rev().find(|(_, rule)| means(rule, call, moment))?;
+    let (index, rule) = rules.rev().find(|(_, rule)| means(rule, call, occurrence))?;
     let counted = count(index);
     if !rule.when.includes(counted) {
         return None;
     }
-    let mut random = dice(index, call, moment, counted);
+    let mut random = dice(index, call, occurrence, counted);
     let drawn = random.below(u64::from(Probability::ALWAYS));
     let share = random.below(u64::from(Probability::ALWAYS));
     if rule.chance.is_some_and(|chance| drawn >= u64::from(chance.per_billion())) {
@@ -128,13 +128,13 @@ pub fn decide<'a>(
 
 /// Returns the source of one call's random numbers. They depend only on the run's seed, the rule,
 /// the call's kind and number, the process, and `counted`: the number of the call for this rule.
-fn dice(rule: u16, call: &Call<'_>, moment: &Moment, counted: u64) -> Random {
+fn dice(rule: u16, call: &Call<'_>, occurrence: &CallOccurrence, counted: u64) -> Random {
     let place = u64::from(rule) << 16 | u64::from(call.number) << 4 | call.kind as u64;
-    let seed = Random::of(moment.seed, place << 32 | u64::from(moment.process)).draw();
+    let seed = Random::of(occurrence.seed, place << 32 | u64::from(occurrence.process)).draw();
     Random::of(seed, counted)
 }
 
-fn means(rule: &Rule, call: &Call<'_>, moment: &Moment) -> bool {
+fn means(rule: &Rule, call: &Call<'_>, occurrence: &CallOccurrence) -> bool {
     let Conditions { path, descriptor, user_data, ring, thread, process, nth, after, by } = &rule.conditions;
     rule.set.contains(call.kind, call.number)
         && *by == call.issue_path
@@ -142,9 +142,9 @@ fn means(rule: &Rule, call: &Call<'_>, moment: &Moment) -> bool {
         && user_data.is_none_or(|wanted| call.user_data == Some(wanted))
         && ring.is_none_or(|wanted| call.ring == Some(wanted))
         && thread.is_none_or(|wanted| call.thread == wanted)
-        && process.is_none_or(|wanted| moment.process == wanted)
-        && nth.is_none_or(|wanted| moment.nth == wanted)
-        && moment.elapsed >= *after
+        && process.is_none_or(|wanted| occurrence.process == wanted)
+        && nth.is_none_or(|wanted| occurrence.nth == wanted)
+        && occurrence.elapsed >= *after
         && path.as_ref().is_none_or(|pattern| call.names.any(&mut |name| matches_path(pattern, name)))
 }
 
@@ -183,9 +183,9 @@ impl Fault {
     }
 
     /// Writes the rule that makes this fault again, and no other fault.
-    pub fn write(&self, f: &mut dyn fmt::Write, call: &Call<'_>, moment: &Moment) -> fmt::Result {
+    pub fn write(&self, f: &mut dyn fmt::Write, call: &Call<'_>, occurrence: &CallOccurrence) -> fmt::Result {
         let (kind, name) = (call.kind.name(), name_of(call.kind, call.number));
-        write!(f, "{kind}:{name}:process={}:nth={}", moment.process, moment.nth)?;
+        write!(f, "{kind}:{name}:process={}:nth={}", occurrence.process, occurrence.nth)?;
         if let Some(issue_path) = call.issue_path {
             write!(f, ":by={}", issue_path.name())?;
         }

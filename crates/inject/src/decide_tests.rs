@@ -31,12 +31,12 @@ fn call() -> Call<'static> {
     }
 }
 
-const MOMENT: Moment = Moment { process: 1, nth: 1, elapsed: 1_000, seed: 7 };
+const OCCURRENCE: CallOccurrence = CallOccurrence { process: 1, nth: 1, elapsed: 1_000, seed: 7 };
 
 impl Run {
-    fn ask_at(&self, call: &Call<'_>, moment: &Moment) -> Option<Fault> {
+    fn ask_at(&self, call: &Call<'_>, occurrence: &CallOccurrence) -> Option<Fault> {
         let rules = self.rules.iter().enumerate().map(|(index, rule)| (index as u16, rule));
-        decide(rules, call, &Moment { seed: self.seed, ..*moment }, |rule| {
+        decide(rules, call, &CallOccurrence { seed: self.seed, ..*occurrence }, |rule| {
             let mut counts = self.counts.borrow_mut();
             let count = counts.entry(rule).or_default();
             *count += 1;
@@ -45,7 +45,7 @@ impl Run {
     }
 
     fn ask(&self) -> Option<Fault> {
-        self.ask_at(&call(), &MOMENT)
+        self.ask_at(&call(), &OCCURRENCE)
     }
 
     fn fires(&self, calls: u64) -> Vec<u64> {
@@ -63,11 +63,11 @@ fn the_calls_that_when_names_get_the_fault() {
 #[test]
 fn a_rule_with_a_way_means_a_request_only_once_the_way_is_known() {
     let rules = run(&["read:error=EIO:by=poll"]);
-    let by = |issue_path| rules.ask_at(&Call { issue_path, ..call() }, &MOMENT).is_some();
+    let by = |issue_path| rules.ask_at(&Call { issue_path, ..call() }, &OCCURRENCE).is_some();
     assert!(!by(None) && !by(Some(IssuePath::Worker)) && by(Some(IssuePath::Poll)));
     let others = run(&["read:error=EIO"]);
     assert!(
-        others.ask_at(&Call { issue_path: Some(IssuePath::Poll), ..call() }, &MOMENT).is_none(),
+        others.ask_at(&Call { issue_path: Some(IssuePath::Poll), ..call() }, &OCCURRENCE).is_none(),
         "it was asked already"
     );
 }
@@ -101,8 +101,8 @@ impl Names for One {
 #[test]
 fn a_pattern_is_compared_with_the_names_of_the_file() {
     let rule = run(&["read:error=EIO:path=*.wal"]);
-    assert!(rule.ask_at(&Call { names: &One("/srv/1.wal"), ..call() }, &MOMENT).is_some());
-    assert!(rule.ask_at(&Call { names: &One("/srv/1.db"), ..call() }, &MOMENT).is_none());
+    assert!(rule.ask_at(&Call { names: &One("/srv/1.wal"), ..call() }, &OCCURRENCE).is_some());
+    assert!(rule.ask_at(&Call { names: &One("/srv/1.db"), ..call() }, &OCCURRENCE).is_none());
 }
 
 #[test]
@@ -142,12 +142,12 @@ fn a_fault_is_written_as_the_rule_that_repeats_it() {
         "read:cancel",
     ];
     for text in texts {
-        let (original, moment) = (run(&[text]).ask().unwrap(), Moment { nth: 3, process: 2, ..MOMENT });
+        let (original, occurrence) = (run(&[text]).ask().unwrap(), CallOccurrence { nth: 3, process: 2, ..OCCURRENCE });
         let mut line = String::new();
-        original.write(&mut line, &call(), &moment).unwrap();
+        original.write(&mut line, &call(), &occurrence).unwrap();
         assert!(line.starts_with("ring:read:process=2:nth=3:"), "{line}");
         let again = run(&[&line]);
-        assert_eq!(again.ask_at(&call(), &moment), Some(original), "{line}");
-        assert_eq!(again.ask_at(&call(), &Moment { nth: 4, ..moment }), None, "{line}");
+        assert_eq!(again.ask_at(&call(), &occurrence), Some(original), "{line}");
+        assert_eq!(again.ask_at(&call(), &CallOccurrence { nth: 4, ..occurrence }), None, "{line}");
     }
 }
