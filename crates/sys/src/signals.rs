@@ -102,7 +102,7 @@ pub enum Deferral {
     First,
     /// The thread already has a deferred signal, whose state stays as it was. The new signal has to
     /// stay pending in the kernel, or be sent again.
-    Again,
+    AlreadyDeferred,
     /// No slot is free: the program's handler has to run now.
     Full,
 }
@@ -167,7 +167,7 @@ pub fn defer(original_mask: SignalSet, resend: SignalSet, saved_frame: u32) -> D
     let thread = thread_id();
     if let Some(slot) = slot_of(thread) {
         slot.resend.fetch_or(resend, Ordering::Relaxed);
-        return Deferral::Again;
+        return Deferral::AlreadyDeferred;
     }
     // Acquire: pairs with the release in `take`, after which the slot's last owner no longer uses
     // its fields.

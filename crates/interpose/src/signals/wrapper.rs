@@ -231,7 +231,7 @@ extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *m
     let saved_frame = saved.unwrap_or(0);
     match signals::defer(original_mask, 0, saved_frame) {
         Deferral::First if saved_frame != 0 => {}
-        Deferral::First | Deferral::Again => {
+        Deferral::First | Deferral::AlreadyDeferred => {
             frames::give_back(saved_frame);
             let itself = set_of(information.signal.cast_unsigned());
             if itself & ALWAYS_OPEN != 0 {
