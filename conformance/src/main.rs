@@ -7,7 +7,7 @@
 //! conformance repeat N [CASE…]         runs each N times, names those that are not deterministic
 //! conformance show [--usring] [CASE…]  the transcripts expected of the kernel (or of usring)
 //! conformance record [--usring] [CASE…]  runs cases, writes their transcripts into the source
-//! conformance random SEED [PATIENCE]   runs a random program (`random`)
+//! conformance random SEED [WAIT_FACTOR]   runs a random program (`random`)
 //! conformance compare USRING FIRST N   runs N random programs on the kernel and on usring
 //! conformance seeds [--kernel] USRING  runs the fixed seeds on usring (and the kernel)
 //! conformance record-seeds N           prints lines of `random-seeds.txt` for the seeds 1 to N
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         ["record", names @ ..] => record(names, false),
         ["kernel"] => kernel(),
         ["random", seed] => random(seed, "1"),
-        ["random", seed, patience] => random(seed, patience),
+        ["random", seed, wait_factor] => random(seed, wait_factor),
         ["compare", usring, first, count] => match (first.parse(), count.parse()) {
             (Ok(first), Ok(count)) => random::compare(usring, first, count),
             _ => ExitCode::from(2),
@@ -138,11 +138,11 @@ fn repeat(times: &str, names: &[&str]) -> ExitCode {
     if runner::repeat(&cases, times) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn random(seed: &str, patience: &str) -> ExitCode {
-    let (Ok(seed), Ok(patience)) = (seed.parse(), patience.parse()) else {
+fn random(seed: &str, wait_factor: &str) -> ExitCode {
+    let (Ok(seed), Ok(wait_factor)) = (seed.parse(), wait_factor.parse()) else {
         return ExitCode::from(2);
     };
-    random::run(seed, patience);
+    random::run(seed, wait_factor);
     ExitCode::SUCCESS
 }
 

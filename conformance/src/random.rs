@@ -44,9 +44,9 @@ const BATCH: u32 = 6;
 /// Bytes of memory that belong to one request.
 const ROOM: usize = 512;
 /// A step ends after this many waits in a row have brought no completion.
-const QUIET_LOOKS: u32 = 4;
+const QUIET_WAITS: u32 = 4;
 /// Length of one wait with a wait factor of 1.
-const LOOK: Duration = Duration::from_millis(2);
+const WAIT_STEP: Duration = Duration::from_millis(2);
 /// Result of a SEND_ZC's notification that says that the kernel has copied the data.
 const COPIED: i32 = u::IORING_NOTIF_USAGE_ZC_COPIED as i32;
 /// Offset in [`Program::memory`] of the number that requests write to the eventfd.
@@ -416,10 +416,10 @@ impl Program {
     /// Takes completions until several waits in a row have brought none.
     fn collect(&mut self) {
         let mut quiet = 0;
-        while quiet < QUIET_LOOKS {
+        while quiet < QUIET_WAITS {
             // The program must wait in the kernel: with deferred task work the kernel starts no
             // workers before that.
-            self.ring.enter_for(0, 1, LOOK * self.wait_factor);
+            self.ring.enter_for(0, 1, WAIT_STEP * self.wait_factor);
             let new = self.ring.reap();
             quiet = if new.is_empty() { quiet + 1 } else { 0 };
             self.entries.extend(new);

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// Time limit for a statement.
-const PATIENCE: Duration = Duration::from_secs(180);
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -40,7 +40,7 @@ impl Client {
 
     /// Runs statements and returns their rows. Columns are separated by `|`.
     pub fn ask(&self, statements: &str) -> Result<String, String> {
-        let output = self.psql(PATIENCE).args(["--command", statements]).output();
+        let output = self.psql(STATEMENT_TIMEOUT).args(["--command", statements]).output();
         let output = finished(output).map_err(|why| format!("{statements}: {why}"))?;
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
     }

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Time limit for a start, a shutdown or a recovery of the server.
-const PATIENCE: Duration = Duration::from_secs(180);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(180);
 /// Pause between two checks of a condition.
 const PAUSE: Duration = Duration::from_millis(5);
 /// File with the counters of a server that runs without the launcher.
@@ -64,7 +64,7 @@ impl<'stage> Cluster<'stage> {
                 run.arg(variable("LD_PRELOAD", "tools/libusring.so")).arg(variable("USRING_STATS", COUNTS)).arg(program)
             }
         };
-        run.limit(PATIENCE)
+        run.limit(SERVER_TIMEOUT)
     }
 
     fn data(&self) -> std::path::PathBuf {
@@ -82,12 +82,12 @@ impl<'stage> Cluster<'stage> {
         loop {
             let run = self.program("postgres").args(self.settings.arguments(&self.data(), &self.stage.path("")));
             let mut process = run.start();
-            let Err(why) = self.client().wait(PATIENCE, || process.has_ended()) else {
+            let Err(why) = self.client().wait(SERVER_TIMEOUT, || process.has_ended()) else {
                 return Ok(Server { cluster: self, process });
             };
             let said = process.stderr_so_far();
             let is_early = said.contains("is still in use") || said.contains("lock file \"postmaster.pid\"");
-            if !is_early || begin.elapsed() > PATIENCE {
+            if !is_early || begin.elapsed() > SERVER_TIMEOUT {
                 return Err(format!("{why}\n{said}"));
             }
             std::thread::sleep(PAUSE);
@@ -154,7 +154,7 @@ impl Server<'_> {
         let ended = self.process.finish();
         let begin = Instant::now();
         while let Some(left) = children.iter().find(|child| is_alive(**child)) {
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > SERVER_TIMEOUT {
                 return Err(format!("process {left} ({}) outlives its postmaster", command_line(*left)));
             }
             std::thread::sleep(PAUSE);
@@ -175,7 +175,7 @@ impl Server<'_> {
             if let Some(chosen) = choose(&names) {
                 break (children[chosen], names[chosen].clone());
             }
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > SERVER_TIMEOUT {
                 return Err(format!("no child of the server's is one to kill: {names:?}"));
             }
             std::thread::sleep(PAUSE);
@@ -185,13 +185,15 @@ impl Server<'_> {
             return self.kill_child(choose);
         }
         while self.crashes() == crashes {
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > SERVER_TIMEOUT {
                 return Err(format!("the postmaster has not noticed that {name} was killed:\n{}", self.log_tail()));
             }
             std::thread::sleep(PAUSE);
         }
         let client = self.client();
-        client.wait(PATIENCE, || self.process.has_ended()).map_err(|why| format!("{why}\n{}", self.log_tail()))?;
+        client
+            .wait(SERVER_TIMEOUT, || self.process.has_ended())
+            .map_err(|why| format!("{why}\n{}", self.log_tail()))?;
         Ok(name)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use workloads::harness::{self, Finished, Run, Stage, World};
 
 /// Time limit of a test module. Some modules take most of a minute.
-const PATIENCE: Duration = Duration::from_secs(480);
+const RUN_TIMEOUT: Duration = Duration::from_secs(480);
 
 /// A test that needs a vsock address, which only a virtual machine has. Elsewhere it waits for
 /// ever.
@@ -20,7 +20,7 @@ fn python(stage: &Stage, world: World, module: &str, only: &BTreeSet<String>) ->
     // With -E Python ignores the user's environment.
     let run = stage.program(world, harness::python()).args(["-E", "-m", "test", "-v", "-i", NEEDS_VSOCK]);
     let run = only.iter().fold(run, |run, test| run.args(["-m", test]));
-    run.arg(module).current_dir(&folder).limit(PATIENCE)
+    run.arg(module).current_dir(&folder).limit(RUN_TIMEOUT)
 }
 
 /// Returns the names of the tests that ended as `how` says, such as `ok`. unittest's report has a

@@ -17,7 +17,7 @@ const ROWS_PER_TRANSACTION: u32 = 100;
 const ROWS_PER_BATCH: u32 = 10;
 const BATCHES_BEFORE_KILL: u32 = 40;
 /// Time limit for a start or shutdown of the server, and for a statement.
-const PATIENCE: Duration = Duration::from_secs(180);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The kernel interface that InnoDB uses.
 #[derive(Clone, Copy)]
@@ -52,7 +52,7 @@ fn server_program(stage: &Stage, (world, interface): (World, Interface), program
     let run = run.args(["--innodb-use-native-aio=1", "--innodb-buffer-pool-size=6M", "--innodb-log-file-size=8M"]);
     // As root the server refuses to run without this option.
     let run = if is_root() && world == World::Denied { run.arg("--user=root") } else { run };
-    run.limit(PATIENCE)
+    run.limit(SERVER_TIMEOUT)
 }
 
 fn make_database(stage: &Stage, world: (World, Interface)) {
@@ -87,7 +87,7 @@ impl<'stage> Server<'stage> {
 
     /// Waits for the server's readiness message to the socket (sd_notify(3)).
     fn wait_until_ready(&mut self, socket: &UnixDatagram) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SERVER_TIMEOUT;
         socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         let mut message = [0; 4096];
         while Instant::now() < deadline && !self.process.has_ended() {
@@ -111,7 +111,7 @@ impl<'stage> Server<'stage> {
     /// Prepares the client program for this server.
     fn client(&self) -> Command {
         let mut client = Command::new("timeout");
-        client.arg(PATIENCE.as_secs().to_string()).args(["mariadb", "--no-defaults", "--user=root", "--batch"]);
+        client.arg(SERVER_TIMEOUT.as_secs().to_string()).args(["mariadb", "--no-defaults", "--user=root", "--batch"]);
         client.args(["--skip-column-names", "--unbuffered", "--socket"]).arg(self.stage.path("socket"));
         client
     }

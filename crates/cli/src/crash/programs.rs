@@ -52,7 +52,7 @@ impl std::fmt::Display for Ended {
 }
 
 /// Interval at which a waiting thread checks whether a signal has asked this process to end.
-const GLANCE: Duration = Duration::from_millis(100);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts a command in a process group of its own, and waits for its end.
 fn run_within(command: &mut Command, limit: Duration) -> io::Result<Ended> {
@@ -63,7 +63,7 @@ fn run_within(command: &mut Command, limit: Duration) -> io::Result<Ended> {
     let end = Instant::now() + limit;
     let ended = loop {
         let left = end.saturating_duration_since(Instant::now());
-        match receiver.recv_timeout(left.min(GLANCE)) {
+        match receiver.recv_timeout(left.min(STOP_CHECK_INTERVAL)) {
             Ok(status) => break Ended::Status(status?),
             Err(RecvTimeoutError::Disconnected) => break Ended::TimedOut,
             Err(RecvTimeoutError::Timeout) if is_stopped() => break Ended::Stopped,

@@ -15,7 +15,7 @@ use usring_device::control::Control;
 use usring_sys::Errno;
 
 /// How long `usring ctl` waits for the answer of a run.
-const PATIENCE_SECONDS: u64 = 5;
+const ANSWER_TIMEOUT_SECONDS: u64 = 5;
 
 /// A listening socket. Dropping it removes its file.
 pub struct Socket {
@@ -146,7 +146,7 @@ pub fn all() -> Vec<PathBuf> {
 
 /// Returns the control of the run with this socket, for questions from outside the run.
 pub fn control(socket: &Path) -> Control {
-    Control::at(socket.as_os_str().as_bytes()).within(PATIENCE_SECONDS)
+    Control::at(socket.as_os_str().as_bytes()).within(ANSWER_TIMEOUT_SECONDS)
 }
 
 /// Returns the process id of the launcher to which a socket belongs.
@@ -160,7 +160,7 @@ pub fn say_unanswered(socket: &Path, error: Errno) {
     let _ = match error {
         Errno::EAGAIN => writeln!(
             std::io::stderr(),
-            "usring ctl: the run {run} does not answer within {PATIENCE_SECONDS} s; is its process stopped?"
+            "usring ctl: the run {run} does not answer within {ANSWER_TIMEOUT_SECONDS} s; is its process stopped?"
         ),
         _ => writeln!(std::io::stderr(), "usring ctl: the run {run} does not answer ({error})", error = words(&error)),
     };
