@@ -345,13 +345,13 @@ case!(destroy_waits_for_transfers => "
 fn destroy_ends_polls(t: &mut Transcript) {
     let context = Context::new(8);
     let (reader, _writer) = files::pipe();
-    let told = files::eventfd(0);
+    let eventfd = files::eventfd(0);
     let mut iocb = aio::poll(&reader, libc::POLLIN, 1);
     iocb.aio_flags = usring_uapi::aio::IOCB_FLAG_RESFD;
-    iocb.aio_resfd = told.as_raw_fd() as u32;
+    iocb.aio_resfd = eventfd.as_raw_fd() as u32;
     t.result("submit", context.submit(&mut [iocb]));
     t.result("destroy", aio::destroy(context.0));
-    t.say(format_args!("its eventfd was signalled {}", files::event_count(&told)));
+    t.say(format_args!("its eventfd was signalled {}", files::event_count(&eventfd)));
 }
 case!(destroy_ends_polls => "
     submit = 1

@@ -574,20 +574,20 @@ case!(cancel_bad_pointers => "
 fn eventfd_that_is_closed(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"some content");
-    let told = files::eventfd(0);
+    let eventfd = files::eventfd(0);
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
     // SAFETY: the descriptor is new, and the event is read within the call.
     let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
     // SAFETY: the event is read within the call.
-    unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, told.as_raw_fd(), &mut event) };
-    let tells =
-        Iocb { aio_flags: IOCB_FLAG_RESFD, aio_resfd: told.as_raw_fd() as u32, ..aio::sync(file.as_raw_fd(), 1) };
-    t.result("sync", context.submit(&mut [tells]));
+    unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, eventfd.as_raw_fd(), &mut event) };
+    let signals_eventfd =
+        Iocb { aio_flags: IOCB_FLAG_RESFD, aio_resfd: eventfd.as_raw_fd() as u32, ..aio::sync(file.as_raw_fd(), 1) };
+    t.result("sync", context.submit(&mut [signals_eventfd]));
     aio::events(t, context.wait(1));
     // SAFETY: the call gets one event, a variable of this function.
     let mut readable = || unsafe { libc::epoll_wait(set.as_raw_fd(), &mut event, 1, 0) };
     t.say(format_args!("readable: {}", time::until(|| readable() == 1)));
-    drop(told);
+    drop(eventfd);
     t.say(format_args!("gone when it is closed: {}", time::until(|| readable() == 0)));
 }
 case!(eventfd_that_is_closed => "

@@ -118,36 +118,36 @@ case!(sync => "
 fn eventfd(t: &mut Transcript) {
     let context = Context::new(64);
     let file = files::memory_file(b"some content");
-    let (told, other) = (files::eventfd(0), files::eventfd(0));
+    let (eventfd, other) = (files::eventfd(0), files::eventfd(0));
     let (reader, writer) = files::pipe();
     let mut buffer = [0; 4];
-    let with = |iocb: Iocb, told: &std::os::fd::OwnedFd| Iocb {
+    let with = |iocb: Iocb, eventfd: &std::os::fd::OwnedFd| Iocb {
         aio_flags: IOCB_FLAG_RESFD,
-        aio_resfd: told.as_raw_fd() as u32,
+        aio_resfd: eventfd.as_raw_fd() as u32,
         ..iocb
     };
     let read = aio::read(file.as_raw_fd(), &mut buffer, 0, 1);
     let mut iocbs = [
-        with(read, &told),
-        with(read, &told),
+        with(read, &eventfd),
+        with(read, &eventfd),
         with(read, &other),
-        with(read, &told),
+        with(read, &eventfd),
         read,
-        with(aio::sync(file.as_raw_fd(), 2), &told),
+        with(aio::sync(file.as_raw_fd(), 2), &eventfd),
     ];
     t.result("submit", context.submit(&mut iocbs));
     aio::events(t, context.wait(6));
     let mut count = 0;
     time::until(|| {
-        count += files::event_count(&told);
+        count += files::event_count(&eventfd);
         count >= 4
     });
     t.say(format_args!("signalled {count}, the other {}", files::event_count(&other)));
-    t.result("poll", context.submit(&mut [with(aio::poll(&reader, libc::POLLIN, 3), &told)]));
-    t.say(format_args!("signalled {}", files::event_count(&told)));
+    t.result("poll", context.submit(&mut [with(aio::poll(&reader, libc::POLLIN, 3), &eventfd)]));
+    t.say(format_args!("signalled {}", files::event_count(&eventfd)));
     files::put(&writer, b"x");
     time::until(|| {
-        count = files::event_count(&told);
+        count = files::event_count(&eventfd);
         count > 0
     });
     t.say(format_args!("signalled {count}"));

@@ -52,8 +52,8 @@ fn told_of_late_ones(t: &mut Transcript) {
     ring.submit();
     t.say(format_args!("count {}", files::event_count(&event)));
     files::put(&writer, b"x");
-    let told = crate::time::until(|| files::event_count(&event) > 0);
-    t.say(format_args!("signalled {told}"));
+    let signalled = crate::time::until(|| files::event_count(&event) > 0);
+    t.say(format_args!("signalled {signalled}"));
     t.in_order(&ring.reap());
 }
 case!(told_of_late_ones => "

@@ -206,7 +206,7 @@ unsafe fn spawn_sharing(fd: i32) -> i32 {
 /// `make` creates a child that closes the descriptors it inherited and lives on. The parent closes
 /// a socket on which a receive waits. The peer sees the end, so the child holds no copy of the
 /// socket.
-fn peer_is_told(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, arm: impl FnOnce(&mut Ring, i32)) {
+fn peer_gets_end(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, arm: impl FnOnce(&mut Ring, i32)) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
     let (begun, begins) = files::pipe();
@@ -245,7 +245,7 @@ fn receive(ring: &mut Ring, there: i32) {
 }
 
 fn child_keeps_no_waiting_file(t: &mut Transcript) {
-    peer_is_told(t, |child| process::start(child), receive);
+    peer_gets_end(t, |child| process::start(child), receive);
 }
 case!(child_keeps_no_waiting_file => "
     a child true
@@ -269,7 +269,7 @@ fn bare_child_keeps_no_waiting_file(t: &mut Transcript) {
         }
         number
     };
-    peer_is_told(t, make, receive);
+    peer_gets_end(t, make, receive);
 }
 case!(bare_child_keeps_no_waiting_file => "
     a child true
@@ -297,7 +297,7 @@ fn cloned(flags: i32, child: &dyn Fn() -> i32) -> i32 {
 }
 
 fn cloned_child_keeps_no_waiting_file(t: &mut Transcript) {
-    peer_is_told(t, |child| cloned(0, child), receive);
+    peer_gets_end(t, |child| cloned(0, child), receive);
 }
 case!(cloned_child_keeps_no_waiting_file => "
     a child true
@@ -312,7 +312,7 @@ fn child_of_a_request_with_a_worker(t: &mut Transcript) {
         ring.submit();
         crate::time::long_enough_to_notice();
     };
-    peer_is_told(t, |child| process::start(child), arm);
+    peer_gets_end(t, |child| process::start(child), arm);
 }
 case!(child_of_a_request_with_a_worker => "
     a child true

@@ -410,17 +410,17 @@ fn epoll_with_ring_in_it(t: &mut Transcript) {
     let mut wanted = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
     // SAFETY: the event is a variable of this function.
     t.result("add", unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, ring.fd, &mut wanted) });
-    let look = |set: &OwnedFd, time: i32| {
+    let poll_once = |set: &OwnedFd, time: i32| {
         let mut entry = libc::pollfd { fd: set.as_raw_fd(), events: IN, revents: 0 };
         // SAFETY: the array has one entry.
         unsafe { libc::poll(&mut entry, 1, time) }
     };
-    t.result("poll", look(&set, 0));
+    t.result("poll", poll_once(&set, 0));
     ring.push(crate::sqe::nop(1));
     ring.submit();
-    t.result("poll", look(&set, 5000));
+    t.result("poll", poll_once(&set, 5000));
     ring.reap();
-    t.result("poll", look(&set, 0));
+    t.result("poll", poll_once(&set, 0));
     other.push(poll(set.as_raw_fd(), IN, 5));
     other.submit();
     ring.push(crate::sqe::nop(2));

@@ -41,7 +41,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).replace('\0', ".")
 }
 
-fn told(t: &mut Transcript, header: &libc::msghdr) {
+fn report_header(t: &mut Transcript, header: &libc::msghdr) {
     let libc::msghdr { msg_namelen, msg_controllen, msg_flags, .. } = *header;
     t.say(format_args!("name {msg_namelen} control {msg_controllen} flags {msg_flags:#x}"));
 }
@@ -55,7 +55,7 @@ fn vectors(t: &mut Transcript) {
         let (sent, received) = (header(&mut out), header(&mut into));
         t.entry(&ring.one(sending(&writer, &sent, 1)));
         t.entry(&ring.one(receiving(&reader, &received, 2)));
-        told(t, &received);
+        report_header(t, &received);
         t.say(format_args!("{} {}", text(&one), text(&two)));
     }
 }
@@ -124,7 +124,7 @@ fn sender_is_told(t: &mut Transcript) {
         received.msg_namelen = room;
         files::put(&writer, b"x");
         t.entry(&ring.one(receiving(&reader, &received, 1)));
-        told(t, &received);
+        report_header(t, &received);
         t.say(format_args!("family {}", name.ss_family));
     }
 }
@@ -204,7 +204,7 @@ fn truncated(t: &mut Transcript) {
         ring.push(nop(2));
         ring.submit();
         t.sorted(&ring.wait(2));
-        told(t, &received);
+        report_header(t, &received);
     }
 }
 case!(truncated => "
@@ -247,7 +247,7 @@ fn passes_descriptors(t: &mut Transcript) {
     ring.push(sending(&writer, &sent, 2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    told(t, &received);
+    report_header(t, &received);
     // SAFETY: the descriptor is new, and nothing else owns it.
     let passed = unsafe { OwnedFd::from_raw_fd(taken[2] as i32) };
     t.say(files::text(&passed));
@@ -291,7 +291,7 @@ fn control_is_cut(t: &mut Transcript) {
             files::put(&writer, b"1234567");
         }
         t.sorted(&ring.wait(2));
-        told(t, &received);
+        report_header(t, &received);
     }
 }
 case!(control_is_cut => "
@@ -369,7 +369,7 @@ fn wait_all_with_control(t: &mut Transcript) {
     ring.push(nop(2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    told(t, &received);
+    report_header(t, &received);
 }
 case!(wait_all_with_control => "
     cqe 1: 3
@@ -435,7 +435,7 @@ fn end_of_file(t: &mut Transcript) {
         ring.submit();
         drop(writer);
         t.in_order(&ring.wait(1));
-        told(t, &received);
+        report_header(t, &received);
     }
 }
 case!(end_of_file => "

@@ -476,18 +476,18 @@ fn polled_descriptor(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     for flags in [0, DEFER] {
         let mut target = Ring::flags(8, flags);
-        let look = |ring: &Ring| {
+        let state = |ring: &Ring| {
             let mut entry = libc::pollfd { fd: ring.fd, events: libc::POLLIN, revents: 0 };
             // SAFETY: the array has one entry.
             unsafe { libc::poll(&mut entry, 1, 0) }
         };
-        t.result("before", look(&target));
+        t.result("before", state(&target));
         t.entry(&sender.one(message(target.fd, 1, 0, 1)));
-        t.result("sent", look(&target));
+        t.result("sent", state(&target));
         t.result("get events", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-        t.result("there", look(&target));
+        t.result("there", state(&target));
         t.in_order(&target.reap());
-        t.result("taken", look(&target));
+        t.result("taken", state(&target));
     }
 }
 case!(polled_descriptor => "

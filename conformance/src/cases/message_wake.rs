@@ -247,10 +247,10 @@ fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
 
 fn heard_by_eventfd(t: &mut Transcript) {
     heard_by(t, |ring| {
-        let told = files::eventfd(0);
-        let number = told.as_raw_fd();
+        let eventfd = files::eventfd(0);
+        let number = eventfd.as_raw_fd();
         ring.register(reg::EVENTFD, &raw const number, 1);
-        Some(told)
+        Some(eventfd)
     });
 }
 case!(heard_by_eventfd => "

@@ -309,14 +309,14 @@ fn own_eventfd_ends_it(t: &mut Transcript) {
     ring.submit();
     let is_end = |entry: &Entry| entry.user_data == 1 && entry.flags == 0;
     let mut entries = Vec::new();
-    let mut look = || {
+    let mut poll_once = || {
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
         entries.extend(ring.reap());
         entries.iter().any(is_end)
     };
-    crate::time::until(&mut look);
+    crate::time::until(&mut poll_once);
     crate::time::long_enough_to_notice();
-    look();
+    poll_once();
     let ended = entries.iter().filter(|entry| is_end(entry)).count();
     let nops = entries.iter().filter(|entry| entry.user_data == 2).count();
     t.say(format_args!("poll ended {ended} times, {nops} nop"));

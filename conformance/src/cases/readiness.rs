@@ -14,7 +14,7 @@ mod deferred;
 const IN: i16 = libc::POLLIN;
 
 /// Calls poll(2) on one descriptor and returns the result as text.
-fn look(fd: i32, events: i16, timeout: i32) -> String {
+fn poll_once(fd: i32, events: i16, timeout: i32) -> String {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: the array has one entry.
     let answer = unsafe { libc::poll(&mut entry, 1, timeout) };
@@ -28,14 +28,14 @@ fn complete(ring: &mut Ring, user_data: u64) {
 
 fn by_poll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
     complete(&mut ring, 1);
-    t.say(look(ring.fd, IN, 0));
-    t.say(look(ring.fd, IN, 1000));
+    t.say(poll_once(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 1000));
     // poll(2) is level-triggered: the descriptor stays readable until the completion is reaped.
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
     t.in_order(&ring.reap());
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
 }
 case!(by_poll as poll => "
     0 -
@@ -217,7 +217,7 @@ fn reaped_in_memory(t: &mut Transcript) {
         complete(&mut ring, user_data);
     }
     for _ in 0..4 {
-        t.say(look(ring.fd, IN, 0));
+        t.say(poll_once(ring.fd, IN, 0));
         ring.peek();
     }
 }
@@ -290,9 +290,9 @@ fn with_timeout(after: i64) -> (Ring, Box<usring_uapi::Timespec>) {
 
 fn sleeper_is_woken(t: &mut Transcript) {
     let (mut ring, _time) = with_timeout(20);
-    t.say(look(ring.fd, IN, 5000));
+    t.say(poll_once(ring.fd, IN, 5000));
     t.in_order(&ring.reap());
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
 }
 case!(sleeper_is_woken => "
     1 IN
@@ -351,12 +351,12 @@ case!(many_loops => "
 /// The ring's descriptor has POLLOUT while the SQ has room.
 fn writable(t: &mut Transcript) {
     let mut ring = Ring::new(2);
-    t.say(look(ring.fd, IN | libc::POLLOUT, 0));
+    t.say(poll_once(ring.fd, IN | libc::POLLOUT, 0));
     ring.push(nop(1));
     ring.push(nop(2));
-    t.say(look(ring.fd, IN | libc::POLLOUT, 0));
+    t.say(poll_once(ring.fd, IN | libc::POLLOUT, 0));
     t.result("submit", ring.submit());
-    t.say(look(ring.fd, IN | libc::POLLOUT, 0));
+    t.say(poll_once(ring.fd, IN | libc::POLLOUT, 0));
 }
 case!(writable => "
     1 OUT
@@ -381,12 +381,12 @@ fn backlog(t: &mut Transcript) {
     for user_data in 0..6 {
         complete(&mut ring, user_data);
     }
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
     t.say(format_args!("reaped {}", ring.reap().len()));
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     t.say(format_args!("reaped {}", ring.reap().len()));
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
 }
 case!(backlog => "
     1 IN
@@ -467,7 +467,7 @@ case!(watched_by_itself => "
 fn by_another_thread(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let fd = ring.fd;
-    let thread = std::thread::spawn(move || look(fd, IN, 5000));
+    let thread = std::thread::spawn(move || poll_once(fd, IN, 5000));
     crate::time::long_enough_to_notice();
     complete(&mut ring, 1);
     t.say(thread.join().unwrap_or_default());
@@ -513,9 +513,9 @@ fn sq_thread(t: &mut Transcript) {
         ring.push(nop(round));
         ring.forget_pending();
         ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
-        t.say(look(ring.fd, IN, 5000));
+        t.say(poll_once(ring.fd, IN, 5000));
         t.in_order(&ring.reap());
-        t.say(look(ring.fd, IN, 0));
+        t.say(poll_once(ring.fd, IN, 0));
     }
 }
 case!(sq_thread => "

@@ -267,8 +267,8 @@ fn cooperative_flag(t: &mut Transcript) {
     while ring.sq_flags() & u::IORING_SQ_TASKRUN == 0 && ring.ready() == 0 && std::time::Instant::now() < deadline {
         std::hint::spin_loop();
     }
-    let told = ring.sq_flags() & u::IORING_SQ_TASKRUN != 0 || ring.ready() > 0;
-    t.say(format_args!("signalled {told}"));
+    let signalled = ring.sq_flags() & u::IORING_SQ_TASKRUN != 0 || ring.ready() > 0;
+    t.say(format_args!("signalled {signalled}"));
     t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
     t.say(format_args!("after {}", names::sq_flags(ring.sq_flags())));

@@ -148,9 +148,9 @@ fn add_vector(ranges: &mut MemoryRanges, address: u64, count: u64, access: Acces
 /// Lowest address that programs can map (the usual vm.mmap_min_addr).
 const LEAST_ADDRESS: u64 = 64 << 10;
 
-/// Calls `look` with `N` words at a time, for the `words` words at `address`. Ends with `Break` at
+/// Calls `visit` with `N` words at a time, for the `words` words at `address`. Ends with `Break` at
 /// the first words that cannot be read.
-fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64; N])) -> ControlFlow<()> {
+fn each_word<const N: usize>(address: u64, words: u64, mut visit: impl FnMut([u64; N])) -> ControlFlow<()> {
     // Below this address nothing is mapped, so the argument is a number. A read would only fault.
     if address < LEAST_ADDRESS {
         return ControlFlow::Break(());
@@ -158,7 +158,7 @@ fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64
     for index in 0..words / N as u64 {
         let place = UserAddress(address).offset(index * N as u64 * 8);
         match user_memory::read::<[u64; N]>(place) {
-            Ok(words) => look(words),
+            Ok(words) => visit(words),
             Err(_) => return ControlFlow::Break(()),
         }
     }

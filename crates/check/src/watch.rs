@@ -68,7 +68,7 @@ pub fn has_memory_in_flight(start: u64) -> bool {
 pub fn begin_call(registers: Registers) {
     let thread = signals::thread_id();
     let mut state = state();
-    state.look_at_memory(thread, registers);
+    state.check_memory(thread, registers);
     state.calls.insert(thread, Call { registers, stack: None });
 }
 
@@ -237,7 +237,7 @@ impl State {
 
     /// Checks the memory of requests in flight, at a call of the program: whether it has changed,
     /// and whether its stack frame has ended.
-    fn look_at_memory(&mut self, thread: u32, now: Registers) {
+    fn check_memory(&mut self, thread: u32, now: Registers) {
         let mut left = MOST_BYTES;
         let mut stack = None;
         let mut copy = || stack.get_or_insert_with(|| Stack::copy(now)).clone();

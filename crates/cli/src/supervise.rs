@@ -101,7 +101,7 @@ fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
             }
         };
         if signal.ssi_signo == Signal::SIGCHLD as u32 {
-            if let Some(ended) = look_after(program) {
+            if let Some(ended) = reap(program) {
                 return Ok(ended);
             }
         } else if signal.ssi_code != libc::SI_KERNEL {
@@ -115,7 +115,7 @@ fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
 /// Reaps the program if it has ended, or stops this process if the program has stopped. Returns how
 /// the program ended, or `None` if it goes on. One SIGCHLD may stand for several changes of state,
 /// so this function loops.
-fn look_after(program: Pid) -> Option<Ended> {
+fn reap(program: Pid) -> Option<Ended> {
     loop {
         let mut status = 0;
         // SAFETY: waitpid may write to `status`. The program is a child of this process and was not

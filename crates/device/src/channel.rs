@@ -136,7 +136,7 @@ impl Channel {
         if !self.policy.is_hybrid() && !self.keeps_tracking {
             self.tracker = None;
         } else if let Some(tracker) = &mut self.tracker {
-            tracker.looked(&completions.as_slice()[before..]);
+            tracker.learn_from_poll(&completions.as_slice()[before..]);
         }
     }
 

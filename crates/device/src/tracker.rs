@@ -89,7 +89,7 @@ impl Tracker {
     }
 
     /// Records the completions that a poll has found, and learns from their latencies.
-    pub(crate) fn looked(&mut self, found: &[Completion]) {
+    pub(crate) fn learn_from_poll(&mut self, found: &[Completion]) {
         let asleep_since = self.asleep_since.take();
         if found.is_empty() {
             return;

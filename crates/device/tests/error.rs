@@ -43,7 +43,7 @@ fn read(memory: &IoVector, token: u32) -> DeviceRequest<'_> {
     transfer(token, Operation::Read, 0, core::slice::from_ref(memory))
 }
 
-fn look(queue: &mut dyn QueuePair) -> Vec<Completion> {
+fn poll_all(queue: &mut dyn QueuePair) -> Vec<Completion> {
     let mut completions = Completions::new();
     let mut all = Vec::new();
     loop {
@@ -68,7 +68,7 @@ fn results(text: &str) -> Vec<Option<i32>> {
     }
     queue.ring_doorbell();
     let mut results = vec![None; DEPTH as usize];
-    for completion in look(&mut *queue) {
+    for completion in poll_all(&mut *queue) {
         assert_eq!(results[completion.token as usize].replace(completion.result), None, "a request completed twice");
     }
     results
@@ -168,7 +168,7 @@ fn a_request_that_never_completes_occupies_its_slot_and_changes_nothing() {
     assert_eq!(queue.submit(&read(&segment, 0)), Submission::Full);
     assert!(queue.arm_interrupt());
     assert!(!is_readable(queue.interrupt().unwrap(), Duration::from_millis(20)));
-    assert_eq!(look(&mut *queue), []);
+    assert_eq!(poll_all(&mut *queue), []);
     drop(queue);
     assert_eq!(memory.get(0, 512), [7; 512]);
 }
@@ -188,14 +188,14 @@ fn a_late_request_completes_after_its_delay() {
 #[test]
 fn requests_executed_by_workers_get_the_configured_errors() {
     let discard = DeviceRequest { length: 1 << 20, ..transfer(0, Operation::Discard, 0, &[]) };
-    let fates = |text: &str| {
+    let errors_of = |text: &str| {
         let driver = open(text);
         (0..300).map(|_| driver.execute(&discard)).collect::<Vec<_>>()
     };
-    let some = fates("error(ram:size=1M,eio=0.5,seed=4)");
+    let some = errors_of("error(ram:size=1M,eio=0.5,seed=4)");
     let failed = some.iter().filter(|answer| **answer == Err(Errno::EIO)).count();
     assert!((100..200).contains(&failed) && some.contains(&Ok(0)), "{failed} of 300");
-    assert_eq!(some, fates("error(ram:size=1M,eio=0.5,seed=4)"));
+    assert_eq!(some, errors_of("error(ram:size=1M,eio=0.5,seed=4)"));
     let memory = Memory::new(4096);
     let driver = open("error(ram:size=1M,short=1)");
     let bytes = driver.execute(&read(&memory.segment(0, 4096), 0)).unwrap();

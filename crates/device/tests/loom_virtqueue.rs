@@ -111,9 +111,9 @@ fn kick() {
         let back = Back { memory };
         let device = thread::spawn(move || back.sleep(0));
         queue.add(0);
-        let told = queue.publish();
+        let is_notified = queue.publish();
         let asleep = device.join().unwrap();
-        assert!(told || !asleep, "the device sleeps beside a request");
+        assert!(is_notified || !asleep, "the device sleeps beside a request");
     });
 }
 
@@ -139,8 +139,8 @@ fn interrupt() {
             back.wakes()
         });
         let asleep = queue.ask_for_interrupt();
-        let told = device.join().unwrap();
-        assert!(told || !asleep, "the driver sleeps beside a completion");
+        let is_notified = device.join().unwrap();
+        assert!(is_notified || !asleep, "the driver sleeps beside a completion");
     });
 }
 

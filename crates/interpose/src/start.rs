@@ -97,7 +97,7 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     own_numbers::prepare_table();
     membarrier::prepare();
     calls::take_over(own_signal::install).map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
-    stacks::look(auxiliary);
+    stacks::note_small_stacks(auxiliary);
     if !rings::probe() {
         filter::install().map_err(|_| "the trap filter was refused; does this sandbox forbid seccomp(2)?")?;
     }

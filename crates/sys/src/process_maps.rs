@@ -147,15 +147,15 @@ impl Maps {
     }
 
     /// Finds the line of the mapping that contains an address, by reading the list from its start.
-    /// Returns what `look` returns for that line.
-    fn listed<T>(&self, address: usize, look: impl FnOnce(&Line) -> T) -> Option<T> {
+    /// Returns what `examine` returns for that line.
+    fn listed<T>(&self, address: usize, examine: impl FnOnce(&Line) -> T) -> Option<T> {
         let rewind = [width::word(self.file.number()), 0, u64::from(linux::SEEK_SET), 0, 0];
         SystemCall::new(linux::__NR_lseek, rewind).run().ok()?;
         let mut lines = self.lines();
         loop {
             let line = Line::parse(lines.next()?)?;
             if line.area.range.contains(&address) {
-                return Some(look(&line));
+                return Some(examine(&line));
             }
         }
     }

@@ -149,16 +149,16 @@ impl Started {
         }
     }
 
-    /// Stops all threads of the program while `look` runs, which gets the program's process id.
+    /// Stops all threads of the program while `examine` runs, which gets the program's process id.
     /// Works only if the launcher has replaced itself by the program.
-    pub fn stopped<T>(&self, look: impl FnOnce(u32) -> T) -> T {
+    pub fn stopped<T>(&self, examine: impl FnOnce(u32) -> T) -> T {
         let process = Pid::from_raw(self.child.id().cast_signed());
         signal::kill(process, Signal::SIGSTOP).expect("a process of ours");
         let state = waitid(Id::Pid(process), WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
         assert!(matches!(state, Ok(WaitStatus::Stopped(..))), "{state:?}: {}", self.stderr_so_far());
-        let looked = look(self.child.id());
+        let examined = examine(self.child.id());
         signal::kill(process, Signal::SIGCONT).expect("a process of ours");
-        looked
+        examined
     }
 
     /// Sends SIGTERM to the process that was started.

@@ -221,11 +221,11 @@ fn a_delayed_device_has_its_configured_latency() {
     assert!((155..60_000).contains(&runtime), "{runtime} ms: {}", finished.report());
 }
 
-/// Calls `look` repeatedly until it returns a value. Fails the test after a time limit.
-pub fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Calls `attempt` repeatedly until it returns a value. Fails the test after a time limit.
+pub fn soon<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = attempt() {
             return found;
         }
         assert!(begin.elapsed() < Duration::from_secs(60), "waited in vain: {what}");

@@ -158,8 +158,8 @@ fn a_full_store_is_reported_and_loses_no_page() {
         let swapped = Swapped::new(24, LIMIT, &format!(",mechanism={mechanism}"));
         let run = swapped.program(words(&swapped)).args([&MEMORY.to_string(), THREADS, "1000"]);
         let finished = adds(run.finish());
-        let told = finished.stderr.matches("the backing store is full (245").count();
-        assert_eq!(told, 1, "{}", finished.report());
+        let reports = finished.stderr.matches("the backing store is full (245").count();
+        assert_eq!(reports, 1, "{}", finished.report());
         assert!(!finished.stderr.contains(" 0 above the limit"), "{}", finished.report());
     }
 }

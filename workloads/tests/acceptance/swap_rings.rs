@@ -43,8 +43,8 @@ fn fio_verifies_on_device(device: &str) {
         let run = swapped.program_on_device(device, require(&FIO)).args(["--filename=disk", "--direct=1"]);
         verified(run, options)
     };
-    let told = on_device(&["--ioengine=io_uring", "--mem=malloc"]);
-    told.served(&[], 90).without_errors(&[]);
+    let finished_job = on_device(&["--ioengine=io_uring", "--mem=malloc"]);
+    finished_job.served(&[], 90).without_errors(&[]);
     let polls = ["--ioengine=io_uring", "--mem=mmap", "--hipri=1", "--fixedbufs=1", "--registerfiles=1"];
     on_device(&polls).served(&[], 90).without_errors(&[]);
     on_device(&["--ioengine=libaio", "--mem=mmap"]).served(&[], 90).without_errors(&[]);

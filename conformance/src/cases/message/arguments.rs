@@ -1,6 +1,6 @@
 //! Invalid and unusual arguments of SENDMSG and RECVMSG.
 
-use super::{from, header, over, receiving, sending, told};
+use super::{from, header, over, receiving, report_header, sending};
 use crate::buffers::group_of;
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF, Pages};
@@ -107,7 +107,7 @@ fn empty_vector(t: &mut Transcript) {
     t.entry(&ring.one(receiving(&reader, &nothing, 4)));
     files::put(&writer, b"x");
     t.entry(&ring.one(receiving(&reader, &nothing, 5)));
-    told(t, &nothing);
+    report_header(t, &nothing);
 }
 case!(empty_vector => "
     cqe 1: 0
@@ -133,7 +133,7 @@ fn selected_buffer(t: &mut Transcript) {
             files::put(&writer, b"x");
         }
         t.entry(&ring.one(request));
-        told(t, &header);
+        report_header(t, &header);
     }
     t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
     let header = header(&mut []);

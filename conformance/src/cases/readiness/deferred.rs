@@ -1,6 +1,6 @@
 //! Readiness of a ring with deferred task work.
 
-use super::{IN, look};
+use super::{IN, poll_once};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::poll;
@@ -19,13 +19,13 @@ fn deferred(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     ring.push(poll(reader.as_raw_fd(), IN, 1));
     ring.submit();
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
     files::put(&writer, b"x");
-    t.say(look(ring.fd, IN, 5000));
+    t.say(poll_once(ring.fd, IN, 5000));
     t.say(format_args!("cqes {}", ring.ready()));
     t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
 }
 case!(deferred => "
     0 -
@@ -40,19 +40,19 @@ case!(deferred => "
 fn deferred_seen_without_waiting(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
     let (reader, writer) = files::pipe();
-    t.say(look(ring.fd, IN, 0));
+    t.say(poll_once(ring.fd, IN, 0));
     for user_data in 0..3 {
         ring.push(poll(reader.as_raw_fd(), IN, user_data));
         ring.submit();
-        t.say(look(ring.fd, IN, 0));
+        t.say(poll_once(ring.fd, IN, 0));
         files::put(&writer, b"x");
-        t.say(format_args!("seen {}", crate::time::until(|| look(ring.fd, IN, 0).starts_with('1'))));
+        t.say(format_args!("seen {}", crate::time::until(|| poll_once(ring.fd, IN, 0).starts_with('1'))));
         // The descriptor stays readable until the ring's owner enters.
-        let seen = (0..100).filter(|_| look(ring.fd, IN, 0).starts_with('1')).count();
+        let seen = (0..100).filter(|_| poll_once(ring.fd, IN, 0).starts_with('1')).count();
         t.say(format_args!("readable {seen} of 100 times"));
         t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
         t.in_order(&ring.reap());
-        t.say(look(ring.fd, IN, 0));
+        t.say(poll_once(ring.fd, IN, 0));
         t.say(format_args!("{:?}", files::take(&reader, 1).map(|bytes| bytes.len())));
     }
 }
@@ -85,7 +85,7 @@ case!(deferred_seen_without_waiting => "
 /// enter. Task work that is queued later must make the descriptor readable. (Linux 6.18 does not
 /// wake a thread that already sleeps in poll.)
 fn deferred_polled_as_it_is_left(t: &mut Transcript) {
-    let mut told = 0;
+    let mut signalled = 0;
     for round in 0..ROUNDS {
         let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
         let (reader, writer) = files::pipe();
@@ -97,14 +97,14 @@ fn deferred_polled_as_it_is_left(t: &mut Transcript) {
                     std::hint::spin_loop();
                 }
                 (0..round * 20).for_each(|_| std::hint::spin_loop());
-                look(fd, IN, 0)
+                poll_once(fd, IN, 0)
             });
             begins.store(true, Ordering::Release);
             ring.submit();
         });
         files::put(&writer, b"x");
-        told += u32::from(crate::time::until(|| look(fd, IN, 0).starts_with('1')));
+        signalled += u32::from(crate::time::until(|| poll_once(fd, IN, 0).starts_with('1')));
     }
-    t.say(format_args!("signalled {told} of {ROUNDS} times"));
+    t.say(format_args!("signalled {signalled} of {ROUNDS} times"));
 }
 case!(deferred_polled_as_it_is_left => "signalled 200 of 200 times");

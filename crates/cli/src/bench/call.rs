@@ -20,7 +20,8 @@ const USRING: &str = "usring";
 
 /// Calls that the filter allows whatever their arguments are.
 const ALLOWED: [&str; 2] = ["getppid", "read"];
-const LOOKED_AT: [&str; 3] = ["close", "fcntl", "sigprocmask"];
+/// Calls of which the filter examines arguments.
+const EXAMINED: [&str; 3] = ["close", "fcntl", "sigprocmask"];
 
 const BAR: f64 = 1.35;
 
@@ -32,7 +33,7 @@ pub fn benchmark() -> Benchmark {
 
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for call in ALLOWED.into_iter().chain(LOOKED_AT) {
+    for call in ALLOWED.into_iter().chain(EXAMINED) {
         for (label, system, filter) in
             [(BARE, System::Kernel, "none"), (EMPTY, System::Kernel, "empty"), (USRING, System::Usring(&[]), "none")]
         {
@@ -58,6 +59,6 @@ fn bars(results: &Results) -> Vec<Bar> {
         Bar::times_at_most(format!("{call} against {name}"), ratio, BAR)
     };
     let allowed = ALLOWED.into_iter().map(|call| bar(call, BARE, "the bare call"));
-    let looked_at = LOOKED_AT.into_iter().map(|call| bar(call, EMPTY, "the call under an empty filter"));
-    allowed.chain(looked_at).collect()
+    let examined = EXAMINED.into_iter().map(|call| bar(call, EMPTY, "the call under an empty filter"));
+    allowed.chain(examined).collect()
 }

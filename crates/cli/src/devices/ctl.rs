@@ -73,7 +73,7 @@ struct Found {
 pub fn run(options: &Options) -> Outcome {
     let mut found = Vec::new();
     for path in socket::all() {
-        match look(&path) {
+        match devices_of(&path) {
             Ok(devices) => found.extend(devices),
             // No process listens on the socket: its run was killed, and so did not remove the
             // socket.
@@ -123,7 +123,7 @@ fn show(device: &Found) -> Result<(), Failure> {
     Ok(())
 }
 
-fn look(socket: &Path) -> Result<Vec<Found>, Errno> {
+fn devices_of(socket: &Path) -> Result<Vec<Found>, Errno> {
     let (control, run) = (socket::control(socket), socket::run_of(socket));
     let list = control.ask(QuestionKind::List, 0, [0; 4], None)?;
     let mut found = Vec::new();

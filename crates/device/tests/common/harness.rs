@@ -122,7 +122,7 @@ impl<'a> Rig<'a> {
                 Submission::Full => {
                     assert!(start.elapsed() < WAIT_LIMIT, "the queue stays full");
                     self.queue.ring_doorbell();
-                    self.look();
+                    self.poll_once();
                     continue;
                 }
                 Submission::NeedsWorker => match self.driver.execute(request) {
@@ -144,7 +144,7 @@ impl<'a> Rig<'a> {
         !self.found.is_empty()
     }
 
-    fn look(&mut self) {
+    fn poll_once(&mut self) {
         self.completions.clear();
         self.queue.poll(&mut self.completions);
         self.found.extend_from_slice(self.completions.as_slice());
@@ -156,7 +156,7 @@ impl<'a> Rig<'a> {
         let start = Instant::now();
         loop {
             if self.options.interrupts || self.queue.has_completions() {
-                self.look();
+                self.poll_once();
             }
             if !self.found.is_empty() {
                 self.in_flight -= self.found.len();
@@ -260,7 +260,7 @@ impl Traffic {
                 order.push(completion.token);
             }
         }
-        rig.look();
+        rig.poll_once();
         assert_eq!((rig.in_flight, rig.found.len()), (0, 0), "a request completed twice");
         order
     }

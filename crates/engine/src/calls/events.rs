@@ -360,11 +360,11 @@ impl Drop for Submission<'_> {
             let ring = locked.ring;
             // The waiters of this ring have to poll the devices now, so those that sleep are woken.
             // If submits are deferred, their flush wakes these waiters.
-            let looked_for = ring.waiters_poll
+            let must_wake = ring.waiters_poll
                 && locked.devices.queues.in_flight() > 0
                 && !locked.devices.queues.has_pending_submits();
             locked.release(Exit::Leave);
-            if looked_for {
+            if must_wake {
                 ring.wakers.wake_all(u32::MAX);
             }
         }

@@ -17,7 +17,7 @@ use usring_sys::Errno;
 ///   takes the answers of processes that it has asked for a change. Also makes the ring's
 ///   descriptor readable if this process polls it and there are CQEs.
 #[cold]
-pub(crate) fn look(locked: &mut LockedRing) {
+pub(crate) fn check(locked: &mut LockedRing) {
     locked.take_part();
     make_requested_change(locked);
     if ended::check_interval(locked).is_some() {

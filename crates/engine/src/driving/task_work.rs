@@ -181,7 +181,7 @@ fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option
     let drive = |mut locked: LockedRing<'a>| {
         if ring.watch.take_drive_mark() {
             if ring.is_shared() {
-                shared_work::look(&mut locked);
+                shared_work::check(&mut locked);
             }
             run_all(&mut locked);
             if locked.queues.cq.has_overflow_alone() && ring.is_shared() {

@@ -109,7 +109,7 @@ const AT_PHNUM: u64 = 5;
 
 /// Notes whether the program or a library runs code on small stacks, as musl and Go do. `auxiliary`
 /// is the auxiliary vector from the kernel.
-pub fn look(auxiliary: *const [u64; 2]) {
+pub fn note_small_stacks(auxiliary: *const [u64; 2]) {
     let (mut headers, mut count) = (0, 0);
     let mut entry = UserAddress(auxiliary as u64);
     while let Ok([kind, value]) = user_memory::read::<[u64; 2]>(entry)

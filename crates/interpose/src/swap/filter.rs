@@ -95,8 +95,8 @@ const fn assemble(size: u32) -> Assembler {
     let mut filter = Assembler::new();
     filter.begin_with_marks();
     filter.load(NUMBER);
-    look_at_clone(&mut filter);
-    look_at_vfork(&mut filter);
+    add_clone_rule(&mut filter);
+    add_vfork_rule(&mut filter);
     answer_for(&mut filter, &[linux::__NR_clone3], RET_NO_SUCH_CALL);
     answer_for(&mut filter, &EXEMPT, RET_ALLOW);
     answer_for(&mut filter, &ALWAYS, RET_TRAP);
@@ -146,7 +146,7 @@ const fn assemble(size: u32) -> Assembler {
 }
 
 /// Adds the rule for clone(2): it traps if it makes a process.
-const fn look_at_clone(filter: &mut Assembler) {
+const fn add_clone_rule(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_clone, 0, 4);
     filter.load(low(0));
     filter.add(JUMP_BITS, linux::CLONE_THREAD, 0, 1);
@@ -157,7 +157,7 @@ const fn look_at_clone(filter: &mut Assembler) {
 /// Adds the rule for vfork(2): it traps unless marked ([`MARK`]). vfork(2) has no argument, so its
 /// mark is in r8. The filter looks there for the mark of no other call. If the mark stays in r8, it
 /// lets no other call pass.
-const fn look_at_vfork(filter: &mut Assembler) {
+const fn add_vfork_rule(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_vfork, 0, 4);
     filter.load(high(VFORK_MARKED));
     filter.add(JUMP_EQUAL, MARK, 0, 1);

@@ -77,7 +77,7 @@ fn serve_range(mappings: &Mappings, number: u32, arguments: [u64; 4]) -> Answer 
         linux::__NR_munlock => around(start, length)
             .and_then(|range| in_order(mappings, &range, None, |start, length| kernel(number, [start, length, 0, 0]))),
         linux::__NR_msync => synchronise(mappings, start, length, third),
-        linux::__NR_mincore => look(mappings, start, length, third),
+        linux::__NR_mincore => mincore(mappings, start, length, third),
         linux::__NR_remap_file_pages => Err(Errno::EINVAL),
         _ => return None,
     };
@@ -321,7 +321,7 @@ fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Resu
 }
 
 /// Answers mincore(2).
-fn look(mappings: &Mappings, start: u64, length: u64, target: u64) -> Result<u64, Errno> {
+fn mincore(mappings: &Mappings, start: u64, length: u64, target: u64) -> Result<u64, Errno> {
     let range =
         pages(start, length).map_err(|error| if start.is_multiple_of(PAGE as u64) { Errno::ENOMEM } else { error })?;
     let parts = mappings.change().parts(&range);

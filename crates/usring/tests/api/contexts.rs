@@ -157,20 +157,20 @@ fn an_eventfd_at_its_maximum_blocks_no_completion() {
         let context = Context::new(8).unwrap();
         let file = tempfile::tempfile().unwrap();
         // SAFETY: the call takes only numbers, and the new descriptor belongs to the test.
-        let told = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
-        let told = std::fs::File::from(told);
+        let eventfd = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
+        let eventfd = std::fs::File::from(eventfd);
         for short_of_end in [0u64, 1, 2] {
-            (&told).write_all(&(u64::MAX - 1 - short_of_end).to_ne_bytes()).unwrap();
+            (&eventfd).write_all(&(u64::MAX - 1 - short_of_end).to_ne_bytes()).unwrap();
             let sync = Iocb {
                 aio_flags: IOCB_FLAG_RESFD,
-                aio_resfd: told.as_raw_fd() as u32,
+                aio_resfd: eventfd.as_raw_fd() as u32,
                 ..iocb(IOCB_CMD_FSYNC, &file, 1)
             };
             assert_eq!(submit(&context, &mut [sync; 4]).unwrap(), 4);
             let mut events = [IoEvent::default(); 8];
             assert_eq!(context.events(4, &mut events, None).unwrap(), 4);
             let mut count = [0; 8];
-            (&told).read_exact(&mut count).unwrap();
+            (&eventfd).read_exact(&mut count).unwrap();
             assert!(u64::from_ne_bytes(count) >= u64::MAX - 1);
         }
     });

@@ -208,9 +208,9 @@ fn an_existing_file_at_a_devices_path_is_not_changed() {
         place.assert_tidy();
     }
     std::fs::File::create(place.path("left")).unwrap().set_len(1 << 20).unwrap();
-    for (name, is_told) in [("left", true), ("file", false), ("folder", false)] {
+    for (name, is_hinted) in [("left", true), ("file", false), ("folder", false)] {
         let said = text(&place.run(&["--device", &format!("{name}=ram:size=1M"), "true"]).stderr);
-        assert_eq!(said.contains("if a killed run left it, remove it"), is_told, "{said}");
+        assert_eq!(said.contains("if a killed run left it, remove it"), is_hinted, "{said}");
     }
     assert_eq!(std::fs::read(place.path("file")).unwrap(), b"precious");
     assert!(!place.path("elsewhere").exists() && place.path("link").is_symlink() && place.path("folder").is_dir());

@@ -116,19 +116,19 @@ pub struct Device {
     pub driver: Box<dyn Driver>,
     pub control: VhostUser,
     /// Receives the messages that the control plane has for the user.
-    pub told: std::sync::mpsc::Receiver<String>,
+    pub messages: std::sync::mpsc::Receiver<String>,
 }
 
 impl Device {
     pub fn connect(socket: &str, options: &str) -> Device {
         let spec = spec::parse(&format!("vhost-user:socket={socket}{options}")).unwrap();
-        let (sentences, told) = std::sync::mpsc::channel();
+        let (sentences, messages) = std::sync::mpsc::channel();
         let report = Box::new(move |sentence: std::fmt::Arguments<'_>| {
             let _ = sentences.send(sentence.to_string());
         });
         let control = VhostUser::connect(&Options::of(spec.device()).unwrap(), report).unwrap();
         let driver = spec.open(control.supply()).unwrap();
-        Device { driver, control, told }
+        Device { driver, control, messages }
     }
 
     pub fn queue(&self, interrupts: bool) -> Box<dyn QueuePair> {

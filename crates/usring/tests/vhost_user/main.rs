@@ -126,9 +126,9 @@ fn users_beyond_the_queues_get_ebusy_until_a_queue_is_returned() {
     for _ in 0..3 {
         assert_eq!(device.driver.open_queue(options).err(), Some(Errno::EBUSY));
     }
-    let told: Vec<_> = device.told.try_iter().collect();
-    assert_eq!(told.len(), 1);
-    assert!(told[0].ends_with("offers 1 queue, all in use; start it with num-queues=… for more"), "{told:?}");
+    let messages: Vec<_> = device.messages.try_iter().collect();
+    assert_eq!(messages.len(), 1);
+    assert!(messages[0].ends_with("offers 1 queue, all in use; start it with num-queues=… for more"), "{messages:?}");
     // The drop returns the queue while requests are in flight, and waits until they have completed.
     let buffer = vec![3u8; 4096];
     for token in 0..8 {
@@ -206,7 +206,7 @@ fn a_back_end_that_dies_ends_every_request_with_an_error() {
         assert_eq!(tokens, (0..64).collect::<Vec<_>>());
         let segments = [vector(&buffers[0])];
         assert_eq!(queue.submit(&request(0, Operation::Read, 0, &segments)), Submission::Refused(Errno::EIO));
-        assert!(device.told.try_iter().any(|sentence| sentence.contains("has gone")));
+        assert!(device.messages.try_iter().any(|sentence| sentence.contains("has gone")));
         drop(queue);
         let options = QueueOptions { depth: 8, interrupts: false };
         assert_eq!(device.driver.open_queue(options).err(), Some(Errno::EIO));
@@ -249,7 +249,7 @@ fn a_queue_that_is_opened_while_the_back_end_is_away_waits_for_it() {
     let device = backend.connect(",reconnect=on");
     backend.kill();
     let start = Instant::now();
-    while !device.told.try_iter().any(|sentence| sentence.contains("wait until it returns")) {
+    while !device.messages.try_iter().any(|sentence| sentence.contains("wait until it returns")) {
         assert!(start.elapsed() < LIMIT, "no message says that the back end has gone");
         std::thread::yield_now();
     }

@@ -86,7 +86,7 @@ fn a_back_end_with_minimal_features_is_served() {
 }
 
 fn wait_for_sentence(device: &Device, end: &str) {
-    while !device.told.recv_timeout(LIMIT).unwrap().ends_with(end) {}
+    while !device.messages.recv_timeout(LIMIT).unwrap().ends_with(end) {}
 }
 
 /// Submits eight writes to a back end that takes six, completes some of them, and ends. A second

@@ -418,7 +418,7 @@ impl Queue {
     }
 
     #[inline]
-    fn look(&mut self, completions: &mut Completions) {
+    fn poll_device(&mut self, completions: &mut Completions) {
         let generation = self.device.arena.generation();
         if generation != self.generation {
             self.change_generation(generation);
@@ -521,7 +521,7 @@ impl QueuePair for Queue {
     #[inline]
     fn poll(&mut self, completions: &mut Completions) {
         let before = completions.as_slice().len();
-        self.look(completions);
+        self.poll_device(completions);
         if self.lifeline.count_poll(completions.as_slice().len() > before) {
             self.device.arena.end();
         }
