@@ -27,8 +27,8 @@ impl Screen {
         let before = tcgetattr(stdin().as_fd()).ok();
         if let Some(before) = &before {
             let mut settings = before.clone();
-            // Keys arrive at once and are not shown. ^C stays a signal. ^Z is off, because a stopped
-            // `top` would leave its screen to the shell.
+            // Keys arrive at once and are not shown. ^C stays a signal. ^Z is off, because a
+            // stopped `top` would leave its screen to the shell.
             settings.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
             settings.control_chars[SpecialCharacterIndices::VSUSP as usize] = nix::libc::_POSIX_VDISABLE;
             let _ = tcsetattr(stdin().as_fd(), SetArg::TCSANOW, &settings);
