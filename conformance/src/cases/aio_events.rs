@@ -13,6 +13,8 @@ use crate::memory::Pages;
 use crate::transcript::{Transcript, timed};
 use crate::{files, time};
 
+mod order;
+
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 fn counts(t: &mut Transcript) {

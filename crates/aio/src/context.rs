@@ -179,12 +179,15 @@ impl Context {
             // for completions.
             let (wanted, deadline) = if wait.is_over() { (0, None) } else { (wanted, wait.deadline) };
             let waited = self.ring.await_events(wanted, deadline, wait.mask);
-            taken = self.take(to, taken, most)?;
+            match self.take(to, taken, most) {
+                Ok(all) => taken = all,
+                Err(error) => return ended(taken, error),
+            }
             match waited {
                 Ok(()) if taken >= minimum || wanted == 0 => return Ok(taken),
                 Ok(()) => {}
                 Err(Errno::ETIME) => return Ok(taken),
-                Err(error) => return if taken > 0 { Ok(taken) } else { Err(error) },
+                Err(error) => return ended(taken, error),
             }
         }
     }
@@ -199,10 +202,12 @@ impl Context {
             let wanted = u32::try_from(minimum.saturating_sub(taken)).unwrap_or(u32::MAX);
             let polled = self.ring.poll_events(wanted);
             let before = taken;
-            taken = self.take_alone(to, taken, most)?;
+            match self.take_alone(to, taken, most) {
+                Ok(all) => taken = all,
+                Err(error) => return ended(taken, error),
+            }
             match polled {
-                Err(error) if taken == 0 => return Err(error),
-                Err(_) => return Ok(taken),
+                Err(error) => return ended(taken, error),
                 Ok(()) if taken == before => return Ok(taken),
                 Ok(()) => {}
             }
@@ -210,8 +215,8 @@ impl Context {
         Ok(taken)
     }
 
-    /// Consumes more events. Returns their number plus `taken`, the number consumed before. Fails
-    /// only if this sum is 0.
+    /// Consumes more events. Returns their number plus `taken`, the number consumed before. Error:
+    /// `EFAULT`; the call has then consumed none.
     fn take(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
         let _one_at_a_time = self.taking.lock();
         self.take_alone(to, taken, most)
@@ -219,17 +224,19 @@ impl Context {
 
     fn take_alone(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
         let room = u32::try_from(most - taken).unwrap_or(u32::MAX);
-        match self.ring.take_events(to.offset(taken * size_of::<IoEvent>() as u64), room) {
-            Ok(more) => Ok(taken + u64::from(more)),
-            Err(_) if taken > 0 => Ok(taken),
-            Err(error) => Err(error),
-        }
+        let more = self.ring.take_events(to.offset(taken * size_of::<IoEvent>() as u64), room)?;
+        Ok(taken + u64::from(more))
     }
 
     /// Ends the wait of this iocb's poll. Returns whether such a poll was waiting.
     pub fn cancel(&self, iocb: u64) -> bool {
         self.ring.end_poll(iocb)
     }
+}
+
+/// Returns the result of a call that an error ends after it has consumed `taken` events.
+fn ended(taken: u64, error: Errno) -> Result<u64, Errno> {
+    if taken > 0 { Ok(taken) } else { Err(error) }
 }
 
 impl Drop for Context {
