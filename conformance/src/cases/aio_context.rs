@@ -146,6 +146,39 @@ case!(several => "
     event 9: 7 0
 ");
 
+/// The lowest free id goes to the next context, also behind a call that fails.
+fn ids_are_used_again(t: &mut Transcript) {
+    let (first, second) = (Context::new(8), Context::new(8));
+    t.say(format_args!("ids {} and {}", first.header().id, second.header().id));
+    drop(first);
+    t.result("too large", aio::setup(u32::MAX, &mut 0));
+    t.say(format_args!("id {}", Context::new(8).header().id));
+    t.say(format_args!("id {}", Context::new(8).header().id));
+}
+case!(ids_are_used_again => "
+    ids 0 and 1
+    too large = -EINVAL
+    id 0
+    id 0
+");
+
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").expect("a list of mappings").lines().count()
+}
+
+/// A context whose address cannot be written does not stay.
+fn failed_setup_leaves_no_mapping(t: &mut Transcript) {
+    drop(Context::new(8));
+    let pages = Pages::new(1);
+    pages.protect_last(libc::PROT_READ);
+    let before = mappings();
+    for _ in 0..20 {
+        assert_eq!(aio::setup(8, pages.address.cast()), -libc::EFAULT);
+    }
+    t.say(format_args!("more than 10 new mappings: {}", mappings() > before + 10));
+}
+case!(failed_setup_leaves_no_mapping => "more than 10 new mappings: false");
+
 /// Events appear in the ring's memory without any call by the program.
 fn events_in_memory(t: &mut Transcript) {
     let context = Context::new(8);

@@ -368,6 +368,25 @@ case!(stream_that_waits_for_nothing => "
 ");
 
 /// Several threads submit while one takes events: each event arrives once.
+/// O_NONBLOCK has no effect on a regular file: a read waits for the disk.
+fn nonblocking_file_that_is_not_cached(t: &mut Transcript) {
+    let context = Context::new(8);
+    let scratch = files::Scratch::new();
+    let file = scratch.file("content", &[7; 1 << 20]);
+    files::set_nonblocking(&file, true);
+    // SAFETY: the calls touch no memory of the process.
+    unsafe {
+        libc::fsync(file.as_raw_fd());
+        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
+    }
+    let mut buffer = vec![0; 4096];
+    one(t, &context, "read", aio::read(file.as_raw_fd(), &mut buffer, 1 << 19, 1));
+}
+case!(nonblocking_file_that_is_not_cached => "
+    read = 1
+    event 1: 4096 0
+");
+
 fn threads(t: &mut Transcript) {
     const EACH: u64 = 500;
     let context = Context::new(512);

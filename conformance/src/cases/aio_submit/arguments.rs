@@ -465,6 +465,21 @@ case!(priority => "
     exit 0
 ");
 
+/// The priority is checked before the mode of the file.
+fn priority_and_wrong_mode(t: &mut Transcript) {
+    let context = Context::new(8);
+    let (_reader, writer) = files::pipe();
+    let read = Iocb { aio_flags: IOCB_FLAG_IOPRIO, ..aio::read(writer.as_raw_fd(), &mut [0; 4], 0, 1) };
+    for (name, priority) in [("good", 2 << 13), ("a level without a class", 3), ("no class", 0x8000)] {
+        one(t, &context, name, Iocb { aio_reqprio: (priority as u16).cast_signed(), ..read });
+    }
+}
+case!(priority_and_wrong_mode => "
+    good = -EBADF
+    a level without a class = -EINVAL
+    no class = -EINVAL
+");
+
 fn sync_fields(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"some content");
