@@ -48,6 +48,31 @@ fn a_buffer_that_is_given_back_comes_before_the_others() {
 }
 
 #[test]
+fn a_new_buffer_comes_last_although_its_place_is_before_the_others() {
+    let (first, second) = views();
+    first.provide(0, provided(0..2));
+    assert_eq!(second.take_provided(0).unwrap().id, 0);
+    second.provide(0, provided(2..3));
+    assert_eq!(take_all(&first, 0), [1, 2]);
+}
+
+/// The buffer that is given back takes the position before the next one. The first such position
+/// lies before 0, so the order has to wrap.
+#[test]
+fn a_buffer_that_is_given_back_to_an_empty_group_comes_before_later_ones() {
+    let (first, second) = views();
+    let [returned, later] = [1, 2].map(|id| ProvidedBuffer { id, address: 0, length: 16 });
+    first.give_back_provided(0, returned);
+    second.provide(0, [later]);
+    assert_eq!(take_all(&first, 0), [1, 2]);
+    first.provide(7, provided(0..1));
+    first.give_back_provided(0, returned);
+    second.clear_provided(7);
+    second.provide(0, [later]);
+    assert_eq!(take_all(&first, 0), [1, 2], "the later one has the earlier place");
+}
+
+#[test]
 fn places_of_buffers_are_used_again() {
     let (first, second) = views();
     for round in 0..3 {
@@ -102,6 +127,8 @@ fn all_processes_see_the_table_of_buffers() {
     let table = vec![buffer(1), None, buffer(3)];
     first.set_buffers(Some(3), table.iter().copied());
     assert_eq!(second.buffers(), Some(table));
+    second.set_buffers(Some(3), [None, buffer(2), None].into_iter());
+    assert_eq!(first.buffers(), Some(vec![None, buffer(2), None]), "no slot keeps its earlier buffer");
     second.set_buffers(Some(1), [buffer(8)].into_iter());
     assert_eq!(first.buffers(), Some(vec![buffer(8)]));
     first.set_buffers(None, [].into_iter());

@@ -196,3 +196,112 @@ fn one_request_of_a_dead_process_is_taken_over_by_its_user_data() {
     assert_eq!(second.take_one_orphan(OrphanFilter { is_timeout: true, ..of(1) }, |_| false), None);
     assert_eq!(second.take_one_orphan(of(1), |_| false), Some((one, 1)));
 }
+
+/// Number of slots of the journal in these tests.
+const SLOTS: u64 = 1024;
+
+#[test]
+fn slots_that_another_process_has_freed_are_used_again() {
+    let (mut first, mut second, mut cq) = halves();
+    for number in 0..SLOTS {
+        begin(&mut first, number);
+    }
+    assert_eq!(first.begin(SLOTS, 0), None, "the journal is full");
+    let (slot, _) = second.take_one_orphan(OrphanFilter { user_data: Some(5), is_timeout: false }, |_| false).unwrap();
+    second.end(slot, 1, &cq);
+    cq.post(Cqe::default());
+    cq.publish();
+    second.clear_published();
+    assert_eq!(first.begin(SLOTS, 0), Some(slot));
+}
+
+#[test]
+fn requests_are_counted_until_they_end_or_are_removed() {
+    let (mut first, second, cq) = halves();
+    let [ended, removed, left] = [1, 2, 3].map(|number| begin(&mut first, number));
+    assert_eq!((first.journaled(), second.journaled()), (3, 0));
+    first.end(ended, 1, &cq);
+    first.remove(removed);
+    assert_eq!(first.journaled(), 1);
+    first.remove(left);
+    assert_eq!(first.journaled(), 0);
+}
+
+#[test]
+fn a_request_is_in_the_journal_until_its_cqe_is_published() {
+    let (mut first, second, mut cq) = halves();
+    let slot = begin(&mut first, 1);
+    assert!(second.has_others() && !first.has_others());
+    first.end(slot, 1, &cq);
+    cq.post(Cqe::default());
+    assert!(second.has_others(), "the CQE is not published");
+    assert!(!second.is_any_in_flight());
+    cq.publish();
+    first.clear_published();
+    assert!(!second.has_others());
+}
+
+#[test]
+fn the_other_processes_with_requests_are_listed_once() {
+    let (mut first, mut second, cq) = halves();
+    let [ended, ..] = [1, 2, 2].map(|number| begin(&mut first, number));
+    begin(&mut second, 3);
+    assert_eq!((first.others(None), second.others(None)), (vec![SECOND], vec![FIRST]));
+    assert_eq!((second.others(Some(1)), second.others(Some(2))), (vec![FIRST], vec![FIRST]));
+    assert_eq!(second.others(Some(3)), [0; 0], "this is a request of the process that asks");
+    first.end(ended, 1, &cq);
+    assert_eq!(second.others(Some(1)), [0; 0], "the request has ended");
+}
+
+#[test]
+fn a_held_or_ended_request_of_a_dead_process_is_not_taken_over_alone() {
+    let (mut first, mut second, cq) = halves();
+    let [held, ended] = [1, 2].map(|number| begin(&mut first, number));
+    first.hold(held, first.last_position(), true);
+    first.end(ended, 1, &cq);
+    let any = OrphanFilter { user_data: None, is_timeout: false };
+    assert_eq!(second.take_one_orphan(any, |_| false), None);
+    first.confirm(held);
+    assert_eq!(second.take_one_orphan(any, |_| false), Some((held, 1)));
+    assert_eq!(second.take_one_orphan(any, |_| false), None, "the request is the second process's");
+}
+
+/// The order in which held requests are released.
+fn held_order(journal: &Journal) -> Vec<JournalSlot> {
+    let release = |held| {
+        journal.release(&held);
+        held.slot
+    };
+    core::iter::from_fn(|| journal.first_held().map(release)).collect()
+}
+
+#[test]
+fn first_positions_are_before_all_held_requests() {
+    let (mut first, second, _) = halves();
+    for is_any_held in [false, true] {
+        let [last, c, b, a, later] = [1, 2, 3, 4, 5].map(|number| begin(&mut first, number));
+        let mut order = vec![a, b, c];
+        if is_any_held {
+            second.hold(last, second.last_position(), false);
+            order.push(last);
+        }
+        let positions: Vec<u32> = first.first_positions(3).collect();
+        for (slot, position) in [c, b, a].into_iter().zip(positions.into_iter().rev()) {
+            first.hold(slot, position, false);
+        }
+        first.hold(later, first.last_position(), false);
+        order.push(later);
+        assert_eq!(held_order(&first), order, "held before: {is_any_held}");
+        [last, a, b, c, later].into_iter().for_each(|slot| first.remove(slot));
+    }
+}
+
+#[test]
+fn a_timeout_that_finds_no_timer_loses_its_old_condition() {
+    let (mut first, mut second, _) = halves();
+    let slots: Vec<JournalSlot> = (0..TIMERS).map(|number| begin(&mut first, number)).collect();
+    slots.iter().for_each(|slot| first.time(*slot, at(100)));
+    first.time(slots[7], at(200));
+    assert_eq!((second.timer(slots[7]), second.timer(slots[8])), (None, Some(at(100))));
+    assert_eq!(second.take_orphans(|_| false).len(), slots.len());
+}

@@ -6,7 +6,7 @@
 use loom::thread;
 use usring_sys::futex;
 use usring_sys::ordering::{Edge, Side, weaken};
-use usring_sys::process_mutex::{ProcessMutex, run_unattended};
+use usring_sys::process_mutex::{ProcessMutex, Since, run_unattended};
 use usring_sys::queue::{Consumer, Entry, Queue, Urgency, queue};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, AtomicU32, Ordering};
@@ -110,12 +110,41 @@ fn the_lock_of_a_dead_process_is_taken() {
                 futex::expire();
             })
         };
-        drop(lock.lock(|_, _| {}));
+        let deaths = |guards: &mut u32, since| *guards += u32::from(since == Since::HolderDied);
+        drop(lock.lock(deaths));
         other.join().unwrap();
-        let guard = lock.lock(|caught_up, _| *caught_up += 1);
+        let guard = lock.lock(deaths);
         assert_eq!(memory.count.read::<u64>(0), 1);
         drop(guard);
-        drop(lock.lock(|_, _| {}));
+        assert_eq!(*lock.lock(deaths), 1, "the dead holder is noticed once");
+    });
+}
+
+/// A sleep on the lock ends by its time limit while another process, which is alive, has the lock.
+#[test]
+fn the_lock_of_a_living_process_is_not_taken() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let memory = Memory::new();
+        let lock = first(&memory);
+        let other = {
+            let (memory, lock) = (memory.clone(), second(&memory));
+            thread::spawn(move || {
+                let _guard = lock.lock(|_, _| {});
+                memory.add();
+                futex::expire();
+                // The first process may run before the lock is released.
+                thread::yield_now();
+                memory.add();
+            })
+        };
+        let guard = lock.lock(|_, _| {});
+        memory.add();
+        drop(guard);
+        other.join().unwrap();
+        let _guard = lock.lock(|_, _| {});
+        assert_eq!(memory.count.read::<u64>(0), 3);
     });
 }
 
@@ -224,6 +253,22 @@ fn an_unlock_without_barrier_leaves_work_behind() {
 #[should_panic(expected = "work was left behind the lock")]
 fn a_try_lock_without_barrier_leaves_work_behind() {
     weaken(Edge::HandOver, Side::Waker, work_comes_while_the_lock_is_held);
+}
+
+/// Work that comes while another thread does the earlier work is done by that thread.
+#[test]
+fn work_of_two_threads_is_done() {
+    loom::model(|| {
+        let memory = Memory::new();
+        let ring = Ring::new(&memory);
+        let worker = {
+            let ring = ring.clone();
+            thread::spawn(move || ring.bring())
+        };
+        ring.bring();
+        worker.join().unwrap();
+        assert_eq!(ring.state.lock(|_, _| {}).done, 2, "work was left behind the lock");
+    });
 }
 
 #[test]
