@@ -1,6 +1,6 @@
 //! The engine's questions about descriptor numbers. The host answers them, because only the host
-//! keeps a table of the program's descriptors. The host is the interposer. A process that uses
-//! rings through the Rust API has no host.
+//! keeps a table of the program's descriptors. The host is `interpose`, or the Rust API in a
+//! process that links usring.
 
 use crate::devices;
 use crate::ring::Ring;
