@@ -26,8 +26,7 @@ use crate::transcript::Transcript;
 pub static CASES: [Case];
 
 pub struct Case {
-    /// Path of the case's module. The path's component below `cases` names the case's group, its
-    /// room.
+    /// Path of the case's module. The path's component below `cases` names the case's group.
     pub module: &'static str,
     /// The function's name and, if `case!` has `as`, the other name of the case.
     pub identifiers: &'static [&'static str],
@@ -77,15 +76,15 @@ pub const fn first(given: &'static [Difference]) -> Option<Difference> {
 }
 
 impl Case {
-    /// Returns all cases, sorted by room (the group of cases), file and line.
+    /// Returns all cases, sorted by group, file and line.
     pub fn all() -> Vec<&'static Case> {
         let mut cases: Vec<&Case> = CASES.iter().collect();
-        cases.sort_by_key(|case| (case.room(), case.file, case.line));
+        cases.sort_by_key(|case| (case.group(), case.file, case.line));
         cases
     }
 
-    /// Returns the case's room: the name of its group of cases, which is a module of `cases`.
-    pub fn room(&self) -> &'static str {
+    /// Returns the name of the case's group, which is a module of `cases`.
+    pub fn group(&self) -> &'static str {
         let below = self.module.split("::cases::").nth(1).unwrap_or_default();
         below.split("::").next().unwrap_or_default()
     }
@@ -94,9 +93,9 @@ impl Case {
         self.identifiers.last().copied().unwrap_or_default()
     }
 
-    /// Returns the case's full name, `room.behaviour`.
+    /// Returns the case's full name, `group.behaviour`.
     pub fn name(&self) -> String {
-        format!("{}.{}", self.room(), self.behaviour())
+        format!("{}.{}", self.group(), self.behaviour())
     }
 
     /// Returns the expected output on usring (`usring` is true) or on the kernel, as it is written

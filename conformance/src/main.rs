@@ -101,9 +101,9 @@ fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     let mut cases = Vec::new();
     for name in names {
         let before = cases.len();
-        cases.extend(Case::all().into_iter().filter(|case| case.name() == *name || case.room() == *name));
+        cases.extend(Case::all().into_iter().filter(|case| case.name() == *name || case.group() == *name));
         if cases.len() == before {
-            eprintln!("no case or room is named {name}; see `conformance list`");
+            eprintln!("no case or group is named {name}; see `conformance list`");
             return None;
         }
         if cases[before..].iter().filter(|case| case.name() == *name).count() > 1 {

@@ -45,8 +45,8 @@ impl Kept {
     fn of(case: &Case, usring: bool, source: &Path) -> Kept {
         let side = if usring { ".usring" } else { "" };
         let file = format!("{}{side}.txt", case.behaviour());
-        let at_top = source.file_stem().is_some_and(|stem| stem == case.room());
-        let name = if at_top { format!("{}/{file}", case.room()) } else { file };
+        let at_top = source.file_stem().is_some_and(|stem| stem == case.group());
+        let name = if at_top { format!("{}/{file}", case.group()) } else { file };
         Kept { path: source.with_file_name(&name), name }
     }
 }

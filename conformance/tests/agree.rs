@@ -29,14 +29,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The kernel release whose output is recorded.
 const RECORDED: &str = "6.18";
 
-macro_rules! rooms {
-    ($($room:ident)*) => {
-        const ROOMS: &[&str] = &[$(stringify!($room)),*];
-        $(#[test] fn $room() { agree(stringify!($room)); })*
+macro_rules! groups {
+    ($($group:ident)*) => {
+        const GROUPS: &[&str] = &[$(stringify!($group)),*];
+        $(#[test] fn $group() { agree(stringify!($group)); })*
     };
 }
 
-rooms! {
+groups! {
     setup setup_flags mmap enter nop enter_wait overflow read_write vectored rw_flags advice space
     send_receive message wait_all edges selected_buffer receive_multishot receive_multishot_ends receive_short
     bundle bundle_attempts bundle_turns zero_copy sync fixed_io streams broken_pipe read_multishot open_close direct stat poll poll_multishot timeout timeout_remove
@@ -240,9 +240,9 @@ fn difference(report: &mut String, what: &str, wanted: &str, got: &str) {
     }
 }
 
-fn agree(room: &str) {
+fn agree(group: &str) {
     let usring = usring();
-    let prefix = format!("{room}.");
+    let prefix = format!("{group}.");
     let mut report = String::new();
     let mut skipped = 0;
     let mut later: BTreeMap<&str, Vec<String>> = BTreeMap::new();
@@ -264,12 +264,12 @@ fn agree(room: &str) {
         }
     }
     if skipped > 0 {
-        skipped::skip(&format!("{skipped} cases of {room} need a superuser"));
+        skipped::skip(&format!("{skipped} cases of {group} need a superuser"));
     }
     for (reason, names) in later {
         skipped::skip(&format!("{} cases on usring, because {reason}: {}", names.len(), names.join(" ")));
     }
-    assert!(report.is_empty(), "{} disagrees on {room}:\n{report}", usring.display());
+    assert!(report.is_empty(), "{} disagrees on {group}:\n{report}", usring.display());
 }
 
 /// Runs the fixed seeds of random programs on usring, against the recorded outputs of the kernel in
@@ -288,8 +288,8 @@ fn random_programs_answer_as_the_kernel() {
 #[test]
 fn every_module_of_cases_has_a_test() {
     for name in listed(&["list"]) {
-        let room = name.split('.').next().unwrap_or_default();
-        assert!(ROOMS.contains(&room), "no test runs the room of {name}: add it to `rooms!` in tests/agree.rs");
+        let group = name.split('.').next().unwrap_or_default();
+        assert!(GROUPS.contains(&group), "no test runs the group of {name}: add it to `groups!` in tests/agree.rs");
     }
 }
 
@@ -318,8 +318,8 @@ fn every_transcript_belongs_to_a_case() {
     let sources: Vec<String> = sources.iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect();
     for path in others {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let room = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-        let included = [format!("include_str!(\"{room}/{name}\")"), format!("include_str!(\"{name}\")")];
+        let group = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+        let included = [format!("include_str!(\"{group}/{name}\")"), format!("include_str!(\"{name}\")")];
         let includes = |source: &String| included.iter().any(|text| source.contains(text));
         assert!(sources.iter().any(includes), "{}: no `case!` includes this transcript; remove it", path.display());
     }

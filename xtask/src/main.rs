@@ -49,7 +49,7 @@ enum Chore {
     Quick {
         /// Run the groups of cases whose names contain one of these texts (default: nop, link,
         /// drain, timeout, poll)
-        rooms: Vec<String>,
+        groups: Vec<String>,
     },
     /// Fail if a crate depends on one that its layer may not use, or if a crate's modules have more
     /// upward arrows or a larger circle than xtask/arrow-limits allows
@@ -112,7 +112,7 @@ enum Soak {
         rounds: u32,
         /// Run only the groups of cases whose names contain this text
         #[arg(default_value = "")]
-        rooms: String,
+        groups: String,
     },
     /// Let processes share rings while some of them are killed at random, and count what is lost
     SharedRings {
@@ -158,7 +158,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Build { release } => product::build(release),
         Chore::Check => return if check::run() { ExitCode::SUCCESS } else { ExitCode::FAILURE },
-        Chore::Quick { rooms } => product::quick(&rooms),
+        Chore::Quick { groups } => product::quick(&groups),
         Chore::Layers { list, tighten } => layers::run(list, tighten),
         Chore::Size => size::run(),
         Chore::Prose { list, tighten } => prose::run(list.as_deref(), tighten),
@@ -175,7 +175,7 @@ fn main() -> ExitCode {
         Chore::Soak { what: Soak::Postgres { options } } => product::soak_postgres(&options),
         Chore::Soak { what: Soak::Crash } => product::soak_ignored("crash", "databases::"),
         Chore::Soak { what: Soak::Swap } => product::soak_ignored("acceptance", "swap_run::"),
-        Chore::Soak { what: Soak::Interleavings { rounds, rooms } } => product::soak_interleavings(rounds, &rooms),
+        Chore::Soak { what: Soak::Interleavings { rounds, groups } } => product::soak_interleavings(rounds, &groups),
         Chore::Demo { arguments } => return product::run("demo", &["usring"], &[], &arguments),
         Chore::Bench { arguments } => {
             return product::run("bench", &["usring", "workloads"], &["workloads/blkio"], &arguments);

@@ -56,12 +56,12 @@ pub fn run(name: &str, packages: &[&str], features: &[&str], arguments: &[OsStri
 }
 
 /// Groups of conformance cases that are most likely to find a mistake in the engine.
-const USUAL_ROOMS: [&str; 5] = ["nop", "link", "drain", "timeout", "poll"];
+const DEFAULT_GROUPS: [&str; 5] = ["nop", "link", "drain", "timeout", "poll"];
 
 /// Builds the debug product, and runs the unit tests of ring, engine and aio. Then runs the
-/// conformance cases of the groups whose names contain one of `rooms`. Builds no other tests, which
-/// would take most of the time.
-pub fn quick(rooms: &[String]) -> Outcome {
+/// conformance cases of the groups whose names contain one of `groups`. Builds no other tests,
+/// which would take most of the time.
+pub fn quick(groups: &[String]) -> Outcome {
     build_beside_library(false, &["--package", "usring", "--package", "conformance", "--bins"])?;
     step::run(&mut step::cargo(&[
         "test",
@@ -74,10 +74,10 @@ pub fn quick(rooms: &[String]) -> Outcome {
     ]))?;
     let mut command = step::cargo(&["test", "--package", "conformance", "--test", "agree", "--"]);
     command.env("USRING_BIN", folder(false).join("usring"));
-    if rooms.is_empty() {
-        command.args(USUAL_ROOMS)
+    if groups.is_empty() {
+        command.args(DEFAULT_GROUPS)
     } else {
-        command.args(rooms)
+        command.args(groups)
     };
     step::run(&mut command)
 }
@@ -136,7 +136,7 @@ pub fn soak_ignored(test: &str, module: &str) -> Outcome {
 
 /// Runs the conformance cases in a build that delays threads at random (`usring_sys::ordering`).
 /// The build has a folder of its own.
-pub fn soak_interleavings(rounds: u32, rooms: &str) -> Outcome {
+pub fn soak_interleavings(rounds: u32, groups: &str) -> Outcome {
     let tree = folder(true).with_file_name("perturbed");
     let perturbed = |arguments: &[&str]| {
         let mut command = step::cargo(arguments);
@@ -149,7 +149,7 @@ pub fn soak_interleavings(rounds: u32, rooms: &str) -> Outcome {
     }
     for round in 1..=rounds {
         println!("== round {round} of {rounds}");
-        step::run(&mut perturbed(&["test", "--release", "--package", "conformance", "--test", "agree", rooms]))?;
+        step::run(&mut perturbed(&["test", "--release", "--package", "conformance", "--test", "agree", groups]))?;
     }
     Ok(())
 }
