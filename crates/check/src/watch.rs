@@ -12,7 +12,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
-use usring_engine::observers::{Completed, HeldBack, Observer, Submitted, Transfer};
+use usring_engine::observers::{Closed, Completed, HeldBack, Observer, Submitted, Transfer};
 use usring_sys::clock::Clock;
 use usring_sys::descriptor::{self, FileIdentity, RESERVED_BASE};
 use usring_sys::mutex::{Guard, Mutex};
@@ -23,7 +23,7 @@ use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
 /// The checker as an observer of the engine's requests.
-pub static OBSERVER: Observer = Observer { submitted, completed, closed };
+pub static OBSERVER: Observer = Observer { submitted, completed, stepped: None, opened: |_| {}, closed };
 
 /// A call of a thread that may submit requests.
 struct Call {
@@ -139,9 +139,9 @@ fn completed(completed: &Completed) {
     }
 }
 
-fn closed(ring: u64, consumed: u32, tail: u32) {
+fn closed(closed: &Closed) {
     let mut state = state();
-    let (in_flight, done) = state.requests.take_ring(ring, consumed, tail);
+    let (in_flight, done) = state.requests.take_ring(closed.ring, closed.consumed, closed.tail);
     state.count();
     for request in in_flight.iter().filter(|request| request.has_effect()) {
         state.add(Kind::Leaked, request, 0, request.first_member(), None);

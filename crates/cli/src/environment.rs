@@ -36,6 +36,8 @@ const FAULTS: &str = "USRING_FAULTS";
 const CRASH: &str = usring_record::format::ENVIRONMENT;
 /// Mode of `--check` and path of the file of findings.
 const CHECK: &str = "USRING_CHECK";
+/// Path of the memory in which requests are recorded.
+const TRACE: &str = "USRING_TRACE";
 /// The options of the run's swapped memory.
 const SWAP: &str = "USRING_SWAP";
 /// Path of the launcher's socket, if the run's swapped memory is on a back end.
@@ -53,7 +55,7 @@ const RUNTIME: &str = "USRING_RUNTIME";
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
 /// The variables that the library's constructor removes, but for [`PAD`].
-const OF_LIBRARY: [&str; 16] = [
+const OF_LIBRARY: [&str; 17] = [
     PROBE,
     NO_PATCH,
     POLLING_ENTER,
@@ -64,6 +66,7 @@ const OF_LIBRARY: [&str; 16] = [
     FAULTS,
     CRASH,
     CHECK,
+    TRACE,
     SWAP,
     SWAP_SOCKET,
     SWAP_STATISTICS,
@@ -79,9 +82,8 @@ impl Environment {
     /// Returns this process's environment without the variables of an outer `usring run`.
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
-            [PROBE, STATISTICS, DEVICES, FAULTS, CRASH, CHECK, SWAP, SWAP_SOCKET, SWAP_STATISTICS, STRICT, RUNTIME, PAD]
-                .iter()
-                .any(|ours| name == *ours)
+            let ours = [PROBE, STATISTICS, DEVICES, FAULTS, CRASH, CHECK, TRACE, SWAP, SWAP_SOCKET, SWAP_STATISTICS];
+            ours.iter().chain(&[STRICT, RUNTIME, PAD]).any(|ours| name == *ours)
         };
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
@@ -157,6 +159,10 @@ impl Environment {
 
     pub fn check(&mut self, text: &str) {
         *self.entry(CHECK) = text.into();
+    }
+
+    pub fn trace(&mut self, text: &str) {
+        *self.entry(TRACE) = text.into();
     }
 
     pub fn record(&mut self, log: &Path) {

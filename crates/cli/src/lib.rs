@@ -9,6 +9,7 @@
 //!   - `supervise`, which stays beside the program;
 //!   - `statistics`, which holds the counters, and `export`, which writes them for programs;
 //!   - `inject`, which has the rules of `--inject`;
+//!   - `trace`, which has the events of `--trace`, and prints them (`usring trace`);
 //!   - `stores`, which checks the files of devices and swapped memory.
 //! - `run --device` and `ctl`: `devices`. `run --swap`: `swap`.
 //! - `stats`, which prints the counters of programs that run without the launcher.
@@ -59,6 +60,7 @@ mod swap;
 mod swap_probe;
 mod system_error;
 mod table;
+mod trace;
 mod watch;
 
 use crate::system_error::words;
@@ -136,6 +138,7 @@ enum Command {
     Bench(bench::Options),
     Ctl(devices::ctl::Options),
     Stats(stats::Options),
+    Trace(trace::show::Options),
     Ps(watch::ps::Options),
     Top(watch::top::Options),
     /// Runs a program for which io_uring is denied and usring is not loaded.
@@ -184,6 +187,7 @@ fn dispatch(command: Command) -> u8 {
         Command::Bench(options) => ("bench", bench::run(&options)),
         Command::Ctl(options) => ("ctl", devices::control(&options)),
         Command::Stats(options) => ("stats", stats::run(&options)),
+        Command::Trace(options) => ("trace", trace::show::run(&options)),
         Command::Ps(options) => ("ps", watch::ps::run(&options)),
         Command::Top(options) => ("top", watch::top::run(&options)),
         Command::Denied(options) => ("denied", run::denied(&options)),

@@ -1,7 +1,7 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! Without `--stats`, `--device`, `--inject`, `--order`, `--check`, and swap on a back end, this
-//! process executes the program in place of itself, so that the program has its process id.
+//! Without `--stats`, `--device`, `--inject`, `--order`, `--check`, `--trace`, and swap on a back
+//! end, this process executes the program in place of itself. The program then has its process id.
 //! Otherwise this process stays as the program's parent, see [`super::supervise`].
 
 use super::check::{CheckOption, Findings};
@@ -13,6 +13,7 @@ use super::inject::{self, Faults, InjectOption, Settings};
 use super::statistics::StatisticsFile;
 use super::supervise::{Ended, Supervisor};
 use super::swap::{self, Checked, CountedFile, SwapOption};
+use super::trace::{self, Trace, TraceOption};
 use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library, limits, stores};
 use crate::system_error::words;
 use nix::errno::Errno;
@@ -212,6 +213,18 @@ pub struct Options {
     #[arg(long, value_name = "seed=N", value_parser = inject::parse_order)]
     pub order: Option<u64>,
 
+    /// Record each request in FILE, which `usring trace FILE` prints as strace would.
+    ///
+    /// The record has each step: submission, waits for other requests or for the file, workers and
+    /// why they were needed, devices, completion. Programs that the program starts are recorded,
+    /// too. An event takes some tens of nanoseconds and 64 bytes. usring writes FILE when the
+    /// program has ended, also by SIGKILL, and says how many events were lost.
+    ///
+    /// The first events are kept, up to size (256M). With last=64M the last ones are kept instead.
+    /// With ring=N only that ring of each process is recorded. FILE must not exist, or be a trace.
+    #[arg(long, value_name = "FILE[,ring=N][,size=SIZE|last=SIZE]", value_parser = trace::parse)]
+    pub trace: Option<TraceOption>,
+
     /// Record the changes of files in this log, for `usring crash`.
     #[arg(long, value_name = "LOG", hide = true)]
     pub record: Option<PathBuf>,
@@ -225,7 +238,8 @@ impl Options {
     /// Returns whether an option other than `--swap` needs the launcher as the parent of the
     /// program. (`--swap` needs it, too, if the store is a back end.)
     fn needs_launcher(&self) -> bool {
-        self.stats.is_some() || !self.devices.is_empty() || has_faults(self) || self.check.is_some()
+        let reports = self.stats.is_some() || self.check.is_some() || self.trace.is_some();
+        reports || !self.devices.is_empty() || has_faults(self)
     }
 }
 
@@ -286,6 +300,7 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(findings) = &findings {
         environment.check(&findings.text());
     }
+    let trace = trace_of(options, &mut environment)?;
     let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
     let mut process = 0;
     let ended = supervisor.run(&launch, |program| {
@@ -295,6 +310,7 @@ pub fn run(options: &Options) -> Outcome {
     // Removes the devices' placeholder files before anything below can end this process. Both a
     // closed standard error and the signal by which the program ended could do so.
     drop(devices);
+    trace.iter().for_each(Trace::finish);
     let was_served = probe.read().is_ok();
     if let (false, Ended::Exited(0)) = (was_served, &ended) {
         return Err(Failure::new("the program was not served: it ended before libusring.so had been loaded"));
@@ -393,6 +409,13 @@ fn faults_of(options: &Options, environment: &mut Environment) -> Result<Option<
     let faults = Faults::create(&settings)?;
     environment.faults(&faults.path());
     Ok(Some(faults))
+}
+
+/// Makes the memory of the run's trace, and passes its path to the program's processes.
+fn trace_of(options: &Options, environment: &mut Environment) -> Result<Option<Trace>, Failure> {
+    let trace = options.trace.as_ref().map(Trace::create).transpose()?;
+    trace.iter().for_each(|trace| environment.trace(&trace.text()));
+    Ok(trace)
 }
 
 /// Runs the hidden subcommand `denied`: executes a program for which io_uring is denied.

@@ -1,16 +1,22 @@
 //! Observers of requests: code outside the engine that sees when each request is submitted and
-//! completed (`usring run --check`).
+//! completed (`usring run --check`), and its steps in between (`usring run --trace`).
 //!
 //! - Without an observer, requests take the usual path, which has no check for observers.
 //! - With one, the process is in the state [`Unusual::Observed`]. Each request that is submitted in
 //!   this state is marked (`Request::is_watched`).
-//! - The engine calls an observer under the ring's lock. So an observer must not use a ring.
+//! - If an observer wants the steps, requests get their rows from the second opcode table
+//!   (`submission::faults`), whose functions notify it.
+//! - The engine calls an observer under the ring's lock, or in a worker. So an observer must not
+//!   use a ring.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use usring_sys::plain::IoVector;
 use usring_sys::set_once::SetOnce;
 use usring_sys::unusual::{self, Unusual};
 use usring_uapi::Sqe;
+
+/// Bit of a ring's number that marks a context of libaio. Its other bits tell contexts apart.
+pub const AIO_CONTEXT: u32 = 1 << 31;
 
 /// Names one request of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,21 +51,94 @@ pub enum HeldBack {
 /// A request that has been taken from the SQ, before it is tried.
 pub struct Submitted<'a> {
     pub request: Identity,
-    /// The ring's number in its process.
+    /// The ring's number in its process, or a number with [`AIO_CONTEXT`].
     pub ring_number: u32,
     pub sqe: &'a Sqe,
     /// The file's descriptor number. `None`: the request has no file, or a registered one.
     pub descriptor: Option<i32>,
+    /// A number by which this process can look up the request's file now. For a registered file, it
+    /// is a descriptor of usring's own. `None`: the request has no file.
+    pub file: Option<i32>,
+    /// The name of the file that the request opens, with its NUL.
+    pub path: Option<&'a [u8]>,
+    /// The user_data that the program set. (The SQE of an AIO context's request has another.)
+    pub user_data: u64,
     pub transfer: Transfer<'a>,
     pub held_back: HeldBack,
     /// The request is part of a chain.
     pub is_linked: bool,
+    /// The CQ's head, as the program has last stored it.
+    pub consumed: u32,
+}
+
+/// The reason why a request is left to a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerReason {
+    /// The request has IOSQE_ASYNC.
+    Asked,
+    /// The submitter has other rights than the request.
+    Rights,
+    /// The request would have blocked its submitter, and its file cannot be polled.
+    WouldBlock,
+    /// No request of this opcode can be carried out without blocking.
+    Opcode,
+}
+
+/// A step of a request between its submission and its completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The request is issued after it had to wait: for other requests, for its file, or for time.
+    Issued,
+    /// The request waits until its file is ready.
+    AwaitsFile,
+    /// The request waits for a time or a number of completions.
+    AwaitsTime,
+    /// The request waits for an answer of other processes that share its ring.
+    AwaitsProcesses,
+    /// `usring run --inject` or `--order` delays the request.
+    Delayed,
+    /// The request is queued for a worker.
+    Queued(WorkerReason),
+    /// A worker begins to carry out the request.
+    WorkerBegan,
+    /// The worker has this result, and passes the request to the ring as task work.
+    WorkerEnded(i32),
+    /// The request is handed to the ring's channel with this index, a queue pair of a device.
+    OnDevice(u32),
+    /// The request goes to another ring, whose driver carries it out.
+    OnOtherRing,
+    /// The request posts a CQE and goes on. `position`: the position of that CQE in the CQ.
+    Posted { result: i32, flags: u32, position: u32, consumed: u32 },
+}
+
+/// A step of a request.
+pub struct Stepped<'a> {
+    /// Number of the request in its ring.
+    pub number: u64,
+    pub ring_number: u32,
+    pub sqe: &'a Sqe,
+    pub user_data: u64,
+    pub step: Step,
+}
+
+/// A ring that the process has made.
+pub struct Opened {
+    pub ring_number: u32,
+    /// The flags of io_uring_setup(2).
+    pub flags: u32,
+    pub sq_entries: u32,
+    pub cq_entries: u32,
 }
 
 /// A request that is complete, before its CQE is published.
-pub struct Completed {
+pub struct Completed<'a> {
     pub request: Identity,
+    pub ring_number: u32,
+    pub sqe: &'a Sqe,
+    pub user_data: u64,
     pub result: i32,
+    /// The flags of its CQE.
+    pub flags: u32,
     /// The position in the CQ at which this CQE will be: the CQ's tail after all earlier CQEs.
     /// `None`: the request posts no CQE.
     pub position: Option<u32>,
@@ -72,13 +151,27 @@ pub struct Completed {
     pub has_not_begun: bool,
 }
 
+/// A ring that ends, or whose process ends.
+pub struct Closed {
+    /// The ring, by its address.
+    pub ring: u64,
+    pub ring_number: u32,
+    /// The CQ's head, as the program has last stored it.
+    pub consumed: u32,
+    /// The CQ's tail. The CQEs of the backlog are not in the CQ, and would lie after it.
+    pub tail: u32,
+}
+
 /// The functions of an observer.
 pub struct Observer {
     pub submitted: fn(&Submitted),
     pub completed: fn(&Completed),
-    /// Called when the ring or its process ends. Arguments: the ring's address, the CQ's head and
-    /// tail. The CQEs of the backlog are not in the CQ, and would lie after that tail.
-    pub closed: fn(u64, u32, u32),
+    /// Called for each step. `None`: the observer does not need the steps.
+    pub stepped: Option<fn(&Stepped)>,
+    /// Called when the process has made a ring.
+    pub opened: fn(&Opened),
+    /// Called when the ring or its process ends.
+    pub closed: fn(&Closed),
 }
 
 /// Maximum number of observers of a process.
@@ -86,12 +179,17 @@ const MOST: usize = 2;
 
 static OBSERVERS: [SetOnce<Observer>; MOST] = [const { SetOnce::new() }; MOST];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Whether an observer needs the steps of requests.
+static NEEDS_STEPS: AtomicBool = AtomicBool::new(false);
 
 /// Adds an observer. Called while the process has one thread. Returns `false` if the process has
 /// `MOST` observers already.
 pub fn add(observer: &'static Observer) -> bool {
     let Some(slot) = OBSERVERS.get(COUNT.load(Ordering::Relaxed)) else { return false };
     slot.set(observer);
+    if observer.stepped.is_some() {
+        NEEDS_STEPS.store(true, Ordering::Relaxed);
+    }
     COUNT.fetch_add(1, Ordering::Relaxed);
     unusual::set(Unusual::Observed);
     true
@@ -101,6 +199,12 @@ pub fn add(observer: &'static Observer) -> bool {
 #[inline]
 pub(crate) fn are_any() -> bool {
     unusual::has(Unusual::Observed)
+}
+
+/// Returns whether an observer needs the steps of requests.
+#[inline]
+pub(crate) fn need_steps() -> bool {
+    NEEDS_STEPS.load(Ordering::Relaxed)
 }
 
 /// Calls `notify` for each observer.

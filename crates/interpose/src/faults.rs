@@ -71,7 +71,7 @@ fn arm(page: Page) -> Result<(), &'static str> {
     armed::arm(page);
     ask_for_each_call();
     ARMED.store(true, Ordering::Relaxed);
-    filter::SYMBOLS_CHECK.store(true, Ordering::Relaxed);
+    filter::check_symbols();
     filter::install_for_calls(&traps, "calls that rules name do not reach usring although the trap filter was accepted")
 }
 

@@ -16,7 +16,7 @@
 //! instead, a flag that Linux ignores.
 
 use alloc::boxed::Box;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, Ordering};
 use usring_sys::descriptor::RESERVED_BASE;
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, width};
@@ -232,6 +232,16 @@ pub const FAULTS_PROBE: u32 = linux::__NR_get_kernel_syms;
 /// Whether the symbols of libc check each call, because a filter lets calls pass that look like the
 /// loader's.
 pub static SYMBOLS_CHECK: AtomicBool = AtomicBool::new(false);
+
+/// Whether the symbols of libc that take or make descriptors check each call: if
+/// [`SYMBOLS_CHECK`] is set, or if the program is traced.
+pub static DESCRIPTORS_CHECK: AtomicBool = AtomicBool::new(false);
+
+/// Makes the symbols of libc check each call.
+pub fn check_symbols() {
+    SYMBOLS_CHECK.store(true, Ordering::Relaxed);
+    DESCRIPTORS_CHECK.store(true, Ordering::Relaxed);
+}
 
 const LENGTH: usize = 480;
 

@@ -37,3 +37,4 @@ mod runtime;
 mod signals;
 mod start;
 mod swap;
+mod trace;

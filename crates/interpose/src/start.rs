@@ -8,7 +8,7 @@ use crate::runtime::ALLOCATOR;
 use crate::runtime::{libc, message, text};
 use crate::signals::calls;
 use crate::swap::{self, guard, region};
-use crate::{check, child, faults, filter, recording};
+use crate::{check, child, faults, filter, recording, trace};
 use core::sync::atomic::Ordering;
 use usring_engine::Host;
 use usring_sys::{Errno, SystemCall, credentials, membarrier, memory_reserve, own_numbers, per_process};
@@ -132,6 +132,7 @@ fn serve() -> Result<(), &'static str> {
     faults::learn()?;
     recording::learn()?;
     check::learn()?;
+    trace::learn()?;
     prepare_swap()?;
     symbols::OPEN.store(1, Ordering::Relaxed);
     Ok(())

@@ -69,6 +69,7 @@ pub mod spread;
 pub mod sync;
 pub mod syscall;
 pub mod thread;
+pub mod thread_ids;
 pub mod thread_life;
 pub mod ticks;
 pub mod timer_slack;

@@ -25,7 +25,7 @@ const fn layer(level: u8, crate_name: &'static str, hidden: &'static [&'static s
     Layer { crate_name, level, hidden, freestanding }
 }
 
-const LAYERS: [Layer; 17] = [
+const LAYERS: [Layer; 18] = [
     layer(0, "usring-uapi", &[], true),
     layer(1, "usring-sys", &[], true),
     layer(2, "usring-ring", &[], true),
@@ -37,6 +37,7 @@ const LAYERS: [Layer; 17] = [
     layer(4, "usring-engine", &[], true),
     layer(4, "usring-crash", &["usring-ring"], false),
     layer(5, "usring-check", &["usring-ring", "usring-device", "usring-inject"], true),
+    layer(5, "usring-trace", &["usring-ring", "usring-device", "usring-inject"], true),
     layer(5, "usring-aio", &["usring-ring", "usring-device", "usring-inject"], true),
     layer(5, "usring-swap", &["usring-ring", "usring-engine", "usring-inject"], true),
     layer(

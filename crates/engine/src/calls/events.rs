@@ -20,7 +20,7 @@ use crate::driving::wait::{self, WaitCall};
 use crate::driving::{batch, deferred_submit, iopoll, ring_watcher, task_work};
 use crate::op::block_device;
 use crate::ring::{Exit, LockedRing, Ring};
-use crate::submission::{faults, opcode_table, recording, start};
+use crate::submission::{faults, observation, opcode_table, recording, start};
 use crate::waiting::workers;
 use crate::{devices, host};
 use alloc::sync::Arc;
@@ -298,7 +298,8 @@ impl<'a> Submission<'a> {
         let locked = self.locked();
         let mut request = locked.queues.pool.take().ok_or(Errno::EAGAIN)?;
         request.sqe = *sqe;
-        let row = match faults::have_rows() {
+        let is_armed = faults::have_rows();
+        let row = match is_armed {
             true => faults::row(request.sqe.opcode),
             false => opcode_table::row(request.sqe.opcode),
         };
@@ -318,6 +319,9 @@ impl<'a> Submission<'a> {
             return Err(error);
         }
         locked.waiting.rights.mark(&mut request);
+        if is_armed {
+            observation::submitted_for_steps(locked, &mut request);
+        }
         locked.queues.statistics.count_submitted(sqe.opcode);
         locked.notify.request_events.begin(&event);
         request.event = event;

@@ -109,6 +109,7 @@ impl Ring {
         let lent = params.flags & abi::IORING_SETUP_NO_MMAP != 0;
         params.sq_off = layout.sq_offsets(if lent { params.sq_off.user_addr } else { 0 });
         params.cq_off = layout.cq_offsets(if lent { params.cq_off.user_addr } else { 0 });
+        observation::opened(&ring);
         Ok(ring)
     }
 

@@ -112,11 +112,15 @@ fn end_in_journal(locked: &mut LockedRing, request: &mut Request, cqes: u32) {
 /// Posts one of many CQEs of a multishot request, with F_MORE. Returns `false`, and posts nothing,
 /// if the CQ is full. The multishot must then end: its last CQE has no F_MORE and may go to the
 /// backlog.
-pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, flags: u32) -> bool {
+pub(crate) fn post_more(locked: &mut LockedRing, request: &Request, result: i32, flags: u32) -> bool {
     if locked.queues.cq.is_full() {
         return false;
     }
-    locked.queues.cq.post(Cqe { user_data, res: result, flags: flags | IORING_CQE_F_MORE });
+    let flags = flags | IORING_CQE_F_MORE;
+    if request.is_watched {
+        observation::posted(locked, request, result, flags);
+    }
+    locked.queues.cq.post(Cqe { user_data: request.sqe.user_data, res: result, flags });
     true
 }
 

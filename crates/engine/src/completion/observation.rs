@@ -1,12 +1,13 @@
-//! Tells the observers of requests that a request is complete, or that a ring is closed.
+//! Tells the observers of requests that a request posts a CQE or is complete, and that a ring is
+//! made or closed.
 
-use crate::observers::{self, Completed, Identity};
+use crate::observers::{self, Closed, Completed, Identity, Opened, Step, Stepped};
 use crate::request::outcome::Answer;
 use crate::request::{Progress, Request};
-use crate::ring::LockedRing;
+use crate::ring::{LockedRing, Ring};
 use alloc::sync::Arc;
 use usring_record::requests;
-use usring_uapi::sqe_flags;
+use usring_uapi::{io_uring as abi, sqe_flags};
 
 /// Tells the recorder and the observers that a request is complete. Called before its CQE is
 /// posted. `posts`: the request posts a CQE.
@@ -21,8 +22,15 @@ pub(crate) fn completed(locked: &LockedRing, request: &mut Request, answer: Answ
         return;
     }
     let is_hard = request.has_flag(sqe_flags::IO_HARDLINK);
+    let (_, user_data, _) = locked.ring.rule_words(&request.sqe);
+    let buffer =
+        request.buffer.map_or(0, |it| abi::IORING_CQE_F_BUFFER | u32::from(it.id) << abi::IORING_CQE_BUFFER_SHIFT);
     let completed = Completed {
         request: Identity { ring: Arc::as_ptr(locked.ring) as u64, number: request.id.0 },
+        ring_number: locked.ring.observed_number(),
+        sqe: &request.sqe,
+        user_data,
+        flags: request.cqe_flags | buffer,
         result: answer.result,
         position: posts.then(|| locked.queues.cq.end()),
         consumed: locked.queues.cq.consumed(),
@@ -32,11 +40,45 @@ pub(crate) fn completed(locked: &LockedRing, request: &mut Request, answer: Answ
     observers::for_each(|observer| (observer.completed)(&completed));
 }
 
+/// Tells the observers that a request posts a CQE, and goes on.
+#[cold]
+#[inline(never)]
+pub(super) fn posted(locked: &LockedRing, request: &Request, result: i32, flags: u32) {
+    let (_, user_data, _) = locked.ring.rule_words(&request.sqe);
+    let (position, consumed) = (locked.queues.cq.end(), locked.queues.cq.consumed());
+    let stepped = Stepped {
+        number: request.id.0,
+        ring_number: locked.ring.observed_number(),
+        sqe: &request.sqe,
+        user_data,
+        step: Step::Posted { result, flags, position, consumed },
+    };
+    observers::for_each(|observer| observer.stepped.into_iter().for_each(|notify| notify(&stepped)));
+}
+
+/// Tells the observers that the process has made a ring.
+pub(crate) fn opened(ring: &Ring) {
+    if observers::are_any() {
+        let layout = ring.memory.layout();
+        let opened = Opened {
+            ring_number: ring.number,
+            flags: ring.flags,
+            sq_entries: layout.sq_entries,
+            cq_entries: layout.cq_entries,
+        };
+        observers::for_each(|observer| (observer.opened)(&opened));
+    }
+}
+
 /// Tells the observers that a ring is being closed.
 pub(crate) fn closed(locked: &LockedRing) {
     if observers::are_any() {
-        let ring = Arc::as_ptr(locked.ring) as u64;
-        let (consumed, tail) = (locked.queues.cq.consumed(), locked.queues.cq.tail());
-        observers::for_each(|observer| (observer.closed)(ring, consumed, tail));
+        let closed = Closed {
+            ring: Arc::as_ptr(locked.ring) as u64,
+            ring_number: locked.ring.observed_number(),
+            consumed: locked.queues.cq.consumed(),
+            tail: locked.queues.cq.tail(),
+        };
+        observers::for_each(|observer| (observer.closed)(&closed));
     }
 }

@@ -64,7 +64,7 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
     locked.count_ended_timeout();
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
-    if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {
+    if goes_on && complete::post_more(locked, &request, result, 0) {
         // The interval begins anew, as in the kernel. A late repetition is not made up for.
         let at = now.saturating_add(deadline.repeat_every);
         let repeats = deadline.repeats.saturating_sub(1);

@@ -150,7 +150,7 @@ pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
 /// to be the poll's last.
 fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
     !is_signalled_by_a_ring(locked, request.sqe.fd, request.file.number)
-        && complete::post_more(locked, request.sqe.user_data, mask.cast_signed(), 0)
+        && complete::post_more(locked, request, mask.cast_signed(), 0)
 }
 
 /// Returns whether completions of a ring can make the file readable. That holds for the ring's

@@ -137,7 +137,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             }
             Ok(result) => result,
         };
-        if !request.multishot || !complete::post_more(locked, request.sqe.user_data, result, flags) {
+        if !request.multishot || !complete::post_more(locked, request, result, flags) {
             request.cqe_flags |= flags;
             return IssueOutcome::done(result);
         }
@@ -243,7 +243,7 @@ pub(crate) fn finish(locked: &mut LockedRing, request: &mut Request, result: i32
     };
     let queue = Queue::of(request.file.number);
     let flags = flags_of(request, queue);
-    if request.multishot && complete::post_more(locked, request.sqe.user_data, result, flags) {
+    if request.multishot && complete::post_more(locked, request, result, flags) {
         request.progress = Progress::New;
     } else {
         request.cqe_flags |= flags;

@@ -90,7 +90,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
             return Ok(outcome);
         }
         let flags = locked.registered.buffer_groups.flags_of(&mut request.buffer);
-        if !complete::post_more(locked, request.sqe.user_data, answer.result, flags) {
+        if !complete::post_more(locked, request, answer.result, flags) {
             request.cqe_flags |= flags;
             return Ok(outcome);
         }
@@ -129,7 +129,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
         let nonempty = if bundle.rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
         let flags = nonempty | locked.registered.buffer_groups.flags_of(&mut request.buffer);
         let ends = bundle.last || !request.multishot;
-        if ends || !complete::post_more(locked, request.sqe.user_data, width::int(bundle.bytes), flags) {
+        if ends || !complete::post_more(locked, request, width::int(bundle.bytes), flags) {
             request.cqe_flags = flags;
             end_short(locked, request, bundle.bytes);
             return transfer_of(request)

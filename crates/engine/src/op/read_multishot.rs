@@ -40,7 +40,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             }
         };
         let flags = locked.registered.buffer_groups.flags_of(&mut request.buffer);
-        if !complete::post_more(locked, request.sqe.user_data, answer.result, flags) {
+        if !complete::post_more(locked, request, answer.result, flags) {
             request.cqe_flags = flags;
             return IssueOutcome::done(answer.result);
         }

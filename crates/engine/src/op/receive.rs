@@ -314,7 +314,7 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
         _ => false,
     };
     let flags = nonempty | locked.registered.buffer_groups.flags_of(&mut request.buffer);
-    if ended || limit || !complete::post_more(locked, request.sqe.user_data, result, flags) {
+    if ended || limit || !complete::post_more(locked, request, result, flags) {
         request.cqe_flags = flags;
         return Some(IssueOutcome::done(result));
     }

@@ -92,7 +92,7 @@ fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<
 #[cold]
 fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome) -> Result<IssueOutcome, Errno> {
     let IssueOutcome::Done(answer) = outcome else { return Ok(outcome) };
-    if answer.result <= 0 || !complete::post_more(locked, request.sqe.user_data, answer.result, 0) {
+    if answer.result <= 0 || !complete::post_more(locked, request, answer.result, 0) {
         return Ok(outcome);
     }
     let number = request.file.number;

@@ -151,6 +151,11 @@ pub(crate) struct Request {
     pub was_asked: bool,
     /// The recorder or an observer wants to know when the request completes.
     pub is_watched: bool,
+    /// Number of the request's ring. Meaningful if an observer wants to know of the request.
+    pub observed_ring: u32,
+    /// The request has not been issued since it began to wait, for an observer of its steps.
+    /// Meaningful if an observer wants to know of the request.
+    pub has_waited: bool,
     /// The request's number among the requests of its opcode that a rule matches; 0 if no rule has
     /// matched it yet. Meaningful if its `properties` have `is_armed`.
     pub rule_count: u64,
@@ -308,6 +313,8 @@ impl Request {
             fault: None,
             was_asked: false,
             is_watched: false,
+            observed_ring: 0,
+            has_waited: false,
             rule_count: 0,
             recorded: 0,
             recorded_batch: 0,

@@ -3,7 +3,9 @@
 //! ring.
 
 use super::Ring;
+use crate::observers::AIO_CONTEXT;
 use usring_inject::Kind;
+use usring_sys::width;
 use usring_uapi::Sqe;
 use usring_uapi::io_uring::{IORING_SETUP_IOPOLL, IORING_SETUP_SQPOLL};
 
@@ -11,6 +13,15 @@ impl Ring {
     #[inline]
     fn is_aio_context(&self) -> bool {
         self.memory.layout().has_events()
+    }
+
+    /// Returns the number by which observers of requests know the ring: its own number. That of a
+    /// libaio context is made of its address, and marked.
+    pub(crate) fn observed_number(&self) -> u32 {
+        if !self.is_aio_context() {
+            return self.number;
+        }
+        AIO_CONTEXT | width::low(core::ptr::from_ref(self) as u64 >> 6) & (AIO_CONTEXT - 1)
     }
 
     /// Returns whether completions are posted as events (`io_event`) and not as CQEs. Each event

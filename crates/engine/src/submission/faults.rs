@@ -4,6 +4,7 @@
 
 use crate::completion::faults::{self, answer_of};
 use crate::completion::order;
+use crate::observers;
 use crate::op::read_write;
 use crate::request::fault::{FaultStage, PendingFault};
 use crate::request::operation::Operation;
@@ -11,7 +12,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::opcode_table::{self, Row};
-use crate::submission::recording;
+use crate::submission::{observation, recording};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_inject::decide::{Call, Names, NoNames};
@@ -32,10 +33,10 @@ pub(crate) fn row(opcode: u8) -> &'static Row {
     TABLE.get(usize::from(opcode)).unwrap_or_else(|| opcode_table::row(opcode))
 }
 
-/// Returns whether requests need the rows of this file's table: for faults, or for the recording of
-/// `usring crash`.
+/// Returns whether requests need the rows of this file's table: for faults, for the recording of
+/// `usring crash`, or for an observer of their steps.
 pub(crate) fn have_rows() -> bool {
-    unusual::has(Unusual::Faults) || unusual::has(Unusual::Recording)
+    unusual::has(Unusual::Faults) || unusual::has(Unusual::Recording) || observers::need_steps()
 }
 
 /// Issues a request that may get a fault.
@@ -51,7 +52,13 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
         return outcome;
     }
     let is_first = request.poll_slot == 0 && !request.has_flag(sqe_flags::ASYNC);
+    if request.is_watched {
+        observation::issued(request);
+    }
     let outcome = recording::issue(locked, request);
+    if request.is_watched {
+        observation::handed_over(request, &outcome);
+    }
     if is_first && matches!(outcome, IssueOutcome::Done(_)) {
         ask_for_issue_path(locked, request, IssuePath::Inline);
     }

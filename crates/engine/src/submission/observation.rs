@@ -1,7 +1,11 @@
-//! Tells the observers of requests that a request was submitted.
+//! Tells the observers of requests that a request was submitted, and of its steps until a worker
+//! has carried it out.
 
-use crate::observers::{self, HeldBack, Identity, Submitted, Transfer};
+use crate::observers::{
+    self, AIO_CONTEXT, HeldBack, Identity, Observer, Step, Stepped, Submitted, Transfer, WorkerReason,
+};
 use crate::request::operation::Operation;
+use crate::request::outcome::IssueOutcome;
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
 use alloc::sync::Arc;
@@ -12,9 +16,27 @@ use usring_uapi::{opcode, sqe_flags};
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
-    if !observers::are_any() || request.progress == Progress::Refused {
+    if !observers::are_any() {
         return;
     }
+    if request.progress == Progress::Refused {
+        // A refused request has no operation. It concerns only observers of steps.
+        return submitted_for_steps(locked, request);
+    }
+    notify(locked, request, |_| true);
+}
+
+/// Tells the observers of steps alone that a request was submitted: one of an AIO context, or one
+/// that is refused. Called before the request is tried.
+#[cold]
+#[inline(never)]
+pub(crate) fn submitted_for_steps(locked: &LockedRing, request: &mut Request) {
+    if observers::need_steps() {
+        notify(locked, request, |observer| observer.stepped.is_some());
+    }
+}
+
+fn notify(locked: &LockedRing, request: &mut Request, wants: impl Fn(&Observer) -> bool) {
     request.is_watched = true;
     let is_later_member = !locked.queues.chain.members.is_empty();
     let held_back = if is_later_member {
@@ -25,16 +47,97 @@ pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
         HeldBack::No
     };
     let is_fixed = request.has_flag(sqe_flags::FIXED_FILE);
+    request.observed_ring = locked.ring.observed_number();
+    request.has_waited = held_back != HeldBack::No;
+    let (_, user_data, _) = locked.ring.rule_words(&request.sqe);
     let submitted = Submitted {
         request: Identity { ring: Arc::as_ptr(locked.ring) as u64, number: request.id.0 },
-        ring_number: locked.ring.number,
+        ring_number: request.observed_ring,
         sqe: &request.sqe,
         descriptor: request.file_number().filter(|_| !is_fixed),
+        file: file_of(locked, request),
+        path: match &request.operation {
+            Operation::Open(open) => Some(&open.path),
+            _ => None,
+        },
+        user_data,
         transfer: transfer_of(request),
         held_back,
         is_linked: is_later_member || request.is_linked(),
+        consumed: locked.queues.cq.consumed(),
     };
-    observers::for_each(|observer| (observer.submitted)(&submitted));
+    observers::for_each(|observer| {
+        if wants(observer) {
+            (observer.submitted)(&submitted);
+        }
+    });
+}
+
+/// Returns a descriptor number of the request's file.
+fn file_of(locked: &LockedRing, request: &Request) -> Option<i32> {
+    let number = request.file_number()?;
+    if !request.has_flag(sqe_flags::FIXED_FILE) {
+        return Some(number);
+    }
+    locked.registered.files.get(request.sqe.fd.cast_unsigned()).map(|file| file.number())
+}
+
+/// Tells the observers of a step of a watched request.
+pub(crate) fn stepped(request: &Request, step: Step) {
+    let stepped = Stepped {
+        number: request.id.0,
+        ring_number: request.observed_ring,
+        sqe: &request.sqe,
+        user_data: if request.observed_ring & AIO_CONTEXT != 0 { request.sqe.pad2 } else { request.sqe.user_data },
+        step,
+    };
+    observers::for_each(|observer| observer.stepped.into_iter().for_each(|notify| notify(&stepped)));
+}
+
+/// Tells the observers that a request is issued, if it had to wait before.
+pub(super) fn issued(request: &mut Request) {
+    if core::mem::take(&mut request.has_waited) {
+        stepped(request, Step::Issued);
+    }
+}
+
+/// Tells the observers that a request was handed to a device or to another ring.
+pub(super) fn handed_over(request: &Request, outcome: &IssueOutcome) {
+    match outcome {
+        IssueOutcome::OnDevice(index) => stepped(request, Step::OnDevice(index.0)),
+        IssueOutcome::Visits => stepped(request, Step::OnOtherRing),
+        _ => {}
+    }
+}
+
+/// Tells the observers that a request has to wait. `polls`: it waits for its file.
+#[cold]
+pub(super) fn suspended(locked: &LockedRing, request: &mut Request, outcome: &IssueOutcome, polls: bool) {
+    request.has_waited = true;
+    let step = match outcome {
+        IssueOutcome::AwaitsTime => Step::AwaitsTime,
+        IssueOutcome::AsksProcesses => Step::AwaitsProcesses,
+        IssueOutcome::Delayed => Step::Delayed,
+        _ if polls => Step::AwaitsFile,
+        _ => Step::Queued(worker_reason(locked, request, outcome)),
+    };
+    stepped(request, step);
+}
+
+fn worker_reason(locked: &LockedRing, request: &Request, outcome: &IssueOutcome) -> WorkerReason {
+    if request.has_flag(sqe_flags::ASYNC) {
+        return WorkerReason::Asked;
+    }
+    if request.properties.bears_rights && locked.waiting.rights.is_foreign(request) {
+        return WorkerReason::Rights;
+    }
+    let was_tried = match &request.operation {
+        Operation::ReadWrite(_) | Operation::SendReceive(_) | Operation::Accept(_) => true,
+        Operation::Open(open) => open.attempted,
+        _ => false,
+    };
+    let would_block = was_tried || !matches!(outcome, IssueOutcome::NeedsWorker);
+    if would_block { WorkerReason::WouldBlock } else { WorkerReason::Opcode }
 }
 
 fn transfer_of(request: &Request) -> Transfer<'_> {

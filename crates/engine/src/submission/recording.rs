@@ -4,11 +4,12 @@
 //! In the recording, all requests of a batch begin at the same moment. A request that a link or a
 //! drain has held back begins when it is issued.
 
+use crate::observers::Step;
 use crate::request::operation::Operation;
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
-use crate::submission::opcode_table;
+use crate::submission::{observation, opcode_table};
 use usring_record::{calls, requests};
 use usring_sys::Errno;
 use usring_sys::unusual::{self, Unusual};
@@ -46,8 +47,18 @@ pub(super) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
 }
 
 /// Carries a request out in a worker, by the row of `opcode_table`. Records its calls if it changes
-/// files.
+/// files, and tells the observers of requests.
 pub(super) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
+    if !request.is_watched {
+        return work_recorded(request, blocking);
+    }
+    observation::stepped(request, Step::WorkerBegan);
+    let result = work_recorded(request, blocking);
+    observation::stepped(request, Step::WorkerEnded(result));
+    result
+}
+
+fn work_recorded(request: &mut Request, blocking: &Blocking) -> i32 {
     let Some(work) = opcode_table::row(request.sqe.opcode).properties.work else { return Errno::EINVAL.negative() };
     match recorded(request) {
         Some((number, batch)) => requests::during(number, batch, || work(request, blocking)),

@@ -8,7 +8,7 @@ use crate::request::file::FileReference;
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::submission::faults;
+use crate::submission::{faults, observation};
 use crate::waiting::timeout::JournaledTimeout;
 use crate::waiting::{ask_processes, fast_poll, workers};
 use usring_inject::rule::IssuePath;
@@ -38,6 +38,9 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
     }
     if let Err(error) = keep_file(locked, &mut request, polls) {
         return complete::complete(locked, request, error.negative().into());
+    }
+    if request.is_watched {
+        observation::suspended(locked, &mut request, &outcome, polls);
     }
     locked.waiting.timeouts.arm_link_timeout(&mut request);
     if request.properties.bears_rights {

@@ -18,6 +18,7 @@ use crate::filter;
 use crate::process;
 use crate::runtime::assembler::{begin_frame, deliver_deferred};
 use crate::runtime::libc::{self, BOUND};
+use crate::trace;
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -180,7 +181,7 @@ macro_rules! with_descriptor {
                     base = const RESERVED_BASE,
                     reserved = const RESERVED,
                     low_aliases = sym LOW_ALIASES,
-                    exist = sym filter::SYMBOLS_CHECK,
+                    exist = sym filter::DESCRIPTORS_CHECK,
                     real = sym $real,
                     fallback = sym $fallback,
                     number = const $number,
@@ -496,6 +497,9 @@ extern "C" fn concerns(call: &Call) -> u64 {
         descriptors::is_known(number) || devices::is_remembered(number) || descriptor::is_private(number)
     };
     let [first, second, .., fifth, _] = call.arguments;
+    if trace::is_on() {
+        trace::note(call);
+    }
     let ours = match width::low(call.number) {
         linux::__NR_mmap => is_ours(fifth) || devices::is_device(width::int(fifth)),
         linux::__NR_fcntl => matches!(width::low(second), linux::F_DUPFD | linux::F_DUPFD_CLOEXEC) && is_ours(first),

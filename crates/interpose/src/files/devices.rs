@@ -57,7 +57,7 @@ pub fn learn() -> Result<(), &'static str> {
     })?;
     hazard::prepare();
     EXIST.store(true, Ordering::Relaxed);
-    filter::SYMBOLS_CHECK.store(true, Ordering::Relaxed);
+    filter::check_symbols();
     if !traps() {
         filter::install_for_devices().map_err(|_| "the trap filter for devices was refused")?;
         if !traps() {

@@ -29,6 +29,7 @@ const STATISTICS: &[u8] = b"USRING_STATS=";
 const FAULTS: &[u8] = b"USRING_FAULTS=";
 const CRASH: &[u8] = b"USRING_CRASH=";
 const CHECK: &[u8] = b"USRING_CHECK=";
+const TRACE: &[u8] = b"USRING_TRACE=";
 const SWAP: &[u8] = b"USRING_SWAP=";
 const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
 const SWAP_STATISTICS: &[u8] = b"USRING_SWAP_STATS=";
@@ -42,7 +43,7 @@ pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 /// that it executes later.
 const OF_ONE_PROGRAM: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
 /// Variables that are passed on to each program that this process or its children execute.
-const OF_ALL_PROGRAMS: [&[u8]; 14] = [
+const OF_ALL_PROGRAMS: [&[u8]; 15] = [
     NO_PATCH,
     POLLING_ENTER,
     AIO_POLL,
@@ -52,6 +53,7 @@ const OF_ALL_PROGRAMS: [&[u8]; 14] = [
     FAULTS,
     CRASH,
     CHECK,
+    TRACE,
     SWAP,
     SWAP_SOCKET,
     SWAP_STATISTICS,
@@ -269,6 +271,11 @@ pub fn checking() -> Option<(&'static CStr, bool)> {
     let aborts = value.starts_with(b"abort:");
     let start = value.iter().position(|byte| *byte == b':')? + 1;
     CStr::from_bytes_with_nul(&value[start..]).ok().map(|path| (path, aborts))
+}
+
+/// Returns the path of the memory in which requests are recorded, if the program is traced.
+pub fn trace() -> Option<&'static CStr> {
+    path(TRACE)
 }
 
 /// Returns the path of the recorder's log, if `usring crash` records the program's changes.

@@ -1,0 +1,119 @@
+//! `usring run --trace FILE`: the memory in which the program's processes record their requests.
+//! The launcher makes the file of it at the end. `usring trace FILE`: [`show`].
+//!
+//! - `file` writes and reads the file.
+//! - `requests` joins the events of each request.
+//! - `select` has the filters, `print` the lines, and `summary` the table.
+
+mod file;
+mod print;
+mod requests;
+mod select;
+pub mod show;
+mod summary;
+
+use super::Failure;
+use crate::system_error::words;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use usring_device::spec;
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::{mapping, ticks};
+use usring_trace::page::{Page, SIZES, Settings};
+
+/// Bytes of the records, unless the option names a size.
+const DEFAULT_SIZE: u64 = 256 << 20;
+
+/// A value of `--trace`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceOption {
+    path: PathBuf,
+    settings: Settings,
+}
+
+/// Parses `FILE[,ring=N][,size=SIZE][,last=SIZE]`. The error is one sentence for the user.
+pub fn parse(text: &str) -> Result<TraceOption, String> {
+    let mut parts = text.split(',');
+    let path = parts.next().filter(|path| !path.is_empty()).ok_or("expected FILE, for example out.trace")?;
+    let mut settings = Settings { size: DEFAULT_SIZE, keeps_last: false, ring: 0 };
+    let mut has_size = false;
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        match key {
+            "ring" => {
+                let number = value.parse().ok().filter(|number| *number != 0);
+                settings.ring = number.ok_or_else(|| format!("'{value}' is no number of a ring; they count from 1"))?;
+            }
+            "size" | "last" if has_size => return Err("size= and last= exclude each other".into()),
+            "size" | "last" => {
+                let size = spec::size(value).filter(|size| SIZES.contains(size));
+                settings.size = size.ok_or_else(|| format!("'{value}' is no size from 64K to 64G, such as 64M"))?;
+                settings.keeps_last = key == "last";
+                has_size = true;
+            }
+            _ => return Err(format!("'{part}' is not ring=N, size=SIZE or last=SIZE; FILE cannot contain a comma")),
+        }
+    }
+    Ok(TraceOption { path: path.into(), settings })
+}
+
+/// The trace of a run.
+pub struct Trace {
+    option: TraceOption,
+    /// The file that the user asked for, open since the begin of the run.
+    output: File,
+    memory: OwnedDescriptor,
+    page: Page,
+}
+
+impl Trace {
+    /// Opens FILE, so that a file that cannot be written is reported before the program starts, and
+    /// makes the memory.
+    pub fn create(option: &TraceOption) -> Result<Trace, Failure> {
+        let output = file::open_output(&option.path)?;
+        ticks::calibrate();
+        let memory = mapping::memory_file(c"usring-trace", option.settings.length());
+        let made = memory.and_then(|memory| Page::create(&memory, &option.settings).map(|page| (memory, page)));
+        let (memory, page) = made.map_err(|error| {
+            Failure::new(format!(
+                "cannot make the memory for --trace ({error}); try a smaller one, such as --trace {path},size=16M",
+                error = words(&error),
+                path = option.path.display()
+            ))
+        })?;
+        Ok(Trace { option: option.clone(), output, memory, page })
+    }
+
+    /// Returns a path in /proc by which the program's processes open the memory.
+    pub fn text(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.memory.number())
+    }
+
+    /// Writes FILE, and says on standard error what is in it.
+    pub fn finish(&self) {
+        let path = self.option.path.display();
+        let text = match file::write(&self.page, &self.output) {
+            Ok(written) => written.sentence(&self.option.path, self.option.settings.size),
+            Err(error) => format!("the trace {path} cannot be written ({error})", error = words(&error)),
+        };
+        // The program's exit status must not change any more, so errors are ignored.
+        let _ = writeln!(std::io::stderr(), "usring: {text}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_option_has_a_file_and_limits() {
+        let settings = Settings { size: DEFAULT_SIZE, keeps_last: false, ring: 0 };
+        assert_eq!(parse("a.trace"), Ok(TraceOption { path: "a.trace".into(), settings }));
+        let settings = Settings { size: 64 << 20, keeps_last: true, ring: 2 };
+        assert_eq!(parse("a.trace,ring=2,last=64M"), Ok(TraceOption { path: "a.trace".into(), settings }));
+        for wrong in ["", ",ring=1", "a,ring=0", "a,ring=x", "a,last=1", "a,size=64M,last=64M", "a,b", "a,size=0"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Joins the events of each request: when it was submitted, what it waited for, and how it ended.
+
+use super::file::{Event, Loaded};
+use std::collections::{HashMap, VecDeque};
+use usring_engine::observers::WorkerReason;
+use usring_trace::format::{self, Kind, Record};
+
+/// Something that a request waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The request before it in its chain.
+    Chain,
+    /// Earlier requests, because of an IO_DRAIN.
+    Drain,
+    /// Its file.
+    File,
+    /// A time or a number of completions.
+    Time,
+    /// An answer of other processes that share its ring.
+    Processes,
+    /// A delay of `usring run --inject` or `--order`.
+    Fault,
+    /// A worker.
+    Queue(WorkerReason),
+    /// The worker with this thread id, which carried it out.
+    Worker(u32),
+    /// A thread that drives the ring, after a worker had carried it out.
+    TaskWork,
+    /// A device: the ring's channel with this index.
+    Device(u64),
+    /// Another ring.
+    OtherRing,
+}
+
+/// A time during which a request waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    pub cause: Cause,
+    pub from: u64,
+    /// `None`: the trace ends before.
+    pub until: Option<u64>,
+}
+
+/// A CQE of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub at: u64,
+    pub result: i32,
+    pub flags: u32,
+    pub has_cqe: bool,
+    /// When the program was first seen to have taken the CQE.
+    pub reaped: Option<u64>,
+}
+
+/// A process of the run, from the start of its program to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    pub id: u32,
+    pub program: Option<String>,
+    pub from: u64,
+}
+
+/// A ring that appears in the trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingInfo {
+    pub process: usize,
+    pub number: u32,
+    /// The flags of io_uring_setup(2), if the trace has them.
+    pub flags: Option<u32>,
+}
+
+/// A request. Times are nanoseconds since the begin of the run.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Index of its process.
+    pub process: usize,
+    /// Its submission. If the trace has lost that, its first event.
+    pub first: Record,
+    pub submitted: Option<u64>,
+    /// The time of its first event.
+    pub from: u64,
+    pub waits: Vec<Wait>,
+    /// CQEs after which it went on.
+    pub posted: Vec<Answer>,
+    pub completed: Option<Answer>,
+    /// It never began, because its chain broke.
+    pub not_begun: bool,
+}
+
+impl Request {
+    /// Returns the time from its submission to its completion. `None`: it has not completed, or its
+    /// submission was lost.
+    pub fn latency(&self) -> Option<u64> {
+        Some(self.completed?.at.saturating_sub(self.submitted?))
+    }
+}
+
+/// All requests of a trace, in the order of their first events.
+#[derive(Default)]
+pub struct Requests {
+    pub processes: Vec<Process>,
+    pub rings: Vec<RingInfo>,
+    pub all: Vec<Request>,
+}
+
+/// Identifies a request in flight: index of its process, ring, and its number.
+type Key = (usize, u32, u32);
+
+/// A CQE that the program has not taken yet: its position, its request, and its index among the
+/// request's posted CQEs (`None`: the last CQE).
+type Ready = (u32, usize, Option<usize>);
+
+/// The state of the joining.
+#[derive(Default)]
+struct Joined {
+    requests: Requests,
+    /// Index of the process with each id.
+    processes: HashMap<u32, usize>,
+    rings: HashMap<(usize, u32), usize>,
+    in_flight: HashMap<Key, usize>,
+    ready: HashMap<(usize, u32), VecDeque<Ready>>,
+}
+
+/// Joins the events of a trace.
+pub fn join(trace: &Loaded) -> Requests {
+    let mut joined = Joined::default();
+    for event in &trace.events {
+        joined.add(event, trace);
+    }
+    joined.requests
+}
+
+impl Joined {
+    fn add(&mut self, event: &Event, trace: &Loaded) {
+        let (at, record) = (event.at, &event.record);
+        if record.kind == Kind::Process {
+            self.begin_process(record.process, trace.name(record.name), at);
+            return;
+        }
+        let process = match self.processes.get(&record.process) {
+            Some(process) => *process,
+            None => self.begin_process(record.process, None, 0),
+        };
+        self.note_ring(process, record);
+        match record.kind {
+            Kind::Opened => {}
+            Kind::Closed | Kind::Reaped => self.reap((process, record.ring), record.b[1], at),
+            Kind::Submitted => self.submit(process, record, at),
+            Kind::Posted | Kind::Completed => self.answer(process, record, at),
+            _ => self.step(process, record, at),
+        }
+    }
+
+    fn begin_process(&mut self, id: u32, program: Option<String>, from: u64) -> usize {
+        // A program that was executed in the process, or a later process with its id, has other
+        // rings.
+        let index = self.requests.processes.len();
+        self.requests.processes.push(Process { id, program, from });
+        self.processes.insert(id, index);
+        index
+    }
+
+    fn note_ring(&mut self, process: usize, record: &Record) {
+        let rings = &mut self.requests.rings;
+        let index = *self.rings.entry((process, record.ring)).or_insert_with(|| {
+            rings.push(RingInfo { process, number: record.ring, flags: None });
+            rings.len() - 1
+        });
+        if record.kind == Kind::Opened {
+            rings[index].flags = Some(record.extra);
+        }
+    }
+
+    fn submit(&mut self, process: usize, record: &Record, at: u64) {
+        let cause = match record.detail {
+            detail if detail & format::HELD_BY_CHAIN != 0 => Some(Cause::Chain),
+            detail if detail & format::HELD_BY_DRAIN != 0 => Some(Cause::Drain),
+            _ => None,
+        };
+        let waits = cause.map(|cause| Wait { cause, from: at, until: None }).into_iter().collect();
+        let request = Request { submitted: Some(at), waits, ..Request::of(process, record, at) };
+        self.in_flight.insert((process, record.ring, record.request), self.requests.all.len());
+        self.requests.all.push(request);
+    }
+
+    /// Returns the index of the request in flight that an event belongs to. If its submission was
+    /// lost, the event begins it.
+    fn find(&mut self, process: usize, record: &Record, at: u64) -> usize {
+        let all = &mut self.requests.all;
+        *self.in_flight.entry((process, record.ring, record.request)).or_insert_with(|| {
+            all.push(Request::of(process, record, at));
+            all.len() - 1
+        })
+    }
+
+    fn step(&mut self, process: usize, record: &Record, at: u64) {
+        let index = self.find(process, record, at);
+        let request = &mut self.requests.all[index];
+        request.end_wait(at);
+        let cause = match record.kind {
+            Kind::AwaitsFile => Cause::File,
+            Kind::AwaitsTime => Cause::Time,
+            Kind::AwaitsProcesses => Cause::Processes,
+            Kind::Delayed => Cause::Fault,
+            Kind::Queued => Cause::Queue(format::reason_of(record.detail).unwrap_or(WorkerReason::Opcode)),
+            Kind::WorkerBegan => Cause::Worker(record.thread),
+            Kind::WorkerEnded => Cause::TaskWork,
+            Kind::OnDevice => Cause::Device(record.a),
+            Kind::OnOtherRing => Cause::OtherRing,
+            _ => return,
+        };
+        request.waits.push(Wait { cause, from: at, until: None });
+    }
+
+    fn answer(&mut self, process: usize, record: &Record, at: u64) {
+        let ring = (process, record.ring);
+        self.reap(ring, record.b[1], at);
+        let index = self.find(process, record, at);
+        let request = &mut self.requests.all[index];
+        let has_cqe = record.kind == Kind::Posted || record.detail & format::NO_CQE == 0;
+        let answer = Answer { at, result: record.result(), flags: record.extra, has_cqe, reaped: None };
+        let place = if record.kind == Kind::Posted {
+            request.posted.push(answer);
+            Some(request.posted.len() - 1)
+        } else {
+            request.end_wait(at);
+            request.completed = Some(answer);
+            request.not_begun = record.detail & format::NOT_BEGUN != 0;
+            self.in_flight.remove(&(process, record.ring, record.request));
+            None
+        };
+        if has_cqe {
+            self.ready.entry(ring).or_default().push_back((record.b[0], index, place));
+        }
+    }
+
+    /// Notes that the program has taken the CQEs before `head`.
+    fn reap(&mut self, ring: (usize, u32), head: u32, at: u64) {
+        let Some(ready) = self.ready.get_mut(&ring) else { return };
+        while let Some((position, index, place)) = ready.front().copied() {
+            // The positions wrap around. The CQ has at most 2^16 entries.
+            if head.wrapping_sub(position).wrapping_sub(1) >= 1 << 31 {
+                return;
+            }
+            ready.pop_front();
+            let request = &mut self.requests.all[index];
+            let answer = match place {
+                Some(place) => request.posted.get_mut(place),
+                None => request.completed.as_mut(),
+            };
+            answer.into_iter().for_each(|answer| answer.reaped = Some(at));
+        }
+    }
+}
+
+impl Request {
+    fn of(process: usize, record: &Record, at: u64) -> Request {
+        Request {
+            process,
+            first: *record,
+            submitted: None,
+            from: at,
+            waits: Vec::new(),
+            posted: Vec::new(),
+            completed: None,
+            not_begun: false,
+        }
+    }
+
+    fn end_wait(&mut self, at: u64) {
+        if let Some(wait) = self.waits.last_mut() {
+            wait.until.get_or_insert(at);
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Records each request of a program's rings and libaio contexts (`usring run --trace`).
+//!
+//! | module | content |
+//! |---|---|
+//! | `format` | the records, as words; the header of a trace |
+//! | `page` | the memory that the run's processes share, and how an event is written to it |
+//! | `names` | the names of files, by descriptor |
+//! | `recorder` | what the engine reports, as events |
+//!
+//! # Invariants
+//! - An event is one record of 64 bytes. To record it takes one atomic addition and no lock. A
+//!   system call is needed only for a thread or a file that this process has not recorded lately.
+//! - A record proves itself by a checksum, so no order between its words is needed. A record that a
+//!   process left half written is not taken for an event.
+//! - The memory is bounded. An event without room is counted.
+#![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
+
+extern crate alloc;
+
+pub mod format;
+mod names;
+pub mod page;
+mod recorder;
+
+pub use recorder::{OBSERVER, forget_descriptor, start};

@@ -1,0 +1,234 @@
+//! The engine's reports as events. The engine reports under a ring's lock, or in a worker.
+
+use crate::format::{self, Kind, Record};
+use crate::names::Names;
+use crate::page::Page;
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicU32, Ordering};
+use usring_engine::observers::{Closed, Completed, HeldBack, Observer, Opened, Step, Stepped, Submitted, Transfer};
+use usring_sys::per_process::PerProcess;
+use usring_sys::set_once::SetOnce;
+use usring_sys::ticks::{self, Ticks};
+use usring_sys::{SystemCall, thread_ids, width};
+use usring_uapi::general as linux;
+use usring_uapi::{opcode, sqe_flags};
+
+/// The recorder as an observer of the engine's requests.
+pub static OBSERVER: Observer = Observer { submitted, completed, stepped: Some(stepped), opened, closed };
+
+/// Number of rings of a process whose CQ heads are known. Rings with the same remainder share an
+/// entry, and then have more events [`Kind::Reaped`] than needed.
+const RINGS: usize = 256;
+
+/// The recorder's state in one process.
+struct Process {
+    id: u32,
+    names: Names,
+    /// The CQ's head of each ring, as the last event had it.
+    heads: [AtomicU32; RINGS],
+}
+
+static PAGE: SetOnce<Page> = SetOnce::new();
+static PROCESS: PerProcess<Process> = PerProcess::new();
+
+/// Begins to record in this memory. Called once, by a process with one thread.
+pub fn start(page: Page) {
+    ticks::calibrate();
+    thread_ids::find_word();
+    PAGE.set(Box::leak(Box::new(page)));
+    process(&page);
+}
+
+/// Notes that a descriptor begins to stand for another file.
+pub fn forget_descriptor(number: i32) {
+    PROCESS.get().into_iter().for_each(|process| process.names.forget(number));
+}
+
+fn process(page: &Page) -> &'static Process {
+    PROCESS.get().unwrap_or_else(|| begin(page))
+}
+
+/// Records that this process begins. The first thread that records in a forked child does so, too.
+#[cold]
+fn begin(page: &Page) -> &'static Process {
+    let mut is_first = false;
+    let process = PROCESS.get_or_make(|| {
+        is_first = true;
+        Process {
+            id: width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_unhooked().unwrap_or(0)),
+            names: Names::new(),
+            heads: [const { AtomicU32::new(0) }; RINGS],
+        }
+    });
+    if is_first {
+        let name = process.names.add(page, &program());
+        write(page, process, Record { name, ..Record::new(Kind::Process) });
+    }
+    process
+}
+
+/// Returns the path of this process's program.
+fn program() -> Box<[u8]> {
+    let mut path = alloc::vec![0u8; 4096];
+    let link = c"/proc/self/exe".as_ptr() as u64;
+    let arguments = [link, path.as_mut_ptr() as u64, path.len() as u64, 0, 0];
+    let length = SystemCall::new(linux::__NR_readlink, arguments).run_unhooked().unwrap_or(0);
+    path.truncate(width::size(length));
+    path.into()
+}
+
+/// Adds time, process and thread to an event, and records it.
+#[inline]
+fn write(page: &Page, process: &Process, record: Record) {
+    write_at(page, process, Ticks::now().0, record);
+}
+
+#[inline]
+fn write_at(page: &Page, process: &Process, ticks: u64, record: Record) {
+    page.record(&Record { ticks, process: process.id, thread: thread_ids::current(), ..record });
+}
+
+/// Returns the memory and the process, if events of this ring are recorded.
+#[inline]
+fn recording(ring: u32) -> Option<(&'static Page, &'static Process)> {
+    let page = PAGE.get()?;
+    page.has_ring(ring).then(|| (page, process(page)))
+}
+
+fn submitted(submitted: &Submitted) {
+    let ring = submitted.ring_number;
+    let Some((page, process)) = recording(ring) else { return };
+    note_head(page, process, ring, submitted.consumed);
+    let ticks = Ticks::now().0;
+    let sqe = submitted.sqe;
+    let name = match (submitted.path, submitted.file) {
+        (Some(path), _) => process.names.add(page, path.strip_suffix(b"\0").unwrap_or(path)),
+        (None, Some(number)) => process.names.of_descriptor(page, number, ticks),
+        (None, None) => 0,
+    };
+    let held = match submitted.held_back {
+        HeldBack::No => 0,
+        HeldBack::Chain => format::HELD_BY_CHAIN,
+        HeldBack::Drain => format::HELD_BY_DRAIN,
+    };
+    let has_file = if submitted.file.is_some() || submitted.descriptor.is_some() { format::HAS_FILE } else { 0 };
+    let length = match submitted.transfer {
+        Transfer::Unknown => sqe.len,
+        Transfer::Into(members) | Transfer::From(members) => {
+            let total = members.iter().fold(0u64, |sum, member| sum.saturating_add(member.length));
+            u32::try_from(total).unwrap_or(u32::MAX)
+        }
+    };
+    let record = Record {
+        opcode: sqe.opcode,
+        sqe_flags: sqe.flags & sqe_flags::ALL,
+        detail: held | has_file,
+        extra: sqe.op_flags,
+        ring: format::ring_of(ring),
+        request: width::low(submitted.request.number),
+        name,
+        user_data: submitted.user_data,
+        a: sqe.off,
+        b: [sqe.fd.cast_unsigned(), length],
+        ..Record::new(Kind::Submitted)
+    };
+    write_at(page, process, ticks, record);
+}
+
+/// Records that the program has taken CQEs, if it has.
+#[inline]
+fn note_head(page: &Page, process: &Process, ring: u32, head: u32) {
+    let known = &process.heads[width::size(ring.into()) % RINGS];
+    if known.load(Ordering::Relaxed) != head {
+        known.store(head, Ordering::Relaxed);
+        write(page, process, Record { ring: format::ring_of(ring), b: [0, head], ..Record::new(Kind::Reaped) });
+    }
+}
+
+fn stepped(stepped: &Stepped) {
+    let Some((page, process)) = recording(stepped.ring_number) else { return };
+    let (kind, detail, a) = match stepped.step {
+        Step::Issued => (Kind::Issued, 0, 0),
+        Step::AwaitsFile => (Kind::AwaitsFile, 0, 0),
+        Step::AwaitsTime => (Kind::AwaitsTime, 0, 0),
+        Step::AwaitsProcesses => (Kind::AwaitsProcesses, 0, 0),
+        Step::Delayed => (Kind::Delayed, 0, 0),
+        Step::Queued(reason) => (Kind::Queued, format::detail_of(reason), 0),
+        Step::WorkerBegan => (Kind::WorkerBegan, 0, 0),
+        Step::WorkerEnded(result) => (Kind::WorkerEnded, 0, u64::from(result.cast_unsigned())),
+        Step::OnDevice(index) => (Kind::OnDevice, 0, index.into()),
+        Step::OnOtherRing => (Kind::OnOtherRing, 0, 0),
+        Step::Posted { result, .. } => (Kind::Posted, 0, u64::from(result.cast_unsigned())),
+    };
+    let (extra, b) = match stepped.step {
+        Step::Posted { flags, position, consumed, .. } => (flags, [position, consumed]),
+        _ => (0, [0; 2]),
+    };
+    if let Step::Posted { result, .. } = stepped.step {
+        forget_changed(process, stepped.sqe.opcode, stepped.sqe.fd, result);
+    }
+    let record = Record {
+        opcode: stepped.sqe.opcode,
+        sqe_flags: stepped.sqe.flags & sqe_flags::ALL,
+        detail,
+        extra,
+        ring: format::ring_of(stepped.ring_number),
+        request: width::low(stepped.number),
+        user_data: stepped.user_data,
+        a,
+        b,
+        ..Record::new(kind)
+    };
+    write(page, process, record);
+}
+
+fn completed(completed: &Completed) {
+    let Some((page, process)) = recording(completed.ring_number) else { return };
+    let sqe = completed.sqe;
+    forget_changed(process, sqe.opcode, sqe.fd, completed.result);
+    process.heads[width::size(completed.ring_number.into()) % RINGS].store(completed.consumed, Ordering::Relaxed);
+    let no_cqe = if completed.position.is_none() { format::NO_CQE } else { 0 };
+    let not_begun = if completed.has_not_begun { format::NOT_BEGUN } else { 0 };
+    let record = Record {
+        opcode: sqe.opcode,
+        sqe_flags: sqe.flags & sqe_flags::ALL,
+        detail: no_cqe | not_begun,
+        extra: completed.flags,
+        ring: format::ring_of(completed.ring_number),
+        request: width::low(completed.request.number),
+        user_data: completed.user_data,
+        a: u64::from(completed.result.cast_unsigned()),
+        b: [completed.position.unwrap_or(0), completed.consumed],
+        ..Record::new(Kind::Completed)
+    };
+    write(page, process, record);
+}
+
+/// Forgets the names of descriptors that a request has closed or made.
+#[inline]
+fn forget_changed(process: &Process, opcode: u8, descriptor: i32, result: i32) {
+    match opcode {
+        opcode::CLOSE => process.names.forget(descriptor),
+        opcode::OPENAT | opcode::OPENAT2 | opcode::ACCEPT | opcode::SOCKET | opcode::FIXED_FD_INSTALL => {
+            process.names.forget(result);
+        }
+        _ => {}
+    }
+}
+
+fn opened(opened: &Opened) {
+    let Some((page, process)) = recording(opened.ring_number) else { return };
+    let record = Record {
+        extra: opened.flags,
+        ring: format::ring_of(opened.ring_number),
+        b: [opened.sq_entries, opened.cq_entries],
+        ..Record::new(Kind::Opened)
+    };
+    write(page, process, record);
+}
+
+fn closed(closed: &Closed) {
+    let Some((page, process)) = recording(closed.ring_number) else { return };
+    let (ring, b) = (format::ring_of(closed.ring_number), [closed.tail, closed.consumed]);
+    write(page, process, Record { ring, b, ..Record::new(Kind::Closed) });
+}

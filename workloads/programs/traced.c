@@ -1,0 +1,146 @@
+/*
+ * Requests whose way through usring is known, for tests of `usring run --trace`.
+ *
+ * argv[1]:
+ * - ways: one request for each way: inline, poll, worker, chain, drain, timer, error, multishot;
+ * - children: requests of a parent, a forked child, and an executed program;
+ * - nops N: N requests, one at a time;
+ * - killed: ten requests, then SIGKILL.
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+static void nops(int count)
+{
+	struct io_uring ring = new_ring(8, 0);
+	for (int index = 0; index < count; index++) {
+		struct io_uring_sqe *sqe = request(&ring);
+		io_uring_prep_nop(sqe);
+		EQUAL(result_of(&ring, sqe), 0);
+	}
+	io_uring_queue_exit(&ring);
+}
+
+static void on_files(struct io_uring *ring)
+{
+	char bytes[512] = "";
+	struct io_uring_sqe *sqe = request(ring);
+	io_uring_prep_openat(sqe, AT_FDCWD, "traced.file", O_RDWR | O_CREAT, 0600);
+	named(sqe, 0x10, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	int file = answer_to(ring, 0x10).res;
+	HOLDS(file >= 0);
+	sqe = request(ring);
+	io_uring_prep_write(sqe, file, bytes, sizeof bytes, 1024);
+	named(sqe, 0x11, IOSQE_IO_LINK);
+	sqe = request(ring);
+	io_uring_prep_read(sqe, file, bytes, sizeof bytes, 1024);
+	named(sqe, 0x12, 0);
+	EQUAL(io_uring_submit(ring), 2);
+	EQUAL(answer_to(ring, 0x11).res, sizeof bytes);
+	EQUAL(answer_to(ring, 0x12).res, sizeof bytes);
+	sqe = request(ring);
+	io_uring_prep_read(sqe, file, bytes, sizeof bytes, 0);
+	named(sqe, 0x13, IOSQE_ASYNC);
+	EQUAL(io_uring_submit(ring), 1);
+	EQUAL(answer_to(ring, 0x13).res, sizeof bytes);
+	sqe = request(ring);
+	io_uring_prep_fsync(sqe, file, 0);
+	named(sqe, 0x14, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	EQUAL(answer_to(ring, 0x14).res, 0);
+	close(file);
+	sqe = request(ring);
+	io_uring_prep_read(sqe, file, bytes, sizeof bytes, 0);
+	named(sqe, 0x15, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	EQUAL(answer_to(ring, 0x15).res, -EBADF);
+	sqe = request(ring);
+	io_uring_prep_nop(sqe);
+	sqe->opcode = 200;
+	named(sqe, 0x16, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	EQUAL(answer_to(ring, 0x16).res, -EINVAL);
+}
+
+static void waiting(struct io_uring *ring)
+{
+	struct __kernel_timespec time = { .tv_nsec = 2000000 };
+	int pair[2];
+	char byte;
+	EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	struct io_uring_sqe *sqe = request(ring);
+	io_uring_prep_recv(sqe, pair[0], &byte, 1, 0);
+	named(sqe, 0x20, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	EQUAL(write(pair[1], "a", 1), 1);
+	EQUAL(answer_to(ring, 0x20).res, 1);
+	sqe = request(ring);
+	io_uring_prep_timeout(sqe, &time, 0, 0);
+	named(sqe, 0x21, 0);
+	sqe = request(ring);
+	io_uring_prep_nop(sqe);
+	named(sqe, 0x22, IOSQE_IO_DRAIN);
+	EQUAL(io_uring_submit(ring), 2);
+	EQUAL(answer_to(ring, 0x21).res, -ETIME);
+	EQUAL(answer_to(ring, 0x22).res, 0);
+	sqe = request(ring);
+	io_uring_prep_poll_multishot(sqe, pair[0], POLLIN);
+	named(sqe, 0x23, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	for (int index = 0; index < 3; index++) {
+		EQUAL(write(pair[1], "a", 1), 1);
+		HOLDS(answer_to(ring, 0x23).flags & IORING_CQE_F_MORE);
+		EQUAL(read(pair[0], &byte, 1), 1);
+	}
+	sqe = request(ring);
+	io_uring_prep_nop(sqe);
+	named(sqe, 0x24, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	EQUAL(answer_to(ring, 0x24).res, 0);
+}
+
+static void children(const char *program)
+{
+	nops(3);
+	for (int executes = 0; executes < 2; executes++) {
+		int status;
+		pid_t child = fork();
+		HOLDS(child >= 0);
+		if (child == 0 && executes)
+			execl(program, program, "nops", "7", NULL);
+		if (child == 0) {
+			nops(5);
+			_exit(0);
+		}
+		EQUAL(waitpid(child, &status, 0), child);
+		EQUAL(status, 0);
+	}
+}
+
+int main(int count, char **arguments)
+{
+	const char *what = count > 1 ? arguments[1] : "";
+	if (strcmp(what, "ways") == 0) {
+		struct io_uring ring = new_ring(8, 0);
+		on_files(&ring);
+		waiting(&ring);
+		io_uring_queue_exit(&ring);
+	} else if (strcmp(what, "children") == 0) {
+		children(arguments[0]);
+	} else if (strcmp(what, "nops") == 0 && count > 2) {
+		nops(atoi(arguments[2]));
+	} else if (strcmp(what, "killed") == 0) {
+		nops(10);
+		raise(SIGKILL);
+	} else {
+		return 2;
+	}
+	return 0;
+}

@@ -1,0 +1,238 @@
+//! Tests of `usring run --trace` and `usring trace`, on programs whose requests are known
+//! (`programs/traced.c`) and on fio.
+
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use std::time::Duration;
+use workloads::harness::{FIO, Finished, Run, Stage, World, require};
+
+/// Ends a program that hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The program, compiled once. The folder stays until the end of all tests.
+fn traced() -> &'static PathBuf {
+    static PROGRAM: OnceLock<(Stage, PathBuf)> = OnceLock::new();
+    &PROGRAM
+        .get_or_init(|| {
+            let stage = Stage::new();
+            let program = stage.compile("traced.c", &["-luring"]);
+            (stage, program)
+        })
+        .1
+}
+
+/// Prepares a program whose requests go to the file `trace` of the stage.
+fn recorded(stage: &Stage, world: World, limits: &str, program: &Path) -> Run {
+    let trace = format!("--trace={}{limits}", stage.path("trace").display());
+    stage.program_with(world, &[trace], program).limit(LIMIT).current_dir(&stage.path(""))
+}
+
+/// The launcher, in the folder of the build.
+fn usring() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let folder = test.ancestors().skip(1).find(|folder| folder.join("usring").is_file());
+    folder.expect("the launcher is built").join("usring")
+}
+
+/// Runs `usring trace` on a file of the stage.
+fn usring_trace(stage: &Stage, name: &str, options: &[&str]) -> Output {
+    Command::new(usring()).arg("trace").arg(stage.path(name)).args(options).output().unwrap()
+}
+
+/// Returns what `usring trace` prints.
+#[track_caller]
+fn shown(stage: &Stage, options: &[&str]) -> String {
+    let output = usring_trace(stage, "trace", options);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{options:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Returns the counts in the table of `usring trace -c`: calls, errors and in flight, by opcode.
+fn summary(stage: &Stage, options: &[&str]) -> BTreeMap<String, [u64; 3]> {
+    let text = shown(stage, &[&["-c"], options].concat());
+    let row = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let count = |index: usize| words[index].parse().unwrap_or_else(|_| panic!("{text}"));
+        (words[0].to_owned(), [count(1), count(2), count(3)])
+    };
+    text.lines().skip(1).map(row).collect()
+}
+
+fn said(finished: &Finished) -> &str {
+    let begin = finished.stderr.find(" events of ").unwrap_or_else(|| panic!("{}", finished.report()));
+    let begin = finished.stderr[..begin].rfind("usring: ").unwrap();
+    finished.stderr[begin..].lines().next().unwrap()
+}
+
+/// Returns the line of the request with this user_data.
+#[track_caller]
+fn line_of<'a>(text: &'a str, user_data: &str) -> &'a str {
+    let end = format!("user_data {user_data})");
+    let mut lines = text.lines().filter(|line| line.contains(&end));
+    let line = lines.next().unwrap_or_else(|| panic!("no {user_data} in {text}"));
+    assert_eq!(lines.next(), None);
+    line
+}
+
+#[test]
+fn each_request_has_a_line_with_its_file_its_result_and_its_way() {
+    let stage = Stage::new();
+    recorded(&stage, World::Transparent, "", traced()).arg("ways").finish().succeeded();
+    let text = shown(&stage, &[]);
+    let file = stage.path("traced.file");
+    let on_file = format!("<{}>, 512 bytes, offset ", file.canonicalize().unwrap().display());
+    let expected: [(&str, &[&str]); 12] = [
+        ("0x10", &["openat(\"traced.file\", ", " = "]),
+        ("0x11", &["write(", &on_file, "1024, IO_LINK", " = 512 <"]),
+        ("0x12", &["read(", &on_file, "1024, ", " = 512 <", "> chain "]),
+        ("0x13", &["read(", "ASYNC", " = 512 <", "> queue (IOSQE_ASYNC) ", ", worker ", ", task work "]),
+        ("0x14", &["fsync(", " = 0 <", "> queue (blocking opcode) ", ", worker "]),
+        ("0x15", &["read(", " = -EBADF: bad file number <", "> inline"]),
+        ("0x16", &["(unknown)(", " = -EINVAL: invalid argument <", "> inline"]),
+        ("0x20", &["recv(", "<socket:[", ", 1 bytes, ", " = 1 <", "> poll "]),
+        ("0x21", &["timeout(", " = -ETIME: timer expired <", "> timer "]),
+        ("0x22", &["nop(IO_DRAIN, ", " = 0 <", "> drain "]),
+        ("0x23", &["poll_add(", " ~ 1 ~ 1 ~ 1 = ? (in flight) ", "poll …"]),
+        ("0x24", &["nop(user_data 0x24) = 0 <", "> inline"]),
+    ];
+    for (user_data, parts) in expected {
+        let line = line_of(&text, user_data);
+        let mut rest = line;
+        for part in parts {
+            let begin = rest.find(part).unwrap_or_else(|| panic!("{user_data}: no {part:?} in {rest:?} of {line}"));
+            rest = &rest[begin + part.len()..];
+        }
+    }
+    let steps = shown(&stage, &["--steps", "--opcode", "fsync"]);
+    let words =
+        ["submitted by thread", "is queued for a worker", "is carried out by worker", "task work", "completed = 0"];
+    let places: Vec<_> =
+        words.iter().map(|word| steps.find(word).unwrap_or_else(|| panic!("{word}: {steps}"))).collect();
+    assert!(places.is_sorted(), "{steps}");
+    assert!(steps.contains("seen to be reaped"), "{steps}");
+}
+
+#[test]
+fn filters_show_the_requests_that_meet_all_of_them() {
+    let stage = Stage::new();
+    recorded(&stage, World::Transparent, "", traced()).arg("ways").finish().succeeded();
+    let count = |options: &[&str]| shown(&stage, options).lines().count();
+    assert_eq!(count(&[]), 12);
+    assert_eq!(count(&["--opcode", "read"]), 3);
+    assert_eq!(count(&["--opcode", "read,WRITE"]), 4);
+    assert_eq!(count(&["--errors"]), 3);
+    assert_eq!(count(&["--errors", "--opcode", "read"]), 1);
+    assert_eq!(count(&["--path", "traced.file"]), 5);
+    assert_eq!(count(&["--ring", "2"]), 0);
+    assert_eq!(count(&["--pid", "1"]), 0);
+    assert_eq!(count(&["--slower", "1000s"]), 1, "the poll in flight");
+    assert_eq!(count(&["--slower", "1ms", "--opcode", "timeout"]), 1);
+    assert_eq!(summary(&stage, &["--opcode", "read"])["read"], [3, 1, 0]);
+    assert_eq!(summary(&stage, &[])["poll_add"], [1, 0, 1]);
+}
+
+#[test]
+fn fio_has_as_many_requests_in_the_trace_as_in_the_statistics() {
+    for (engine, more) in
+        [("io_uring", "--sqthread_poll=1"), ("io_uring", "--registerfiles=1"), ("libaio", "--direct=0")]
+    {
+        let stage = Stage::new();
+        let options = ["--name=job", "--rw=randrw", "--size=2m", "--iodepth=16", "--numjobs=2", more];
+        let run = recorded(&stage, World::Denied, "", Path::new(require(&FIO)));
+        let finished = run.arg(format!("--ioengine={engine}")).args(options).finish().succeeded();
+        let statistics = finished.statistics.as_ref().expect("a table");
+        let counted = summary(&stage, &[]);
+        assert!(!counted.is_empty(), "{}", finished.report());
+        for (opcode, [calls, errors, in_flight]) in counted {
+            let counts = ["submitted", "errors"].map(|column| statistics.sum(column, &[&opcode]));
+            assert_eq!([calls, errors], counts, "{engine} {opcode}: {}", finished.report());
+            let completed = statistics.sum("completed", &[&opcode]);
+            assert_eq!(calls - in_flight, completed, "{engine} {opcode}: {}", finished.report());
+        }
+        assert!(shown(&stage, &[]).contains("job.0.0>, 4096 bytes, offset "));
+        assert!(said(&finished).ends_with("; none was lost"), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn children_and_executed_programs_are_traced() {
+    let stage = Stage::new();
+    let finished = recorded(&stage, World::Transparent, "", traced()).arg("children").finish().succeeded();
+    assert!(said(&finished).contains(" of 15 requests "), "{}", finished.stderr);
+    assert_eq!(summary(&stage, &[])["nop"], [15, 0, 0]);
+    let text = shown(&stage, &[]);
+    let mut of_process: BTreeMap<&str, u32> = BTreeMap::new();
+    text.lines().for_each(|line| *of_process.entry(line.split(']').next().unwrap()).or_default() += 1);
+    let mut counts: Vec<u32> = of_process.into_values().collect();
+    counts.sort_unstable();
+    assert_eq!(counts, [3, 5, 7], "{text}");
+}
+
+#[test]
+fn the_trace_of_a_killed_program_can_be_read() {
+    const SIGKILL: i32 = 9;
+    let stage = Stage::new();
+    let finished = recorded(&stage, World::Transparent, "", traced()).arg("killed").finish();
+    assert_eq!(finished.status.signal(), Some(SIGKILL), "{}", finished.report());
+    assert_eq!(summary(&stage, &[])["nop"], [10, 0, 0]);
+}
+
+#[test]
+fn a_small_trace_keeps_the_first_or_the_last_events_and_counts_the_others() {
+    let stage = Stage::new();
+    // 64 KiB are 1,024 records, and each of these requests takes three or less.
+    let first = recorded(&stage, World::Transparent, ",size=64K", traced()).args(["nops", "5000"]).finish().succeeded();
+    assert!(said(&first).contains("usring: 1024 events of "), "{}", first.stderr);
+    assert!(said(&first).contains(" were lost, because 64K were full"), "{}", first.stderr);
+    let early = shown(&stage, &[]);
+    let output = usring_trace(&stage, "trace", &[]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains(" later events are not in the trace"));
+    let last = recorded(&stage, World::Transparent, ",last=64K", traced()).args(["nops", "5000"]).finish().succeeded();
+    assert!(last.stderr.contains("usring: the last 1024 events, of "), "{}", last.stderr);
+    let late = shown(&stage, &[]);
+    let time = |line: &str| line.split(' ').next().unwrap().parse::<f64>().unwrap();
+    let spans = [&early, &late].map(|text| (time(text.lines().next().unwrap()), text.lines().count()));
+    assert!(spans.iter().all(|(_, count)| (300..=1024).contains(count)), "{spans:?}");
+    let end = time(late.lines().last().unwrap());
+    let in_flight = late.lines().filter(|line| line.contains("in flight")).count();
+    assert!(in_flight <= 1 && end > spans[1].0, "{late}");
+    let none = recorded(&stage, World::Transparent, ",ring=2", traced()).args(["nops", "5"]).finish().succeeded();
+    assert!(none.stderr.contains(" of 0 requests "), "{}", none.stderr);
+}
+
+#[test]
+fn a_file_that_is_no_trace_is_neither_overwritten_nor_shown() {
+    const FAILED: i32 = 125;
+    let stage = Stage::new();
+    stage.write("trace", "my notes");
+    let finished = recorded(&stage, World::Transparent, "", traced()).args(["nops", "1"]).finish();
+    assert_eq!(finished.status.code(), Some(FAILED));
+    assert!(finished.stderr.contains("does not overwrite it"), "{}", finished.stderr);
+    assert_eq!(stage.read("trace"), b"my notes");
+    let refused = |name: &str, words: &str| {
+        let output = usring_trace(&stage, name, &[]);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(FAILED) && errors.contains(words), "{name}: {errors}");
+    };
+    refused("trace", "is no trace");
+    refused("missing", "ENOENT");
+    let run = stage.program_with(World::Transparent, &["--trace=no/folder".into()], traced());
+    let finished = run.args(["nops", "1"]).finish();
+    assert!(finished.status.code() == Some(FAILED) && finished.stderr.contains("cannot write"), "{}", finished.stderr);
+}
+
+#[test]
+fn a_trace_that_was_cut_short_is_shown_and_reported() {
+    let stage = Stage::new();
+    recorded(&stage, World::Transparent, "", traced()).args(["nops", "100"]).finish().succeeded();
+    let whole = stage.read("trace");
+    stage.write("cut", &whole[..whole.len() - 100 * 64 - 10]);
+    let output = usring_trace(&stage, "cut", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is cut short: 101 of its "), "{output:?}");
+    assert!(output.stdout.split(|byte| *byte == b'\n').count() > 20);
+}
