@@ -130,6 +130,8 @@ enum Soak {
     /// Search for power losses in which MariaDB, PostgreSQL 18, LevelDB and RocksDB lose data that
     /// they promised to keep
     Crash,
+    /// Kill the storage daemon and its NBD server again and again while fio writes
+    Storage,
     /// Run the swap tests that take minutes: unmodified programs with a GiB of memory
     Swap,
     /// Kill processes of PostgreSQL 18 under load, again and again, and then load it without kills.
@@ -174,6 +176,7 @@ fn main() -> ExitCode {
         }
         Chore::Soak { what: Soak::Postgres { options } } => product::soak_postgres(&options),
         Chore::Soak { what: Soak::Crash } => product::soak_ignored("crash", "databases::"),
+        Chore::Soak { what: Soak::Storage } => product::soak_ignored("acceptance", "storage::"),
         Chore::Soak { what: Soak::Swap } => product::soak_ignored("acceptance", "swap_run::"),
         Chore::Soak { what: Soak::Interleavings { rounds, groups } } => product::soak_interleavings(rounds, &groups),
         Chore::Demo { arguments } => return product::run("demo", &["usring"], &[], &arguments),

@@ -142,7 +142,7 @@ impl Report {
         println!("{:width$}  {:>7.1} s", "total", total.as_secs_f64());
         self.tally.skipped.iter().for_each(|what| println!("skipped: {what}"));
         if self.tally.ignored != 0 {
-            println!("skipped: {} tests that take minutes (`cargo xtask soak swap`)", self.tally.ignored);
+            println!("skipped: {} tests that take minutes (`cargo xtask soak`)", self.tally.ignored);
         }
         let failed_steps = self.lines.iter().filter(|(.., outcome)| outcome.is_err()).count();
         let not_run = self.steps - self.lines.len();

@@ -11,7 +11,8 @@
 //!   - `inject`, which has the rules of `--inject`;
 //!   - `trace`, which has the events of `--trace`, and prints them (`usring trace`);
 //!   - `stores`, which checks the files of devices and swapped memory.
-//! - `run --device` and `ctl`: `devices`. `run --swap`: `swap`.
+//! - `run --device` and `ctl`: `devices`, and `storage`, which starts a device's storage daemon.
+//!   `run --swap`: `swap`.
 //! - `stats`, which prints the counters of programs that run without the launcher.
 //! - `ps` and `top`, which show what runs now: `watch`.
 //! - `crash`, which tests what a power loss leaves.
@@ -53,6 +54,7 @@ mod run;
 mod signals;
 mod statistics;
 mod stats;
+mod storage;
 mod stores;
 mod style;
 mod supervise;

@@ -83,7 +83,12 @@ pub struct Options {
     /// PATH appears to the program as a file of the device's size, until the run ends. The option
     /// may be repeated.
     /// SPEC is null:size=1T,latency=10us, or ram:size=1G, or file:path=FILE, or
-    /// vhost-user:socket=PATH. With file:path=FILE,size=1G the device is the first GiB of the file.
+    /// vhost-user:socket=PATH. With nbd:uri=nbd://HOST/EXPORT, qcow2:path=FILE or
+    /// qemu:node=(OPTIONS), usring starts qemu-storage-daemon, which serves an NBD export, a qcow2
+    /// image, or what else QEMU can open (OPTIONS are those of its --blockdev). With
+    /// ,reconnect=on requests wait while a killed daemon is started again.
+    ///
+    /// With file:path=FILE,size=1G the device is the first GiB of the file.
     /// A shorter file is refused, unless ,create=on follows: usring then makes the file as long,
     /// and makes a missing one.
     ///

@@ -60,6 +60,10 @@ pub enum QuestionKind {
     /// Asks for the run's rules for faults. Answer: the descriptor of the memory file with the
     /// rules. Error `ENODEV`: the run has none.
     Faults = 10,
+    /// Asks for the state of the storage daemon that serves a device. Answer: `values` are its
+    /// process id, or 0 if it does not run; 1 if it serves the device, or 0; and how often it was
+    /// started again. Error `EOPNOTSUPP`: the run has started no daemon for this device.
+    Health = 11,
 }
 
 /// Device number of the run's swap device, which [`QuestionKind::List`] does not count.
@@ -138,7 +142,7 @@ fn read<const WORDS: usize>(bytes: &[u8]) -> Option<([u32; WORDS], [u64; 4])> {
 impl QuestionKind {
     pub fn from_number(number: u32) -> Option<QuestionKind> {
         use QuestionKind::*;
-        let all = [List, Describe, Memory, Arena, Queue, ReturnQueue, Share, Unshare, Claim, Faults];
+        let all = [List, Describe, Memory, Arena, Queue, ReturnQueue, Share, Unshare, Claim, Faults, Health];
         all.into_iter().find(|kind| *kind as u32 == number)
     }
 }

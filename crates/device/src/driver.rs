@@ -6,6 +6,7 @@ pub mod file;
 pub mod gone;
 pub mod null;
 pub mod ram;
+pub mod storage;
 pub mod vhost_user;
 
 pub use deferred_submit::DeferredSubmit;

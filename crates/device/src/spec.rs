@@ -208,7 +208,7 @@ impl Layer {
 
     pub fn text(&self, name: &str) -> Option<&str> {
         match self.value(name) {
-            Some(Value::Text(text)) => Some(text),
+            Some(Value::Text(text) | Value::Node(text)) => Some(text),
             _ => None,
         }
     }

@@ -80,6 +80,32 @@ fn probabilities_are_decimals_or_percent() {
     );
 }
 
+/// Commas in parentheses need no backslash, so options of QEMU are written as QEMU has them.
+#[test]
+fn options_of_qemu_stand_in_parentheses() {
+    let node = |text: &str| read(&format!("qemu:node={text},queues=2")).device().text("node").unwrap().to_owned();
+    assert_eq!(node("(driver=ssh,server.host=h,path=/a)"), "driver=ssh,server.host=h,path=/a");
+    assert_eq!(node("({\"driver\": \"raw\"})"), "{\"driver\": \"raw\"}");
+    assert_eq!(node("( driver=file,filename=/a\\),,b(1) )"), "driver=file,filename=/a),,b(1)");
+    let spec = "qemu:node=(driver=luks,key-secret=k),object=(secret,id=k,file=/k),read-only=on,reconnect=on";
+    assert_eq!(read(spec).to_string(), spec);
+    for text in ["driver=raw", "", "()", "( )", "(a"] {
+        let complaint = complaint(&format!("qemu:node={text}"));
+        assert!(complaint.contains("in parentheses") || complaint.contains("where ')' should be"), "{complaint}");
+    }
+}
+
+#[test]
+fn addresses_of_nbd_servers_are_kept_as_they_are() {
+    let uri = "nbd+unix:///export?socket=/run/nbd.sock";
+    assert_eq!(read(&format!("nbd:uri={uri},queues=1")).device().text("uri"), Some(uri));
+    assert_eq!(
+        complaint("nbd:"),
+        "unknown option '' of nbd at column 5; nbd takes: uri, read-only, reconnect, queues, zero-copy"
+    );
+    assert_eq!(complaint("nbd:uri=nbd://h,queues=257"), "nbd at column 1: a device can have at most 256 queues");
+}
+
 #[test]
 fn error_messages_name_mistakes_in_wrappers() {
     let delay = "delay takes: read, write, other, seed";
@@ -171,6 +197,8 @@ fn random_texts_are_refused_or_survive_a_round_trip() {
         "delay(error(ram:size=1G,seed=7,eio=0.01,short=5%,late-by=10ms),read=100us,write=normal(1ms,1us)),poll=classic",
         "delay(delay(delay(delay(delay(delay(delay(delay(delay(delay(null:size=1G))))))))))",
         "file:path=/a\\,b\\(c\\)\\\\d,direct=on",
+        "qemu:node=(driver=raw,file.driver=file,file.filename=/a\\)\\\\),object=(secret,id=k),queues=4",
+        "nbd:uri=nbd+unix:///a\\,b?socket=/s,reconnect=on",
     ];
     let words =
         ["null:", "delay(", "error(", "size=", "poll=", ",", ")", "(", "\\", "=", "1G", "é", "99999999999999999999"];

@@ -14,6 +14,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
+use usring_device::driver::storage::{NOT_FOR_SWAP, needs_daemon};
 use usring_device::{Spec, spec};
 
 /// Default of `min=` (the smallest size of a mapping that is swapped), in bytes.
@@ -51,6 +52,9 @@ pub fn parse(text: &str) -> Result<SwapText, String> {
         let caret = if text.starts_with(&backing) { error.caret(text, 0) } else { String::new() };
         format!("{error}; {of_swap}{caret}")
     })?;
+    if needs_daemon(spec.device()) {
+        return Err(NOT_FOR_SWAP.into());
+    }
     let limit =
         limit.ok_or("limit= is missing: add the amount of memory that may be resident, for example limit=256M")?;
     Ok(SwapText { spec, limit, minimum: minimum.unwrap_or(MINIMUM), mechanism })
@@ -122,5 +126,6 @@ mod tests {
         assert!(wrong("ram:size=1G,limit=8M,min=4K").contains("at least 128K"));
         assert!(wrong("ram:size=1G,limit=8M,mechanism=magic").contains("userfault, guard"));
         assert!(wrong("ram,limit=8M").contains("ram at column 1 needs size="));
+        assert!(wrong("qcow2:path=/image,limit=8M").contains("use vhost-user:"));
     }
 }

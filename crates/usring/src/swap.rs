@@ -48,7 +48,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(feature = "vhost-user")]
-use usring_device::driver::vhost_user::Options;
+use usring_device::driver::{storage, vhost_user::Options};
 use usring_swap::Refusal;
 pub use usring_swap::{Access, Mechanism, Pin, Statistics};
 #[cfg(feature = "vhost-user")]
@@ -144,6 +144,9 @@ fn refused(refusal: Refusal) -> io::Error {
 #[cfg(feature = "vhost-user")]
 fn connect(builder: usring_swap::Builder, text: &str) -> io::Result<Builder> {
     let spec = usring_device::spec::parse(text);
+    if spec.as_ref().is_ok_and(|spec| storage::needs_daemon(spec.device())) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, storage::NOT_FOR_SWAP));
+    }
     let options = spec.as_ref().ok().and_then(|spec| Options::of(spec.device()));
     let Some(options) = options else { return Ok(Builder { builder, back_end: None }) };
     // `writeln!` does not panic if standard error is closed, as `eprintln!` would.

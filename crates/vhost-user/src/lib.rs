@@ -59,6 +59,7 @@ pub struct VhostUser {
 struct Shared {
     socket: String,
     reconnect: bool,
+    more_queues: &'static str,
     report: Report,
     arena: Arena,
     parameters: Parameters,
@@ -188,6 +189,7 @@ impl Shared {
         Ok(Shared {
             socket: options.socket.to_owned(),
             reconnect: options.reconnect,
+            more_queues: options.more_queues,
             report,
             arena,
             parameters,
@@ -369,8 +371,9 @@ impl Shared {
                 if !std::mem::replace(&mut state.has_reported_busy, true) {
                     let count = state.queues.len();
                     self.say(format_args!(
-                        "offers {count} queue{}, all in use; start it with num-queues=… for more",
-                        if count == 1 { "" } else { "s" }
+                        "offers {count} queue{}, all in use; {}",
+                        if count == 1 { "" } else { "s" },
+                        self.more_queues
                     ));
                 }
                 return Err(Errno::EBUSY);

@@ -18,6 +18,7 @@ const fn debian(path: &'static str, install: &'static str) -> Package {
 
 pub const FIO: Package = debian("/usr/bin/fio", "apt-get install fio");
 pub const QEMU_IMG: Package = debian("/usr/bin/qemu-img", "apt-get install qemu-utils");
+pub const QEMU_NBD: Package = debian("/usr/bin/qemu-nbd", "apt-get install qemu-utils");
 pub const QEMU_STORAGE_DAEMON: Package = debian("/usr/bin/qemu-storage-daemon", "apt-get install qemu-system-common");
 pub const PYTHON: Package = debian("/usr/bin/python3", "apt-get install python3");
 pub const REDIS_BENCHMARK: Package = debian("/usr/bin/redis-benchmark", "apt-get install redis-tools");

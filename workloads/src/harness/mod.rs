@@ -19,8 +19,8 @@ mod stage;
 mod statistics;
 
 pub use debian::{
-    CC, FIO, GO, LIBURING, MAKE, MARIADB, MUSL, PYTHON, Package, QEMU_IMG, QEMU_STORAGE_DAEMON, REDIS_BENCHMARK,
-    REDIS_SERVER, SQLITE, STRACE, STRESS_NG, node, python, require,
+    CC, FIO, GO, LIBURING, MAKE, MARIADB, MUSL, PYTHON, Package, QEMU_IMG, QEMU_NBD, QEMU_STORAGE_DAEMON,
+    REDIS_BENCHMARK, REDIS_SERVER, SQLITE, STRACE, STRESS_NG, node, python, require,
 };
 pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;

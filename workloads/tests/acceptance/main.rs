@@ -23,6 +23,7 @@ mod postgres;
 mod preloaded;
 mod qemu_img;
 mod sanitizers;
+mod storage;
 mod stress_ng;
 mod swap;
 mod swap_limits;

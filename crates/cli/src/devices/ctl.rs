@@ -3,6 +3,7 @@
 
 use super::policies::Policies;
 use super::socket;
+use crate::storage::{self, State};
 use crate::system_error::words;
 use crate::{Failure, Outcome, inject};
 use std::ffi::OsString;
@@ -11,7 +12,7 @@ use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use usring_device::PollPolicy;
-use usring_device::control::QuestionKind;
+use usring_device::control::{Control, QuestionKind};
 use usring_sys::Errno;
 use usring_sys::width;
 
@@ -66,6 +67,8 @@ struct Found {
     size: u64,
     policies: Policies,
     index: usize,
+    /// The state of the storage daemon that serves the device, if the run has started one.
+    storage: Option<State>,
     /// Process id of the launcher, from the socket's name.
     run: String,
 }
@@ -77,7 +80,10 @@ pub fn run(options: &Options) -> Outcome {
             Ok(devices) => found.extend(devices),
             // No process listens on the socket: its run was killed, and so did not remove the
             // socket.
-            Err(Errno::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
+            Err(Errno::ECONNREFUSED) => {
+                let _ = std::fs::remove_file(&path);
+                path.parent().into_iter().for_each(storage::remove_left);
+            }
             Err(error) => socket::say_unanswered(&path, error),
         }
     }
@@ -120,7 +126,25 @@ fn show(device: &Found) -> Result<(), Failure> {
     tell!("  size    {} bytes", device.size);
     tell!("  poll    {policy}");
     tell!("  run     {}", device.run);
+    if let Some(State { process, is_alive, restarts }) = device.storage {
+        let process = process.map_or("no process".to_owned(), |process| format!("process {process}"));
+        let condition = if is_alive { "alive" } else { "not alive" };
+        tell!("  daemon  {process}, {condition}, restarts: {restarts}");
+    }
     Ok(())
+}
+
+/// Asks for the state of the daemon that serves a device. `None` if the run has started none.
+fn ask_for_storage(control: &Control, device: u32) -> Result<Option<State>, Errno> {
+    match control.ask(QuestionKind::Health, device, [0; 4], None) {
+        Ok(answered) => {
+            let [process, is_alive, restarts, _] = answered.values;
+            let process = Some(width::low(process)).filter(|process| *process != 0);
+            Ok(Some(State { process, is_alive: is_alive != 0, restarts }))
+        }
+        Err(Errno::EOPNOTSUPP) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn devices_of(socket: &Path) -> Result<Vec<Found>, Errno> {
@@ -139,7 +163,8 @@ fn devices_of(socket: &Path) -> Result<Vec<Found>, Errno> {
         let split = described.text.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;
         let spec = String::from_utf8_lossy(&described.text[..split]).into_owned();
         let path = PathBuf::from(OsString::from_vec(described.text[split + 1..].to_vec()));
-        found.push(Found { path, spec, size: described.values[3], policies, index, run: run.clone() });
+        let storage = ask_for_storage(&control, width::count(index))?;
+        found.push(Found { path, spec, size: described.values[3], policies, index, storage, run: run.clone() });
     }
     Ok(found)
 }

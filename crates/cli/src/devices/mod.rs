@@ -12,6 +12,7 @@ mod server;
 pub mod socket;
 
 use super::{Failure, Outcome};
+use crate::storage::{self, Health, Storage};
 use crate::system_error::words;
 use placeholder::Placeholder;
 use policies::Policies;
@@ -20,7 +21,8 @@ use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use usring_device::driver::vhost_user;
+use usring_device::driver::storage::needs_daemon;
+use usring_device::driver::{file, vhost_user};
 use usring_device::{Geometry, OwnSupply, Spec, Supply, control, spec};
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, OwnedDescriptor};
@@ -52,6 +54,9 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
     // The program's processes parse the SPEC again, each in its own working directory. So its paths
     // must be absolute.
     let spec = spec.with_paths(absolute)?;
+    if needs_daemon(spec.device()) {
+        storage::check(spec.device())?;
+    }
     Ok(DeviceOption { path: path.into(), spec })
 }
 
@@ -82,6 +87,8 @@ pub struct RunDevice {
     geometry: Geometry,
     placeholder: Placeholder,
     supply: Arc<dyn Supply>,
+    /// The state of the storage daemon that this run has started for the device, if it has.
+    health: Option<Arc<Health>>,
 }
 
 /// The devices of a run. Dropping them removes the placeholders and the socket. The thread that
@@ -91,6 +98,8 @@ pub struct Devices {
     /// Kept only to stay connected while the run lasts. A program that outlives the launcher then
     /// gets EIO, because no process is left to reconnect.
     _back_ends: Vec<VhostUser>,
+    /// The daemons that this run has started. They end after the connections to them.
+    _storage: Vec<Storage>,
     /// The interface to the back end of swapped memory. `None`: swapped memory has no back end.
     swap: Option<Arc<dyn Supply>>,
     policies: Arc<Policies>,
@@ -113,16 +122,21 @@ impl Devices {
         if options.len() > MOST {
             return Err(Failure::new(format!("a run can have at most {MOST} devices")));
         }
+        // If a device cannot be made, the connections are dropped before the daemons.
+        let mut daemons = Vec::new();
         let (mut list, mut back_ends) = (Vec::new(), Vec::new());
-        for (option, Connected { supply, back_end }) in options {
-            list.push(Arc::new(RunDevice::create(option, supply)?));
+        for (option, Connected { supply, back_end, storage }) in options {
+            daemons.extend(storage);
             back_ends.extend(back_end);
+            let health = daemons.last().filter(|_| needs_daemon(option.spec.device())).map(Storage::health);
+            list.push(Arc::new(RunDevice::create(option, supply, health)?));
         }
         let policies = Policies::create(list.iter().map(|device| device.spec.policy()))?;
         let (list, policies) = (Arc::new(list), Arc::new(policies));
         let supply = swap.as_ref().map(|back_end| Arc::from(back_end.supply()));
         back_ends.extend(swap);
-        Ok(Devices { list, _back_ends: back_ends, swap: supply, policies, socket: Socket::create()?, fallback, faults })
+        let socket = Socket::create()?;
+        Ok(Devices { list, _back_ends: back_ends, _storage: daemons, swap: supply, policies, socket, fallback, faults })
     }
 
     /// Returns the path of the socket at which the program's processes ask questions.
@@ -155,7 +169,11 @@ impl Drop for Devices {
 }
 
 impl RunDevice {
-    fn create(option: &DeviceOption, supply: Arc<dyn Supply>) -> Result<RunDevice, Failure> {
+    fn create(
+        option: &DeviceOption,
+        supply: Arc<dyn Supply>,
+        health: Option<Arc<Health>>,
+    ) -> Result<RunDevice, Failure> {
         let path = std::path::absolute(&option.path)
             .map_err(|error| Failure::new(format!("{}: {error}", option.path.display(), error = words(&error))))?;
         if option.spec.to_string().len() + path.as_os_str().len() > control::MOST_MESSAGE_BYTES / 2 {
@@ -169,14 +187,16 @@ impl RunDevice {
         let geometry = driver.geometry();
         say_if_rounded(&option.spec, geometry.size);
         let placeholder = Placeholder::create(&path, geometry.size)?;
-        Ok(RunDevice { path, spec: option.spec.clone(), geometry, placeholder, supply })
+        Ok(RunDevice { path, spec: option.spec.clone(), geometry, placeholder, supply, health })
     }
 }
 
 /// Tells the user if the device leaves out the end of its file, because a device has whole blocks
 /// only.
 fn say_if_rounded(spec: &Spec, size: u64) {
-    let (Some(path), None) = (spec.device().text("path"), spec.device().size("size")) else { return };
+    let layer = spec.device();
+    let path = layer.text("path").filter(|_| layer.kind() == file::KIND.name && layer.size("size").is_none());
+    let Some(path) = path else { return };
     let length = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|found| found.len());
     if let Some(length) = length.filter(|length| *length != size) {
         let _ = writeln!(
@@ -208,16 +228,32 @@ fn why_not_opened(spec: &Spec, error: Errno) -> String {
 pub struct Connected {
     supply: Arc<dyn Supply>,
     back_end: Option<VhostUser>,
+    /// The daemon that this run has started for the device. It ends after the connection to it.
+    storage: Option<Storage>,
 }
 
 impl Connected {
     pub fn to(option: &DeviceOption) -> Result<Connected, Failure> {
-        let Some(options) = vhost_user::Options::of(option.spec.device()) else {
-            return Ok(Connected { supply: Arc::new(KeptSupply::default()), back_end: None });
+        let (layer, name) = (option.spec.device(), option.path.display().to_string());
+        let storage = if needs_daemon(layer) { Some(start_daemon(option)?) } else { None };
+        let options = match &storage {
+            Some(storage) => Some(storage.options(layer)),
+            None => vhost_user::Options::of(layer),
         };
-        let back_end = connect(&options, option.path.display().to_string())?;
-        Ok(Connected { supply: Arc::from(back_end.supply()), back_end: Some(back_end) })
+        let Some(options) = options else {
+            return Ok(Connected { supply: Arc::new(KeptSupply::default()), back_end: None, storage: None });
+        };
+        let back_end = connect(&options, name)?;
+        Ok(Connected { supply: Arc::from(back_end.supply()), back_end: Some(back_end), storage })
     }
+}
+
+/// Starts the storage daemon of a device.
+fn start_daemon(option: &DeviceOption) -> Result<Storage, Failure> {
+    let name = option.path.display().to_string();
+    Storage::start(option.spec.device(), name.clone()).map_err(|Failure { status, sentence }| {
+        Failure::with_status(status, format!("cannot open the device {} for {name}: {sentence}", option.spec))
+    })
 }
 
 /// Connects to the back end of a device or of swapped memory. Messages to the user begin with

@@ -3,6 +3,7 @@
 
 use super::RunDevice;
 use super::policies::Policies;
+use crate::storage::State;
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -183,6 +184,12 @@ impl Server {
         if kind == QuestionKind::Describe {
             return device.map(|device| self.describe(device)).ok_or(Errno::ENODEV as i32);
         }
+        if kind == QuestionKind::Health {
+            let health = device.ok_or(Errno::ENODEV as i32)?.health.as_ref().ok_or(Errno::EOPNOTSUPP as i32)?;
+            let State { process, is_alive, restarts } = health.state();
+            let values = [u64::from(process.unwrap_or(0)), u64::from(is_alive), restarts, 0];
+            return Ok(Reply { values, ..Default::default() });
+        }
         let swap = self.swap.as_ref().filter(|_| number == SWAP);
         let supply = device.map(|device| &device.supply).or(swap).ok_or(Errno::ENODEV as i32)?;
         if kind == QuestionKind::Claim {
@@ -238,12 +245,13 @@ fn ask(
             Ok(Reply::default())
         }
         // ReturnQueue is handled by `User::leave`, because it arrives on the connection that holds
-        // the queue. List, Describe, Claim and Faults are answered by `answer`.
+        // the queue. List, Describe, Claim, Faults and Health are answered by `answer`.
         QuestionKind::ReturnQueue
         | QuestionKind::List
         | QuestionKind::Describe
         | QuestionKind::Claim
-        | QuestionKind::Faults => Err(usring_sys::Errno::EINVAL),
+        | QuestionKind::Faults
+        | QuestionKind::Health => Err(usring_sys::Errno::EINVAL),
     }
 }
 

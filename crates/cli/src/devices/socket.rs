@@ -25,9 +25,7 @@ pub struct Socket {
 
 impl Socket {
     pub fn create() -> Result<Socket, Failure> {
-        let folder = folder();
-        prepare(&folder)?;
-        let path = folder.join(format!("{}.sock", std::process::id()));
+        let path = private_folder()?.join(format!("{}.sock", std::process::id()));
         let failed = |error| {
             Failure::new(format!("cannot make the control socket {} ({error})", path.display(), error = words(&error)))
         };
@@ -91,6 +89,14 @@ fn folder() -> PathBuf {
         folder.parent().is_some_and(|parent| parent.is_dir() && access(parent, AccessFlags::W_OK).is_ok())
     };
     folders().into_iter().find(can_be_used).unwrap_or_else(|| std::env::temp_dir().join(format!("usring-{}", getuid())))
+}
+
+/// Returns the folder of this run's files, which only this user can enter. Makes it if it is
+/// missing.
+pub fn private_folder() -> Result<PathBuf, Failure> {
+    let folder = folder();
+    prepare(&folder)?;
+    Ok(folder)
 }
 
 /// Makes the folder if it is missing, and fails if other users can enter it.

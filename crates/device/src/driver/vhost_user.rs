@@ -50,7 +50,7 @@ pub static KIND: DeviceKind = DeviceKind {
 /// Maximum number of queues of a device: as many as the protocol's messages can number.
 pub const MOST_QUEUES: u64 = 256;
 
-fn check_queues(layer: &Layer) -> Result<(), &'static str> {
+pub(super) fn check_queues(layer: &Layer) -> Result<(), &'static str> {
     match layer.number("queues") {
         Some(0) => Err("a device must have at least one queue"),
         Some(queues) if queues > MOST_QUEUES => Err("a device can have at most 256 queues"),
@@ -66,6 +66,8 @@ pub struct Options<'a> {
     /// Number of queues. `None`: all queues that the back end has, up to a limit of the control
     /// plane.
     pub queues: Option<u32>,
+    /// The end of a message that all queues are in use. It says how to get more.
+    pub more_queues: &'static str,
 }
 
 impl<'a> Options<'a> {
@@ -78,11 +80,12 @@ impl<'a> Options<'a> {
             socket: layer.text("socket")?,
             reconnect: layer.switch("reconnect").unwrap_or(false),
             queues: layer.number("queues").and_then(|queues| u32::try_from(queues).ok()),
+            more_queues: "start it with num-queues=… for more",
         })
     }
 }
 
-fn open(layer: &Layer, supply: Box<dyn Supply>) -> Opened {
+pub(super) fn open(layer: &Layer, supply: Box<dyn Supply>) -> Opened {
     let arena = Arena::open(supply.arena()?)?;
     let parameters = arena.parameters();
     Ok(Box::new(Handle(Arc::new(VhostUser {

@@ -1,13 +1,22 @@
 //! All kinds of devices and wrappers. A new kind needs a line here and a `KIND` in its own file.
 
 use super::DeviceKind;
-use crate::driver::{file, null, ram, vhost_user};
+use crate::driver::{file, null, ram, storage, vhost_user};
 use crate::wrapper::{delay, error};
 
 /// Devices and wrappers. No wrapper has an option with the name of a device's option. No option is
 /// named `poll`.
-pub static KINDS: &[&DeviceKind] =
-    &[&null::KIND, &ram::KIND, &file::KIND, &vhost_user::KIND, &delay::KIND, &error::KIND];
+pub static KINDS: &[&DeviceKind] = &[
+    &null::KIND,
+    &ram::KIND,
+    &file::KIND,
+    &vhost_user::KIND,
+    &storage::NBD,
+    &storage::QCOW2,
+    &storage::QEMU,
+    &delay::KIND,
+    &error::KIND,
+];
 
 /// Returns the kind with this name; `None` if there is none.
 pub fn find(name: &str) -> Option<&'static DeviceKind> {

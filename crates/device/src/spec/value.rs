@@ -20,6 +20,10 @@ pub enum ValueKind {
     Number,
     /// Path of a file or a socket.
     Path,
+    /// Address of an export of an NBD server.
+    Uri,
+    /// Options of QEMU's, in parentheses.
+    Node,
     Switch,
     Policy,
 }
@@ -34,6 +38,8 @@ pub enum Value {
     Probability(Probability),
     Number(u64),
     Text(String),
+    /// Options of QEMU's, without the parentheses.
+    Node(String),
     Switch(bool),
     Policy(PollPolicy),
 }
@@ -51,6 +57,8 @@ impl ValueKind {
             ValueKind::Probability => "a probability like 0.01 or 1%",
             ValueKind::Number => "a whole number",
             ValueKind::Path => "a path",
+            ValueKind::Uri => "an address like nbd://host/export or nbd+unix:///export?socket=/path",
+            ValueKind::Node => "options of QEMU in parentheses, like (driver=raw,file.driver=file,file.filename=/path)",
             ValueKind::Switch => "on or off",
             ValueKind::Policy => "interrupt, classic, hybrid, or hybrid: and a time like 5us",
         }
@@ -67,6 +75,8 @@ impl ValueKind {
             ValueKind::Probability => "1%",
             ValueKind::Number => "4",
             ValueKind::Path => "/path/to/it",
+            ValueKind::Uri => "nbd://host/export",
+            ValueKind::Node => "(driver=raw,file.driver=file,file.filename=/path/to/it)",
             ValueKind::Switch => "on",
             ValueKind::Policy => "classic",
         }
@@ -83,8 +93,9 @@ impl Value {
             ValueKind::Distribution => Distribution::parse(text).map(Value::Distribution),
             ValueKind::Probability => Probability::parse(text).map(Value::Probability),
             ValueKind::Number => number(text).map(Value::Number),
-            ValueKind::Path if text.is_empty() || text.contains('\0') => None,
-            ValueKind::Path => Some(Value::Text(text.to_owned())),
+            ValueKind::Path | ValueKind::Uri if text.is_empty() || text.contains('\0') => None,
+            ValueKind::Path | ValueKind::Uri => Some(Value::Text(text.to_owned())),
+            ValueKind::Node => in_parentheses(text).map(|inside| Value::Node(inside.to_owned())),
             ValueKind::Switch => match text {
                 "on" => Some(Value::Switch(true)),
                 "off" => Some(Value::Switch(false)),
@@ -105,14 +116,31 @@ impl fmt::Display for Value {
             Value::Number(number) => number.fmt(f),
             Value::Switch(on) => f.write_str(if *on { "on" } else { "off" }),
             Value::Policy(policy) => policy.fmt(f),
-            Value::Text(text) => text.chars().try_for_each(|character| {
-                if matches!(character, ',' | '(' | ')' | '\\') {
-                    f.write_char('\\')?;
-                }
-                f.write_char(character)
-            }),
+            Value::Text(text) => write_escaped(f, text, &[',', '(', ')', '\\']),
+            // A comma in parentheses ends no value.
+            Value::Node(text) => {
+                f.write_char('(')?;
+                write_escaped(f, text, &['(', ')', '\\'])?;
+                f.write_char(')')
+            }
         }
     }
+}
+
+fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, escaped: &[char]) -> fmt::Result {
+    text.chars().try_for_each(|character| {
+        if escaped.contains(&character) {
+            f.write_char('\\')?;
+        }
+        f.write_char(character)
+    })
+}
+
+/// Returns what stands between the parentheses around a text. `None` if the text has none around
+/// it, has nothing inside, or has a NUL byte.
+fn in_parentheses(text: &str) -> Option<&str> {
+    let inside = text.strip_prefix('(')?.strip_suffix(')')?.trim();
+    (!inside.is_empty() && !inside.contains('\0')).then_some(inside)
 }
 
 /// Parses a number of digits only: `str::parse` alone would accept a sign. `None` for other texts.
