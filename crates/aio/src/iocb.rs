@@ -186,3 +186,44 @@ fn poll(iocb: &Iocb, sqe: &mut Sqe) -> Result<(), Errno> {
     sqe.op_flags = u32::from(events);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use usring_uapi::aio::IOCB_FLAG_IOPRIO;
+
+    extern crate std;
+
+    const FILE: FileUses = FileUses {
+        may_read: true,
+        may_write: true,
+        is_directory: false,
+        polls: Err(Errno::EOPNOTSUPP),
+        never_waits: false,
+    };
+
+    fn translated(iocb: &Iocb) -> Sqe {
+        translate(iocb, 64, &FILE, ContextKind::Kernel).expect("the iocb is valid")
+    }
+
+    #[test]
+    fn only_fdsync_leaves_out_metadata() {
+        use std::os::fd::AsRawFd;
+        let program = std::fs::File::open("/proc/self/exe").expect("this program");
+        let sync = |command| {
+            let number = program.as_raw_fd().cast_unsigned();
+            translated(&Iocb { aio_lio_opcode: command, aio_fildes: number, ..Iocb::default() })
+        };
+        assert_eq!((sync(IOCB_CMD_FSYNC).opcode, sync(IOCB_CMD_FSYNC).op_flags), (opcode::FSYNC, 0));
+        let data = sync(IOCB_CMD_FDSYNC);
+        assert_eq!((data.opcode, data.op_flags), (opcode::FSYNC, IORING_FSYNC_DATASYNC));
+    }
+
+    #[test]
+    fn a_priority_reaches_the_request_only_with_its_flag() {
+        let read = Iocb { aio_lio_opcode: IOCB_CMD_PREAD, aio_reqprio: 2 << CLASS_SHIFT, ..Iocb::default() };
+        assert_eq!(translated(&read).ioprio, 0);
+        let flagged = Iocb { aio_flags: IOCB_FLAG_IOPRIO, ..read };
+        assert_eq!(translated(&flagged).ioprio, 2 << CLASS_SHIFT);
+    }
+}

@@ -2,15 +2,16 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use usring_uapi::io_uring as u;
+use usring_uapi::{io_uring as u, sqe_flags};
 
 use super::{End, each_end, submit_and_end};
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
 use crate::shared::{self, Shared};
-use crate::sqe::{cancel, nop, poll, poll_remove, read_at, timeout, timeout_remove};
+use crate::sqe::{Change, cancel, nop, poll, poll_remove, read_at, timeout, timeout_remove};
 use crate::time::{self, LONG};
 use crate::transcript::Transcript;
 
@@ -271,4 +272,71 @@ case!(two_are_killed => "
     cqe 2: -ECANCELED
     cqe 3: 0
     child: exit 0
+");
+
+/// Forks a child that submits a read of an empty pipe, and waits. Only the child keeps the pipe's
+/// write end, so the end of the child completes the read. Returns the child's number.
+fn start_reader(ring: &mut Ring, shared: &Shared) -> i32 {
+    let (reader, writer) = files::pipe();
+    let child = shared::child(|| {
+        ring.catch_up();
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+        ring.submit();
+        shared.step(1);
+        shared.until_step(2);
+        0
+    });
+    shared.until_step(1);
+    drop(writer);
+    ring.catch_up();
+    child
+}
+
+/// No thread of the survivor is in io_uring_enter while its drained request waits.
+fn drained_request_of_a_survivor_without_a_call(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let child = start_reader(ring, shared);
+        ring.push(nop(2).flagged(sqe_flags::IO_DRAIN));
+        ring.submit();
+        t.in_order(&ring.arrived(0));
+        shared::kill(t, child);
+        t.say(format_args!("both have come: {}", time::until(|| ring.ready() == 2)));
+        t.in_order(&ring.reap());
+    });
+}
+case!(drained_request_of_a_survivor_without_a_call => "
+    a mapped ring:
+    no cqe
+    child: signal 9
+    both have come: true
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    a ring in shared memory:
+    no cqe
+    child: signal 9
+    both have come: true
+    cqe 1: -ECANCELED
+    cqe 2: 0
+");
+
+fn end_makes_the_ring_readable(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let child = start_reader(ring, shared);
+        t.say(format_args!("readable before: {}", files::is_readable_within(ring.fd, Duration::ZERO)));
+        shared::kill(t, child);
+        t.say(format_args!("readable: {}", files::is_readable_within(ring.fd, Duration::from_secs(30))));
+        t.in_order(&ring.reap());
+    });
+}
+case!(end_makes_the_ring_readable => "
+    a mapped ring:
+    readable before: false
+    child: signal 9
+    readable: true
+    cqe 1: -ECANCELED
+    a ring in shared memory:
+    readable before: false
+    child: signal 9
+    readable: true
+    cqe 1: -ECANCELED
 ");

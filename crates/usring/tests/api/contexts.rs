@@ -135,8 +135,12 @@ fn a_polled_context_refuses_requests_that_cannot_be_polled() {
     let refused = |iocb: Iocb| code(submit(&context, &mut [iocb]).unwrap_err());
     let read = of_block(IOCB_CMD_PREAD, &direct, 0, &mut block);
     assert_eq!(refused(Iocb { aio_flags: 0, ..read }), libc::EINVAL);
-    assert_eq!(refused(Iocb { aio_flags: IOCB_FLAG_HIPRI | IOCB_FLAG_RESFD, ..read }), libc::EINVAL);
-    assert_eq!(refused(Iocb { aio_lio_opcode: IOCB_CMD_FSYNC, ..read }), libc::EINVAL);
+    // SAFETY: the call takes only numbers, and the new descriptor belongs to the test.
+    let eventfd = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
+    let aio_resfd = eventfd.as_raw_fd() as u32;
+    assert_eq!(refused(Iocb { aio_flags: IOCB_FLAG_HIPRI | IOCB_FLAG_RESFD, aio_resfd, ..read }), libc::EINVAL);
+    let sync = iocb(IOCB_CMD_FSYNC, &direct, 0);
+    assert_eq!(refused(Iocb { aio_flags: IOCB_FLAG_HIPRI, ..sync }), libc::EINVAL);
     assert_eq!(refused(of_block(IOCB_CMD_PREAD, &buffered, 0, &mut block)), libc::EOPNOTSUPP);
     assert_eq!(code(Context::with_flags(8, 2).unwrap_err()), libc::EINVAL);
     // A context made without IOCTX_FLAG_IOPOLL refuses requests with IOCB_FLAG_HIPRI. The polled
@@ -147,6 +151,42 @@ fn a_polled_context_refuses_requests_that_cannot_be_polled() {
     assert_eq!(submit(&plain, &mut [Iocb { aio_flags: 0, ..read }]).unwrap(), 1);
     assert_eq!(plain.events(1, &mut events, None).unwrap(), 1);
     assert_eq!(events[0].res, 0, "the file is empty");
+}
+
+#[test]
+fn a_call_for_any_number_of_events_polls_a_polled_context() {
+    bounded(|| {
+        let context = Context::polled(8).unwrap();
+        let file = direct_file();
+        let mut block = Block([1; BLOCK]);
+        assert_eq!(submit(&context, &mut [of_block(IOCB_CMD_PWRITE, &file, 0, &mut block)]).unwrap(), 1);
+        let mut events = [IoEvent::default(); 8];
+        while context.events(0, &mut events, None).unwrap() == 0 {}
+        assert_eq!(events[0].res, BLOCK as i64);
+    });
+}
+
+/// A thread waits for more events than the context holds at one time.
+#[test]
+fn a_wait_for_more_events_than_the_context_holds_gets_them() {
+    const COUNT: usize = 1000;
+    bounded(|| {
+        let context = Context::new(1).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut submitted = 0;
+                while submitted < COUNT {
+                    match submit(&context, &mut [iocb(IOCB_CMD_FSYNC, &file, 1)]) {
+                        Ok(count) => submitted += count,
+                        Err(_) => std::thread::yield_now(),
+                    }
+                }
+            });
+            let mut events = vec![IoEvent::default(); COUNT];
+            assert_eq!(context.events(COUNT, &mut events, None).unwrap(), COUNT);
+        });
+    });
 }
 
 /// A write to an eventfd at its maximum would block. As in the kernel, a completion does not wait
