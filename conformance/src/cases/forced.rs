@@ -351,3 +351,77 @@ fn chain_behind_drain(t: &mut Transcript) {
     }
 }
 case!(chain_behind_drain => include_str!("forced/chain_behind_drain.txt"));
+
+/// The ring's owner runs no task work before it asks for completions. So only a worker can have
+/// sent the bytes before that.
+fn poll_first_send(t: &mut Transcript) {
+    for (name, way) in [("no flag", 0), WAYS[0]] {
+        let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+        let (socket, peer) = files::sockets();
+        let sending = send(socket.as_raw_fd(), b"abc", 1).with(|sqe| sqe.ioprio = u::IORING_RECVSEND_POLL_FIRST as u16);
+        t.say(name);
+        submit(t, &mut ring, sending, way);
+        let limit = std::time::Duration::from_millis(if way == 0 { 100 } else { 5000 });
+        t.say(format_args!("readable: {}", files::is_readable_within(peer.as_raw_fd(), limit)));
+        t.in_order(&ring.wait(1));
+    }
+}
+case!(poll_first_send => "
+    no flag
+    submit = 1
+    readable: false
+    cqe 1: 3
+    IOSQE_ASYNC
+    submit = 1
+    readable: true
+    cqe 1: 3
+");
+
+/// A request without a file fails before it uses up a buffer. So does a receive from a file that is
+/// no socket.
+fn bad_file_uses_up_no_buffer(t: &mut Transcript) {
+    let (pipe, _writer) = files::pipe();
+    let closed = 9999;
+    for (name, way) in WAYS {
+        for opcode in [opcode::RECV, opcode::READ] {
+            let files = if opcode == opcode::RECV { &[closed, pipe.as_raw_fd()][..] } else { &[closed] };
+            for (index, fd) in files.iter().enumerate() {
+                t.say(format_args!("{name}, opcode {opcode}, file {index}"));
+                let mut ring = Ring::new(8);
+                let memory = Pages::new(1);
+                let mut group = group_of(&ring, &memory, 8, GROUP);
+                group.add_slots(0..2);
+                let request = selecting(opcode, &pipe, 0).with(|sqe| sqe.fd = *fd);
+                submit(t, &mut ring, request, way);
+                t.in_order(&ring.wait(1));
+                print_head(t, &ring);
+            }
+        }
+    }
+}
+case!(bad_file_uses_up_no_buffer => "
+    IOSQE_ASYNC, opcode 27, file 0
+    submit = 1
+    cqe 1: -EBADF
+    head 0
+    IOSQE_ASYNC, opcode 27, file 1
+    submit = 1
+    cqe 1: -ENOTSOCK
+    head 0
+    IOSQE_ASYNC, opcode 22, file 0
+    submit = 1
+    cqe 1: -EBADF
+    head 0
+    IOSQE_IO_DRAIN, opcode 27, file 0
+    submit = 1
+    cqe 1: -EBADF
+    head 0
+    IOSQE_IO_DRAIN, opcode 27, file 1
+    submit = 1
+    cqe 1: -ENOTSOCK
+    head 0
+    IOSQE_IO_DRAIN, opcode 22, file 0
+    submit = 1
+    cqe 1: -EBADF
+    head 0
+");

@@ -14,7 +14,7 @@ use crate::completion::complete;
 use crate::request::Request;
 use crate::request::operation::Operation;
 use crate::request::operation::send_receive::{BUNDLE, POLL_FIRST, SendReceive};
-use crate::request::outcome::IssueOutcome;
+use crate::request::outcome::{Answer, IssueOutcome};
 use crate::ring::LockedRing;
 use crate::waiting::fast_poll::SLICE;
 use usring_sys::message::{self, Counted, MessageHeader};
@@ -29,10 +29,14 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         Ok(transfer) => transfer,
         Err(error) => return IssueOutcome::done(error.negative()),
     };
+    let is_bundle = transfer.has(BUNDLE);
     if transfer.has(POLL_FIRST) && !waited {
-        return poll_first(request);
+        let outcome = poll_first(request);
+        if !send_receive::has_polled_in_worker(request, &outcome) {
+            return outcome;
+        }
     }
-    if transfer.has(BUNDLE) && request.has_flag(sqe_flags::BUFFER_SELECT) {
+    if is_bundle && request.has_flag(sqe_flags::BUFFER_SELECT) {
         return bundle::receive(locked, request);
     }
     if request.multishot {
@@ -215,7 +219,7 @@ fn return_or_use_buffer(locked: &mut LockedRing, request: &mut Request, outcome:
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
     // In the kernel, a worker would carry out a request with IOSQE_ASYNC, and use up a buffer of a
     // buffer ring when it begins. So such a request keeps its buffer.
-    let keeps = request.is_forced_once();
+    let keeps = request.is_forced_once() && !has_no_socket(request, outcome);
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
         IssueOutcome::Done(answer) if answer.result > 0 => {
@@ -233,6 +237,15 @@ fn return_or_use_buffer(locked: &mut LockedRing, request: &mut Request, outcome:
             locked.registered.buffer_groups.give_back(unused);
         }
     }
+}
+
+/// Returns whether the request has failed because its file is no socket, or is not open. The kernel
+/// checks that before it takes a buffer.
+fn has_no_socket(request: &Request, outcome: &IssueOutcome) -> bool {
+    const NO_FILE: i32 = Errno::EBADF.negative();
+    const NO_SOCKET: i32 = Errno::ENOTSOCK.negative();
+    matches!(outcome, IssueOutcome::Done(Answer { result: NO_FILE | NO_SOCKET, .. }))
+        && send_receive::check_socket(request.file.number).is_err()
 }
 
 fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {

@@ -30,10 +30,12 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     }
     let selects = request.has_flag(sqe_flags::BUFFER_SELECT);
     let waited = request.ready_for != 0;
-    let transfer = transfer_of(request)?;
-    if transfer.has(POLL_FIRST) && !waited {
+    if transfer_of(request)?.has(POLL_FIRST) && !waited {
         send_receive::check_socket(number)?;
-        return Ok(transfer.polls_first());
+        let outcome = transfer_of(request)?.polls_first();
+        if !send_receive::has_polled_in_worker(request, &outcome) {
+            return Ok(outcome);
+        }
     }
     if selects {
         if request.buffer.is_none() {

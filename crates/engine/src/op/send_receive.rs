@@ -11,10 +11,11 @@ use crate::request::operation::send_receive::{
     Address, BUNDLE, FIXED_BUFFER, MULTISHOT, POLL_FIRST, REPORT_USAGE, SendReceive, SocketMessage, VECTORIZED,
 };
 use crate::request::operation::{Operation, vector};
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
 use usring_sys::message::{self, MessageHeader};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, descriptor, user_memory, width};
+use usring_sys::{Errno, UserAddress, descriptor, epoll, user_memory, width};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -163,6 +164,16 @@ pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
         Operation::SendReceive(transfer) => transfer.result(result),
         _ => result,
     }
+}
+
+/// Returns whether a request with POLL_FIRST, whose first `outcome` is to poll its socket, is tried
+/// at once. In the kernel, a worker carries out a request with IOSQE_ASYNC. If its poll finds the
+/// socket ready, the worker makes the transfer in the same step.
+#[cold]
+pub(crate) fn has_polled_in_worker(request: &Request, outcome: &IssueOutcome) -> bool {
+    matches!(outcome, IssueOutcome::PollsFirst)
+        && request.is_forced_once()
+        && epoll::poll_now(request.file.number, request.poll_events()).is_ok_and(|ready| ready != 0)
 }
 
 /// Checks that a descriptor number is that of a socket. Errors: `ENOTSOCK` for another file,
