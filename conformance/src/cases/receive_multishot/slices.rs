@@ -191,6 +191,33 @@ case!(slices_of_two_sockets => "
     wait for 40: 0 0
 ");
 
+/// More sockets are ready than usring takes events at a time. It is left open which wait serves
+/// which other socket: a wait of the kernel's runs 20 entries of task work.
+fn slices_beside_many_sockets(t: &mut Transcript) {
+    const OTHERS: u64 = 40;
+    let mut first = stage(256);
+    let pairs: Vec<_> = (0..OTHERS).map(|_| files::sockets()).collect();
+    first.arm(0);
+    for ((reader, _), user_data) in pairs.iter().zip(1..) {
+        first.ring.push(multishot(reader.as_raw_fd(), user_data));
+        first.ring.submit();
+    }
+    first.send(50);
+    for (_, writer) in &pairs {
+        files::put(writer, b"y");
+    }
+    let mut counts = Vec::new();
+    for _ in 0..6 {
+        first.ring.enter_for(0, 0, LIMIT);
+        let entries = first.ring.reap();
+        let of_first = entries.iter().filter(|entry| entry.user_data == 0).count();
+        counts.push((of_first, entries.len() - of_first));
+    }
+    let total = counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
+    t.say(format_args!("first wait: {}, all waits: {} {}", counts[0].0, total.0, total.1));
+}
+case!(slices_beside_many_sockets => "first wait: 33, all waits: 50 40");
+
 fn slices_into_a_small_queue(t: &mut Transcript) {
     for there in [false, true] {
         let mut stage = stage(64);

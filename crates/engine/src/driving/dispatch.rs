@@ -26,15 +26,21 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
         run_runnable(locked);
         return;
     }
+    let runnable = locked.waiting.polls.runnable_count();
     let mut events = [Event::default(); EVENTS];
+    let mut fired = 0;
     // The set is asked even if no request waits for a file. A wake event that no thread takes would
     // keep the set readable, and the ring watcher awake.
     loop {
         let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
-        dispatch(locked, &events[..count], wanted);
+        take(locked, &events[..count]);
+        fired += count;
         if count < events.len() {
-            return;
+            return run_due(locked, runnable, fired, wanted);
+        }
+        if !locked.ring.defers_task_work() {
+            run_runnable(locked);
         }
     }
 }
@@ -43,12 +49,25 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
 /// completions.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event], wanted: u32) {
     let runnable = locked.waiting.polls.runnable_count();
+    take(locked, events);
+    run_due(locked, runnable, events.len(), wanted);
+}
+
+/// Handles `events`, and issues the requests that become issuable by them.
+#[inline]
+fn take(locked: &mut LockedRing, events: &[Event]) {
     locked.waiting.polls.may_report = false;
     fire_all(locked, events);
     batch::run_issuable(locked);
+}
+
+/// Tries the runnable requests that are due after `fired` events. `runnable`: the number of
+/// requests that were runnable before the events came.
+#[inline]
+fn run_due(locked: &mut LockedRing, runnable: usize, fired: usize, wanted: u32) {
     if locked.ring.defers_task_work() {
         if locked.waiting.polls.has_runnable() {
-            run_deferred_slices(locked, runnable, events.len() + runnable, wanted);
+            run_deferred_slices(locked, runnable, fired + runnable, wanted);
         }
     } else {
         run_runnable(locked);
