@@ -15,6 +15,8 @@
 //! - A timeout either expires before the program looks for completions, or is far in the future.
 //! - The completions of a step are sorted. The notifications of SEND_ZC are checked but not
 //!   printed, because the step in which they arrive varies.
+//! - A multishot poll reports wake-ups that come close together once or several times. Its equal
+//!   completions in a step are printed once.
 //! - After a plain call the program waits for its completions before it continues. A busy machine
 //!   needs longer waits: the wait factor multiplies their length.
 
@@ -433,6 +435,7 @@ impl Program {
         let mut entries = std::mem::take(&mut self.entries);
         entries.retain(|entry| !self.is_notification(entry));
         entries.sort_by_key(|entry| entry.user_data);
+        let mut last_of_poll = None;
         for entry in &mut entries {
             // If a request's worker was interrupted, the kernel does not promise which of these
             // errors the request gets.
@@ -441,7 +444,8 @@ impl Program {
                 libc::EALREADY => entry.res = -libc::ENOENT,
                 _ => {}
             }
-            if entry.flags & u::IORING_CQE_F_MORE == 0 {
+            let is_more = entry.flags & u::IORING_CQE_F_MORE != 0;
+            if !is_more {
                 // After a single receive, it depends on timing whether the end of the stream is
                 // already known.
                 entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY;
@@ -451,8 +455,12 @@ impl Program {
                 // depends on timing whether a hang-up is among them.
                 entry.res &= !i32::from(libc::POLLRDHUP | libc::POLLHUP);
             }
-            println!("  cqe {entry}");
-            if entry.flags & u::IORING_CQE_F_MORE == 0 || self.without_copy.contains(&entry.user_data) {
+            let of_poll = (self.polls.contains(&entry.user_data) && is_more).then_some((entry.user_data, entry.res));
+            if of_poll.is_none() || of_poll != last_of_poll {
+                println!("  cqe {entry}");
+            }
+            last_of_poll = of_poll;
+            if !is_more || self.without_copy.contains(&entry.user_data) {
                 self.pending.retain(|pending| pending.user_data != entry.user_data);
             }
         }
