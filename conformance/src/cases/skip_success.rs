@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 
 use crate::files;
+use crate::net;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, sqe, timeout};
 use crate::time::{LONG, milliseconds};
@@ -237,4 +238,26 @@ fn short_read(t: &mut Transcript) {
 case!(short_read => "
     cqe 1: 5
     cqe 2: 5
+");
+
+/// An error of shutdown(2) counts as a success. A file that is missing or no socket does not.
+fn shutdown_of_bad_file_speaks(t: &mut Transcript) {
+    let (pipe, _writer) = files::pipe();
+    let unconnected = files::socket(libc::AF_INET, libc::SOCK_STREAM);
+    for fd in [9999, pipe.as_raw_fd(), unconnected.as_raw_fd()] {
+        let mut ring = Ring::new(4);
+        ring.push(silent(net::shutdown(fd, libc::SHUT_WR, 1)).linked());
+        ring.push(nop(2));
+        ring.push(nop(3));
+        ring.submit();
+        t.sorted(&ring.arrived(2));
+    }
+}
+case!(shutdown_of_bad_file_speaks => "
+    cqe 1: -EBADF
+    cqe 3: 0
+    cqe 1: -ENOTSOCK
+    cqe 3: 0
+    cqe 2: 0
+    cqe 3: 0
 ");

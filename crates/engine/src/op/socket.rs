@@ -1,6 +1,7 @@
 //! SOCKET, LISTEN and SHUTDOWN. The submitting thread makes these calls, because none of them
 //! waits.
 
+use super::send_receive;
 use crate::registered::registered_files::FileSlot;
 use crate::request::operation::Operation;
 use crate::request::outcome::{Answer, IssueOutcome};
@@ -101,12 +102,15 @@ pub(crate) fn prepare_shutdown(_: &mut LockedRing, request: &mut Request) -> Res
 }
 
 pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    // As in the kernel, an error of SHUTDOWN does not break a link.
-    let result = match socket::shutdown(request.file.number, request.sqe.len.cast_signed()) {
+    let number = request.file.number;
+    let result = match socket::shutdown(number, request.sqe.len.cast_signed()) {
         Ok(()) => 0,
         Err(error) => error.negative(),
     };
-    IssueOutcome::Done(Answer { result, failed: false })
+    // As in the kernel, an error of shutdown(2) does not break a link. A file that is missing or no
+    // socket does.
+    let failed = result != 0 && send_receive::check_socket(number).is_err();
+    IssueOutcome::Done(Answer { result, failed })
 }
 
 /// Checks that the SQE's fields that no socket request uses are zero. Error: `EINVAL`.
