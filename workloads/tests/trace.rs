@@ -236,3 +236,89 @@ fn a_trace_that_was_cut_short_is_shown_and_reported() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("is cut short: 101 of its "), "{output:?}");
     assert!(output.stdout.split(|byte| *byte == b'\n').count() > 20);
 }
+
+// The messages of Perfetto that `usring trace --perfetto` writes, as far as the test reads them.
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct PerfettoTrace {
+    #[prost(message, repeated, tag = "1")]
+    packet: Vec<Packet>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Packet {
+    #[prost(uint64, optional, tag = "8")]
+    timestamp: Option<u64>,
+    #[prost(message, optional, tag = "11")]
+    event: Option<Event>,
+    #[prost(message, optional, tag = "60")]
+    track: Option<Track>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Event {
+    #[prost(int32, tag = "9")]
+    kind: i32,
+    #[prost(uint64, tag = "11")]
+    track: u64,
+    #[prost(string, repeated, tag = "22")]
+    categories: Vec<String>,
+    #[prost(string, optional, tag = "23")]
+    name: Option<String>,
+    #[prost(int64, optional, tag = "30")]
+    counter: Option<i64>,
+    #[prost(fixed64, repeated, tag = "47")]
+    flows: Vec<u64>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Track {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(string, optional, tag = "2")]
+    name: Option<String>,
+    #[prost(uint64, optional, tag = "5")]
+    parent: Option<u64>,
+}
+
+#[test]
+fn perfetto_gets_a_slice_for_each_request_and_its_waits() {
+    let stage = Stage::new();
+    recorded(&stage, World::Transparent, "", traced()).arg("ways").finish().succeeded();
+    let text = shown(&stage, &[]);
+    let (requests, by_workers) = (text.lines().count(), text.matches(", worker ").count());
+    let out = stage.path("out.pftrace");
+    assert_eq!(shown(&stage, &["--perfetto", out.to_str().unwrap()]), "");
+    let trace = <PerfettoTrace as prost::Message>::decode(&stage.read("out.pftrace")[..]).unwrap();
+    let tracks: Vec<&Track> = trace.packet.iter().filter_map(|packet| packet.track.as_ref()).collect();
+    let mut events: Vec<(u64, &Event)> =
+        trace.packet.iter().filter_map(|packet| Some((packet.timestamp?, packet.event.as_ref()?))).collect();
+    let of = |category: &str| events.iter().filter(|(_, it)| it.categories.iter().any(|it| it == category)).count();
+    assert_eq!(of("request"), requests);
+    assert_eq!(of("submit"), requests);
+    assert!(by_workers >= 2, "fsync, and the read with IOSQE_ASYNC: {text}");
+    assert_eq!(of("worker"), by_workers);
+    assert_eq!(of("cqe"), 3);
+    let flows = events.iter().filter(|(_, event)| event.categories == ["worker"]).map(|(_, event)| event.flows.clone());
+    for flow in flows {
+        assert!(events.iter().any(|(_, event)| event.categories == ["request"] && event.flows == flow));
+    }
+    for name in ["ring 1", "requests", "ring 1: in flight", "ring 1: CQ ready"] {
+        assert!(tracks.iter().any(|track| track.name.as_deref() == Some(name)), "{name}: {tracks:?}");
+    }
+    let known = |id: u64| tracks.iter().any(|track| track.id == id);
+    assert!(tracks.iter().all(|track| track.parent.is_none_or(known)));
+    assert!(events.iter().all(|(_, event)| known(event.track) && event.counter.is_none_or(|count| count >= 0)));
+    // Slices of a track nest: at no time have more ended than begun. One request is in flight.
+    events.sort_by_key(|(at, _)| *at);
+    let mut open: BTreeMap<u64, i64> = BTreeMap::new();
+    for (_, event) in events {
+        let change = [0, 1, -1].get(usize::try_from(event.kind).unwrap()).copied().unwrap_or(0);
+        let depth = open.entry(event.track).or_default();
+        *depth += change;
+        assert!(*depth >= 0, "{event:?}");
+    }
+    assert_eq!(open.values().sum::<i64>(), 2, "the poll in flight, and its wait");
+    let refused = usring_trace(&stage, "trace", &["--perfetto", stage.path("trace").to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(125));
+}

@@ -27,6 +27,16 @@ pub fn open_output(path: &Path) -> Result<File, Failure> {
     OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(failed)
 }
 
+/// Creates a file that `usring trace` makes. Refuses to overwrite a trace.
+pub fn create_other(path: &Path) -> Result<File, Failure> {
+    if path.is_file() && is_trace(path).unwrap_or(false) {
+        let path = path.display();
+        return Err(Failure::new(format!("{path} is a trace, which is not overwritten; name another file")));
+    }
+    File::create(path)
+        .map_err(|error| Failure::new(format!("cannot write {} ({error})", path.display(), error = words(&error))))
+}
+
 fn is_trace(path: &Path) -> io::Result<bool> {
     let mut bytes = [0; HEADER_BYTES];
     let file = File::open(path)?;

@@ -4,9 +4,12 @@
 //! - `file` writes and reads the file.
 //! - `requests` joins the events of each request.
 //! - `select` has the filters, `print` the lines, and `summary` the table.
+//! - `perfetto` writes the trace for ui.perfetto.dev, by `proto`.
 
 mod file;
+mod perfetto;
 mod print;
+mod proto;
 mod requests;
 mod select;
 pub mod show;

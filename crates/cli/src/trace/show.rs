@@ -1,10 +1,12 @@
 //! `usring trace FILE`: prints a trace.
 
-use super::file::Loaded;
+use super::file::{self, Loaded};
+use super::perfetto;
 use super::print::Printer;
 use super::requests::{self, Request, Requests};
 use super::select::Filters;
 use super::summary;
+use crate::system_error::words;
 use crate::{Failure, Outcome, cannot_print};
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -18,6 +20,8 @@ Examples:
       Prints each step of the reads that took longer than a millisecond.
   usring trace out.trace -c
       Prints calls, errors and latencies per opcode.
+  usring trace out.trace --perfetto out.pftrace
+      Writes a file that https://ui.perfetto.dev opens.
 
 A line has the time since the start of the run, the request, its result, the time from submission
 to completion, and the way that the request took:
@@ -43,6 +47,10 @@ pub struct Options {
     #[arg(long)]
     steps: bool,
 
+    /// Write the requests to OUT instead, in the format of <https://ui.perfetto.dev>.
+    #[arg(long, value_name = "OUT", conflicts_with_all = ["steps", "summary"])]
+    perfetto: Option<PathBuf>,
+
     #[command(flatten)]
     filters: Filters,
 }
@@ -51,10 +59,19 @@ pub struct Options {
 pub fn run(options: &Options) -> Outcome {
     let trace = Loaded::read(&options.file)?;
     let requests = requests::join(&trace);
-    let selected = requests.all.iter().filter(|request| {
+    let selected = requests.all.iter().enumerate().filter(|(_, request)| {
         let name = trace.name(request.first.name);
         options.filters.meets(request, &requests.processes[request.process], name.as_deref())
     });
+    if let Some(path) = &options.perfetto {
+        let failed = |error: io::Error| {
+            Failure::new(format!("cannot write {} ({error})", path.display(), error = words(&error)))
+        };
+        let mut output = BufWriter::new(file::create_other(path)?);
+        perfetto::write(&mut output, &trace, &requests, selected).and_then(|()| output.flush()).map_err(failed)?;
+        return end(options, &trace);
+    }
+    let selected = selected.map(|(_, request)| request);
     let written = if options.summary {
         write_all(|output| write!(output, "{}", summary::table(selected)))
     } else {
@@ -62,11 +79,15 @@ pub fn run(options: &Options) -> Outcome {
     };
     match written {
         // The reader, such as head(1), needs no more.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(0),
-        Err(error) => return Ok(cannot_print(&error)),
-        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
+        Err(error) => Ok(cannot_print(&error)),
+        Ok(()) => end(options, &trace),
     }
-    notes(&trace).iter().for_each(|note| eprintln!("usring trace: {note}"));
+}
+
+/// Says what is missing in the trace, and returns the exit status.
+fn end(options: &Options, trace: &Loaded) -> Outcome {
+    notes(trace).iter().for_each(|note| eprintln!("usring trace: {note}"));
     if trace.missing == 0 {
         return Ok(0);
     }

@@ -1,0 +1,299 @@
+//! `usring trace FILE --perfetto OUT`: the trace for ui.perfetto.dev, as a protobuf of TrackEvents.
+//!
+//! | track | content |
+//! |---|---|
+//! | process | the tracks below |
+//! | ring: lanes, so that no two slices of a lane overlap | a slice for each request; in it, slices for its waits |
+//! | ring: counters | requests in flight, and CQEs that the program has not taken |
+//! | thread | an instant for each submission by it; for a worker, a slice for each request |
+//! | device of a ring: lanes | a slice for each request |
+//!
+//! A flow connects the submission, the request, and its slices on workers and devices.
+
+use super::file::Loaded;
+use super::print::{opcode_name, reason_words};
+use super::proto::{Message, write_packet};
+use super::requests::{Answer, Cause, Request, Requests};
+use std::collections::HashMap;
+use std::io::{self, Write};
+use usring_trace::format::is_aio;
+use usring_uapi::io_uring::IORING_SETUP_SQPOLL;
+
+// Types of a TrackEvent.
+const BEGIN: u64 = 1;
+const END: u64 = 2;
+const INSTANT: u64 = 3;
+const COUNTER: u64 = 4;
+
+/// A track that stays free until a time: the identifier, and that time.
+type Lane = (u64, u64);
+
+struct Writer<'a> {
+    output: &'a mut dyn Write,
+    trace: &'a Loaded,
+    requests: &'a Requests,
+    /// The last identifier of a track.
+    last: u64,
+    processes: HashMap<usize, u64>,
+    threads: HashMap<(usize, u32), u64>,
+    /// Track and lanes of each ring, by process and ring.
+    rings: HashMap<(usize, u32), (u64, Vec<Lane>)>,
+    devices: HashMap<(usize, u32, u64), (u64, Vec<Lane>)>,
+}
+
+/// Writes the selected requests. Their indices in `requests` make the flows.
+pub fn write<'a>(
+    output: &mut dyn Write,
+    trace: &Loaded,
+    requests: &Requests,
+    selected: impl Iterator<Item = (usize, &'a Request)>,
+) -> io::Result<()> {
+    let mut writer = Writer {
+        output,
+        trace,
+        requests,
+        last: 0,
+        processes: HashMap::new(),
+        threads: HashMap::new(),
+        rings: HashMap::new(),
+        devices: HashMap::new(),
+    };
+    let mut counters: HashMap<(usize, u32), Counts> = HashMap::new();
+    for (index, request) in selected {
+        writer.request(index, request)?;
+        counters.entry((request.process, request.first.ring)).or_default().add(request);
+    }
+    let mut counters: Vec<_> = counters.into_iter().collect();
+    counters.sort_by_key(|(ring, _)| *ring);
+    for (ring, counts) in counters {
+        writer.counter(ring, "in flight", counts.in_flight)?;
+        writer.counter(ring, "CQ ready", counts.ready)?;
+    }
+    Ok(())
+}
+
+/// Changes of a ring's counters: when, and by how much.
+#[derive(Default)]
+struct Counts {
+    in_flight: Vec<(u64, i64)>,
+    ready: Vec<(u64, i64)>,
+}
+
+impl Counts {
+    fn add(&mut self, request: &Request) {
+        self.in_flight.push((request.from, 1));
+        self.in_flight.extend(request.completed.map(|answer| (answer.at, -1)));
+        for Answer { at, reaped, .. } in request.posted.iter().chain(&request.completed).filter(|answer| answer.has_cqe)
+        {
+            self.ready.push((*at, 1));
+            self.ready.extend(reaped.map(|reaped| (reaped, -1)));
+        }
+    }
+}
+
+impl Writer<'_> {
+    fn packet(&mut self, packet: Message) -> io::Result<()> {
+        const SEQUENCE: u64 = 10;
+        write_packet(self.output, &packet.number(SEQUENCE, 1))
+    }
+
+    /// Defines a track, and returns its identifier.
+    fn track(&mut self, parent: Option<u64>, describe: impl FnOnce(Message) -> Message) -> io::Result<u64> {
+        const DESCRIPTOR: u64 = 60;
+        self.last += 1;
+        let mut track = Message::default().number(1, self.last);
+        if let Some(parent) = parent {
+            track = track.number(5, parent);
+        }
+        self.packet(Message::default().message(DESCRIPTOR, &describe(track)))?;
+        Ok(self.last)
+    }
+
+    fn event(&mut self, at: u64, kind: u64, track: u64, fill: impl FnOnce(Message) -> Message) -> io::Result<()> {
+        let event = fill(Message::default().number(9, kind).number(11, track));
+        // The default clock of a packet is CLOCK_BOOTTIME. The trace has the monotonic clock, whose
+        // origin is the same but for the time that the system was suspended.
+        let at = self.trace.header.start[1].saturating_add(at);
+        self.packet(Message::default().number(8, at).message(11, &event))
+    }
+
+    fn process(&mut self, index: usize) -> io::Result<u64> {
+        if let Some(track) = self.processes.get(&index) {
+            return Ok(*track);
+        }
+        let process = &self.requests.processes[index];
+        let name = process.program.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or("(unknown)");
+        let descriptor = Message::default().number(1, process.id.into()).text(6, name);
+        let track = self.track(None, |track| track.message(3, &descriptor))?;
+        self.processes.insert(index, track);
+        Ok(track)
+    }
+
+    fn thread(&mut self, process: usize, thread: u32, name: &str) -> io::Result<u64> {
+        if let Some(track) = self.threads.get(&(process, thread)) {
+            return Ok(*track);
+        }
+        let parent = self.process(process)?;
+        let id = self.requests.processes[process].id;
+        let descriptor = Message::default().number(1, id.into()).number(2, thread.into()).text(5, name);
+        let track = self.track(Some(parent), |track| track.message(4, &descriptor))?;
+        self.threads.insert((process, thread), track);
+        Ok(track)
+    }
+
+    fn ring(&mut self, ring: (usize, u32)) -> io::Result<u64> {
+        if let Some((track, _)) = self.rings.get(&ring) {
+            return Ok(*track);
+        }
+        let parent = self.process(ring.0)?;
+        let name = self.ring_name(ring);
+        let track = self.track(Some(parent), |track| track.text(2, &name))?;
+        self.rings.insert(ring, (track, Vec::new()));
+        Ok(track)
+    }
+
+    fn ring_name(&self, (process, number): (usize, u32)) -> String {
+        match number {
+            context if is_aio(context) => "libaio context".into(),
+            number if self.has_sq_thread(process, number) => format!("ring {number} (SQ thread)"),
+            number => format!("ring {number}"),
+        }
+    }
+
+    fn has_sq_thread(&self, process: usize, number: u32) -> bool {
+        let ring = self.requests.rings.iter().find(|ring| (ring.process, ring.number) == (process, number));
+        ring.and_then(|ring| ring.flags).is_some_and(|flags| flags & IORING_SETUP_SQPOLL != 0)
+    }
+
+    /// Returns a track below `parent` that is free from `from` on, and occupies it until `until`.
+    fn lane(&mut self, lanes: &mut Vec<Lane>, parent: u64, name: &str, from: u64, until: u64) -> io::Result<u64> {
+        if let Some(lane) = lanes.iter_mut().find(|(_, free)| *free <= from) {
+            lane.1 = until;
+            return Ok(lane.0);
+        }
+        // The user interface merges tracks of one name.
+        let track = self.track(Some(parent), |track| track.text(2, name))?;
+        lanes.push((track, until));
+        Ok(track)
+    }
+
+    fn request(&mut self, index: usize, request: &Request) -> io::Result<()> {
+        let ring = (request.process, request.first.ring);
+        let parent = self.ring(ring)?;
+        let until = request.completed.map_or(u64::MAX, |answer| answer.at);
+        let mut lanes = self.rings.get_mut(&ring).map(|(_, lanes)| std::mem::take(lanes)).unwrap_or_default();
+        let lane = self.lane(&mut lanes, parent, "requests", request.from, until);
+        self.rings.insert(ring, (parent, lanes));
+        let lane = lane?;
+        let flow = index as u64 + 1;
+        let name = opcode_name(request.first.opcode);
+        if request.submitted.is_some() {
+            let is_by_sq_thread = self.has_sq_thread(ring.0, ring.1);
+            let thread_name = if is_by_sq_thread { "SQ thread" } else { "submitter" };
+            let thread = self.thread(request.process, request.first.thread, thread_name)?;
+            self.event(request.from, INSTANT, thread, |event| {
+                event.text(23, &format!("submit {name}")).text(22, "submit").fixed(47, flow)
+            })?;
+        }
+        let annotations = self.annotations(request);
+        self.event(request.from, BEGIN, lane, |event| {
+            let event = event.text(23, name).text(22, "request").fixed(47, flow);
+            annotations.iter().fold(event, |event, annotation| event.message(4, annotation))
+        })?;
+        for wait in &request.waits {
+            self.event(wait.from, BEGIN, lane, |event| event.text(23, &wait_name(wait.cause)).text(22, "wait"))?;
+            if let Some(until) = wait.until {
+                self.event(until, END, lane, |event| event)?;
+            }
+        }
+        for posted in &request.posted {
+            let text = format!("CQE {}", posted.result);
+            self.event(posted.at, INSTANT, lane, |event| event.text(23, &text).text(22, "cqe"))?;
+        }
+        if let Some(answer) = request.completed {
+            self.event(answer.at, END, lane, |event| event)?;
+        }
+        self.elsewhere(request, name, flow)
+    }
+
+    /// Writes the slices of a request on the tracks of workers and devices.
+    fn elsewhere(&mut self, request: &Request, name: &str, flow: u64) -> io::Result<()> {
+        for wait in &request.waits {
+            let (track, category) = match wait.cause {
+                Cause::Worker(thread) => (self.thread(request.process, thread, "worker")?, "worker"),
+                Cause::Device(channel) => {
+                    let until = wait.until.unwrap_or(u64::MAX);
+                    (self.device((request.process, request.first.ring, channel), wait.from, until)?, "device")
+                }
+                _ => continue,
+            };
+            self.event(wait.from, BEGIN, track, |event| event.text(23, name).text(22, category).fixed(47, flow))?;
+            if let Some(until) = wait.until {
+                self.event(until, END, track, |event| event)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn device(&mut self, device: (usize, u32, u64), from: u64, until: u64) -> io::Result<u64> {
+        let (parent, mut lanes) = match self.devices.remove(&device) {
+            Some(known) => known,
+            None => {
+                let process = self.process(device.0)?;
+                let name = format!("device {} of {}", device.2, self.ring_name((device.0, device.1)));
+                (self.track(Some(process), |track| track.text(2, &name))?, Vec::new())
+            }
+        };
+        let lane = self.lane(&mut lanes, parent, "requests", from, until);
+        self.devices.insert(device, (parent, lanes));
+        lane
+    }
+
+    fn annotations(&self, request: &Request) -> Vec<Message> {
+        let first = &request.first;
+        let named = |name: &str| Message::default().text(10, name);
+        let mut all = vec![named("user_data").number(7, first.user_data)];
+        if request.submitted.is_some() {
+            all.push(named("fd").signed(4, first.b[0].cast_signed().into()));
+            all.push(named("length").number(3, first.b[1].into()));
+            all.push(named("offset").signed(4, first.a.cast_signed()));
+            all.push(named("flags").number(3, first.extra.into()));
+            all.push(named("sqe_flags").number(3, first.sqe_flags.into()));
+        }
+        all.extend(self.trace.name(first.name).map(|file| named("file").text(6, &file)));
+        all.extend(request.completed.map(|answer| named("result").signed(4, answer.result.into())));
+        all
+    }
+
+    fn counter(&mut self, ring: (usize, u32), name: &str, mut changes: Vec<(u64, i64)>) -> io::Result<()> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let parent = self.process(ring.0)?;
+        let name = format!("{}: {name}", self.ring_name(ring));
+        let track = self.track(Some(parent), |track| track.text(2, &name).message(8, &Message::default()))?;
+        changes.sort_by_key(|(at, _)| *at);
+        let mut value = 0;
+        for (at, change) in changes {
+            value += change;
+            self.event(at, COUNTER, track, |event| event.signed(30, value))?;
+        }
+        Ok(())
+    }
+}
+
+fn wait_name(cause: Cause) -> String {
+    match cause {
+        Cause::Chain => "chain".into(),
+        Cause::Drain => "drain".into(),
+        Cause::File => "poll".into(),
+        Cause::Time => "timer".into(),
+        Cause::Processes => "other processes".into(),
+        Cause::Fault => "fault".into(),
+        Cause::Queue(reason) => format!("queue ({})", reason_words(reason)),
+        Cause::Worker(thread) => format!("worker {thread}"),
+        Cause::TaskWork => "task work".into(),
+        Cause::Device(channel) => format!("device {channel}"),
+        Cause::OtherRing => "other ring".into(),
+    }
+}
