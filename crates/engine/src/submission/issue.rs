@@ -78,7 +78,7 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
             locked.notify.completed_by_worker = true;
         }
         locked.queues.statistics.count_inline(request.sqe.opcode);
-        if request.may_make_ready() {
+        if locked.waiting.polls.armed() != 0 && request.may_make_ready() {
             locked.waiting.polls.may_report = true;
         }
         return complete::complete(locked, request, answer);
