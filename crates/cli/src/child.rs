@@ -1,6 +1,7 @@
 //! Starts a child process (this executable, or a workload beside it) and waits for its end within a
 //! time limit.
 
+use crate::signals;
 use crate::supervise::die_with;
 use crate::system_error::words;
 use std::io::{BufRead, BufReader};
@@ -66,7 +67,7 @@ pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
         false => Err(std::io::Error::from_raw_os_error(nix::libc::ESRCH)),
     };
     // SAFETY: between fork and exec, `prepare` makes two system calls, and takes no lock.
-    unsafe { command.pre_exec(prepare) }.spawn()
+    unsafe { signals::unblock_in_child(command).pre_exec(prepare) }.spawn()
 }
 
 /// Waits for a running child and returns its output. Kills the child if it takes longer than

@@ -1,9 +1,11 @@
 //! The signals by which a user or a system ends a command: ^C, SIGTERM and SIGHUP.
 //!
 //! A thread waits for these signals, which all other threads block. Children start with an empty
-//! signal mask (the standard library sees to it), so a terminal's ^C ends them by itself.
+//! signal mask ([`unblock_in_child`]), so a terminal's ^C ends them by itself.
 
 use nix::sys::signal::{SigSet, Signal};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
@@ -27,6 +29,13 @@ pub fn watch(mut act: impl FnMut(Signal, &SigSet) + Send + 'static) {
     }
 }
 
+/// Lets a child start with an empty signal mask. Otherwise it inherits that of the calling thread.
+pub fn unblock_in_child(command: &mut Command) -> &mut Command {
+    let unblock = || SigSet::empty().thread_set_mask().map_err(Into::into);
+    // SAFETY: between fork and exec, `unblock` makes one system call, and takes no lock.
+    unsafe { command.pre_exec(unblock) }
+}
+
 /// Returns the ignored signals in the text of /proc/PID/status, where bit 0 is signal 1. Returns 0
 /// if the text has none.
 fn ignored(status: &str) -> u64 {
@@ -37,6 +46,15 @@ fn ignored(status: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_starts_with_an_empty_mask() {
+        let blocked = SigSet::from(Signal::SIGUSR2);
+        blocked.thread_block().unwrap();
+        let output = unblock_in_child(Command::new("grep").args(["SigBlk", "/proc/self/status"])).output();
+        blocked.thread_unblock().unwrap();
+        assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), "SigBlk:\t0000000000000000\n");
+    }
 
     #[test]
     fn the_ignored_signals_are_those_of_the_status() {

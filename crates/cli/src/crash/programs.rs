@@ -4,7 +4,7 @@ use super::STATUS_NOT_RUN;
 use super::folder::Scratch;
 use super::workplace::{Group, Workplace, end_orphans, is_stopped};
 use crate::system_error::words;
-use crate::{Failure, child};
+use crate::{Failure, child, signals};
 use nix::sys::stat::fstat;
 use std::fs::File;
 use std::io::{self, Read};
@@ -56,7 +56,7 @@ const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts a command in a process group of its own, and waits for its end.
 fn run_within(command: &mut Command, limit: Duration) -> io::Result<Ended> {
-    let mut child = command.process_group(0).spawn()?;
+    let mut child = signals::unblock_in_child(command.process_group(0)).spawn()?;
     let group = Group::of(&child);
     let (sender, receiver) = channel();
     let waiter = std::thread::spawn(move || sender.send(child.wait()));

@@ -2,13 +2,14 @@
 //! which ends with the process.
 
 use super::command::Plan;
+use crate::signals;
 use crate::supervise::die_with;
 use crate::system_error::words;
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid, setsid};
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
@@ -69,11 +70,11 @@ impl Process {
             // A terminal's ^C is for the program, which may go on. It must not end the daemon.
             setsid()?;
             close_inherited()?;
-            // The calling thread blocks all signals, and SIGTERM has to end the daemon.
-            SigSet::empty().thread_set_mask()?;
             if die_with(launcher) { Ok(()) } else { Err(Errno::ESRCH.into()) }
         };
-        // SAFETY: between fork and exec, `prepare` makes five system calls, and takes no lock.
+        // The calling thread blocks all signals, and SIGTERM has to end the daemon.
+        signals::unblock_in_child(&mut command);
+        // SAFETY: between fork and exec, `prepare` makes four system calls, and takes no lock.
         let spawned = unsafe { command.pre_exec(prepare) }.spawn();
         let mut child = spawned.map_err(|error| match error.kind() {
             ErrorKind::NotFound => {
