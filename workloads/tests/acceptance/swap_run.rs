@@ -307,6 +307,18 @@ fn a_program_of_the_run_starts_one_with_large_thread_local_storage() {
     assert!(finished.stderr.contains("resident at most"), "{}", finished.report());
 }
 
+/// exec(2) keeps the trap filter but not the handler of the traps. So no call of the loader may
+/// trap.
+#[test]
+fn a_program_of_the_run_starts_one_whose_unused_registers_name_swapped_memory() {
+    let swapped = Swapped::on("ram:size=64M", 4, "");
+    let program = swapped.stage.compile("early_calls.c", &[]);
+    let script = format!("{0}; {0}", program.display());
+    let finished = swapped.program("/bin/sh").args(["-c", &script]).finish().succeeded();
+    assert_eq!(finished.stdout, "22 calls\n22 calls\n", "{}", finished.report());
+    assert!(finished.stderr.contains("resident at most"), "{}", finished.report());
+}
+
 #[test]
 fn wrong_swap_options_are_reported_before_the_program_starts() {
     let stage = Stage::new();

@@ -6,10 +6,14 @@
 //! one of its arguments is an address in the window. Only these calls are known by number:
 //! - calls that name memory by a structure in memory (vectors, messages);
 //! - calls that could make such memory (mmap);
-//! - calls that must not be trapped, whatever their unused registers contain.
+//! - calls that must not be trapped, whatever their registers contain;
+//! - calls that a program makes while it starts ([`ARGUMENTS`]).
 //!
 //! The loader of the next program runs before there is a handler, so it must not trap:
-//! - It knows no address of the window.
+//! - It knows no address of the window. But a register that a call does not use may equal one by
+//!   chance: it may contain the time stamp counter, which glibc's loader reads. Hours after the
+//!   machine's start, this counter equals addresses of the window for some minutes. So the filter
+//!   compares only the arguments that a call takes.
 //! - Of the calls that trap by number it uses only writev(2), for error messages. (libc's own
 //!   writev, which programs use, is rewritten when they start.)
 //! - It maps anonymous memory at fixed addresses or in small pieces. The largest piece holds
@@ -67,6 +71,75 @@ const ALWAYS: [u32; 23] = [
     linux::__NR_keyctl,
     linux::__NR_sigaltstack,
     linux::__NR_mlockall,
+];
+
+/// The number of arguments of calls that the loader makes, or that libraries may make before there
+/// is a handler. The filter ignores the other registers. A call that is missing here has six.
+const ARGUMENTS: [(u32, u32); 64] = [
+    (linux::__NR_getpid, 0),
+    (linux::__NR_gettid, 0),
+    (linux::__NR_getppid, 0),
+    (linux::__NR_getuid, 0),
+    (linux::__NR_geteuid, 0),
+    (linux::__NR_getgid, 0),
+    (linux::__NR_getegid, 0),
+    (linux::__NR_sched_yield, 0),
+    (linux::__NR_brk, 1),
+    (linux::__NR_close, 1),
+    (linux::__NR_set_tid_address, 1),
+    (linux::__NR_uname, 1),
+    (linux::__NR_sysinfo, 1),
+    (linux::__NR_personality, 1),
+    (linux::__NR_umask, 1),
+    (linux::__NR_dup, 1),
+    (linux::__NR_time, 1),
+    (linux::__NR_munmap, 2),
+    (linux::__NR_arch_prctl, 2),
+    (linux::__NR_set_robust_list, 2),
+    (linux::__NR_access, 2),
+    (linux::__NR_stat, 2),
+    (linux::__NR_lstat, 2),
+    (linux::__NR_fstat, 2),
+    (linux::__NR_statfs, 2),
+    (linux::__NR_fstatfs, 2),
+    (linux::__NR_getcwd, 2),
+    (linux::__NR_getrlimit, 2),
+    (linux::__NR_setrlimit, 2),
+    (linux::__NR_getrusage, 2),
+    (linux::__NR_clock_gettime, 2),
+    (linux::__NR_clock_getres, 2),
+    (linux::__NR_gettimeofday, 2),
+    (linux::__NR_nanosleep, 2),
+    (linux::__NR_dup2, 2),
+    (linux::__NR_kill, 2),
+    (linux::__NR_read, 3),
+    (linux::__NR_write, 3),
+    (linux::__NR_open, 3),
+    (linux::__NR_lseek, 3),
+    (linux::__NR_fcntl, 3),
+    (linux::__NR_mprotect, 3),
+    (linux::__NR_madvise, 3),
+    (linux::__NR_mincore, 3),
+    (linux::__NR_readlink, 3),
+    (linux::__NR_faccessat, 3),
+    (linux::__NR_getdents64, 3),
+    (linux::__NR_getrandom, 3),
+    (linux::__NR_getcpu, 3),
+    (linux::__NR_sched_getaffinity, 3),
+    (linux::__NR_membarrier, 3),
+    (linux::__NR_tgkill, 3),
+    (linux::__NR_poll, 3),
+    (linux::__NR_openat, 4),
+    (linux::__NR_pread64, 4),
+    (linux::__NR_newfstatat, 4),
+    (linux::__NR_readlinkat, 4),
+    (linux::__NR_faccessat2, 4),
+    (linux::__NR_prlimit64, 4),
+    (linux::__NR_rseq, 4),
+    (linux::__NR_rt_sigprocmask, 4),
+    (linux::__NR_clock_nanosleep, 4),
+    (linux::__NR_prctl, 5),
+    (linux::__NR_statx, 5),
 ];
 
 /// Option of prctl(2) that installs a seccomp filter.
@@ -135,14 +208,38 @@ const fn assemble(size: u32) -> Assembler {
     // Any other call traps if one of its arguments is an address in the window.
     let mut argument = 0;
     while argument < 6 {
-        filter.load(high(argument));
-        filter.add(JUMP_GREATER_OR_EQUAL, width::count(WINDOW.start >> 32), 0, 2);
-        filter.add(JUMP_GREATER_OR_EQUAL, width::count(WINDOW.end >> 32), 1, 0);
-        filter.answer(RET_TRAP);
+        add_window_rule(&mut filter, argument);
         argument += 1;
     }
     filter.answer(RET_ALLOW);
     filter
+}
+
+/// Adds the rule for a register that may contain an address in the window: the call traps unless
+/// [`ARGUMENTS`] says that it does not take this register.
+const fn add_window_rule(filter: &mut Assembler, argument: u32) {
+    let mut unused = 0;
+    let mut index = 0;
+    while index < ARGUMENTS.len() {
+        unused += (ARGUMENTS[index].1 <= argument) as usize;
+        index += 1;
+    }
+    filter.load(high(argument));
+    filter.add(JUMP_GREATER_OR_EQUAL, width::count(WINDOW.start >> 32), 0, unused + 4);
+    filter.add(JUMP_GREATER_OR_EQUAL, width::count(WINDOW.end >> 32), unused + 3, 0);
+    filter.load(NUMBER);
+    index = 0;
+    while index < ARGUMENTS.len() {
+        let (number, count) = ARGUMENTS[index];
+        if count <= argument {
+            // Jumps over the rest of the comparisons and the answer TRAP.
+            filter.add(JUMP_EQUAL, number, unused, 0);
+            unused -= 1;
+        }
+        index += 1;
+    }
+    filter.answer(RET_TRAP);
+    filter.answer(RET_ALLOW);
 }
 
 /// Adds the rule for clone(2): it traps if it makes a process.
