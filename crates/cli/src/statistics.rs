@@ -4,6 +4,7 @@
 use super::Failure;
 use super::table::Table;
 use crate::system_error::words;
+use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fmt;
 use std::fs::File;
@@ -11,7 +12,7 @@ use std::io;
 use std::iter;
 use std::mem::{offset_of, size_of};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use usring_engine::statistics::{BLOCKS, Block, COLUMNS, Column, Header, MAGIC, OPCODES, SIZE, Statistics, VERSION};
 use usring_uapi::opcode;
@@ -40,9 +41,16 @@ impl StatisticsFile {
         })
     }
 
-    /// Opens the file of a program that runs without the launcher.
+    /// Opens the file of a program that runs without the launcher. Does not wait for the other end
+    /// of a FIFO.
     pub fn open(path: &Path) -> io::Result<StatisticsFile> {
-        File::open(path).map(StatisticsFile)
+        File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map(StatisticsFile)
+    }
+
+    /// Returns whether the file begins with the first word of a statistics file.
+    pub fn begins_as_one(&self) -> io::Result<bool> {
+        Ok(self.0.metadata()?.is_file()
+            && self.word(offset_of!(Statistics, header) + offset_of!(Header, magic))? == MAGIC)
     }
 
     /// Returns whether this build understands the file.

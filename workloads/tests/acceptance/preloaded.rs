@@ -48,7 +48,7 @@ fn completed(table: &str, opcode: &str) -> u64 {
 }
 
 /// Returns whether the tests run without usring. If so, skips the test.
-fn has_no_usring() -> bool {
+pub fn has_no_usring() -> bool {
     if on_kernel() {
         skip("there is no usring");
     }

@@ -1,12 +1,12 @@
 //! `usring ps` and `usring top` beside fio.
 
+use crate::preloaded::has_no_usring;
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use workloads::harness::skipped::skip;
-use workloads::harness::{FIO, Stage, Started, World, on_kernel, require};
+use workloads::harness::{FIO, Stage, Started, World, require};
 
 /// A fio job that reads for a minute, unless a test ends it.
 const JOB: [&str; 8] = [
@@ -69,14 +69,6 @@ fn start_counted(stage: &Stage) -> (Started, Value) {
 fn end(started: Started) {
     started.terminate();
     let _ = started.finish();
-}
-
-/// Returns whether the tests run without usring. If so, skips the test.
-fn has_no_usring() -> bool {
-    if on_kernel() {
-        skip("there is no usring");
-    }
-    on_kernel()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::{End, each_end, submit_and_end};
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
-use crate::shared::{self, Shared};
+use crate::shared::{self, Partner, Shared};
 use crate::sqe::{Change, cancel, nop, poll, poll_remove, read_at, timeout, timeout_remove};
 use crate::time::{self, LONG};
 use crate::transcript::Transcript;
@@ -274,32 +274,21 @@ case!(two_are_killed => "
     child: exit 0
 ");
 
-/// Forks a child that submits a read of an empty pipe, and waits. Only the child keeps the pipe's
-/// write end, so the end of the child completes the read. Returns the child's number.
-fn start_reader(ring: &mut Ring, shared: &Shared) -> i32 {
-    let (reader, writer) = files::pipe();
-    let child = shared::child(|| {
-        ring.catch_up();
-        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
-        ring.submit();
-        shared.step(1);
-        shared.until_step(2);
-        0
-    });
-    shared.until_step(1);
-    drop(writer);
-    ring.catch_up();
-    child
+/// Starts a child that reads from an empty pipe. Only the child keeps the pipe's write end, so the
+/// end of the child completes the read.
+fn start_reader(ring: &mut Ring, shared: &Shared) -> Partner {
+    let (reader, _writer) = files::pipe();
+    Partner::start(ring, |ring| ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1)))
 }
 
 /// No thread of the survivor is in io_uring_enter while its drained request waits.
 fn drained_request_of_a_survivor_without_a_call(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
-        let child = start_reader(ring, shared);
+        let reader = start_reader(ring, shared);
         ring.push(nop(2).flagged(sqe_flags::IO_DRAIN));
         ring.submit();
         t.in_order(&ring.arrived(0));
-        shared::kill(t, child);
+        reader.kill(t);
         t.say(format_args!("both have come: {}", time::until(|| ring.ready() == 2)));
         t.in_order(&ring.reap());
     });
@@ -321,9 +310,9 @@ case!(drained_request_of_a_survivor_without_a_call => "
 
 fn end_makes_the_ring_readable(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
-        let child = start_reader(ring, shared);
+        let reader = start_reader(ring, shared);
         t.say(format_args!("readable before: {}", files::is_readable_within(ring.fd, Duration::ZERO)));
-        shared::kill(t, child);
+        reader.kill(t);
         t.say(format_args!("readable: {}", files::is_readable_within(ring.fd, Duration::from_secs(30))));
         t.in_order(&ring.reap());
     });

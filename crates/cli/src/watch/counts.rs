@@ -3,11 +3,9 @@
 use super::processes::{LAUNCHER_FILE, Mapping, Process, ancestors};
 use crate::statistics::{RingCounts, Snapshot, StatisticsFile};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use usring_engine::statistics::MAGIC;
 
 /// The open statistics files, by device and inode.
 #[derive(Default)]
@@ -21,14 +19,16 @@ pub struct Reading {
     pub rings: Vec<RingCounts>,
 }
 
-/// Returns whether the file begins with the first word of a statistics file.
-pub fn begins_as_statistics(path: &Path) -> bool {
-    // A device or a pipe may block the open or lose data by a read.
-    if !fs::metadata(path).is_ok_and(|metadata| metadata.is_file()) {
-        return false;
-    }
-    let mut word = [0; 8];
-    File::open(path).and_then(|mut file| file.read_exact(&mut word)).is_ok() && u64::from_ne_bytes(word) == MAGIC
+/// Returns whether a mapped file of a process is a statistics file: the launcher's by its name, and
+/// a user's by its first word.
+pub fn is_statistics(process: u32, mapping: &Mapping) -> bool {
+    mapping.path == LAUNCHER_FILE
+        || StatisticsFile::open(&in_root_of(process, mapping)).is_ok_and(|file| file.begins_as_one().unwrap_or(false))
+}
+
+/// Returns the path of a mapped file in the process's root folder, which may be a container's.
+fn in_root_of(process: u32, mapping: &Mapping) -> PathBuf {
+    PathBuf::from(format!("/proc/{process}/root{}", mapping.path))
 }
 
 impl Files {
@@ -67,8 +67,7 @@ fn open(process: u32, mapping: &Mapping) -> Option<StatisticsFile> {
         paths.extend(ancestors(process).filter_map(|ancestor| descriptor(ancestor, mapping)));
         paths
     } else {
-        // The path is the one in the process's root folder, which may be a container's.
-        vec![PathBuf::from(format!("/proc/{process}/root{}", mapping.path)), PathBuf::from(&mapping.path)]
+        vec![in_root_of(process, mapping)]
     };
     let opened = paths.iter().filter_map(|path| StatisticsFile::open(path).ok());
     opened.into_iter().find(|file| file.is_valid().unwrap_or(false))

@@ -1,5 +1,6 @@
 //! The processes that usring serves, from /proc.
 
+use super::counts;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +11,8 @@ pub struct Process {
     pub id: u32,
     /// Its process id in its own PID namespace, which is the id that the library knows.
     pub inner_id: u32,
-    /// Its name, as in /proc/PID/comm.
+    /// Its name, as in /proc/PID/comm, without control characters: a program chooses its name
+    /// itself, and the name goes to a terminal.
     pub name: String,
     pub library: PathBuf,
     /// The statistics file that it has mapped.
@@ -56,66 +58,63 @@ pub fn find() -> Vec<Process> {
 /// Returns the process with this id. `None`: there is none, it has not loaded the library, or this
 /// user may not look into it.
 pub fn read(id: u32) -> Option<Process> {
-    let file = |name: &str| fs::read_to_string(format!("/proc/{id}/{name}")).ok();
-    let mappings = file("maps")?;
-    let (library, statistics) = in_maps(&mappings)?;
-    let (began, processor) = times(&file("stat")?)?;
-    let inner_id = inner_id(&file("status")?).unwrap_or(id);
-    let name = file("comm")?.trim_end().to_owned();
+    let maps = text(id, "maps")?;
+    let library = library(&maps)?;
+    let statistics = shared_files(&maps).find(|mapping| counts::is_statistics(id, mapping));
+    let (began, processor) = times(&text(id, "stat")?)?;
+    let inner_id = inner_id(&text(id, "status")?).unwrap_or(id);
+    let name = printable(text(id, "comm")?.trim_end_matches('\n'));
     Some(Process { id, inner_id, name, library, statistics, began, processor })
+}
+
+/// Returns a file of /proc/PID. Names in it may have any bytes; those that are no UTF-8 become `�`.
+fn text(id: u32, name: &str) -> Option<String> {
+    let bytes = fs::read(format!("/proc/{id}/{name}")).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Replaces control characters by `?`.
+fn printable(text: &str) -> String {
+    text.chars().map(|it| if it.is_control() { '?' } else { it }).collect()
 }
 
 /// Returns the ids of a process's ancestors, the nearest first.
 pub fn ancestors(id: u32) -> impl Iterator<Item = u32> {
-    let parent = |id: &u32| {
-        let status = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
-        field(&status, "PPid:")?.parse().ok().filter(|parent| *parent != 0)
-    };
+    let parent = |id: &u32| field(&text(*id, "status")?, "PPid:")?.parse().ok().filter(|parent| *parent != 0);
     // A process has few ancestors. The limit ends the walk if ids are used again meanwhile.
     std::iter::successors(Some(id), parent).skip(1).take(64)
 }
 
-/// Returns the library and the statistics file among a process's mappings. `None`: the process has
-/// no mapping of the library.
-fn in_maps(maps: &str) -> Option<(PathBuf, Option<Mapping>)> {
-    let mut library = None;
-    let mut statistics = None;
-    for mapping in maps.lines().filter_map(mapping) {
-        if library.is_none() && is_library(&mapping.path) {
-            library = Some(PathBuf::from(&mapping.path));
-        } else if statistics.is_none() && is_statistics(&mapping.path) {
-            statistics = Some(mapping);
-        }
-    }
-    Some((library?, statistics))
+/// Returns the path of the library in the text of /proc/PID/maps. `None`: it is not mapped.
+fn library(maps: &str) -> Option<PathBuf> {
+    let paths = maps.lines().filter_map(mapping).map(|(_, mapping)| mapping.path);
+    paths.map(PathBuf::from).find(|path| is_library(path))
 }
 
-/// Reads a line of /proc/PID/maps. `None`: the line names no file.
-fn mapping(line: &str) -> Option<Mapping> {
+/// Returns the files that the process has mapped in the way in which usring maps a statistics file:
+/// shared and writable.
+fn shared_files(maps: &str) -> impl Iterator<Item = Mapping> {
+    let mappings = maps.lines().filter_map(mapping);
+    mappings.filter(|(permissions, _)| *permissions == "rw-s").map(|(_, mapping)| mapping)
+}
+
+/// Reads a line of /proc/PID/maps: the permissions and the mapping. `None`: the line names no file.
+fn mapping(line: &str) -> Option<(&str, Mapping)> {
     let mut rest = line;
     let mut next = || {
         let (word, after) = rest.split_once(' ')?;
         rest = after.trim_start();
         Some(word)
     };
-    let (range, _, _, device, inode) = (next()?, next()?, next()?, next()?, next()?);
-    rest.starts_with('/').then(|| Mapping {
-        range: range.to_owned(),
-        file: format!("{device}/{inode}"),
-        path: rest.to_owned(),
-    })
+    let (range, permissions, _, device, inode) = (next()?, next()?, next()?, next()?, next()?);
+    let mapping = || Mapping { range: range.to_owned(), file: format!("{device}/{inode}"), path: rest.to_owned() };
+    rest.starts_with('/').then(|| (permissions, mapping()))
 }
 
 /// Returns whether a path is the library's: `libusring.so`, or `libusring.so.VERSION`.
-fn is_library(path: &str) -> bool {
-    let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+fn is_library(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name == "libusring.so" || name.starts_with("libusring.so.")
-}
-
-/// Returns whether the file is a statistics file: the launcher's by its name, a user's by its first
-/// word.
-fn is_statistics(path: &str) -> bool {
-    path == LAUNCHER_FILE || super::counts::begins_as_statistics(Path::new(path))
 }
 
 /// Returns the time of the process's start and its processor time from the text of /proc/PID/stat,
@@ -155,8 +154,14 @@ mod tests {
             file: "00:01/205880".into(),
             path: LAUNCHER_FILE.into(),
         };
-        assert_eq!(in_maps(maps), Some(("/opt/my tools/libusring.so.0.1".into(), Some(statistics))));
-        assert_eq!(in_maps("7f0000000000-7f0000001000 r--p 00000000 fe:00 17 /lib/libusring.sorted\n"), None);
+        assert_eq!(library(maps), Some("/opt/my tools/libusring.so.0.1".into()));
+        assert_eq!(shared_files(maps).collect::<Vec<_>>(), [statistics]);
+        assert_eq!(library("7f0000000000-7f0000001000 r--p 00000000 fe:00 17 /lib/libusring.sorted\n"), None);
+    }
+
+    #[test]
+    fn names_cannot_control_the_terminal() {
+        assert_eq!(printable("a\x1b[2J\u{9b}b\tc"), "a?[2J?b?c");
     }
 
     #[test]

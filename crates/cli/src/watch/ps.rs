@@ -59,8 +59,10 @@ fn row(process: Process, readings: &BTreeMap<String, Reading>) -> Row {
     let reading = process.statistics.as_ref().and_then(|mapping| readings.get(&mapping.file));
     let counts = reading.map(|reading| {
         let mine = reading.rings.iter().filter(|ring| ring.process == u64::from(process.inner_id));
-        let submitted = |row: &[u64; _]| row[Column::Submitted as usize];
-        mine.fold((0, 0), |(rings, sum), ring| (rings + 1, sum + ring.rows.iter().map(submitted).sum::<u64>()))
+        mine.fold((0, 0u64), |(rings, sum), ring| {
+            let submitted = ring.rows.iter().map(|row| row[Column::Submitted as usize]);
+            (rings + 1, submitted.fold(sum, u64::saturating_add))
+        })
     });
     let launcher = ancestors(process.id).find(|ancestor| is_launcher(*ancestor));
     Row { process, launcher, counts }

@@ -62,7 +62,7 @@ impl Rates {
 /// Returns the share of `part` in `whole`, in per cent. `None` if `whole` is 0.
 pub fn percent(part: u64, whole: u64) -> Option<u64> {
     // A request may be counted as polled more than once, each time that it waits.
-    (whole != 0).then(|| (part * 100 / whole).min(100))
+    (whole != 0).then(|| (part.saturating_mul(100) / whole).min(100))
 }
 
 const fn empty() -> Rows {
@@ -70,7 +70,7 @@ const fn empty() -> Rows {
 }
 
 fn added(mut sum: Rows, rows: &Rows) -> Rows {
-    iter::zip(sum.as_flattened_mut(), rows.as_flattened()).for_each(|(sum, count)| *sum += count);
+    iter::zip(sum.as_flattened_mut(), rows.as_flattened()).for_each(|(sum, count)| *sum = sum.saturating_add(*count));
     sum
 }
 
@@ -115,7 +115,8 @@ fn process_rates(before: &Sample, after: &Sample, process: &Process, time: Durat
     let earlier = before.processes.iter().find(is_same);
     let used = earlier.map(|earlier| process.processor_time().saturating_sub(earlier.processor_time()));
     let processor_percent = used.unwrap_or_default().as_secs_f64() / time.as_secs_f64() * 100.0;
-    let counts = of_process_rows(before, after, process)
-        .map(|(rings, rows)| (rings, std::array::from_fn(|column| rows.iter().map(|row| row[column]).sum())));
+    let counts = of_process_rows(before, after, process).map(|(rings, rows)| {
+        (rings, std::array::from_fn(|column| rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row[column]))))
+    });
     ProcessRates { process: process.clone(), processor_percent, counts }
 }

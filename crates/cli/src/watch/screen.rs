@@ -4,18 +4,22 @@ use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices, Termios, tc
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write, stdin, stdout};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Switches to the terminal's second screen, and hides the cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// A terminal with `usring top` on it.
+/// A terminal with `usring top` on it. All clones stand for the one terminal.
 #[derive(Clone)]
-pub struct Screen {
-    /// The terminal's settings before; `None` once they are restored, or if standard input is no
-    /// terminal.
-    before: Arc<Mutex<Option<Termios>>>,
+pub struct Screen(Arc<Mutex<State>>);
+
+/// Whether this process has the terminal. Its lock keeps the thread that draws and the one that
+/// waits for signals apart.
+enum State {
+    /// The terminal's settings from before. `None`: standard input is no terminal.
+    Taken(Option<Termios>),
+    GivenBack,
 }
 
 impl Screen {
@@ -27,17 +31,20 @@ impl Screen {
         let before = tcgetattr(stdin().as_fd()).ok();
         if let Some(before) = &before {
             let mut settings = before.clone();
-            // Keys arrive at once and are not shown. ^C stays a signal. ^Z is off, because a
-            // stopped `top` would leave its screen to the shell.
+            // Keys arrive at once and are not shown. ^C stays a signal. ^Z and ^\ are off, because
+            // they would leave this screen to the shell.
             settings.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
-            settings.control_chars[SpecialCharacterIndices::VSUSP as usize] = nix::libc::_POSIX_VDISABLE;
+            for key in [SpecialCharacterIndices::VSUSP, SpecialCharacterIndices::VQUIT] {
+                settings.control_chars[key as usize] = nix::libc::_POSIX_VDISABLE;
+            }
             let _ = tcsetattr(stdin().as_fd(), SetArg::TCSANOW, &settings);
         }
         write(ENTER);
-        Some(Screen { before: Arc::new(Mutex::new(before)) })
+        Some(Screen(Arc::new(Mutex::new(State::Taken(before)))))
     }
 
-    /// Shows a text. Cuts what does not fit: lines below the screen, and the ends of long lines.
+    /// Shows a text, unless the terminal was given back. Cuts the lines below the screen, and the
+    /// ends of long lines.
     pub fn show(&self, text: &str) {
         let (rows, columns) = size();
         let mut drawn = String::from("\x1b[H");
@@ -49,16 +56,24 @@ impl Screen {
         if text.lines().count() >= rows {
             drawn.truncate(drawn.len() - 2);
         }
-        write(&(drawn + "\x1b[J"));
+        let state = self.lock();
+        if matches!(*state, State::Taken(_)) {
+            write(&(drawn + "\x1b[J"));
+        }
     }
 
     /// Gives the terminal back. Further calls do nothing.
     pub fn restore(&self) {
-        let mut before = self.before.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(before) = before.take() {
+        let state = std::mem::replace(&mut *self.lock(), State::GivenBack);
+        let State::Taken(before) = state else { return };
+        if let Some(before) = before {
             let _ = tcsetattr(stdin().as_fd(), SetArg::TCSANOW, &before);
         }
         write(LEAVE);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
