@@ -12,6 +12,7 @@ use crate::ring::Ring;
 use crate::sqe::{Change, cancel, nop, sqe};
 use crate::transcript::Transcript;
 
+mod chains;
 mod ends;
 mod errors;
 

@@ -5,6 +5,7 @@ use crate::completion::{faults, observation};
 use crate::request::operation::Operation;
 use crate::request::operation::send_receive::REPORT_USAGE;
 use crate::request::outcome::Answer;
+use crate::request::successor::Successor;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::{LockedRing, Queues, RingState};
 use usring_sys::Errno;
@@ -148,8 +149,14 @@ fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
             // and a worker raises no SIGPIPE.
             next.suppress_sigpipe();
         }
-        locked.queues.successors.push_back(next);
+        queue_successor(locked, next);
     }
+}
+
+/// Lets the driver start a request behind the time slices and successors that are due already.
+fn queue_successor(locked: &mut LockedRing, request: RequestEntry) {
+    let slices_before = Some(locked.waiting.polls.slices_due());
+    locked.queues.successors.push_back(Successor { request, slices_before });
 }
 
 fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
@@ -171,7 +178,7 @@ pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, s
         member.result = Errno::ECANCELED.negative();
     }
     member.progress = Progress::NotStarted;
-    locked.queues.successors.push_back(member);
+    queue_successor(locked, member);
 }
 
 /// Unlinks the LINK_TIMEOUT that follows a request which has completed without waiting. The
@@ -179,7 +186,7 @@ pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, s
 /// completed request. `None`: the LINK_TIMEOUT was the last of the chain.
 pub(crate) fn detach_link_timeout(locked: &mut LockedRing, mut watcher: RequestEntry) -> Option<RequestEntry> {
     let next = watcher.link.take();
-    locked.queues.successors.push_back(watcher);
+    queue_successor(locked, watcher);
     next
 }
 

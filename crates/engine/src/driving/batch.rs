@@ -2,6 +2,7 @@
 //! completed other requests, and the next requests of chains.
 
 use crate::driving::fire;
+use crate::request::successor::Successor;
 use crate::ring::LockedRing;
 use crate::submission::issue;
 
@@ -18,13 +19,19 @@ pub(crate) fn run_issuable(locked: &mut LockedRing) {
     locked.devices.queues.ring_doorbells();
 }
 
-/// Starts the next request of each chain whose current request has completed.
+/// Starts the next request of each chain whose current request has completed. Before each one,
+/// begins the time slices that have become due before it.
 #[inline(never)]
 fn run_successors(locked: &mut LockedRing) {
     let tail = locked.queues.cq.tail();
     locked.waiting.timeouts.begin_batch(tail);
-    let state = &mut **locked;
-    core::mem::swap(&mut state.queues.issuable, &mut state.queues.successors);
+    for _ in 0..locked.queues.successors.len() {
+        let Some(Successor { request, slices_before }) = locked.queues.successors.pop_front() else { break };
+        if locked.waiting.polls.has_runnable() {
+            fire::run_slices_before(locked, slices_before);
+        }
+        issue::issue(locked, request);
+    }
     run_issuable_of_batch(locked);
 }
 

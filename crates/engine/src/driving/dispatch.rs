@@ -3,10 +3,8 @@
 //! multishots whose files are expected to be ready. `fire` handles the events.
 
 use crate::driving::batch;
-use crate::driving::fire::{EVENTS, call, fire_all, report};
-use crate::request::conditions::Purpose;
+use crate::driving::fire::{EVENTS, call, fire_all, run_slice};
 use crate::ring::LockedRing;
-use crate::submission::issue;
 use crate::waiting::expected;
 use usring_sys::epoll::Event;
 use usring_sys::width;
@@ -103,16 +101,7 @@ pub(crate) fn run_runnable(locked: &mut LockedRing) {
 #[inline(never)]
 fn run_slices(locked: &mut LockedRing, count: usize) {
     for _ in 0..count {
-        let Some((tag, waiter)) = locked.waiting.polls.begin_slice() else { continue };
-        match waiter.purpose {
-            Purpose::Report => {
-                let ready = waiter.request.ready_for;
-                report(locked, tag, waiter.request, ready);
-            }
-            Purpose::Retry if waiter.request.multishot => call(locked, tag, waiter.request),
-            Purpose::Retry => issue::issue(locked, waiter.request),
-        }
-        locked.waiting.polls.end_round(tag);
+        run_slice(locked);
     }
     batch::run_issuable(locked);
 }

@@ -48,6 +48,28 @@ fn take_events(locked: &mut LockedRing) {
     }
 }
 
+/// Begins the time slices up to the number `last` (see `Successor`).
+#[cold]
+pub(super) fn run_slices_before(locked: &mut LockedRing, last: Option<u32>) {
+    while last.is_some_and(|last| locked.waiting.polls.is_slice_due_before(last)) {
+        run_slice(locked);
+    }
+}
+
+/// Tries the request that has been runnable for longest.
+pub(super) fn run_slice(locked: &mut LockedRing) {
+    let Some((tag, waiter)) = locked.waiting.polls.begin_slice() else { return };
+    match waiter.purpose {
+        Purpose::Report => {
+            let ready = waiter.request.ready_for;
+            report(locked, tag, waiter.request, ready);
+        }
+        Purpose::Retry if waiter.request.multishot => call(locked, tag, waiter.request),
+        Purpose::Retry => issue::issue(locked, waiter.request),
+    }
+    locked.waiting.polls.end_round(tag);
+}
+
 pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
     if unusual::has(Unusual::Order) {
         let events = order::shuffle(locked, events);
@@ -101,7 +123,7 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     }
     let mut retried = false;
     while let Some(waiter) = locked.waiting.polls.next_of_round(tag) {
-        let stays = locked.ring.defers_task_work() && waiter.is_multishot_in_slices();
+        let stays = waiter.is_multishot_in_slices();
         let mut request = waiter.request;
         if stays {
             // The multishot's next time slice is due anyway, and the kernel merges the event with

@@ -17,6 +17,7 @@ pub(crate) mod file;
 pub(crate) mod operation;
 pub(crate) mod outcome;
 pub(crate) mod pool;
+pub(crate) mod successor;
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::completion::request_events::RequestEvents;

@@ -13,6 +13,7 @@ use crate::registered::registered_buffers::RegisteredBuffers;
 use crate::registered::registered_files::RegisteredFiles;
 use crate::registered::restrictions::Restrictions;
 use crate::request::pool::RequestPool;
+use crate::request::successor::Successor;
 use crate::request::{Request, RequestEntry};
 use crate::submission::chain::Chain;
 use crate::submission::drain::Drain;
@@ -57,7 +58,7 @@ pub(crate) struct Queues {
     pub issuable: VecDeque<RequestEntry>,
     /// Members of chains that may start. The driver starts them after all requests of the batch
     /// that it submits or completes, as the kernel does.
-    pub successors: VecDeque<RequestEntry>,
+    pub successors: VecDeque<Successor>,
     pub statistics: RingCounters,
     /// The requests without a published CQE, by process. `None` until several processes use the
     /// ring.

@@ -2,6 +2,7 @@
 //! requests after it. `submission::shared_drain` does this for a ring that processes share, where
 //! the requests of all processes count.
 
+use crate::request::successor::Successor;
 use crate::request::{Request, RequestEntry};
 use alloc::collections::VecDeque;
 use usring_ring::Journal;
@@ -124,7 +125,7 @@ impl Drain {
     }
 
     /// Queues a request behind those that it waits for. If there are none, releases it at once.
-    pub fn defer(&mut self, request: RequestEntry, successors: &mut VecDeque<RequestEntry>) {
+    pub fn defer(&mut self, request: RequestEntry, successors: &mut VecDeque<Successor>) {
         let drains = self.hold_back(request).drains;
         self.release(successors);
         // Draining ends with a request that did not have to wait and that no later request has to
@@ -187,10 +188,10 @@ impl Drain {
     }
 
     /// Moves the oldest held request, with its chain, to `successors`.
-    pub(super) fn release_first(&mut self, successors: &mut VecDeque<RequestEntry>) {
+    pub(super) fn release_first(&mut self, successors: &mut VecDeque<Successor>) {
         if let Some(Deferred { request, members, .. }) = self.deferred.pop_front() {
             self.held -= members;
-            successors.push_back(request);
+            successors.push_back(request.into());
         }
     }
 
@@ -206,7 +207,7 @@ impl Drain {
     /// - The oldest request is released once all requests that are not held back have completed.
     /// - The requests after it follow, up to the next drain.
     /// - If the oldest request is itself a drain, no request follows it.
-    pub fn release(&mut self, successors: &mut VecDeque<RequestEntry>) {
+    pub fn release(&mut self, successors: &mut VecDeque<Successor>) {
         let mut first = true;
         let mut drain_seen = false;
         while let Some(oldest) = self.deferred.front() {
@@ -226,7 +227,7 @@ mod tests {
     use crate::request::pool::new_entry;
     use alloc::vec::Vec;
 
-    fn submit(drain: &mut Drain, user_data: u64, flags: u8, successors: &mut VecDeque<RequestEntry>) {
+    fn submit(drain: &mut Drain, user_data: u64, flags: u8, successors: &mut VecDeque<Successor>) {
         let mut request = new_entry();
         request.sqe.user_data = user_data;
         request.sqe.flags = flags;
@@ -234,13 +235,13 @@ mod tests {
         drain.defer(request, successors);
     }
 
-    fn end_one(drain: &mut Drain, successors: &mut VecDeque<RequestEntry>) {
+    fn end_one(drain: &mut Drain, successors: &mut VecDeque<Successor>) {
         drain.retire();
         drain.release(successors);
     }
 
-    fn names(successors: &VecDeque<RequestEntry>) -> Vec<u64> {
-        successors.iter().map(|request| request.sqe.user_data).collect()
+    fn names(successors: &VecDeque<Successor>) -> Vec<u64> {
+        successors.iter().map(|successor| successor.request.sqe.user_data).collect()
     }
 
     #[test]

@@ -49,6 +49,8 @@
 //! registered events that are present, not only the latest one. If a multishot for input shared a
 //! registration with a request for output, it would therefore see each output event, too.
 
+mod slices;
+
 use super::expected::Expected;
 pub(crate) use super::poll_slot::AssignedSlot;
 use super::poll_slot::{NONE, Number, Slot, SlotFile, Switch, tag_of};
@@ -85,6 +87,8 @@ pub(crate) struct PollTable {
     waiting: u32,
     /// Slots with a runnable request. The request may have gone since the slot was queued.
     runnable: VecDeque<Tag>,
+    /// Number of entries that were taken from `runnable`.
+    slices_begun: u32,
     /// Since the set was last asked, a request has begun to wait for an untried file (POLL_FIRST),
     /// or a transfer may have made a file ready. So the set may report a file.
     pub may_report: bool,
@@ -433,27 +437,6 @@ impl PollTable {
         let waiter = slot.waiters.pop_front();
         self.waiting -= u32::from(waiter.is_some());
         waiter
-    }
-
-    /// Returns whether a request may be runnable. `false`: certainly none is.
-    #[inline]
-    pub fn has_runnable(&self) -> bool {
-        !self.runnable.is_empty()
-    }
-
-    pub fn runnable_count(&self) -> usize {
-        self.runnable.len()
-    }
-
-    /// Removes and returns the request that has been runnable for longest. `None`: there is none,
-    /// or it is gone. The caller tries the request and then ends the slot's round.
-    pub fn begin_slice(&mut self) -> Option<(Tag, Waiter)> {
-        let tag = self.runnable.pop_front()?;
-        let slot = self.slot(tag)?;
-        let waiter = slot.waiters.take(|waiter| waiter.slice == TimeSlice::Runnable)?;
-        slot.firing = true;
-        self.waiting -= 1;
-        Some((tag, waiter))
     }
 
     /// Adds the file of a multishot that has just been tried to the queue of files that are
