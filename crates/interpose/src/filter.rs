@@ -100,8 +100,8 @@ enum When {
     Reserved(u32),
     /// Either of the first two arguments is in the reserved range.
     EitherReserved,
-    /// mmap: the fifth argument is in the reserved range and not −1, and the flags lack
-    /// MAP_DENYWRITE, which usring's own calls have.
+    /// mmap: the fifth argument is in the reserved range and not −1, and the flags lack two flags:
+    /// MAP_DENYWRITE, which usring's own calls have, and MAP_ANONYMOUS, which needs no descriptor.
     MapsReserved,
     /// fcntl: the first argument is in the reserved range, and the command duplicates.
     DuplicatesReserved,
@@ -316,7 +316,7 @@ impl Assembler {
                 self.if_reserved(4);
                 self.add(JUMP_EQUAL, u32::MAX, 2, 0);
                 self.load(low(3));
-                self.add(JUMP_BITS, linux::MAP_DENYWRITE, 0, 1);
+                self.add(JUMP_BITS, linux::MAP_DENYWRITE | linux::MAP_ANONYMOUS, 0, 1);
                 self.answer(RET_ALLOW);
                 self.answer(RET_TRAP);
                 return;

@@ -7,13 +7,13 @@
 //! - calls that name memory by a structure in memory (vectors, messages);
 //! - calls that could make such memory (mmap);
 //! - calls that must not be trapped, whatever their registers contain;
-//! - calls that a program makes while it starts ([`ARGUMENTS`]).
+//! - calls that a program makes while it starts ([`ADDRESSES`]).
 //!
 //! The loader of the next program runs before there is a handler, so it must not trap:
 //! - It knows no address of the window. But a register that a call does not use may equal one by
 //!   chance: it may contain the time stamp counter, which glibc's loader reads. Hours after the
 //!   machine's start, this counter equals addresses of the window for some minutes. So the filter
-//!   compares only the arguments that a call takes.
+//!   compares only the registers that may contain an address.
 //! - Of the calls that trap by number it uses only writev(2), for error messages. (libc's own
 //!   writev, which programs use, is rewritten when they start.)
 //! - It maps anonymous memory at fixed addresses or in small pieces. The largest piece holds
@@ -73,9 +73,10 @@ const ALWAYS: [u32; 23] = [
     linux::__NR_mlockall,
 ];
 
-/// The number of arguments of calls that the loader makes, or that libraries may make before there
-/// is a handler. The filter ignores the other registers. A call that is missing here has six.
-const ARGUMENTS: [(u32, u32); 64] = [
+/// Calls that programs make before there is a handler: those of the loader, and others that a
+/// library may make. The number says how many of the call's first registers may contain an address.
+/// The filter ignores the other registers. For a call that is missing here, it compares all six.
+const ADDRESSES: [(u32, u32); 65] = [
     (linux::__NR_getpid, 0),
     (linux::__NR_gettid, 0),
     (linux::__NR_getppid, 0),
@@ -84,25 +85,44 @@ const ARGUMENTS: [(u32, u32); 64] = [
     (linux::__NR_getgid, 0),
     (linux::__NR_getegid, 0),
     (linux::__NR_sched_yield, 0),
+    (linux::__NR_close, 0),
+    (linux::__NR_dup, 0),
+    (linux::__NR_dup2, 0),
+    (linux::__NR_umask, 0),
+    (linux::__NR_personality, 0),
+    (linux::__NR_kill, 0),
+    (linux::__NR_tgkill, 0),
+    (linux::__NR_lseek, 0),
+    (linux::__NR_membarrier, 0),
     (linux::__NR_brk, 1),
-    (linux::__NR_close, 1),
     (linux::__NR_set_tid_address, 1),
+    (linux::__NR_set_robust_list, 1),
+    (linux::__NR_rseq, 1),
     (linux::__NR_uname, 1),
     (linux::__NR_sysinfo, 1),
-    (linux::__NR_personality, 1),
-    (linux::__NR_umask, 1),
-    (linux::__NR_dup, 1),
     (linux::__NR_time, 1),
-    (linux::__NR_munmap, 2),
+    (linux::__NR_munmap, 1),
+    (linux::__NR_mprotect, 1),
+    (linux::__NR_madvise, 1),
+    (linux::__NR_open, 1),
+    (linux::__NR_access, 1),
+    (linux::__NR_getcwd, 1),
+    (linux::__NR_getrandom, 1),
+    (linux::__NR_poll, 1),
     (linux::__NR_arch_prctl, 2),
-    (linux::__NR_set_robust_list, 2),
-    (linux::__NR_access, 2),
+    (linux::__NR_read, 2),
+    (linux::__NR_write, 2),
+    (linux::__NR_pread64, 2),
+    (linux::__NR_writev, 2),
+    (linux::__NR_openat, 2),
     (linux::__NR_stat, 2),
     (linux::__NR_lstat, 2),
     (linux::__NR_fstat, 2),
     (linux::__NR_statfs, 2),
     (linux::__NR_fstatfs, 2),
-    (linux::__NR_getcwd, 2),
+    (linux::__NR_readlink, 2),
+    (linux::__NR_faccessat, 2),
+    (linux::__NR_faccessat2, 2),
     (linux::__NR_getrlimit, 2),
     (linux::__NR_setrlimit, 2),
     (linux::__NR_getrusage, 2),
@@ -110,33 +130,15 @@ const ARGUMENTS: [(u32, u32); 64] = [
     (linux::__NR_clock_getres, 2),
     (linux::__NR_gettimeofday, 2),
     (linux::__NR_nanosleep, 2),
-    (linux::__NR_dup2, 2),
-    (linux::__NR_kill, 2),
-    (linux::__NR_read, 3),
-    (linux::__NR_write, 3),
-    (linux::__NR_open, 3),
-    (linux::__NR_lseek, 3),
+    (linux::__NR_getdents64, 2),
+    (linux::__NR_getcpu, 2),
+    (linux::__NR_newfstatat, 3),
+    (linux::__NR_readlinkat, 3),
     (linux::__NR_fcntl, 3),
-    (linux::__NR_mprotect, 3),
-    (linux::__NR_madvise, 3),
     (linux::__NR_mincore, 3),
-    (linux::__NR_readlink, 3),
-    (linux::__NR_faccessat, 3),
-    (linux::__NR_getdents64, 3),
-    (linux::__NR_getrandom, 3),
-    (linux::__NR_getcpu, 3),
     (linux::__NR_sched_getaffinity, 3),
-    (linux::__NR_membarrier, 3),
-    (linux::__NR_tgkill, 3),
-    (linux::__NR_poll, 3),
-    (linux::__NR_openat, 4),
-    (linux::__NR_pread64, 4),
-    (linux::__NR_newfstatat, 4),
-    (linux::__NR_readlinkat, 4),
-    (linux::__NR_faccessat2, 4),
+    (linux::__NR_rt_sigprocmask, 3),
     (linux::__NR_prlimit64, 4),
-    (linux::__NR_rseq, 4),
-    (linux::__NR_rt_sigprocmask, 4),
     (linux::__NR_clock_nanosleep, 4),
     (linux::__NR_prctl, 5),
     (linux::__NR_statx, 5),
@@ -215,13 +217,13 @@ const fn assemble(size: u32) -> Assembler {
     filter
 }
 
-/// Adds the rule for a register that may contain an address in the window: the call traps unless
-/// [`ARGUMENTS`] says that it does not take this register.
+/// Adds the rule for the register of `argument`: the call traps if the register contains an address
+/// in the window. It does not trap if [`ADDRESSES`] says that this register contains no address.
 const fn add_window_rule(filter: &mut Assembler, argument: u32) {
     let mut unused = 0;
     let mut index = 0;
-    while index < ARGUMENTS.len() {
-        unused += (ARGUMENTS[index].1 <= argument) as usize;
+    while index < ADDRESSES.len() {
+        unused += (ADDRESSES[index].1 <= argument) as usize;
         index += 1;
     }
     filter.load(high(argument));
@@ -229,8 +231,8 @@ const fn add_window_rule(filter: &mut Assembler, argument: u32) {
     filter.add(JUMP_GREATER_OR_EQUAL, width::count(WINDOW.end >> 32), unused + 3, 0);
     filter.load(NUMBER);
     index = 0;
-    while index < ARGUMENTS.len() {
-        let (number, count) = ARGUMENTS[index];
+    while index < ADDRESSES.len() {
+        let (number, count) = ADDRESSES[index];
         if count <= argument {
             // Jumps over the rest of the comparisons and the answer TRAP.
             filter.add(JUMP_EQUAL, number, unused, 0);
