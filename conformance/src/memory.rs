@@ -48,9 +48,15 @@ impl Pages {
 
     /// Changes the last page's protection.
     pub fn protect_last(&self, protection: i32) {
+        self.protect(self.length - PAGE, protection);
+    }
+
+    /// Changes the protection of the page at `offset`.
+    pub fn protect(&self, offset: usize, protection: i32) {
+        assert!(offset < self.length);
         // SAFETY: the page belongs to this object. After this call only cases about bad addresses
         // use it.
-        let answer = unsafe { libc::mprotect(self.address.add(self.length - PAGE).cast(), PAGE, protection) };
+        let answer = unsafe { libc::mprotect(self.address.add(offset).cast(), PAGE, protection) };
         assert_eq!(answer, 0);
     }
 

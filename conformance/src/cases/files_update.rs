@@ -1,12 +1,13 @@
 //! FILES_UPDATE: a request that changes the table of registered files.
 
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use super::reg;
 use crate::files;
-use crate::memory::BAD;
+use crate::memory::{BAD, PAGE, Pages};
 use crate::ring::Ring;
 use crate::sqe::{Change, fields, read, sqe};
 use crate::transcript::Transcript;
@@ -147,6 +148,79 @@ case!(allocates_until_full => "
     [0, 1]
     cqe 2: -ENFILE
     cqe 3: -EBADF
+");
+
+/// The kernel empties the slot again if it cannot write the slot's index to the array. So the table
+/// does not keep the pipe's writing end open.
+fn allocation_whose_index_is_not_written(t: &mut Transcript) {
+    let mut ring = table(2);
+    let (reader, writer) = files::pipe();
+    let array = numbers_before_bad_page(&[writer.as_raw_fd()]);
+    array.protect(0, libc::PROT_READ);
+    let wanted = update(&[0], u64::from(u32::MAX), 1).with(|sqe| sqe.addr = array.at(PAGE - 4));
+    t.entry(&ring.one(wanted));
+    first_byte(t, &mut ring, 0);
+    drop(writer);
+    let is_closed = files::is_readable_within(reader.as_raw_fd(), Duration::from_secs(5));
+    t.say(format_args!("the reader has a hang-up: {is_closed}"));
+}
+case!(allocation_whose_index_is_not_written => "
+    cqe 1: -EFAULT
+    slot 0 ? = -EBADF
+    the reader has a hang-up: true
+");
+
+/// Makes two pages, the second inaccessible, with these numbers at the end of the first.
+fn numbers_before_bad_page(numbers: &[i32]) -> Pages {
+    let mut pages = Pages::new(2);
+    let start = PAGE - 4 * numbers.len();
+    for (number, place) in numbers.iter().zip(pages.bytes()[start..].chunks_mut(4)) {
+        place.copy_from_slice(&number.to_ne_bytes());
+    }
+    pages.spoil_last();
+    pages
+}
+
+/// The array ends in memory that cannot be read. The count has no limit.
+fn allocates_up_to_bad_memory(t: &mut Transcript) {
+    for count in [7, 1 << 20, u32::MAX] {
+        let mut ring = table(8);
+        let a = files::memory_file(b"a");
+        let array = numbers_before_bad_page(&[a.as_raw_fd(); 6]);
+        let wanted = update(&[0], u64::from(u32::MAX), 1);
+        t.entry(&ring.one(wanted.with(|sqe| (sqe.addr, sqe.len) = (array.at(PAGE - 24), count))));
+        t.entry(&ring.one(wanted.with(|sqe| (sqe.addr, sqe.len) = (array.at(PAGE), count))));
+        first_byte(t, &mut ring, 5);
+        first_byte(t, &mut ring, 6);
+    }
+}
+case!(allocates_up_to_bad_memory => "
+    cqe 1: 6
+    cqe 1: -EFAULT
+    slot 5 a = 1
+    slot 6 ? = -EBADF
+    cqe 1: 6
+    cqe 1: -EFAULT
+    slot 5 a = 1
+    slot 6 ? = -EBADF
+    cqe 1: 6
+    cqe 1: -EFAULT
+    slot 5 a = 1
+    slot 6 ? = -EBADF
+");
+
+fn allocates_without_table(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for number in [-1, 9999, 0] {
+        t.entry(&ring.one(update(&[number], u64::from(u32::MAX), 1)));
+    }
+    t.entry(&ring.one(update(&[0], u64::from(u32::MAX), 2).with(|sqe| sqe.addr = BAD)));
+}
+case!(allocates_without_table => "
+    cqe 1: -ENXIO
+    cqe 1: -ENXIO
+    cqe 1: -ENXIO
+    cqe 2: -ENXIO
 ");
 
 fn linked_to_read(t: &mut Transcript) {

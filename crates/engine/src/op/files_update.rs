@@ -5,7 +5,7 @@ use crate::registered::registered_files::FILE_INDEX_ALLOC;
 use crate::request::Request;
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use usring_sys::{Errno, UserAddress, user_memory, width};
+use usring_sys::{Errno, UserAddress, width};
 use usring_uapi::sqe_flags;
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -20,34 +20,11 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 }
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    let sqe = request.sqe;
-    let (address, count) = (UserAddress(sqe.addr), sqe.len as usize);
-    if width::low(sqe.off) == FILE_INDEX_ALLOC {
-        return IssueOutcome::of(allocate(locked, address, count));
-    }
-    IssueOutcome::of(program_files::update(
-        &mut locked.registered.files,
-        width::low(sqe.off),
-        address,
-        UserAddress::NULL,
-        sqe.len,
-    ))
-}
-
-/// Puts each descriptor of the program's array into a free slot, and writes the slot's index into
-/// the array. Stops at the first error. Returns how many descriptors got a slot; the error if there
-/// are none.
-fn allocate(locked: &mut LockedRing, address: UserAddress, count: usize) -> Result<i32, Errno> {
-    let numbers = user_memory::read_array::<i32>(address, count)?;
-    let mut done = 0;
-    for (index, &number) in numbers.iter().enumerate() {
-        let placed = program_files::allocate(&mut locked.registered.files, number);
-        let written = placed.and_then(|slot| user_memory::write(address.offset(4 * index as u64), slot));
-        match written {
-            Ok(()) => done += 1,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
-        }
-    }
-    Ok(done)
+    let (files, sqe) = (&mut locked.registered.files, request.sqe);
+    let (offset, numbers, count) = (width::low(sqe.off), UserAddress(sqe.addr), sqe.len);
+    IssueOutcome::of(if offset == FILE_INDEX_ALLOC {
+        program_files::allocate(files, numbers, count)
+    } else {
+        program_files::update(files, offset, numbers, UserAddress::NULL, count)
+    })
 }

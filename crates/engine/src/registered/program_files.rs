@@ -14,12 +14,6 @@ use usring_uapi::io_uring as abi;
 /// Maximum number of slots of a table (IORING_MAX_FIXED_FILES).
 const LIMIT: u32 = 1 << 20;
 
-/// Puts a duplicate of one of the program's descriptors into a free slot of a ring's table. Returns
-/// the slot.
-pub(crate) fn allocate(files: &mut RegisteredFiles, number: i32) -> Result<i32, Errno> {
-    files.receive(FileSlot::Any, of_program(number)?)
-}
-
 fn of_program(number: i32) -> Result<Arc<RegisteredFile>, Errno> {
     let descriptor = hold_of_program(number)?;
     Ok(Arc::new(RegisteredFile::new(descriptor, host::device_of(number))))
@@ -90,15 +84,7 @@ pub(crate) fn update(
     if u64::from(end) > size {
         return Err(Errno::EINVAL);
     }
-    let mut done = 0;
-    for index in 0..u64::from(count) {
-        match update_one(files, offset + width::low(index), numbers.offset(4 * index), tags, index) {
-            Ok(()) => done += 1,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
-        }
-    }
-    Ok(done)
+    for_each(count, |index| update_one(files, offset + width::low(index), numbers.offset(4 * index), tags, index))
 }
 
 fn update_one(
@@ -123,4 +109,33 @@ fn update_one(
     let file = of_program(number);
     files.retire(slot);
     files.fill(slot, Entry { file: Some(file?), tag })
+}
+
+/// FILES_UPDATE with FILE_INDEX_ALLOC: puts the file of each number of the program's array into a
+/// free slot, and writes the slot's index over the number. Returns how many files got a slot before
+/// the first error.
+pub(crate) fn allocate(files: &mut RegisteredFiles, numbers: UserAddress, count: u32) -> Result<i32, Errno> {
+    if !files.is_registered() {
+        return Err(Errno::ENXIO);
+    }
+    for_each(count, |index| {
+        let address = numbers.offset(4 * index);
+        let file = of_program(user_memory::read::<i32>(address)?)?;
+        let slot = files.receive(FileSlot::Any, file)?;
+        user_memory::write(address, slot).inspect_err(|_| files.retire(slot.cast_unsigned()))
+    })
+}
+
+/// Calls `work` with 0, 1, … below `count`, up to the first call that fails. Returns how many calls
+/// succeeded, or the error if the first call fails.
+fn for_each(count: u32, mut work: impl FnMut(u64) -> Result<(), Errno>) -> Result<i32, Errno> {
+    let mut done = 0;
+    for index in 0..u64::from(count) {
+        match work(index) {
+            Ok(()) => done += 1,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
 }
