@@ -7,7 +7,7 @@ use crate::system_error::words;
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::iter;
 use std::mem::{offset_of, size_of};
@@ -47,10 +47,22 @@ impl StatisticsFile {
         File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map(StatisticsFile)
     }
 
+    /// Opens a file that a process of any user has mapped, if `is_mapped` accepts it and its size
+    /// is that of a statistics file. The user may have put a device in its place, and a device can
+    /// act when it is opened. So the path is opened with O_PATH first, which opens no device.
+    pub fn open_mapped(path: &Path, is_mapped: impl FnOnce(&Metadata) -> bool) -> io::Result<StatisticsFile> {
+        let named = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
+        let found = named.metadata()?;
+        if !found.is_file() || found.len() != SIZE as u64 || !is_mapped(&found) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // This path leads to the file that was examined, whatever `path` leads to now.
+        StatisticsFile::open(Path::new(&format!("/proc/self/fd/{}", named.as_raw_fd())))
+    }
+
     /// Returns whether the file begins with the first word of a statistics file.
     pub fn begins_as_one(&self) -> io::Result<bool> {
-        Ok(self.0.metadata()?.is_file()
-            && self.word(offset_of!(Statistics, header) + offset_of!(Header, magic))? == MAGIC)
+        Ok(self.word(offset_of!(Statistics, header) + offset_of!(Header, magic))? == MAGIC)
     }
 
     /// Returns whether this build understands the file.
@@ -156,6 +168,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Makes a snapshot with these sums, for tests.
+    #[cfg(test)]
+    pub fn of(rows: Rows) -> Snapshot {
+        Snapshot { processes: 1, rings: 1, uncounted_rings: 0, rows, with_rings: Vec::new() }
+    }
+
     pub fn processes(&self) -> u64 {
         self.processes
     }
@@ -262,7 +280,7 @@ mod tests {
     use usring_engine::statistics::row_of;
 
     fn empty() -> Snapshot {
-        Snapshot { processes: 1, rings: 1, uncounted_rings: 0, rows: [[0; COLUMNS]; OPCODES], with_rings: Vec::new() }
+        Snapshot::of([[0; COLUMNS]; OPCODES])
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::processes::{LAUNCHER_FILE, Mapping, Process, ancestors};
 use crate::statistics::{RingCounts, Snapshot, StatisticsFile};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Metadata};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +24,21 @@ pub struct Reading {
 /// a user's by its first word.
 pub fn is_statistics(process: u32, mapping: &Mapping) -> bool {
     mapping.path == LAUNCHER_FILE
-        || StatisticsFile::open(&in_root_of(process, mapping)).is_ok_and(|file| file.begins_as_one().unwrap_or(false))
+        || open_mapped(&in_root_of(process, mapping), mapping).is_ok_and(|file| file.begins_as_one().unwrap_or(false))
+}
+
+/// Opens the mapped file at `path`. Another file there is not opened.
+fn open_mapped(path: &Path, mapping: &Mapping) -> io::Result<StatisticsFile> {
+    StatisticsFile::open_mapped(path, |found| is_mapped(found, mapping))
+}
+
+/// Returns whether a file has the device and inode of a mapping.
+fn is_mapped(found: &Metadata, mapping: &Mapping) -> bool {
+    let (major, minor) = (nix::sys::stat::major(found.dev()), nix::sys::stat::minor(found.dev()));
+    let Some((device, inode)) = mapping.file.split_once('/') else { return false };
+    // With major number 0 the device is not comparable: on btrfs and overlayfs, stat(2) shows
+    // another number than /proc/PID/maps.
+    inode == found.ino().to_string() && (major == 0 || device == format!("{major:02x}:{minor:02x}"))
 }
 
 /// Returns the path of a mapped file in the process's root folder, which may be a container's.
@@ -62,14 +77,15 @@ impl Files {
 /// has the layout of another build.
 fn open(process: u32, mapping: &Mapping) -> Option<StatisticsFile> {
     let paths = if mapping.path == LAUNCHER_FILE {
-        // Only privileged users may open files by map_files. Others find the launcher's descriptor.
+        // Only privileged users may open files by map_files. For other users, the launcher's
+        // descriptor is searched in /proc/PID/fd.
         let mut paths = vec![PathBuf::from(format!("/proc/{process}/map_files/{}", mapping.range))];
         paths.extend(ancestors(process).filter_map(|ancestor| descriptor(ancestor, mapping)));
         paths
     } else {
         vec![in_root_of(process, mapping)]
     };
-    let opened = paths.iter().filter_map(|path| StatisticsFile::open(path).ok());
+    let opened = paths.iter().filter_map(|path| open_mapped(path, mapping).ok());
     opened.into_iter().find(|file| file.is_valid().unwrap_or(false))
 }
 
@@ -82,4 +98,46 @@ fn descriptor(process: u32, mapping: &Mapping) -> Option<PathBuf> {
         let inode = |path| fs::metadata(path).map(|metadata| metadata.ino().to_string()).unwrap_or_default();
         is_statistics && mapping.file.ends_with(&format!("/{}", inode(path)))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+    use nix::sys::stat::Mode;
+    use std::fs::File;
+    use usring_engine::statistics::SIZE;
+
+    fn mapping(path: &Path) -> Mapping {
+        let found = fs::metadata(path).unwrap();
+        let (major, minor) = (nix::sys::stat::major(found.dev()), nix::sys::stat::minor(found.dev()));
+        let file = format!("{major:02x}:{minor:02x}/{}", found.ino());
+        Mapping { range: "1000-2000".into(), file, path: path.display().to_string() }
+    }
+
+    /// Returns whether the process's mapping is examined and opened without open(2) of `target`.
+    fn leaves_alone(target: &Path, mapping: &Mapping) -> bool {
+        let watched = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
+        watched.add_watch(target, AddWatchFlags::IN_OPEN).unwrap();
+        assert!(!is_statistics(std::process::id(), mapping));
+        assert!(open(std::process::id(), mapping).is_none());
+        watched.read_events().is_err()
+    }
+
+    #[test]
+    fn only_the_mapped_statistics_file_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let [fifo, link, large, file] = ["fifo", "link", "large", "file"].map(|name| folder.path().join(name));
+        nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink(&fifo, &link).unwrap();
+        assert!(leaves_alone(&fifo, &mapping(&link)));
+        File::create(&large).unwrap().set_len(SIZE as u64 + 1).unwrap();
+        assert!(leaves_alone(&large, &mapping(&large)));
+        // A file of the right size and content, but at the path of another mapped file.
+        let made = StatisticsFile::create().unwrap();
+        fs::copy(made.path(), &file).unwrap();
+        assert!(is_statistics(std::process::id(), &mapping(&file)));
+        assert!(open(std::process::id(), &mapping(&file)).is_some());
+        assert!(leaves_alone(&file, &Mapping { path: file.display().to_string(), ..mapping(&large) }));
+    }
 }
