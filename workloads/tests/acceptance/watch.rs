@@ -1,10 +1,13 @@
 //! `usring ps` and `usring top` beside fio.
 
 use crate::preloaded::has_no_usring;
+use nix::fcntl::OFlag;
+use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use serde_json::Value;
-use std::fs;
-use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use workloads::harness::{FIO, Stage, Started, World, require};
 
@@ -115,7 +118,7 @@ fn top_shows_the_rates_of_a_program_and_of_its_opcodes() {
         // The counters go on while `top` reads them one after the other.
         assert!(counts["completed"].as_u64().unwrap().abs_diff(submitted) <= 1 + submitted / 10, "{rates}");
     }
-    let table = String::from_utf8(usring(&stage, &["top", "--once", "--interval", "0.1"]).stdout).unwrap();
+    let table = String::from_utf8(usring(&stage, &["top", "--once", "--interval", "1"]).stdout).unwrap();
     assert!(table.lines().any(|line| line.starts_with("fio ") && line.contains(&id)), "{table}");
     assert!(table.lines().any(|line| line.starts_with("read ")), "{table}");
     end(started);
@@ -130,30 +133,85 @@ fn visible(line: &str) -> String {
     })
 }
 
+/// Waits for the end of a process. After [`LIMIT`], kills it and fails the test.
+#[track_caller]
+fn end_of(process: &mut Child) -> ExitStatus {
+    let begin = Instant::now();
+    loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return status;
+        }
+        if begin.elapsed() > LIMIT {
+            let _ = process.kill();
+            let _ = process.wait();
+            panic!("still running after {LIMIT:?}");
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The first table comes long before the end of the first interval. The key `q` counts although it
+/// comes behind another one.
 #[test]
-fn top_draws_on_a_terminal_until_q_is_pressed_and_restores_it() {
+fn top_draws_at_once_on_a_terminal_until_q_is_pressed_and_restores_it() {
     if has_no_usring() {
         return;
     }
     let stage = Stage::new();
-    let (started, _) = start_counted(&stage);
+    let (started, process) = start_counted(&stage);
     let shown = stage.path("terminal");
-    let command = format!("stty rows 6 cols 40; {} top -i 0.1; stty -a", stage.path("tools/usring").display());
+    let top = format!("{} top {} -i 600", stage.path("tools/usring").display(), process["pid"]);
+    let command = format!("stty rows 6 cols 40; {top}; stty -a");
     let mut script = Command::new("/usr/bin/script");
     script.args(["--quiet", "--flush", "--command", &command]).arg(&shown);
     let mut terminal = script.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let begin = Instant::now();
     while !fs::read_to_string(&shown).unwrap_or_default().contains("REQ/S") {
-        assert!(begin.elapsed() < LIMIT, "no table on the terminal");
+        if begin.elapsed() > LIMIT {
+            let _ = terminal.kill();
+            panic!("no table on the terminal");
+        }
     }
-    terminal.stdin.take().unwrap().write_all(b"q").unwrap();
-    assert!(terminal.wait().unwrap().success());
+    terminal.stdin.take().unwrap().write_all(b"xq").unwrap();
+    assert!(end_of(&mut terminal).success());
     let text = fs::read_to_string(&shown).unwrap();
     let (before, after) = text.split_once("\x1b[?1049l").expect("the old screen came back");
     assert!(after.contains(" icanon") && after.contains(" echo "), "{after}");
     let (_, last) = before.rsplit_once("\x1b[H").unwrap();
     assert!(last.lines().count() <= 6, "{last:?}");
     last.lines().for_each(|line| assert!(visible(line).chars().count() <= 40, "{line:?}"));
+    assert!(last.lines().any(|line| visible(line).starts_with("fio ")), "{last:?}");
+    end(started);
+}
+
+/// The terminal is not the controlling one of `top`, so its end sends no SIGHUP.
+#[test]
+fn top_ends_when_its_terminal_is_gone() {
+    if has_no_usring() {
+        return;
+    }
+    let stage = Stage::new();
+    let (started, _) = start_counted(&stage);
+    // No other process may have the terminal's first end, so it has O_CLOEXEC from the start.
+    let mut terminal = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let path = ptsname_r(&terminal).unwrap();
+    let output = File::options().write(true).custom_flags(libc::O_NOCTTY).open(path).unwrap();
+    let mut top = Command::new(stage.path("tools/usring"))
+        .args(["top", "-i", "0.1"])
+        .stdin(Stdio::null())
+        .stdout(output)
+        .spawn()
+        .unwrap();
+    let mut shown = String::new();
+    while shown.matches("REQ/S").count() < 3 {
+        let mut buffer = [0; 4096];
+        let length = terminal.read(&mut buffer).unwrap();
+        shown.push_str(&String::from_utf8_lossy(&buffer[..length]));
+    }
+    drop(terminal);
+    assert!(end_of(&mut top).success());
     end(started);
 }
 
@@ -164,6 +222,6 @@ fn top_says_that_a_process_is_not_served() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),
-        "usring top: no process 1 is served by usring; `usring ps` lists those that are\n"
+        "usring top: process 1 is not served by usring; `usring ps` lists those that are\n"
     );
 }

@@ -68,10 +68,16 @@ fn row(process: Process, readings: &BTreeMap<String, Reading>) -> Row {
     Row { process, launcher, counts }
 }
 
-/// Returns whether the process is a `usring` that is not served itself.
+/// Returns whether the process is a `usring run` that is not served itself.
 fn is_launcher(id: u32) -> bool {
-    let name = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
-    name.trim_end() == "usring" && processes::read(id).is_none()
+    let text = |name: &str| std::fs::read(format!("/proc/{id}/{name}")).unwrap_or_default();
+    text("comm").trim_ascii_end() == b"usring" && has_run(&text("cmdline")) && processes::read(id).is_none()
+}
+
+/// Returns whether the first argument in the text of /proc/PID/cmdline is `run`. The other commands
+/// serve no program themselves.
+fn has_run(cmdline: &[u8]) -> bool {
+    cmdline.split(|byte| *byte == 0).nth(1) == Some(b"run")
 }
 
 fn show(rows: &[Row]) {
@@ -114,6 +120,14 @@ fn object(row: &Row) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_launcher_is_a_usring_with_the_argument_run() {
+        assert!(has_run(b"/usr/bin/usring\0run\0--stats\0fio\0"));
+        for other in [&b"usring\0bench\0run\0"[..], b"usring\0runs\0", b"usring\0", b""] {
+            assert!(!has_run(other), "{other:?}");
+        }
+    }
 
     #[test]
     fn processor_times_have_minutes_and_hundredths() {

@@ -26,8 +26,8 @@ pub struct Rates {
 
 pub struct ProcessRates {
     pub process: Process,
-    /// Share of one processor, in per cent.
-    pub processor_percent: f64,
+    /// Share of one processor, in per cent. `None`: no time has passed.
+    pub processor_percent: Option<f64>,
     /// Number of open rings, and the counts of all opcodes. `None`: the process is not counted.
     pub counts: Option<(usize, [u64; COLUMNS])>,
 }
@@ -51,11 +51,11 @@ impl Rates {
         Rates { time, processes: shown.iter().map(of_process).collect(), opcodes }
     }
 
-    /// Returns a count as a number per second.
-    pub fn per_second(&self, count: u64) -> f64 {
+    /// Returns a count as a number per second. `None`: no time has passed.
+    pub fn per_second(&self, count: u64) -> Option<f64> {
         #[expect(clippy::cast_precision_loss, reason = "counts of one interval are below 2^53")]
         let count = count as f64;
-        count / self.time.as_secs_f64()
+        (!self.time.is_zero()).then(|| count / self.time.as_secs_f64())
     }
 }
 
@@ -74,25 +74,36 @@ fn added(mut sum: Rows, rows: &Rows) -> Rows {
     sum
 }
 
-/// Returns what was counted since `before`. A counter that is smaller than before belongs to
-/// another ring, which began at 0.
-fn since(before: Option<&Rows>, after: &Rows) -> Rows {
+/// Returns what was counted since `before`. A counter that has fallen counts as unchanged.
+fn since(before: &Rows, after: &Rows) -> Rows {
     let mut rows = *after;
-    if let Some(before) = before {
-        let pairs = iter::zip(rows.as_flattened_mut(), before.as_flattened());
-        pairs.for_each(|(count, before)| *count = count.checked_sub(*before).unwrap_or(*count));
-    }
+    let pairs = iter::zip(rows.as_flattened_mut(), before.as_flattened());
+    pairs.for_each(|(count, before)| *count = count.saturating_sub(*before));
     rows
 }
 
-/// Returns the counts of all files. Rings that were closed meanwhile are included.
+/// Returns what the ring of a block has counted since `before`. If a counter has fallen, the block
+/// belongs to another ring now, whose counters all began at 0.
+fn of_ring(before: Option<&Rows>, after: &Rows) -> Rows {
+    let has_grown =
+        |before: &&Rows| iter::zip(before.as_flattened(), after.as_flattened()).all(|(old, new)| old <= new);
+    before.filter(has_grown).map_or(*after, |before| since(before, after))
+}
+
+/// Returns the counts of all files. Rings that were closed meanwhile are included. While a ring is
+/// closed, its counts can be in the sums twice or not at all, so the sums can fall.
 fn of_files(before: &Sample, after: &Sample) -> Rows {
     let counted = after.readings.iter().filter_map(|(file, reading)| {
         // The counts of a file that was not known before are older than the interval.
         let before = before.readings.get(file)?;
-        Some(since(Some(before.sums.rows()), reading.sums.rows()))
+        Some(since(before.sums.rows(), reading.sums.rows()))
     });
     counted.fold(empty(), |sum, rows| added(sum, &rows))
+}
+
+/// Returns the process as it was in an earlier sample. Another process with its id is not the same.
+fn earlier<'a>(before: &'a Sample, process: &Process) -> Option<&'a Process> {
+    before.processes.iter().find(|other| (other.id, other.began) == (process.id, process.began))
 }
 
 /// Returns the number of a process's open rings and what they have counted. `None`: the process is
@@ -103,20 +114,76 @@ fn of_process_rows(before: &Sample, after: &Sample, process: &Process) -> Option
     let rings: Vec<&RingCounts> = rings.collect();
     // The counts of a file that was not known before are older than the interval.
     let Some(known) = before.readings.get(file) else { return Some((rings.len(), empty())) };
+    // A process that began within the interval has counted from 0, also if another process had its
+    // id before.
+    let is_old = earlier(before, process).is_some();
     let rows = rings.iter().fold(empty(), |sum, ring| {
-        let earlier = known.rings.iter().find(|known| (known.block, known.process) == (ring.block, ring.process));
-        added(sum, &since(earlier.map(|earlier| &earlier.rows), &ring.rows))
+        let is_same = |known: &&RingCounts| is_old && (known.block, known.process) == (ring.block, ring.process);
+        let earlier = known.rings.iter().find(is_same);
+        added(sum, &of_ring(earlier.map(|earlier| &earlier.rows), &ring.rows))
     });
     Some((rings.len(), rows))
 }
 
 fn process_rates(before: &Sample, after: &Sample, process: &Process, time: Duration) -> ProcessRates {
-    let is_same = |other: &&Process| other.id == process.id && other.began == process.began;
-    let earlier = before.processes.iter().find(is_same);
-    let used = earlier.map(|earlier| process.processor_time().saturating_sub(earlier.processor_time()));
-    let processor_percent = used.unwrap_or_default().as_secs_f64() / time.as_secs_f64() * 100.0;
+    let used =
+        earlier(before, process).map(|earlier| process.processor_time().saturating_sub(earlier.processor_time()));
+    let used = used.unwrap_or_default().as_secs_f64();
+    let processor_percent = (!time.is_zero()).then(|| used / time.as_secs_f64() * 100.0);
     let counts = of_process_rows(before, after, process).map(|(rings, rows)| {
         (rings, std::array::from_fn(|column| rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row[column]))))
     });
     ProcessRates { process: process.clone(), processor_percent, counts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::statistics::Snapshot;
+    use crate::watch::processes::Mapping;
+
+    const FILE: &str = "00:01/7";
+
+    fn rows(submitted: u64, completed: u64) -> Rows {
+        let mut rows = empty();
+        rows[1][Column::Submitted as usize] = submitted;
+        rows[1][Column::Completed as usize] = completed;
+        rows
+    }
+
+    /// Returns a sample, after some seconds, of a process with one ring.
+    fn sample(seconds: u64, began: u64, rows: Rows) -> Sample {
+        static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+        let statistics = Some(Mapping { range: String::new(), file: FILE.into(), path: String::new() });
+        let (name, library) = (String::new(), "libusring.so".into());
+        let process = Process { id: 9, inner_id: 9, name, library, statistics, began, processor: 0 };
+        let rings = vec![RingCounts { block: 0, process: 9, rows }];
+        let readings = BTreeMap::from([(FILE.to_owned(), Reading { sums: Snapshot::of(rows), rings })]);
+        Sample { at: *START + Duration::from_secs(seconds), processes: vec![process], readings }
+    }
+
+    fn counted(before: &Sample, after: &Sample) -> [u64; 2] {
+        let rates = Rates::between(before, after, Some(9));
+        let (rings, row) = rates.processes[0].counts.unwrap();
+        assert_eq!(rings, 1);
+        [row[Column::Submitted as usize], row[Column::Completed as usize]]
+    }
+
+    #[test]
+    fn a_ring_is_compared_with_itself_only() {
+        let before = sample(0, 1, rows(100, 90));
+        assert_eq!(counted(&before, &sample(1, 1, rows(130, 95))), [30, 5]);
+        // Another ring of the process has the block. Only one of its counters is smaller.
+        assert_eq!(counted(&before, &sample(1, 1, rows(110, 20))), [110, 20]);
+        // Another process has the id.
+        assert_eq!(counted(&before, &sample(1, 2, rows(110, 91))), [110, 91]);
+    }
+
+    #[test]
+    fn without_an_interval_there_are_no_rates() {
+        let first = sample(0, 1, rows(100, 90));
+        let rates = Rates::between(&first, &first, None);
+        assert_eq!((rates.per_second(0), rates.processes[0].processor_percent), (None, None));
+        assert_eq!(Rates::between(&first, &sample(2, 1, rows(100, 90)), None).per_second(3), Some(1.5));
+    }
 }

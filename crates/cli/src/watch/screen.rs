@@ -2,7 +2,7 @@
 
 use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr};
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write, stdin, stdout};
+use std::io::{self, IsTerminal, Write, stdin, stdout};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,16 +17,23 @@ pub struct Screen(Arc<Mutex<State>>);
 /// Whether this process has the terminal. Its lock keeps the thread that draws and the one that
 /// waits for signals apart.
 enum State {
+    NotTaken,
     /// The terminal's settings from before. `None`: standard input is no terminal.
     Taken(Option<Termios>),
     GivenBack,
 }
 
 impl Screen {
-    /// Takes over the terminal of standard output. `None`: standard output is no terminal.
-    pub fn take_over() -> Option<Screen> {
-        if !stdout().is_terminal() {
-            return None;
+    /// Returns the screen of standard output, as it is. `None`: standard output is no terminal.
+    pub fn of_output() -> Option<Screen> {
+        stdout().is_terminal().then(|| Screen(Arc::new(Mutex::new(State::NotTaken))))
+    }
+
+    /// Takes over the terminal, unless it was given back.
+    pub fn take_over(&self) {
+        let mut state = self.lock();
+        if !matches!(*state, State::NotTaken) {
+            return;
         }
         let before = tcgetattr(stdin().as_fd()).ok();
         if let Some(before) = &before {
@@ -39,27 +46,28 @@ impl Screen {
             }
             let _ = tcsetattr(stdin().as_fd(), SetArg::TCSANOW, &settings);
         }
-        write(ENTER);
-        Some(Screen(Arc::new(Mutex::new(State::Taken(before)))))
+        let _ = write(ENTER);
+        *state = State::Taken(before);
     }
 
-    /// Shows a text, unless the terminal was given back. Cuts the lines below the screen, and the
-    /// ends of long lines.
-    pub fn show(&self, text: &str) {
+    /// Shows a text while the terminal is taken over. Cuts the lines below the screen, and the ends
+    /// of long lines. Fails if the terminal is gone.
+    pub fn show(&self, text: &str) -> io::Result<()> {
         let (rows, columns) = size();
         let mut drawn = String::from("\x1b[H");
         for line in text.lines().take(rows) {
             let line: String = line.chars().take(columns).collect();
-            let _ = write!(drawn, "{line}\x1b[K\r\n");
+            // Behind a line that fills the row, this sequence would erase the last character.
+            let _ = write!(drawn, "\x1b[K{line}\r\n");
         }
         // The line break behind the last row would scroll the screen.
         if text.lines().count() >= rows {
             drawn.truncate(drawn.len() - 2);
+        } else {
+            drawn.push_str("\x1b[J");
         }
         let state = self.lock();
-        if matches!(*state, State::Taken(_)) {
-            write(&(drawn + "\x1b[J"));
-        }
+        if matches!(*state, State::Taken(_)) { write(&drawn) } else { Ok(()) }
     }
 
     /// Gives the terminal back. Further calls do nothing.
@@ -69,7 +77,7 @@ impl Screen {
         if let Some(before) = before {
             let _ = tcsetattr(stdin().as_fd(), SetArg::TCSANOW, &before);
         }
-        write(LEAVE);
+        let _ = write(LEAVE);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -77,15 +85,12 @@ impl Screen {
     }
 }
 
-/// Writes to the terminal. A terminal that is gone is noticed by the signal SIGHUP.
-fn write(text: &str) {
+fn write(text: &str) -> io::Result<()> {
     let mut output = stdout();
-    let _ = output.write_all(text.as_bytes()).and_then(|()| output.flush());
+    output.write_all(text.as_bytes()).and_then(|()| output.flush())
 }
 
 /// Returns the terminal's rows and columns; 24 and 80 if it does not say.
 fn size() -> (usize, usize) {
-    // A terminal of 0 rows does not know its size.
-    let known = terminal_size::terminal_size().filter(|(_, rows)| rows.0 != 0);
-    known.map_or((24, 80), |(columns, rows)| (rows.0.into(), columns.0.into()))
+    terminal_size::terminal_size().map_or((24, 80), |(columns, rows)| (rows.0.into(), columns.0.into()))
 }

@@ -10,7 +10,7 @@ use crate::{Failure, Outcome, signals};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Read, stdin};
+use std::io::{IsTerminal, stdin};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use usring_engine::statistics::{COLUMNS, Column};
@@ -30,8 +30,8 @@ Keys: q ends. Exit status: 0, or 1 if no process is served.";
 /// columns are shares of the requests: those that finished inline, waited for their file (polled),
 /// or were carried out by a worker. Requests are counted in programs that were started by
 /// `usring run --stats`, or with the variable USRING_STATS.
-/// On a terminal the display is renewed after each interval. A file or a pipe gets one text after
-/// the other.
+/// On a terminal the display is renewed after each interval. If standard output is no terminal, the
+/// tables follow each other.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
@@ -46,7 +46,7 @@ pub struct Options {
     #[arg(long)]
     once: bool,
 
-    /// Print a JSON object per line and interval.
+    /// Print one JSON object per interval, each on one line.
     #[arg(long)]
     json: bool,
 }
@@ -59,44 +59,52 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 /// Runs the subcommand.
 pub fn run(options: &Options) -> Outcome {
     let mut files = Files::default();
-    let mut before = sample(&mut files, options)?;
-    let screen = if options.once || options.json { None } else { Screen::take_over() };
-    if let Some(screen) = screen.clone() {
-        signals::watch(move |signal, _| {
-            screen.restore();
-            std::process::exit(128 + signal as i32);
-        });
-    }
-    loop {
-        if wait(options.interval, screen.is_some()) {
-            break;
-        }
-        let after = match sample(&mut files, options) {
-            Ok(after) => after,
-            Err(failure) => {
-                restore(screen.as_ref());
-                return Err(failure);
-            }
-        };
-        let rates = Rates::between(&before, &after, options.pid);
-        match &screen {
-            Some(screen) => screen.show(&text(&rates)),
-            None if options.json => tell!("{}", object(&rates)),
-            None => tell!("{}", text(&rates)),
-        }
-        before = after;
-        if options.once {
-            break;
-        }
-    }
-    restore(screen.as_ref());
-    Ok(0)
+    let first = sample(&mut files, options)?;
+    let Some(screen) = Screen::of_output().filter(|_| !options.once && !options.json) else {
+        return print(options, &mut files, first);
+    };
+    let of_signals = screen.clone();
+    // No signal may end this process between the two calls: the terminal would stay as it is then.
+    signals::watch(move |signal, _| {
+        of_signals.restore();
+        std::process::exit(128 + signal as i32);
+    });
+    screen.take_over();
+    let outcome = draw(options, &screen, &mut files, first);
+    screen.restore();
+    outcome
 }
 
-fn restore(screen: Option<&Screen>) {
-    if let Some(screen) = screen {
-        screen.restore();
+/// Prints the rates after each interval.
+fn print(options: &Options, files: &mut Files, first: Sample) -> Outcome {
+    let mut before = first;
+    loop {
+        std::thread::sleep(options.interval);
+        let after = sample(files, options)?;
+        let rates = Rates::between(&before, &after, options.pid);
+        if options.json {
+            tell!("{}", object(&rates));
+        } else {
+            tell!("{}", text(&rates));
+        }
+        if options.once {
+            return Ok(0);
+        }
+        before = after;
     }
+}
+
+/// Draws the processes at once, and the rates after each interval, until the user presses `q` or
+/// the terminal is gone. A terminal that is not the controlling one goes away without SIGHUP.
+fn draw(options: &Options, screen: &Screen, files: &mut Files, first: Sample) -> Outcome {
+    let mut rates = Rates::between(&first, &first, options.pid);
+    let mut before = first;
+    while screen.show(&text(&rates)).is_ok() && !is_quit_within(options.interval) {
+        let after = sample(files, options)?;
+        rates = Rates::between(&before, &after, options.pid);
+        before = after;
+    }
+    Ok(0)
 }
 
 /// Reads all counters. Fails if no process is there to be shown.
@@ -107,17 +115,23 @@ fn sample(files: &mut Files, options: &Options) -> Result<Sample, Failure> {
         None => !processes.is_empty(),
     };
     if !found {
-        let what = options.pid.map_or("no process that you may look into".into(), |pid| format!("no process {pid}"));
-        return Err(Failure::with_status(1, format!("{what} is served by usring; `usring ps` lists those that are")));
+        let sentence = match options.pid {
+            Some(pid) => format!("process {pid} is not served by usring; `usring ps` lists those that are"),
+            None => "no process that you may look into is served by usring".into(),
+        };
+        return Err(Failure::with_status(1, sentence));
     }
     files.update(&processes);
     Ok(Sample { at: Instant::now(), processes, readings: files.read() })
 }
 
-/// Waits for an interval. Returns whether the user has pressed `q` meanwhile.
-fn wait(interval: Duration, keys: bool) -> bool {
+/// Most keys that are read at a time.
+const MOST_KEYS: usize = 64;
+
+/// Waits for an interval, or until the user presses `q`. Returns whether the user has pressed it.
+fn is_quit_within(interval: Duration) -> bool {
     let end = Instant::now() + interval;
-    let mut keys = keys && stdin().is_terminal();
+    let mut keys = stdin().is_terminal();
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         if !keys {
             std::thread::sleep(left);
@@ -127,10 +141,11 @@ fn wait(interval: Duration, keys: bool) -> bool {
         let mut set = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
         let limit = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         if poll(&mut set, limit).is_ok_and(|ready| ready > 0) {
-            let mut key = [0; 1];
-            match input.lock().read(&mut key) {
-                Ok(1) if matches!(key[0], b'q' | b'Q') => return true,
-                Ok(1) => {}
+            let mut pressed = [0; MOST_KEYS];
+            // poll(2) does not see keys that a buffer of this process has, so there is no buffer.
+            match nix::unistd::read(&input, &mut pressed) {
+                Ok(count @ 1..) if pressed[..count].iter().any(|key| matches!(key, b'q' | b'Q')) => return true,
+                Ok(1..) => {}
                 // The terminal is gone.
                 _ => keys = false,
             }
@@ -145,7 +160,7 @@ fn text(rates: &Rates) -> String {
     let heads = ["REQ/S", "CQE/S", "ERR/S", "INLINE", "POLLED", "WORKER"];
     let mut table = Table::new(["PROGRAM", "PID", "CPU", "RINGS"].into_iter().chain(heads), 1).without_wrapping();
     for ProcessRates { process, processor_percent, counts } in &rates.processes {
-        let mut cells = vec![process.name.clone(), process.id.to_string(), format!("{processor_percent:.0} %")];
+        let mut cells = vec![process.name.clone(), process.id.to_string(), number(*processor_percent, " %")];
         match counts {
             Some((rings, row)) => {
                 cells.push(rings.to_string());
@@ -169,6 +184,11 @@ fn text(rates: &Rates) -> String {
     text
 }
 
+/// Returns a whole number with its unit, or `-` for no number.
+fn number(number: Option<f64>, unit: &str) -> String {
+    number.map_or("-".to_owned(), |number| format!("{number:.0}{unit}"))
+}
+
 fn plural(number: usize, noun: &str) -> String {
     let ending = match number {
         1 => "",
@@ -180,7 +200,7 @@ fn plural(number: usize, noun: &str) -> String {
 
 /// Returns the cells of a row of counts: three rates, and the shares of the requests.
 fn numbers(rates: &Rates, row: &[u64; COLUMNS]) -> [String; 6] {
-    let rate = |column: Column| format!("{:.0}", rates.per_second(row[column as usize]));
+    let rate = |column: Column| number(rates.per_second(row[column as usize]), "");
     let share = |column: Column| {
         let percent = percent(row[column as usize], row[Column::Submitted as usize]);
         percent.map_or("-".to_owned(), |percent| format!("{percent} %"))
