@@ -5,6 +5,7 @@
  * - ways: one request for each way: inline, poll, worker, chain, drain, timer, error, multishot;
  * - children: requests of a parent, a forked child, and an executed program;
  * - nops N: N requests, one at a time;
+ * - handler: a read, submitted by a signal handler on a stack of 8 KiB;
  * - killed: ten requests, then SIGKILL.
  */
 #define _GNU_SOURCE
@@ -124,6 +125,30 @@ static void children(const char *program)
 	}
 }
 
+static struct io_uring *handlers_ring;
+
+static void read_in_handler(int signal)
+{
+	char bytes[16];
+	(void)signal;
+	struct io_uring_sqe *sqe = request(handlers_ring);
+	io_uring_prep_read(sqe, STDIN_FILENO, bytes, sizeof bytes, 0);
+	HOLDS(result_of(handlers_ring, sqe) >= 0);
+}
+
+static void in_handler(void)
+{
+	static char memory[8192];
+	stack_t stack = { .ss_sp = memory, .ss_size = sizeof memory };
+	struct sigaction action = { .sa_handler = read_in_handler, .sa_flags = SA_ONSTACK };
+	struct io_uring ring = new_ring(8, 0);
+	handlers_ring = &ring;
+	EQUAL(sigaltstack(&stack, NULL), 0);
+	EQUAL(sigaction(SIGUSR1, &action, NULL), 0);
+	raise(SIGUSR1);
+	io_uring_queue_exit(&ring);
+}
+
 int main(int count, char **arguments)
 {
 	const char *what = count > 1 ? arguments[1] : "";
@@ -136,6 +161,8 @@ int main(int count, char **arguments)
 		children(arguments[0]);
 	} else if (strcmp(what, "nops") == 0 && count > 2) {
 		nops(atoi(arguments[2]));
+	} else if (strcmp(what, "handler") == 0) {
+		in_handler();
 	} else if (strcmp(what, "killed") == 0) {
 		nops(10);
 		raise(SIGKILL);

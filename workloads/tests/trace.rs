@@ -2,6 +2,7 @@
 //! (`programs/traced.c`) and on fio.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -170,6 +171,17 @@ fn children_and_executed_programs_are_traced() {
     let mut counts: Vec<u32> = of_process.into_values().collect();
     counts.sort_unstable();
     assert_eq!(counts, [3, 5, 7], "{text}");
+}
+
+#[test]
+fn a_signal_handler_on_a_small_stack_can_submit() {
+    let stage = Stage::new();
+    let file = stage.write("file", "some bytes");
+    let untraced = stage.program(World::Transparent, traced()).limit(LIMIT);
+    untraced.arg("handler").stdin(File::open(&file).unwrap()).finish().succeeded();
+    let run = recorded(&stage, World::Transparent, "", traced()).arg("handler");
+    run.stdin(File::open(&file).unwrap()).finish().succeeded();
+    assert_eq!(summary(&stage, &[])["read"], [1, 0, 0]);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 use crate::per_process::PerProcess;
 use crate::{UserAddress, signals, thread, user_memory, width};
+use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Offset of the word from the thread pointer; 0: not found.
@@ -15,7 +16,7 @@ static OFFSET: AtomicU64 = AtomicU64::new(0);
 const ENTRIES: usize = 1024;
 /// Ids of threads whose word is right. A forked child begins with an empty table, because its
 /// thread's word may be its parent's.
-static KNOWN: PerProcess<[AtomicU32; ENTRIES]> = PerProcess::new();
+static KNOWN: PerProcess<Box<[AtomicU32]>> = PerProcess::new();
 /// Bytes behind the thread pointer that are searched. glibc's word is at 0x2d0, musl's at 0x30.
 const SEARCHED: u64 = 0x400;
 
@@ -35,7 +36,7 @@ pub fn current() -> u32 {
         return signals::thread_id();
     }
     let Ok(word) = user_memory::read::<u32>(address(offset)) else { return signals::thread_id() };
-    let entry = &KNOWN.get_or_make(|| [const { AtomicU32::new(0) }; ENTRIES])[entry_of(word)];
+    let entry = &KNOWN.get_or_make(|| (0..ENTRIES).map(|_| AtomicU32::new(0)).collect())[entry_of(word)];
     if word != 0 && entry.load(Ordering::Relaxed) == word {
         return word;
     }

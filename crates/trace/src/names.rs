@@ -4,11 +4,13 @@
 //! looked up again after about a millisecond. It is forgotten at once if a request or a function of
 //! libc closes or replaces the descriptor.
 
+use crate::format::MOST_NAME;
 use crate::page::Page;
 use alloc::borrow::ToOwned;
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
-use alloc::format;
 use alloc::vec::Vec;
+use alloc::{format, vec};
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::SystemCall;
 use usring_sys::mutex::Mutex;
@@ -31,13 +33,15 @@ const MOST_KNOWN: usize = 1 << 14;
 
 /// The names that one process has added.
 pub struct Names {
-    of_descriptors: [AtomicU64; ENTRIES],
+    of_descriptors: Box<[AtomicU64]>,
     known: Mutex<BTreeMap<Vec<u8>, u32>>,
 }
 
 impl Names {
     pub fn new() -> Names {
-        Names { of_descriptors: [const { AtomicU64::new(0) }; ENTRIES], known: Mutex::new(BTreeMap::new()) }
+        // The table is made in the heap: a signal handler's stack may be too small for it.
+        let of_descriptors = (0..ENTRIES).map(|_| AtomicU64::new(0)).collect();
+        Names { of_descriptors, known: Mutex::new(BTreeMap::new()) }
     }
 
     /// Returns the name of a descriptor's file; 0: it has none.
@@ -52,7 +56,8 @@ impl Names {
 
     #[cold]
     fn look_up(&self, page: &Page, number: i32, now: u64, entry: &AtomicU64) -> u32 {
-        let mut path = [0u8; 4096];
+        // The buffer is in the heap: the request may come from a signal handler on a small stack.
+        let mut path = vec![0u8; MOST_NAME];
         let link = format!("/proc/self/fd/{number}\0");
         let arguments = [link.as_ptr() as u64, path.as_mut_ptr() as u64, path.len() as u64, 0, 0];
         let length = SystemCall::new(linux::__NR_readlink, arguments).run_unhooked().unwrap_or(0);

@@ -25,7 +25,7 @@ struct Process {
     id: u32,
     names: Names,
     /// The CQ's head of each ring, as the last event had it.
-    heads: [AtomicU32; RINGS],
+    heads: Box<[AtomicU32]>,
 }
 
 static PAGE: SetOnce<Page> = SetOnce::new();
@@ -57,7 +57,7 @@ fn begin(page: &Page) -> &'static Process {
         Process {
             id: width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_unhooked().unwrap_or(0)),
             names: Names::new(),
-            heads: [const { AtomicU32::new(0) }; RINGS],
+            heads: (0..RINGS).map(|_| AtomicU32::new(0)).collect(),
         }
     });
     if is_first {
