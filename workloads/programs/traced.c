@@ -6,14 +6,17 @@
  * - children: requests of a parent, a forked child, and an executed program;
  * - nops N: N requests, one at a time;
  * - handler: a read, submitted by a signal handler on a stack of 8 KiB;
+ * - hostile: a request, and then stores to the memory of the trace, which it also tries to cut;
  * - killed: ten requests, then SIGKILL.
  */
 #define _GNU_SOURCE
 #include "ring.h"
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -149,6 +152,30 @@ static void in_handler(void)
 	io_uring_queue_exit(&ring);
 }
 
+/* Opens the memory of the trace by the launcher's descriptor. */
+static int memory_of_trace(void)
+{
+	for (int number = 0; number < 4096; number++) {
+		char path[64], link[64] = "";
+		snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getppid(), number);
+		if (readlink(path, link, sizeof link - 1) > 0 && strncmp(link, "/memfd:usring-trace", 19) == 0)
+			return open(path, O_RDWR);
+	}
+	return -1;
+}
+
+static void hostile(void)
+{
+	nops(1);
+	int file = memory_of_trace();
+	HOLDS(file >= 0);
+	uint64_t *words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	HOLDS(words != MAP_FAILED);
+	for (int index = 2; index < 512; index++)
+		words[index] = 1ull << 40;
+	EQUAL(ftruncate(file, 0), -1);
+}
+
 int main(int count, char **arguments)
 {
 	const char *what = count > 1 ? arguments[1] : "";
@@ -163,6 +190,8 @@ int main(int count, char **arguments)
 		nops(atoi(arguments[2]));
 	} else if (strcmp(what, "handler") == 0) {
 		in_handler();
+	} else if (strcmp(what, "hostile") == 0) {
+		hostile();
 	} else if (strcmp(what, "killed") == 0) {
 		nops(10);
 		raise(SIGKILL);

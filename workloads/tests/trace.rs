@@ -194,6 +194,16 @@ fn the_trace_of_a_killed_program_can_be_read() {
 }
 
 #[test]
+fn a_program_that_writes_to_the_memory_of_the_trace_does_not_end_the_launcher() {
+    let stage = Stage::new();
+    for limits in [",size=1M", ",last=1M"] {
+        let finished = recorded(&stage, World::Transparent, limits, traced()).arg("hostile").finish().succeeded();
+        assert!(finished.stderr.contains(" events, of ") || !said(&finished).is_empty(), "{}", finished.stderr);
+        usring_trace(&stage, "trace", &[]);
+    }
+}
+
+#[test]
 fn a_small_trace_keeps_the_first_or_the_last_events_and_counts_the_others() {
     let stage = Stage::new();
     // 64 KiB are 1,024 records, and each of these requests takes three or less.
@@ -232,6 +242,7 @@ fn a_file_that_is_no_trace_is_neither_overwritten_nor_shown() {
     };
     refused("trace", "is no trace");
     refused("missing", "ENOENT");
+    refused("/dev/zero", "is no trace");
     let run = stage.program_with(World::Transparent, &["--trace=no/folder".into()], traced());
     let finished = run.args(["nops", "1"]).finish();
     assert!(finished.status.code() == Some(FAILED) && finished.stderr.contains("cannot write"), "{}", finished.stderr);

@@ -116,7 +116,20 @@ impl Drop for Mapping {
 
 /// Makes a memfd of `length` zero bytes (memfd_create(2)), at a number that is private to usring.
 pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
-    let flags = u64::from(linux::MFD_CLOEXEC);
+    memory_file_with(0, name, length)
+}
+
+/// Makes a memfd of `length` zero bytes, at a number that is private to usring. Seals its length:
+/// no process that opens it can change the length.
+pub fn sealed_memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
+    let file = memory_file_with(linux::MFD_ALLOW_SEALING, name, length)?;
+    let seals = u64::from(linux::F_SEAL_SHRINK | linux::F_SEAL_GROW | linux::F_SEAL_SEAL);
+    SystemCall::new(linux::__NR_fcntl, [width::word(file.number()), linux::F_ADD_SEALS.into(), seals, 0, 0]).run()?;
+    Ok(file)
+}
+
+fn memory_file_with(flags: u32, name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
+    let flags = u64::from(linux::MFD_CLOEXEC | flags);
     let number = SystemCall::new(linux::__NR_memfd_create, [name.as_ptr() as u64, flags, 0, 0, 0]).run()?;
     let file = OwnedDescriptor::from_raw(width::int(number)).into_private()?;
     SystemCall::new(linux::__NR_ftruncate, [width::word(file.number()), length, 0, 0, 0]).run()?;

@@ -13,9 +13,12 @@
 //! ([`crate::format::seal`]), so no order is needed. That also holds if the recorder overtakes
 //! itself: when two threads write the same record, a whole lap of the memory apart, a mixture of
 //! both does not fit.
+//!
+//! The program can write to this memory, too. So its length is sealed, and every process takes the
+//! limits from its own copy of them ([`Page`]).
 
 use crate::format::{Header, MAGIC, RECORD, RECORD_BYTES, Record, VERSION, name_length, name_words, seal};
-use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::clock::Clock;
 use usring_sys::descriptor::OwnedDescriptor;
@@ -65,34 +68,47 @@ impl Settings {
     }
 }
 
-/// The memory, as one process has it mapped.
+/// The memory, as one process has it mapped. The fields are the process's own copy of the words
+/// that the launcher has set, because the program may overwrite the shared ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     words: &'static [AtomicU64],
+    /// Words of names.
+    most_names: u64,
+    /// Number of records.
     capacity: u64,
-    records: usize,
     keeps_last: bool,
     ring: u32,
+    start: [u64; 2],
+    start_of_day: u64,
 }
 
 impl Page {
     /// Fills the new memory `file`, of [`Settings::length`] bytes, and maps it.
     pub fn create(file: &OwnedDescriptor, settings: &Settings) -> Result<Page, Errno> {
         let words = mapping::shared_pages_of_words(file, width::size(settings.length()))?;
-        let [ticks, now] = moment();
+        let page = Page {
+            words,
+            most_names: settings.names() / 8,
+            capacity: settings.size / RECORD_BYTES as u64,
+            keeps_last: settings.keeps_last,
+            ring: settings.ring,
+            start: moment(),
+            start_of_day: Clock::Realtime.now(),
+        };
         let header = [
-            (AT_CAPACITY, settings.size / RECORD_BYTES as u64),
-            (AT_KEEPS_LAST, u64::from(settings.keeps_last)),
-            (AT_RING, u64::from(settings.ring)),
-            (AT_START, ticks),
-            (AT_START + 1, now),
-            (AT_START_OF_DAY, Clock::Realtime.now()),
-            (AT_MOST_NAMES, settings.names() / 8),
+            (AT_CAPACITY, page.capacity),
+            (AT_KEEPS_LAST, u64::from(page.keeps_last)),
+            (AT_RING, u64::from(page.ring)),
+            (AT_START, page.start[0]),
+            (AT_START + 1, page.start[1]),
+            (AT_START_OF_DAY, page.start_of_day),
+            (AT_MOST_NAMES, page.most_names),
             (AT_VERSION, VERSION),
             (AT_MAGIC, MAGIC),
         ];
         header.into_iter().for_each(|(word, value)| words[word].store(value, Ordering::Relaxed));
-        Ok(Page::of(words))
+        Ok(page)
     }
 
     /// Maps the memory of a run. Error: `EINVAL` for the memory of another build.
@@ -103,21 +119,29 @@ impl Page {
         }
         let words = mapping::shared_pages_of_words(file, width::size(size))?;
         let word = |at: usize| words[at].load(Ordering::Relaxed);
-        let needed = NAMES as u64 + word(AT_MOST_NAMES) + word(AT_CAPACITY) * RECORD as u64;
-        let is_ours = word(AT_MAGIC) == MAGIC && word(AT_VERSION) == VERSION;
-        let fits = word(AT_CAPACITY) != 0 && needed <= words.len() as u64;
-        if is_ours && fits { Ok(Page::of(words)) } else { Err(Errno::EINVAL) }
-    }
-
-    fn of(words: &'static [AtomicU64]) -> Page {
-        let word = |at: usize| words[at].load(Ordering::Relaxed);
-        Page {
+        let page = Page {
             words,
+            most_names: word(AT_MOST_NAMES),
             capacity: word(AT_CAPACITY),
-            records: NAMES + width::size(word(AT_MOST_NAMES)),
             keeps_last: word(AT_KEEPS_LAST) != 0,
             ring: width::low(word(AT_RING)),
-        }
+            start: [word(AT_START), word(AT_START + 1)],
+            start_of_day: word(AT_START_OF_DAY),
+        };
+        let is_ours = word(AT_MAGIC) == MAGIC && word(AT_VERSION) == VERSION;
+        if is_ours && page.fits() { Ok(page) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Returns whether the mapping has the names and the records.
+    fn fits(&self) -> bool {
+        let records = self.capacity.checked_mul(RECORD as u64);
+        let needed = records.and_then(|records| records.checked_add(self.most_names)?.checked_add(NAMES as u64));
+        self.capacity != 0 && needed.is_some_and(|needed| needed <= self.words.len() as u64)
+    }
+
+    /// Returns the index of the first word of the records.
+    fn records_begin(&self) -> usize {
+        NAMES + width::size(self.most_names)
     }
 
     fn load(&self, word: usize) -> u64 {
@@ -139,7 +163,7 @@ impl Page {
             false => number,
             true => number % self.capacity,
         };
-        let start = self.records + width::size(slot) * RECORD;
+        let start = self.records_begin() + width::size(slot) * RECORD;
         let Some(target) = self.words.get(start..start + RECORD) else { return };
         let words = record.words();
         for (target, word) in target.iter().zip(words) {
@@ -152,13 +176,10 @@ impl Page {
     /// room.
     pub fn add_name(&self, text: &[u8]) -> u32 {
         let length = name_length(text.len());
-        let limit = self.load(AT_MOST_NAMES);
-        if self.load(AT_NAMES) + length > limit {
-            self.words[AT_LOST_NAMES].fetch_add(1, Ordering::Relaxed);
-            return 0;
-        }
-        let place = self.words[AT_NAMES].fetch_add(length, Ordering::Relaxed);
-        if place + length > limit {
+        let fits = |place: u64| place.checked_add(length).is_some_and(|end| end <= self.most_names);
+        let has_room = fits(self.load(AT_NAMES));
+        let place = if has_room { self.words[AT_NAMES].fetch_add(length, Ordering::Relaxed) } else { u64::MAX };
+        if !fits(place) {
             self.words[AT_LOST_NAMES].fetch_add(1, Ordering::Relaxed);
             return 0;
         }
@@ -169,35 +190,45 @@ impl Page {
         width::low(place) + 1
     }
 
-    /// Returns the events so far, oldest first, with the header of their file.
-    pub fn read(&self) -> (Header, Vec<u64>, Vec<[u64; RECORD]>) {
+    /// Returns the numbers of the events that the memory keeps, if the run has had this many.
+    fn kept(&self, events: u64) -> Range<u64> {
+        if self.keeps_last { events.saturating_sub(self.capacity)..events } else { 0..events.min(self.capacity) }
+    }
+
+    /// Returns the header of the file of the events so far. Its number of records counts those
+    /// that [`Page::records`] leaves out, too.
+    pub fn header(&self) -> Header {
         let events = self.load(AT_NEXT);
-        let first = if self.keeps_last { events.saturating_sub(self.capacity) } else { 0 };
-        let last = if self.keeps_last { events } else { events.min(self.capacity) };
-        let mut records = Vec::new();
-        for number in first..last {
-            let start = self.records + width::size(number % self.capacity) * RECORD;
-            let words: [u64; RECORD] = core::array::from_fn(|index| self.load(start + index));
-            // A record that its writer has not finished, or has begun anew meanwhile, is left out.
-            if Record::read(&words).is_some_and(|(written, _)| written == number) {
-                records.push(words);
-            }
-        }
-        let names = self.load(AT_NAMES).min(self.load(AT_MOST_NAMES));
-        let names: Vec<u64> = (NAMES..NAMES + width::size(names)).map(|word| self.load(word)).collect();
-        let header = Header {
-            names: names.len() as u64,
-            records: records.len() as u64,
+        let kept = self.kept(events);
+        let records = kept.end - kept.start;
+        Header {
+            names: self.load(AT_NAMES).min(self.most_names),
+            records,
             events,
-            lost: events - records.len() as u64,
+            lost: events - records,
             lost_names: self.load(AT_LOST_NAMES),
             keeps_last: u64::from(self.keeps_last),
             ring: self.ring.into(),
-            start: [self.load(AT_START), self.load(AT_START + 1)],
+            start: self.start,
             end: moment(),
-            start_of_day: self.load(AT_START_OF_DAY),
-        };
-        (header, names, records)
+            start_of_day: self.start_of_day,
+        }
+    }
+
+    /// Returns the words of the names.
+    pub fn names(&self, header: &Header) -> impl Iterator<Item = u64> {
+        self.words[NAMES..].iter().take(width::size(header.names)).map(|word| word.load(Ordering::Relaxed))
+    }
+
+    /// Returns the events, oldest first, and their words. Leaves out a record that its writer has
+    /// not finished, or has begun anew meanwhile.
+    pub fn records(&self, header: &Header) -> impl Iterator<Item = (Record, [u64; RECORD])> {
+        self.kept(header.events).filter_map(|number| {
+            let start = self.records_begin() + width::size(number % self.capacity) * RECORD;
+            let words: [u64; RECORD] = core::array::from_fn(|index| self.load(start + index));
+            let (written, record) = Record::read(&words)?;
+            (written == number).then_some((record, words))
+        })
     }
 }
 

@@ -3,11 +3,14 @@
 use crate::Failure;
 use crate::system_error::words;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Read, Seek, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use usring_trace::format::{HEADER_BYTES, Header, Kind, NotATrace, RECORD_BYTES, Record, read_name};
+use usring_trace::format::{HEADER_BYTES, Header, Kind, NotATrace, RECORD, RECORD_BYTES, Record, read_name};
 use usring_trace::page::Page;
+
+/// Bytes that are written to a file, or read from it, at a time.
+const BUFFER: usize = 1 << 20;
 
 /// Opens FILE for writing. Refuses a file with other contents than a trace.
 pub fn open_output(path: &Path) -> Result<File, Failure> {
@@ -47,7 +50,7 @@ fn is_trace(path: &Path) -> io::Result<bool> {
 /// The contents of a written file.
 pub struct Written {
     header: Header,
-    requests: usize,
+    requests: u64,
 }
 
 impl Written {
@@ -55,7 +58,7 @@ impl Written {
     pub fn sentence(&self, path: &Path, size: u64) -> String {
         let Header { records, lost, lost_names, keeps_last, .. } = self.header;
         let events = plural(records, "event", "events");
-        let requests = plural(self.requests as u64, "request", "requests");
+        let requests = plural(self.requests, "request", "requests");
         let path = path.display();
         let mut text = match (lost, keeps_last) {
             (0, _) => format!("{events} of {requests} are in {path}; none was lost"),
@@ -91,21 +94,24 @@ impl std::fmt::Display for Bytes {
     }
 }
 
-/// Writes the events so far.
+/// Writes the events so far. The header comes last, too, because it counts the records.
 pub fn write(page: &Page, mut output: &File) -> io::Result<Written> {
-    let (header, names, records) = page.read();
+    let mut header = page.header();
     output.rewind()?;
     output.set_len(0)?;
-    let mut file = BufWriter::with_capacity(1 << 20, output);
+    let mut file = BufWriter::with_capacity(BUFFER, output);
     file.write_all(&header.encode())?;
-    names.iter().try_for_each(|word| file.write_all(&word.to_le_bytes()))?;
-    let mut requests = 0;
-    for words in &records {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        file.write_all(&bytes)?;
-        requests += usize::from(Record::read(words).is_some_and(|(_, record)| record.kind == Kind::Submitted));
+    page.names(&header).try_for_each(|word| file.write_all(&word.to_le_bytes()))?;
+    let (mut records, mut requests) = (0, 0);
+    for (record, words) in page.records(&header) {
+        words.iter().try_for_each(|word| file.write_all(&word.to_le_bytes()))?;
+        records += 1;
+        requests += u64::from(record.kind == Kind::Submitted);
     }
     file.flush()?;
+    header.records = records;
+    header.lost = header.events.saturating_sub(records);
+    output.write_all_at(&header.encode(), 0)?;
     Ok(Written { header, requests })
 }
 
@@ -131,34 +137,40 @@ impl Loaded {
     pub fn read(path: &Path) -> Result<Loaded, Failure> {
         let name = path.display();
         let failed = |error: io::Error| Failure::new(format!("cannot read {name} ({error})", error = words(&error)));
-        let mut bytes = Vec::new();
-        File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(failed)?;
+        let mut input = BufReader::with_capacity(BUFFER, File::open(path).map_err(failed)?);
         let not_a_trace =
             || Failure::new(format!("{name} is no trace; `usring run --trace FILE -- PROGRAM` makes one"));
-        let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or_else(not_a_trace)?;
-        let header = match Header::decode(header) {
-            Ok(header) => header,
-            Err(NotATrace::Other) => return Err(not_a_trace()),
-            Err(NotATrace::Version(version)) => {
-                return Err(Failure::new(format!(
-                    "{name} is a trace of another version of usring (layout {version}); read it with that version"
-                )));
+        let header = read_array::<HEADER_BYTES>(&mut input).map_err(failed)?.ok_or_else(not_a_trace)?;
+        match Header::decode(&header) {
+            Ok(header) => Loaded::read_rest(header, &mut input).map_err(failed),
+            Err(NotATrace::Other) => Err(not_a_trace()),
+            Err(NotATrace::Version(version)) => Err(Failure::new(format!(
+                "{name} is a trace of another version of usring (layout {version}); read it with that version"
+            ))),
+        }
+    }
+
+    /// Reads what follows the header.
+    pub fn read_rest(header: Header, input: &mut impl Read) -> io::Result<Loaded> {
+        let mut names = Vec::new();
+        while (names.len() as u64) < header.names
+            && let Some(word) = read_array(input)?
+        {
+            names.push(u64::from_le_bytes(word));
+        }
+        let mut events: Vec<Event> = Vec::new();
+        for _ in 0..header.records {
+            let Some(bytes) = read_array::<RECORD_BYTES>(input)? else { break };
+            let (words, _) = bytes.as_chunks::<8>();
+            let words: [u64; RECORD] = std::array::from_fn(|index| u64::from_le_bytes(words[index]));
+            if let Some((_, record)) = Record::read(&words) {
+                events.push(Event { at: header.nanoseconds(record.ticks), record });
             }
-        };
-        let (words, _) = rest.as_chunks::<8>();
-        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let names = usize::try_from(header.names).unwrap_or(usize::MAX).min(words.len());
-        let (names, records) = words.split_at(names);
-        let (records, _) = records.as_chunks();
-        let mut events: Vec<Event> = records
-            .iter()
-            .filter_map(Record::read)
-            .map(|(_, record)| Event { at: header.nanoseconds(record.ticks), record })
-            .collect();
+        }
         // The sort is stable: events of one moment stay in the order in which they were recorded.
         events.sort_by_key(|event| event.at);
         let missing = header.records.saturating_sub(events.len() as u64);
-        Ok(Loaded { header, names: names.into(), events, missing })
+        Ok(Loaded { header, names, events, missing })
     }
 
     /// Returns the name that a record refers to.
@@ -167,7 +179,15 @@ impl Loaded {
     }
 }
 
-const _: () = assert!(RECORD_BYTES == 64);
+/// Reads this many bytes. `None`: the input ends before.
+fn read_array<const N: usize>(input: &mut impl Read) -> io::Result<Option<[u8; N]>> {
+    let mut bytes = [0; N];
+    match input.read_exact(&mut bytes) {
+        Ok(()) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
 
 #[cfg(test)]
 mod tests {

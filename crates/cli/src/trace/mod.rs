@@ -76,7 +76,7 @@ impl Trace {
     pub fn create(option: &TraceOption) -> Result<Trace, Failure> {
         let output = file::open_output(&option.path)?;
         ticks::calibrate();
-        let memory = mapping::memory_file(c"usring-trace", option.settings.length());
+        let memory = mapping::sealed_memory_file(c"usring-trace", option.settings.length());
         let made = memory.and_then(|memory| Page::create(&memory, &option.settings).map(|page| (memory, page)));
         let (memory, page) = made.map_err(|error| {
             Failure::new(format!(
