@@ -3,8 +3,8 @@
 use super::file::Loaded;
 use super::requests::{Answer, Cause, Request, Requests, Wait};
 use crate::system_error::words;
-use nix::errno::Errno;
 use std::fmt::{self, Display, Write};
+use std::io;
 use usring_engine::observers::WorkerReason;
 use usring_trace::format::{HAS_FILE, is_aio};
 use usring_uapi::io_uring as abi;
@@ -30,7 +30,7 @@ impl Display for Span {
             _ => (1_000_000_000, "s"),
         };
         // Rounds to three digits behind the point, of which the zeros at the end are left out.
-        let thousandths = (self.0 + unit / 2_000) / (unit / 1_000);
+        let thousandths = self.0.saturating_add(unit / 2_000) / (unit / 1_000);
         let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
         write!(f, "{} {name}", text.trim_end_matches('0').trim_end_matches('.'))
     }
@@ -80,7 +80,8 @@ impl Printer<'_> {
 
     fn write_arguments(&self, text: &mut String, request: &Request) -> fmt::Result {
         let first = &request.first;
-        let name = self.trace.name(first.name);
+        // The program chooses the names of files, so a name may have terminal escapes or newlines.
+        let name = self.trace.name(first.name).map(|name| name.escape_debug().to_string());
         if request.submitted.is_none() {
             return write!(text, "…, user_data {:#x}", first.user_data);
         }
@@ -92,7 +93,7 @@ impl Printer<'_> {
             (true, None) if first.sqe_flags & sqe_flags::FIXED_FILE != 0 => write!(text, "registered {number}, ")?,
             (true, Some(name)) => write!(text, "{number}<{name}>, ")?,
             (true, None) => write!(text, "{number}, ")?,
-            (false, Some(name)) => write!(text, "{name:?}, ")?,
+            (false, Some(name)) => write!(text, "\"{name}\", ")?,
             (false, None) if first.opcode == opcode::CLOSE => write!(text, "{number}, ")?,
             (false, None) => {}
         }
@@ -142,7 +143,7 @@ impl Printer<'_> {
         }
         lines.sort_by_key(|(at, _)| *at);
         writeln!(text)?;
-        lines.iter().try_for_each(|(at, line)| writeln!(text, "    +{:<12} {line}", Span(at - start).to_string()))
+        lines.iter().try_for_each(|(at, line)| writeln!(text, "    +{:<12} {line}", Span(at.saturating_sub(start)).to_string()))
     }
 }
 
@@ -200,10 +201,10 @@ struct Result<'a>(&'a Answer);
 impl Display for Result<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Answer { result, flags, has_cqe, .. } = *self.0;
-        if result < 0 {
-            write!(f, "-{}", words(&Errno::from_raw(-result)))?;
-        } else {
-            write!(f, "{result}")?;
+        match i32::try_from(result.unsigned_abs()) {
+            _ if result >= 0 => write!(f, "{result}")?,
+            Ok(number) => write!(f, "-{}", words(&io::Error::from_raw_os_error(number)))?,
+            Err(_) => write!(f, "{result}")?,
         }
         if flags & abi::IORING_CQE_F_BUFFER != 0 {
             write!(f, " buffer {}", flags >> abi::IORING_CQE_BUFFER_SHIFT)?;
@@ -244,7 +245,7 @@ impl Display for Path<'_> {
                 Cause::OtherRing => f.write_str("other ring")?,
             }
             match wait.until {
-                Some(until) => write!(f, " {}", Span(until - wait.from))?,
+                Some(until) => write!(f, " {}", Span(until.saturating_sub(wait.from)))?,
                 None => f.write_str(" …")?,
             }
         }
@@ -255,10 +256,48 @@ impl Display for Path<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::requests::join;
+    use usring_trace::format::{Header, Kind, Record, name_words, seal};
 
     #[test]
     fn spans_have_the_unit_that_fits() {
         let texts = [0, 999, 1_000, 1_500, 999_999, 12_345_678, 2_000_000_000].map(|span| Span(span).to_string());
+        assert!(Span(u64::MAX).to_string().ends_with(" s"));
         assert_eq!(texts, ["0 ns", "999 ns", "1 µs", "1.5 µs", "999.999 µs", "12.346 ms", "2 s"]);
+    }
+
+    /// Returns the line of a request on this file that has completed with this result.
+    fn line(name: &str, opens: bool, result: i32) -> String {
+        let names = name_words(name.as_bytes(), 0);
+        let submitted = Record { detail: if opens { 0 } else { HAS_FILE }, name: 1, ..Record::new(Kind::Submitted) };
+        let completed = Record { a: u64::from(result.cast_unsigned()), ..Record::new(Kind::Completed) };
+        let header = Header { names: names.len() as u64, records: 2, ..Header::default() };
+        let records = [submitted, completed].into_iter().zip(0..).flat_map(|(record, number)| {
+            let words = record.words();
+            words.into_iter().chain([seal(&words, number)])
+        });
+        let bytes: Vec<u8> = names.into_iter().chain(records).flat_map(u64::to_le_bytes).collect();
+        let trace = Loaded::read_rest(header, &mut &bytes[..]).unwrap();
+        let requests = join(&trace);
+        let mut text = String::new();
+        Printer { trace: &trace, requests: &requests, steps: false }.write(&mut text, &requests.all[0]);
+        text
+    }
+
+    #[test]
+    fn names_are_printed_without_control_characters() {
+        for opens in [false, true] {
+            let line = line("/srv/\x1b[2J\x07\nforged \u{202e}ü", opens, 0);
+            assert!(line.contains("/srv/\\u{1b}[2J\\u{7}\\nforged \\u{202e}ü"), "{line}");
+            assert_eq!(line.matches(char::is_control).collect::<Vec<_>>(), ["\n"]);
+        }
+    }
+
+    #[test]
+    fn every_result_is_printed() {
+        assert!(line("a", true, -2).contains(" = -ENOENT: no such file or directory <"));
+        assert!(line("a", true, -9999).contains(" = -errno 9999 <"));
+        assert!(line("a", true, i32::MIN).contains(" = -2147483648 <"));
+        assert!(line("a", true, i32::MAX).contains(" = 2147483647 <"));
     }
 }

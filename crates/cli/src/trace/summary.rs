@@ -14,6 +14,12 @@ struct Row {
     latencies: Vec<u64>,
 }
 
+impl Row {
+    fn total(&self) -> u64 {
+        self.latencies.iter().fold(0, |sum, latency| sum.saturating_add(*latency))
+    }
+}
+
 /// Returns the table of these requests.
 pub fn table<'a>(requests: impl Iterator<Item = &'a Request>) -> Table {
     let mut rows: BTreeMap<u8, Row> = BTreeMap::new();
@@ -27,12 +33,12 @@ pub fn table<'a>(requests: impl Iterator<Item = &'a Request>) -> Table {
         row.latencies.extend(request.latency());
     }
     let mut rows: Vec<(u8, Row)> = rows.into_iter().collect();
-    rows.sort_by_key(|(_, row)| std::cmp::Reverse(row.latencies.iter().sum::<u64>()));
+    rows.sort_by_key(|(_, row)| std::cmp::Reverse(row.total()));
     let mut table = Table::new(["opcode", "calls", "errors", "in flight", "p50", "p99", "max", "total"], 1);
     for (opcode, mut row) in rows {
         row.latencies.sort_unstable();
         let span = |share| at(&row.latencies, share).map_or("-".into(), |span| Span(span).to_string());
-        let total = row.latencies.iter().sum();
+        let total = row.total();
         table.add([
             opcode_name(opcode).to_owned(),
             row.calls.to_string(),
