@@ -13,8 +13,9 @@
 use super::file::Loaded;
 use super::print::{opcode_name, reason_words};
 use super::proto::{Message, write_packet};
-use super::requests::{Answer, Cause, Request, Requests};
-use std::collections::HashMap;
+use super::requests::{Answer, Cause, Request, Requests, RingInfo};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::io::{self, Write};
 use usring_trace::format::is_aio;
 use usring_uapi::io_uring::IORING_SETUP_SQPOLL;
@@ -25,8 +26,44 @@ const END: u64 = 2;
 const INSTANT: u64 = 3;
 const COUNTER: u64 = 4;
 
-/// A track that stays free until a time: the identifier, and that time.
-type Lane = (u64, u64);
+/// The tracks of one name, each of which has one slice at a time.
+#[derive(Default)]
+struct Lanes {
+    /// The identifiers of the tracks.
+    tracks: Vec<u64>,
+    /// The lanes without a slice, by index.
+    free: BTreeSet<usize>,
+    /// The lanes with a slice, by the time at which it ends.
+    occupied: BinaryHeap<Reverse<(u64, usize)>>,
+}
+
+impl Lanes {
+    /// Occupies the first free lane for a slice, and returns the lane's index. It is the number of
+    /// tracks if the lane needs a new track. Slices come in the order in which they begin.
+    fn occupy(&mut self, from: u64, until: u64) -> usize {
+        while let Some(Reverse((end, lane))) = self.occupied.peek().copied()
+            && end <= from
+        {
+            self.occupied.pop();
+            self.free.insert(lane);
+        }
+        let lane = self.free.pop_first().unwrap_or(self.tracks.len());
+        self.occupied.push(Reverse((until, lane)));
+        lane
+    }
+}
+
+/// A device of a ring: process, ring, and index of the ring's channel.
+type Device = (usize, u32, u64);
+
+/// A slice on the track of a device.
+struct DeviceSlice {
+    device: Device,
+    from: u64,
+    until: Option<u64>,
+    name: &'static str,
+    flow: u64,
+}
 
 struct Writer<'a> {
     output: &'a mut dyn Write,
@@ -37,8 +74,10 @@ struct Writer<'a> {
     processes: HashMap<usize, u64>,
     threads: HashMap<(usize, u32), u64>,
     /// Track and lanes of each ring, by process and ring.
-    rings: HashMap<(usize, u32), (u64, Vec<Lane>)>,
-    devices: HashMap<(usize, u32, u64), (u64, Vec<Lane>)>,
+    rings: HashMap<(usize, u32), (u64, Lanes)>,
+    /// Rings with an SQ thread, by process and ring.
+    sq_threads: HashSet<(usize, u32)>,
+    device_slices: Vec<DeviceSlice>,
 }
 
 /// Writes the selected requests. Their indices in `requests` make the flows.
@@ -56,13 +95,15 @@ pub fn write<'a>(
         processes: HashMap::new(),
         threads: HashMap::new(),
         rings: HashMap::new(),
-        devices: HashMap::new(),
+        sq_threads: requests.rings.iter().filter(|ring| has_sq_thread(ring)).map(RingInfo::key).collect(),
+        device_slices: Vec::new(),
     };
     let mut counters: HashMap<(usize, u32), Counts> = HashMap::new();
     for (index, request) in selected {
         writer.request(index, request)?;
         counters.entry((request.process, request.first.ring)).or_default().add(request);
     }
+    writer.devices()?;
     let mut counters: Vec<_> = counters.into_iter().collect();
     counters.sort_by_key(|(ring, _)| *ring);
     for (ring, counts) in counters {
@@ -148,33 +189,26 @@ impl Writer<'_> {
         let parent = self.process(ring.0)?;
         let name = self.ring_name(ring);
         let track = self.track(Some(parent), |track| track.text(2, &name))?;
-        self.rings.insert(ring, (track, Vec::new()));
+        self.rings.insert(ring, (track, Lanes::default()));
         Ok(track)
     }
 
-    fn ring_name(&self, (process, number): (usize, u32)) -> String {
-        match number {
+    fn ring_name(&self, ring: (usize, u32)) -> String {
+        match ring.1 {
             context if is_aio(context) => "libaio context".into(),
-            number if self.has_sq_thread(process, number) => format!("ring {number} (SQ thread)"),
+            number if self.sq_threads.contains(&ring) => format!("ring {number} (SQ thread)"),
             number => format!("ring {number}"),
         }
     }
 
-    fn has_sq_thread(&self, process: usize, number: u32) -> bool {
-        let ring = self.requests.rings.iter().find(|ring| (ring.process, ring.number) == (process, number));
-        ring.and_then(|ring| ring.flags).is_some_and(|flags| flags & IORING_SETUP_SQPOLL != 0)
-    }
-
-    /// Returns a track below `parent` that is free from `from` on, and occupies it until `until`.
-    fn lane(&mut self, lanes: &mut Vec<Lane>, parent: u64, name: &str, from: u64, until: u64) -> io::Result<u64> {
-        if let Some(lane) = lanes.iter_mut().find(|(_, free)| *free <= from) {
-            lane.1 = until;
-            return Ok(lane.0);
+    /// Occupies a lane below `parent`, and returns its track.
+    fn lane(&mut self, lanes: &mut Lanes, parent: u64, from: u64, until: u64) -> io::Result<u64> {
+        let lane = lanes.occupy(from, until);
+        if lane == lanes.tracks.len() {
+            // The user interface merges tracks of one name.
+            lanes.tracks.push(self.track(Some(parent), |track| track.text(2, "requests"))?);
         }
-        // The user interface merges tracks of one name.
-        let track = self.track(Some(parent), |track| track.text(2, name))?;
-        lanes.push((track, until));
-        Ok(track)
+        Ok(lanes.tracks[lane])
     }
 
     fn request(&mut self, index: usize, request: &Request) -> io::Result<()> {
@@ -182,14 +216,13 @@ impl Writer<'_> {
         let parent = self.ring(ring)?;
         let until = request.completed.map_or(u64::MAX, |answer| answer.at);
         let mut lanes = self.rings.get_mut(&ring).map(|(_, lanes)| std::mem::take(lanes)).unwrap_or_default();
-        let lane = self.lane(&mut lanes, parent, "requests", request.from, until);
+        let lane = self.lane(&mut lanes, parent, request.from, until);
         self.rings.insert(ring, (parent, lanes));
         let lane = lane?;
         let flow = index as u64 + 1;
         let name = opcode_name(request.first.opcode);
         if request.submitted.is_some() {
-            let is_by_sq_thread = self.has_sq_thread(ring.0, ring.1);
-            let thread_name = if is_by_sq_thread { "SQ thread" } else { "submitter" };
+            let thread_name = if self.sq_threads.contains(&ring) { "SQ thread" } else { "submitter" };
             let thread = self.thread(request.process, request.first.thread, thread_name)?;
             self.event(request.from, INSTANT, thread, |event| {
                 event.text(23, &format!("submit {name}")).text(22, "submit").fixed(47, flow)
@@ -216,37 +249,54 @@ impl Writer<'_> {
         self.elsewhere(request, name, flow)
     }
 
-    /// Writes the slices of a request on the tracks of workers and devices.
-    fn elsewhere(&mut self, request: &Request, name: &str, flow: u64) -> io::Result<()> {
+    /// Writes the slices of a request on the tracks of workers, and notes those on devices.
+    fn elsewhere(&mut self, request: &Request, name: &'static str, flow: u64) -> io::Result<()> {
         for wait in &request.waits {
-            let (track, category) = match wait.cause {
-                Cause::Worker(thread) => (self.thread(request.process, thread, "worker")?, "worker"),
-                Cause::Device(channel) => {
-                    let until = wait.until.unwrap_or(u64::MAX);
-                    (self.device((request.process, request.first.ring, channel), wait.from, until)?, "device")
+            match wait.cause {
+                Cause::Worker(thread) => {
+                    let track = self.thread(request.process, thread, "worker")?;
+                    self.slice(track, wait.from, wait.until, (name, "worker", flow))?;
                 }
-                _ => continue,
-            };
-            self.event(wait.from, BEGIN, track, |event| event.text(23, name).text(22, category).fixed(47, flow))?;
-            if let Some(until) = wait.until {
-                self.event(until, END, track, |event| event)?;
+                Cause::Device(channel) => {
+                    let device = (request.process, request.first.ring, channel);
+                    let (from, until) = (wait.from, wait.until);
+                    self.device_slices.push(DeviceSlice { device, from, until, name, flow });
+                }
+                _ => {}
             }
         }
         Ok(())
     }
 
-    fn device(&mut self, device: (usize, u32, u64), from: u64, until: u64) -> io::Result<u64> {
-        let (parent, mut lanes) = match self.devices.remove(&device) {
-            Some(known) => known,
-            None => {
-                let process = self.process(device.0)?;
-                let name = format!("device {} of {}", device.2, self.ring_name((device.0, device.1)));
-                (self.track(Some(process), |track| track.text(2, &name))?, Vec::new())
+    /// Writes a slice: name, category and flow.
+    fn slice(
+        &mut self,
+        track: u64,
+        from: u64,
+        until: Option<u64>,
+        (name, category, flow): (&str, &str, u64),
+    ) -> io::Result<()> {
+        self.event(from, BEGIN, track, |event| event.text(23, name).text(22, category).fixed(47, flow))?;
+        until.map_or(Ok(()), |until| self.event(until, END, track, |event| event))
+    }
+
+    /// Writes the slices on devices. They come in the order of time, which is not that of the
+    /// requests' submissions.
+    fn devices(&mut self) -> io::Result<()> {
+        let mut slices = std::mem::take(&mut self.device_slices);
+        slices.sort_by_key(|slice| (slice.device, slice.from));
+        for of_one in slices.chunk_by(|a, b| a.device == b.device) {
+            let (process, ring, channel) = of_one[0].device;
+            let parent = self.process(process)?;
+            let name = format!("device {channel} of {}", self.ring_name((process, ring)));
+            let parent = self.track(Some(parent), |track| track.text(2, &name))?;
+            let mut lanes = Lanes::default();
+            for DeviceSlice { from, until, name, flow, .. } in of_one {
+                let lane = self.lane(&mut lanes, parent, *from, until.unwrap_or(u64::MAX))?;
+                self.slice(lane, *from, *until, (name, "device", *flow))?;
             }
-        };
-        let lane = self.lane(&mut lanes, parent, "requests", from, until);
-        self.devices.insert(device, (parent, lanes));
-        lane
+        }
+        Ok(())
     }
 
     fn annotations(&self, request: &Request) -> Vec<Message> {
@@ -282,6 +332,10 @@ impl Writer<'_> {
     }
 }
 
+fn has_sq_thread(ring: &RingInfo) -> bool {
+    ring.flags.is_some_and(|flags| flags & IORING_SETUP_SQPOLL != 0)
+}
+
 fn wait_name(cause: Cause) -> String {
     match cause {
         Cause::Chain => "chain".into(),
@@ -295,5 +349,24 @@ fn wait_name(cause: Cause) -> String {
         Cause::TaskWork => "task work".into(),
         Cause::Device(channel) => format!("device {channel}"),
         Cause::OtherRing => "other ring".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_take_the_first_free_lane() {
+        let mut lanes = Lanes::default();
+        let mut occupy = |from, until| {
+            let lane = lanes.occupy(from, until);
+            if lane == lanes.tracks.len() {
+                lanes.tracks.push(0);
+            }
+            lane
+        };
+        assert_eq!([occupy(0, 10), occupy(1, 5), occupy(2, 4), occupy(3, u64::MAX)], [0, 1, 2, 3]);
+        assert_eq!([occupy(5, 20), occupy(6, 7), occupy(10, 11)], [1, 2, 0]);
     }
 }

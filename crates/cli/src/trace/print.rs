@@ -143,7 +143,9 @@ impl Printer<'_> {
         }
         lines.sort_by_key(|(at, _)| *at);
         writeln!(text)?;
-        lines.iter().try_for_each(|(at, line)| writeln!(text, "    +{:<12} {line}", Span(at.saturating_sub(start)).to_string()))
+        lines
+            .iter()
+            .try_for_each(|(at, line)| writeln!(text, "    +{:<12} {line}", Span(at.saturating_sub(start)).to_string()))
     }
 }
 

@@ -69,6 +69,13 @@ pub struct RingInfo {
     pub flags: Option<u32>,
 }
 
+impl RingInfo {
+    /// Returns the ring's process and number.
+    pub fn key(&self) -> (usize, u32) {
+        (self.process, self.number)
+    }
+}
+
 /// A request. Times are nanoseconds since the begin of the run.
 #[derive(Clone, Debug)]
 pub struct Request {
