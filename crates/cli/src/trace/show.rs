@@ -28,7 +28,8 @@ to completion, and the way that the request took:
   0.001204417 read(3</srv/db>, 4096 bytes, offset 0, user_data 0x1) = 4096 <4.1 µs> inline
 inline: done by the thread that submitted it. poll: waited for its file. queue, worker, task work:
 left to a worker, carried out there, passed back. chain, drain: waited for other requests. device:
-carried out by a device of usring. `~` stands before the results of a multishot that went on.
+carried out by a device of usring. A multishot request has `~` before the result of each CQE but
+the last.
 
 Exit status: 0, 1 if FILE is cut short, 125 if it is no trace.";
 
