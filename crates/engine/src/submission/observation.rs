@@ -1,5 +1,5 @@
-//! Tells the observers of requests that a request was submitted, and of its steps until a worker
-//! has carried it out.
+//! Notifies the observers of requests (`observers`) of each submission, and of the request's steps
+//! until a worker has carried it out.
 
 use crate::observers::{
     self, AIO_CONTEXT, HeldBack, Identity, Observer, Step, Stepped, Submitted, Transfer, WorkerReason,
@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use usring_sys::plain::IoVector;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Tells the observers that a request was taken from the SQ. Called before the request is tried.
+/// Notifies the observers that a request was taken from the SQ. Called before the request is tried.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
@@ -26,8 +26,8 @@ pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
     notify(locked, request, |_| true);
 }
 
-/// Tells the observers of steps alone that a request was submitted: one of an AIO context, or one
-/// that is refused. Called before the request is tried.
+/// Notifies only the observers that want steps of a submission: of a request of an AIO context, or
+/// of a refused request. Called before the request is tried.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted_for_steps(locked: &LockedRing, request: &mut Request) {
@@ -82,7 +82,7 @@ fn file_of(locked: &LockedRing, request: &Request) -> Option<i32> {
     locked.registered.files.get(request.sqe.fd.cast_unsigned()).map(|file| file.number())
 }
 
-/// Tells the observers of a step of a watched request.
+/// Notifies the observers of a step of a watched request.
 pub(crate) fn stepped(request: &Request, step: Step) {
     let stepped = Stepped {
         number: request.id.0,
@@ -94,14 +94,14 @@ pub(crate) fn stepped(request: &Request, step: Step) {
     observers::for_each(|observer| observer.stepped.into_iter().for_each(|notify| notify(&stepped)));
 }
 
-/// Tells the observers that a request is issued, if it had to wait before.
+/// Notifies the observers that a request is issued, if it had to wait before.
 pub(super) fn issued(request: &mut Request) {
     if core::mem::take(&mut request.has_waited) {
         stepped(request, Step::Issued);
     }
 }
 
-/// Tells the observers that a request was handed to a device or to another ring.
+/// Notifies the observers that a request was handed to a device or to another ring.
 pub(super) fn handed_over(request: &Request, outcome: &IssueOutcome) {
     match outcome {
         IssueOutcome::OnDevice(index) => stepped(request, Step::OnDevice(index.0)),
@@ -110,7 +110,7 @@ pub(super) fn handed_over(request: &Request, outcome: &IssueOutcome) {
     }
 }
 
-/// Tells the observers that a request has to wait. `polls`: it waits for its file.
+/// Notifies the observers that a request has to wait. `polls`: it waits for its file.
 #[cold]
 pub(super) fn suspended(locked: &LockedRing, request: &mut Request, outcome: &IssueOutcome, polls: bool) {
     request.has_waited = true;
