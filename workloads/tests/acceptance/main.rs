@@ -16,6 +16,7 @@ mod fio;
 mod io_uring_crate;
 mod libaio;
 mod liburing;
+mod live;
 mod mariadb;
 mod memory;
 mod node;

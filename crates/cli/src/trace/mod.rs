@@ -5,8 +5,10 @@
 //! - `requests` joins the events of each request.
 //! - `select` has the filters, `print` the lines, and `summary` the table.
 //! - `perfetto` writes the trace for ui.perfetto.dev, by `proto`.
+//! - `live` reads the memory while the run goes on.
 
 mod file;
+pub mod live;
 mod perfetto;
 mod print;
 mod proto;

@@ -59,9 +59,8 @@ impl Printer<'_> {
             }
         }
         let seconds = request.from / 1_000_000_000;
-        write!(text, "{seconds}.{:09} {}(", request.from % 1_000_000_000, opcode_name(first.opcode))?;
-        self.write_arguments(text, request)?;
-        text.push(')');
+        write!(text, "{seconds}.{:09} ", request.from % 1_000_000_000)?;
+        self.write_call(text, request)?;
         if self.steps {
             return self.write_steps(text, request);
         }
@@ -76,6 +75,13 @@ impl Printer<'_> {
             write!(text, " <{}>", Span(span))?;
         }
         writeln!(text, " {}", Path(request))
+    }
+
+    /// Appends what was submitted, such as `read(3</srv/db>, 4096 bytes, user_data 0x1)`.
+    pub fn write_call(&self, text: &mut String, request: &Request) -> fmt::Result {
+        write!(text, "{}(", opcode_name(request.first.opcode))?;
+        self.write_arguments(text, request)?;
+        text.write_char(')')
     }
 
     fn write_arguments(&self, text: &mut String, request: &Request) -> fmt::Result {
@@ -149,7 +155,8 @@ impl Printer<'_> {
     }
 }
 
-fn step_of(cause: Cause) -> String {
+/// Returns in words what a request does during a wait.
+pub fn step_of(cause: Cause) -> String {
     match cause {
         Cause::Chain => "waits for the request before it in its chain".into(),
         Cause::Drain => "waits for earlier requests (drain)".into(),

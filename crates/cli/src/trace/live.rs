@@ -1,0 +1,183 @@
+//! `usring ctl trace` and `usring ctl requests`: read the trace of a run while the run goes on.
+//!
+//! The launcher of a run holds the memory of the trace as a descriptor, and its user can open that
+//! descriptor through /proc. So the run itself does nothing for these commands.
+
+use super::file::{self, Loaded};
+use super::print::{Printer, Span, step_of};
+use super::requests::{self, Request, Requests};
+use crate::system_error::words;
+use crate::table::Table;
+use crate::{Failure, Outcome};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::path::{Path, PathBuf};
+use usring_sys::Errno;
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_trace::format::{Kind, is_aio};
+use usring_trace::page::Page;
+
+/// The launcher's memory of the trace, as /proc shows it.
+const LAUNCHER_FILE: &str = "/memfd:usring-trace (deleted)";
+
+/// The run that is meant.
+#[derive(clap::Args)]
+struct Which {
+    /// The run: process id of its `usring run`. Needed if several of your runs have --trace.
+    #[arg(long, value_name = "PID")]
+    run: Option<u32>,
+}
+
+/// Write the trace of a run so far to FILE, which `usring trace FILE` prints
+#[derive(clap::Args)]
+pub struct TraceOptions {
+    /// The file. It is made; an earlier trace is overwritten, and any other file is refused.
+    file: PathBuf,
+
+    #[command(flatten)]
+    which: Which,
+}
+
+const REQUESTS_EXAMPLES: &str = "\
+Example:
+  usring run --trace /tmp/last.trace,last=64M -- my-server &
+  usring ctl requests
+      Lists the requests that have not completed, the oldest first: their age, process and ring,
+      what was submitted, and what they wait for.";
+
+/// List the requests in flight of a run that was started with --trace
+#[derive(clap::Args)]
+#[command(after_help = REQUESTS_EXAMPLES)]
+pub struct RequestsOptions {
+    #[command(flatten)]
+    which: Which,
+}
+
+/// Runs `usring ctl trace`.
+pub fn write(options: &TraceOptions) -> Outcome {
+    let (run, page, size) = find(options.which.run)?;
+    let output = file::open_output(&options.file)?;
+    let written = file::write(&page, &output).map_err(|error| {
+        Failure::new(format!("cannot write the trace {} ({})", options.file.display(), words(&error)))
+    })?;
+    tell!("run {run}: {}", written.sentence(&options.file, size));
+    Ok(0)
+}
+
+/// Runs `usring ctl requests`.
+pub fn list(options: &RequestsOptions) -> Outcome {
+    let (run, page, _) = find(options.which.run)?;
+    let trace = snapshot(&page)?;
+    let requests = requests::join(&trace);
+    let now = trace.header.nanoseconds(trace.header.end[0]);
+    let mut in_flight = in_flight(&trace, &requests);
+    in_flight.sort_by_key(|request| request.from);
+    match in_flight.len() {
+        0 => tell!("run {run}: no request is in flight"),
+        1 => tell!("run {run}: 1 request is in flight"),
+        count => tell!("run {run}: {count} requests are in flight"),
+    }
+    if !in_flight.is_empty() {
+        crate::print(format_args!("{}", table(&trace, &requests, &in_flight, now)));
+    }
+    if trace.header.lost != 0 && trace.header.keeps_last != 0 {
+        eprintln!("usring ctl: a request is left out if all of its events are older than the trace");
+    } else if trace.header.lost != 0 {
+        eprintln!("usring ctl: the trace is full, so later events are missing; start the run with FILE,last=SIZE");
+    }
+    Ok(0)
+}
+
+fn table(trace: &Loaded, requests: &Requests, in_flight: &[&Request], now: u64) -> Table {
+    let printer = Printer { trace, requests, steps: false };
+    let mut table = Table::new(["age", "pid", "ring", "request", "state"], 5);
+    for request in in_flight {
+        let wait = request.waits.last().filter(|wait| wait.until.is_none());
+        let ring = request.first.ring;
+        let mut call = String::new();
+        // Writing to a string does not fail.
+        let _ = printer.write_call(&mut call, request);
+        table.add([
+            Span(now.saturating_sub(request.from)).to_string(),
+            requests.processes[request.process].id.to_string(),
+            if is_aio(ring) { "aio".into() } else { ring.to_string() },
+            call,
+            wait.map_or("is being issued".into(), |wait| step_of(wait.cause)),
+        ]);
+    }
+    table
+}
+
+/// Returns the requests that have not completed, and whose process and ring exist.
+fn in_flight<'a>(trace: &Loaded, requests: &'a Requests) -> Vec<&'a Request> {
+    let closed: HashSet<(u32, u32)> = trace
+        .events
+        .iter()
+        .filter(|event| event.record.kind == Kind::Closed)
+        .map(|event| (event.record.process, event.record.ring))
+        .collect();
+    let exists = |request: &Request| {
+        let id = requests.processes[request.process].id;
+        // The id of a process can belong to a later program of the run, which has other rings.
+        let is_last = !requests.processes[request.process + 1..].iter().any(|later| later.id == id);
+        is_last && !closed.contains(&(id, request.first.ring)) && Path::new(&format!("/proc/{id}")).exists()
+    };
+    requests.all.iter().filter(|request| request.completed.is_none() && exists(request)).collect()
+}
+
+/// Reads the events so far.
+fn snapshot(page: &Page) -> Result<Loaded, Failure> {
+    let failed = |error: io::Error| Failure::new(format!("cannot copy the trace ({})", words(&error)));
+    let memory = memfd_create(c"usring-snapshot", MFdFlags::MFD_CLOEXEC).map_err(|error| failed(error.into()))?;
+    let copy = File::from(memory);
+    file::write(page, &copy).map_err(failed)?;
+    Loaded::read(Path::new(&format!("/proc/self/fd/{}", copy.as_raw_fd())))
+}
+
+/// Returns the launcher's process id, the memory, and its size, of the run that is meant.
+fn find(wanted: Option<u32>) -> Result<(u32, Page, u64), Failure> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let mut found: Vec<(u32, PathBuf)> = ids
+        .filter(|id| wanted.is_none_or(|wanted| wanted == *id))
+        .filter_map(|id| Some((id, memory_of(id)?)))
+        .collect();
+    if found.len() > 1 {
+        let runs: Vec<String> = found.iter().map(|(run, _)| run.to_string()).collect();
+        let text = format!("several of your runs have --trace: {}; name one by --run PID", runs.join(", "));
+        return Err(Failure::with_status(1, text));
+    }
+    let (run, path) = found.pop().ok_or_else(|| {
+        let text = match wanted {
+            Some(wanted) => format!("no run {wanted} of yours has --trace"),
+            None => "none of your runs has --trace; start one with `usring run --trace FILE,last=64M`".into(),
+        };
+        Failure::with_status(1, text)
+    })?;
+    let (page, size) = open(&path).map_err(|error| {
+        let text = match error {
+            Errno::EINVAL => format!("run {run} is of another build of usring"),
+            error => format!("cannot read the trace of run {run} ({})", words(&error)),
+        };
+        Failure::with_status(1, text)
+    })?;
+    Ok((run, page, size))
+}
+
+/// Returns the path of the descriptor by which a process holds the memory of a trace.
+fn memory_of(process: u32) -> Option<PathBuf> {
+    let entries = fs::read_dir(format!("/proc/{process}/fd")).ok()?;
+    let mut paths = entries.flatten().map(|entry| entry.path());
+    paths.find(|path| fs::read_link(path).is_ok_and(|target| target == Path::new(LAUNCHER_FILE)))
+}
+
+fn open(path: &Path) -> Result<(Page, u64), Errno> {
+    let failed = |error: io::Error| Errno::new(error.raw_os_error().unwrap_or_default().cast_unsigned());
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    let memory = OwnedDescriptor::from_raw(file.into_raw_fd());
+    Ok((Page::open(&memory)?, size))
+}

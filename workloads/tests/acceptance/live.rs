@@ -1,0 +1,93 @@
+//! `usring ctl trace` and `usring ctl requests` on a run that goes on.
+
+use crate::preloaded::has_no_usring;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Output};
+use std::time::Duration;
+use workloads::harness::{LIBURING, Stage, Started, World, require};
+
+fn usring(stage: &Stage, arguments: &[&str]) -> Output {
+    Command::new(stage.path("tools/usring")).args(arguments).output().unwrap()
+}
+
+#[track_caller]
+fn printed(output: Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Starts a program whose requests wait. It ends when the returned pipe is closed.
+fn start(stage: &Stage, trace: &str) -> (Started, OwnedFd) {
+    require(&LIBURING);
+    let program = stage.compile("waiting_requests.c", &["-luring"]);
+    let (input, end) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
+    let option = format!("--trace={}", stage.path(trace).display());
+    let run = stage.program_with(World::Transparent, &[option], program);
+    let mut started = run.stdin(input.into()).start();
+    assert_eq!(started.wait_for_line(Duration::from_secs(60)), "waiting");
+    (started, end)
+}
+
+#[test]
+fn ctl_requests_lists_what_a_traced_program_waits_for() {
+    if has_no_usring() {
+        return;
+    }
+    let stage = Stage::new();
+    let (started, end) = start(&stage, "out.trace");
+    let run = started.id().to_string();
+    let text = printed(usring(&stage, &["ctl", "requests", "--run", &run]));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], format!("run {run}: 3 requests are in flight"), "{text}");
+    for (call, user_data, state) in [
+        ("read(", "0x77", "waits for its file"),
+        ("nop(", "0x78", "waits for the request before it in its chain"),
+        ("timeout(", "0x79", "waits for a time or completions"),
+    ] {
+        let line = lines.iter().find(|line| line.contains(&format!("user_data {user_data})")));
+        let line = line.unwrap_or_else(|| panic!("no {user_data}: {text}"));
+        assert!(line.contains(call) && line.ends_with(state), "{line}");
+    }
+    assert!(!text.contains("poll_add"), "the child and its ring are gone: {text}");
+    drop(end);
+    started.finish().succeeded();
+}
+
+#[test]
+fn ctl_trace_writes_the_trace_so_far_and_the_run_goes_on() {
+    if has_no_usring() {
+        return;
+    }
+    let stage = Stage::new();
+    let (started, end) = start(&stage, "out.trace,last=1M");
+    let run = started.id().to_string();
+    let so_far = stage.path("so_far.trace");
+    let so_far = so_far.to_str().unwrap();
+    let text = printed(usring(&stage, &["ctl", "trace", "--run", &run, so_far]));
+    assert!(text.contains("of 4 requests"), "{text}");
+    let lines = printed(usring(&stage, &["trace", so_far]));
+    assert_eq!(lines.matches("(in flight)").count(), 4, "{lines}");
+    drop(end);
+    started.finish().succeeded();
+    let whole = printed(usring(&stage, &["trace", stage.path("out.trace").to_str().unwrap()]));
+    assert!(whole.contains("user_data 0x77"), "{whole}");
+}
+
+#[test]
+fn ctl_overwrites_no_file_that_is_no_trace_and_names_what_is_missing() {
+    if has_no_usring() {
+        return;
+    }
+    let stage = Stage::new();
+    let (started, end) = start(&stage, "out.trace");
+    let run = started.id().to_string();
+    let other = stage.write("other", "contents");
+    let refused = usring(&stage, &["ctl", "trace", "--run", &run, other.to_str().unwrap()]);
+    assert!(!refused.status.success());
+    assert_eq!(stage.read("other"), b"contents");
+    drop(end);
+    started.finish().succeeded();
+    let gone = usring(&stage, &["ctl", "requests", "--run", &run]);
+    assert_eq!(gone.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&gone.stderr), format!("usring ctl: no run {run} of yours has --trace\n"));
+}
