@@ -1,46 +1,54 @@
 //! Chains whose requests make a file ready that another request waits for. The waiting request is
 //! tried before the chain's next request starts. `link` has the other cases of chains.
 
-use std::os::fd::AsRawFd;
+use std::fmt::Display;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 
-use usring_uapi::{Sqe, io_uring as u};
+use usring_uapi::{Sqe, io_uring as u, opcode};
 
-use crate::files;
+use super::message_ring::message;
+use super::socket_command::set;
 use crate::ring::Ring;
-use crate::sqe::{CURRENT, Change, cancel, nop, poll, poll_remove, read, recv, send, write};
+use crate::sqe::{CURRENT, Change, cancel, close, nop, poll, poll_remove, read, recv, send, sqe, write};
 use crate::transcript::Transcript;
+use crate::{files, names, net};
 
 /// The setup flags of the rings of each case: task work is run at once, or deferred.
 const RINGS: [u32; 2] = [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN];
 const DO_NOT_WAIT: u32 = libc::MSG_DONTWAIT as u32;
 
-/// Submits `waiting`, and after it the chain, each in a call of its own. Prints all completions in
-/// their order.
-fn wake_by_chain(t: &mut Transcript, ring: &mut Ring, waiting: Sqe, chain: &[Sqe]) {
-    ring.push(waiting);
-    ring.submit();
-    t.in_order(&ring.reap());
-    for sqe in chain {
-        ring.push(*sqe);
+/// For each kind of ring, submits a request that waits and then a chain, each in a call of its own.
+/// `make` returns the request, the chain, and the files and memory that they use. Prints all
+/// completions in their order.
+fn wake_by_chain<Used, const LENGTH: usize>(t: &mut Transcript, mut make: impl FnMut() -> (Sqe, [Sqe; LENGTH], Used)) {
+    for flags in RINGS {
+        let mut ring = Ring::flags(8, flags);
+        let (waiting, chain, _used) = make();
+        ring.push(waiting);
+        ring.submit();
+        t.in_order(&ring.reap());
+        for sqe in chain {
+            ring.push(sqe);
+        }
+        ring.submit();
+        t.in_order(&ring.wait(LENGTH + 1));
     }
-    ring.submit();
-    t.in_order(&ring.wait(chain.len() + 1));
 }
 
 fn receive_comes_before_successor(t: &mut Transcript) {
-    for flags in RINGS {
-        let mut ring = Ring::flags(8, flags);
+    wake_by_chain(t, || {
         let (reader, writer) = files::sockets();
-        let (mut first, mut second) = ([0u8; 8], [0u8; 8]);
-        let waiting = recv(reader.as_raw_fd(), &mut first, 1);
+        let mut buffers = Box::new([[0u8; 8]; 2]);
+        let [first, second] = &mut *buffers;
+        let waiting = recv(reader.as_raw_fd(), first, 1);
         let chain = [
             nop(2).linked(),
             send(writer.as_raw_fd(), b"12345678", 3).linked(),
-            recv(reader.as_raw_fd(), &mut second, 4).op_flags(DO_NOT_WAIT).linked(),
+            recv(reader.as_raw_fd(), second, 4).op_flags(DO_NOT_WAIT).linked(),
             nop(5),
         ];
-        wake_by_chain(t, &mut ring, waiting, &chain);
-    }
+        (waiting, chain, (reader, writer, buffers))
+    });
 }
 case!(receive_comes_before_successor => "
     no cqe
@@ -58,13 +66,11 @@ case!(receive_comes_before_successor => "
 ");
 
 fn poll_comes_before_its_cancellation(t: &mut Transcript) {
-    for flags in RINGS {
-        let mut ring = Ring::flags(8, flags);
+    wake_by_chain(t, || {
         let (reader, writer) = files::sockets();
-        let waiting = poll(reader.as_raw_fd(), libc::POLLIN, 1);
         let chain = [send(writer.as_raw_fd(), b"12345678", 2).linked(), cancel(1, 0, 3)];
-        wake_by_chain(t, &mut ring, waiting, &chain);
-    }
+        (poll(reader.as_raw_fd(), libc::POLLIN, 1), chain, (reader, writer))
+    });
 }
 case!(poll_comes_before_its_cancellation => "
     no cqe
@@ -79,14 +85,12 @@ case!(poll_comes_before_its_cancellation => "
 
 /// A WRITE to a pipe names an offset or the file's position. A pipe has neither.
 fn write_wakes_poll_of_pipe(t: &mut Transcript) {
-    for flags in RINGS {
-        for offset in [0, CURRENT] {
-            let mut ring = Ring::flags(8, flags);
+    for offset in [0, CURRENT] {
+        wake_by_chain(t, || {
             let (reader, writer) = files::pipe();
-            let waiting = poll(reader.as_raw_fd(), libc::POLLIN, 1);
             let chain = [write(writer.as_raw_fd(), b"12345678", offset, 2).linked(), poll_remove(1, 3)];
-            wake_by_chain(t, &mut ring, waiting, &chain);
-        }
+            (poll(reader.as_raw_fd(), libc::POLLIN, 1), chain, (reader, writer))
+        });
     }
 }
 case!(write_wakes_poll_of_pipe => "
@@ -110,15 +114,13 @@ case!(write_wakes_poll_of_pipe => "
 
 /// The chain's READ makes room in a full pipe, for which a poll waits.
 fn read_wakes_poll_for_room(t: &mut Transcript) {
-    for flags in RINGS {
-        let mut ring = Ring::flags(8, flags);
+    wake_by_chain(t, || {
         let (reader, writer) = files::pipe();
         files::fill(&writer);
         let mut room = vec![0u8; 1 << 16];
-        let waiting = poll(writer.as_raw_fd(), libc::POLLOUT, 1);
         let chain = [read(reader.as_raw_fd(), &mut room, CURRENT, 2).linked(), poll_remove(1, 3)];
-        wake_by_chain(t, &mut ring, waiting, &chain);
-    }
+        (poll(writer.as_raw_fd(), libc::POLLOUT, 1), chain, (reader, writer, room))
+    });
 }
 case!(read_wakes_poll_for_room => "
     no cqe
@@ -133,13 +135,11 @@ case!(read_wakes_poll_for_room => "
 
 /// A SEND beside the chain wakes the poll, and the chain's second request starts after that.
 fn send_beside_the_chain(t: &mut Transcript) {
-    for flags in RINGS {
-        let mut ring = Ring::flags(8, flags);
+    wake_by_chain(t, || {
         let (reader, writer) = files::sockets();
-        let waiting = poll(reader.as_raw_fd(), libc::POLLIN, 1);
         let batch = [nop(2).linked(), cancel(1, 0, 3), send(writer.as_raw_fd(), b"12345678", 4)];
-        wake_by_chain(t, &mut ring, waiting, &batch);
-    }
+        (poll(reader.as_raw_fd(), libc::POLLIN, 1), batch, (reader, writer))
+    });
 }
 case!(send_beside_the_chain => "
     no cqe
@@ -152,4 +152,143 @@ case!(send_beside_the_chain => "
     cqe 4: 8
     cqe 1: 1
     cqe 3: -ENOENT
+");
+
+/// Prints whether the poll of a file completes before a chain's cancellation of the poll, if
+/// `waker` is the request before the cancellation. `make` returns the file, the poll's events, and
+/// `waker`.
+///
+/// The kernel leaves open whether the poll or `waker` completes first if a worker carries out
+/// `waker`. Then the cancellation's error is ENOENT or EALREADY.
+fn poll_is_too_late_to_remove<Used>(
+    t: &mut Transcript,
+    name: impl Display,
+    mut make: impl FnMut() -> (i32, i16, Sqe, Used),
+) {
+    for flags in RINGS {
+        let mut ring = Ring::flags(8, flags);
+        let (file, events, waker, _used) = make();
+        ring.push(poll(file, events, 1));
+        ring.submit();
+        ring.push(waker.linked());
+        ring.push(poll_remove(1, 3));
+        ring.submit();
+        let mut entries = ring.wait(3);
+        entries.sort_by_key(|entry| entry.user_data);
+        let results: Vec<i32> = entries.iter().map(|entry| entry.res).collect();
+        let &[poll, waker, remove] = results.as_slice() else { return t.say("a request did not complete") };
+        let is_late = [-libc::ENOENT, -libc::EALREADY].contains(&remove);
+        let [poll, waker] = [poll, waker.min(0)].map(names::result);
+        t.say(format_args!("{name}: {waker}, poll {poll}, too late to remove: {is_late}"));
+    }
+}
+
+fn calls_wake_poll(t: &mut Transcript) {
+    poll_is_too_late_to_remove(t, "SHUTDOWN", || {
+        let (reader, peer) = files::sockets();
+        let waker = net::shutdown(peer.as_raw_fd(), libc::SHUT_WR, 2);
+        (reader.as_raw_fd(), libc::POLLIN, waker, (reader, peer))
+    });
+    poll_is_too_late_to_remove(t, "MSG_RING", || {
+        let target = Ring::new(8);
+        (target.fd, libc::POLLIN, message(target.fd, 9, 9, 2), target)
+    });
+    poll_is_too_late_to_remove(t, "EPOLL_CTL", || {
+        // SAFETY: the descriptor is new, and nothing else owns it.
+        let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        let ready = files::eventfd(1);
+        let event = Box::new(libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 });
+        let waker = sqe(opcode::EPOLL_CTL, set.as_raw_fd(), 2).with(|sqe| {
+            (sqe.addr, sqe.len) = (&raw const *event as u64, libc::EPOLL_CTL_ADD as u32);
+            sqe.off = ready.as_raw_fd() as u64;
+        });
+        (set.as_raw_fd(), libc::POLLIN, waker, (set, ready, event))
+    });
+    for (name, number) in [("SPLICE", opcode::SPLICE), ("TEE", opcode::TEE)] {
+        poll_is_too_late_to_remove(t, name, || {
+            let ((source, filler), (reader, writer)) = (files::pipe(), files::pipe());
+            files::put(&filler, b"12345");
+            let waker = sqe(number, writer.as_raw_fd(), 2).with(|sqe| {
+                (sqe.file_index, sqe.len) = (source.as_raw_fd() as u32, 5);
+                sqe.off = if number == opcode::SPLICE { CURRENT } else { 0 };
+                sqe.addr = sqe.off;
+            });
+            (reader.as_raw_fd(), libc::POLLIN, waker, (source, filler, reader, writer))
+        });
+    }
+}
+case!(calls_wake_poll => "
+    SHUTDOWN: 0, poll 8193, too late to remove: true
+    SHUTDOWN: 0, poll 8193, too late to remove: true
+    MSG_RING: 0, poll 1, too late to remove: true
+    MSG_RING: 0, poll 1, too late to remove: true
+    EPOLL_CTL: 0, poll 1, too late to remove: true
+    EPOLL_CTL: 0, poll 1, too late to remove: true
+    SPLICE: 0, poll 1, too late to remove: true
+    SPLICE: 0, poll 1, too late to remove: true
+    TEE: 0, poll 1, too late to remove: true
+    TEE: 0, poll 1, too late to remove: true
+");
+
+/// Five bytes are there, and the poll waits for a hundred until the request lowers that number.
+fn socket_option_wakes_poll(t: &mut Transcript) {
+    poll_is_too_late_to_remove(t, "SO_RCVLOWAT", || {
+        let (reader, writer) = files::tcp();
+        let mut ring = Ring::new(2);
+        assert_eq!(ring.one(set(reader.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &100, 1)).res, 0);
+        files::put(&writer, b"12345");
+        let waker = set(reader.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &1, 2);
+        (reader.as_raw_fd(), libc::POLLIN, waker, (reader, writer))
+    });
+}
+case!(socket_option_wakes_poll => "
+    SO_RCVLOWAT: 0, poll 1, too late to remove: true
+    SO_RCVLOWAT: 0, poll 1, too late to remove: true
+");
+
+fn changes_of_directory_wake_poll_of_inotify(t: &mut Transcript) {
+    for (name, number) in [("OPENAT", opcode::OPENAT), ("UNLINKAT", opcode::UNLINKAT), ("FTRUNCATE", opcode::FTRUNCATE)]
+    {
+        poll_is_too_late_to_remove(t, name, || {
+            let scratch = files::Scratch::new();
+            let (file, path) = (scratch.file("file", b"123"), scratch.path_of("file"));
+            // SAFETY: the path is a C string. The descriptor is new, and nothing else owns it.
+            let queue = unsafe {
+                let queue = OwnedFd::from_raw_fd(libc::inotify_init1(libc::IN_CLOEXEC));
+                let events = libc::IN_OPEN | libc::IN_DELETE | libc::IN_MODIFY;
+                libc::inotify_add_watch(queue.as_raw_fd(), scratch.path_of(".").as_ptr(), events);
+                queue
+            };
+            let waker = match number {
+                opcode::FTRUNCATE => sqe(number, file.as_raw_fd(), 2),
+                _ => sqe(number, libc::AT_FDCWD, 2).with(|sqe| sqe.addr = path.as_ptr() as u64),
+            };
+            (queue.as_raw_fd(), libc::POLLIN, waker, (queue, file, path, scratch))
+        });
+    }
+}
+case!(changes_of_directory_wake_poll_of_inotify => "
+    OPENAT: 0, poll 1, too late to remove: true
+    OPENAT: 0, poll 1, too late to remove: true
+    UNLINKAT: 0, poll 1, too late to remove: true
+    UNLINKAT: 0, poll 1, too late to remove: true
+    FTRUNCATE: 0, poll 1, too late to remove: true
+    FTRUNCATE: 0, poll 1, too late to remove: true
+");
+
+/// The kernel ends a closed pipe only after the chain's next request has begun.
+fn close_does_not_wake_poll_at_once(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    ring.push(close(writer.into_raw_fd(), 2).linked());
+    ring.push(poll_remove(1, 3));
+    ring.submit();
+    t.in_order(&ring.wait(3));
+}
+case!(close_does_not_wake_poll_at_once => "
+    cqe 2: 0
+    cqe 3: 0
+    cqe 1: -ECANCELED
 ");

@@ -36,7 +36,7 @@ fn get(fd: i32, name: i32, value: &mut i32, user_data: u64) -> Sqe {
     option(fd, GETSOCKOPT, libc::SOL_SOCKET, name, value as *mut i32 as u64, 4, user_data)
 }
 
-fn set(fd: i32, level: i32, name: i32, value: &i32, user_data: u64) -> Sqe {
+pub fn set(fd: i32, level: i32, name: i32, value: &i32, user_data: u64) -> Sqe {
     option(fd, SETSOCKOPT, level, name, value as *const i32 as u64, 4, user_data)
 }
 

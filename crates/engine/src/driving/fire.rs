@@ -24,7 +24,7 @@ pub(crate) const EVENTS: usize = 32;
 /// - A new poll reports only the events from before the chains' requests start. The effects of
 ///   those requests make the poll's next event.
 /// - A request with POLL_FIRST whose file is ready is tried before those requests.
-/// - So is a request whose file a transfer has just made ready, such as the SEND before those
+/// - So is a request whose file another request has just made ready, such as the SEND before those
 ///   requests in the chain ([`Request::may_make_ready`]).
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {

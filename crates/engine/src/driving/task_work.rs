@@ -274,6 +274,8 @@ fn run_one(locked: &mut LockedRing, request: RequestEntry) {
 fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     debug_assert!(request.progress == Progress::Ran);
     locked.notify.completed_by_worker = true;
+    // The worker may have made a file ready, such as the other end of a pipe, or an inotify queue.
+    locked.waiting.polls.may_report = true;
     locked.queues.statistics.count_worker(request.sqe.opcode);
     let result = match opcode_table::row(request.sqe.opcode).finish {
         Some(finish) => {

@@ -249,16 +249,20 @@ impl Request {
 
     /// Returns whether an attempt of the request may have made another file ready, such as the
     /// other end of a pipe. A transfer with an offset was made on a file with positions, which has
-    /// no other end. A receive that has waited is left out, because it only makes room. So the next
-    /// request of a chain that begins with a receive costs no system call after each event.
+    /// no other end.
+    ///
+    /// Returns `false` for a receive that has waited: it could only make its peer writable, and
+    /// asking the epoll set then would cost a system call at each event. Returns `false` for CLOSE,
+    /// too, because the kernel defers the end of a closed file.
     #[inline]
     pub fn may_make_ready(&self) -> bool {
-        let has_other_end = match &self.operation {
+        let affects_others = match &self.operation {
             Operation::ReadWrite(transfer) => transfer.offset == FILE_POSITION,
-            Operation::SendReceive(_) | Operation::Connect(_) => true,
-            _ => false,
+            Operation::SendReceive(_) | Operation::Connect(_) | Operation::EpollControl(_) => true,
+            Operation::Command(_) | Operation::Message(_) | Operation::Open(_) => true,
+            _ => self.sqe.opcode == opcode::SHUTDOWN,
         };
-        has_other_end && (self.poll_slot == 0 || self.properties.poll_events & epoll::OUT != 0)
+        affects_others && (self.poll_slot == 0 || self.properties.poll_events & epoll::OUT != 0)
     }
 
     /// Returns whether a worker's `result` breaks a normal link: it is fewer bytes than the request

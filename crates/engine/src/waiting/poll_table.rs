@@ -90,7 +90,7 @@ pub(crate) struct PollTable {
     /// Number of entries that were taken from `runnable`.
     slices_begun: u32,
     /// Since the set was last asked, a request has begun to wait for an untried file (POLL_FIRST),
-    /// or a transfer may have made a file ready. So the set may report a file.
+    /// or a request may have made a file ready. So the set may report a file.
     pub may_report: bool,
     /// The files that are expected to be ready, in the order in which they are tried.
     pub expected: Expected,
