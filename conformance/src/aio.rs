@@ -116,6 +116,10 @@ impl Context {
         self.word(8).store(head, Ordering::Release);
     }
 
+    pub fn set_tail(&self, tail: u32) {
+        self.word(12).store(tail, Ordering::Release);
+    }
+
     pub fn set_id(&self, id: u32) {
         self.word(0).store(id, Ordering::Release);
     }

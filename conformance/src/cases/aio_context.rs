@@ -8,6 +8,8 @@ use crate::memory::{MissingPage, Pages};
 use crate::transcript::Transcript;
 use crate::{files, process, time};
 
+mod removed;
+
 fn setup_refuses(t: &mut Transcript) {
     let mut place = 0;
     t.result("nothing", aio::setup(0, &mut place));

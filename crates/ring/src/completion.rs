@@ -28,9 +28,8 @@ pub struct CompletionQueue {
     /// program.
     tail: u32,
     published: u32,
-    /// Slot numbers that belong to `tail` and `published`, if the CQ is an AIO context's ring.
+    /// The slot number that belongs to `tail`, if the CQ is an AIO context's ring.
     slot: u32,
-    published_slot: u32,
     /// Number of slots known to be free. The program can only free more slots, so the head is
     /// loaded again only when this number is zero. Always zero while there is a backlog.
     free: u32,
@@ -49,7 +48,6 @@ impl CompletionQueue {
             tail: 0,
             published: 0,
             slot: 0,
-            published_slot: 0,
             free: memory.layout.cq_entries,
             backlog: Backlog::new(memory.backlog_area()),
             has_grown: false,
@@ -199,11 +197,7 @@ impl CompletionQueue {
             return false;
         }
         self.published = self.tail;
-        let mut tail = self.tail;
-        if self.memory.layout.has_events() {
-            self.published_slot = self.slot;
-            tail = self.slot;
-        }
+        let tail = if self.memory.layout.has_events() { self.slot } else { self.tail };
         self.memory.completions.header_word(layout::CQ_TAIL).store(tail, Edge::CqTail.release());
         true
     }
@@ -266,11 +260,13 @@ impl CompletionQueue {
         self.tail
     }
 
-    /// Returns the number of published CQEs that the program has not consumed.
+    /// Returns the number of published CQEs that the program has not consumed. Of an AIO context's
+    /// ring, counts the events that [`Memory::take_events`] would take. So if the program has
+    /// removed events by overwriting the tail, a waiter sleeps.
     #[inline(always)]
     pub fn ready(&self) -> u32 {
         if self.memory.layout.has_events() {
-            return self.memory.events_before(self.published_slot, self.head());
+            return self.memory.ready_events();
         }
         self.published.wrapping_sub(self.head()).min(self.memory.layout.cq_entries)
     }

@@ -6,7 +6,7 @@
 //!
 //! | word | written by | how it is read |
 //! |---|---|---|
-//! | tail | [`CompletionQueue`](crate::CompletionQueue), under the ring's lock | bounded; the queue itself uses its private copy |
+//! | tail | [`CompletionQueue`](crate::CompletionQueue), under the ring's lock | bounded; the queue writes events at its private copy |
 //! | head | the program, or one caller of [`Memory::take_events`] at a time | bounded; an invalid head only loses events |
 //! | all other words | once, before the program learns the address | never |
 //!
@@ -103,6 +103,7 @@ impl Memory {
     }
 
     /// Returns the number of events that were published and not consumed, from the shared words.
+    #[inline]
     pub(crate) fn ready_events(&self) -> u32 {
         let tail = self.completions.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire());
         let head = self.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire());

@@ -9,6 +9,7 @@ use usring_uapi::Cqe;
 use usring_uapi::aio::{AIO_RING_MAGIC, AioRing, IoEvent};
 
 const HEAD: usize = 8;
+const TAIL: usize = 12;
 
 fn memory(requests: u32) -> Memory {
     Memory::for_events(Layout::for_events(requests, 2).unwrap(), 7, true).unwrap()
@@ -73,6 +74,20 @@ fn several_events_are_copied_out_across_the_end_of_the_ring() {
         assert_is(*event, number);
     }
     assert_eq!(memory.take_events(to, 1), Ok(0));
+}
+
+#[test]
+fn an_event_that_the_program_has_removed_is_not_ready() {
+    let memory = memory(1);
+    let mut queue = CompletionQueue::new(&memory);
+    post(&mut queue, 1);
+    queue.publish();
+    memory.events().word(TAIL).store(0, Ordering::Relaxed);
+    assert_eq!((queue.ready(), memory.ready()), (0, 0));
+    assert!(memory.next_event().is_none());
+    post(&mut queue, 2);
+    queue.publish();
+    assert_eq!(queue.ready(), 2, "the next event shows both, as in the kernel");
 }
 
 #[test]
