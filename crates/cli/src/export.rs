@@ -66,7 +66,7 @@ impl Export {
         let (output, text) = match self {
             Export::Table => return write!(errors, "{snapshot}"),
             Export::Json(output) => (output, json(snapshot)),
-            Export::OpenMetrics(output) => (output, open_metrics(snapshot)),
+            Export::OpenMetrics(output) => (output, open_metrics(&[(String::new(), snapshot)])),
         };
         match (&output.file).write_all(text.as_bytes()) {
             Ok(()) => Ok(()),
@@ -98,16 +98,22 @@ fn json(snapshot: &Snapshot) -> String {
     format!("{value:#}\n")
 }
 
-/// Returns the counts in the text form of OpenMetrics 1.0.
-fn open_metrics(snapshot: &Snapshot) -> String {
+/// Returns the counts of each source in the text form of OpenMetrics 1.0. A source has labels, such
+/// as `pid="1"`, or an empty string if there is only one.
+pub fn open_metrics(sources: &[(String, &Snapshot)]) -> String {
     let mut text = String::new();
+    let value: fn(&Snapshot) -> u64 = Snapshot::processes;
     let totals = [
-        ("usring_processes", "Processes that usring served", snapshot.processes()),
-        ("usring_rings", "Rings that were set up", snapshot.rings()),
-        ("usring_uncounted_rings", "Rings whose requests are not counted", snapshot.uncounted_rings()),
+        ("usring_processes", "Processes that usring served", value),
+        ("usring_rings", "Rings that were set up", Snapshot::rings),
+        ("usring_uncounted_rings", "Rings whose requests are not counted", Snapshot::uncounted_rings),
     ];
     for (name, help, value) in totals {
-        let _ = writeln!(text, "# TYPE {name} counter\n# HELP {name} {help}.\n{name}_total {value}");
+        let _ = writeln!(text, "# TYPE {name} counter\n# HELP {name} {help}.");
+        for (labels, snapshot) in sources {
+            let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+            let _ = writeln!(text, "{name}_total{labels} {}", value(snapshot));
+        }
     }
     for column in Column::ALL {
         let (name, help) = match column {
@@ -119,8 +125,11 @@ fn open_metrics(snapshot: &Snapshot) -> String {
             Column::Worker => ("usring_requests_worker", "Requests that a worker carried out"),
         };
         let _ = writeln!(text, "# TYPE {name} counter\n# HELP {name} {help}.");
-        for (opcode, row) in snapshot.opcodes() {
-            let _ = writeln!(text, "{name}_total{{opcode=\"{opcode}\"}} {}", row[column as usize]);
+        for (labels, snapshot) in sources {
+            let comma = if labels.is_empty() { "" } else { "," };
+            for (opcode, row) in snapshot.opcodes() {
+                let _ = writeln!(text, "{name}_total{{{labels}{comma}opcode=\"{opcode}\"}} {}", row[column as usize]);
+            }
         }
     }
     text + "# EOF\n"

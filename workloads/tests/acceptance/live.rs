@@ -1,8 +1,10 @@
-//! `usring ctl trace` and `usring ctl requests` on a run that goes on.
+//! `usring ctl trace`, `requests` and `metrics` on a run that goes on.
 
 use crate::preloaded::has_no_usring;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use workloads::harness::{LIBURING, Stage, Started, World, require};
 
@@ -16,12 +18,15 @@ fn printed(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Starts a program whose requests wait. It ends when the returned pipe is closed.
 fn start(stage: &Stage, trace: &str) -> (Started, OwnedFd) {
+    start_with(stage, format!("--trace={}", stage.path(trace).display()))
+}
+
+/// Starts a program whose requests wait. It ends when the returned pipe is closed.
+fn start_with(stage: &Stage, option: String) -> (Started, OwnedFd) {
     require(&LIBURING);
     let program = stage.compile("waiting_requests.c", &["-luring"]);
     let (input, end) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
-    let option = format!("--trace={}", stage.path(trace).display());
     let run = stage.program_with(World::Transparent, &[option], program);
     let mut started = run.stdin(input.into()).start();
     assert_eq!(started.wait_for_line(Duration::from_secs(60)), "waiting");
@@ -90,4 +95,57 @@ fn ctl_overwrites_no_file_that_is_no_trace_and_names_what_is_missing() {
     let gone = usring(&stage, &["ctl", "requests", "--run", &run]);
     assert_eq!(gone.status.code(), Some(1));
     assert_eq!(String::from_utf8_lossy(&gone.stderr), format!("usring ctl: no run {run} of yours has --trace\n"));
+}
+
+/// A server of metrics, which ends with this value.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Sends a request to a server, and returns the answer.
+fn ask(address: &str, request: &str) -> String {
+    let mut connection = TcpStream::connect(address).unwrap();
+    connection.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(connection, "{request} HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn ctl_metrics_prints_and_serves_the_counts_of_programs_that_run() {
+    if has_no_usring() {
+        return;
+    }
+    let stage = Stage::new();
+    let (started, end) = start_with(&stage, "--stats".into());
+    let wanted = |text: &str| {
+        let lines = text.lines().filter(|line| line.contains("program=\"waiting_request\""));
+        let line = lines.clone().find(|line| line.starts_with("usring_requests_submitted_total{pid=\""));
+        let reads = lines.clone().any(|line| line.contains("opcode=\"read\"} 1"));
+        assert!(line.is_some() && reads && text.ends_with("# EOF\n"), "{text}");
+    };
+    wanted(&printed(usring(&stage, &["ctl", "metrics"])));
+    let mut command = Command::new(stage.path("tools/usring"));
+    let command = command.args(["ctl", "metrics", "--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
+    let mut server = Server(command.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("metrics are at http://").and_then(|rest| rest.strip_suffix("/metrics"));
+    let address = address.unwrap_or_else(|| panic!("{line}"));
+    // A client that sends nothing delays the others, but does not stop the server.
+    drop(TcpStream::connect(address).unwrap());
+    let answer = ask(address, "GET /metrics");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text"), "{answer}");
+    wanted(&answer);
+    assert!(ask(address, "GET /other").starts_with("HTTP/1.1 404"));
+    assert!(ask(address, "POST /metrics").starts_with("HTTP/1.1 405"));
+    drop(server);
+    drop(end);
+    started.finish().succeeded();
 }

@@ -5,7 +5,7 @@ use super::policies::Policies;
 use super::socket;
 use crate::storage::{self, State};
 use crate::system_error::words;
-use crate::{Failure, Outcome, inject, trace};
+use crate::{Failure, Outcome, inject, trace, watch};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::FromRawFd;
@@ -22,6 +22,7 @@ Examples:
   usring ctl /tmp/disk                one device
   usring ctl /tmp/disk poll=classic   from now on, spin for its completions
   usring ctl inject list              the rules of a run with --inject
+  usring ctl metrics                  the counts of programs with --stats, as OpenMetrics
   usring ctl requests                 the requests in flight of a run with --trace
   usring ctl trace now.trace          the trace of a run so far
 
@@ -55,6 +56,7 @@ pub struct Options {
 #[derive(clap::Subcommand)]
 pub enum Command {
     Inject(inject::control::Options),
+    Metrics(watch::metrics::Options),
     Requests(trace::live::RequestsOptions),
     Trace(trace::live::TraceOptions),
 }

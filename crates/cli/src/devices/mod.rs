@@ -289,6 +289,7 @@ impl Supply for KeptSupply {
 pub fn control(options: &ctl::Options) -> Outcome {
     match &options.command {
         Some(ctl::Command::Inject(inject)) => crate::inject::control::run(inject),
+        Some(ctl::Command::Metrics(metrics)) => crate::watch::metrics::run(metrics),
         Some(ctl::Command::Requests(requests)) => crate::trace::live::list(requests),
         Some(ctl::Command::Trace(trace)) => crate::trace::live::write(trace),
         None => ctl::run(options),

@@ -4,10 +4,12 @@
 //! - `counts` reads the statistics files of `--stats` and USRING_STATS.
 //! - `rates` is the difference of two such readings.
 //! - `screen` draws on a terminal.
+//! - `metrics` prints or serves the counts for collectors (`usring ctl metrics`).
 //!
 //! Both commands only read, so a program does not notice them, and they also work if it hangs.
 
 mod counts;
+pub mod metrics;
 mod processes;
 pub mod ps;
 mod rates;

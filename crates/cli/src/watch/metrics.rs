@@ -1,0 +1,142 @@
+//! `usring ctl metrics`: the counts of all served programs, in the text form of OpenMetrics. With
+//! `--listen` a server sends them to Prometheus and similar collectors.
+
+use super::counts::Files;
+use super::processes;
+use crate::export::open_metrics;
+use crate::statistics::Snapshot;
+use crate::system_error::words;
+use crate::{Failure, Outcome};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+const EXAMPLES: &str = "\
+Examples:
+  usring ctl metrics
+      Prints the counts of all programs that usring serves and counts.
+  usring ctl metrics --listen 127.0.0.1:9464
+      Serves them at http://127.0.0.1:9464/metrics until ^C.
+
+Programs are counted by `usring run --stats`, or by the variable USRING_STATS. Everyone who can
+reach the address can read the counts.
+
+Exit status: 0, or 1 without --listen if no program is counted.";
+
+/// Print the counts of all served programs as OpenMetrics, or serve them to a collector
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// Serve the counts by HTTP at this address, for example 127.0.0.1:9464.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+}
+
+/// Runs the subcommand.
+pub fn run(options: &Options) -> Outcome {
+    if let Some(address) = options.listen {
+        return serve(address);
+    }
+    let (text, programs) = text(&mut Files::default());
+    crate::print(format_args!("{text}"));
+    Ok((programs == 0).into())
+}
+
+/// Returns the counts, and the number of programs that they come from. Processes that share a
+/// statistics file are one program, which the lowest process id names.
+fn text(files: &mut Files) -> (String, usize) {
+    let processes = processes::find();
+    files.update(&processes);
+    let mut readings = files.read();
+    let mut programs: BTreeMap<(u32, String), Snapshot> = BTreeMap::new();
+    for process in &processes {
+        let reading = process.statistics.as_ref().and_then(|mapping| readings.remove(&mapping.file));
+        if let Some(reading) = reading {
+            programs.insert((process.id, process.name.clone()), reading.sums);
+        }
+    }
+    let sources: Vec<(String, &Snapshot)> =
+        programs.iter().map(|((id, name), sums)| (labels(*id, name), sums)).collect();
+    (open_metrics(&sources), sources.len())
+}
+
+/// Returns the labels of a program. Its name has no control characters.
+fn labels(id: u32, name: &str) -> String {
+    let name = name.replace('\\', "\\\\").replace('"', "\\\"");
+    format!("pid=\"{id}\",program=\"{name}\"")
+}
+
+/// How long a client may take to send its request, and to take the answer.
+const CLIENT_LIMIT: Duration = Duration::from_secs(5);
+/// Most bytes of a request's head.
+const MOST_HEAD: usize = 8 << 10;
+
+fn serve(address: SocketAddr) -> Outcome {
+    let failed = |error: io::Error| Failure::new(format!("cannot listen on {address} ({})", words(&error)));
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    tell!("metrics are at http://{address}/metrics");
+    let mut files = Files::default();
+    loop {
+        match listener.accept() {
+            // A client that ends early, or is too slow, gets no answer.
+            Ok((client, _)) => drop(answer(client, &mut files)),
+            Err(error) if is_of_client(&error) => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+/// Returns whether accept(2) failed because of this client or a signal, so that the next client may
+/// succeed.
+fn is_of_client(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted)
+}
+
+/// Reads a client's request, and sends the answer.
+fn answer(mut client: TcpStream, files: &mut Files) -> io::Result<()> {
+    client.set_write_timeout(Some(CLIENT_LIMIT))?;
+    let head = head(&mut client)?;
+    let mut words = head.split(' ');
+    let (status, kind, body) = match (words.next(), words.next()) {
+        (Some("GET"), Some("/" | "/metrics")) => {
+            ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", text(files).0)
+        }
+        (Some("GET"), _) => ("404 Not Found", "text/plain", "The counts are at /metrics.\n".into()),
+        _ => ("405 Method Not Allowed", "text/plain", "Use GET.\n".into()),
+    };
+    let length = body.len();
+    write!(
+        client,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+}
+
+/// Returns the head of a request. Error: the client sent none within the limits.
+fn head(client: &mut TcpStream) -> io::Result<String> {
+    let end = Instant::now() + CLIENT_LIMIT;
+    let (mut head, mut buffer) = (Vec::new(), [0; 1024]);
+    while !head.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() || head.len() > MOST_HEAD {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        client.set_read_timeout(Some(left))?;
+        match client.read(&mut buffer)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            count => head.extend_from_slice(&buffer[..count]),
+        }
+    }
+    Ok(String::from_utf8_lossy(&head).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_escapes_quotes_and_backslashes() {
+        assert_eq!(labels(7, r#"a"b\c"#), r#"pid="7",program="a\"b\\c""#);
+    }
+}
