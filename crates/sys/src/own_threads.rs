@@ -211,8 +211,8 @@ impl ThreadSlot {
         TABLE[self.index].thread.as_ptr()
     }
 
-    /// Enters the calling thread, which has just started, into its slot.
-    pub fn begin(&self, generations: &Generations, order: &Order) {
+    /// Enters the calling thread, which has just started, into its slot. Returns the thread's id.
+    pub fn begin(&self, generations: &Generations, order: &Order) -> u32 {
         let slot = &TABLE[self.index];
         let generation = slot.follower.begin(self.origin, generations, order);
         slot.set_generation(generation);
@@ -220,6 +220,7 @@ impl ThreadSlot {
         slot.last.store(thread, Ordering::Release);
         slot.locals.store(thread::current().0, Ordering::Release);
         slot.thread.store(thread, Ordering::Release);
+        thread
     }
 
     /// Removes the calling thread's [`ThreadId`] from the slot, because another thread may soon

@@ -15,7 +15,7 @@ use crate::{Errno, SystemCall, capability, credentials, syscall};
 use alloc::boxed::Box;
 use core::arch::{asm, global_asm};
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as linux;
 
 /// A thread, identified by the address of its thread-local block.
@@ -136,7 +136,10 @@ extern "C" fn run(argument: *mut c_void) {
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
     let Start { name, work, slot, gives_up_capabilities, is_bare } = *start;
     let (generations, order) = credentials::words();
-    slot.begin(generations, order);
+    let id = slot.begin(generations, order);
+    if is_bare {
+        store_id(id);
+    }
     block_signals();
     if gives_up_capabilities {
         let _ = capability::keep_identity_only();
@@ -144,6 +147,24 @@ extern "C" fn run(argument: *mut c_void) {
     let _ = SystemCall::new(linux::__NR_prctl, [PR_SET_NAME, name.as_ptr() as u64, 0, 0, 0]).run();
     work();
     slot.end(is_bare);
+}
+
+/// Offset from the thread pointer at which the program's libc keeps a thread's id, as
+/// [`crate::thread_ids`] has found it; 0: not known.
+pub(crate) static ID_OFFSET: AtomicUsize = AtomicUsize::new(0);
+
+/// Stores the id of the calling thread, a bare one, where libc keeps the ids of its threads. So
+/// [`crate::thread_ids`] finds it there.
+fn store_id(id: u32) {
+    let offset = ID_OFFSET.load(Ordering::Relaxed);
+    if offset == 0 || offset + size_of::<u32>() > LOCALS {
+        return;
+    }
+    let word = (current().0 + offset) as *mut u32;
+    // SAFETY: 1. Behind a bare thread's thread pointer, `LOCALS` bytes are mapped for this thread.
+    // 2. Only this thread uses them, and it holds no reference to them. 3. The offset is a multiple
+    // of 8, and the thread pointer is that of a page.
+    unsafe { word.write(id) };
 }
 
 /// Number of the signal by which libc's setuid() and similar functions make every thread that libc

@@ -1,37 +1,43 @@
 //! Finds the calling thread's id without a system call, for code that needs it very often.
 //!
 //! A libc keeps each thread's id in a word behind the thread pointer, at an offset that it does not
-//! promise. [`find_word`] searches for that word in the first thread. In each further thread, the
-//! word is trusted after one gettid(2) has returned the same id. A thread whose word is wrong (a
-//! thread of usring's own, a thread without libc) makes the system call each time.
+//! promise. [`find_word`] searches for that word in the first thread. usring's own threads store
+//! their ids at the same offset ([`crate::thread`]). A value of the word is trusted after one
+//! gettid(2) of a thread of this process has returned it. A thread whose word is another (a thread
+//! without libc) makes the system call each time.
+//!
+//! A thread that shares its creator's thread pointer gets its creator's id, if the creator was here
+//! before. Such threads are made by clone(2) without CLONE_SETTLS, or by vfork(2).
 
 use crate::per_process::PerProcess;
-use crate::{UserAddress, signals, thread, user_memory, width};
+use crate::thread::{self, ID_OFFSET};
+use crate::{UserAddress, signals, user_memory, width};
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Offset of the word from the thread pointer; 0: not found.
-static OFFSET: AtomicU64 = AtomicU64::new(0);
 /// Number of ids that are known to be right. Others use the same entry, and replace each other.
 const ENTRIES: usize = 1024;
 /// Ids of threads whose word is right. A forked child begins with an empty table, because its
 /// thread's word may be its parent's.
 static KNOWN: PerProcess<Box<[AtomicU32]>> = PerProcess::new();
-/// Bytes behind the thread pointer that are searched. glibc's word is at 0x2d0, musl's at 0x30.
-const SEARCHED: u64 = 0x400;
+/// The offsets of glibc and of musl.
+const USUAL: [usize; 2] = [0x2d0, 0x30];
+/// Bytes behind the thread pointer that are searched if the word is at no usual offset.
+const SEARCHED: usize = 0x400;
 
 /// Searches for the word. Called by the first thread of the process, at its start.
 pub fn find_word() {
     let own = signals::thread_id();
-    let word = |offset: &u64| user_memory::read::<u32>(address(*offset)) == Ok(own);
-    let found = (8..SEARCHED).step_by(4).find(word);
-    OFFSET.store(found.unwrap_or(0), Ordering::Relaxed);
+    let word = |offset: &usize| user_memory::read::<u32>(address(*offset)) == Ok(own);
+    // Upper halves of words are left out: a small id could be that of a pointer.
+    let found = USUAL.into_iter().chain((8..SEARCHED).step_by(8)).find(word);
+    ID_OFFSET.store(found.unwrap_or(0), Ordering::Relaxed);
 }
 
 /// Returns the calling thread's id.
 #[inline]
 pub fn current() -> u32 {
-    let offset = OFFSET.load(Ordering::Relaxed);
+    let offset = ID_OFFSET.load(Ordering::Relaxed);
     if offset == 0 {
         return signals::thread_id();
     }
@@ -56,8 +62,8 @@ fn entry_of(id: u32) -> usize {
     width::size(u64::from(id)) % ENTRIES
 }
 
-fn address(offset: u64) -> UserAddress {
-    UserAddress(thread::current().0 as u64).offset(offset)
+fn address(offset: usize) -> UserAddress {
+    UserAddress(thread::current().0 as u64).offset(offset as u64)
 }
 
 #[cfg(all(test, not(loom)))]

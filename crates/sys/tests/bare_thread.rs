@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use usring_sys::{SystemCall, capability, futex, mapping, thread};
+use usring_sys::{SystemCall, UserAddress, capability, futex, mapping, signals, thread, thread_ids, user_memory};
 use usring_uapi::general as linux;
 
 #[path = "../../../xtask/src/skipped.rs"]
@@ -142,6 +142,26 @@ fn a_bare_thread_has_a_name_a_thread_id_and_blocked_signals() {
     let open = open.iter().fold(0u64, |mask, signal| mask | 1 << (signal - 1));
     assert_eq!(report.mask.load(Ordering::Relaxed), !open);
     assert_eq!(signal_mask(), before, "the creator's mask is unchanged");
+}
+
+#[cfg(target_env = "gnu")]
+#[test]
+fn a_bare_thread_has_its_id_where_libc_keeps_that_of_its_threads() {
+    const GLIBC_OFFSET: u64 = 0x2d0;
+    thread_ids::find_word();
+    let report = Arc::new(Report::default());
+    let theirs = report.clone();
+    let work = move || {
+        let word = UserAddress(thread::current().0 as u64).offset(GLIBC_OFFSET);
+        theirs.name[0].store(user_memory::read::<u32>(word).unwrap_or(0).into(), Ordering::Relaxed);
+        theirs.name[1].store(signals::thread_id().into(), Ordering::Relaxed);
+        theirs.done.store(1, Ordering::Release);
+        futex::wake(&theirs.done, 1);
+    };
+    thread::spawn("usring-test", thread::Credentials::Following, Box::new(work)).unwrap();
+    finished(&report);
+    let [word, id] = report.name.each_ref().map(|word| word.load(Ordering::Relaxed));
+    assert_eq!(word, id);
 }
 
 #[test]
