@@ -3,6 +3,7 @@
  *
  * argv[1]:
  * - ways: one request for each way: inline, poll, worker, chain, drain, timer, error, multishot;
+ * - drains: a drain with nothing in front, a read after it, and another read;
  * - children: requests of a parent, a forked child, and an executed program;
  * - nops N: N requests, one at a time;
  * - handler: a read, submitted by a signal handler on a stack of 8 KiB;
@@ -110,6 +111,27 @@ static void waiting(struct io_uring *ring)
 	EQUAL(answer_to(ring, 0x24).res, 0);
 }
 
+static void drains(void)
+{
+	char bytes[16];
+	struct io_uring ring = new_ring(8, 0);
+	int file = open("traced.file", O_RDWR | O_CREAT, 0600);
+	HOLDS(file >= 0);
+	struct io_uring_sqe *sqe = request(&ring);
+	io_uring_prep_nop(sqe);
+	named(sqe, 0x30, IOSQE_IO_DRAIN);
+	EQUAL(io_uring_submit(&ring), 1);
+	EQUAL(answer_to(&ring, 0x30).res, 0);
+	for (int index = 1; index <= 2; index++) {
+		sqe = request(&ring);
+		io_uring_prep_read(sqe, file, bytes, sizeof bytes, 0);
+		named(sqe, 0x30 + index, 0);
+		EQUAL(io_uring_submit(&ring), 1);
+		EQUAL(answer_to(&ring, 0x30 + index).res, 0);
+	}
+	io_uring_queue_exit(&ring);
+}
+
 static void children(const char *program)
 {
 	nops(3);
@@ -184,6 +206,8 @@ int main(int count, char **arguments)
 		on_files(&ring);
 		waiting(&ring);
 		io_uring_queue_exit(&ring);
+	} else if (strcmp(what, "drains") == 0) {
+		drains();
 	} else if (strcmp(what, "children") == 0) {
 		children(arguments[0]);
 	} else if (strcmp(what, "nops") == 0 && count > 2) {

@@ -118,6 +118,17 @@ fn each_request_has_a_line_with_its_file_its_result_and_its_way() {
 }
 
 #[test]
+fn a_drain_without_earlier_requests_does_not_wait_and_forces_the_next_request_to_a_worker() {
+    let stage = Stage::new();
+    recorded(&stage, World::Transparent, "", traced()).arg("drains").finish().succeeded();
+    let text = shown(&stage, &[]);
+    assert!(!line_of(&text, "0x30").contains("> drain "), "{text}");
+    assert!(line_of(&text, "0x31").contains("> queue (after a drain) "), "{text}");
+    assert!(!line_of(&text, "0x31").contains("ASYNC"), "{text}");
+    assert!(line_of(&text, "0x32").ends_with("> inline"), "{text}");
+}
+
+#[test]
 fn filters_show_the_requests_that_meet_all_of_them() {
     let stage = Stage::new();
     recorded(&stage, World::Transparent, "", traced()).arg("ways").finish().succeeded();

@@ -76,6 +76,9 @@ pub struct Submitted<'a> {
 pub enum WorkerReason {
     /// The request has IOSQE_ASYNC.
     Asked,
+    /// The request was submitted while the ring drained. The kernel treats it as if it had
+    /// IOSQE_ASYNC.
+    AfterDrain,
     /// The submitter has other rights than the request.
     Rights,
     /// The request would have blocked its submitter, and its file cannot be polled.

@@ -192,8 +192,13 @@ pub const NO_CQE: u8 = 1;
 /// Detail of [`Kind::Completed`]: the request never began, because its chain broke.
 pub const NOT_BEGUN: u8 = 2;
 
-const REASONS: [WorkerReason; 4] =
-    [WorkerReason::Asked, WorkerReason::Rights, WorkerReason::WouldBlock, WorkerReason::Opcode];
+const REASONS: [WorkerReason; 5] = [
+    WorkerReason::Asked,
+    WorkerReason::Rights,
+    WorkerReason::WouldBlock,
+    WorkerReason::Opcode,
+    WorkerReason::AfterDrain,
+];
 
 /// Returns the detail of [`Kind::Queued`] for a reason.
 pub fn detail_of(reason: WorkerReason) -> u8 {
@@ -202,6 +207,7 @@ pub fn detail_of(reason: WorkerReason) -> u8 {
         WorkerReason::Rights => 1,
         WorkerReason::WouldBlock => 2,
         WorkerReason::Opcode => 3,
+        WorkerReason::AfterDrain => 4,
     }
 }
 

@@ -176,6 +176,7 @@ pub fn step_of(cause: Cause) -> String {
 pub fn reason_words(reason: WorkerReason) -> &'static str {
     match reason {
         WorkerReason::Asked => "IOSQE_ASYNC",
+        WorkerReason::AfterDrain => "after a drain",
         WorkerReason::Rights => "other rights",
         WorkerReason::WouldBlock => "would block",
         WorkerReason::Opcode => "blocking opcode",

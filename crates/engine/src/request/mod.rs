@@ -157,6 +157,9 @@ pub(crate) struct Request {
     /// The request has not been issued since it began to wait, for an observer of its steps.
     /// Meaningful if an observer wants to know of the request.
     pub has_waited: bool,
+    /// The request has IOSQE_ASYNC only because the ring drained when it was submitted. Meaningful
+    /// if an observer wants to know of the request.
+    pub is_forced: bool,
     /// The request's number among the requests of its opcode that a rule matches; 0 if no rule has
     /// matched it yet. Meaningful if its `properties` have `is_armed`.
     pub rule_count: u64,
@@ -320,6 +323,7 @@ impl Request {
             is_watched: false,
             observed_ring: 0,
             has_waited: false,
+            is_forced: false,
             rule_count: 0,
             recorded: 0,
             recorded_batch: 0,

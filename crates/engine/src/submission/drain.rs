@@ -63,6 +63,7 @@ impl Deferred {
 /// Makes the engine issue a request as if it had IOSQE_ASYNC. The kernel does so with each request
 /// that is submitted while the ring drains, even if no other request holds it back.
 pub(crate) fn force(request: &mut Request) {
+    request.is_forced |= !request.has_flag(sqe_flags::ASYNC);
     request.sqe.flags |= sqe_flags::ASYNC;
 }
 

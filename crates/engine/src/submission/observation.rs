@@ -41,7 +41,7 @@ fn notify(locked: &LockedRing, request: &mut Request, wants: impl Fn(&Observer) 
     let is_later_member = !locked.queues.chain.members.is_empty();
     let held_back = if is_later_member {
         HeldBack::Chain
-    } else if locked.queues.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
+    } else if waits_for_drain(locked, request) {
         HeldBack::Drain
     } else {
         HeldBack::No
@@ -49,6 +49,7 @@ fn notify(locked: &LockedRing, request: &mut Request, wants: impl Fn(&Observer) 
     let is_fixed = request.has_flag(sqe_flags::FIXED_FILE);
     request.observed_ring = locked.ring.observed_number();
     request.has_waited = held_back != HeldBack::No;
+    request.is_forced = false;
     let (_, user_data, _) = locked.ring.rule_words(&request.sqe);
     let submitted = Submitted {
         request: Identity { ring: Arc::as_ptr(locked.ring) as u64, number: request.id.0 },
@@ -71,6 +72,15 @@ fn notify(locked: &LockedRing, request: &mut Request, wants: impl Fn(&Observer) 
             (observer.submitted)(&submitted);
         }
     });
+}
+
+/// Returns whether a request that is being submitted has to wait because of an IO_DRAIN.
+fn waits_for_drain(locked: &LockedRing, request: &Request) -> bool {
+    let drain = &locked.queues.drain;
+    let is_held = drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN);
+    // On a shared ring, requests of other processes may be in front.
+    let has_earlier = drain.outstanding() != 0 || locked.ring.is_shared();
+    is_held && has_earlier && request.progress != Progress::Refused
 }
 
 /// Returns a descriptor number of the request's file.
@@ -126,7 +136,7 @@ pub(super) fn suspended(locked: &LockedRing, request: &mut Request, outcome: &Is
 
 fn worker_reason(locked: &LockedRing, request: &Request, outcome: &IssueOutcome) -> WorkerReason {
     if request.has_flag(sqe_flags::ASYNC) {
-        return WorkerReason::Asked;
+        return if request.is_forced { WorkerReason::AfterDrain } else { WorkerReason::Asked };
     }
     if request.properties.bears_rights && locked.waiting.rights.is_foreign(request) {
         return WorkerReason::Rights;
