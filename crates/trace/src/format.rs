@@ -37,7 +37,8 @@ pub struct Header {
     pub events: u64,
     /// Events of the run for which there was no room.
     pub lost: u64,
-    /// Names for which there was no room.
+    /// Names for which there was no room. Each process counts its own, and may count a name again
+    /// after it has used 2¹⁴ others.
     pub lost_names: u64,
     /// 1: the file has the last events of the run; 0: the first ones.
     pub keeps_last: u64,

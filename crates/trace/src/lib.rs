@@ -8,8 +8,12 @@
 //! | `recorder` | what the engine reports, as events |
 //!
 //! # Invariants
-//! - An event is one record of 64 bytes. To record it takes one atomic addition and no lock. A
-//!   system call is needed only for a thread or a file that this process has not recorded lately.
+//! - An event is one record of 64 bytes. To record it takes one atomic addition. Three cases take
+//!   more:
+//!   - a request that opens a file by its name: a lock;
+//!   - a request on a descriptor that the process has not named for a millisecond: a lock and
+//!     readlink(2);
+//!   - a thread that records for the first time, or is not libc's: gettid(2).
 //! - A record proves itself by a checksum, so no order between its words is needed. A record that a
 //!   process left half written is not taken for an event.
 //! - The memory is bounded. An event without room is counted.

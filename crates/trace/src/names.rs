@@ -9,8 +9,10 @@ use crate::page::Page;
 use alloc::borrow::ToOwned;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::ffi::CString;
 use alloc::vec::Vec;
 use alloc::{format, vec};
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::SystemCall;
 use usring_sys::mutex::Mutex;
@@ -31,7 +33,7 @@ const TIME: u64 = (1 << (64 - 2 * FIELD_BITS)) - 1;
 /// Number of names after which the process forgets which names it has added.
 const MOST_KNOWN: usize = 1 << 14;
 
-/// The names that one process has added.
+/// The names that one process has added, and those for which there was no room.
 pub struct Names {
     of_descriptors: Box<[AtomicU64]>,
     known: Mutex<BTreeMap<Vec<u8>, u32>>,
@@ -56,31 +58,29 @@ impl Names {
 
     #[cold]
     fn look_up(&self, page: &Page, number: i32, now: u64, entry: &AtomicU64) -> u32 {
-        // The buffer is in the heap: the request may come from a signal handler on a small stack.
-        let mut path = vec![0u8; MOST_NAME];
-        let link = format!("/proc/self/fd/{number}\0");
-        let arguments = [link.as_ptr() as u64, path.as_mut_ptr() as u64, path.len() as u64, 0, 0];
-        let length = SystemCall::new(linux::__NR_readlink, arguments).run_unhooked().unwrap_or(0);
-        if length == 0 {
+        let target = link_target(&CString::new(format!("/proc/self/fd/{number}")).unwrap_or_default());
+        if target.is_empty() && !link_target(PROGRAM).is_empty() {
             // The number stands for no file now, but may soon.
             return 0;
         }
-        let name = self.add(page, &path[..width::size(length)]);
+        // Without /proc, the failure is known for the same time as a name.
+        let name = if target.is_empty() { 0 } else { self.add(page, &target) };
         entry.store(u64::from(name) | field(number) << FIELD_BITS | now << (2 * FIELD_BITS), Ordering::Relaxed);
         name
     }
 
-    /// Returns the number of a name. Adds the name if it is new.
+    /// Returns the number of a name. Adds the name if it is new. Returns 0 if there is no room.
     pub fn add(&self, page: &Page, text: &[u8]) -> u32 {
         let mut known = self.known.lock();
         if let Some(name) = known.get(text) {
             return *name;
         }
         let name = page.add_name(text);
-        if name != 0 {
-            if known.len() >= MOST_KNOWN {
-                known.clear();
-            }
+        // A name without room is known as 0, so that it is counted once. It takes no other's place.
+        if known.len() >= MOST_KNOWN && name != 0 {
+            known.clear();
+        }
+        if known.len() < MOST_KNOWN {
             known.insert(text.to_owned(), name);
         }
         name
@@ -97,6 +97,41 @@ impl Names {
     }
 }
 
+/// The link in /proc to this process's program.
+pub const PROGRAM: &CStr = c"/proc/self/exe";
+
+/// Returns the target of a symbolic link. It is empty if there is no such link.
+pub fn link_target(link: &CStr) -> Vec<u8> {
+    // The buffer is in the heap: the request may come from a signal handler on a small stack.
+    let mut target = vec![0u8; MOST_NAME];
+    let arguments = [link.as_ptr() as u64, target.as_mut_ptr() as u64, target.len() as u64, 0, 0];
+    let length = SystemCall::new(linux::__NR_readlink, arguments).run_unhooked().unwrap_or(0);
+    target.truncate(width::size(length));
+    target
+}
+
 fn field(number: i32) -> u64 {
     width::word(number).wrapping_add(1) & FIELD
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::Settings;
+    use usring_sys::mapping;
+
+    #[test]
+    fn a_name_without_room_is_counted_once_and_the_first_names_stay() {
+        let settings = Settings { size: 64 << 10, keeps_last: true, ring: 0 };
+        let memory = mapping::sealed_memory_file(c"usring-test", settings.length()).unwrap();
+        let page = Page::create(&memory, &settings).unwrap();
+        let names = Names::new();
+        let name = |number: usize| format!("{number:0>4000}").into_bytes();
+        let numbers: Vec<u32> = (0..20).map(|number| names.add(&page, &name(number))).collect();
+        assert_eq!(numbers.iter().filter(|number| **number != 0).count(), 16, "{numbers:?}");
+        assert_eq!(page.header().lost_names, 4);
+        let again: Vec<u32> = (0..20).map(|number| names.add(&page, &name(number))).collect();
+        assert_eq!(again, numbers);
+        assert_eq!(page.header().lost_names, 4);
+    }
 }

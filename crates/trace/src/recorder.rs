@@ -1,7 +1,7 @@
 //! The engine's reports as events. The engine reports under a ring's lock, or in a worker.
 
 use crate::format::{self, Kind, Record};
-use crate::names::Names;
+use crate::names::{self, Names};
 use crate::page::Page;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -61,20 +61,10 @@ fn begin(page: &Page) -> &'static Process {
         }
     });
     if is_first {
-        let name = process.names.add(page, &program());
+        let name = process.names.add(page, &names::link_target(names::PROGRAM));
         write(page, process, Record { name, ..Record::new(Kind::Process) });
     }
     process
-}
-
-/// Returns the path of this process's program.
-fn program() -> Box<[u8]> {
-    let mut path = alloc::vec![0u8; 4096];
-    let link = c"/proc/self/exe".as_ptr() as u64;
-    let arguments = [link, path.as_mut_ptr() as u64, path.len() as u64, 0, 0];
-    let length = SystemCall::new(linux::__NR_readlink, arguments).run_unhooked().unwrap_or(0);
-    path.truncate(width::size(length));
-    path.into()
 }
 
 /// Adds time, process and thread to an event, and records it.
