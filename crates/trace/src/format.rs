@@ -123,7 +123,7 @@ pub enum NotATrace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kind {
-    /// A process begins to record. `name`: its program.
+    /// A process begins to record. `name`: its program; `detail`: [`FORKED`], or 0.
     Process = 1,
     /// A ring was made. `extra`: the flags of io_uring_setup(2); `b`: SQ and CQ entries.
     Opened = 2,
@@ -182,6 +182,9 @@ const KINDS: [Kind; 17] = [
     Kind::Reaped,
 ];
 
+/// Detail of [`Kind::Process`]: the process is a forked child. Several of its threads may begin to
+/// record at the same time, so the event may follow others of the process.
+pub const FORKED: u8 = 1;
 /// Detail of [`Kind::Submitted`]: the request waits for the one before it in its chain.
 pub const HELD_BY_CHAIN: u8 = 1;
 /// Detail of [`Kind::Submitted`]: the request waits because of an IO_DRAIN.

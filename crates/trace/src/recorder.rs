@@ -4,7 +4,7 @@ use crate::format::{self, Kind, Record};
 use crate::names::{self, Names};
 use crate::page::Page;
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_engine::observers::{Closed, Completed, HeldBack, Observer, Opened, Step, Stepped, Submitted, Transfer};
 use usring_sys::per_process::PerProcess;
 use usring_sys::set_once::SetOnce;
@@ -23,6 +23,8 @@ const RINGS: usize = 256;
 /// The recorder's state in one process.
 struct Process {
     id: u32,
+    /// Whether a thread records, or has recorded, that the process begins.
+    has_begun: AtomicBool,
     names: Names,
     /// The CQ's head of each ring, as the last event had it.
     heads: Box<[AtomicU32]>,
@@ -36,7 +38,7 @@ pub fn start(page: Page) {
     ticks::calibrate();
     thread_ids::find_word();
     PAGE.set(Box::leak(Box::new(page)));
-    process(&page);
+    begin(&page, 0);
 }
 
 /// Notes that a descriptor begins to stand for another file.
@@ -45,24 +47,22 @@ pub fn forget_descriptor(number: i32) {
 }
 
 fn process(page: &Page) -> &'static Process {
-    PROCESS.get().unwrap_or_else(|| begin(page))
+    PROCESS.get().unwrap_or_else(|| begin(page, format::FORKED))
 }
 
-/// Records that this process begins. The first thread that records in a forked child does so, too.
+/// Records that this process begins, unless another thread does. A forked child's event may follow
+/// events of its other threads. `detail`: that of [`Kind::Process`].
 #[cold]
-fn begin(page: &Page) -> &'static Process {
-    let mut is_first = false;
-    let process = PROCESS.get_or_make(|| {
-        is_first = true;
-        Process {
-            id: width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_unhooked().unwrap_or(0)),
-            names: Names::new(),
-            heads: (0..RINGS).map(|_| AtomicU32::new(0)).collect(),
-        }
+fn begin(page: &Page, detail: u8) -> &'static Process {
+    let process = PROCESS.get_or_make(|| Process {
+        id: width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_unhooked().unwrap_or(0)),
+        has_begun: AtomicBool::new(false),
+        names: Names::new(),
+        heads: (0..RINGS).map(|_| AtomicU32::new(0)).collect(),
     });
-    if is_first {
+    if !process.has_begun.swap(true, Ordering::Relaxed) {
         let name = process.names.add(page, &names::link_target(names::PROGRAM));
-        write(page, process, Record { name, ..Record::new(Kind::Process) });
+        write(page, process, Record { detail, name, ..Record::new(Kind::Process) });
     }
     process
 }

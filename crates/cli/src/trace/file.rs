@@ -173,6 +173,12 @@ impl Loaded {
         Ok(Loaded { header, names, events, missing })
     }
 
+    /// Returns a trace of these events.
+    #[cfg(test)]
+    pub fn of(header: Header, events: Vec<Event>) -> Loaded {
+        Loaded { header, names: Vec::new(), events, missing: 0 }
+    }
+
     /// Returns the name that a record refers to.
     pub fn name(&self, name: u32) -> Option<String> {
         read_name(&self.names, name).map(|name| String::from_utf8_lossy(&name).into_owned())

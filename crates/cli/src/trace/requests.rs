@@ -1,7 +1,7 @@
 //! Joins the events of each request: when it was submitted, what it waited for, and how it ended.
 
 use super::file::{Event, Loaded};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use usring_engine::observers::WorkerReason;
 use usring_trace::format::{self, Kind, Record};
 
@@ -123,6 +123,8 @@ struct Joined {
     requests: Requests,
     /// Index of the process with each id.
     processes: HashMap<u32, usize>,
+    /// The processes whose [`Kind::Process`] was seen.
+    begun: HashSet<usize>,
     rings: HashMap<(usize, u32), usize>,
     in_flight: HashMap<Key, usize>,
     ready: HashMap<(usize, u32), VecDeque<Ready>>,
@@ -141,7 +143,7 @@ impl Joined {
     fn add(&mut self, event: &Event, trace: &Loaded) {
         let (at, record) = (event.at, &event.record);
         if record.kind == Kind::Process {
-            self.begin_process(record.process, trace.name(record.name), at);
+            self.note_process(record, trace.name(record.name), at);
             return;
         }
         let process = match self.processes.get(&record.process) {
@@ -156,6 +158,21 @@ impl Joined {
             Kind::Posted | Kind::Completed => self.answer(process, record, at),
             _ => self.step(process, record, at),
         }
+    }
+
+    /// Notes a process's first event, or that of a program that the process has executed.
+    fn note_process(&mut self, record: &Record, program: Option<String>, at: u64) {
+        let known = self.processes.get(&record.process).copied();
+        let known = known.filter(|process| !self.begun.contains(process) && record.detail & format::FORKED != 0);
+        let process = match known {
+            // Another thread of the forked child was faster.
+            Some(process) => {
+                self.requests.processes[process].program = program;
+                process
+            }
+            None => self.begin_process(record.process, program, at),
+        };
+        self.begun.insert(process);
     }
 
     fn begin_process(&mut self, id: u32, program: Option<String>, from: u64) -> usize {
@@ -278,5 +295,31 @@ impl Request {
         if let Some(wait) = self.waits.last_mut() {
             wait.until.get_or_insert(at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use usring_trace::format::Header;
+
+    fn joined(records: &[Record]) -> Requests {
+        let events = records.iter().zip(0..).map(|(record, at)| Event { at, record: *record }).collect();
+        join(&Loaded::of(Header::default(), events))
+    }
+
+    #[test]
+    fn requests_of_a_forked_child_may_come_before_its_first_event() {
+        let of = |kind, detail, request| Record { process: 7, ring: 1, detail, request, ..Record::new(kind) };
+        let found = joined(&[
+            of(Kind::Submitted, 0, 1),
+            of(Kind::Process, format::FORKED, 0),
+            of(Kind::Completed, 0, 1),
+            of(Kind::Process, 0, 0),
+            of(Kind::Submitted, 0, 1),
+        ]);
+        let spans: Vec<_> = found.all.iter().map(|request| (request.process, request.latency())).collect();
+        assert_eq!(spans, [(0, Some(2)), (1, None)]);
+        assert_eq!(found.processes.len(), 2, "the child, and the program that it executes");
     }
 }
