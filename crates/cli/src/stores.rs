@@ -1,8 +1,9 @@
-//! Checks the files that hold devices and swapped memory. Each file must have a single use, and no
-//! other user should have access to pages of the program's memory.
+//! Checks the files and NBD exports that hold devices and swapped memory. Each must have a single
+//! use, and no other user should have access to pages of the program's memory.
 
 use super::Failure;
 use super::devices::DeviceOption;
+use super::storage::{NbdUri, parse_nbd_uri};
 use super::swap::SwapOption;
 use std::ffi::OsString;
 use std::fs::Metadata;
@@ -16,18 +17,19 @@ const PATHS: [&str; 2] = ["path", "socket"];
 /// Most symbolic links that the kernel follows in one path (`MAXSYMLINKS`).
 const MOST_LINKS: u32 = 40;
 
-/// Fails if two devices, or a device and swapped memory, use one file, because each would overwrite
-/// the other's blocks. Two links to a file count as one file, and two nodes of a block device as
-/// one device. The file may still be missing.
+/// Fails if two devices, or a device and swapped memory, use one file or NBD export, because each
+/// would overwrite the other's blocks. Two links to a file count as one file, and two nodes of a
+/// block device as one device. The file may still be missing.
 pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Result<(), Failure> {
     let of_devices = devices.iter().map(|option| (option.name(), option.spec()));
     let of_swap = swap.map(|option| ("--swap".to_owned(), option.spec()));
     let mut known: Vec<(Identity, String)> = Vec::new();
     for (user, spec) in of_devices.chain(of_swap) {
-        let Some((path, identity)) = identity(spec) else { continue };
+        let Some((name, identity)) = identity(spec) else { continue };
         if let Some((_, other)) = known.iter().find(|(known, _)| *known == identity) {
             return Err(Failure::new(format!(
-                "{path} is used by {other} and by {user}, which would overwrite each other's data; use a separate file for each"
+                "{name} is used by {other} and by {user}, which would overwrite each other's data; use a separate {} for each",
+                if matches!(identity, Identity::Export(..) | Identity::SocketExport(..)) { "export" } else { "file" }
             )));
         }
         known.push((identity, user));
@@ -35,7 +37,7 @@ pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Re
     Ok(())
 }
 
-/// Identity of a file, whatever its names are.
+/// Identity of a file or an NBD export, whatever its names are.
 #[derive(PartialEq, Eq)]
 enum Identity {
     /// A block device: its number.
@@ -44,16 +46,36 @@ enum Identity {
     File(u64, u64),
     /// A file that opening may make (`create=on`): the numbers of its folder, and its name.
     Missing(u64, u64, OsString),
+    /// An export of the NBD server that listens on this socket.
+    SocketExport(Box<Identity>, String),
+    /// An export of the NBD server with this address: QEMU's text of it, in lower case.
+    Export(String, String),
 }
 
+/// Returns the name and the identity of what a SPEC uses. `None`: neither a file nor an NBD export.
 fn identity(spec: &Spec) -> Option<(&str, Identity)> {
-    let path = PATHS.iter().find_map(|name| spec.device().text(name))?;
-    let identity = match std::fs::metadata(path) {
-        Ok(found) if is_block(&found) => Identity::Device(found.rdev()),
-        Ok(found) => Identity::File(found.dev(), found.ino()),
-        Err(_) => missing(path)?,
-    };
-    Some((path, identity))
+    let layer = spec.device();
+    if let Some(uri) = layer.text("uri") {
+        return Some((uri, export(parse_nbd_uri(uri).ok()?)));
+    }
+    let path = PATHS.iter().find_map(|name| layer.text(name))?;
+    Some((path, of_file(path)?))
+}
+
+fn of_file(path: &str) -> Option<Identity> {
+    match std::fs::metadata(path) {
+        Ok(found) if is_block(&found) => Some(Identity::Device(found.rdev())),
+        Ok(found) => Some(Identity::File(found.dev(), found.ino())),
+        Err(_) => missing(path),
+    }
+}
+
+/// Two names of one host count as two servers.
+fn export(NbdUri { server, export }: NbdUri) -> Identity {
+    match server["path"].as_str().and_then(of_file) {
+        Some(socket) => Identity::SocketExport(Box::new(socket), export),
+        None => Identity::Export(server.to_string().to_lowercase(), export),
+    }
 }
 
 /// Returns the identity of the file that open(2) with O_CREAT would make. A symbolic link whose
@@ -97,5 +119,40 @@ pub fn warn_of_modes(swap: &SwapOption) {
             "usring run: {path}: insecure file owner {owner}, {own} suggested (`chown {own} {path}`): it will hold the \
              program's memory"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(first: &str, second: &str) -> Result<(), Failure> {
+        let device = |name, spec| crate::devices::parse(&format!("{name}=nbd:uri={spec}")).unwrap();
+        check_distinct(&[device("a", first), device("b", second)], None)
+    }
+
+    #[test]
+    fn an_export_has_one_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let [socket, link] = ["socket", "link"].map(|name| folder.path().join(name).display().to_string());
+        std::fs::write(&socket, "").unwrap();
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        let unix = |export: &str, path: &str| format!("nbd+unix:///{export}?socket={path}");
+        for (first, second) in [
+            ("nbd://host/e", "nbd+tcp://HOST:10809/%65"),
+            (&unix("e", &socket), &unix("e", &link)),
+            (&unix("e", "/missing/socket"), &unix("e", "/missing/socket")),
+        ] {
+            let failure = check(first, second).expect_err("one export");
+            assert!(failure.sentence.contains("is used by --device a and by --device b"), "{}", failure.sentence);
+            assert!(failure.sentence.ends_with("use a separate export for each"), "{}", failure.sentence);
+        }
+        for (first, second) in [
+            ("nbd://host/e", "nbd://host/E"),
+            ("nbd://host/e", "nbd://host:1/e"),
+            (&unix("e", &socket), &unix("f", &link)),
+        ] {
+            check(first, second).unwrap();
+        }
     }
 }

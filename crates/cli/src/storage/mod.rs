@@ -19,6 +19,7 @@ mod nbd_uri;
 mod process;
 
 pub use folder::remove_left;
+pub use nbd_uri::{NbdUri, parse as parse_nbd_uri};
 
 use crate::Failure;
 use crate::system_error::words;

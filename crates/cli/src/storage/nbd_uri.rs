@@ -23,11 +23,11 @@ pub fn parse(uri: &str) -> Result<NbdUri, String> {
     let (scheme, rest) = uri.split_once("://").ok_or_else(|| wrong("it has no ://"))?;
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let decoded = |text: &str| decode(text).ok_or_else(|| wrong("a % stands before no two hexadecimal digits"));
+    let decoded = |text: &str| decode(text).map_err(wrong);
     let server = match scheme.to_ascii_lowercase().as_str() {
         "nbd" | "nbd+tcp" => {
             if query.is_some() {
-                return Err(wrong("options follow it"));
+                return Err(wrong("it has options after ?, which only nbd+unix:// takes"));
             }
             let (host, port) = host_and_port(authority).ok_or_else(|| wrong("it has no valid HOST"))?;
             json!({"type": "inet", "host": decoded(host)?, "port": port})
@@ -63,9 +63,10 @@ fn host_and_port(authority: &str) -> Option<(&str, &str)> {
     (is_port && !host.is_empty() && !host.contains('@')).then_some((host, port))
 }
 
-/// Replaces each `%` and two hexadecimal digits by their byte. `None` if digits are missing, if the
-/// result is no UTF-8, or if it has a NUL byte.
-fn decode(text: &str) -> Option<String> {
+/// Replaces each `%` and two hexadecimal digits by their byte. The error says what is wrong with
+/// the text.
+fn decode(text: &str) -> Result<String, &'static str> {
+    const DIGITS: &str = "no two hexadecimal digits follow a %";
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, behind)) = rest.split_first() {
@@ -74,11 +75,15 @@ fn decode(text: &str) -> Option<String> {
             bytes.push(*first);
             continue;
         }
-        let digits = rest.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
-        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+        let digits = rest.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit)).ok_or(DIGITS)?;
+        let digits = std::str::from_utf8(digits).map_err(|_| DIGITS)?;
+        bytes.push(u8::from_str_radix(digits, 16).map_err(|_| DIGITS)?);
         rest = &rest[2..];
     }
-    String::from_utf8(bytes).ok().filter(|decoded| !decoded.contains('\0'))
+    if bytes.contains(&0) {
+        return Err("a % stands for a NUL byte");
+    }
+    String::from_utf8(bytes).map_err(|_| "a % stands for bytes that are not UTF-8")
 }
 
 #[cfg(test)]
@@ -110,13 +115,15 @@ mod tests {
             ("nbd://host:/", "HOST"),
             ("nbd://host:99999/", "HOST"),
             ("nbd://[::1/", "HOST"),
-            ("nbd://host/?socket=/x", "options"),
+            ("nbd://host/?socket=/x", "it has options after ?, which only nbd+unix:// takes"),
             ("nbd+unix:///e", "socket=PATH"),
             ("nbd+unix:///e?socket=", "socket=PATH"),
             ("nbd+unix://host/e?socket=/x", "more than"),
             ("nbd+unix:///e?socket=/x&y=z", "more than"),
-            ("nbd://host/%2", "hexadecimal"),
-            ("nbd://host/%ff", "hexadecimal"),
+            ("nbd://host/%2", "no two hexadecimal digits follow a %"),
+            ("nbd://host/%+1", "no two hexadecimal digits follow a %"),
+            ("nbd://host/%ff", "not UTF-8"),
+            ("nbd://host/a%00b", "NUL byte"),
             ("nbds://host/", "TLS"),
         ] {
             let error = parse(uri).unwrap_err();
