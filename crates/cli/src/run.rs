@@ -109,10 +109,10 @@ pub struct Options {
     /// This needs neither privileges nor the system's swap space. A thread that touches an evicted
     /// page reads the page back itself.
     ///
-    /// SPEC is file:path=FILE, ram:size=1G, or another device as for --device. It must have room
-    /// for all memory that may be evicted. With ,size=8G,create=on usring makes the file. A file
-    /// that exists must be all zeroes or hold the swapped memory of an earlier run. With
-    /// ,overwrite=on in SPEC, any file may be used.
+    /// SPEC is file:path=FILE, ram:size=1G, or vhost-user:socket=PATH (nbd, qcow2, qemu are
+    /// refused). It must have room for all memory that may be evicted. With ,size=8G,create=on
+    /// usring makes the file. A file that exists must be all zeroes or hold the swapped memory of
+    /// an earlier run. With ,overwrite=on in SPEC, any file may be used.
     ///
     /// usring swaps memory that the program maps in pieces of at least `min` bytes (default 1M),
     /// which includes malloc's large blocks. `limit` holds for each process. --stats counts the
@@ -222,11 +222,14 @@ pub struct Options {
     ///
     /// The record has each step: submission, waits for other requests or for the file, workers and
     /// why they were needed, devices, completion. Programs that the program starts are recorded,
-    /// too. An event takes some tens of nanoseconds and 64 bytes. usring writes FILE when the
-    /// program has ended, also by SIGKILL, and says how many events were lost.
+    /// too. An event takes some tens of nanoseconds and 64 bytes.
+    ///
+    /// usring writes FILE when the program has ended, also if SIGKILL has ended the program, and
+    /// says how many events were lost.
     ///
     /// The first events are kept, up to size (256M). With last=64M the last ones are kept instead.
-    /// With ring=N only that ring of each process is recorded. FILE must not exist, or be a trace.
+    /// With ring=N only that ring of each process is recorded. FILE is made. An earlier trace is
+    /// overwritten; any other file is refused.
     #[arg(long, value_name = "FILE[,ring=N][,size=SIZE|last=SIZE]", value_parser = trace::parse)]
     pub trace: Option<TraceOption>,
 

@@ -9,7 +9,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
 use nix::sys::signalfd::SignalFd;
-use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
+use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, write};
 use usring_sys::width;
 
 /// How the program ended.
@@ -48,8 +48,9 @@ impl Supervisor {
     /// program's process id.
     pub fn run(&self, launch: &Launch, started: impl FnOnce(u32) -> Result<(), Failure>) -> Result<Ended, Failure> {
         let launcher = getpid();
-        // SAFETY: the child only makes system calls and allocates. libc's fork makes allocating
-        // safe, and this process's other threads hold no other lock that the child needs.
+        // SAFETY: the child only makes system calls and allocates, and libc's fork makes allocating
+        // safe. The child takes no lock: a thread of a storage daemon may have had the lock of
+        // standard error at the fork.
         match unsafe { fork() }.map_err(failed)? {
             ForkResult::Child => {
                 if !die_with(launcher) {
@@ -80,7 +81,8 @@ fn become_program(launch: &Launch, mask: &SigSet, sigchld: &SigAction) -> ! {
     let _ = unsafe { sigaction(Signal::SIGCHLD, sigchld) };
     let _ = mask.thread_set_mask();
     let Err(failure) = launch.execute();
-    eprintln!("usring run: {}", failure.sentence);
+    // Without the lock of `std::io::stderr`, see `Supervisor::run`.
+    let _ = write(std::io::stderr(), format!("usring run: {}\n", failure.sentence).as_bytes());
     std::process::exit(failure.status.into());
 }
 
