@@ -11,6 +11,7 @@ use super::executable::{self, Executable};
 use super::export::{Destination, Export};
 use super::inject::{self, Faults, InjectOption, Settings};
 use super::statistics::StatisticsFile;
+use super::storage::Daemons;
 use super::supervise::{Ended, Supervisor};
 use super::swap::{self, Checked, CountedFile, SwapOption};
 use super::trace::{self, Trace, TraceOption};
@@ -365,16 +366,21 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
 struct BackEnds {
     devices: Vec<Connected>,
     swap: Option<VhostUser>,
+    /// The daemons that this run has started. They end after the connections to them.
+    daemons: Daemons,
 }
 
 impl BackEnds {
     fn connect(options: &Options, remote_swap: Option<&Checked>) -> Result<BackEnds, Failure> {
-        let devices = options.devices.iter().map(Connected::to).collect::<Result<_, _>>()?;
+        // Made first, and so dropped last if a connection fails.
+        let mut daemons = Daemons::default();
+        let connected = options.devices.iter().map(|option| Connected::to(option, &mut daemons));
+        let devices = connected.collect::<Result<_, _>>()?;
         let swap = match (&options.swap, remote_swap) {
             (Some(swap), Some(checked)) => swap.connect(checked)?,
             _ => None,
         };
-        Ok(BackEnds { devices, swap })
+        Ok(BackEnds { devices, swap, daemons })
     }
 }
 
@@ -386,12 +392,13 @@ fn devices_of(
     faults: Option<&Faults>,
     environment: &mut Environment,
 ) -> Result<Option<Devices>, Failure> {
-    let (has_devices, has_back_end) = (!options.devices.is_empty(), back_ends.swap.is_some());
+    let BackEnds { daemons, devices, swap } = back_ends;
+    let (has_devices, has_back_end) = (!options.devices.is_empty(), swap.is_some());
     if !has_devices && !has_back_end && faults.is_none() {
         return Ok(None);
     }
-    let connected = options.devices.iter().zip(back_ends.devices);
-    let devices = Devices::create(connected, options.iopoll_fallback, back_ends.swap, faults.map(Faults::file))?;
+    let connected = options.devices.iter().zip(devices);
+    let devices = Devices::create(daemons, connected, options.iopoll_fallback, swap, faults.map(Faults::file))?;
     if has_devices {
         environment.devices(devices.socket_path());
     }

@@ -6,7 +6,7 @@ use crate::fio::{job, number, report};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -185,8 +185,8 @@ fn an_image_has_all_writes_of_a_run_that_has_ended() {
     verify_image(&stage, "--size=4m");
 }
 
-/// Kills the daemon and the NBD server in turn while fio writes. In `rounds` rounds of about half a
-/// second each, fio makes pauses so that it does not end before.
+/// Kills the daemon and the NBD server in turn while fio writes, in `rounds` rounds of about half a
+/// second each. Between blocks, fio pauses, so that it still writes in the last round.
 fn killed_in_turn(spec: &str, rounds: u64) {
     let stage = Stage::new();
     let mut server = prepare(&stage, spec);
@@ -309,6 +309,89 @@ fn the_daemon_ends_when_a_signal_ends_the_run() {
     is_tidy(&stage);
 }
 
+/// A service manager sends a signal to each process of a service. The program here writes after it
+/// has got the signal, and the daemon has got it first.
+#[test]
+fn a_program_writes_after_a_signal_to_all_processes() {
+    let stage = Stage::new();
+    prepare(&stage, QCOW2);
+    let script = r#"
+        trap 'dd if=/dev/zero of=disk bs=64k count=8 oflag=direct conv=notrunc,fsync status=none && exit 7' TERM
+        echo ready; sleep 60 & wait $!"#;
+    let shell = stage.program_on_devices(World::Denied, &[&format!("disk={QCOW2}")], "/bin/sh");
+    let mut started = shell.args(["-c", script]).start();
+    assert_eq!(started.wait_for_line(Duration::from_secs(60)), "ready");
+    let process = serving(&stage, 0);
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        send(process, signal);
+    }
+    started.terminate();
+    let finished = started.finish();
+    assert_eq!((finished.status.code(), finished.stderr.as_str()), (Some(7), ""), "{}", finished.report());
+    ends(process);
+    is_tidy(&stage);
+}
+
+/// Makes a folder with a script that stands for the daemon, and returns a PATH that begins with the
+/// folder. The script runs the daemon to its end, and then `after`.
+fn path_with(stage: &Stage, after: &str) -> String {
+    let script = format!("#!/bin/sh\n{} \"$@\"\n{after}\n", require(&QEMU_STORAGE_DAEMON));
+    let folder = stage.make_folder("wrapped");
+    let file = folder.join("qemu-storage-daemon");
+    std::fs::write(&file, script).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+#[test]
+fn a_daemon_that_fails_at_the_end_of_the_run_says_why() {
+    let stage = Stage::new();
+    prepare(&stage, QCOW2);
+    let path = path_with(&stage, "echo 'the image is full' >&2; exit 3");
+    let run = stage.program_on_devices(World::Denied, &[&format!("disk={QCOW2}")], "/bin/true");
+    let finished = run.env("PATH", path).finish().succeeded();
+    let lines: Vec<_> = finished.stderr.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "usring: disk: qemu-storage-daemon: the image is full",
+            "usring: disk: qemu-storage-daemon ended with exit status: 3; writes that were not flushed may be lost"
+        ]
+    );
+    is_tidy(&stage);
+}
+
+/// Each of the two daemons ends only while the other ends, too.
+#[test]
+fn the_daemons_of_a_run_end_at_the_same_time() {
+    let stage = Stage::new();
+    let ended = stage.make_folder("ended");
+    let path =
+        path_with(&stage, &format!("cd {}; touch $$; until test $(ls | wc -l) = 2; do :; done", ended.display()));
+    let devices = ["disk", "second"].map(|path| format!("{path}=qemu:node=(driver=null-co,size=16777216)"));
+    let run = stage.program_on_devices(World::Denied, &devices.each_ref().map(String::as_str), "/bin/true");
+    let finished = run.env("PATH", path).finish().succeeded();
+    assert_eq!(finished.stderr, "");
+    is_tidy(&stage);
+}
+
+#[test]
+fn a_read_only_image_is_read_and_refuses_writes() {
+    let stage = Stage::new();
+    prepare(&stage, QCOW2);
+    let before = stage.read("image");
+    let script = r#"
+        cp disk copy && echo read
+        dd if=/dev/zero of=disk bs=4k count=1 oflag=direct conv=notrunc status=none || echo refused"#;
+    let shell = stage.program_on_devices(World::Denied, &[&format!("disk={QCOW2},read-only=on")], "/bin/sh");
+    let finished = shell.args(["-c", script]).finish().succeeded();
+    assert_eq!(finished.stdout, "read\nrefused\n", "{}", finished.report());
+    assert!(finished.stderr.contains("Operation not permitted"), "{}", finished.report());
+    assert_eq!(stage.read("copy"), vec![0; 16 << 20]);
+    assert!(stage.read("image") == before, "the image has changed");
+    is_tidy(&stage);
+}
+
 /// A terminal sends ^C to the process group. The program here goes on, and so does its device.
 #[test]
 fn a_program_that_ignores_an_interrupt_keeps_its_device() {
@@ -383,4 +466,7 @@ fn a_server_that_never_answers_ends_the_run_at_the_limit_or_at_an_interrupt() {
     waiting.set_read_timeout(Some(END_LIMIT)).unwrap();
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut &waiting, &mut rest).unwrap();
+    // The launcher had no time to remove the daemon's folder, but the next `usring ctl` does.
+    assert!(daemon(&stage).is_none());
+    is_tidy(&stage);
 }

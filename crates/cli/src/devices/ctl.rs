@@ -81,15 +81,14 @@ struct Found {
 
 pub fn run(options: &Options) -> Outcome {
     let mut found = Vec::new();
-    for path in socket::all() {
+    let folders = socket::private_folders();
+    folders.iter().for_each(|folder| storage::remove_left(folder));
+    for path in socket::all_in(&folders) {
         match devices_of(&path) {
             Ok(devices) => found.extend(devices),
             // No process listens on the socket: its run was killed, and so did not remove the
             // socket.
-            Err(Errno::ECONNREFUSED) => {
-                let _ = std::fs::remove_file(&path);
-                path.parent().into_iter().for_each(storage::remove_left);
-            }
+            Err(Errno::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
             Err(error) => socket::say_unanswered(&path, error),
         }
     }

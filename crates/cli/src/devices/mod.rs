@@ -12,7 +12,7 @@ mod server;
 pub mod socket;
 
 use super::{Failure, Outcome};
-use crate::storage::{self, Health, Storage};
+use crate::storage::{self, Daemons, Health, Storage};
 use crate::system_error::words;
 use placeholder::Placeholder;
 use policies::Policies;
@@ -99,7 +99,7 @@ pub struct Devices {
     /// gets EIO, because no process is left to reconnect.
     _back_ends: Vec<VhostUser>,
     /// The daemons that this run has started. They end after the connections to them.
-    _storage: Vec<Storage>,
+    _daemons: Daemons,
     /// The interface to the back end of swapped memory. `None`: swapped memory has no back end.
     swap: Option<Arc<dyn Supply>>,
     policies: Arc<Policies>,
@@ -110,10 +110,12 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens the devices and makes their placeholders. `fallback`: polled rings may wait for
-    /// interrupts. `swap`: the back end of swapped memory, if there is one. `faults`: the memory
-    /// file with the run's rules for faults, if it has any.
+    /// Opens the devices and makes their placeholders. `daemons` come first, so that they are
+    /// dropped last if a device cannot be made. `fallback`: polled rings may wait for interrupts.
+    /// `swap`: the back end of swapped memory, if there is one. `faults`: the memory file with the
+    /// run's rules for faults, if it has any.
     pub fn create<'a>(
+        daemons: Daemons,
         options: impl ExactSizeIterator<Item = (&'a DeviceOption, Connected)>,
         fallback: bool,
         swap: Option<VhostUser>,
@@ -122,13 +124,9 @@ impl Devices {
         if options.len() > MOST {
             return Err(Failure::new(format!("a run can have at most {MOST} devices")));
         }
-        // If a device cannot be made, the connections are dropped before the daemons.
-        let mut daemons = Vec::new();
         let (mut list, mut back_ends) = (Vec::new(), Vec::new());
-        for (option, Connected { supply, back_end, storage }) in options {
-            daemons.extend(storage);
+        for (option, Connected { supply, back_end, health }) in options {
             back_ends.extend(back_end);
-            let health = daemons.last().filter(|_| needs_daemon(option.spec.device())).map(Storage::health);
             list.push(Arc::new(RunDevice::create(option, supply, health)?));
         }
         let policies = Policies::create(list.iter().map(|device| device.spec.policy()))?;
@@ -136,7 +134,7 @@ impl Devices {
         let supply = swap.as_ref().map(|back_end| Arc::from(back_end.supply()));
         back_ends.extend(swap);
         let socket = Socket::create()?;
-        Ok(Devices { list, _back_ends: back_ends, _storage: daemons, swap: supply, policies, socket, fallback, faults })
+        Ok(Devices { list, _back_ends: back_ends, _daemons: daemons, swap: supply, policies, socket, fallback, faults })
     }
 
     /// Returns the path of the socket at which the program's processes ask questions.
@@ -228,23 +226,26 @@ fn why_not_opened(spec: &Spec, error: Errno) -> String {
 pub struct Connected {
     supply: Arc<dyn Supply>,
     back_end: Option<VhostUser>,
-    /// The daemon that this run has started for the device. It ends after the connection to it.
-    storage: Option<Storage>,
+    /// The state of the daemon that this run has started for the device, if it has.
+    health: Option<Arc<Health>>,
 }
 
 impl Connected {
-    pub fn to(option: &DeviceOption) -> Result<Connected, Failure> {
+    /// Connects to the back end of a device, if it has one. If the back end is a daemon that this
+    /// run starts, adds it to `daemons`.
+    pub fn to(option: &DeviceOption, daemons: &mut Daemons) -> Result<Connected, Failure> {
         let (layer, name) = (option.spec.device(), option.path.display().to_string());
-        let storage = if needs_daemon(layer) { Some(start_daemon(option)?) } else { None };
-        let options = match &storage {
+        let storage = if needs_daemon(layer) { Some(daemons.add(start_daemon(option)?)) } else { None };
+        let options = match storage {
             Some(storage) => Some(storage.options(layer)),
             None => vhost_user::Options::of(layer),
         };
         let Some(options) = options else {
-            return Ok(Connected { supply: Arc::new(KeptSupply::default()), back_end: None, storage: None });
+            return Ok(Connected { supply: Arc::new(KeptSupply::default()), back_end: None, health: None });
         };
         let back_end = connect(&options, name)?;
-        Ok(Connected { supply: Arc::from(back_end.supply()), back_end: Some(back_end), storage })
+        let health = storage.map(Storage::health);
+        Ok(Connected { supply: Arc::from(back_end.supply()), back_end: Some(back_end), health })
     }
 }
 

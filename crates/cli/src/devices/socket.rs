@@ -129,20 +129,29 @@ fn not_private(folder: &Path) -> String {
     format!("{} is not a folder that only you can enter", folder.display())
 }
 
-/// Returns the paths of the sockets of this user's runs. Some may belong to runs that were killed.
-/// A folder that another user could have made is left out, and named on standard error.
-pub fn all() -> Vec<PathBuf> {
-    let mut paths = Vec::new();
-    for folder in folders() {
-        match is_private(&folder) {
-            Ok(true) => {}
-            Ok(false) => {
-                let _ =
-                    writeln!(std::io::stderr(), "usring ctl: {}, so it is not searched for runs", not_private(&folder));
-                continue;
-            }
-            Err(_) => continue,
+/// Returns the folders of this user's runs that exist. A folder that another user could have made
+/// is left out, and named on standard error.
+pub fn private_folders() -> Vec<PathBuf> {
+    let mut private = folders();
+    private.retain(|folder| {
+        let is_private = is_private(folder);
+        if is_private.as_ref().is_ok_and(|is_private| !is_private) {
+            let _ = writeln!(std::io::stderr(), "usring ctl: {}, so it is not searched for runs", not_private(folder));
         }
+        is_private.unwrap_or(false)
+    });
+    private
+}
+
+/// Returns the paths of the sockets of this user's runs. Some may belong to runs that were killed.
+pub fn all() -> Vec<PathBuf> {
+    all_in(&private_folders())
+}
+
+/// Returns the paths of the sockets in these folders.
+pub fn all_in(folders: &[PathBuf]) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    for folder in folders {
         paths.extend(fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()));
     }
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));

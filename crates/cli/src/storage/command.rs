@@ -11,15 +11,17 @@ use usring_device::spec::Layer;
 
 /// Name of the node that is exported.
 const NODE: &str = "usring-disk";
+/// Options by which the daemon reads commands (QMP) from its standard input.
+const CONTROL: [&str; 4] = ["--chardev", "stdio,id=usring-control", "--monitor", "chardev=usring-control"];
 /// Number of queues of a device without `queues=`. A process uses up to 16 for its blocking calls.
 /// The others are for rings and for other processes.
 const USUAL_QUEUES: u32 = 32;
 /// With `reconnect=on`, how long the daemon's requests wait for an NBD server that has gone: ten
 /// years.
 const WAIT_FOR_SERVER_SECONDS: u32 = 10 * 365 * 24 * 3600;
-/// How long a daemon without data of its own may take to end.
+/// Time after [`super::process::QUIT`] for the daemon of an `nbd` device, which caches no data.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
-/// How long a daemon may take to write what its format has in memory, and to end.
+/// Time after [`super::process::QUIT`] for a daemon whose format caches data.
 const STOP_LIMIT_WITH_CACHE: Duration = Duration::from_secs(30);
 
 /// A node that the storage daemon has to serve.
@@ -31,7 +33,7 @@ pub struct Plan {
     pub queues: u32,
     /// Whether the daemon is started again when it has ended, and requests wait meanwhile.
     pub reconnects: bool,
-    /// How long the daemon may take to end after SIGTERM.
+    /// Time for the daemon to end after it was asked to.
     pub stop_limit: Duration,
 }
 
@@ -55,11 +57,12 @@ impl Plan {
         })
     }
 
-    /// Returns the daemon's arguments. It listens on `socket`, and makes `ready` when it does.
+    /// Returns the daemon's arguments. It listens on `socket`, and makes `ready` when it does. It
+    /// reads commands from its standard input.
     pub fn arguments(&self, socket: &str, ready: &str) -> Vec<String> {
         // A daemon that is killed loses the writes that only its format's caches have. If another
         // daemon takes its place, the program never learns of that, and its next flush would
-        // succeed. So each write is then flushed before it completes.
+        // succeed. So with `reconnect=on` the daemon flushes each write before completing it.
         let export = json!({
             "type": "vhost-user-blk",
             "id": "usring",
@@ -71,7 +74,7 @@ impl Plan {
         });
         let object = self.object.iter().flat_map(|object| ["--object".to_owned(), object.clone()]);
         let rest = ["--blockdev", &self.node, "--export", &export.to_string(), "--pidfile", ready].map(str::to_owned);
-        object.chain(rest).collect()
+        object.chain(rest).chain(CONTROL.map(str::to_owned)).collect()
     }
 
     /// Returns the options that a message of the daemon's may repeat.
@@ -110,8 +113,8 @@ fn qcow2(layer: &Layer, is_read_only: bool) -> Value {
     })
 }
 
-/// Returns the user's options of a node, in JSON or in QEMU's form with commas, with this file's
-/// name of the node. In QEMU's form the last of equal options counts.
+/// Returns the user's options of a node, in JSON or in QEMU's form with commas, with `node-name`
+/// set to [`NODE`]. In QEMU's form, the last of two options with one name counts.
 fn named(node: &str, is_read_only: bool) -> Result<String, String> {
     if !node.starts_with('{') {
         return Ok(format!("{node},node-name={NODE}{}", if is_read_only { ",read-only=on" } else { "" }));

@@ -28,7 +28,7 @@ use folder::Folder;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::SigSet;
-use process::{PROGRAM, Process, Unready, bare};
+use process::{End, PROGRAM, Process, Unready, bare};
 use std::fmt;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -41,8 +41,8 @@ use usring_device::spec::Layer;
 
 /// A process that lived this long is started again at once.
 const LONG_LIFE: Duration = Duration::from_secs(5);
-/// Milliseconds between the end of a process with a shorter life and the next start: the first
-/// interval, which doubles each time, and the longest.
+/// First and longest pause before the next start of a process that lived shorter than
+/// [`LONG_LIFE`]. The pause doubles each time.
 const FIRST_PAUSE_MS: u16 = 100;
 const LONGEST_PAUSE_MS: u16 = 2000;
 
@@ -68,6 +68,25 @@ impl Health {
 
     pub fn state(&self) -> State {
         *self.lock()
+    }
+}
+
+/// The daemons of a run. Dropping them ends all at once, because each may take some time. They are
+/// dropped after the connections to them.
+#[derive(Default)]
+pub struct Daemons(Vec<Storage>);
+
+impl Daemons {
+    /// Adds a daemon. Returns it.
+    pub fn add(&mut self, storage: Storage) -> &Storage {
+        self.0.push(storage);
+        &self.0[self.0.len() - 1]
+    }
+}
+
+impl Drop for Daemons {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Storage::ask_to_end);
     }
 }
 
@@ -127,9 +146,16 @@ impl Storage {
     }
 }
 
+impl Storage {
+    /// Has the daemon's thread end the daemon.
+    fn ask_to_end(&self) {
+        let _ = self.stop.write(1);
+    }
+}
+
 impl Drop for Storage {
     fn drop(&mut self) {
-        let _ = self.stop.write(1);
+        self.ask_to_end();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -235,25 +261,29 @@ impl Keeper {
             if !found.has_ended && !found.is_stopped {
                 continue;
             }
-            let ended = if found.is_stopped {
-                if !process.stop(self.plan.stop_limit) {
-                    self.say_killed();
-                }
-                None
-            } else {
-                Some(process.end(self.plan.stop_limit).1)
-            };
+            let limit = self.plan.stop_limit;
+            let end = if found.is_stopped { process.stop(limit) } else { process.end(limit) };
+            end.lines.iter().for_each(|line| self.repeat(line));
             let mut state = self.health.lock();
             (state.process, state.is_alive) = (None, false);
-            return ended;
+            drop(state);
+            if found.is_stopped {
+                self.say_if_lossy(&end);
+                return None;
+            }
+            return Some(end.status);
         }
     }
 
-    fn say_killed(&self) {
+    /// Tells the user if the daemon did not end in order at the end of the run.
+    fn say_if_lossy(&self, end: &End) {
         let limit = self.plan.stop_limit.as_secs();
-        self.say(format_args!(
-            "{PROGRAM} did not end within {limit} s and was killed; writes that were not flushed may be lost"
-        ));
+        let consequence = "writes that were not flushed may be lost";
+        if end.is_killed {
+            self.say(format_args!("{PROGRAM} did not end within {limit} s and was killed; {consequence}"));
+        } else if !end.is_success {
+            self.say(format_args!("{PROGRAM} ended with {}; {consequence}", end.status));
+        }
     }
 
     /// Passes a line of the daemon on to the user.

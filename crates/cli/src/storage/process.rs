@@ -2,20 +2,19 @@
 //! which ends with the process.
 
 use super::command::Plan;
-use crate::signals;
 use crate::supervise::die_with;
 use crate::system_error::words;
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, getpid, setsid};
-use std::io::{ErrorKind, Read};
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{getpid, setsid};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The daemon's program, which is looked up in PATH.
@@ -24,15 +23,24 @@ pub const PROGRAM: &str = "qemu-storage-daemon";
 const START_LIMIT: Duration = Duration::from_secs(10);
 /// Interval between two checks whether the daemon serves the device or has ended, in milliseconds.
 const CHECK_MS: u16 = 10;
-/// How long a process may take to end after it has closed its standard error.
+/// Time for a daemon that is not ready yet to end after it has closed its standard error.
 const END_LIMIT: Duration = Duration::from_secs(1);
 /// Longest line of the daemon's that is kept in one piece, in bytes.
 const LONGEST_LINE: usize = 4096;
-/// Most lines of a daemon that does not start, of which a message has the last.
+/// If the daemon does not start, the message has at most this many of its last lines.
 const MOST_LINES: usize = 4;
+/// Most reads of the daemon's standard error after its end. A pipe has 64 KiB at most, unless a
+/// process that the daemon has started goes on writing.
+const MOST_LAST_READS: usize = 64;
+/// Signals that do not end the daemon. A service manager sends them to each process of a service,
+/// and the program's last writes need the daemon.
+const BLOCKED: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+/// The commands (QMP) that end the daemon.
+pub const QUIT: &[u8] = b"{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"quit\"}\n";
 
 pub struct Process {
     child: Child,
+    commands: ChildStdin,
     errors: ChildStderr,
     /// The beginning of a line whose end was not read yet.
     unfinished: Vec<u8>,
@@ -47,6 +55,17 @@ pub struct Found {
     pub has_ended: bool,
     /// Whether the owner of the device wants the process to end.
     pub is_stopped: bool,
+}
+
+/// How a process has ended.
+pub struct End {
+    /// Lines that the process has written to standard error since the last [`Process::wait`].
+    pub lines: Vec<String>,
+    /// Its exit status or signal, in words.
+    pub status: String,
+    pub is_success: bool,
+    /// Whether it was killed at the time limit.
+    pub is_killed: bool,
 }
 
 /// Why a process does not serve its device.
@@ -64,17 +83,17 @@ impl Process {
         let _ = std::fs::remove_file(ready);
         let mut command = Command::new(PROGRAM);
         command.args(plan.arguments(socket, ready));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let launcher = getpid();
         let prepare = move || {
             // A terminal's ^C is for the program, which may go on. It must not end the daemon.
             setsid()?;
             close_inherited()?;
+            // QEMU adds signals to the mask that it inherits, and removes none of these.
+            SigSet::from_iter(BLOCKED).thread_set_mask()?;
             if die_with(launcher) { Ok(()) } else { Err(Errno::ESRCH.into()) }
         };
-        // The calling thread blocks all signals, and SIGTERM has to end the daemon.
-        signals::unblock_in_child(&mut command);
-        // SAFETY: between fork and exec, `prepare` makes four system calls, and takes no lock.
+        // SAFETY: between fork and exec, `prepare` makes five system calls, and takes no lock.
         let spawned = unsafe { command.pre_exec(prepare) }.spawn();
         let mut child = spawned.map_err(|error| match error.kind() {
             ErrorKind::NotFound => {
@@ -82,9 +101,11 @@ impl Process {
             }
             _ => format!("cannot start {PROGRAM} ({error})", error = words(&error)),
         })?;
-        match child.stderr.take() {
-            Some(errors) => Ok(Process { child, errors, unfinished: Vec::new(), started: Instant::now() }),
-            None => Err(format!("{PROGRAM} has no standard error")),
+        match (child.stdin.take(), child.stderr.take()) {
+            (Some(commands), Some(errors)) => {
+                Ok(Process { child, commands, errors, unfinished: Vec::new(), started: Instant::now() })
+            }
+            _ => Err(format!("{PROGRAM} has no standard input or error")),
         }
     }
 
@@ -103,7 +124,7 @@ impl Process {
             let found = self.wait(stop, PollTimeout::from(CHECK_MS));
             lines.extend(found.lines);
             if found.has_ended {
-                let status = self.end(END_LIMIT).1;
+                let status = self.end(END_LIMIT).status;
                 return Err(Unready::Failed(complaint(plan, &lines, &status)));
             }
             if found.is_stopped {
@@ -119,7 +140,8 @@ impl Process {
         )))
     }
 
-    /// Waits for a line of the process, its end, or the wish that it ends, at most for `timeout`.
+    /// Waits until the process writes to standard error or closes it, the device's owner asks for
+    /// its end, or `timeout` passes.
     pub fn wait(&mut self, stop: &EventFd, timeout: PollTimeout) -> Found {
         let mut watched =
             [PollFd::new(stop.as_fd(), PollFlags::POLLIN), PollFd::new(self.errors.as_fd(), PollFlags::POLLIN)];
@@ -154,34 +176,58 @@ impl Process {
         (lines.into_iter().filter(|line| !line.is_empty()).collect(), is_over)
     }
 
-    /// Waits at most for `limit` until the process has ended, and then kills it. Returns whether it
-    /// ended by itself, and how it ended, in words.
-    pub fn end(&mut self, limit: Duration) -> (bool, String) {
+    /// Waits at most for `limit` until the process has ended, and then kills it.
+    pub fn end(&mut self, limit: Duration) -> End {
         let start = Instant::now();
-        let mut has_closed = false;
+        let (mut lines, mut has_closed) = (Vec::new(), false);
         while start.elapsed() < limit {
-            match self.child.try_wait() {
-                Ok(Some(status)) => return (true, status.to_string()),
+            let (status, is_success) = match self.child.try_wait() {
+                Ok(Some(status)) => (status.to_string(), status.success()),
                 // If SIGCHLD is ignored, the kernel keeps no status.
-                Err(_) => return (true, "an unknown status".into()),
-                Ok(None) => {}
-            }
-            // The end of the pipe says that the end is near, so the pipe is not watched any more.
-            let mut watched = [PollFd::new(self.errors.as_fd(), PollFlags::POLLIN)];
-            let _ = poll(if has_closed { &mut [] } else { &mut watched }, PollTimeout::from(CHECK_MS));
-            if !has_closed && watched[0].any().unwrap_or(true) {
-                has_closed = self.read().1;
-            }
+                Err(_) => ("an unknown status".into(), true),
+                Ok(None) => {
+                    let mut found = self.said(CHECK_MS, has_closed);
+                    lines.append(&mut found.lines);
+                    has_closed = found.has_ended;
+                    continue;
+                }
+            };
+            lines.extend(self.last_lines(has_closed));
+            return End { lines, status, is_success, is_killed: false };
         }
         self.kill();
-        (false, "SIGKILL".into())
+        lines.extend(self.last_lines(has_closed));
+        End { lines, status: "SIGKILL".into(), is_success: false, is_killed: true }
     }
 
-    /// Asks the process to end, and kills it after `limit`. Returns whether it ended by itself.
-    pub fn stop(&mut self, limit: Duration) -> bool {
-        // The process was not reaped, so its id cannot belong to another process.
-        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
-        self.end(limit).0
+    /// Waits at most for `limit_ms` milliseconds for what the process writes. A process that has
+    /// closed the pipe is about to end, so the pipe is not polled any more.
+    fn said(&mut self, limit_ms: u16, has_closed: bool) -> Found {
+        let mut watched = [PollFd::new(self.errors.as_fd(), PollFlags::POLLIN)];
+        let ready = poll(if has_closed { &mut [] } else { &mut watched }, PollTimeout::from(limit_ms));
+        let (lines, has_ended) = if ready == Ok(1) { self.read() } else { (Vec::new(), has_closed) };
+        Found { lines, has_ended, is_stopped: false }
+    }
+
+    /// Returns the lines that are still in the pipe of a process that has ended.
+    fn last_lines(&mut self, mut has_closed: bool) -> Vec<String> {
+        let mut lines = Vec::new();
+        for _ in 0..MOST_LAST_READS {
+            if has_closed {
+                break;
+            }
+            let mut found = self.said(0, false);
+            lines.append(&mut found.lines);
+            has_closed = found.has_ended;
+        }
+        lines
+    }
+
+    /// Has the process write its data to the storage and end. Kills it after `limit`.
+    pub fn stop(&mut self, limit: Duration) -> End {
+        // If the process has ended, it reads nothing, and `end` finds its status.
+        let _ = self.commands.write_all(QUIT);
+        self.end(limit)
     }
 
     fn kill(&mut self) {
