@@ -134,9 +134,9 @@ fn python_builds_and_checks_a_gib_with_256_mib() {
 #[test]
 fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() {
     for mechanism in MECHANISMS {
-        let swapped = Swapped::new(512, 16, &format!(",mechanism={mechanism}"));
+        let swapped = Swapped::new(256, 8, &format!(",mechanism={mechanism}"));
         let program = swapped.stage.compile("swapped.c", &[]);
-        let finished = within_limit(swapped.program(program).args(["48"]).finish());
+        let finished = within_limit(swapped.program(program).args(["24"]).finish());
         assert_eq!(finished.stdout, "7 checks hold\n", "{mechanism}: {}", finished.report());
     }
 }
