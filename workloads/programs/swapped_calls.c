@@ -27,6 +27,34 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 
+/* Of eight messages, one has no memory. The calls move the messages before that one. */
+static void messages_without_memory(struct mmsghdr *all, struct iovec *vectors, unsigned char *texts)
+{
+	enum { MANY = 8, BAD_SENT = 7, BAD_RECEIVED = 2, BYTES = 5000 };
+	int pair[2];
+	HOLDS(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
+	for (int each = 0; each < MANY; each++) {
+		pattern(texts + each * BYTES, BYTES, each);
+		vectors[each] = (struct iovec){ texts + each * BYTES, BYTES };
+		all[each] = (struct mmsghdr){ .msg_hdr = { .msg_iov = vectors + each, .msg_iovlen = 1 } };
+	}
+	void *nothing = mmap(NULL, BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	HOLDS(nothing != MAP_FAILED);
+	vectors[BAD_SENT].iov_base = nothing;
+	evict();
+	HOLDS(sendmmsg(pair[0], all + BAD_SENT, 1, 0) == -1 && errno == EFAULT);
+	HOLDS(sendmmsg(pair[0], all, MANY, 0) == BAD_SENT && all[BAD_SENT - 1].msg_len == BYTES);
+	memset(texts, 0, BAD_SENT * BYTES);
+	vectors[BAD_RECEIVED].iov_base = nothing;
+	evict();
+	HOLDS(recvmmsg(pair[1], all, BAD_SENT, MSG_DONTWAIT, NULL) == BAD_RECEIVED);
+	for (int each = 0; each < BAD_RECEIVED; each++)
+		HOLDS(all[each].msg_len == BYTES && matches(texts + each * BYTES, BYTES, each));
+	munmap(nothing, BYTES);
+	close(pair[0]);
+	close(pair[1]);
+}
+
 static void messages(void)
 {
 	int pair[2];
@@ -83,6 +111,7 @@ static void messages(void)
 		HOLDS(all[each].msg_len == 1000U + each * 100 && matches(texts + each * 5000, 1000 + each * 100, each));
 	close(pair[0]);
 	close(pair[1]);
+	messages_without_memory(all, vectors, texts);
 	/*
 	 * Receives with more room than the message needs, and with the sender's address. Sets
 	 * options whose values are in swapped memory.

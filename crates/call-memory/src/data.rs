@@ -252,6 +252,25 @@ impl Data {
         false
     }
 
+    /// Drops the first message that is not within the first `bytes` bytes of the buffers, and all
+    /// messages after it. Returns the number of messages left; 0 for data in any other form than
+    /// that of sendmmsg(2).
+    pub fn keep_messages_within(&mut self, bytes: u64) -> usize {
+        let Form::Messages { headers, counts, single: false } = &mut self.form else { return 0 };
+        let (mut messages, mut buffers, mut end) = (0, 0, 0);
+        for count in counts.iter() {
+            end += self.buffers[buffers..buffers + count].iter().map(|buffer| buffer.length).sum::<u64>();
+            if end > bytes {
+                break;
+            }
+            (messages, buffers) = (messages + 1, buffers + count);
+        }
+        headers.truncate(messages);
+        counts.truncate(messages);
+        self.buffers.truncate(buffers);
+        messages
+    }
+
     /// Removes the first `bytes` bytes, which were transferred.
     pub fn advance(&mut self, mut bytes: u64) {
         let mut whole = 0;

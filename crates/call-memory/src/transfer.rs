@@ -222,8 +222,22 @@ impl Transfer {
             return self.bounce_part(Purpose::Refused);
         }
         self.bounce_part(purpose)?;
+        self.fill_messages()
+    }
+
+    /// Copies the messages to the bounce buffer, up to the first message that cannot be read. The
+    /// call then sends the messages before that one, as in the kernel. `EFAULT` if there are none.
+    fn fill_messages(&mut self) -> Result<(), Errno> {
         let PartMemory::Bounced(bounce) = &mut self.part_memory else { return Ok(()) };
-        if bounce.fill(&self.part) < length_of(&self.part) { Err(Errno::EFAULT) } else { Ok(()) }
+        let filled = bounce.fill(&self.part);
+        if filled < length_of(&self.part) {
+            if self.data.keep_messages_within(filled) == 0 {
+                return Err(Errno::EFAULT);
+            }
+            self.part = self.data.front(u64::MAX);
+            self.vector = bounce.vectors_for(&self.part);
+        }
+        Ok(())
     }
 
     /// Copies the next part to a bounce buffer, up to the first byte that cannot be read. The call
@@ -264,47 +278,58 @@ impl Transfer {
         if is_error(answer) {
             return Ok(false);
         }
-        if let PartMemory::Bounced(bounce) = part_memory {
-            self.copy_out(bounce, answer)?;
-        }
-        self.done += answer;
-        if !self.semantics.continues || answer != self.asked {
+        let moved = if let PartMemory::Bounced(bounce) = part_memory { self.copy_out(bounce, answer)? } else { answer };
+        self.done += moved;
+        if !self.semantics.continues || moved != self.asked {
             return Ok(false);
         }
-        self.data.advance(answer);
+        self.data.advance(moved);
         Ok(self.data.total() > 0)
     }
 
     /// Copies to the program's memory the data, lengths and flags that the kernel has returned.
-    fn copy_out(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<(), Errno> {
-        let fills = self.data.access == Access::Write;
-        let gives = fills && !self.semantics.passes_over;
+    /// Returns the answer to the program. This is `answer`, or fewer messages: those before the
+    /// first message that cannot be written. `EFAULT` if there are none.
+    fn copy_out(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<u64, Errno> {
+        let gives = self.data.access == Access::Write && !self.semantics.passes_over;
         let Form::Messages { counts, single, .. } = &self.data.form else {
             let header = if let Form::Buffer(buffer) = &self.data.form { buffer.header } else { 0 };
-            return if gives { bounce.empty(0, &self.part, answer + header) } else { Ok(()) };
+            if gives {
+                bounce.empty(0, &self.part, answer + header)?;
+            }
+            return Ok(answer);
         };
-        let messages = self.semantics.messages;
         let (mut offset, mut first) = (0, 0);
-        for (index, (numbered, count)) in self.headers.iter().zip(counts).enumerate() {
+        for (index, count) in counts.iter().enumerate() {
             if !single && index as u64 >= answer {
                 break;
             }
             let buffers = &self.part[first..first + count];
-            let length = if *single { answer } else { u64::from(numbered.length) };
-            let place = messages.offset(index as u64 * EACH_MESSAGE);
-            if gives {
-                bounce.empty(offset, buffers, length)?;
-            }
-            if fills {
-                user_memory::write(place.offset(NAME_LENGTH_OFFSET), numbered.header.name_length)?;
-                user_memory::write(place.offset(CONTROL_LENGTH_OFFSET), numbered.header.control_length)?;
-                user_memory::write(place.offset(FLAGS_OFFSET), numbered.header.flags)?;
-            }
-            if !single {
-                user_memory::write(place.offset(size_of::<MessageHeader>() as u64), numbered.length)?;
+            let length = if *single { answer } else { u64::from(self.headers[index].length) };
+            let given = if gives { bounce.empty(offset, buffers, length) } else { Ok(()) };
+            match given.and_then(|()| self.report_message(index, *single)) {
+                Ok(()) => {}
+                Err(_) if index > 0 => return Ok(index as u64),
+                Err(error) => return Err(error),
             }
             offset += buffers.iter().map(|buffer| width::size(buffer.length)).sum::<usize>();
             first += count;
+        }
+        Ok(answer)
+    }
+
+    /// Copies to the program's `struct mmsghdr` (or `struct msghdr`, if the call has a single
+    /// message) the lengths and flags that the kernel has returned.
+    fn report_message(&self, index: usize, single: bool) -> Result<(), Errno> {
+        let Numbered { header, length, .. } = self.headers[index];
+        let place = self.semantics.messages.offset(index as u64 * EACH_MESSAGE);
+        if self.data.access == Access::Write {
+            user_memory::write(place.offset(NAME_LENGTH_OFFSET), header.name_length)?;
+            user_memory::write(place.offset(CONTROL_LENGTH_OFFSET), header.control_length)?;
+            user_memory::write(place.offset(FLAGS_OFFSET), header.flags)?;
+        }
+        if !single {
+            user_memory::write(place.offset(size_of::<MessageHeader>() as u64), length)?;
         }
         Ok(())
     }
