@@ -148,7 +148,7 @@ case!(several => "
     event 9: 7 0
 ");
 
-/// The lowest free id goes to the next context, also behind a call that fails.
+/// The lowest free id goes to the next context, also after a call that fails.
 fn ids_are_used_again(t: &mut Transcript) {
     let (first, second) = (Context::new(8), Context::new(8));
     t.say(format_args!("ids {} and {}", first.header().id, second.header().id));
@@ -168,7 +168,7 @@ fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").expect("a list of mappings").lines().count()
 }
 
-/// A context whose address cannot be written does not stay.
+/// io_setup frees the context if it cannot write the context's address to the program's memory.
 fn failed_setup_leaves_no_mapping(t: &mut Transcript) {
     drop(Context::new(8));
     let pages = Pages::new(1);

@@ -578,7 +578,7 @@ fn eventfd_that_is_closed(t: &mut Transcript) {
     let file = files::memory_file(b"some content");
     let eventfd = files::eventfd(0);
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
-    // SAFETY: the descriptor is new, and the event is read within the call.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
     // SAFETY: the event is read within the call.
     unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, eventfd.as_raw_fd(), &mut event) };

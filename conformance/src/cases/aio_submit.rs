@@ -367,7 +367,6 @@ case!(stream_that_waits_for_nothing => "
     event 3: -EAGAIN 0
 ");
 
-/// Several threads submit while one takes events: each event arrives once.
 /// O_NONBLOCK has no effect on a regular file: a read waits for the disk.
 fn nonblocking_file_that_is_not_cached(t: &mut Transcript) {
     let context = Context::new(8);
@@ -387,6 +386,7 @@ case!(nonblocking_file_that_is_not_cached => "
     event 1: 4096 0
 ");
 
+/// Several threads submit while one takes events: each event arrives once.
 fn threads(t: &mut Transcript) {
     const EACH: u64 = 500;
     let context = Context::new(512);

@@ -240,7 +240,8 @@ case!(short_read => "
     cqe 2: 5
 ");
 
-/// An error of shutdown(2) counts as a success. A file that is missing or no socket does not.
+/// A failed shutdown(2) counts as a success, except on a bad descriptor or a file that is no
+/// socket.
 fn shutdown_of_bad_file_speaks(t: &mut Transcript) {
     let (pipe, _writer) = files::pipe();
     let unconnected = files::socket(libc::AF_INET, libc::SOCK_STREAM);

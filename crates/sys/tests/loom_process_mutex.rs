@@ -224,7 +224,8 @@ impl Ring {
     }
 }
 
-/// Another thread brings work while this one uses the ring in its own way. All work must be `done`.
+/// Another thread publishes work while this thread calls `here`. Work must then be done `done`
+/// times.
 fn beside_a_worker(here: fn(&Ring), done: u32) {
     loom::model(move || {
         let memory = Memory::new();

@@ -275,7 +275,7 @@ case!(two_are_killed => "
 ");
 
 /// Starts a child that reads from an empty pipe. Only the child keeps the pipe's write end, so the
-/// end of the child completes the read.
+/// child's exit completes the read.
 fn start_reader(ring: &mut Ring, shared: &Shared) -> Partner {
     let (reader, _writer) = files::pipe();
     Partner::start(ring, |ring| ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1)))

@@ -191,8 +191,8 @@ case!(slices_of_two_sockets => "
     wait for 40: 0 0
 ");
 
-/// More sockets are ready than usring takes events at a time. It is left open which wait serves
-/// which other socket: a wait of the kernel's runs 20 entries of task work.
+/// More sockets are ready than usring takes events at a time. The case prints only sums for the
+/// other sockets, because a wait in the kernel runs at most 20 entries of task work.
 fn slices_beside_many_sockets(t: &mut Transcript) {
     const OTHERS: u64 = 40;
     let mut first = stage(256);

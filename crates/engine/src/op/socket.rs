@@ -107,8 +107,8 @@ pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> Issue
         Ok(()) => 0,
         Err(error) => error.negative(),
     };
-    // As in the kernel, an error of shutdown(2) does not break a link. A file that is missing or no
-    // socket does.
+    // As in the kernel, a failed shutdown(2) does not break a link. A bad descriptor or a file that
+    // is no socket breaks the link.
     let failed = result != 0 && send_receive::check_socket(number).is_err();
     IssueOutcome::Done(Answer { result, failed })
 }

@@ -152,10 +152,9 @@ pub(crate) struct Request {
     pub was_asked: bool,
     /// The recorder or an observer wants to know when the request completes.
     pub is_watched: bool,
-    /// Number of the request's ring. Meaningful if an observer wants to know of the request.
+    /// Number of the request's ring. Meaningful if `is_watched`.
     pub observed_ring: u32,
-    /// The request has not been issued since it began to wait, for an observer of its steps.
-    /// Meaningful if an observer wants to know of the request.
+    /// Whether the request has begun to wait and was not issued since. Meaningful if `is_watched`.
     pub has_waited: bool,
     /// The request has IOSQE_ASYNC only because the ring drained when it was submitted. Meaningful
     /// if an observer wants to know of the request.
