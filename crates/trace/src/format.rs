@@ -123,7 +123,8 @@ pub enum NotATrace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kind {
-    /// A process begins to record. `name`: its program; `detail`: [`FORKED`], or 0.
+    /// A process begins to record. `name`: its program. Several threads of a forked child may
+    /// begin to record at the same time, so the event may follow others of the process.
     Process = 1,
     /// A ring was made. `extra`: the flags of io_uring_setup(2); `b`: SQ and CQ entries.
     Opened = 2,
@@ -182,9 +183,6 @@ const KINDS: [Kind; 17] = [
     Kind::Reaped,
 ];
 
-/// Detail of [`Kind::Process`]: the process is a forked child. Several of its threads may begin to
-/// record at the same time, so the event may follow others of the process.
-pub const FORKED: u8 = 1;
 /// Detail of [`Kind::Submitted`]: the request waits for the one before it in its chain.
 pub const HELD_BY_CHAIN: u8 = 1;
 /// Detail of [`Kind::Submitted`]: the request waits because of an IO_DRAIN.
@@ -227,6 +225,10 @@ const ID_MASK: u64 = (1 << ID_BITS) - 1;
 const RING_BITS: u32 = 64 - 2 * ID_BITS;
 const OF_AIO: u32 = 1 << (RING_BITS - 1);
 
+/// Number of bits of a name. The index of a word among [`crate::page`]'s names has fewer.
+pub const NAME_BITS: u32 = 21;
+const NAME_MASK: u32 = (1 << NAME_BITS) - 1;
+
 /// Returns the ring's number in records, for its number in the engine
 /// ([`usring_engine::observers::AIO_CONTEXT`]).
 #[inline]
@@ -251,7 +253,11 @@ pub struct Record {
     pub sqe_flags: u8,
     pub detail: u8,
     pub extra: u32,
+    /// The process's id in its own PID namespace.
     pub process: u32,
+    /// The lower bits of the process's number among those of the run that have begun to record. It
+    /// tells processes with one id apart: of different PID namespaces, or one after the other.
+    pub turn: u32,
     pub thread: u32,
     /// Number of the ring in its process ([`ring_of`]).
     pub ring: u32,
@@ -274,6 +280,7 @@ impl Record {
             detail: 0,
             extra: 0,
             process: 0,
+            turn: 0,
             thread: 0,
             ring: 0,
             request: 0,
@@ -293,7 +300,7 @@ impl Record {
             self.ticks,
             u64::from(u32::from_le_bytes(bytes)) | u64::from(self.extra) << 32,
             ids | u64::from(self.ring) << (2 * ID_BITS),
-            pair([self.request, self.name]),
+            pair([self.request, self.name & NAME_MASK | self.turn << NAME_BITS]),
             self.user_data,
             self.a,
             pair(self.b),
@@ -306,7 +313,7 @@ impl Record {
         let [ticks, first, ids, second, user_data, a, b, last] = *words;
         let number = unseal(&[ticks, first, ids, second, user_data, a, b], last)?;
         let [kind, opcode, sqe_flags, detail] = width::low(first).to_le_bytes();
-        let ([request, name], b) = (halves(second), halves(b));
+        let ([request, name_and_turn], b) = (halves(second), halves(b));
         let record = Record {
             ticks,
             kind: KINDS.into_iter().find(|it| *it as u8 == kind)?,
@@ -315,10 +322,11 @@ impl Record {
             detail,
             extra: width::low(first >> 32),
             process: width::low(ids & ID_MASK),
+            turn: name_and_turn >> NAME_BITS,
             thread: width::low(ids >> ID_BITS & ID_MASK),
             ring: width::low(ids >> (2 * ID_BITS)),
             request,
-            name,
+            name: name_and_turn & NAME_MASK,
             user_data,
             a,
             b,
@@ -434,10 +442,11 @@ mod tests {
             detail: 4,
             extra: u32::MAX,
             process: (1 << 22) - 1,
+            turn: (1 << 11) - 1,
             thread: 5,
             ring: ring_of(u32::MAX),
             request: 6,
-            name: 7,
+            name: (1 << 21) - 1,
             user_data: u64::MAX,
             a: u64::MAX - 1,
             b: [8, u32::MAX],

@@ -7,6 +7,7 @@
 //! | 0 … | the launcher, before the program starts | see the constants below |
 //! | `AT_NEXT` | each thread that records, by an atomic addition | number of the next event |
 //! | `AT_NAMES` | each thread that adds a name, by an atomic addition | words of names so far |
+//! | `AT_PROCESSES` | each process that begins, by an atomic addition | number of processes so far |
 //! | a record's | the thread that claimed its number | the record, sealed by its last word |
 //!
 //! All accesses are relaxed. A reader trusts a record only if its last word fits the others
@@ -17,7 +18,7 @@
 //! The program can write to this memory, too. So its length is sealed, and every process takes the
 //! limits from its own copy of them ([`Page`]).
 
-use crate::format::{Header, MAGIC, RECORD, RECORD_BYTES, Record, VERSION, name_length, name_words, seal};
+use crate::format::{Header, MAGIC, NAME_BITS, RECORD, RECORD_BYTES, Record, VERSION, name_length, name_words, seal};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::clock::Clock;
@@ -38,11 +39,13 @@ const AT_LOST_NAMES: usize = 9;
 /// On a line of the cache for itself, because each event changes it.
 const AT_NEXT: usize = 64;
 const AT_NAMES: usize = 80;
+const AT_PROCESSES: usize = 81;
 /// Word at which the names begin.
 const NAMES: usize = PAGE / 8;
 
 /// Least and most bytes of names.
 const NAMES_RANGE: (u64, u64) = (64 << 10, 8 << 20);
+const _: () = assert!(NAMES_RANGE.1 / 8 < 1 << NAME_BITS);
 /// Least and most bytes of records.
 pub const SIZES: core::ops::RangeInclusive<u64> = 64 << 10..=64 << 30;
 
@@ -170,6 +173,11 @@ impl Page {
             target.store(word, Ordering::Relaxed);
         }
         target[RECORD - 1].store(seal(&words, number), Ordering::Relaxed);
+    }
+
+    /// Claims a number for a process that begins to record.
+    pub fn claim_process(&self) -> u32 {
+        width::low(self.words[AT_PROCESSES].fetch_add(1, Ordering::Relaxed))
     }
 
     /// Adds a name, and returns the number by which records refer to it. Returns 0 if there is no

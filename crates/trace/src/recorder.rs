@@ -23,6 +23,8 @@ const RINGS: usize = 256;
 /// The recorder's state in one process.
 struct Process {
     id: u32,
+    /// The number that the process has claimed in the trace.
+    turn: u32,
     /// Whether a thread records, or has recorded, that the process begins.
     has_begun: AtomicBool,
     names: Names,
@@ -38,7 +40,7 @@ pub fn start(page: Page) {
     ticks::calibrate();
     thread_ids::find_word();
     PAGE.set(Box::leak(Box::new(page)));
-    begin(&page, 0);
+    process(&page);
 }
 
 /// Notes that a descriptor begins to stand for another file.
@@ -47,14 +49,15 @@ pub fn forget_descriptor(number: i32) {
 }
 
 fn process(page: &Page) -> &'static Process {
-    PROCESS.get().unwrap_or_else(|| begin(page, format::FORKED))
+    PROCESS.get().unwrap_or_else(|| begin(page))
 }
 
-/// Records that this process begins, unless another thread does. A forked child's event may follow
-/// events of its other threads. `detail`: that of [`Kind::Process`].
+/// Records that this process begins, unless another thread does. The first thread that records in a
+/// forked child calls it, too.
 #[cold]
-fn begin(page: &Page, detail: u8) -> &'static Process {
+fn begin(page: &Page) -> &'static Process {
     let process = PROCESS.get_or_make(|| Process {
+        turn: page.claim_process(),
         id: width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_unhooked().unwrap_or(0)),
         has_begun: AtomicBool::new(false),
         names: Names::new(),
@@ -62,7 +65,7 @@ fn begin(page: &Page, detail: u8) -> &'static Process {
     });
     if !process.has_begun.swap(true, Ordering::Relaxed) {
         let name = process.names.add(page, &names::link_target(names::PROGRAM));
-        write(page, process, Record { detail, name, ..Record::new(Kind::Process) });
+        write(page, process, Record { name, ..Record::new(Kind::Process) });
     }
     process
 }
@@ -75,7 +78,7 @@ fn write(page: &Page, process: &Process, record: Record) {
 
 #[inline]
 fn write_at(page: &Page, process: &Process, ticks: u64, record: Record) {
-    page.record(&Record { ticks, process: process.id, thread: thread_ids::current(), ..record });
+    page.record(&Record { ticks, process: process.id, turn: process.turn, thread: thread_ids::current(), ..record });
 }
 
 /// Returns the memory and the process, if events of this ring are recorded.

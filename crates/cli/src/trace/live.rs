@@ -5,7 +5,7 @@
 
 use super::file::{self, Loaded};
 use super::print::{Printer, Span, step_of};
-use super::requests::{self, Request, Requests};
+use super::requests::{self, Process, Request, Requests};
 use crate::system_error::words;
 use crate::table::Table;
 use crate::{Failure, Outcome};
@@ -113,17 +113,17 @@ fn table(trace: &Loaded, requests: &Requests, in_flight: &[&Request], now: u64) 
 
 /// Returns the requests that have not completed, and whose process and ring exist.
 fn in_flight<'a>(trace: &Loaded, requests: &'a Requests) -> Vec<&'a Request> {
-    let closed: HashSet<(u32, u32)> = trace
+    let closed: HashSet<(u32, u32, u32)> = trace
         .events
         .iter()
         .filter(|event| event.record.kind == Kind::Closed)
-        .map(|event| (event.record.process, event.record.ring))
+        .map(|event| (event.record.process, event.record.turn, event.record.ring))
         .collect();
     let exists = |request: &Request| {
-        let id = requests.processes[request.process].id;
+        let Process { id, turn, .. } = requests.processes[request.process];
         // The id of a process can belong to a later program of the run, which has other rings.
         let is_last = !requests.processes[request.process + 1..].iter().any(|later| later.id == id);
-        is_last && !closed.contains(&(id, request.first.ring)) && Path::new(&format!("/proc/{id}")).exists()
+        is_last && !closed.contains(&(id, turn, request.first.ring)) && Path::new(&format!("/proc/{id}")).exists()
     };
     requests.all.iter().filter(|request| request.completed.is_none() && exists(request)).collect()
 }

@@ -56,6 +56,8 @@ pub struct Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     pub id: u32,
+    /// Tells processes with one id apart ([`Record::turn`]).
+    pub turn: u32,
     pub program: Option<String>,
     pub from: u64,
 }
@@ -121,8 +123,8 @@ type Ready = (u32, usize, Option<usize>);
 #[derive(Default)]
 struct Joined {
     requests: Requests,
-    /// Index of the process with each id.
-    processes: HashMap<u32, usize>,
+    /// Index of the process with each id and turn.
+    processes: HashMap<(u32, u32), usize>,
     /// The processes whose [`Kind::Process`] was seen.
     begun: HashSet<usize>,
     rings: HashMap<(usize, u32), usize>,
@@ -146,9 +148,9 @@ impl Joined {
             self.note_process(record, trace.name(record.name), at);
             return;
         }
-        let process = match self.processes.get(&record.process) {
+        let process = match self.processes.get(&(record.process, record.turn)) {
             Some(process) => *process,
-            None => self.begin_process(record.process, None, 0),
+            None => self.begin_process(record, None, 0),
         };
         self.note_ring(process, record);
         match record.kind {
@@ -162,25 +164,25 @@ impl Joined {
 
     /// Notes a process's first event, or that of a program that the process has executed.
     fn note_process(&mut self, record: &Record, program: Option<String>, at: u64) {
-        let known = self.processes.get(&record.process).copied();
-        let known = known.filter(|process| !self.begun.contains(process) && record.detail & format::FORKED != 0);
-        let process = match known {
+        let known = self.processes.get(&(record.process, record.turn)).copied();
+        let process = match known.filter(|process| !self.begun.contains(process)) {
             // Another thread of the forked child was faster.
             Some(process) => {
                 self.requests.processes[process].program = program;
                 process
             }
-            None => self.begin_process(record.process, program, at),
+            None => self.begin_process(record, program, at),
         };
         self.begun.insert(process);
     }
 
-    fn begin_process(&mut self, id: u32, program: Option<String>, from: u64) -> usize {
+    fn begin_process(&mut self, record: &Record, program: Option<String>, from: u64) -> usize {
         // A program that was executed in the process, or a later process with its id, has other
         // rings.
         let index = self.requests.processes.len();
-        self.requests.processes.push(Process { id, program, from });
-        self.processes.insert(id, index);
+        let Record { process: id, turn, .. } = *record;
+        self.requests.processes.push(Process { id, turn, program, from });
+        self.processes.insert((id, turn), index);
         index
     }
 
@@ -310,16 +312,31 @@ mod tests {
 
     #[test]
     fn requests_of_a_forked_child_may_come_before_its_first_event() {
-        let of = |kind, detail, request| Record { process: 7, ring: 1, detail, request, ..Record::new(kind) };
+        let of = |kind, turn, request| Record { process: 7, turn, ring: 1, request, ..Record::new(kind) };
         let found = joined(&[
-            of(Kind::Submitted, 0, 1),
-            of(Kind::Process, format::FORKED, 0),
-            of(Kind::Completed, 0, 1),
-            of(Kind::Process, 0, 0),
-            of(Kind::Submitted, 0, 1),
+            of(Kind::Submitted, 1, 1),
+            of(Kind::Process, 1, 0),
+            of(Kind::Completed, 1, 1),
+            of(Kind::Process, 2, 0),
+            of(Kind::Submitted, 2, 1),
         ]);
         let spans: Vec<_> = found.all.iter().map(|request| (request.process, request.latency())).collect();
         assert_eq!(spans, [(0, Some(2)), (1, None)]);
         assert_eq!(found.processes.len(), 2, "the child, and the program that it executes");
+    }
+
+    #[test]
+    fn processes_with_one_id_at_the_same_time_are_told_apart() {
+        let of = |kind, turn| Record { process: 7, turn, ring: 1, request: 1, ..Record::new(kind) };
+        let found = joined(&[
+            of(Kind::Process, 1),
+            of(Kind::Process, 2),
+            of(Kind::Submitted, 1),
+            of(Kind::Submitted, 2),
+            of(Kind::Completed, 2),
+            of(Kind::Completed, 1),
+        ]);
+        let spans: Vec<_> = found.all.iter().map(|request| (request.process, request.latency())).collect();
+        assert_eq!(spans, [(0, Some(3)), (1, Some(1))]);
     }
 }
