@@ -32,7 +32,7 @@ use crate::cases::reg;
 use crate::memory::Pages;
 use crate::names;
 use crate::net::{self, Family};
-use crate::ring::{Entry, Ring};
+use crate::ring::{self, Entry, Ring};
 
 mod compare;
 mod requests;
@@ -244,7 +244,7 @@ impl Program {
         for _ in 0..4 {
             random.next();
         }
-        let deferred = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+        let deferred = ring::DEFER;
         let flags = random.of(&[0, 0, u::IORING_SETUP_COOP_TASKRUN, deferred, u::IORING_SETUP_SINGLE_ISSUER])
             | random.of(&[0, u::IORING_SETUP_SUBMIT_ALL, u::IORING_SETUP_NO_SQARRAY]);
         let drains = seed.is_multiple_of(5);

@@ -16,6 +16,12 @@ use crate::{door, memory::zeroed, time};
 
 pub type Params = u::io_uring_params;
 
+/// Setup flags of a ring that defers its task work until its owner asks for events.
+pub const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+
+/// The setup flags of two rings: one that runs its task work at once, and one that defers it.
+pub const BOTH: [u32; 2] = [0, DEFER];
+
 /// How long [`Ring::wait`] waits for a completion before it gives up.
 const TIMEOUT: Duration = Duration::from_secs(30);
 

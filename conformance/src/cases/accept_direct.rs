@@ -11,7 +11,7 @@ use super::socket::{ALLOCATE, sparse, without_numbers};
 use crate::files;
 use crate::memory::BAD;
 use crate::net::{self, FAMILIES, Family};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, close, read};
 use crate::transcript::Transcript;
 
@@ -435,7 +435,7 @@ case!(many_range as multishot_range => "
 /// If the CQ is full, a connection is nevertheless put into its slot. Its CQE follows from the
 /// backlog.
 fn many_overflow(t: &mut Transcript) {
-    let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let setup = ring::DEFER;
     let mut ring = Ring::flags(2, setup);
     let numbers = [-1i32; 8];
     t.result("register", ring.register(reg::FILES, numbers.as_ptr(), 8));

@@ -9,7 +9,7 @@ use super::socket::{describe, taken};
 use crate::files;
 use crate::memory::BAD;
 use crate::net::{self, Address, FAMILIES, Family};
-use crate::ring::{Entry, Ring};
+use crate::ring::{self, Entry, Ring};
 use crate::sqe::{Change, cancel, link_timeout, nop};
 use crate::transcript::Transcript;
 
@@ -86,7 +86,7 @@ case!(one_by_one => include_str!("accept_multishot/one_by_one.txt"));
 /// A multishot accepts all connections that arrive between two calls of enter. (SOCK_NONEMPTY is
 /// not printed, because it depends on how many connections are queued when the ring accepts one.)
 fn bursts(t: &mut Transcript) {
-    let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let setup = ring::DEFER;
     for family in FAMILIES {
         let mut ring = Ring::flags(32, setup);
         let (listener, address) = net::listener(family);

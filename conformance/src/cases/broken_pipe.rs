@@ -10,7 +10,7 @@ use super::reg;
 use super::signals::handle;
 use crate::aio::{self, Context};
 use crate::files;
-use crate::ring::{Entry, Ring};
+use crate::ring::{self, Entry, Ring};
 use crate::sqe::{CURRENT, Change, message, nop, send, sqe, vector, write, writev};
 use crate::transcript::Transcript;
 
@@ -148,7 +148,7 @@ case!(waits_unattended => "
 ");
 
 fn waits_deferred(t: &mut Transcript) {
-    wait_and_break(t, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN, 0, false);
+    wait_and_break(t, ring::DEFER, 0, false);
 }
 case!(waits_deferred => "
     pipe

@@ -10,11 +10,9 @@ use super::bundle::{GROUP, MANY, receiving};
 use crate::buffers::{group_of, incremental_group_of};
 use crate::files;
 use crate::memory::Pages;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop};
 use crate::transcript::Transcript;
-
-const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
 /// Prints completions until `bytes` bytes have arrived or the multishot has ended. Returns whether
 /// the multishot goes on.
@@ -50,7 +48,7 @@ fn first_empties_group(t: &mut Transcript) {
         ] {
             t.say(format_args!("group {which} flags {flags:#x} length {length} buffers {buffers} bytes {amount}"));
             let memory = Pages::new(1);
-            let mut ring = Ring::flags(8, DEFER);
+            let mut ring = Ring::flags(8, ring::DEFER);
             let mut group = make(&ring, &memory, 8, GROUP);
             group.add_slots(0..buffers);
             let (reader, writer) = files::sockets();
@@ -76,7 +74,7 @@ fn waits_after_its_length(t: &mut Transcript) {
     {
         t.say(format_args!("kind {kind} waits {waits}"));
         let memory = Pages::new(1);
-        let mut ring = Ring::flags(8, DEFER);
+        let mut ring = Ring::flags(8, ring::DEFER);
         let mut group = group_of(&ring, &memory, 8, GROUP);
         group.add_slots(0..3);
         let (reader, writer): (OwnedFd, OwnedFd) = files::sockets_of(kind);

@@ -6,20 +6,19 @@ use super::bundle::{BUNDLE, GROUP, MANY, receiving};
 use crate::buffers::group_of;
 use crate::files;
 use crate::memory::Pages;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::Change;
 use crate::transcript::Transcript;
 
 /// Two sockets are full of data, and each has a multishot. After a limit of bytes or completions
 /// the kernel switches to the other socket.
 fn two_sockets(t: &mut Transcript) {
-    const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     let rows = [(true, 32, 600), (true, 1, 40), (true, 20, 300), (true, 0, 600), (false, 0, 600), (false, 5, 200)];
     for (bundle, length, amount) in rows {
         t.say(format_args!("bundle {bundle} length {length}"));
         let memory = Pages::new(1);
         let mut ring = Ring::with(64, |params| {
-            params.flags = DEFER | u::IORING_SETUP_CQSIZE;
+            params.flags = ring::DEFER | u::IORING_SETUP_CQSIZE;
             params.cq_entries = 256;
         })
         .expect("a ring");

@@ -2,13 +2,13 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use usring_uapi::{Sqe, io_uring as u, sqe_flags};
+use usring_uapi::{Sqe, sqe_flags};
 
 use super::socket::sparse;
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF};
 use crate::net::{self, Address, FAMILIES, Family};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, fields, nop, write};
 use crate::transcript::Transcript;
 
@@ -456,7 +456,7 @@ fn skip_success(t: &mut Transcript) {
 case!(skip_success => "no cqe");
 
 fn deferred(t: &mut Transcript) {
-    let mut ring = Ring::flags(4, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+    let mut ring = Ring::flags(4, ring::DEFER);
     for family in FAMILIES {
         let (_listener, address) = net::listener(family);
         let client = net::stream(family);

@@ -2,7 +2,7 @@
 use super::{exec, reg};
 use crate::files::Scratch;
 use crate::memory::Pages;
-use crate::ring::{Entry, Ring};
+use crate::ring::{self, Entry, Ring};
 use crate::sqe::{CURRENT, Change, nop, read_at, readv, sqe, vector, write_at, writev};
 use crate::transcript::Transcript;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -417,5 +417,5 @@ case!(sync_behind_writes => "
 ");
 
 pub(super) fn deferring_ring() -> Ring {
-    Ring::flags(64, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN)
+    Ring::flags(64, ring::DEFER)
 }

@@ -6,13 +6,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use usring_uapi::io_uring as u;
 
-use super::receive_multishot::{DEFER, multishot, ring_of};
+use super::receive_multishot::{multishot, ring_of};
 use super::receive_short::pass;
 use super::send_receive::{ALL, text};
 use crate::files;
 use crate::memory::Pages;
 use crate::net;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, recv, send};
 use crate::transcript::Transcript;
 
@@ -32,7 +32,7 @@ fn streams(flags: u32) -> impl Iterator<Item = (Ring, OwnedFd)> {
 }
 
 fn send_poll_first(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         for (mut ring, _peer) in streams(flags) {
             for user_data in 1..4 {
                 ring.push(send(0, b"some text", user_data).fixed().with(|sqe| sqe.ioprio = FIRST));
@@ -58,7 +58,7 @@ case!(send_poll_first => "
 ");
 
 fn receive_poll_first(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         for (mut ring, writer) in streams(flags) {
             files::put(&writer, b"onetwosix");
             for user_data in 1..4 {
@@ -125,7 +125,7 @@ case!(accept_poll_first => "
 /// The peer sends a header and part of a body, and closes. Both parts arrive before the receive of
 /// the header runs. The receive of the body must return its part and not wait.
 fn end_behind_whole_receive(t: &mut Transcript) {
-    for (mut ring, writer) in streams(DEFER) {
+    for (mut ring, writer) in streams(ring::DEFER) {
         let (mut header, mut body) = ([0; 4], [0; 8]);
         ring.push(recv(0, &mut header, 1).fixed().op_flags(ALL));
         ring.submit();
@@ -152,7 +152,7 @@ case!(end_behind_whole_receive => "
 fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         let memory = Pages::new(1);
-        let (mut ring, mut group) = ring_of(&memory, 1, DEFER);
+        let (mut ring, mut group) = ring_of(&memory, 1, ring::DEFER);
         register(&ring, &reader);
         drop(reader);
         let receive = |user_data| multishot(0, user_data).fixed().with(|sqe| sqe.ioprio |= options as u16);

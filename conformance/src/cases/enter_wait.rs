@@ -8,7 +8,7 @@ use usring_uapi::{Timespec, io_uring as u};
 
 use crate::files;
 use crate::memory::{BAD, zeroed};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{nop, poll, timeout};
 use crate::time::{milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
@@ -319,8 +319,6 @@ case!(another_thread_wakes => "
     events IN
 ");
 
-const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
-
 /// Waits for eight completions with these limits in milliseconds. Prints whether the wait took at
 /// least `least` milliseconds.
 fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>, flags: u32, least: u64) {
@@ -341,7 +339,7 @@ fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>
 
 /// A minimum time that is longer than the timeout is waited for in full.
 fn min_wait_over_the_time_out(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         for timer in [0, u::IORING_ENTER_ABS_TIMER] {
             let mut ring = Ring::flags(8, flags);
             limited(t, &mut ring, 300, Some(100), timer, 299);
@@ -360,7 +358,7 @@ case!(min_wait_over_the_time_out => include_str!("enter_wait/min_wait_over_the_t
 
 /// Without a timeout the call returns after the minimum time, even without a completion.
 fn min_wait_alone(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
         limited(t, &mut ring, 100, None, 0, 99);
         ring.push(nop(1));
@@ -384,7 +382,7 @@ case!(min_wait_alone => "
 ");
 
 fn min_wait_with_one_there(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
         ring.push(nop(1));
         ring.submit();
@@ -435,7 +433,7 @@ case!(min_wait_with_one_there => "
 ");
 
 fn min_wait_zero_time_out(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
         limited(t, &mut ring, 100, Some(0), 0, 99);
         limited(t, &mut ring, 100, Some(-5), u::IORING_ENTER_ABS_TIMER, 99);
@@ -465,7 +463,7 @@ case!(min_wait_zero_time_out => "
 
 /// The completion of a TIMEOUT request ends a wait before its minimum time has passed.
 fn min_wait_own_timeout(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
         let soon = milliseconds(30);
         ring.push(timeout(&soon, 0, 0, 1));

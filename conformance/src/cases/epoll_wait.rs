@@ -4,12 +4,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
-use super::message_ring::{DEFER, message};
+use super::message_ring::message;
 use super::reg;
 use crate::files;
 use crate::memory::BAD;
 use crate::names;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, cancel, fields, link_timeout, nop, sqe};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
@@ -118,7 +118,7 @@ case!(waits => "
 ");
 
 fn deferred(t: &mut Transcript) {
-    waiting(t, DEFER);
+    waiting(t, ring::DEFER);
 }
 case!(deferred => "
     submit = 1

@@ -8,7 +8,7 @@ use usring_uapi::io_uring as u;
 use super::reg;
 use crate::files;
 use crate::memory::BAD;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
@@ -330,8 +330,6 @@ case!(shared_by_two_rings => "
     signalled true
 ");
 
-const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
-
 fn count(t: &mut Transcript, event: &std::os::fd::OwnedFd) {
     crate::time::long_enough_to_notice();
     t.say(format_args!("count {}", files::event_count(event)));
@@ -341,7 +339,7 @@ fn count(t: &mut Transcript, event: &std::os::fd::OwnedFd) {
 /// eventfd once.
 fn read_by_its_own_ring(t: &mut Transcript) {
     for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
-        for flags in [0, DEFER, u::IORING_SETUP_COOP_TASKRUN] {
+        for flags in [0, ring::DEFER, u::IORING_SETUP_COOP_TASKRUN] {
             for vectored in [false, true] {
                 let mut ring = Ring::flags(8, flags);
                 let event = files::eventfd(0);
@@ -379,7 +377,7 @@ case!(read_by_its_own_ring => include_str!("eventfd/read_by_its_own_ring.txt"));
 
 /// Two rings: the first reads the eventfd that is registered with the second.
 fn read_by_another_ring(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let (mut ring, mut other) = (Ring::flags(8, flags), Ring::flags(8, flags));
         let (event, answer) = (files::eventfd(0), files::eventfd(0));
         t.result("register", register(&other, reg::EVENTFD, event.as_raw_fd()));

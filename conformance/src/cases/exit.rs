@@ -6,7 +6,7 @@ use usring_uapi::io_uring as u;
 
 use crate::files;
 use crate::process;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
@@ -102,7 +102,7 @@ case!(with_sq_thread => "
 fn with_deferred_work(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let ending = process::forked(|| {
-        let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+        let flags = ring::DEFER;
         let mut ring = Ring::flags(8, flags);
         ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
         ring.submit();

@@ -6,6 +6,7 @@
 //!   cancelled once its socket has room.
 //! - A request with a buffer ring uses up its buffer at the first attempt.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
@@ -14,7 +15,7 @@ use crate::buffers::{Group, group_of, incremental_group_of};
 use crate::files;
 use crate::memory::Pages;
 use crate::net::{self, Family};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, poll, send, sqe};
 use crate::transcript::Transcript;
 
@@ -27,6 +28,21 @@ const WAYS: [(&str, u8); 2] = [("IOSQE_ASYNC", sqe_flags::ASYNC), ("IOSQE_IO_DRA
 fn submit(t: &mut Transcript, ring: &mut Ring, sqe: Sqe, way: u8) {
     ring.push(sqe.flagged(way));
     t.result("submit", ring.submit());
+}
+
+/// Makes a ring with the case's buffer group, which has buffers in these slots. Returns the
+/// group's memory, too.
+fn with_group(slots: Range<u16>) -> (Ring, Group, Pages) {
+    let (ring, memory) = (Ring::new(8), Pages::new(1));
+    let mut group = group_of(&ring, &memory, 8, GROUP);
+    group.add_slots(slots);
+    (ring, group, memory)
+}
+
+/// Prints the completions that arrive within 30 ms.
+fn print_arrived(t: &mut Transcript, ring: &mut Ring) {
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
 }
 
 /// Returns a request that selects its buffers from the case's group.
@@ -90,8 +106,7 @@ fn poll_of_unpolled_file(t: &mut Transcript) {
                 for file in [files::memory_file(b"x"), files::null()] {
                     let mut ring = Ring::new(8);
                     submit(t, &mut ring, poll(file.as_raw_fd(), events, 1).with(|sqe| sqe.len = flags), way);
-                    crate::time::long_enough_to_notice();
-                    t.in_order(&ring.reap());
+                    print_arrived(t, &mut ring);
                 }
             }
         }
@@ -108,9 +123,7 @@ fn multishot_without_buffers(t: &mut Transcript) {
     {
         for is_ready in [false, true] {
             t.say(format_args!("{name}, {}, ready {is_ready}", opcode::NAMES[usize::from(opcode)]));
-            let memory = Pages::new(1);
-            let mut ring = Ring::new(8);
-            let mut group = group_of(&ring, &memory, 8, GROUP);
+            let (mut ring, mut group, _memory) = with_group(0..0);
             let (reader, writer) = files::sockets();
             if is_ready {
                 files::put(&writer, b"x");
@@ -134,10 +147,7 @@ case!(multishot_without_buffers => include_str!("forced/multishot_without_buffer
 fn multishot_that_may_not_wait(t: &mut Transcript) {
     for ((name, way), bundle) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, BUNDLE)]) {
         t.say(format_args!("{name}, options {bundle:#x}"));
-        let memory = Pages::new(1);
-        let mut ring = Ring::new(8);
-        let mut group = group_of(&ring, &memory, 8, GROUP);
-        group.add_slots(0..4);
+        let (mut ring, _group, _memory) = with_group(0..4);
         let (reader, writer) = files::sockets();
         let receiving = selecting(opcode::RECV, &reader, u::IORING_RECV_MULTISHOT as u16 | bundle);
         submit(t, &mut ring, receiving.op_flags(libc::MSG_DONTWAIT as u32), way);
@@ -201,10 +211,7 @@ fn send_bundle(t: &mut Transcript) {
         for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
             for selects in [false, true] {
                 t.say(format_args!("{name}, kind {kind}, selects {selects}"));
-                let mut ring = Ring::new(8);
-                let memory = Pages::new(1);
-                let mut group = group_of(&ring, &memory, 8, GROUP);
-                group.add_slots(0..2);
+                let (mut ring, _group, _memory) = with_group(0..2);
                 let (socket, peer) = files::sockets_of(kind);
                 submit(t, &mut ring, bundle(&socket, selects), way);
                 t.in_order(&ring.wait(1));
@@ -234,8 +241,7 @@ fn send_bundle_waits(t: &mut Transcript) {
         let (socket, peer) = files::sockets();
         files::fill(&socket);
         submit(t, &mut ring, bundle(&socket, false), way);
-        crate::time::long_enough_to_notice();
-        t.in_order(&ring.reap());
+        print_arrived(t, &mut ring);
         files::set_nonblocking(&peer, true);
         while files::take(&peer, 1 << 16).is_ok_and(|bytes| !bytes.is_empty()) {}
         t.in_order(&ring.wait(1));
@@ -292,8 +298,7 @@ fn keeps_buffer(t: &mut Transcript) {
                     group.add_slots(0..2);
                     let (socket, peer) = files::sockets();
                     submit(t, &mut ring, selecting(opcode, &socket, 0), way);
-                    crate::time::long_enough_to_notice();
-                    t.in_order(&ring.reap());
+                    print_arrived(t, &mut ring);
                     print_head(t, &ring);
                     end(t, &mut ring, &peer, ending);
                     print_head(t, &ring);
@@ -317,8 +322,7 @@ fn keeps_no_classic_buffer(t: &mut Transcript) {
                 t.entry(&ring.one(Sqe { addr: address, len: 16, buf_index, ..providing }));
                 let (socket, peer) = files::sockets();
                 submit(t, &mut ring, selecting(opcode, &socket, 0), way);
-                crate::time::long_enough_to_notice();
-                t.in_order(&ring.reap());
+                print_arrived(t, &mut ring);
                 end(t, &mut ring, &peer, ending);
                 t.entry(&ring.one(Sqe { buf_index, ..sqe(opcode::REMOVE_BUFFERS, 1, 10) }));
             }
@@ -356,7 +360,7 @@ case!(chain_behind_drain => include_str!("forced/chain_behind_drain.txt"));
 /// sent the bytes before that.
 fn poll_first_send(t: &mut Transcript) {
     for (name, way) in [("no flag", 0), WAYS[0]] {
-        let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+        let mut ring = Ring::flags(8, ring::DEFER);
         let (socket, peer) = files::sockets();
         let sending = send(socket.as_raw_fd(), b"abc", 1).with(|sqe| sqe.ioprio = u::IORING_RECVSEND_POLL_FIRST as u16);
         t.say(name);
@@ -387,10 +391,7 @@ fn bad_file_uses_up_no_buffer(t: &mut Transcript) {
             let files = if opcode == opcode::RECV { &[closed, pipe.as_raw_fd()][..] } else { &[closed] };
             for (index, fd) in files.iter().enumerate() {
                 t.say(format_args!("{name}, opcode {opcode}, file {index}"));
-                let mut ring = Ring::new(8);
-                let memory = Pages::new(1);
-                let mut group = group_of(&ring, &memory, 8, GROUP);
-                group.add_slots(0..2);
+                let (mut ring, _group, _memory) = with_group(0..2);
                 let request = selecting(opcode, &pipe, 0).with(|sqe| sqe.fd = *fd);
                 submit(t, &mut ring, request, way);
                 t.in_order(&ring.wait(1));

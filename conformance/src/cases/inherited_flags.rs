@@ -11,14 +11,13 @@ use super::message_ring::message;
 use super::reg;
 use crate::files;
 use crate::names;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::shared::{self, Kind, Partner, Shared};
 use crate::sqe::{nop, read, read_at};
 use crate::time;
 use crate::transcript::Transcript;
 
 const SINGLE: u32 = u::IORING_SETUP_SINGLE_ISSUER;
-const DEFER: u32 = SINGLE | u::IORING_SETUP_DEFER_TASKRUN;
 const DISABLED: u32 = u::IORING_SETUP_R_DISABLED;
 const GETEVENTS: u32 = u::IORING_ENTER_GETEVENTS;
 
@@ -44,7 +43,7 @@ fn calls(t: &mut Transcript, ring: &Ring) {
 /// SINGLE_ISSUER alone the child may wait, with DEFER_TASKRUN it may not.
 fn single_issuer(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
-        for (flags, name) in [(SINGLE, "SINGLE_ISSUER:"), (DEFER, "DEFER_TASKRUN:")] {
+        for (flags, name) in [(SINGLE, "SINGLE_ISSUER:"), (ring::DEFER, "DEFER_TASKRUN:")] {
             t.say(name);
             let mut ring = kind.ring(8, flags);
             ring.push(nop(1));
@@ -84,7 +83,7 @@ case!(child_reaps_of_a_single_issuer => "
 
 /// The process that enables a disabled ring becomes its single issuer. Here that is a child.
 fn child_enables(t: &mut Transcript) {
-    for (flags, name) in [(0, "plain:"), (SINGLE, "SINGLE_ISSUER:"), (DEFER, "DEFER_TASKRUN:")] {
+    for (flags, name) in [(0, "plain:"), (SINGLE, "SINGLE_ISSUER:"), (ring::DEFER, "DEFER_TASKRUN:")] {
         t.say(name);
         let mut ring = Kind::OwnMemory.ring(8, flags | DISABLED);
         ring.push(nop(1));

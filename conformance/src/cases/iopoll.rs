@@ -7,7 +7,7 @@ use super::sq_thread;
 use crate::door;
 use crate::files;
 use crate::memory::BAD;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, poll, read, readv, sqe, timeout, vector, write};
 use crate::time;
 use crate::transcript::Transcript;
@@ -208,7 +208,7 @@ case!(with_an_sq_thread => "
 ");
 
 fn deferred(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, IOPOLL | u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+    let mut ring = Ring::flags(8, IOPOLL | ring::DEFER);
     t.sorted(&ring.run(&[nop(1), nop(2)]));
     let fd = ring.fd;
     let wait = move || door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);

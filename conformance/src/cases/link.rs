@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use crate::files;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{CURRENT, Change, cancel, nop, read, readv, sqe, vector, write};
 use crate::transcript::Transcript;
 
@@ -557,7 +557,7 @@ case!(errors_of_calls => "
 /// A chain's head and a SEND with POLL_FIRST are submitted together. The socket is writable, so the
 /// SEND starts before the chain's second request, which receives its bytes without waiting.
 fn polled_send_comes_before_successors(t: &mut Transcript) {
-    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+    for flags in ring::BOTH {
         let mut ring = Ring::with(8, |params| params.flags = flags).expect("a ring");
         let (reader, writer) = files::sockets();
         let (text, room) = ([b'x'; 8], [0u8; 8]);

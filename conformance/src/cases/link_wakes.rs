@@ -4,24 +4,22 @@
 use std::fmt::Display;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 
-use usring_uapi::{Sqe, io_uring as u, opcode};
+use usring_uapi::{Sqe, opcode};
 
 use super::message_ring::message;
 use super::socket_command::set;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{CURRENT, Change, cancel, close, nop, poll, poll_remove, read, recv, send, sqe, write};
 use crate::transcript::Transcript;
 use crate::{files, names, net};
 
-/// The setup flags of the rings of each case: task work is run at once, or deferred.
-const RINGS: [u32; 2] = [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN];
 const DO_NOT_WAIT: u32 = libc::MSG_DONTWAIT as u32;
 
 /// For each kind of ring, submits a request that waits and then a chain, each in a call of its own.
 /// `make` returns the request, the chain, and the files and memory that they use. Prints all
 /// completions in their order.
 fn wake_by_chain<Used, const LENGTH: usize>(t: &mut Transcript, mut make: impl FnMut() -> (Sqe, [Sqe; LENGTH], Used)) {
-    for flags in RINGS {
+    for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
         let (waiting, chain, _used) = make();
         ring.push(waiting);
@@ -165,7 +163,7 @@ fn poll_is_too_late_to_remove<Used>(
     name: impl Display,
     mut make: impl FnMut() -> (i32, i16, Sqe, Used),
 ) {
-    for flags in RINGS {
+    for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
         let (file, events, waker, _used) = make();
         ring.push(poll(file, events, 1));

@@ -4,10 +4,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 
-use super::message_ring::{DEFER, message};
+use super::message_ring::message;
 use super::reg;
 use crate::files;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, close, nop, read, write};
 use crate::transcript::Transcript;
 
@@ -102,7 +102,7 @@ case!(into_any_slot => "
 ");
 
 fn without_a_message(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let (mut sender, mut target, writer) = pair(flags, 4);
         t.entry(&sender.one(send(target.fd, 0, ANY, 1).op_flags(u::IORING_MSG_RING_CQE_SKIP)));
         t.result("get events", target.enter(0, 0, u::IORING_ENTER_GETEVENTS));
@@ -137,7 +137,7 @@ fn kinds_of_rings(t: &mut Transcript) {
         ("cooperative", u::IORING_SETUP_COOP_TASKRUN),
         ("SQ thread", u::IORING_SETUP_SQPOLL),
         ("polled", u::IORING_SETUP_IOPOLL),
-        ("deferred, polled", DEFER | u::IORING_SETUP_IOPOLL),
+        ("deferred, polled", ring::DEFER | u::IORING_SETUP_IOPOLL),
     ];
     for (name, flags) in kinds {
         t.say(name);
@@ -163,14 +163,14 @@ case!(kinds_of_rings => "
 
 /// A target ring with deferred task work has the descriptor at once, before the target enters.
 fn deferred(t: &mut Transcript) {
-    let (mut sender, mut target, writer) = pair(DEFER, 4);
+    let (mut sender, mut target, writer) = pair(ring::DEFER, 4);
     t.entry(&sender.one(send(target.fd, 0, 2, 1)));
     t.in_order(&target.reap());
     t.entry(&sender.one(send(target.fd, 0, ANY, 2)));
     t.in_order(&target.reap());
     read_by(t, &mut target, &writer, 2);
     t.say("from a ring that defers");
-    let mut other = Ring::flags(8, DEFER);
+    let mut other = Ring::flags(8, ring::DEFER);
     t.result("register", register(&other, &[writer.as_raw_fd()]));
     t.entry(&other.one(send(target.fd, 0, 3, 3)));
     t.in_order(&target.reap());
@@ -242,7 +242,7 @@ case!(refused => "
 
 /// A target without a table of registered files refuses the file.
 fn tables(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let (mut sender, mut target, _writer) = pair(flags, 0);
         t.entry(&sender.one(send(target.fd, 0, 1, 1)));
         t.entry(&sender.one(send(target.fd, 0, ANY, 2)));
@@ -373,7 +373,7 @@ case!(chains => "
 
 /// The target's thread sleeps in enter. The message wakes that thread.
 fn to_a_thread_that_sleeps(t: &mut Transcript) {
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let (mut sender, mut target, writer) = pair(flags, 2);
         let fd = target.fd;
         let sending = std::thread::spawn(move || {

@@ -9,14 +9,12 @@ use super::reg;
 use crate::door;
 use crate::files;
 use crate::names;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, fields, nop, sqe};
 use crate::transcript::Transcript;
 
 mod deferred;
 mod synchronous;
-
-pub const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
 /// Returns a request that posts a CQE with `user_data` and `result` to the ring `target`.
 pub fn message(target: i32, user_data: u64, result: u32, own: u64) -> Sqe {
@@ -64,7 +62,7 @@ case!(data => "
 ");
 
 fn to_itself(t: &mut Transcript) {
-    for flags in [0, u::IORING_SETUP_COOP_TASKRUN, DEFER] {
+    for flags in [0, u::IORING_SETUP_COOP_TASKRUN, ring::DEFER] {
         let mut ring = Ring::flags(8, flags);
         ring.push(message(ring.fd, 7, 8, 1));
         t.result("submit", ring.submit());
@@ -128,8 +126,8 @@ fn kinds_of_rings(t: &mut Transcript) {
         ("SQ thread", u::IORING_SETUP_SQPOLL),
         ("polled", u::IORING_SETUP_IOPOLL),
         ("polled, SQ thread", u::IORING_SETUP_IOPOLL | u::IORING_SETUP_SQPOLL),
-        ("deferred", DEFER),
-        ("deferred, polled", DEFER | u::IORING_SETUP_IOPOLL),
+        ("deferred", ring::DEFER),
+        ("deferred, polled", ring::DEFER | u::IORING_SETUP_IOPOLL),
     ];
     for (name, flags) in kinds {
         t.say(name);
@@ -151,7 +149,7 @@ case!(kinds_of_rings => include_str!("message_ring/kinds_of_rings.txt"));
 
 fn from_kinds_of_rings(t: &mut Transcript) {
     let mut target = Ring::new(8);
-    for (name, flags) in [("polled", u::IORING_SETUP_IOPOLL), ("deferred", DEFER)] {
+    for (name, flags) in [("polled", u::IORING_SETUP_IOPOLL), ("deferred", ring::DEFER)] {
         t.say(name);
         let mut sender = Ring::flags(8, flags);
         t.entry(&sender.one(message(target.fd, 1, 2, 3)));
@@ -184,7 +182,7 @@ case!(from_kinds_of_rings => "
 
 fn disabled(t: &mut Transcript) {
     let mut sender = Ring::new(8);
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let mut target = Ring::flags(8, flags | u::IORING_SETUP_R_DISABLED);
         t.entry(&sender.one(message(target.fd, 1, 0, 1)));
         t.result("enable", target.register::<u8>(reg::ENABLE_RINGS, std::ptr::null(), 0));
@@ -209,7 +207,7 @@ case!(disabled => "
 /// A message to a target with a full CQ goes to the target's backlog.
 fn full_queue(t: &mut Transcript) {
     let mut sender = Ring::new(16);
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let mut target =
             Ring::with(2, |params| (params.flags, params.cq_entries) = (flags | u::IORING_SETUP_CQSIZE, 2))
                 .expect("a small ring");
@@ -312,7 +310,7 @@ case!(not_a_ring => "
 
 fn wide_entries(t: &mut Transcript) {
     let mut sender = Ring::flags(8, u::IORING_SETUP_SQE128);
-    for flags in [u::IORING_SETUP_CQE32, u::IORING_SETUP_CQE32 | DEFER] {
+    for flags in [u::IORING_SETUP_CQE32, u::IORING_SETUP_CQE32 | ring::DEFER] {
         let mut target = Ring::flags(8, flags);
         t.entry(&sender.one(message(target.fd, 1, 2, 1)));
         target.enter(0, 1, u::IORING_ENTER_GETEVENTS);
@@ -418,7 +416,7 @@ case!(other_numbers => "
 
 /// A thread that may not submit to a SINGLE_ISSUER ring may send messages to it.
 fn single_issuer(t: &mut Transcript) {
-    for flags in [u::IORING_SETUP_SINGLE_ISSUER, DEFER] {
+    for flags in [u::IORING_SETUP_SINGLE_ISSUER, ring::DEFER] {
         let mut target = Ring::flags(8, flags);
         let fd = target.fd;
         let sent = std::thread::spawn(move || Ring::new(8).one(message(fd, 1, 2, 3))).join().expect("the sender");
@@ -445,7 +443,7 @@ fn registered_event(ring: &Ring, opcode: u32) -> OwnedFd {
 
 fn event_descriptor(t: &mut Transcript) {
     let mut sender = Ring::new(8);
-    for flags in [0, u::IORING_SETUP_COOP_TASKRUN, DEFER] {
+    for flags in [0, u::IORING_SETUP_COOP_TASKRUN, ring::DEFER] {
         for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
             let mut target = Ring::flags(8, flags);
             let event = registered_event(&target, opcode);
@@ -456,7 +454,7 @@ fn event_descriptor(t: &mut Transcript) {
         }
     }
     t.say("of several that wait on a ring that defers, once");
-    let mut target = Ring::flags(8, DEFER);
+    let mut target = Ring::flags(8, ring::DEFER);
     let event = registered_event(&target, reg::EVENTFD);
     for round in 0..2 {
         for number in 0..4 {
@@ -474,7 +472,7 @@ case!(event_descriptor => include_str!("message_ring/event_descriptor.txt"));
 /// A message makes the target's descriptor readable for poll(2).
 fn polled_descriptor(t: &mut Transcript) {
     let mut sender = Ring::new(8);
-    for flags in [0, DEFER] {
+    for flags in ring::BOTH {
         let mut target = Ring::flags(8, flags);
         let state = |ring: &Ring| {
             let mut entry = libc::pollfd { fd: ring.fd, events: libc::POLLIN, revents: 0 };

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use usring_uapi::{io_uring as u, sqe_flags};
 
-use super::message_ring::{DEFER, message};
+use super::message_ring::message;
 use super::reg;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop};
 use crate::time::long_enough_to_notice;
 use crate::transcript::Transcript;
@@ -17,7 +17,7 @@ use crate::{door, files};
 const KINDS: [(&str, u32); 4] = [
     ("default", 0),
     ("cooperative", u::IORING_SETUP_COOP_TASKRUN),
-    ("deferred", DEFER),
+    ("deferred", ring::DEFER),
     ("SQ thread", u::IORING_SETUP_SQPOLL),
 ];
 
@@ -224,7 +224,7 @@ case!(many_senders => "
 /// An event loop reaps when the ring's eventfd is signalled, or without an eventfd when the ring's
 /// descriptor is readable. It never sleeps in enter.
 fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
-    for (name, flags) in [("default", 0), ("deferred", DEFER)] {
+    for (name, flags) in [("default", 0), ("deferred", ring::DEFER)] {
         // The CQ has room for all messages, so none goes to the backlog: a flush of the backlog
         // need not signal the eventfd.
         let mut target = Ring::flags(1024, flags);
@@ -441,7 +441,7 @@ fn owner_is_gone(t: &mut Transcript) {
         t.say(name);
         let mut target = std::thread::spawn(move || Ring::flags(8, flags)).join().expect("its owner");
         t.entry(&sender.one(message(target.fd, 1, 2, 3)));
-        if flags & DEFER == 0 {
+        if flags & ring::DEFER == 0 {
             t.in_order(&target.wait(1));
         }
         t.result("get events", target.enter(0, 0, u::IORING_ENTER_GETEVENTS));

@@ -2,7 +2,7 @@
 
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop};
 use crate::transcript::Transcript;
 
@@ -143,7 +143,7 @@ fn by_task_work(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let later = nop(1).op_flags(u::IORING_NOP_TW);
     t.entry(&ring.one(later));
-    let deferred = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let deferred = ring::DEFER;
     let mut ring = Ring::flags(4, deferred);
     ring.push(later);
     t.result("submit", ring.submit());

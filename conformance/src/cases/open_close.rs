@@ -8,7 +8,7 @@ use usring_uapi::{Sqe, io_uring as u, opcode};
 use crate::door;
 use crate::files::{self, Scratch};
 use crate::memory::{BAD, zeroed};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, close, fields, read, sqe, write};
 use crate::transcript::Transcript;
 use usring_uapi::sqe_flags;
@@ -479,7 +479,7 @@ fn into_slot_as_ring_closes(t: &mut Transcript) {
     let scratch = Scratch::new();
     let path = scratch.path_of("new");
     let before = files::open_numbers();
-    let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN | u::IORING_SETUP_TASKRUN_FLAG;
+    let flags = ring::DEFER | u::IORING_SETUP_TASKRUN_FLAG;
     for _ in 0..20 {
         let mut ring = Ring::flags(4, flags);
         assert_eq!(ring.register(super::reg::FILES, [-1i32; 2].as_ptr(), 2), 0);

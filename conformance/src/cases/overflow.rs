@@ -8,7 +8,7 @@ use super::message_ring::message;
 use super::reg;
 use crate::files;
 use crate::names;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, poll};
 use crate::transcript::Transcript;
 
@@ -542,7 +542,7 @@ case!(flush_counts_an_eventfd => "
 
 /// A flush of CQEs that another ring sent causes an edge on the descriptor.
 fn flush_of_messages_is_an_edge(t: &mut Transcript) {
-    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+    for flags in ring::BOTH {
         let mut ring = tiny(flags);
         let mut sender = Ring::new(4);
         let event = files::eventfd(0);
@@ -574,7 +574,7 @@ case!(flush_of_messages_is_an_edge => "
 ");
 
 fn flush_is_an_edge_where_work_is_deferred(t: &mut Transcript) {
-    let mut ring = tiny(u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+    let mut ring = tiny(ring::DEFER);
     for user_data in 0..50 {
         ring.push(nop(user_data));
         ring.submit();

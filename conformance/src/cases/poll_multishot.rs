@@ -8,7 +8,7 @@ use super::poll::events;
 use super::reg;
 use crate::files;
 use crate::net::{self, Family};
-use crate::ring::{Entry, Ring};
+use crate::ring::{self, Entry, Ring};
 use crate::sqe::{Change, cancel, nop, poll, poll_remove, read, write};
 use crate::transcript::Transcript;
 
@@ -64,7 +64,7 @@ case!(several_of_one_batch => "
 /// A poll reports an event that holds at its start, even if the next request of the batch consumes
 /// the event.
 fn taken_in_its_batch(t: &mut Transcript) {
-    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+    for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
         let (listener, address) = net::listener(Family::V4);
         let _client = net::connected(Family::V4, &address);

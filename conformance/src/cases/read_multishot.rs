@@ -8,7 +8,7 @@ use super::reg;
 use crate::buffers::{Group, SIZE, group_of, incremental_group_of};
 use crate::files;
 use crate::memory::Pages;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, cancel, nop, sqe};
 use crate::transcript::Transcript;
 
@@ -78,7 +78,7 @@ case!(data_is_there => "
 /// At submission the multishot reads once. It reads the remaining data after the other requests of
 /// its batch, which here add data and buffers.
 fn reads_the_rest_behind_its_batch(t: &mut Transcript) {
-    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+    for flags in ring::BOTH {
         let memory = Pages::new(2);
         let mut ring = Ring::flags(16, flags);
         let provide =
@@ -482,7 +482,7 @@ case!(two_on_one_pipe => "
 fn deferred(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::with(16, |params| {
-        params.flags = u::IORING_SETUP_CQSIZE | u::IORING_SETUP_DEFER_TASKRUN | u::IORING_SETUP_SINGLE_ISSUER;
+        params.flags = u::IORING_SETUP_CQSIZE | ring::DEFER;
         params.cq_entries = 128;
     })
     .expect("a ring");

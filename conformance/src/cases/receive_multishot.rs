@@ -19,7 +19,6 @@ mod slices;
 
 pub const GROUP: u16 = 3;
 const MANY: u16 = u::IORING_RECV_MULTISHOT as u16;
-pub const DEFER: u32 = u::IORING_SETUP_DEFER_TASKRUN | u::IORING_SETUP_SINGLE_ISSUER;
 
 pub fn multishot(fd: i32, user_data: u64) -> Sqe {
     sqe(opcode::RECV, fd, user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {

@@ -6,11 +6,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::io_uring as u;
 
-use super::receive_multishot::{DEFER, GROUP, arm, multishot, ring_of, udp};
+use super::receive_multishot::{GROUP, arm, multishot, ring_of, udp};
 use crate::buffers::group_of;
 use crate::files;
 use crate::memory::Pages;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, cancel, nop};
 use crate::transcript::Transcript;
 
@@ -44,7 +44,7 @@ case!(ends_with_file as with_file => "
 ");
 
 fn ends_with_file_deferred(t: &mut Transcript) {
-    file_ends(t, DEFER);
+    file_ends(t, ring::DEFER);
 }
 case!(ends_with_file_deferred as with_file_deferred => "
     cqe 1: 1 MORE|BUFFER(0)
@@ -89,7 +89,7 @@ case!(ends_with_reset as with_reset => "
 ");
 
 fn ends_with_reset_deferred(t: &mut Transcript) {
-    connection_is_reset(t, DEFER);
+    connection_is_reset(t, ring::DEFER);
 }
 case!(ends_with_reset_deferred as with_reset_deferred => "
     cqe 1: 1 MORE|BUFFER(0)
@@ -149,7 +149,7 @@ case!(ends_without_buffers as without_buffers => "
 ");
 
 fn ends_without_buffers_deferred(t: &mut Transcript) {
-    buffers_run_out(t, DEFER);
+    buffers_run_out(t, ring::DEFER);
 }
 case!(ends_without_buffers_deferred as without_buffers_deferred => "
     cqe 1: 1 MORE|BUFFER(0)
@@ -217,7 +217,7 @@ case!(ends_when_cancelled as when_cancelled => "
 ");
 
 fn ends_when_cancelled_deferred(t: &mut Transcript) {
-    is_cancelled(t, DEFER);
+    is_cancelled(t, ring::DEFER);
 }
 case!(ends_when_cancelled_deferred as when_cancelled_deferred => "
     cqe 1: 1 MORE|BUFFER(0)
@@ -299,7 +299,7 @@ case!(ends_by_overflow as by_overflow => "
 ");
 
 fn ends_by_overflow_deferred(t: &mut Transcript) {
-    overflows(t, DEFER);
+    overflows(t, ring::DEFER);
 }
 case!(ends_by_overflow_deferred as by_overflow_deferred => "
     ready 4
@@ -331,7 +331,7 @@ fn data_before_end(t: &mut Transcript) {
     for armed in [true, false] {
         let (reader, writer) = files::sockets();
         let memory = Pages::new(1);
-        let (mut ring, _group) = ring_of(&memory, 8, DEFER);
+        let (mut ring, _group) = ring_of(&memory, 8, ring::DEFER);
         if armed {
             arm(&mut ring, &reader);
         }
@@ -391,7 +391,7 @@ fn end_comes_with_data(t: &mut Transcript) {
         for is_armed in [true, false] {
             t.say(format_args!("options {options:#x} length {length} is_armed {is_armed}"));
             let memory = Pages::new(1);
-            let (mut ring, _group) = ring_of(&memory, 8, DEFER);
+            let (mut ring, _group) = ring_of(&memory, 8, ring::DEFER);
             let (reader, writer) = files::tcp();
             ring.push(multishot(reader.as_raw_fd(), 1).with(|sqe| {
                 sqe.ioprio |= options;

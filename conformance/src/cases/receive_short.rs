@@ -6,11 +6,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
-use super::receive_multishot::{DEFER, GROUP, multishot, ring_of};
+use super::receive_multishot::{GROUP, multishot, ring_of};
 use crate::buffers::SIZE;
 use crate::files;
 use crate::memory::{Pages, zeroed};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, message, recv};
 use crate::transcript::Transcript;
 
@@ -56,7 +56,7 @@ fn receive_all(
     count: usize,
 ) -> (Ring, Pages) {
     let memory = Pages::new(1);
-    let (mut ring, mut group) = ring_of(&memory, 8, DEFER);
+    let (mut ring, mut group) = ring_of(&memory, 8, ring::DEFER);
     ring.push(receives(reader));
     ring.submit();
     send();
@@ -133,7 +133,7 @@ case!(descriptors_are_there => "
 fn descriptors_in_message(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let memory = Pages::new(1);
-    let (mut ring, mut group) = ring_of(&memory, 0, DEFER);
+    let (mut ring, mut group) = ring_of(&memory, 0, ring::DEFER);
     for slot in 0..4u16 {
         group.add_at(group.buffers.at(usize::from(slot) * 64), 64, slot);
     }

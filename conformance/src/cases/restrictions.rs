@@ -7,7 +7,7 @@ use usring_uapi::{io_uring as u, opcode, sqe_flags};
 use super::reg;
 use crate::files;
 use crate::memory::BAD;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, read};
 use crate::transcript::Transcript;
 
@@ -251,8 +251,7 @@ case!(register_on_disabled => "
 ");
 
 fn prepared_before_enable(t: &mut Transcript) {
-    let mut ring =
-        Ring::flags(8, u::IORING_SETUP_R_DISABLED | u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+    let mut ring = Ring::flags(8, u::IORING_SETUP_R_DISABLED | ring::DEFER);
     t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
     t.result("enable", enable(&ring));
     t.sorted(&ring.run(&[nop(1), nop(2)]));

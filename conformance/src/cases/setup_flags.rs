@@ -5,7 +5,7 @@ use usring_uapi::io_uring as u;
 
 use crate::door;
 use crate::memory::zeroed;
-use crate::ring::{Params, Ring};
+use crate::ring::{self, Params, Ring};
 use crate::sqe::nop;
 use crate::transcript::Transcript;
 
@@ -124,7 +124,7 @@ fn excluded_together(t: &mut Transcript) {
     attempt(t, thread | u::IORING_SETUP_COOP_TASKRUN);
     attempt(t, thread | u::IORING_SETUP_COOP_TASKRUN | u::IORING_SETUP_TASKRUN_FLAG);
     attempt(t, thread | u::IORING_SETUP_TASKRUN_FLAG);
-    attempt(t, thread | u::IORING_SETUP_DEFER_TASKRUN | u::IORING_SETUP_SINGLE_ISSUER);
+    attempt(t, thread | ring::DEFER);
     attempt(t, thread | u::IORING_SETUP_DEFER_TASKRUN);
     attempt(t, u::IORING_SETUP_HYBRID_IOPOLL | thread);
 }

@@ -4,7 +4,7 @@ use usring_uapi::io_uring as u;
 
 use super::reg;
 use crate::door;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::nop;
 use crate::transcript::Transcript;
 
@@ -87,7 +87,7 @@ case!(enabler_owns => "
 ");
 
 fn deferred_others_wait(t: &mut Transcript) {
-    let ring = Ring::flags(8, SINGLE | u::IORING_SETUP_DEFER_TASKRUN);
+    let ring = Ring::flags(8, ring::DEFER);
     let fd = ring.fd;
     t.result("get events", elsewhere(move || enter(fd, 0, u::IORING_ENTER_GETEVENTS)));
     t.result("enter(1)", elsewhere(move || enter(fd, 1, 0)));
@@ -134,7 +134,7 @@ case!(child_process => "
 ");
 
 fn others_may_close(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, SINGLE | u::IORING_SETUP_DEFER_TASKRUN);
+    let mut ring = Ring::flags(8, ring::DEFER);
     let fd = ring.fd;
     t.result("close in another thread", elsewhere(move || door::close(fd)));
     t.result("enter", enter(fd, 0, 0));

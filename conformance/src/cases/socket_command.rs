@@ -5,11 +5,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
-use super::message_ring::DEFER;
 use super::reg;
 use crate::files;
 use crate::memory::BAD;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, sqe};
 use crate::transcript::Transcript;
 
@@ -315,7 +314,7 @@ case!(flags => "
 
 fn kinds_of_rings(t: &mut Transcript) {
     let (client, _server, _listener) = connected();
-    for flags in [u::IORING_SETUP_COOP_TASKRUN, DEFER, u::IORING_SETUP_IOPOLL, u::IORING_SETUP_SQE128] {
+    for flags in [u::IORING_SETUP_COOP_TASKRUN, ring::DEFER, u::IORING_SETUP_IOPOLL, u::IORING_SETUP_SQE128] {
         let mut ring = Ring::flags(4, flags);
         t.entry(&ring.one(command(client.as_raw_fd(), SIOCOUTQ, 1)));
     }

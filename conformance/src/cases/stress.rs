@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use usring_uapi::io_uring as u;
 
 use crate::files;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, cancel, nop, poll, read, timeout, timeout_remove, write};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
@@ -66,7 +66,7 @@ fn ping_pong(t: &mut Transcript) {
 case!(ping_pong => "right 200 of 200");
 
 fn ping_pong_deferred(t: &mut Transcript) {
-    let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let flags = ring::DEFER;
     say(t, echoed(&mut Ring::flags(8, flags), by_entering));
 }
 case!(ping_pong_deferred => "right 200 of 200");

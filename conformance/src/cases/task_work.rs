@@ -8,12 +8,11 @@ use usring_uapi::io_uring as u;
 use super::reg;
 use crate::files;
 use crate::names;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, poll, timeout};
 use crate::time::{milliseconds, until};
 use crate::transcript::Transcript;
 
-const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 const FLAG: u32 = u::IORING_SETUP_TASKRUN_FLAG;
 
 /// Makes a ring with a poll on the reading end of a pipe. Returns the ring and both ends.
@@ -54,7 +53,7 @@ case!(default_woken_by_another_thread => "cqe 1: 1");
 
 /// With DEFER_TASKRUN only an enter with GETEVENTS posts the CQE.
 fn deferred_only_in_getevents(t: &mut Transcript) {
-    let (mut ring, _reader, writer) = polling(DEFER);
+    let (mut ring, _reader, writer) = polling(ring::DEFER);
     files::put(&writer, b"x");
     crate::time::long_enough_to_notice();
     t.say(format_args!("after other calls: ready {}", ring.ready()));
@@ -78,7 +77,7 @@ case!(deferred_only_in_getevents => "
 
 /// With TASKRUN_FLAG the SQ flags show that deferred task work is queued.
 fn deferred_shows_flag(t: &mut Transcript) {
-    for flags in [DEFER, DEFER | FLAG] {
+    for flags in [ring::DEFER, ring::DEFER | FLAG] {
         let (ring, _reader, writer) = polling(flags);
         t.say(format_args!("before {}", names::sq_flags(ring.sq_flags())));
         files::put(&writer, b"x");
@@ -105,7 +104,7 @@ case!(deferred_shows_flag => "
 
 /// With DEFER_TASKRUN the eventfd is signalled when task work is queued, before the CQE is posted.
 fn deferred_eventfd_fires(t: &mut Transcript) {
-    let (mut ring, _reader, writer) = polling(DEFER);
+    let (mut ring, _reader, writer) = polling(ring::DEFER);
     let event = files::eventfd(0);
     let number = event.as_raw_fd();
     t.result("register", ring.register(reg::EVENTFD, &raw const number, 1));
@@ -126,7 +125,7 @@ case!(deferred_eventfd_fires => "
 /// With DEFER_TASKRUN, a thread that waits for several CQEs sleeps until as many items of task work
 /// are queued.
 fn deferred_wait_for_several(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, DEFER);
+    let mut ring = Ring::flags(8, ring::DEFER);
     let events: Vec<OwnedFd> = (0..3).map(|_| files::eventfd(0)).collect();
     for (index, event) in events.iter().enumerate() {
         ring.push(poll(event.as_raw_fd(), libc::POLLIN, index as u64 + 1));
@@ -153,7 +152,7 @@ case!(deferred_wait_for_several => "
 ");
 
 fn deferred_inline_is_at_once(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, DEFER);
+    let mut ring = Ring::flags(8, ring::DEFER);
     ring.push(nop(1));
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
@@ -164,7 +163,7 @@ case!(deferred_inline_is_at_once => "
 ");
 
 fn deferred_submit_and_wait(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, DEFER);
+    let mut ring = Ring::flags(8, ring::DEFER);
     let (reader, writer) = files::pipe();
     files::put(&writer, b"x");
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
@@ -180,7 +179,7 @@ case!(deferred_submit_and_wait => "
 ");
 
 fn deferred_timeouts(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, DEFER);
+    let mut ring = Ring::flags(8, ring::DEFER);
     let time = milliseconds(5);
     ring.push(timeout(&time, 0, 0, 1));
     ring.submit();
@@ -196,7 +195,7 @@ case!(deferred_timeouts => "
 ");
 
 fn deferred_other_thread_wakes(t: &mut Transcript) {
-    let (mut ring, _reader, writer) = polling(DEFER);
+    let (mut ring, _reader, writer) = polling(ring::DEFER);
     let thread = std::thread::spawn(move || {
         crate::time::long_enough_to_notice();
         files::put(&writer, b"x");
@@ -213,7 +212,7 @@ case!(deferred_other_thread_wakes => "
 
 /// With DEFER_TASKRUN, a wait for zero completions runs the queued task work.
 fn deferred_zero_wait(t: &mut Transcript) {
-    let (mut ring, _reader, writer) = polling(DEFER | FLAG);
+    let (mut ring, _reader, writer) = polling(ring::DEFER | FLAG);
     files::put(&writer, b"x");
     until(|| ring.sq_flags() != 0);
     t.result("wait for 0", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
@@ -229,7 +228,7 @@ case!(deferred_zero_wait => "
 
 /// Closing a ring runs its deferred task work.
 fn deferred_teardown(t: &mut Transcript) {
-    let (ring, reader, writer) = polling(DEFER | FLAG);
+    let (ring, reader, writer) = polling(ring::DEFER | FLAG);
     files::put(&writer, b"x");
     until(|| ring.sq_flags() != 0);
     drop(reader);
@@ -283,7 +282,7 @@ case!(cooperative_flag => "
 ");
 
 fn flag_goes_away(t: &mut Transcript) {
-    let (mut ring, _reader, writer) = polling(DEFER | FLAG);
+    let (mut ring, _reader, writer) = polling(ring::DEFER | FLAG);
     for round in 0..3 {
         files::put(&writer, b"x");
         t.say(format_args!("signalled {}", until(|| ring.sq_flags() != 0)));
@@ -309,7 +308,7 @@ case!(flag_goes_away => "
 
 /// With DEFER_TASKRUN, completions by workers also wait for an enter of the ring's owner.
 fn deferred_workers(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, DEFER | FLAG);
+    let mut ring = Ring::flags(8, ring::DEFER | FLAG);
     let file = files::memory_file(b"0123");
     let mut buffer = [0u8; 4];
     ring.push(crate::sqe::read(file.as_raw_fd(), &mut buffer, 0, 1).forced_async());
@@ -327,7 +326,7 @@ case!(deferred_workers => "
 
 /// A CQE that is already in the CQ ends a wait for one. Queued task work need not run.
 fn deferred_wait_is_enough(t: &mut Transcript) {
-    let (mut ring, _reader, _writer) = polling(DEFER);
+    let (mut ring, _reader, _writer) = polling(ring::DEFER);
     ring.push(nop(2));
     ring.push(nop(3));
     t.result("submit", ring.submit());
@@ -392,7 +391,7 @@ case!(sleeper_in_another_call => "
 /// to enter.
 fn deferred_sleeper_in_another_call(t: &mut Transcript) {
     let one = 1u64.to_ne_bytes();
-    let mut ring = Ring::flags(8, DEFER);
+    let mut ring = Ring::flags(8, ring::DEFER);
     let (reader, writer) = files::pipe();
     let event = files::eventfd(0);
     write_by_task_work(&mut ring, &reader, &event, &one);
@@ -415,7 +414,7 @@ case!(deferred_sleeper_in_another_call => "
 
 /// A thread that sleeps in read(2) of the ring's registered eventfd wakes when a request completes.
 fn sleeper_is_told_by_event(t: &mut Transcript) {
-    for (name, flags) in TELLING.into_iter().chain([("deferred", DEFER)]) {
+    for (name, flags) in TELLING.into_iter().chain([("deferred", ring::DEFER)]) {
         t.say(name);
         let (mut ring, _reader, writer) = polling(flags);
         let event = files::eventfd(0);
@@ -446,7 +445,7 @@ case!(sleeper_is_told_by_event => "
 /// A thread that sleeps in read(2) of the ring's registered eventfd wakes when another thread's
 /// ring sends a message.
 fn sleeper_is_told_of_message(t: &mut Transcript) {
-    for (name, flags) in TELLING.into_iter().chain([("deferred", DEFER)]) {
+    for (name, flags) in TELLING.into_iter().chain([("deferred", ring::DEFER)]) {
         t.say(name);
         let mut ring = Ring::flags(8, flags);
         let event = files::eventfd(0);

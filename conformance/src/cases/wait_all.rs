@@ -5,13 +5,12 @@ use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 use usring_uapi::sqe_flags;
 
-use super::receive_multishot::DEFER;
 use super::receive_short::pass;
 use super::send_receive::{ALL, text};
 use crate::buffers::incremental_group_of;
 use crate::files;
 use crate::memory::Pages;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, cancel, nop, recv, send};
 use crate::transcript::Transcript;
 
@@ -184,7 +183,7 @@ case!(incremental_buffer_is_taken => "
 /// event reports it.
 fn past_seams(t: &mut Transcript) {
     for end in [false, true] {
-        let mut ring = Ring::flags(4, DEFER);
+        let mut ring = Ring::flags(4, ring::DEFER);
         let (reader, writer) = files::sockets();
         ring.register(super::reg::FILES, &[reader.as_raw_fd()], 1);
         let mut bytes = [0; 9];
@@ -212,7 +211,7 @@ case!(past_seams => "
 ");
 
 fn packets(t: &mut Transcript) {
-    let mut ring = Ring::flags(4, DEFER);
+    let mut ring = Ring::flags(4, ring::DEFER);
     let (reader, writer) = files::sockets_of(libc::SOCK_SEQPACKET);
     ring.register(super::reg::FILES, &[reader.as_raw_fd()], 1);
     let mut bytes = [0; 6];

@@ -10,7 +10,7 @@ use crate::files;
 use crate::memory::{BAD, zeroed};
 use crate::names;
 use crate::process;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, cancel, fields, link_timeout, nop, sqe};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
@@ -71,7 +71,7 @@ case!(has_ended => "
 ");
 
 fn waits(t: &mut Transcript) {
-    for setup in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+    for setup in ring::BOTH {
         let mut ring = Ring::flags(4, setup);
         let (child, writer) = child();
         let mut info = zeroed();

@@ -4,7 +4,7 @@ use super::is_ready;
 use crate::cases::socket::{sparse, taken, without_numbers};
 use crate::files;
 use crate::net::{self, FAMILIES, Family};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, cancel, close, link_timeout, nop};
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
@@ -468,7 +468,7 @@ case!(watched_in_memory => "
 ");
 
 fn deferred(t: &mut Transcript) {
-    let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let setup = ring::DEFER;
     let mut ring = Ring::flags(4, setup);
     let (listener, address) = net::listener(Family::V4);
     ring.push(net::accept(listener.as_raw_fd(), 1));

@@ -5,7 +5,7 @@ use crate::cases::accept::is_ready;
 use crate::cases::socket::without_numbers;
 use crate::files;
 use crate::net::{self, FAMILIES, Family};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, cancel};
 use crate::transcript::Transcript;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -13,7 +13,7 @@ use usring_uapi::io_uring as u;
 
 /// A CQE for which the CQ has no room lacks the flag F_MORE: it is the last CQE of its multishot.
 fn overflow(t: &mut Transcript) {
-    let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let setup = ring::DEFER;
     for family in FAMILIES {
         let mut ring = Ring::flags(2, setup);
         let (listener, address) = net::listener(family);
@@ -304,7 +304,7 @@ case!(watched_in_memory => "
 ");
 
 fn deferred(t: &mut Transcript) {
-    let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN | u::IORING_SETUP_TASKRUN_FLAG;
+    let setup = ring::DEFER | u::IORING_SETUP_TASKRUN_FLAG;
     let mut ring = Ring::flags(8, setup);
     let (listener, address) = net::listener(Family::V4);
     ring.push(multishot(listener.as_raw_fd(), 1));

@@ -1,15 +1,17 @@
 //! Messages to rings with deferred task work.
 
-use super::{DEFER, message};
+use super::message;
 use crate::names;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop};
 use crate::transcript::Transcript;
 use usring_uapi::{io_uring as u, sqe_flags};
 
 fn deferred_flag(t: &mut Transcript) {
     let mut sender = Ring::new(8);
-    for flags in [DEFER | u::IORING_SETUP_TASKRUN_FLAG, u::IORING_SETUP_COOP_TASKRUN | u::IORING_SETUP_TASKRUN_FLAG] {
+    for flags in
+        [ring::DEFER | u::IORING_SETUP_TASKRUN_FLAG, u::IORING_SETUP_COOP_TASKRUN | u::IORING_SETUP_TASKRUN_FLAG]
+    {
         let target = Ring::flags(8, flags);
         t.entry(&sender.one(message(target.fd, 1, 0, 1)));
         t.say(format_args!("ready {}, flags {}", target.ready(), names::sq_flags(target.sq_flags())));
@@ -46,7 +48,7 @@ fn send_many(sender: &mut Ring, target: &Ring, count: u64) {
 fn deferred_run_is_limited(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [0, 1, 5, 20, 25, 40] {
-        let mut target = Ring::flags(128, DEFER | u::IORING_SETUP_TASKRUN_FLAG);
+        let mut target = Ring::flags(128, ring::DEFER | u::IORING_SETUP_TASKRUN_FLAG);
         send_many(&mut sender, &target, 100);
         t.result(format_args!("wait for {wanted}"), target.enter(0, wanted, u::IORING_ENTER_GETEVENTS));
         t.say(format_args!("ready {}, flags {}", target.ready(), names::sq_flags(target.sq_flags())));
@@ -64,7 +66,7 @@ case!(deferred_run_is_limited => include_str!("deferred_run_is_limited.txt"));
 fn deferred_run_for_many(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [1, 2, 30] {
-        let mut target = Ring::flags(128, DEFER);
+        let mut target = Ring::flags(128, ring::DEFER);
         send_many(&mut sender, &target, 100);
         target.push(nop(1000));
         t.result(format_args!("submit and wait for {wanted}"), target.submit_and_wait(wanted));
@@ -93,7 +95,7 @@ case!(deferred_run_for_many => "
 fn deferred_teardown(t: &mut Transcript) {
     let mut sender = Ring::new(64);
     for _ in 0..20 {
-        let target = Ring::flags(8, DEFER);
+        let target = Ring::flags(8, ring::DEFER);
         send_many(&mut sender, &target, 50);
         drop(target);
     }

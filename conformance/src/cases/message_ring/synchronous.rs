@@ -1,18 +1,18 @@
 //! Messages sent by io_uring_register(2), without a ring of the sender's.
 
+use super::message;
 use super::reg;
-use super::{DEFER, message};
 use crate::door;
 use crate::files;
 use crate::memory::BAD;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop};
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 
 fn synchronous(t: &mut Transcript) {
-    for flags in [0, DEFER, u::IORING_SETUP_SQPOLL, u::IORING_SETUP_IOPOLL] {
+    for flags in [0, ring::DEFER, u::IORING_SETUP_SQPOLL, u::IORING_SETUP_IOPOLL] {
         let mut target = Ring::flags(8, flags);
         for number in 0..3 {
             let sent = message(target.fd, number, 2, 0);
@@ -26,7 +26,7 @@ fn synchronous(t: &mut Transcript) {
         t.in_order(&target.reap());
     }
     t.say("a thread that sleeps is woken");
-    let mut target = Ring::flags(8, DEFER);
+    let mut target = Ring::flags(8, ring::DEFER);
     let fd = target.fd;
     let sender = std::thread::spawn(move || {
         let sent = message(fd, 5, 6, 0);

@@ -3,7 +3,7 @@
 use super::reg;
 use super::{IN, multishot, show_all};
 use crate::files;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::nop;
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
@@ -24,7 +24,7 @@ fn set_of(numbers: &[i32]) -> std::os::fd::OwnedFd {
 /// A multishot polls an epoll set that watches the poll's own ring. The poll's completion makes the
 /// ring readable, and thereby the epoll set. That ends the poll.
 fn set_with_own_ring(t: &mut Transcript) {
-    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN, u::IORING_SETUP_COOP_TASKRUN] {
+    for flags in [0, ring::DEFER, u::IORING_SETUP_COOP_TASKRUN] {
         let mut ring = Ring::flags(8, flags);
         let (reader, writer) = files::pipe();
         let set = set_of(&[ring.fd, reader.as_raw_fd()]);
@@ -47,7 +47,7 @@ case!(set_with_own_ring => include_str!("set_with_own_ring.txt"));
 
 /// A multishot polls the descriptor of its own ring.
 fn own_ring(t: &mut Transcript) {
-    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+    for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
         ring.push(multishot(ring.fd, IN, 1));
         t.result("submit", ring.submit());

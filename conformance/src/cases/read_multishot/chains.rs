@@ -5,18 +5,15 @@ use super::{multishot, ring_of};
 use crate::buffers::SIZE;
 use crate::files;
 use crate::memory::Pages;
+use crate::ring;
 use crate::sqe::{CURRENT, Change, nop, write};
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
-use usring_uapi::io_uring as u;
-
-/// The setup flags of the rings of each case: task work is run at once, or deferred.
-const RINGS: [u32; 2] = [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN];
 
 /// Submits a multishot READ of 20 bytes (1) and chains of a NOP and a WRITE of 8 bytes to the same
 /// pipe, `before` and `behind` the multishot. Prints the first `completions` CQEs.
 fn beside_chains(t: &mut Transcript, before: u64, behind: u64, completions: usize) {
-    for flags in RINGS {
+    for flags in ring::BOTH {
         let memory = Pages::new(1);
         let (mut ring, _group) = ring_of(&memory, 8, flags);
         let (reader, writer) = files::pipe();

@@ -2,7 +2,7 @@
 
 use super::{IN, poll_once};
 use crate::files;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::poll;
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
@@ -14,7 +14,7 @@ const ROUNDS: u32 = 200;
 /// Deferred task work that is queued makes the ring's descriptor readable, before any CQE is
 /// posted.
 fn deferred(t: &mut Transcript) {
-    let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let flags = ring::DEFER;
     let mut ring = Ring::flags(8, flags);
     let (reader, writer) = files::pipe();
     ring.push(poll(reader.as_raw_fd(), IN, 1));
@@ -38,7 +38,7 @@ case!(deferred => "
 
 /// poll(2) with a timeout of 0 also reports deferred task work.
 fn deferred_seen_without_waiting(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+    let mut ring = Ring::flags(8, ring::DEFER);
     let (reader, writer) = files::pipe();
     t.say(poll_once(ring.fd, IN, 0));
     for user_data in 0..3 {
@@ -87,7 +87,7 @@ case!(deferred_seen_without_waiting => "
 fn deferred_polled_as_it_is_left(t: &mut Transcript) {
     let mut signalled = 0;
     for round in 0..ROUNDS {
-        let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+        let mut ring = Ring::flags(8, ring::DEFER);
         let (reader, writer) = files::pipe();
         ring.push(poll(reader.as_raw_fd(), IN, 1));
         let (begins, fd) = (AtomicBool::new(false), ring.fd);

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use usring_uapi::io_uring as u;
 
-use super::{DEFER, GROUP, multishot};
+use super::{GROUP, multishot};
 use crate::buffers::{Group, group_of};
 use crate::files;
 use crate::memory::Pages;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::transcript::Transcript;
 
 /// Number of buffers, of two bytes each.
@@ -30,7 +30,7 @@ struct Stage {
 fn stage(entries: u32) -> Stage {
     let memory = Pages::new(1);
     let ring = Ring::with(16, |params| {
-        params.flags = u::IORING_SETUP_CQSIZE | DEFER;
+        params.flags = u::IORING_SETUP_CQSIZE | ring::DEFER;
         params.cq_entries = entries;
     })
     .expect("a ring");

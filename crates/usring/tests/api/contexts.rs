@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 use usring::aio::{
@@ -135,8 +135,7 @@ fn a_polled_context_refuses_requests_that_cannot_be_polled() {
     let refused = |iocb: Iocb| code(submit(&context, &mut [iocb]).unwrap_err());
     let read = of_block(IOCB_CMD_PREAD, &direct, 0, &mut block);
     assert_eq!(refused(Iocb { aio_flags: 0, ..read }), libc::EINVAL);
-    // SAFETY: the call takes only numbers, and the new descriptor belongs to the test.
-    let eventfd = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
+    let eventfd = eventfd();
     let aio_resfd = eventfd.as_raw_fd() as u32;
     assert_eq!(refused(Iocb { aio_flags: IOCB_FLAG_HIPRI | IOCB_FLAG_RESFD, aio_resfd, ..read }), libc::EINVAL);
     let sync = iocb(IOCB_CMD_FSYNC, &direct, 0);
@@ -189,6 +188,12 @@ fn a_wait_for_more_events_than_the_context_holds_gets_them() {
     });
 }
 
+/// Makes a blocking eventfd with the counter 0.
+fn eventfd() -> OwnedFd {
+    // SAFETY: the call takes only numbers, and the new descriptor belongs to the caller.
+    unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) }
+}
+
 /// A write to an eventfd at its maximum would block. As in the kernel, a completion does not wait
 /// for that.
 #[test]
@@ -196,9 +201,7 @@ fn an_eventfd_at_its_maximum_blocks_no_completion() {
     bounded(|| {
         let context = Context::new(8).unwrap();
         let file = tempfile::tempfile().unwrap();
-        // SAFETY: the call takes only numbers, and the new descriptor belongs to the test.
-        let eventfd = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
-        let eventfd = std::fs::File::from(eventfd);
+        let eventfd = std::fs::File::from(eventfd());
         for short_of_end in [0u64, 1, 2] {
             (&eventfd).write_all(&(u64::MAX - 1 - short_of_end).to_ne_bytes()).unwrap();
             let sync = Iocb {
