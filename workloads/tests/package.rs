@@ -48,22 +48,27 @@ impl Debian {
     /// machine; the test then counts as skipped.
     fn shared() -> Option<&'static Debian> {
         static SHARED: OnceLock<Option<Debian>> = OnceLock::new();
-        SHARED.get_or_init(Debian::install).as_ref()
+        SHARED.get_or_init(|| Debian::install(12)).as_ref()
     }
 
-    fn install() -> Option<Debian> {
+    fn install(release: u32) -> Option<Debian> {
         let folder = packages()?;
         if !cached::is_root() {
             skip("only root can change its root folder");
             return None;
         }
-        if !cached::debian_root().is_dir() {
-            skip("no Debian root folder; `cargo xtask packages` makes it");
+        let root = cached::debian_root(release);
+        if !root.is_dir() {
+            skip(&format!("no root folder with Debian {release}; `cargo xtask packages` makes it"));
+            return None;
+        }
+        if release < 12 && !cached::glibc_folder().is_dir() {
+            skip("the package is linked to this machine's glibc; `cargo xtask package` fetches Debian 11's");
             return None;
         }
         let debian = Debian(TempDir::with_prefix("usring-debian-").unwrap());
         text(Command::new("chmod").arg("755").arg(debian.0.path()));
-        text(Command::new("cp").arg("-a").arg(cached::debian_root().join(".")).arg(debian.0.path()));
+        text(Command::new("cp").arg("-a").arg(root.join(".")).arg(debian.0.path()));
         text(Command::new("cp").arg(file(&folder, ".deb")).arg(debian.0.path().join("usring.deb")));
         text(Command::new("chroot").arg(debian.0.path()).args(["dpkg", "--install", "/usring.deb"]));
         Some(debian)
@@ -94,7 +99,21 @@ fn assert_served((status, said): (i32, String)) {
 
 #[test]
 fn the_installed_debian_package_serves_a_ring_program_of_nobody() {
-    let Some(debian) = Debian::shared() else { return };
+    Debian::shared().into_iter().for_each(works_for_nobody);
+}
+
+/// The oldest Debian whose glibc the release supports.
+#[test]
+fn the_debian_package_works_on_debian_11() {
+    Debian::install(11).iter().for_each(works_for_nobody);
+}
+
+#[test]
+fn the_debian_package_works_on_debian_13() {
+    Debian::install(13).iter().for_each(works_for_nobody);
+}
+
+fn works_for_nobody(debian: &Debian) {
     assert_served(debian.run(WITH_PROC, RING_PROGRAM));
     let (status, said) = debian.run(WITH_PROC, "usring doctor");
     assert!(status == 0 && said.contains("verdict             usring works here"), "{said}");

@@ -25,10 +25,14 @@ pub fn glibc_folder() -> PathBuf {
     cache_folder().join("glibc-2.31")
 }
 
-/// Returns the root folder of a Debian 12 in which tests install packages.
+/// The releases of Debian in which tests install packages.
+#[allow(dead_code, reason = "for xtask")]
+pub const DEBIAN_RELEASES: [(u32, &str); 3] = [(11, "bullseye"), (12, "bookworm"), (13, "trixie")];
+
+/// Returns the root folder of this release of Debian, in which tests install packages.
 #[allow(dead_code, reason = "for tests")]
-pub fn debian_root() -> PathBuf {
-    cache_folder().join("debian-12")
+pub fn debian_root(release: u32) -> PathBuf {
+    cache_folder().join(format!("debian-{release}"))
 }
 
 /// Returns `/var/cache/usring` for root, and the user's cache folder otherwise.

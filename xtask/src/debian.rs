@@ -85,12 +85,12 @@ fn make_links_relative(folder: &Path, depth: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes the root folder of a Debian 12 in which tests install packages, unless it exists.
-pub fn provide_root() -> Outcome {
-    provide(&debian_root(), "a root folder with Debian 12", |part| {
+/// Makes the root folder of a Debian in which tests install packages, unless it exists.
+pub fn provide_root(release: u32, name: &str) -> Outcome {
+    provide(&debian_root(release), &format!("a root folder with Debian {release}"), |part| {
         let root = part.join("root");
         let mut command = Command::new("debootstrap");
-        command.args(["--variant=minbase", "bookworm"]).arg(&root).arg(ARCHIVE).stdout(Stdio::null());
+        command.args(["--variant=minbase", name]).arg(&root).arg(ARCHIVE).stdout(Stdio::null());
         step::run(&mut command)?;
         Ok(root)
     })

@@ -1,6 +1,6 @@
 //! The Debian packages that the tests use.
 
-use crate::cached::is_root;
+use crate::cached::{DEBIAN_RELEASES, is_root};
 use crate::{Outcome, debian, postgres, step};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -45,18 +45,20 @@ const NODE_VERSION: u32 = 20;
 pub fn provide() -> Outcome {
     provide_from_debian()?;
     postgres::provide();
-    provide_root();
+    provide_roots();
     provide_node()
 }
 
-/// Makes the root folder for the tests of packages. Prints a failure and goes on, because without
+/// Makes the root folders for the tests of packages. Prints a failure and goes on, because without
 /// the folder these tests count as skipped.
-fn provide_root() {
+fn provide_roots() {
     if !is_root() {
         return println!("packages: only root can make a root folder, so the tests of packages will be skipped");
     }
-    if let Err(why) = debian::provide_root() {
-        println!("packages: no root folder, so the tests of packages will be skipped: {why}");
+    for (release, name) in DEBIAN_RELEASES {
+        if let Err(why) = debian::provide_root(release, name) {
+            println!("packages: no Debian {release}, so the tests of packages in it will be skipped: {why}");
+        }
     }
 }
 
