@@ -19,7 +19,8 @@
 //! - `doctor`, with `probe` and `swap_probe`.
 //! - `demo` and `bench`.
 //! - `table`: the one form of all tables. `system_error`: that of system errors. `style`: colour.
-//! - `signals` and `cleanup` act on ^C.
+//! - `memory_file` makes memory that the launcher shares with the program. `signals` and `cleanup`
+//!   act on ^C.
 //!
 //! `doctor`, `demo` and `bench` start `child` processes by the command line, as a user would.
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the exit status that
@@ -49,6 +50,7 @@ mod export;
 mod inject;
 mod library;
 mod limits;
+mod memory_file;
 mod probe;
 mod run;
 mod signals;

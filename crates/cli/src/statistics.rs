@@ -3,9 +3,9 @@
 
 use super::Failure;
 use super::table::Table;
+use crate::memory_file;
 use crate::system_error::words;
 use nix::libc;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
@@ -24,8 +24,7 @@ pub struct StatisticsFile(File);
 impl StatisticsFile {
     pub fn create() -> Result<StatisticsFile, Failure> {
         let create = || {
-            let file = File::from(memfd_create(c"usring-statistics", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from)?);
-            file.set_len(SIZE as u64)?;
+            let file = memory_file::sealed(c"usring-statistics", SIZE as u64)?;
             write_word(&file, offset_of!(Header, version), VERSION)?;
             write_word(&file, offset_of!(Header, block_count), BLOCKS as u64)?;
             // The magic number is written last. So a process that sees the magic number sees the

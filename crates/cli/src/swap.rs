@@ -4,8 +4,8 @@
 
 use super::Failure;
 use super::devices::{absolute, connect};
+use crate::memory_file;
 use crate::system_error::words;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -157,13 +157,8 @@ pub struct CountedFile(File);
 
 impl CountedFile {
     pub fn create() -> Result<CountedFile, Failure> {
-        let create = || {
-            let file =
-                File::from(memfd_create(c"usring-swap-statistics", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from)?);
-            file.set_len(run::SIZE as u64)?;
-            Ok(file)
-        };
-        create().map(CountedFile).map_err(|error: io::Error| {
+        let created = memory_file::sealed(c"usring-swap-statistics", run::SIZE as u64);
+        created.map(CountedFile).map_err(|error: io::Error| {
             Failure::new(format!(
                 "cannot make the file for --stats ({error}); run without --stats",
                 error = words(&error)

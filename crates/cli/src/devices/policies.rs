@@ -3,8 +3,8 @@
 //! map the page. The launcher and `usring ctl` read and write it as a file.
 
 use crate::Failure;
+use crate::memory_file;
 use crate::system_error::words;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -22,9 +22,7 @@ pub struct Policies(File);
 impl Policies {
     pub fn create(policies: impl Iterator<Item = PollPolicy>) -> Result<Policies, Failure> {
         let create = || {
-            let file = File::from(memfd_create(c"usring-policies", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from)?);
-            file.set_len(LENGTH)?;
-            let page = Policies(file);
+            let page = Policies(memory_file::sealed(c"usring-policies", LENGTH)?);
             for (index, policy) in policies.enumerate() {
                 page.set(index, policy)?;
             }

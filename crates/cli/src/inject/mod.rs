@@ -87,7 +87,7 @@ impl Faults {
         let failed = |error| {
             Failure::new(format!("cannot make the memory that holds the rules ({error})", error = words(&error)))
         };
-        let file = mapping::memory_file(c"usring-faults", usring_inject::page::LENGTH as u64).map_err(failed)?;
+        let file = mapping::sealed_memory_file(c"usring-faults", usring_inject::page::LENGTH as u64).map_err(failed)?;
         let seed = settings.seed.unwrap_or_else(|| fastrand::u32(..).into());
         let page = Page::create(&file, seed, Clock::Monotonic.now()).map_err(failed)?;
         if let Some(seed) = settings.order {
