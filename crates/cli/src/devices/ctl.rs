@@ -23,7 +23,7 @@ Examples:
   usring ctl /tmp/disk poll=classic   from now on, spin for its completions
   usring ctl inject list              the rules of a run with --inject
   usring ctl metrics                  the counts of programs, as OpenMetrics
-  usring ctl requests                 the requests in flight of a run with --trace
+  usring ctl requests                 the requests in flight of a traced run
   usring ctl trace now.trace          the trace of a run so far
 
 Policies:
