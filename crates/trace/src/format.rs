@@ -45,10 +45,10 @@ pub struct Header {
     /// The ring to which the trace is limited; 0: all rings.
     pub ring: u64,
     /// Two moments, each in ticks of the processor's counter and in nanoseconds of the monotonic
-    /// clock. The first is the begin of the run.
+    /// clock. The first is the start of the run.
     pub start: [u64; 2],
     pub end: [u64; 2],
-    /// The begin of the run in nanoseconds since 1970.
+    /// The start of the run in nanoseconds since 1970.
     pub start_of_day: u64,
 }
 
@@ -102,7 +102,7 @@ impl Header {
         })
     }
 
-    /// Returns the time of a record in nanoseconds since the begin of the run.
+    /// Returns the time of a record in nanoseconds since the start of the run.
     pub fn nanoseconds(&self, ticks: u64) -> u64 {
         let since = u128::from(ticks.saturating_sub(self.start[0]));
         let span = u128::from(self.end[0].saturating_sub(self.start[0])).max(1);
@@ -122,7 +122,7 @@ pub enum NotATrace {
 /// The event that a record describes, and the meaning of its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Kind {
+pub enum EventKind {
     /// A process begins to record. `name`: its program. Several threads of a forked child may
     /// begin to record at the same time, so the event may follow others of the process.
     Process = 1,
@@ -156,42 +156,42 @@ pub enum Kind {
     /// A request posts a CQE and goes on. `extra`: the CQE's flags; `a`: its result; `b`: its
     /// position in the CQ, and the CQ's head.
     Posted = 15,
-    /// A request is complete. The fields are those of [`Kind::Posted`]. `detail`: [`NO_CQE`], or
-    /// [`NOT_BEGUN`].
+    /// A request is complete. The fields are those of [`EventKind::Posted`]. `detail`: [`NO_CQE`],
+    /// or [`NOT_BEGUN`].
     Completed = 16,
     /// The program has taken CQEs from the CQ; `b`: 0, and the CQ's head.
     Reaped = 17,
 }
 
-const KINDS: [Kind; 17] = [
-    Kind::Process,
-    Kind::Opened,
-    Kind::Closed,
-    Kind::Submitted,
-    Kind::Issued,
-    Kind::AwaitsFile,
-    Kind::AwaitsTime,
-    Kind::AwaitsProcesses,
-    Kind::Delayed,
-    Kind::Queued,
-    Kind::WorkerBegan,
-    Kind::WorkerEnded,
-    Kind::OnDevice,
-    Kind::OnOtherRing,
-    Kind::Posted,
-    Kind::Completed,
-    Kind::Reaped,
+const KINDS: [EventKind; 17] = [
+    EventKind::Process,
+    EventKind::Opened,
+    EventKind::Closed,
+    EventKind::Submitted,
+    EventKind::Issued,
+    EventKind::AwaitsFile,
+    EventKind::AwaitsTime,
+    EventKind::AwaitsProcesses,
+    EventKind::Delayed,
+    EventKind::Queued,
+    EventKind::WorkerBegan,
+    EventKind::WorkerEnded,
+    EventKind::OnDevice,
+    EventKind::OnOtherRing,
+    EventKind::Posted,
+    EventKind::Completed,
+    EventKind::Reaped,
 ];
 
-/// Detail of [`Kind::Submitted`]: the request waits for the one before it in its chain.
+/// Detail of [`EventKind::Submitted`]: the request waits for the one before it in its chain.
 pub const HELD_BY_CHAIN: u8 = 1;
-/// Detail of [`Kind::Submitted`]: the request waits because of an IO_DRAIN.
+/// Detail of [`EventKind::Submitted`]: the request waits because of an IO_DRAIN.
 pub const HELD_BY_DRAIN: u8 = 2;
-/// Detail of [`Kind::Submitted`]: the request works on a file.
+/// Detail of [`EventKind::Submitted`]: the request works on a file.
 pub const HAS_FILE: u8 = 4;
-/// Detail of [`Kind::Completed`]: the request posts no CQE.
+/// Detail of [`EventKind::Completed`]: the request posts no CQE.
 pub const NO_CQE: u8 = 1;
-/// Detail of [`Kind::Completed`]: the request never began, because its chain broke.
+/// Detail of [`EventKind::Completed`]: the request never began, because its chain broke.
 pub const NOT_BEGUN: u8 = 2;
 
 const REASONS: [WorkerReason; 5] = [
@@ -202,7 +202,7 @@ const REASONS: [WorkerReason; 5] = [
     WorkerReason::AfterDrain,
 ];
 
-/// Returns the detail of [`Kind::Queued`] for a reason.
+/// Returns the detail of [`EventKind::Queued`] for a reason.
 pub fn detail_of(reason: WorkerReason) -> u8 {
     match reason {
         WorkerReason::Asked => 0,
@@ -213,7 +213,7 @@ pub fn detail_of(reason: WorkerReason) -> u8 {
     }
 }
 
-/// Returns the reason in the detail of [`Kind::Queued`].
+/// Returns the reason in the detail of [`EventKind::Queued`].
 pub fn reason_of(detail: u8) -> Option<WorkerReason> {
     REASONS.get(usize::from(detail)).copied()
 }
@@ -247,7 +247,7 @@ pub fn is_aio(ring: u32) -> bool {
 pub struct Record {
     /// Ticks of the processor's counter ([`Header::nanoseconds`] converts them).
     pub ticks: u64,
-    pub kind: Kind,
+    pub kind: EventKind,
     pub opcode: u8,
     /// `IOSQE_*`.
     pub sqe_flags: u8,
@@ -271,7 +271,7 @@ pub struct Record {
 }
 
 impl Record {
-    pub const fn new(kind: Kind) -> Record {
+    pub const fn new(kind: EventKind) -> Record {
         Record {
             ticks: 0,
             kind,
@@ -436,7 +436,7 @@ mod tests {
     fn some() -> Record {
         Record {
             ticks: 1,
-            kind: Kind::Submitted,
+            kind: EventKind::Submitted,
             opcode: 2,
             sqe_flags: 3,
             detail: 4,

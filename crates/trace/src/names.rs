@@ -19,13 +19,14 @@ use usring_sys::mutex::Mutex;
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-/// Number of descriptors whose names are known. Descriptors with the same remainder replace each
-/// other.
+/// Number of descriptors whose names are known. Descriptors that are equal modulo this number
+/// replace each other.
 const ENTRIES: usize = 1024;
 /// An entry: a name (20 bits), a descriptor number plus 1 (20 bits), and when it was looked up.
 const FIELD_BITS: u32 = 20;
 const FIELD: u64 = (1 << FIELD_BITS) - 1;
-/// Ticks in one unit of that time: a third of a millisecond at 3 GHz.
+/// log2 of the ticks in a unit of the look-up time: 2^20 ticks are a third of a millisecond at
+/// 3 GHz.
 const UNIT_SHIFT: u32 = 20;
 /// Units after which a name is looked up again.
 const MOST_UNITS: u64 = 3;

@@ -36,7 +36,7 @@ const AT_START: usize = 5;
 const AT_START_OF_DAY: usize = 7;
 const AT_MOST_NAMES: usize = 8;
 const AT_LOST_NAMES: usize = 9;
-/// On a line of the cache for itself, because each event changes it.
+/// In a cache line of its own, because each event changes it.
 const AT_NEXT: usize = 64;
 const AT_NAMES: usize = 80;
 const AT_PROCESSES: usize = 81;

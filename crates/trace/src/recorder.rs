@@ -1,6 +1,6 @@
 //! The engine's reports as events. The engine reports under a ring's lock, or in a worker.
 
-use crate::format::{self, Kind, Record};
+use crate::format::{self, EventKind, Record};
 use crate::names::{self, Names};
 use crate::page::Page;
 use alloc::boxed::Box;
@@ -16,8 +16,8 @@ use usring_uapi::{opcode, sqe_flags};
 /// The recorder as an observer of the engine's requests.
 pub static OBSERVER: Observer = Observer { submitted, completed, stepped: Some(stepped), opened, closed };
 
-/// Number of rings of a process whose CQ heads are known. Rings with the same remainder share an
-/// entry, and then have more events [`Kind::Reaped`] than needed.
+/// Number of rings of a process whose CQ heads are known. Rings that are equal modulo this number
+/// share an entry, and then have more events [`EventKind::Reaped`] than needed.
 const RINGS: usize = 256;
 
 /// The recorder's state in one process.
@@ -65,7 +65,7 @@ fn begin(page: &Page) -> &'static Process {
     });
     if !process.has_begun.swap(true, Ordering::Relaxed) {
         let name = process.names.add(page, &names::link_target(names::PROGRAM));
-        write(page, process, Record { name, ..Record::new(Kind::Process) });
+        write(page, process, Record { name, ..Record::new(EventKind::Process) });
     }
     process
 }
@@ -123,7 +123,7 @@ fn submitted(submitted: &Submitted) {
         user_data: submitted.user_data,
         a: sqe.off,
         b: [sqe.fd.cast_unsigned(), length],
-        ..Record::new(Kind::Submitted)
+        ..Record::new(EventKind::Submitted)
     };
     write_at(page, process, ticks, record);
 }
@@ -134,24 +134,24 @@ fn note_head(page: &Page, process: &Process, ring: u32, head: u32) {
     let known = &process.heads[width::size(ring.into()) % RINGS];
     if known.load(Ordering::Relaxed) != head {
         known.store(head, Ordering::Relaxed);
-        write(page, process, Record { ring: format::ring_of(ring), b: [0, head], ..Record::new(Kind::Reaped) });
+        write(page, process, Record { ring: format::ring_of(ring), b: [0, head], ..Record::new(EventKind::Reaped) });
     }
 }
 
 fn stepped(stepped: &Stepped) {
     let Some((page, process)) = recording(stepped.ring_number) else { return };
     let (kind, detail, a) = match stepped.step {
-        Step::Issued => (Kind::Issued, 0, 0),
-        Step::AwaitsFile => (Kind::AwaitsFile, 0, 0),
-        Step::AwaitsTime => (Kind::AwaitsTime, 0, 0),
-        Step::AwaitsProcesses => (Kind::AwaitsProcesses, 0, 0),
-        Step::Delayed => (Kind::Delayed, 0, 0),
-        Step::Queued(reason) => (Kind::Queued, format::detail_of(reason), 0),
-        Step::WorkerBegan => (Kind::WorkerBegan, 0, 0),
-        Step::WorkerEnded(result) => (Kind::WorkerEnded, 0, u64::from(result.cast_unsigned())),
-        Step::OnDevice(index) => (Kind::OnDevice, 0, index.into()),
-        Step::OnOtherRing => (Kind::OnOtherRing, 0, 0),
-        Step::Posted { result, .. } => (Kind::Posted, 0, u64::from(result.cast_unsigned())),
+        Step::Issued => (EventKind::Issued, 0, 0),
+        Step::AwaitsFile => (EventKind::AwaitsFile, 0, 0),
+        Step::AwaitsTime => (EventKind::AwaitsTime, 0, 0),
+        Step::AwaitsProcesses => (EventKind::AwaitsProcesses, 0, 0),
+        Step::Delayed => (EventKind::Delayed, 0, 0),
+        Step::Queued(reason) => (EventKind::Queued, format::detail_of(reason), 0),
+        Step::WorkerBegan => (EventKind::WorkerBegan, 0, 0),
+        Step::WorkerEnded(result) => (EventKind::WorkerEnded, 0, u64::from(result.cast_unsigned())),
+        Step::OnDevice(index) => (EventKind::OnDevice, 0, index.into()),
+        Step::OnOtherRing => (EventKind::OnOtherRing, 0, 0),
+        Step::Posted { result, .. } => (EventKind::Posted, 0, u64::from(result.cast_unsigned())),
     };
     let (extra, b) = match stepped.step {
         Step::Posted { flags, position, consumed, .. } => (flags, [position, consumed]),
@@ -192,7 +192,7 @@ fn completed(completed: &Completed) {
         user_data: completed.user_data,
         a: u64::from(completed.result.cast_unsigned()),
         b: [completed.position.unwrap_or(0), completed.consumed],
-        ..Record::new(Kind::Completed)
+        ..Record::new(EventKind::Completed)
     };
     write(page, process, record);
 }
@@ -215,7 +215,7 @@ fn opened(opened: &Opened) {
         extra: opened.flags,
         ring: format::ring_of(opened.ring_number),
         b: [opened.sq_entries, opened.cq_entries],
-        ..Record::new(Kind::Opened)
+        ..Record::new(EventKind::Opened)
     };
     write(page, process, record);
 }
@@ -223,5 +223,5 @@ fn opened(opened: &Opened) {
 fn closed(closed: &Closed) {
     let Some((page, process)) = recording(closed.ring_number) else { return };
     let (ring, b) = (format::ring_of(closed.ring_number), [closed.tail, closed.consumed]);
-    write(page, process, Record { ring, b, ..Record::new(Kind::Closed) });
+    write(page, process, Record { ring, b, ..Record::new(EventKind::Closed) });
 }

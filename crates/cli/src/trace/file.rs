@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use usring_trace::format::{HEADER_BYTES, Header, Kind, NotATrace, RECORD, RECORD_BYTES, Record, read_name};
+use usring_trace::format::{EventKind, HEADER_BYTES, Header, NotATrace, RECORD, RECORD_BYTES, Record, read_name};
 use usring_trace::page::Page;
 
 /// Bytes that are written to a file, or read from it, at a time.
@@ -71,7 +71,8 @@ impl Written {
             _ => format!("the last {events}, of {requests}, are in {path}; {lost} earlier ones were overwritten"),
         };
         if lost_names != 0 {
-            text.push_str(&format!("; {} without room", plural(lost_names, "file name was", "file names were")));
+            let names = plural(lost_names, "file name was", "file names were");
+            text.push_str(&format!("; {names} lost, because the memory for names was full"));
         }
         text
     }
@@ -106,7 +107,7 @@ pub fn write(page: &Page, mut output: &File) -> io::Result<Written> {
     for (record, words) in page.records(&header) {
         words.iter().try_for_each(|word| file.write_all(&word.to_le_bytes()))?;
         records += 1;
-        requests += u64::from(record.kind == Kind::Submitted);
+        requests += u64::from(record.kind == EventKind::Submitted);
     }
     file.flush()?;
     header.records = records;
@@ -117,7 +118,7 @@ pub fn write(page: &Page, mut output: &File) -> io::Result<Written> {
 
 /// An event with its time.
 pub struct Event {
-    /// Nanoseconds since the begin of the run.
+    /// Nanoseconds since the start of the run.
     pub at: u64,
     pub record: Record,
 }
@@ -208,6 +209,9 @@ mod tests {
     fn the_sentence_says_what_was_lost() {
         assert_eq!(written(0, 0), "9 events of 1 request are in x; none was lost");
         assert!(written(5, 0).contains("5 were lost, because 64M were full: use x,size=SIZE"));
+        let header = Header { records: 9, lost_names: 3, ..Header::default() };
+        let text = Written { header, requests: 1 }.sentence(Path::new("x"), 64 << 20);
+        assert!(text.ends_with("; 3 file names were lost, because the memory for names was full"), "{text}");
         assert_eq!(written(5, 1), "the last 9 events, of 1 request, are in x; 5 earlier ones were overwritten");
     }
 

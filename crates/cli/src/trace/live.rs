@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
-use usring_trace::format::{Kind, is_aio};
+use usring_trace::format::{EventKind, is_aio};
 use usring_trace::page::Page;
 
 /// The launcher's memory of the trace, as /proc shows it.
@@ -116,7 +116,7 @@ fn in_flight<'a>(trace: &Loaded, requests: &'a Requests) -> Vec<&'a Request> {
     let closed: HashSet<(u32, u32, u32)> = trace
         .events
         .iter()
-        .filter(|event| event.record.kind == Kind::Closed)
+        .filter(|event| event.record.kind == EventKind::Closed)
         .map(|event| (event.record.process, event.record.turn, event.record.ring))
         .collect();
     let exists = |request: &Request| {

@@ -66,7 +66,7 @@ pub fn parse(text: &str) -> Result<TraceOption, String> {
 /// The trace of a run.
 pub struct Trace {
     option: TraceOption,
-    /// The file that the user asked for, open since the begin of the run.
+    /// The file that the user asked for, open since the start of the run.
     output: File,
     memory: OwnedDescriptor,
     page: Page,

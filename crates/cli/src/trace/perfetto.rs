@@ -13,7 +13,7 @@
 use super::file::Loaded;
 use super::print::{opcode_name, reason_words};
 use super::proto::{Message, write_packet};
-use super::requests::{Answer, Cause, Request, Requests, RingInfo};
+use super::requests::{Cause, PostedCqe, Request, Requests, RingInfo};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::io::{self, Write};
@@ -124,7 +124,8 @@ impl Counts {
     fn add(&mut self, request: &Request) {
         self.in_flight.push((request.from, 1));
         self.in_flight.extend(request.completed.map(|answer| (answer.at, -1)));
-        for Answer { at, reaped, .. } in request.posted.iter().chain(&request.completed).filter(|answer| answer.has_cqe)
+        for PostedCqe { at, reaped, .. } in
+            request.posted.iter().chain(&request.completed).filter(|answer| answer.has_cqe)
         {
             self.ready.push((*at, 1));
             self.ready.extend(reaped.map(|reaped| (reaped, -1)));

@@ -1,7 +1,7 @@
 //! The lines of `usring trace`: a line for each request, as strace(1) has one for each call.
 
 use super::file::Loaded;
-use super::requests::{Answer, Cause, Request, Requests, Wait};
+use super::requests::{Cause, PostedCqe, Request, Requests, Wait};
 use crate::system_error::words;
 use std::fmt::{self, Display, Write};
 use std::io;
@@ -64,17 +64,17 @@ impl Printer<'_> {
         if self.steps {
             return self.write_steps(text, request);
         }
-        for answer in &request.posted {
-            write!(text, " ~ {}", Result(answer))?;
+        for cqe in &request.posted {
+            write!(text, " ~ {}", ResultText(cqe))?;
         }
         match &request.completed {
-            Some(answer) => write!(text, " = {}", Result(answer))?,
+            Some(cqe) => write!(text, " = {}", ResultText(cqe))?,
             None => text.push_str(" = ? (in flight)"),
         }
         if let Some(span) = request.latency() {
             write!(text, " <{}>", Span(span))?;
         }
-        writeln!(text, " {}", Path(request))
+        writeln!(text, " {}", WayText(request))
     }
 
     /// Appends what was submitted, such as `read(3</srv/db>, 4096 bytes, user_data 0x1)`.
@@ -132,20 +132,21 @@ impl Printer<'_> {
             lines.push((*from, step_of(*cause)));
             if let (Some(until), Cause::File | Cause::Time | Cause::Chain | Cause::Drain | Cause::Fault) =
                 (until, cause)
-                && request.completed.is_none_or(|answer| answer.at != *until)
+                && request.completed.is_none_or(|cqe| cqe.at != *until)
             {
-                lines.push((*until, "goes on".into()));
+                let word = if *cause == Cause::File { "is tried again" } else { "is tried" };
+                lines.push((*until, word.into()));
             }
         }
-        let last = request.completed.as_ref().map(|answer| (answer, "completed"));
-        for (answer, word) in request.posted.iter().map(|answer| (answer, "posted")).chain(last) {
-            lines.push((answer.at, format!("{word} = {}", Result(answer))));
-            if let Some(reaped) = answer.reaped {
+        let last = request.completed.as_ref().map(|cqe| (cqe, "completed"));
+        for (cqe, word) in request.posted.iter().map(|cqe| (cqe, "posted")).chain(last) {
+            lines.push((cqe.at, format!("{word} = {}", ResultText(cqe))));
+            if let Some(reaped) = cqe.reaped {
                 lines.push((reaped, "seen to be reaped".into()));
             }
         }
         if request.not_begun {
-            lines.push((request.completed.map_or(start, |answer| answer.at), "had not begun: its chain broke".into()));
+            lines.push((request.completed.map_or(start, |cqe| cqe.at), "had not begun: its chain broke".into()));
         }
         lines.sort_by_key(|(at, _)| *at);
         writeln!(text)?;
@@ -206,11 +207,11 @@ fn shape(number: u8) -> (bool, bool) {
 }
 
 /// The result of a CQE, and its flags.
-struct Result<'a>(&'a Answer);
+struct ResultText<'a>(&'a PostedCqe);
 
-impl Display for Result<'_> {
+impl Display for ResultText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Answer { result, flags, has_cqe, .. } = *self.0;
+        let PostedCqe { result, flags, has_cqe, .. } = *self.0;
         match i32::try_from(result.unsigned_abs()) {
             _ if result >= 0 => write!(f, "{result}")?,
             Ok(number) => write!(f, "-{}", words(&io::Error::from_raw_os_error(number)))?,
@@ -227,9 +228,9 @@ impl Display for Result<'_> {
 }
 
 /// The way of a request: the causes of its waits, and their lengths.
-struct Path<'a>(&'a Request);
+struct WayText<'a>(&'a Request);
 
-impl Display for Path<'_> {
+impl Display for WayText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.not_begun {
             return write!(f, "not begun: its chain broke");
@@ -267,7 +268,7 @@ impl Display for Path<'_> {
 mod tests {
     use super::*;
     use crate::trace::requests::join;
-    use usring_trace::format::{Header, Kind, Record, name_words, seal};
+    use usring_trace::format::{EventKind, Header, Record, name_words, seal};
 
     #[test]
     fn spans_have_the_unit_that_fits() {
@@ -279,8 +280,9 @@ mod tests {
     /// Returns the line of a request on this file that has completed with this result.
     fn line(name: &str, opens: bool, result: i32) -> String {
         let names = name_words(name.as_bytes(), 0);
-        let submitted = Record { detail: if opens { 0 } else { HAS_FILE }, name: 1, ..Record::new(Kind::Submitted) };
-        let completed = Record { a: u64::from(result.cast_unsigned()), ..Record::new(Kind::Completed) };
+        let submitted =
+            Record { detail: if opens { 0 } else { HAS_FILE }, name: 1, ..Record::new(EventKind::Submitted) };
+        let completed = Record { a: u64::from(result.cast_unsigned()), ..Record::new(EventKind::Completed) };
         let header = Header { names: names.len() as u64, records: 2, ..Header::default() };
         let records = [submitted, completed].into_iter().zip(0..).flat_map(|(record, number)| {
             let words = record.words();

@@ -3,7 +3,7 @@
 use super::file::{Event, Loaded};
 use std::collections::{HashMap, HashSet, VecDeque};
 use usring_engine::observers::WorkerReason;
-use usring_trace::format::{self, Kind, Record};
+use usring_trace::format::{self, EventKind, Record};
 
 /// Something that a request waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +41,9 @@ pub struct Wait {
     pub until: Option<u64>,
 }
 
-/// A CQE of a request.
+/// A CQE that a request has posted, or the result of a request that has posted none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct PostedCqe {
     pub at: u64,
     pub result: i32,
     pub flags: u32,
@@ -81,24 +81,25 @@ impl RingInfo {
 /// A request. Times are nanoseconds since the begin of the run.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Index of its process.
+    /// Index of the request's process.
     pub process: usize,
-    /// Its submission. If the trace has lost that, its first event.
+    /// The record of the request's submission, or of its first event if the submission was lost.
     pub first: Record,
+    /// The time of the submission. `None`: the trace has lost the submission.
     pub submitted: Option<u64>,
-    /// The time of its first event.
+    /// The time of `first`.
     pub from: u64,
     pub waits: Vec<Wait>,
-    /// CQEs after which it went on.
-    pub posted: Vec<Answer>,
-    pub completed: Option<Answer>,
-    /// It never began, because its chain broke.
+    /// The CQEs that a multishot request has posted, all but the last.
+    pub posted: Vec<PostedCqe>,
+    pub completed: Option<PostedCqe>,
+    /// The request never began, because its chain broke.
     pub not_begun: bool,
 }
 
 impl Request {
-    /// Returns the time from its submission to its completion. `None`: it has not completed, or its
-    /// submission was lost.
+    /// Returns the time from the request's submission to its completion. `None`: the request has
+    /// not completed, or its submission was lost.
     pub fn latency(&self) -> Option<u64> {
         Some(self.completed?.at.saturating_sub(self.submitted?))
     }
@@ -125,7 +126,7 @@ struct Joined {
     requests: Requests,
     /// Index of the process with each id and turn.
     processes: HashMap<(u32, u32), usize>,
-    /// The processes whose [`Kind::Process`] was seen.
+    /// The processes whose [`EventKind::Process`] was seen.
     begun: HashSet<usize>,
     rings: HashMap<(usize, u32), usize>,
     in_flight: HashMap<Key, usize>,
@@ -144,7 +145,7 @@ pub fn join(trace: &Loaded) -> Requests {
 impl Joined {
     fn add(&mut self, event: &Event, trace: &Loaded) {
         let (at, record) = (event.at, &event.record);
-        if record.kind == Kind::Process {
+        if record.kind == EventKind::Process {
             self.note_process(record, trace.name(record.name), at);
             return;
         }
@@ -154,10 +155,10 @@ impl Joined {
         };
         self.note_ring(process, record);
         match record.kind {
-            Kind::Opened => {}
-            Kind::Closed | Kind::Reaped => self.reap((process, record.ring), record.b[1], at),
-            Kind::Submitted => self.submit(process, record, at),
-            Kind::Posted | Kind::Completed => self.answer(process, record, at),
+            EventKind::Opened => {}
+            EventKind::Closed | EventKind::Reaped => self.reap((process, record.ring), record.b[1], at),
+            EventKind::Submitted => self.submit(process, record, at),
+            EventKind::Posted | EventKind::Completed => self.add_cqe(process, record, at),
             _ => self.step(process, record, at),
         }
     }
@@ -192,7 +193,7 @@ impl Joined {
             rings.push(RingInfo { process, number: record.ring, flags: None });
             rings.len() - 1
         });
-        if record.kind == Kind::Opened {
+        if record.kind == EventKind::Opened {
             rings[index].flags = Some(record.extra);
         }
     }
@@ -224,33 +225,33 @@ impl Joined {
         let request = &mut self.requests.all[index];
         request.end_wait(at);
         let cause = match record.kind {
-            Kind::AwaitsFile => Cause::File,
-            Kind::AwaitsTime => Cause::Time,
-            Kind::AwaitsProcesses => Cause::Processes,
-            Kind::Delayed => Cause::Fault,
-            Kind::Queued => Cause::Queue(format::reason_of(record.detail).unwrap_or(WorkerReason::Opcode)),
-            Kind::WorkerBegan => Cause::Worker(record.thread),
-            Kind::WorkerEnded => Cause::TaskWork,
-            Kind::OnDevice => Cause::Device(record.a),
-            Kind::OnOtherRing => Cause::OtherRing,
+            EventKind::AwaitsFile => Cause::File,
+            EventKind::AwaitsTime => Cause::Time,
+            EventKind::AwaitsProcesses => Cause::Processes,
+            EventKind::Delayed => Cause::Fault,
+            EventKind::Queued => Cause::Queue(format::reason_of(record.detail).unwrap_or(WorkerReason::Opcode)),
+            EventKind::WorkerBegan => Cause::Worker(record.thread),
+            EventKind::WorkerEnded => Cause::TaskWork,
+            EventKind::OnDevice => Cause::Device(record.a),
+            EventKind::OnOtherRing => Cause::OtherRing,
             _ => return,
         };
         request.waits.push(Wait { cause, from: at, until: None });
     }
 
-    fn answer(&mut self, process: usize, record: &Record, at: u64) {
+    fn add_cqe(&mut self, process: usize, record: &Record, at: u64) {
         let ring = (process, record.ring);
         self.reap(ring, record.b[1], at);
         let index = self.find(process, record, at);
         let request = &mut self.requests.all[index];
-        let has_cqe = record.kind == Kind::Posted || record.detail & format::NO_CQE == 0;
-        let answer = Answer { at, result: record.result(), flags: record.extra, has_cqe, reaped: None };
-        let place = if record.kind == Kind::Posted {
-            request.posted.push(answer);
+        let has_cqe = record.kind == EventKind::Posted || record.detail & format::NO_CQE == 0;
+        let cqe = PostedCqe { at, result: record.result(), flags: record.extra, has_cqe, reaped: None };
+        let place = if record.kind == EventKind::Posted {
+            request.posted.push(cqe);
             Some(request.posted.len() - 1)
         } else {
             request.end_wait(at);
-            request.completed = Some(answer);
+            request.completed = Some(cqe);
             request.not_begun = record.detail & format::NOT_BEGUN != 0;
             self.in_flight.remove(&(process, record.ring, record.request));
             None
@@ -270,11 +271,11 @@ impl Joined {
             }
             ready.pop_front();
             let request = &mut self.requests.all[index];
-            let answer = match place {
+            let cqe = match place {
                 Some(place) => request.posted.get_mut(place),
                 None => request.completed.as_mut(),
             };
-            answer.into_iter().for_each(|answer| answer.reaped = Some(at));
+            cqe.into_iter().for_each(|cqe| cqe.reaped = Some(at));
         }
     }
 }
@@ -314,11 +315,11 @@ mod tests {
     fn requests_of_a_forked_child_may_come_before_its_first_event() {
         let of = |kind, turn, request| Record { process: 7, turn, ring: 1, request, ..Record::new(kind) };
         let found = joined(&[
-            of(Kind::Submitted, 1, 1),
-            of(Kind::Process, 1, 0),
-            of(Kind::Completed, 1, 1),
-            of(Kind::Process, 2, 0),
-            of(Kind::Submitted, 2, 1),
+            of(EventKind::Submitted, 1, 1),
+            of(EventKind::Process, 1, 0),
+            of(EventKind::Completed, 1, 1),
+            of(EventKind::Process, 2, 0),
+            of(EventKind::Submitted, 2, 1),
         ]);
         let spans: Vec<_> = found.all.iter().map(|request| (request.process, request.latency())).collect();
         assert_eq!(spans, [(0, Some(2)), (1, None)]);
@@ -329,12 +330,12 @@ mod tests {
     fn processes_with_one_id_at_the_same_time_are_told_apart() {
         let of = |kind, turn| Record { process: 7, turn, ring: 1, request: 1, ..Record::new(kind) };
         let found = joined(&[
-            of(Kind::Process, 1),
-            of(Kind::Process, 2),
-            of(Kind::Submitted, 1),
-            of(Kind::Submitted, 2),
-            of(Kind::Completed, 2),
-            of(Kind::Completed, 1),
+            of(EventKind::Process, 1),
+            of(EventKind::Process, 2),
+            of(EventKind::Submitted, 1),
+            of(EventKind::Submitted, 2),
+            of(EventKind::Completed, 2),
+            of(EventKind::Completed, 1),
         ]);
         let spans: Vec<_> = found.all.iter().map(|request| (request.process, request.latency())).collect();
         assert_eq!(spans, [(0, Some(3)), (1, Some(1))]);

@@ -61,7 +61,7 @@ impl Filters {
             && self.path.as_ref().is_none_or(|text| name.is_some_and(|name| name.contains(text)))
             && self.ring.is_none_or(|ring| if is_aio(first.ring) { ring == 0 } else { ring == first.ring })
             && self.pid.is_none_or(|id| id == process.id)
-            && (!self.errors || request.completed.is_some_and(|answer| answer.result < 0))
+            && (!self.errors || request.completed.is_some_and(|cqe| cqe.result < 0))
             && self.slower.is_none_or(|span| request.completed.is_none() || request.latency() > Some(span))
     }
 }

@@ -27,7 +27,7 @@ pub fn table<'a>(requests: impl Iterator<Item = &'a Request>) -> Table {
         let row = rows.entry(request.first.opcode).or_default();
         row.calls += 1;
         match &request.completed {
-            Some(answer) => row.errors += u64::from(answer.result < 0),
+            Some(cqe) => row.errors += u64::from(cqe.result < 0),
             None => row.in_flight += 1,
         }
         row.latencies.extend(request.latency());
