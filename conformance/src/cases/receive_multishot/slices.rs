@@ -11,6 +11,7 @@ use crate::buffers::{Group, group_of};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::{self, Ring};
+use crate::sqe::{CURRENT, Change, nop, read};
 use crate::transcript::Transcript;
 
 /// Number of buffers, of two bytes each.
@@ -257,4 +258,30 @@ case!(slices_into_a_small_queue => "
     no cqe
     0 completions
     no cqe
+");
+
+/// A wait gives the multishot one time slice, also if the next request of an earlier chain becomes
+/// due in that wait. Prints the CQEs of the multishot after each wait.
+fn slices_beside_a_chain(t: &mut Transcript) {
+    let mut stage = stage(256);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 8];
+    stage.ring.push(read(reader.as_raw_fd(), &mut buffer, CURRENT, 2).linked());
+    stage.ring.push(nop(3));
+    stage.ring.submit();
+    stage.arm(1);
+    stage.send(110);
+    for round in 0..3 {
+        if round == 1 {
+            files::put(&writer, b"12345678");
+        }
+        stage.ring.enter_for(0, 1, LIMIT);
+        let found = stage.ring.reap();
+        t.say(format_args!("{}", found.iter().filter(|cqe| cqe.user_data == 1).count()));
+    }
+}
+case!(slices_beside_a_chain => "
+    33
+    33
+    33
 ");

@@ -3,7 +3,7 @@
 //! multishots whose files are expected to be ready. `fire` handles the events.
 
 use crate::driving::batch;
-use crate::driving::fire::{EVENTS, call, fire_all, run_slice};
+use crate::driving::fire::{EVENTS, call, fire_all, run_slice, run_slices_before};
 use crate::ring::LockedRing;
 use crate::waiting::expected;
 use usring_sys::epoll::Event;
@@ -24,7 +24,7 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
         run_runnable(locked);
         return;
     }
-    let runnable = locked.waiting.polls.runnable_count();
+    let due = DueSlices::of(locked);
     let mut events = [Event::default(); EVENTS];
     let mut fired = 0;
     // The set is asked even if no request waits for a file. A wake event that no thread takes would
@@ -35,7 +35,7 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
         take(locked, &events[..count]);
         fired += count;
         if count < events.len() {
-            return run_due(locked, runnable, fired, wanted);
+            return run_due(locked, due, fired, wanted);
         }
         if !locked.ring.defers_task_work() {
             run_runnable(locked);
@@ -46,9 +46,9 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
 /// Handles `events`, which the epoll set reported, for a caller that waits for `wanted`
 /// completions.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event], wanted: u32) {
-    let runnable = locked.waiting.polls.runnable_count();
+    let due = DueSlices::of(locked);
     take(locked, events);
-    run_due(locked, runnable, events.len(), wanted);
+    run_due(locked, due, events.len(), wanted);
 }
 
 /// Handles `events`, and issues the requests that become issuable by them.
@@ -59,28 +59,43 @@ fn take(locked: &mut LockedRing, events: &[Event]) {
     batch::run_issuable(locked);
 }
 
-/// Tries the runnable requests that are due after `fired` events. `runnable`: the number of
-/// requests that were runnable before the events came.
+/// The time slices that were due before events were taken.
+#[derive(Clone, Copy)]
+struct DueSlices {
+    /// The number of the last one (`PollTable::slices_due`). The events may already begin some of
+    /// them, before the next requests of chains.
+    last: u32,
+    count: usize,
+}
+
+impl DueSlices {
+    fn of(locked: &LockedRing) -> DueSlices {
+        let polls = &locked.waiting.polls;
+        DueSlices { last: polls.slices_due(), count: polls.runnable_count() }
+    }
+}
+
+/// Tries the runnable requests that are due after `fired` events.
 #[inline]
-fn run_due(locked: &mut LockedRing, runnable: usize, fired: usize, wanted: u32) {
+fn run_due(locked: &mut LockedRing, due: DueSlices, fired: usize, wanted: u32) {
     if locked.ring.defers_task_work() {
         if locked.waiting.polls.has_runnable() {
-            run_deferred_slices(locked, runnable, fired + runnable, wanted);
+            run_deferred_slices(locked, due, fired + due.count, wanted);
         }
     } else {
         run_runnable(locked);
     }
 }
 
-/// Tries the first `runnable` runnable requests: those that were runnable before the events came.
-/// As in the kernel, the owner of a ring that defers task work leaves the others to its next wait.
-/// It tries them in this wait only while it has made fewer attempts than it wants completions
-/// (`io_run_local_work_continue`). `attempts`: the number made before, one for each event and each
-/// of the `runnable` requests.
+/// Begins the slices `due`. As in the kernel, the owner of a ring that defers task work leaves the
+/// others to its next wait. It begins them in this wait only while it has made fewer attempts than
+/// it wants completions (`io_run_local_work_continue`). `attempts`: the number of events and of
+/// slices `due`.
 #[cold]
 #[inline(never)]
-fn run_deferred_slices(locked: &mut LockedRing, runnable: usize, mut attempts: usize, wanted: u32) {
-    run_slices(locked, runnable);
+fn run_deferred_slices(locked: &mut LockedRing, due: DueSlices, mut attempts: usize, wanted: u32) {
+    run_slices_before(locked, Some(due.last));
+    batch::run_issuable(locked);
     while attempts < width::size(u64::from(wanted)) && locked.waiting.polls.has_runnable() {
         let runnable = locked.waiting.polls.runnable_count();
         attempts += runnable;
