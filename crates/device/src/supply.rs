@@ -103,6 +103,6 @@ pub struct OwnSupply;
 
 impl Supply for OwnSupply {
     fn memory(&self, size: u64) -> Result<OwnedDescriptor, Errno> {
-        usring_sys::mapping::memory_file(c"usring-device", size)
+        usring_sys::mapping::sealed_memory_file(c"usring-device", size)
     }
 }

@@ -223,6 +223,11 @@ impl Page {
         }
     }
 
+    /// Returns the number of bytes of the records.
+    pub fn size(&self) -> u64 {
+        self.capacity * RECORD_BYTES as u64
+    }
+
     /// Returns the words of the names.
     pub fn names(&self, header: &Header) -> impl Iterator<Item = u64> {
         self.words[NAMES..].iter().take(width::size(header.names)).map(|word| word.load(Ordering::Relaxed))

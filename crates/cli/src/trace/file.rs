@@ -21,7 +21,7 @@ pub fn open_output(path: &Path) -> Result<File, Failure> {
         let is_ours = known.is_file() && (known.len() == 0 || is_trace(path).map_err(failed)?);
         if !is_ours {
             return Err(Failure::new(format!(
-                "{} exists and is no trace of usring, so --trace does not overwrite it; remove it, or name another file",
+                "{} exists and is no trace of usring, so usring does not overwrite it; remove it, or name another file",
                 path.display()
             )));
         }
@@ -56,20 +56,27 @@ pub struct Written {
 impl Written {
     /// Returns the sentence that tells the user what is in the file. `size`: bytes of the memory.
     pub fn sentence(&self, path: &Path, size: u64) -> String {
-        let Header { records, lost, lost_names, keeps_last, .. } = self.header;
+        let Header { records, events: events_of_run, lost, lost_names, keeps_last, .. } = self.header;
         let events = plural(records, "event", "events");
         let requests = plural(self.requests, "request", "requests");
         let path = path.display();
         let mut text = match (lost, keeps_last) {
             (0, _) => format!("{events} of {requests} are in {path}; none was lost"),
             (_, 0) => format!(
-                "{events} of {requests} are in {path}; {} lost, because {} were full: use {path},size=SIZE for more, or \
-                 {path},last=SIZE for the last ones",
+                "{events} of {requests} are in {path}; {} lost, because {} were full: use --trace FILE,size=SIZE for \
+                 more, or FILE,last=SIZE for the last ones",
                 if lost == 1 { "1 was".to_owned() } else { format!("{lost} were") },
                 Bytes(size),
             ),
             _ => format!("the last {events}, of {requests}, are in {path}; {lost} earlier ones were overwritten"),
         };
+        let unfinished = events_of_run.saturating_sub(lost).saturating_sub(records);
+        if unfinished != 0 {
+            text.push_str(&format!(
+                "; {} left out, because no thread has finished it",
+                plural(unfinished, "event was", "events were")
+            ));
+        }
         if lost_names != 0 {
             let names = plural(lost_names, "file name was", "file names were");
             text.push_str(&format!("; {names} lost, because the memory for names was full"));
@@ -111,7 +118,6 @@ pub fn write(page: &Page, mut output: &File) -> io::Result<Written> {
     }
     file.flush()?;
     header.records = records;
-    header.lost = header.events.saturating_sub(records);
     output.write_all_at(&header.encode(), 0)?;
     Ok(Written { header, requests })
 }
@@ -208,7 +214,7 @@ mod tests {
     #[test]
     fn the_sentence_says_what_was_lost() {
         assert_eq!(written(0, 0), "9 events of 1 request are in x; none was lost");
-        assert!(written(5, 0).contains("5 were lost, because 64M were full: use x,size=SIZE"));
+        assert!(written(5, 0).contains("5 were lost, because 64M were full: use --trace FILE,size=SIZE"));
         let header = Header { records: 9, lost_names: 3, ..Header::default() };
         let text = Written { header, requests: 1 }.sentence(Path::new("x"), 64 << 20);
         assert!(text.ends_with("; 3 file names were lost, because the memory for names was full"), "{text}");

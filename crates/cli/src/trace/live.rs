@@ -9,11 +9,15 @@ use super::requests::{self, Process, Request, Requests};
 use crate::system_error::words;
 use crate::table::Table;
 use crate::{Failure, Outcome};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::getuid;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
@@ -58,18 +62,18 @@ pub struct RequestsOptions {
 
 /// Runs `usring ctl trace`.
 pub fn write(options: &TraceOptions) -> Outcome {
-    let (run, page, size) = find(options.which.run)?;
+    let (run, page) = find(options.which.run)?;
     let output = file::open_output(&options.file)?;
     let written = file::write(&page, &output).map_err(|error| {
         Failure::new(format!("cannot write the trace {} ({})", options.file.display(), words(&error)))
     })?;
-    tell!("run {run}: {}", written.sentence(&options.file, size));
+    tell!("run {run}: {}", written.sentence(&options.file, page.size()));
     Ok(0)
 }
 
 /// Runs `usring ctl requests`.
 pub fn list(options: &RequestsOptions) -> Outcome {
-    let (run, page, _) = find(options.which.run)?;
+    let (run, page) = find(options.which.run)?;
     let trace = snapshot(&page)?;
     let requests = requests::join(&trace);
     let now = trace.header.nanoseconds(trace.header.end[0]);
@@ -137,14 +141,12 @@ fn snapshot(page: &Page) -> Result<Loaded, Failure> {
     Loaded::read(Path::new(&format!("/proc/self/fd/{}", copy.as_raw_fd())))
 }
 
-/// Returns the launcher's process id, the memory, and its size, of the run that is meant.
-fn find(wanted: Option<u32>) -> Result<(u32, Page, u64), Failure> {
+/// Returns the launcher's process id and the memory of the run that is meant.
+fn find(wanted: Option<u32>) -> Result<(u32, Page), Failure> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let mut found: Vec<(u32, PathBuf)> = ids
-        .filter(|id| wanted.is_none_or(|wanted| wanted == *id))
-        .filter_map(|id| Some((id, memory_of(id)?)))
-        .collect();
+    let is_meant = |id: &u32| wanted.map_or_else(|| is_own(*id), |wanted| wanted == *id);
+    let mut found: Vec<(u32, PathBuf)> = ids.filter(is_meant).filter_map(|id| Some((id, memory_of(id)?))).collect();
     if found.len() > 1 {
         let runs: Vec<String> = found.iter().map(|(run, _)| run.to_string()).collect();
         let text = format!("several of your runs have --trace: {}; name one by --run PID", runs.join(", "));
@@ -157,14 +159,19 @@ fn find(wanted: Option<u32>) -> Result<(u32, Page, u64), Failure> {
         };
         Failure::with_status(1, text)
     })?;
-    let (page, size) = open(&path).map_err(|error| {
+    let page = open(&path).map_err(|error| {
         let text = match error {
             Errno::EINVAL => format!("run {run} is of another build of usring"),
             error => format!("cannot read the trace of run {run} ({})", words(&error)),
         };
         Failure::with_status(1, text)
     })?;
-    Ok((run, page, size))
+    Ok((run, page))
+}
+
+/// Returns whether a process belongs to this user.
+fn is_own(process: u32) -> bool {
+    fs::metadata(format!("/proc/{process}")).is_ok_and(|process| process.uid() == getuid().as_raw())
 }
 
 /// Returns the path of the descriptor by which a process holds the memory of a trace.
@@ -174,10 +181,19 @@ fn memory_of(process: u32) -> Option<PathBuf> {
     paths.find(|path| fs::read_link(path).is_ok_and(|target| target == Path::new(LAUNCHER_FILE)))
 }
 
-fn open(path: &Path) -> Result<(Page, u64), Errno> {
+/// Opens the memory of a trace. Refuses anything but a memory file whose length is sealed: any
+/// other file could become shorter while it is mapped.
+fn open(path: &Path) -> Result<Page, Errno> {
     let failed = |error: io::Error| Errno::new(error.raw_os_error().unwrap_or_default().cast_unsigned());
-    let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
-    let size = file.metadata().map_err(failed)?.len();
-    let memory = OwnedDescriptor::from_raw(file.into_raw_fd());
-    Ok((Page::open(&memory)?, size))
+    let named = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path).map_err(failed)?;
+    if !named.metadata().map_err(failed)?.is_file() {
+        return Err(Errno::EINVAL);
+    }
+    let examined = format!("/proc/self/fd/{}", named.as_raw_fd());
+    let file = OpenOptions::new().read(true).write(true).open(examined).map_err(failed)?;
+    let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_or(0, |seals| seals);
+    if !SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_SHRINK) {
+        return Err(Errno::EINVAL);
+    }
+    Page::open(&OwnedDescriptor::from_raw(file.into_raw_fd()))
 }

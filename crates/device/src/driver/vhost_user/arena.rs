@@ -99,7 +99,7 @@ impl Arena {
     /// Makes a new arena. Called by the control plane.
     pub fn create(parameters: &Parameters) -> Result<Arena, Errno> {
         let length = Self::length(parameters.queues);
-        let file = mapping::memory_file(c"usring-vhost-user", length as u64)?;
+        let file = mapping::sealed_memory_file(c"usring-vhost-user", length as u64)?;
         let memory = SharedMemory::new(Mapping::of_file(file, length)?);
         let Parameters { features, size, block, segment_bytes, segments, .. } = *parameters;
         let Parameters { discard_sectors, zeroes_sectors, queues, write_back, .. } = *parameters;
