@@ -10,6 +10,8 @@ use crate::{Failure, Outcome};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 const EXAMPLES: &str = "\
@@ -19,8 +21,9 @@ Examples:
   usring ctl metrics --listen 127.0.0.1:9464
       Serves them at http://127.0.0.1:9464/metrics until ^C.
 
-Programs are counted by `usring run --stats`, or by the variable USRING_STATS. Everyone who can
-reach the address can read the counts.
+Programs are counted by `usring run --stats`, or by the variable USRING_STATS. The processes of a
+run are counted together. The labels `pid` and `program` are those of the lowest process id.
+Everyone who can reach the address can read the counts.
 
 Exit status: 0, or 1 without --listen if no program is counted.";
 
@@ -38,15 +41,16 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(address) = options.listen {
         return serve(address);
     }
-    let (text, programs) = text(&mut Files::default());
+    let (text, programs) = text();
     crate::print(format_args!("{text}"));
     Ok((programs == 0).into())
 }
 
 /// Returns the counts, and the number of programs that they come from. Processes that share a
 /// statistics file are one program, which the lowest process id names.
-fn text(files: &mut Files) -> (String, usize) {
+fn text() -> (String, usize) {
     let processes = processes::find();
+    let mut files = Files::default();
     files.update(&processes);
     let mut readings = files.read();
     let mut programs: BTreeMap<(u32, String), Snapshot> = BTreeMap::new();
@@ -67,50 +71,56 @@ fn labels(id: u32, name: &str) -> String {
     format!("pid=\"{id}\",program=\"{name}\"")
 }
 
-/// How long a client may take to send its request, and to take the answer.
+/// How long a client may take to send its request, and each write of the answer.
 const CLIENT_LIMIT: Duration = Duration::from_secs(5);
 /// Most bytes of a request's head.
 const MOST_HEAD: usize = 8 << 10;
+/// Most clients at a time. Further ones get no answer.
+const MOST_CLIENTS: usize = 16;
+/// Pause after a failed accept(2), such as one without a free descriptor.
+const PAUSE: Duration = Duration::from_millis(100);
 
 fn serve(address: SocketAddr) -> Outcome {
     let failed = |error: io::Error| Failure::new(format!("cannot listen on {address} ({})", words(&error)));
     let listener = TcpListener::bind(address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     tell!("metrics are at http://{address}/metrics");
-    let mut files = Files::default();
+    // Each client's thread has a clone.
+    let clients = Arc::new(());
     loop {
-        match listener.accept() {
-            // A client that ends early, or is too slow, gets no answer.
-            Ok((client, _)) => drop(answer(client, &mut files)),
-            Err(error) if is_of_client(&error) => {}
-            Err(error) => return Err(failed(error)),
+        // accept(2) also returns errors of a client's connection, so the next call may succeed.
+        let Ok((client, _)) = listener.accept() else {
+            thread::sleep(PAUSE);
+            continue;
+        };
+        let guard = clients.clone();
+        if Arc::strong_count(&clients) <= MOST_CLIENTS + 1 {
+            thread::spawn(move || {
+                // A client that ends early, or is too slow, gets no answer.
+                let _ = answer(client);
+                drop(guard);
+            });
         }
     }
 }
 
-/// Returns whether accept(2) failed because of this client or a signal, so that the next client may
-/// succeed.
-fn is_of_client(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted)
-}
-
 /// Reads a client's request, and sends the answer.
-fn answer(mut client: TcpStream, files: &mut Files) -> io::Result<()> {
+fn answer(mut client: TcpStream) -> io::Result<()> {
     client.set_write_timeout(Some(CLIENT_LIMIT))?;
     let head = head(&mut client)?;
     let mut words = head.split(' ');
     let (status, kind, body) = match (words.next(), words.next()) {
         (Some("GET"), Some("/" | "/metrics")) => {
-            ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", text(files).0)
+            ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", text().0)
         }
         (Some("GET"), _) => ("404 Not Found", "text/plain", "The counts are at /metrics.\n".into()),
         _ => ("405 Method Not Allowed", "text/plain", "Use GET.\n".into()),
     };
     let length = body.len();
-    write!(
-        client,
+    let answer = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    )
+    );
+    client.write_all(answer.as_bytes())
 }
 
 /// Returns the head of a request. Error: the client sent none within the limits.
