@@ -50,7 +50,7 @@ pub fn provide() -> Outcome {
 }
 
 /// Makes the root folders for the tests of packages. Prints a failure and goes on, because without
-/// the folder these tests count as skipped.
+/// the folders these tests count as skipped.
 fn provide_roots() {
     if !is_root() {
         return println!("packages: only root can make a root folder, so the tests of packages will be skipped");
