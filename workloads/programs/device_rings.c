@@ -60,11 +60,21 @@ static void read_block(struct io_uring *ring, int file, int index, unsigned flag
 	named(sqe, (uint64_t)index, flags);
 }
 
+/* liburing does not count the SQEs that an SQ thread has already taken. */
+static void submit(struct io_uring *ring, int count)
+{
+	int submitted = io_uring_submit(ring);
+	if (ring->flags & IORING_SETUP_SQPOLL)
+		HOLDS(submitted >= 0);
+	else
+		EQUAL(submitted, count);
+}
+
 static void read_blocks(struct io_uring *ring, unsigned flags)
 {
 	for (int index = 0; index < REQUESTS; index++)
 		read_block(ring, disk, index, index + 1 < REQUESTS ? flags : 0);
-	EQUAL(io_uring_submit(ring), REQUESTS);
+	submit(ring, REQUESTS);
 }
 
 /* Looks at the CQ in memory, without a system call, until it has `count` completions. */
@@ -463,7 +473,7 @@ static void closed_under_the_sq_thread(void)
 		int file = open("disk", O_RDWR);
 		HOLDS(file >= 0);
 		read_block(&ring, file, 0, 0);
-		EQUAL(io_uring_submit(&ring), 1);
+		submit(&ring, 1);
 		for (volatile int pause = 0; pause < round % 100 * 20; pause++)
 			;
 		EQUAL(close(file), 0);
