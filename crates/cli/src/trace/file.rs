@@ -26,7 +26,7 @@ pub fn open_output(path: &Path) -> Result<File, Failure> {
             )));
         }
     }
-    // The old trace stays until the new one is written.
+    // An old trace stays until `write` begins.
     OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(failed)
 }
 

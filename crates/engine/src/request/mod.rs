@@ -251,7 +251,7 @@ impl Request {
 
     /// Returns whether an attempt of the request may have made another file ready, such as the
     /// other end of a pipe. A transfer with an offset was made on a file with positions, which has
-    /// no other end. (An inotify queue that watches such a file is not asked for.)
+    /// no other end. But a poll of an inotify queue that watches such a file can come late.
     ///
     /// Returns `false` for a receive that has waited: it could only make its peer writable, and
     /// asking the epoll set then would cost a system call at each event. Returns `false` for CLOSE,
