@@ -78,9 +78,28 @@ pub const fn first(given: &'static [Difference]) -> Option<Difference> {
 impl Case {
     /// Returns all cases, sorted by group, file and line.
     pub fn all() -> Vec<&'static Case> {
-        let mut cases: Vec<&Case> = CASES.iter().collect();
-        cases.sort_by_key(|case| (case.group(), case.file, case.line));
+        Case::sorted(CASES.iter().collect())
+    }
+
+    /// Returns the case with the full name `name`, or the cases of the group `name`, sorted by file
+    /// and line.
+    pub fn all_named(name: &str) -> Vec<&'static Case> {
+        Case::sorted(CASES.iter().filter(|case| case.is_named(name)).collect())
+    }
+
+    fn sorted(mut cases: Vec<&'static Case>) -> Vec<&'static Case> {
+        // The key is cached, because `group` searches in the path of the module. A debug build of
+        // that search takes longer than most cases.
+        cases.sort_by_cached_key(|case| (case.group(), case.file, case.line));
         cases
+    }
+
+    /// Whether `name` is the full name of the case, or the name of its group.
+    fn is_named(&self, name: &str) -> bool {
+        match name.split_once('.') {
+            Some((group, behaviour)) => self.behaviour() == behaviour && self.group() == group,
+            None => self.group() == name,
+        }
     }
 
     /// Returns the name of the case's group, which is a module of `cases`.

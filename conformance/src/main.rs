@@ -100,16 +100,16 @@ fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     }
     let mut cases = Vec::new();
     for name in names {
-        let before = cases.len();
-        cases.extend(Case::all().into_iter().filter(|case| case.name() == *name || case.group() == *name));
-        if cases.len() == before {
+        let named: Vec<&Case> = Case::all_named(name);
+        if named.is_empty() {
             eprintln!("no case or group is named {name}; see `conformance list`");
             return None;
         }
-        if cases[before..].iter().filter(|case| case.name() == *name).count() > 1 {
+        if name.contains('.') && named.len() > 1 {
             eprintln!("two cases are named {name}");
             return None;
         }
+        cases.extend(named);
     }
     Some(cases)
 }

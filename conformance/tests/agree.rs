@@ -106,12 +106,21 @@ fn usring() -> PathBuf {
     path
 }
 
-/// Returns the recorded output of a case on usring (`usring` is true) or on the kernel.
-fn recorded(name: &str, usring: bool) -> String {
-    let mut command = Command::new(PROGRAM);
-    command.arg("show").args(usring.then_some("--usring")).arg(name);
-    let output = command.output().expect("the suite's program");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+/// Returns the recorded outputs of a group's cases on usring (`usring` is true) or on the kernel.
+/// The keys are the names of the cases.
+fn recorded(group: &str, usring: bool) -> BTreeMap<String, String> {
+    let mut outputs = BTreeMap::<String, String>::new();
+    let mut arguments = vec!["show", group];
+    if usring {
+        arguments.insert(1, "--usring");
+    }
+    for line in listed(&arguments) {
+        let name = line.split(':').next().unwrap_or_default();
+        let output = outputs.entry(name.to_owned()).or_default();
+        output.push_str(&line);
+        output.push('\n');
+    }
+    outputs
 }
 
 fn listed(arguments: &[&str]) -> Vec<String> {
@@ -246,6 +255,8 @@ fn agree(group: &str) {
     let mut report = String::new();
     let mut skipped = 0;
     let mut later: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let (of_kernel, of_usring) = (recorded(group, false), recorded(group, true));
+    let expected = |outputs: &BTreeMap<String, String>, name| outputs.get(name).cloned().unwrap_or_default();
     for name in listed(&["list"]).iter().filter(|name| name.starts_with(&prefix)) {
         if would_say(name).contains(NEEDS_SUPERUSER) {
             skipped += 1;
@@ -254,10 +265,10 @@ fn agree(group: &str) {
         let missing = not_yet().find(|(case, _)| case == name);
         let transcripts = in_all_ways(name, missing.is_none());
         if let Some(got) = transcripts.on_kernel {
-            difference(&mut report, &format!("{name}: kernel, against its record"), &recorded(name, false), &got);
+            difference(&mut report, &format!("{name}: kernel, against its record"), &expected(&of_kernel, name), &got);
         }
         for (door, got) in transcripts.on_usring {
-            difference(&mut report, &format!("{name}: usring, by {door}"), &recorded(name, true), &got);
+            difference(&mut report, &format!("{name}: usring, by {door}"), &expected(&of_usring, name), &got);
         }
         if let Some((_, reason)) = missing {
             later.entry(reason).or_default().push(name.clone());
