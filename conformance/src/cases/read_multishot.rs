@@ -510,6 +510,48 @@ case!(deferred => "
     cqe 1: -ECANCELED
 ");
 
+/// How many of the results that are there each wait for a smaller number of them makes.
+fn results_of_a_wait(t: &mut Transcript) {
+    let memory = Pages::new(1);
+    for flags in ring::BOTH {
+        for wanted in [1, 40, 100] {
+            let mut ring = Ring::with(16, |params| {
+                params.flags = u::IORING_SETUP_CQSIZE | flags;
+                params.cq_entries = 256;
+            })
+            .expect("a ring");
+            let mut group = group_of(&ring, &memory, 256, GROUP);
+            group.add_slots(0..200);
+            let (reader, writer) = files::pipe();
+            ring.push(multishot(reader.as_raw_fd(), 1));
+            t.result("submit", ring.submit());
+            files::put(&writer, &[b'x'; 16 * 120]);
+            let (mut counts, mut left) = (Vec::new(), 120);
+            while left > 0 {
+                ring.enter(0, wanted.min(left), u::IORING_ENTER_GETEVENTS);
+                let count = ring.reap().len() as u32;
+                counts.push(count);
+                left = left.saturating_sub(count);
+            }
+            t.say(format_args!("waits for {wanted}: {counts:?}"));
+        }
+    }
+}
+case!(results_of_a_wait => "
+    submit = 1
+    waits for 1: [120]
+    submit = 1
+    waits for 40: [120]
+    submit = 1
+    waits for 100: [120]
+    submit = 1
+    waits for 1: [120]
+    submit = 1
+    waits for 40: [120]
+    submit = 1
+    waits for 100: [120]
+");
+
 /// All data arrives although the thread never enters the ring.
 fn without_entering(t: &mut Transcript) {
     let memory = Pages::new(1);

@@ -23,20 +23,21 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Reads as long as the file has data, at most for one time slice. At its submission, reads only
-/// once: as in the kernel, its further reads come after the other requests of the batch.
+/// Reads as long as the file has data and the group has buffers: as in the kernel, without time
+/// slices. At its submission, reads only once: as in the kernel, its further reads come after the
+/// other requests of the batch.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let is_submitted = request.poll_slot == 0;
     if is_submitted && !can_repeat(request.file.number) {
         return IssueOutcome::done(read_write::after_file(request, Errno::EBADFD).negative());
     }
-    for given in 0..fast_poll::SLICE {
+    loop {
         let answer = match read_write::issue_selecting(locked, request) {
             IssueOutcome::Done(answer) if answer.result > 0 => answer,
             outcome => {
                 let unused = request.buffer.take();
                 locked.registered.buffer_groups.give_back(unused);
-                return end_of_turn(request, outcome, !is_submitted || given > 0);
+                return end_of_turn(request, outcome, !is_submitted);
             }
         };
         let flags = locked.registered.buffer_groups.flags_of(&mut request.buffer);
@@ -48,10 +49,9 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             transfer.begin_again();
         }
         if is_submitted {
-            break;
+            return IssueOutcome::Yield;
         }
     }
-    IssueOutcome::Yield
 }
 
 /// Returns whether a request can wait for this file repeatedly. On a regular file it cannot: such a

@@ -8,7 +8,8 @@
 //!   kernel. A request that would block again goes back to the end of the registration's list,
 //!   without a system call of its own.
 //! - **Time slices.** A multishot is tried again as long as it gives results. After [`SLICE`]
-//!   results it has to yield to all other ready requests. It then waits at its registration, where
+//!   results it has to yield to all other ready requests (READ_MULTISHOT does so only at its
+//!   submission, after one result). It then waits at its registration, where
 //!   a cancellation finds it, and is marked runnable. The driver tries runnable requests again
 //!   before it sleeps (`driving::dispatch`); a driver that leaves lets another thread do so. So no
 //!   data is missed although the set has already reported the edge. A single receive that is put
