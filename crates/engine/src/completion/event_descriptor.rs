@@ -64,11 +64,15 @@ impl EventDescriptor {
         }
     }
 
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is_awaited.load(Ordering::Relaxed)
+    }
+
     /// Returns whether this eventfd probably caused the event that the ring's epoll set reports.
     /// That is so if a request of the ring has waited for the eventfd, and the eventfd is readable.
     pub(crate) fn is_cause(&self) -> bool {
         let is_ready = || epoll::poll_now(self.descriptor.number(), epoll::IN).is_ok_and(|ready| ready != 0);
-        self.is_awaited.load(Ordering::Relaxed) && is_ready()
+        self.is_awaited() && is_ready()
     }
 
     /// Adds `count` to the eventfd's counter, up to the counter's maximum. Never sleeps, because

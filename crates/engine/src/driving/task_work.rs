@@ -32,6 +32,7 @@ use crate::submission::opcode_table;
 use crate::waiting::tasks::tasks;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use usring_sys::epoll::{self, Epoll};
 use usring_sys::process_mutex;
 use usring_sys::queue::{Rest, Urgency};
 use usring_uapi::Cqe;
@@ -128,11 +129,24 @@ pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
 /// device. Does not signal the ring's eventfd if the eventfd itself probably caused the report.
 pub(crate) fn announce_files(ring: &Arc<Ring>) {
     show_deferred(ring);
-    if let Some(event) = &*ring.work_event.lock()
-        && !event.is_cause()
-    {
-        event.signal(&ring.memory, false);
+    let event = ring.work_event.lock().clone();
+    let Some(event) = event.filter(|event| !event.is_cause()) else { return };
+    if event.is_awaited() && !ring.is_shared() && watch_again_if_handled(ring) {
+        return;
     }
+    event.signal(&ring.memory, false);
+}
+
+/// Returns `false` if the ring's epoll set still reports an event. Otherwise the owner has handled
+/// the event since the report, and the ring watcher watches the set again.
+fn watch_again_if_handled(ring: &Arc<Ring>) -> bool {
+    let locked = ring.lock();
+    let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN).is_ok_and(|ready| ready != 0);
+    if locked.waiting.polls.set().is_some_and(is_ready) {
+        return false;
+    }
+    locked.release(Exit::FinishedForOthers);
+    true
 }
 
 /// Sets the TASKRUN flag in the SQ ring, if the program asked for it, and signals threads that poll
