@@ -13,7 +13,7 @@ use crate::sqe::{Change, fields, read, sqe};
 use crate::transcript::Transcript;
 use usring_uapi::sqe_flags;
 
-fn update(numbers: &[i32], offset: u64, user_data: u64) -> Sqe {
+pub fn update(numbers: &[i32], offset: u64, user_data: u64) -> Sqe {
     sqe(opcode::FILES_UPDATE, -1, user_data).with(|sqe| {
         sqe.addr = numbers.as_ptr() as u64;
         sqe.len = numbers.len() as u32;

@@ -6,7 +6,9 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use usring_uapi::{Sqe, opcode};
 
+use super::files_update::update;
 use super::message_ring::message;
+use super::reg;
 use super::socket_command::set;
 use crate::ring::{self, Ring};
 use crate::sqe::{CURRENT, Change, cancel, close, nop, poll, poll_remove, read, recv, send, sqe, write};
@@ -276,17 +278,103 @@ case!(changes_of_directory_wake_poll_of_inotify => "
 
 /// The kernel ends a closed pipe only after the chain's next request has begun.
 fn close_does_not_wake_poll_at_once(t: &mut Transcript) {
-    let mut ring = Ring::new(8);
-    let (reader, writer) = files::pipe();
-    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
-    ring.submit();
-    ring.push(close(writer.into_raw_fd(), 2).linked());
-    ring.push(poll_remove(1, 3));
-    ring.submit();
-    t.in_order(&ring.wait(3));
+    for flags in ring::BOTH {
+        let mut ring = Ring::flags(8, flags);
+        let (reader, writer) = files::pipe();
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+        ring.submit();
+        ring.push(close(writer.into_raw_fd(), 2).linked());
+        ring.push(poll_remove(1, 3));
+        ring.submit();
+        t.in_order(&ring.wait(3));
+    }
 }
 case!(close_does_not_wake_poll_at_once => "
     cqe 2: 0
     cqe 3: 0
     cqe 1: -ECANCELED
-");
+    cqe 2: 0
+    cqe 3: -EALREADY
+    cqe 1: 16
+", usring => "
+    cqe 2: 0
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    cqe 3: 0
+    cqe 1: -ECANCELED
+", because "where task work is deferred, the kernel begins the POLL_REMOVE after the close has ended the pipe");
+
+/// The registered file is the last reference to the pipe's other end.
+fn removal_of_file_does_not_wake_poll_at_once(t: &mut Transcript) {
+    for flags in ring::BOTH {
+        let mut ring = Ring::flags(8, flags);
+        let (reader, writer) = files::pipe();
+        let number = writer.as_raw_fd();
+        t.result("register", ring.register(reg::FILES, &raw const number, 1));
+        drop(writer);
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+        ring.submit();
+        let numbers = [-1i32];
+        ring.push(update(&numbers, 0, 2).linked());
+        ring.push(poll_remove(1, 3));
+        ring.submit();
+        t.in_order(&ring.wait(3));
+    }
+}
+case!(removal_of_file_does_not_wake_poll_at_once => "
+    register = 0
+    cqe 2: 1
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    register = 0
+    cqe 2: 1
+    cqe 3: -EALREADY
+    cqe 1: 16
+", usring => "
+    register = 0
+    cqe 2: 1
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    register = 0
+    cqe 2: 1
+    cqe 3: 0
+    cqe 1: -ECANCELED
+", because "where task work is deferred, the kernel begins the POLL_REMOVE after the close has ended the pipe");
+
+/// A READ of a file in memory, of which an inotify queue reports reads.
+fn transfer_with_offset_wakes_poll_of_inotify(t: &mut Transcript) {
+    for flags in ring::BOTH {
+        let mut ring = Ring::flags(8, flags);
+        let scratch = files::Scratch::new();
+        let file = scratch.file("file", b"123");
+        // SAFETY: the path is a C string. The descriptor is new, and nothing else owns it.
+        let queue = unsafe {
+            let queue = OwnedFd::from_raw_fd(libc::inotify_init1(libc::IN_CLOEXEC));
+            libc::inotify_add_watch(queue.as_raw_fd(), scratch.path_of(".").as_ptr(), libc::IN_ACCESS);
+            queue
+        };
+        let mut bytes = [0u8; 3];
+        ring.push(poll(queue.as_raw_fd(), libc::POLLIN, 1));
+        ring.submit();
+        ring.push(read(file.as_raw_fd(), &mut bytes, 0, 2).linked());
+        ring.push(poll_remove(1, 3));
+        ring.submit();
+        t.in_order(&ring.wait(3));
+    }
+}
+case!(transfer_with_offset_wakes_poll_of_inotify => "
+    cqe 2: 3
+    cqe 1: 1
+    cqe 3: -ENOENT
+    cqe 2: 3
+    cqe 1: 1
+    cqe 3: -ENOENT
+", usring => "
+    cqe 2: 3
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    cqe 2: 3
+    cqe 3: 0
+    cqe 1: -ECANCELED
+", because "usring does not ask for events after each transfer with an offset");

@@ -4,11 +4,11 @@ use super::accepted;
 use crate::cases::accept::is_ready;
 use crate::files;
 use crate::net::{self, Address, Family};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, cancel, link_timeout, nop};
 use crate::transcript::Transcript;
 use std::os::fd::{AsRawFd, OwnedFd};
-use usring_uapi::Timespec;
+use usring_uapi::{Timespec, io_uring as u};
 
 /// Fills a listener's queue, and returns the clients in it. A full queue drops the SYN of a new
 /// connection, and the client's kernel sends it again after a second.
@@ -206,3 +206,38 @@ case!(unix_listener_goes => "
     submit = 1
     cqe 1: -ECONNREFUSED
 ");
+
+/// A worker waits for room in the queue of a Unix listener, and a CANCEL names its request.
+fn cancelled_behind_a_full_queue(t: &mut Transcript) {
+    for flags in ring::BOTH {
+        let mut ring = Ring::flags(4, flags);
+        let (listener, address) = net::listener_for(Family::Unix, 0);
+        let clients: Vec<OwnedFd> = (0..2).map(|_| net::stream(Family::Unix)).collect();
+        t.entry(&ring.one(net::connect(clients[0].as_raw_fd(), &address, 1)));
+        ring.push(net::connect(clients[1].as_raw_fd(), &address, 2));
+        ring.submit();
+        crate::time::long_enough_to_notice();
+        ring.push(cancel(2, 0, 3));
+        ring.submit();
+        // Where task work is deferred, the kernel gives the request to a worker only when the owner
+        // runs that work, and finds no request before. A request that was not found connects.
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        drop(accepted(&listener));
+        t.sorted(&ring.wait(2));
+    }
+}
+case!(cancelled_behind_a_full_queue => "
+    cqe 1: 0
+    cqe 2: -EINTR
+    cqe 3: -EALREADY
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: -ENOENT
+", usring => "
+    cqe 1: 0
+    cqe 2: -EINTR
+    cqe 3: -EALREADY
+    cqe 1: 0
+    cqe 2: -EINTR
+    cqe 3: -EALREADY
+", because "the request has a worker from its submission on");
