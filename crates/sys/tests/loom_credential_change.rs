@@ -91,11 +91,14 @@ enum Step {
     Ended,
 }
 
-/// Runs a model in a child that was forked at each step of a change.
+/// Runs a model in a child that was forked at each step of a change. The models of the steps run at
+/// the same time.
 fn in_each_child(model: fn(Arc<Process>)) {
-    for step in [Step::NotBegun, Step::Begun, Step::Written, Step::Given, Step::Ended] {
-        loom::model(move || model(Process::forked_at(step)));
-    }
+    std::thread::scope(|scope| {
+        for step in [Step::NotBegun, Step::Begun, Step::Written, Step::Given, Step::Ended] {
+            scope.spawn(move || loom::model(move || model(Process::forked_at(step))));
+        }
+    });
 }
 
 #[test]

@@ -134,9 +134,9 @@ fn python_builds_and_checks_a_gib_with_256_mib() {
 #[test]
 fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() {
     for mechanism in MECHANISMS {
-        let swapped = Swapped::new(256, 8, &format!(",mechanism={mechanism}"));
+        let swapped = Swapped::new(128, 4, &format!(",mechanism={mechanism}"));
         let program = swapped.stage.compile("swapped.c", &[]);
-        let finished = within_limit(swapped.program(program).args(["24"]).finish());
+        let finished = within_limit(swapped.program(program).args(["12"]).finish());
         assert_eq!(finished.stdout, "7 checks hold\n", "{mechanism}: {}", finished.report());
     }
 }
@@ -175,10 +175,12 @@ const SEEDS: u32 = 3;
 #[test]
 fn blocking_and_large_calls_work_on_swapped_memory_by_every_mechanism() {
     for mechanism in MECHANISMS {
-        for (source, holds) in [("swapped_waiting.c", "9 checks hold\n"), ("swapped_calls.c", "4 checks hold\n")] {
+        for (source, size, holds) in
+            [("swapped_waiting.c", "16", "9 checks hold\n"), ("swapped_calls.c", "8", "4 checks hold\n")]
+        {
             let swapped = Swapped::new(64, 4, &format!(",mechanism={mechanism}"));
             let program = swapped.stage.compile(source, &[]);
-            let finished = swapped.program(program).args(["16", "64"]).finish().succeeded();
+            let finished = swapped.program(program).args([size, "64"]).finish().succeeded();
             assert_eq!(finished.stdout, holds, "{mechanism}: {}", finished.report());
             assert!(finished.stderr.contains("resident at most"), "{mechanism}: {}", finished.report());
         }
@@ -190,9 +192,9 @@ fn fork_copies_swapped_memory_to_the_child_by_every_mechanism() {
     for mechanism in MECHANISMS {
         let swapped = Swapped::new(96, 4, &format!(",mechanism={mechanism}"));
         let program = swapped.stage.compile("forked.c", &[]);
-        let expected = Command::new(&program).arg("10").output().unwrap();
+        let expected = Command::new(&program).arg("6").output().unwrap();
         assert!(expected.status.success(), "by the kernel");
-        let finished = within_limit(swapped.program(&program).arg("10").finish());
+        let finished = within_limit(swapped.program(&program).arg("6").finish());
         assert_eq!(finished.stdout, String::from_utf8(expected.stdout).unwrap(), "{mechanism}: {}", finished.report());
     }
 }

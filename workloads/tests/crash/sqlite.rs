@@ -21,9 +21,17 @@ fn transactions(settings: &str) -> Crash {
 }
 
 #[test]
-fn no_state_is_found_with_the_settings_that_promise_durability() {
+fn no_state_is_found_with_full_and_a_write_ahead_log() {
     transactions("PRAGMA synchronous=FULL; PRAGMA journal_mode=WAL;").found_nothing();
+}
+
+#[test]
+fn no_state_is_found_with_full_and_a_truncated_journal() {
     transactions("PRAGMA synchronous=FULL; PRAGMA journal_mode=TRUNCATE;").found_nothing();
+}
+
+#[test]
+fn no_state_is_found_with_extra_and_a_removed_journal() {
     transactions("PRAGMA synchronous=EXTRA; PRAGMA journal_mode=DELETE;").found_nothing();
 }
 
