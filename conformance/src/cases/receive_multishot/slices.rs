@@ -29,9 +29,13 @@ struct Stage {
 
 /// Makes a ring that defers task work, whose CQ has `entries` entries, and a pair of sockets.
 fn stage(entries: u32) -> Stage {
+    stage_with(entries, ring::DEFER)
+}
+
+fn stage_with(entries: u32, flags: u32) -> Stage {
     let memory = Pages::new(1);
     let ring = Ring::with(16, |params| {
-        params.flags = u::IORING_SETUP_CQSIZE | ring::DEFER;
+        params.flags = u::IORING_SETUP_CQSIZE | flags;
         params.cq_entries = entries;
     })
     .expect("a ring");
@@ -190,6 +194,53 @@ case!(slices_of_two_sockets => "
     wait for 40: 0 0
     wait for 40: 0 0
     wait for 40: 0 0
+");
+
+/// The task work of a ring that does not defer it runs when the submission returns. A bundle with
+/// a length has a time slice for each such length.
+fn slices_at_the_return_of_a_submission(t: &mut Transcript) {
+    for flags in [0, u::IORING_SETUP_COOP_TASKRUN] {
+        for (entries, length) in [(256, 0), (64, 0), (256, 2), (64, 2)] {
+            let mut stage = stage_with(entries, flags);
+            stage.send(110);
+            let bundle = if length == 0 { 0 } else { u::IORING_RECVSEND_BUNDLE as u16 };
+            stage.ring.push(multishot(stage.reader.as_raw_fd(), 1).with(|sqe| {
+                sqe.ioprio |= bundle;
+                sqe.len = length;
+            }));
+            stage.ring.submit();
+            let reaped = stage.ring.reap();
+            let more = reaped.iter().filter(|entry| entry.flags & u::IORING_CQE_F_MORE != 0).count();
+            t.say(format_args!("{entries} entries, length {length}: {} there, {more} with more", reaped.len()));
+            stage.waits(t, 2, 0, true);
+        }
+    }
+}
+case!(slices_at_the_return_of_a_submission => "
+    256 entries, length 0: 110 there, 110 with more
+    wait for 0: 0
+    wait for 0: 0
+    64 entries, length 0: 64 there, 64 with more
+    wait for 0: 1
+    wait for 0: 0
+    256 entries, length 2: 110 there, 110 with more
+    wait for 0: 0
+    wait for 0: 0
+    64 entries, length 2: 64 there, 64 with more
+    wait for 0: 1
+    wait for 0: 0
+    256 entries, length 0: 110 there, 110 with more
+    wait for 0: 0
+    wait for 0: 0
+    64 entries, length 0: 64 there, 64 with more
+    wait for 0: 1
+    wait for 0: 0
+    256 entries, length 2: 110 there, 110 with more
+    wait for 0: 0
+    wait for 0: 0
+    64 entries, length 2: 64 there, 64 with more
+    wait for 0: 1
+    wait for 0: 0
 ");
 
 /// More sockets are ready than usring takes events at a time. The case prints only sums for the

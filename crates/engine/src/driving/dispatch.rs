@@ -143,9 +143,10 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Tries runnable requests before this thread returns to the program, in a bounded number of
-/// passes. Does nothing on a ring that defers task work: its owner continues the requests in its
-/// next io_uring_enter(2).
+/// Tries runnable requests before this thread returns to the program. The kernel does so until none
+/// is left. Here the number of passes is bounded, because a peer that keeps sending must not keep
+/// the program's thread. Does nothing on a ring that defers task work: its owner continues the
+/// requests in its next io_uring_enter(2).
 #[inline(always)]
 pub(crate) fn run_runnable_briefly(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {
@@ -155,7 +156,7 @@ pub(crate) fn run_runnable_briefly(locked: &mut LockedRing) {
 
 #[inline(never)]
 fn poll_while_runnable(locked: &mut LockedRing) {
-    const PASSES: u32 = 16;
+    const PASSES: u32 = 1024;
     for _ in 0..PASSES {
         poll(locked);
         if !locked.waiting.polls.has_runnable() {
