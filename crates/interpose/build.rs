@@ -21,6 +21,9 @@ fn main() {
         "-Wl,-Bsymbolic",
         "-Wl,-z,now",
         "-Wl,-z,relro",
+        // Puts the data into pages of the file that no other segment has. Otherwise the kernel can
+        // write the probes' semaphore into the wrong copy of such a page, when it maps the library.
+        "-Wl,-z,separate-loadable-segments",
         // The entry points must be ready before any other constructor makes a call.
         "-Wl,-z,initfirst",
         // The symbols at the bounds of the entry points are visible in this library only.

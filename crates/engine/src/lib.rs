@@ -30,6 +30,7 @@ mod driving;
 pub mod host;
 pub mod observers;
 mod op;
+mod probes;
 mod process;
 mod registered;
 mod request;

@@ -50,6 +50,7 @@ mod perturbation;
 pub mod pinned_memory;
 pub mod pinning;
 pub mod plain;
+pub mod probes;
 pub mod process_maps;
 pub mod process_mutex;
 pub mod process_number;

@@ -1,5 +1,9 @@
 //! Records the states of the process in which a submission needs additional checks. All states are
 //! bits of one word, so an ordinary submission needs a single load.
+//!
+//! The upper half of the word is the semaphore of the probes ([`crate::probes`]): the kernel, or a
+//! debugger, adds 1 to it for each probe that a tracer uses. So the load also tells whether a
+//! tracer is there.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -21,9 +25,15 @@ pub enum Unusual {
     Order = 1 << 5,
 }
 
-static STATES: AtomicU32 = AtomicU32::new(0);
+/// The bits of the semaphore.
+const PROBED: u32 = 0xffff_0000;
 
-/// Returns whether the process is in any [`Unusual`] state, by one load.
+/// The states, and the semaphore in the two upper bytes.
+// SAFETY: the section holds writable data. perf(1) finds semaphores only in a section of this name.
+#[unsafe(link_section = ".probes")]
+pub(crate) static STATES: AtomicU32 = AtomicU32::new(0);
+
+/// Returns whether the process is in any [`Unusual`] state, or has a tracer, by one load.
 #[inline(always)]
 pub fn any() -> bool {
     STATES.load(Ordering::Relaxed) != 0
@@ -33,6 +43,12 @@ pub fn any() -> bool {
 #[inline(always)]
 pub fn has(state: Unusual) -> bool {
     STATES.load(Ordering::Relaxed) & state as u32 != 0
+}
+
+/// Returns whether a tracer uses a probe ([`crate::probes`]).
+#[inline(always)]
+pub fn is_probed() -> bool {
+    STATES.load(Ordering::Relaxed) & PROBED != 0
 }
 
 /// Notes that the process enters the given state.

@@ -2,13 +2,14 @@
 //! releases what the request held.
 
 use crate::completion::{faults, observation};
+use crate::probes;
 use crate::request::operation::Operation;
 use crate::request::operation::send_receive::REPORT_USAGE;
 use crate::request::outcome::Answer;
 use crate::request::successor::Successor;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::{LockedRing, Queues, RingState};
-use usring_sys::Errno;
+use usring_sys::{Errno, unusual};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
 use usring_uapi::{Cqe, sqe_flags};
@@ -18,6 +19,17 @@ use usring_uapi::{Cqe, sqe_flags};
 /// notification.
 #[inline(always)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
+    if probes::is_on(locked.ring) {
+        // The tracer may have come after the request's submission.
+        request.watch_for_tracer();
+    }
+    complete_submitted(locked, request, answer);
+}
+
+/// Completes a request as [`complete`] does, during its submission. The submission has checked for
+/// tracers.
+#[inline(always)]
+pub(crate) fn complete_submitted(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if request.fault.is_some() {
         return faults::complete(locked, request, answer);
     }
@@ -53,7 +65,7 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
 /// notification's result, from the function [`usage`].
 #[cold]
 fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
-    locked.queues.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
+    locked.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
 }
 
 /// Completes a request of a broken chain that has not begun, with the error in `request.result`. A
@@ -118,7 +130,7 @@ pub(crate) fn post_more(locked: &mut LockedRing, request: &Request, result: i32,
         return false;
     }
     let flags = flags | IORING_CQE_F_MORE;
-    if request.is_watched {
+    if request.is_watched || unusual::is_probed() {
         observation::posted(locked, request, result, flags);
     }
     locked.queues.cq.post(Cqe { user_data: request.sqe.user_data, res: result, flags });
@@ -127,7 +139,7 @@ pub(crate) fn post_more(locked: &mut LockedRing, request: &Request, result: i32,
 
 /// Posts a CQE for the tag of a released file or buffer. Such a CQE belongs to no request.
 pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
-    locked.queues.cq.post(Cqe { user_data, res: 0, flags: 0 });
+    locked.post(Cqe { user_data, res: 0, flags: 0 });
 }
 
 /// Continues a chain after one of its requests has completed: starts the next request, or cancels
@@ -142,7 +154,7 @@ fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
         }
     }
     if answer.failed && !completed.has_flag(sqe_flags::IO_HARDLINK) {
-        cancel_rest(locked, next, completed.has_flag(sqe_flags::CQE_SKIP_SUCCESS));
+        cancel_rest(locked, next, completed);
     } else {
         if completed.progress == Progress::Ran {
             // In the kernel, the worker that ran the completed request would also run the next one,
@@ -159,10 +171,15 @@ fn queue_successor(locked: &mut LockedRing, request: RequestEntry) {
     locked.queues.successors.push_back(Successor { request, slices_before });
 }
 
-fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
+/// Cancels the requests of a chain that follow the request `failed`.
+fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, failed: &Request) {
+    let silent = failed.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
     let mut next = Some(first);
     while let Some(mut request) = next {
         next = request.link.take();
+        if probes::is_on(locked.ring) {
+            probes::cancelled(locked, failed, &request);
+        }
         cancel_member(locked, request, silent);
     }
 }

@@ -1,20 +1,30 @@
-//! Tells the observers of requests that a request posts a CQE or is complete, and that a ring is
-//! made or closed.
+//! Tells the observers of requests, and tracers, that a request posts a CQE or is complete. Tells
+//! the observers that a ring is made or closed.
 
 use crate::observers::{self, Closed, Completed, Identity, Opened, Step, Stepped};
+use crate::probes;
+use crate::registered::buffer_group::SelectedBuffer;
 use crate::request::outcome::Answer;
 use crate::request::{Progress, Request};
 use crate::ring::{LockedRing, Ring};
 use alloc::sync::Arc;
 use usring_record::requests;
-use usring_uapi::{io_uring as abi, sqe_flags};
+use usring_uapi::{Cqe, sqe_flags};
 
-/// Tells the recorder and the observers that a request is complete. Called before its CQE is
-/// posted. `posts`: the request posts a CQE.
+/// Tells the recorder, the observers and tracers that a request is complete. Called before its CQE
+/// is posted. `posts`: the request posts a CQE.
 #[cold]
 #[inline(never)]
-pub(crate) fn completed(locked: &LockedRing, request: &mut Request, answer: Answer, posts: bool) {
+pub(crate) fn completed(locked: &mut LockedRing, request: &mut Request, answer: Answer, posts: bool) {
+    let flags = request.cqe_flags | request.buffer.as_ref().map_or(0, SelectedBuffer::cqe_flags);
+    if posts && probes::is_on(locked.ring) {
+        let cqe = Cqe { user_data: request.sqe.user_data, res: answer.result, flags };
+        probes::posts(locked, Some(request), cqe);
+    }
     request.is_watched = false;
+    if core::mem::take(&mut request.is_only_probed) {
+        return;
+    }
     if request.recorded != 0 {
         requests::complete(core::mem::take(&mut request.recorded));
     }
@@ -23,14 +33,12 @@ pub(crate) fn completed(locked: &LockedRing, request: &mut Request, answer: Answ
     }
     let is_hard = request.has_flag(sqe_flags::IO_HARDLINK);
     let (_, user_data, _) = locked.ring.rule_words(&request.sqe);
-    let buffer =
-        request.buffer.map_or(0, |it| abi::IORING_CQE_F_BUFFER | u32::from(it.id) << abi::IORING_CQE_BUFFER_SHIFT);
     let completed = Completed {
         request: Identity { ring: Arc::as_ptr(locked.ring) as u64, number: request.id.0 },
         ring_number: locked.ring.observed_number(),
         sqe: &request.sqe,
         user_data,
-        flags: request.cqe_flags | buffer,
+        flags,
         result: answer.result,
         position: posts.then(|| locked.queues.cq.end()),
         consumed: locked.queues.cq.consumed(),
@@ -40,10 +48,17 @@ pub(crate) fn completed(locked: &LockedRing, request: &mut Request, answer: Answ
     observers::for_each(|observer| (observer.completed)(&completed));
 }
 
-/// Tells the observers that a request posts a CQE, and goes on.
+/// Tells the observers and tracers that a request posts a CQE, and goes on.
 #[cold]
 #[inline(never)]
-pub(super) fn posted(locked: &LockedRing, request: &Request, result: i32, flags: u32) {
+pub(super) fn posted(locked: &mut LockedRing, request: &Request, result: i32, flags: u32) {
+    if probes::is_on(locked.ring) {
+        // In the kernel, too, only the last CQE of a multishot names its request.
+        probes::posts(locked, None, Cqe { user_data: request.sqe.user_data, res: result, flags });
+    }
+    if !request.is_watched || request.is_only_probed {
+        return;
+    }
     let (_, user_data, _) = locked.ring.rule_words(&request.sqe);
     let (position, consumed) = (locked.queues.cq.end(), locked.queues.cq.consumed());
     let stepped = Stepped {

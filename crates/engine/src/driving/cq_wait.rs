@@ -23,6 +23,7 @@
 //!   waits only sleep.
 
 use crate::driving::wait::{self, WaitCall};
+use crate::probes;
 use crate::ring::Ring;
 use crate::waiting::cq_estimate::{MOST_POLL, Outcome, WaitRecord, get, set};
 use usring_sys::clock::Nanoseconds;
@@ -37,6 +38,9 @@ const POLLS: u32 = 16;
 pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     if ring.memory.ready() >= call.completions {
         return Ok(());
+    }
+    if probes::is_on(ring) {
+        probes::waits(ring, call.completions);
     }
     let start = Ticks::now();
     let mut record = WaitRecord::default();

@@ -4,6 +4,7 @@
 use crate::completion::{complete, order, readiness};
 use crate::driving::reap;
 use crate::host;
+use crate::probes;
 use crate::request::conditions::{Purpose, Tag, TimeSlice};
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
@@ -133,6 +134,9 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
             continue;
         }
         request.ready_for = mask;
+        if probes::is_on(locked.ring) {
+            probes::reported(locked, &request, mask);
+        }
         locked.queues.statistics.count_polled(request.sqe.opcode);
         match waiter.purpose {
             Purpose::Retry if request.multishot => {

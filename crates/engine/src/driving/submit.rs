@@ -87,7 +87,7 @@ fn submit_batch<const BY_GROUP: bool, const COMMITS_EACH: bool>(locked: &mut Loc
         };
         request.begin(&row.properties);
         if BY_GROUP || COMMITS_EACH {
-            (request.was_asked, request.is_watched) = (false, false);
+            (request.was_asked, request.is_watched, request.is_only_probed) = (false, false, false);
             request.rule_count = 0;
             (request.recorded, request.recorded_batch) = (0, recorded_batch);
         }

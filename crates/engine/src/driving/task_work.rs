@@ -25,6 +25,7 @@
 use crate::completion::complete;
 use crate::driving::{batch, dispatch, expiry, reap, shared_work};
 use crate::op::message_ring;
+use crate::probes;
 use crate::request::outcome::Answer;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::{Exit, LockedRing, Ring};
@@ -249,10 +250,15 @@ fn run_for(locked: &mut LockedRing, limit: u32) {
 fn run_batch(locked: &mut LockedRing, limit: u32) {
     clear_announcement(locked);
     let mut by_worker = false;
-    for _ in 0..limit {
+    let mut entries = 0;
+    while entries < limit {
         let Some(request) = locked.queues.consumer.take() else { break };
+        entries += 1;
         by_worker |= request.progress == Progress::Ran;
         run_one(locked, request);
+    }
+    if entries != 0 && probes::is_on(locked.ring) {
+        probes::ran(locked.ring, entries);
     }
     batch::run_issuable(locked);
     // A thread that pushes behind an existing entry does not notify the owner. So the driver that
@@ -269,11 +275,7 @@ fn run_one(locked: &mut LockedRing, request: RequestEntry) {
         // start. The request is only released.
         _ if locked.closed => {}
         Progress::Message => {
-            locked.queues.cq.post(Cqe {
-                user_data: request.sqe.user_data,
-                res: request.result,
-                flags: request.cqe_flags,
-            });
+            locked.post(Cqe { user_data: request.sqe.user_data, res: request.result, flags: request.cqe_flags });
             locked.queues.pool.give_back(request);
         }
         Progress::Returned => {

@@ -6,6 +6,7 @@
 use super::completion_rate::CompletionRate;
 use super::order::{self, Step};
 use crate::driving::{deferred_submit, dispatch, ended, expiry, fire, lone_poll, reap, ring_watcher, task_work};
+use crate::probes;
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::waiting::fast_poll;
 use alloc::sync::Arc;
@@ -46,8 +47,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // A wait with a time limit leaves deferred submits of other threads to a submit helper. The
     // submits may take longer than the limit, and the caller does not wait for their requests.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
-    let mut polled = false;
-    let mut is_first = true;
+    let (mut polled, mut is_first) = (false, true);
     // The time at which this wait began, if it is for a lone transfer (the only request in flight:
     // `lone_poll`). `None`: it is not, or this is not known yet.
     let mut lone: Option<Ticks> = None;
@@ -65,7 +65,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             return Err(Errno::EINVAL);
         }
         let consumed = *consumed.get_or_insert(locked.queues.cq.consumed());
-        complete_and_publish(&mut locked, call.completions, &mut polled, core::mem::take(&mut is_first), hurries);
+        let begins = core::mem::take(&mut is_first);
+        complete_and_publish(&mut locked, call.completions, &mut polled, begins, hurries);
         let ready = ready(&locked, consumed);
         let timed_out = *ended.get_or_insert(locked.waiting.timeouts.ended) != locked.waiting.timeouts.ended;
         let is_to_poll = call.until_devices && locked.devices.queues.in_flight() > 0;
@@ -78,7 +79,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             continue;
         }
-        let Some(locked) = advance(ring, locked, &call)? else { continue };
+        let Some(locked) = advance(ring, locked, &call, begins)? else { continue };
         let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
             Ok(span) => span,
             // The time is up, but this wait has not polled the files yet: poll them once.
@@ -124,11 +125,21 @@ fn ready(locked: &LockedRing, consumed: u32) -> u32 {
 }
 
 /// Lets a request continue that `usring run --order` holds back, before the waiter sleeps. Returns
-/// `None`, with the lock released, if the waiter has to count its completions again.
+/// `None`, with the lock released, if the waiter has to count its completions again. `begins`:
+/// notifies tracers that the thread waits.
 ///
 /// Error: `EINTR` if a signal ended a pause.
 #[inline]
-fn advance<'a>(ring: &Arc<Ring>, mut locked: LockedRing<'a>, call: &WaitCall) -> Result<Option<LockedRing<'a>>, Errno> {
+fn advance<'a>(
+    ring: &Arc<Ring>,
+    mut locked: LockedRing<'a>,
+    call: &WaitCall,
+    begins: bool,
+) -> Result<Option<LockedRing<'a>>, Errno> {
+    // In the kernel, a thread that polls its devices fires no tracepoint.
+    if begins && probes::is_on(ring) && !ring.is_polled() {
+        probes::waits(ring, call.completions);
+    }
     if !unusual::has(Unusual::Order) || call.deadline.is_some_and(|(clock, at)| clock.now() >= at) {
         return Ok(Some(locked));
     }

@@ -146,7 +146,7 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
     check_open(target)?;
     if !defers_messages(target) {
         if Arc::ptr_eq(target, locked.ring) {
-            locked.queues.cq.post(cqe);
+            locked.post(cqe);
             return Ok(());
         }
         if post_at_once(target, cqe)? {
@@ -168,7 +168,7 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     }
     let is_next = catch_up(&mut other);
     if is_next {
-        other.queues.cq.post(cqe);
+        other.post(cqe);
     }
     other.release(Exit::LeaveInside);
     Ok(is_next)
@@ -222,7 +222,7 @@ fn receive(locked: &mut LockedRing, message: &Message, file: Arc<RegisteredFile>
     }
     let result = locked.registered.files.receive(FileSlot::from_sqe(message.index), file)?;
     if message.flags & abi::IORING_MSG_RING_CQE_SKIP == 0 {
-        locked.queues.cq.post(Cqe { user_data: message.user_data, res: result, flags: 0 });
+        locked.post(Cqe { user_data: message.user_data, res: result, flags: 0 });
     }
     Ok(result)
 }

@@ -35,6 +35,14 @@ pub(crate) struct SelectedBuffer {
     pub usage: Usage,
 }
 
+impl SelectedBuffer {
+    /// Returns the flags of a CQE that names the buffer.
+    pub fn cqe_flags(&self) -> u32 {
+        let more = if self.usage == Usage::Partial { abi::IORING_CQE_F_BUF_MORE } else { 0 };
+        more | abi::IORING_CQE_F_BUFFER | u32::from(self.id) << abi::IORING_CQE_BUFFER_SHIFT
+    }
+}
+
 /// How much of its buffer a request has used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Usage {
@@ -213,10 +221,7 @@ impl BufferGroups {
     pub fn flags_of(&mut self, buffer: &mut Option<SelectedBuffer>) -> u32 {
         match buffer.take() {
             None => 0,
-            Some(buffer) => {
-                let more = if buffer.usage == Usage::Partial { abi::IORING_CQE_F_BUF_MORE } else { 0 };
-                more | abi::IORING_CQE_F_BUFFER | u32::from(buffer.id) << abi::IORING_CQE_BUFFER_SHIFT
-            }
+            Some(buffer) => buffer.cqe_flags(),
         }
     }
 

@@ -97,6 +97,11 @@ pub(crate) struct RegisteredBuffers {
 }
 
 impl RegisteredBuffers {
+    /// Returns the number of slots.
+    pub fn count(&self) -> usize {
+        self.entries.as_ref().map_or(0, Vec::len)
+    }
+
     /// Returns the buffer in slot `index`; `None` if the slot is empty or does not exist.
     pub fn get(&self, index: u16) -> Option<&Arc<RegisteredBuffer>> {
         self.entries.as_ref()?.get(usize::from(index))?.as_ref()

@@ -150,8 +150,10 @@ pub(crate) struct Request {
     /// Whether the rules of `usring run --inject` were asked about the request. Meaningful if its
     /// `properties` have `is_armed`.
     pub was_asked: bool,
-    /// The recorder or an observer wants to know when the request completes.
+    /// The recorder, an observer or a tracer wants to know when the request completes.
     pub is_watched: bool,
+    /// Only a tracer wants to know. Meaningful if `is_watched`.
+    pub is_only_probed: bool,
     /// Number of the request's ring. Meaningful if `is_watched`.
     pub observed_ring: u32,
     /// Whether the request has begun to wait and was not issued since. Meaningful if `is_watched`.
@@ -213,6 +215,12 @@ impl Request {
     /// be cancelled.
     pub fn is_leaving(&self) -> bool {
         self.fault.as_ref().is_some_and(|pending| matches!(pending.stage, FaultStage::Leaving(_)))
+    }
+
+    /// Marks the request, so that a tracer sees its completion.
+    pub fn watch_for_tracer(&mut self) {
+        self.is_only_probed = !self.is_watched || self.is_only_probed;
+        self.is_watched = true;
     }
 
     pub fn is_linked(&self) -> bool {
@@ -320,6 +328,7 @@ impl Request {
             fault: None,
             was_asked: false,
             is_watched: false,
+            is_only_probed: false,
             observed_ring: 0,
             has_waited: false,
             is_forced: false,

@@ -7,18 +7,16 @@
 //! - The driver before this one may have been in another process. Acquiring the lock then brings
 //!   this process's copies of queue positions up to date.
 
-use super::{Queues, Ring, RingState};
+use super::{Ring, RingState};
 use crate::request::Request;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::AtomicU32;
-use usring_ring::{Journal, JournalSlot};
-use usring_sys::Errno;
+use usring_ring::Journal;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::process_mutex::{Guard, HeldBy, Since};
 use usring_sys::shared::View;
 use usring_sys::wait::nanosleep;
-use usring_uapi::Cqe;
 
 /// Maximum number of consecutive io_uring_enter calls that find enough completions ready and so do
 /// not poll the ring's files and timers. A poll costs a system call.
@@ -143,16 +141,6 @@ impl<'a> LockedRing<'a> {
     /// Returns the journal of a shared ring: the requests without a published CQE.
     pub fn journal(&mut self) -> &mut Journal {
         self.ring.journal(&mut self.state)
-    }
-
-    /// Completes an orphan: a request of a process that has ended. The calling process has taken
-    /// over the orphan's slot in the journal (a shared ring's list of requests in flight).
-    pub fn complete_orphan(&mut self, slot: JournalSlot, user_data: u64, error: Errno) {
-        let Queues { journal, cq, .. } = &mut self.queues;
-        if let Some(journal) = journal {
-            journal.end(slot, 1, cq);
-        }
-        cq.post(Cqe { user_data, res: error.negative(), flags: 0 });
     }
 
     /// Wakes sleepers for the CQEs that were published, and keeps the lock.

@@ -10,6 +10,7 @@
 mod aio_context;
 mod exit;
 mod locked;
+mod posting;
 mod state;
 
 pub(crate) use exit::Exit;

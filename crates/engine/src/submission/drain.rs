@@ -89,6 +89,12 @@ impl Drain {
         self.state != 0
     }
 
+    /// Returns whether a request that starts now may have to wait for earlier ones.
+    #[inline(always)]
+    pub fn may_hold_back(&self, request: &Request) -> bool {
+        self.is_active() || request.has_flag(sqe_flags::IO_DRAIN)
+    }
+
     /// Starts to drain: from now on each request is held back until earlier ones complete. Draining
     /// ends with a request for which [`Drain::defer`] finds nothing to wait for.
     pub fn activate(&mut self) {

@@ -3,6 +3,7 @@
 
 use crate::completion::complete;
 use crate::op::{self, block_device, message_ring, receive, send};
+use crate::probes;
 use crate::request::file::FileReference;
 use crate::request::operation::Operation;
 use crate::request::outcome::{Answer, IssueOutcome};
@@ -25,14 +26,19 @@ pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
         let result = op::send_receive::result_when_ended(&request, request.result);
         return complete::complete(locked, request, Answer { result, failed: true });
     }
+    if probes::is_on(locked.ring) && request.poll_slot == 0 && request.has_flag(HAS_GROUP) {
+        // A link or a drain has held the request back.
+        probes::file_get(locked, &request);
+    }
     let row_of = if request.properties.is_armed { faults::row } else { opcode_table::row };
     let row = row_of(request.sqe.opcode);
-    issue_now(locked, request, row);
+    issue_now::<false>(locked, request, row);
 }
 
-/// Issues a request that is ready to be tried, by its row of the opcode table.
+/// Issues a request that is ready to be tried, by its row of the opcode table. `SUBMITS`: the
+/// request is being submitted.
 #[inline(always)]
-pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) {
+pub(crate) fn issue_now<const SUBMITS: bool>(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) {
     if row.properties.needs_file
         && let Err(error) = resolve_file(locked, &mut request)
     {
@@ -44,7 +50,7 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry, row:
         Some(outcome) => outcome,
         None => (row.issue)(locked, &mut request),
     };
-    conclude(locked, request, outcome);
+    conclude::<SUBMITS>(locked, request, outcome);
 }
 
 /// Issues a multishot again after its file was reported ready. If the attempt would block, returns
@@ -64,13 +70,13 @@ pub(crate) fn call(locked: &mut LockedRing, mut request: RequestEntry) -> Option
 #[cold]
 #[inline(never)]
 fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcome) {
-    conclude(locked, request, outcome);
+    conclude::<false>(locked, request, outcome);
 }
 
 /// Completes a request whose attempt has finished it. Otherwise passes the request on according to
 /// the outcome.
 #[inline(always)]
-fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
+fn conclude<const SUBMITS: bool>(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
         if request.has_flag(sqe_flags::ASYNC) {
             // In the kernel, a worker would have completed this request. EVENTFD_ASYNC limits the
@@ -81,7 +87,10 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
         if locked.waiting.polls.armed() != 0 && request.may_make_ready() {
             locked.waiting.polls.may_report = true;
         }
-        return complete::complete(locked, request, answer);
+        return match SUBMITS {
+            true => complete::complete_submitted(locked, request, answer),
+            false => complete::complete(locked, request, answer),
+        };
     }
     match outcome {
         IssueOutcome::OnDevice(index) => device_submit::submit(locked, request, index),

@@ -2,6 +2,7 @@
 //! its first request. Each request starts the next one when it completes.
 
 use crate::completion::complete;
+use crate::probes;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::{drain, issue, opcode_table, start};
@@ -46,6 +47,9 @@ fn start_members(locked: &mut LockedRing) {
     }
     if let Some(head) = locked.queues.chain.take_joined() {
         let row = opcode_table::row(head.sqe.opcode);
+        if probes::is_on(locked.ring) && !locked.queues.drain.may_hold_back(&head) {
+            probes::file_get(locked, &head);
+        }
         start::start(locked, head, row);
     }
 }
@@ -54,6 +58,9 @@ fn start_members(locked: &mut LockedRing) {
 /// CQE. If the first has CQE_SKIP_SUCCESS, only it gets one.
 fn refuse_chain(locked: &mut LockedRing) {
     let members = core::mem::take(&mut locked.queues.chain.members);
+    if probes::is_on(locked.ring) {
+        probes::refused(locked, &members);
+    }
     let mut rest = members.into_iter().peekable();
     let Some(mut head) = rest.next() else { return };
     let silent = head.has_flag(sqe_flags::CQE_SKIP_SUCCESS);

@@ -4,6 +4,7 @@
 use crate::observers::{
     self, AIO_CONTEXT, HeldBack, Identity, Observer, Step, Stepped, Submitted, Transfer, WorkerReason,
 };
+use crate::probes;
 use crate::request::operation::Operation;
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Progress, Request};
@@ -12,10 +13,15 @@ use alloc::sync::Arc;
 use usring_sys::plain::IoVector;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Notifies the observers that a request was taken from the SQ. Called before the request is tried.
+/// Notifies the observers and tracers that a request was taken from the SQ. Called before the
+/// request is tried.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
+    if probes::is_on(locked.ring) {
+        request.watch_for_tracer();
+        probes::submitted(locked, request);
+    }
     if !observers::are_any() {
         return;
     }
@@ -37,7 +43,7 @@ pub(crate) fn submitted_for_steps(locked: &LockedRing, request: &mut Request) {
 }
 
 fn notify(locked: &LockedRing, request: &mut Request, wants: impl Fn(&Observer) -> bool) {
-    request.is_watched = true;
+    (request.is_watched, request.is_only_probed) = (true, false);
     let is_later_member = !locked.queues.chain.members.is_empty();
     let held_back = if is_later_member {
         HeldBack::Chain
@@ -120,9 +126,15 @@ pub(super) fn handed_over(request: &Request, outcome: &IssueOutcome) {
     }
 }
 
-/// Notifies the observers that a request has to wait. `polls`: it waits for its file.
+/// Notifies the observers and tracers that a request has to wait. `polls`: it waits for its file.
 #[cold]
 pub(super) fn suspended(locked: &LockedRing, request: &mut Request, outcome: &IssueOutcome, polls: bool) {
+    if polls && probes::is_on(locked.ring) {
+        probes::armed(locked, request);
+    }
+    if !request.is_watched {
+        return;
+    }
     request.has_waited = true;
     let step = match outcome {
         IssueOutcome::AwaitsTime => Step::AwaitsTime,

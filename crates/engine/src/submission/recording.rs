@@ -32,7 +32,7 @@ fn recorded(request: &mut Request) -> Option<(u64, u64)> {
     }
     if request.recorded == 0 {
         request.recorded = requests::new_request();
-        request.is_watched = true;
+        (request.is_watched, request.is_only_probed) = (true, false);
     }
     Some((request.recorded, request.recorded_batch))
 }

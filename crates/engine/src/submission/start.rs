@@ -1,6 +1,7 @@
 //! The first steps of a request: the checks that all opcodes share, the opcode's prepare, and the
 //! start.
 
+use crate::probes;
 use crate::request::{Properties, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::issue;
@@ -11,11 +12,22 @@ use usring_uapi::{Sqe, sqe_flags};
 /// Starts a request, or the first request of a chain: issues it, unless a drain holds it back.
 #[inline(always)]
 pub(crate) fn start(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) {
-    if locked.queues.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
+    if locked.queues.drain.may_hold_back(&request) {
         request.recorded_batch = 0;
-        locked.hold_back(request);
+        hold_back(locked, request);
     } else {
-        issue::issue_now(locked, request, row);
+        issue::issue_now::<true>(locked, request, row);
+    }
+}
+
+#[inline(never)]
+fn hold_back(locked: &mut LockedRing, request: RequestEntry) {
+    let deferral = probes::is_on(locked.ring).then(|| probes::Deferral::of(locked, &request));
+    locked.hold_back(request);
+    if let Some(deferral) = deferral
+        && locked.queues.drain.has_deferred()
+    {
+        deferral.fire();
     }
 }
 

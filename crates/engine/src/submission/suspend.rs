@@ -3,6 +3,7 @@
 
 use crate::completion::complete;
 use crate::op::block_device;
+use crate::probes;
 use crate::request::conditions::TimeSlice;
 use crate::request::file::FileReference;
 use crate::request::outcome::IssueOutcome;
@@ -39,7 +40,7 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
     if let Err(error) = keep_file(locked, &mut request, polls) {
         return complete::complete(locked, request, error.negative().into());
     }
-    if request.is_watched {
+    if request.is_watched || probes::is_on(locked.ring) {
         observation::suspended(locked, &mut request, &outcome, polls);
     }
     locked.waiting.timeouts.arm_link_timeout(&mut request);

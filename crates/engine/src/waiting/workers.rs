@@ -9,6 +9,7 @@
 //! - A queued job belongs to the pool's queue, a running job to its worker. A finished request goes
 //!   back to its ring as task work.
 
+use crate::probes;
 use crate::request::conditions::RequestId;
 use crate::request::operation::Operation;
 use crate::request::{Blocking, Progress, Request, RequestEntry};
@@ -138,6 +139,9 @@ pub(crate) fn workers() -> &'static WorkerPool {
 pub(crate) fn queue_for_worker(locked: &mut LockedRing, request: RequestEntry) {
     debug_assert!(request.properties.work.is_some(), "an opcode without blocking work was handed to a worker");
     let (class, order) = classify(&request);
+    if probes::is_on(locked.ring) {
+        probes::queued(locked, &request, order.is_some());
+    }
     let Some(group) = rights::group_of(&request) else {
         return finish(request, locked.ring.clone(), Errno::EAGAIN.negative());
     };

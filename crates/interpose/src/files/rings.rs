@@ -7,7 +7,7 @@ use crate::files::registered::{self, not_a_ring};
 use crate::runtime::ALLOCATOR;
 use usring_engine::{EnterCall, Ring};
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress, user_memory, width};
+use usring_sys::{Errno, UserAddress, unusual, user_memory, width};
 use usring_uapi::io_uring as abi;
 
 /// A value of `to_submit` that, with descriptor −1, asks whether io_uring calls reach usring.
@@ -78,6 +78,8 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
         by_number = find(width::int(descriptor))?;
         &*by_number
     };
+    // A tracer gets the ring after the call, which may unregister `file`.
+    let probed = unusual::is_probed().then(|| file.ring.clone());
     let answer = if opcode == op::IORING_REGISTER_RING_FDS as u32 {
         registered::register(argument, count)
     } else if opcode == op::IORING_UNREGISTER_RING_FDS as u32 {
@@ -85,6 +87,9 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     } else {
         file.ring.register(opcode, argument, count)
     };
+    if let Some(ring) = probed {
+        ring.note_registered(opcode, answer);
+    }
     answer.map(u64::from)
 }
 
@@ -110,11 +115,14 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     registered::claim_row();
     if params.flags & abi::IORING_SETUP_REGISTERED_FD_ONLY != 0 {
         user_memory::write(address, params)?;
-        return registered::put_anywhere(file).map(u64::from);
+        let index = registered::put_anywhere(file.clone())?;
+        file.ring.note_created(index.cast_signed());
+        return Ok(index.into());
     }
     let descriptor = descriptors::reserve()?;
     user_memory::write(address, params)?;
-    descriptors::insert(descriptor.number(), file)?;
+    descriptors::insert(descriptor.number(), file.clone())?;
+    file.ring.note_created(descriptor.number());
     Ok(width::word(descriptor.into_raw()))
 }
 
