@@ -1,6 +1,6 @@
-//! REGISTER_CLONE_BUFFERS: copies another ring's table of registered buffers into this ring's. The
-//! rings are locked one after the other: no thread waits for a ring's lock while it holds another
-//! ring's.
+//! REGISTER_CLONE_BUFFERS: copies another ring's table of registered buffers into this ring's
+//! table. The function locks one ring after the other, so that no thread waits for a ring's lock
+//! while it holds another ring's lock.
 
 use crate::host;
 use crate::registered::registered_buffers::{self, Part};
@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use usring_sys::{Errno, UserAddress, descriptor, user_memory};
 use usring_uapi::io_uring as abi;
 
-/// Flag: the source is given by its index among the thread's registered rings.
+/// Flag: the source ring is given by its index among the thread's registered rings.
 const SOURCE_IS_INDEX: u32 = abi::IORING_REGISTER_SRC_REGISTERED as u32;
 /// Flag: the copies replace buffers that are already in the table.
 const REPLACE: u32 = abi::IORING_REGISTER_DST_REPLACE as u32;

@@ -29,9 +29,9 @@ const REGISTERED_WAIT_SIZE: u64 = 64;
 /// Bytes of a signal set in system calls.
 const SIGNAL_SET_SIZE: u64 = 8;
 const MICROSECOND: u64 = 1000;
-/// Longest time, in nanoseconds, that io_uring_enter(2) waits for answers of other processes. A
-/// request that the call has submitted may have asked them to cancel or change requests
-/// (`waiting::remote_changes`). A stopped process does not answer.
+/// Longest time, in nanoseconds, that io_uring_enter(2) waits for other processes of a shared ring.
+/// A request that the call has submitted may ask them to cancel or change their requests
+/// (`waiting::remote_changes`). The wait is limited because a stopped process does not answer.
 const LONGEST_REMOTE_CHANGE: Nanoseconds = 100_000_000;
 
 /// The arguments of io_uring_enter(2), except the descriptor.
@@ -106,9 +106,9 @@ impl Ring {
         self.end_enter(locked, taken, call)
     }
 
-    /// Waits until other processes have answered the remote changes with these numbers, at most for
-    /// [`LONGEST_REMOTE_CHANGE`]. By a remote change, a request that this call has submitted makes
-    /// another process cancel or change one of that process's requests. The submitted request then
+    /// Waits, at most for [`LONGEST_REMOTE_CHANGE`], until other processes have answered the remote
+    /// changes with these numbers. A remote change asks another process to cancel or change one of
+    /// its requests. A request that this call has submitted asks for it. The submitted request then
     /// has its CQE when the call returns, as with the kernel.
     fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, numbers: &Range<u64>) -> LockedRing<'a> {
         let end = Clock::Monotonic.now() + LONGEST_REMOTE_CHANGE;
@@ -144,15 +144,15 @@ impl Ring {
                 self.run_deferred_runnable(&mut locked, call.min_complete);
             }
             locked.finish_batch();
-            // If the CQ already holds enough CQEs, the wait ends without a poll.
+            // If the CQ already holds enough CQEs, the call does not wait.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
                 self.run_deferred_runnable(&mut locked, call.min_complete);
                 if taken != 0 && locked.waiting.polls.expects() {
                     self.try_expected(&mut locked);
                 }
-                // If the ring watcher does not watch this ring's files and timers, threads that
-                // wait poll them. This call does not wait, and polls them only if too many such
-                // calls went without a poll.
+                // If the ring watcher does not watch this ring's files and timers, the threads that
+                // wait for CQEs poll them. This call does not wait. It polls them only if too many
+                // calls in a row did not.
                 if self.is_left_to_owner() && locked.is_poll_due() {
                     crate::driving::task_work::run_all(&mut locked);
                     locked.finish_batch();

@@ -59,7 +59,8 @@ pub struct FileUses {
     pub may_write: bool,
     /// The file was opened as a directory.
     pub is_directory: bool,
-    /// Whether completions of direct transfers on the file can be polled for. If not, the error.
+    /// `Ok` if completions of direct transfers on the file can be polled for. Otherwise, the error
+    /// of such a transfer.
     pub polls: Result<(), Errno>,
     /// The file is open with O_NONBLOCK. Always `false` for a device of usring's.
     pub never_waits: bool,

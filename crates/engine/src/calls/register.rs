@@ -24,7 +24,8 @@ use usring_uapi::opcode;
 /// Flag in a PROBE record: the opcode is supported.
 const PROBE_SUPPORTED: u16 = 1;
 /// Least time, in nanoseconds, that a synchronous cancellation waits for the answer of another
-/// process.
+/// process. A shorter time limit of the caller is extended to it, because the other process needs
+/// time to answer.
 const LEAST_WAIT: Nanoseconds = 100_000_000;
 /// IOU_PBUF_RING_MMAP: usring makes the memory of the buffer ring, for the program to map.
 const BUFFER_RING_MMAP: u16 = 1;
@@ -36,7 +37,7 @@ const fn number(opcode: op) -> u32 {
 }
 
 impl Ring {
-    /// Runs io_uring_register(2), except for opcodes 20 and 21. Those change the table of
+    /// Runs io_uring_register(2), except for opcodes 20 and 21. These two change the table of
     /// registered ring descriptors, which the library keeps (`host`).
     pub fn register(self: &Arc<Self>, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
         if opcode >= number(op::IORING_REGISTER_LAST) {
@@ -465,9 +466,9 @@ impl Ring {
         }
     }
 
-    /// Waits until other processes have answered a synchronous cancellation, or until the call's
-    /// time limit has passed. Returns their answer. Every process gets at least [`LEAST_WAIT`]; a
-    /// stopped process does not answer. If the wait ends without an answer, withdraws the question.
+    /// Waits until other processes have answered a synchronous cancellation, and returns their
+    /// answer. The wait ends at the call's time limit, but not before [`LEAST_WAIT`] has passed. If
+    /// no answer has come by then, for example from a stopped process, withdraws the question.
     ///
     /// Errors: `EINTR`; `ETIME`.
     fn wait_for_answer(

@@ -151,8 +151,8 @@ impl Ring {
         }
     }
 
-    /// Tells the observers of requests that the process ends, if the ring's lock can be acquired in
-    /// time.
+    /// Notifies the observers that the ring closes because the process ends. Does nothing if the
+    /// ring's lock cannot be acquired in time.
     pub fn end_observation(self: &Arc<Self>) {
         if !self.is_inherited()
             && let Some(locked) = self.lock_in_time()
@@ -191,8 +191,8 @@ impl Ring {
             let RingState { devices, registered, .. } = &mut *locked;
             Departing::of(&mut devices.queues, &mut registered.buffers)
         };
-        // The task-work list is sealed, so this releases its entries, or sends them back to their
-        // own rings.
+        // The task-work list is sealed, so this call releases its entries, or sends them back to
+        // their own rings.
         task_work::run(&mut locked);
         locked.wake_others();
         if departing.is_back() {

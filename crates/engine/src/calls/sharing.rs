@@ -58,7 +58,8 @@ impl Ring {
     }
 
     /// Stops using the ring if other processes use it. Requests of this process continue. Returns
-    /// `false` if the caller may close the ring: no other process uses it, or no request is left.
+    /// `false` if the caller may close the ring: no other process uses it, or no request of this
+    /// process is left.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
         if !self.is_shared() {
             return false;

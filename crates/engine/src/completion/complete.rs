@@ -68,9 +68,9 @@ fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
     locked.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
 }
 
-/// Completes a request of a broken chain that has not begun, with the error in `request.result`. A
-/// zero-copy send still gets its notification, but its CQE lacks the F_MORE that would announce the
-/// notification.
+/// Completes a request that has not begun because its chain is broken, with the error in
+/// `request.result`. A zero-copy send still gets its notification, but its CQE lacks the F_MORE
+/// that would announce the notification.
 pub(crate) fn complete_not_started(locked: &mut LockedRing, mut request: RequestEntry) {
     let notifies = core::mem::take(&mut request.cqe_flags) & IORING_CQE_F_MORE != 0;
     let (user_data, answer) = (request.sqe.user_data, request.result.into());
@@ -95,8 +95,9 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if locked.waiting.rights.count_requests() {
         locked.waiting.rights.leave(&request);
     }
-    // A buffer that no CQE has named (silent success) counts as consumed, as in the kernel. If the
-    // buffer went back to its group, a second read could get a buffer that already holds data.
+    // A buffer that no CQE has named (a success with CQE_SKIP_SUCCESS) counts as consumed, as in
+    // the kernel. If the buffer went back to its group, a second read could get a buffer that
+    // already holds data.
     request.buffer = None;
     if request.link_timeout.is_some() {
         disarm_link_timeout(locked, &mut request);
@@ -165,7 +166,8 @@ fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
     }
 }
 
-/// Lets the driver start a request behind the time slices and successors that are due already.
+/// Queues a request for the driver to start after the time slices and the successors that are
+/// already due.
 fn queue_successor(locked: &mut LockedRing, request: RequestEntry) {
     let slices_before = Some(locked.waiting.polls.slices_due());
     locked.queues.successors.push_back(Successor { request, slices_before });

@@ -18,8 +18,8 @@ pub struct EventDescriptor {
     pub(crate) only_async: bool,
     /// Whether a write to the eventfd may sleep, because the program has not set O_NONBLOCK.
     pub(crate) blocks: bool,
-    /// Whether a request of the ring with this eventfd has waited for the eventfd itself. The
-    /// ring's own signal may then wake that request.
+    /// Whether a request of the ring that signals this eventfd has waited for the eventfd itself.
+    /// If so, the ring's signal may wake that request.
     pub(crate) is_awaited: AtomicBool,
 }
 
@@ -55,9 +55,9 @@ impl EventDescriptor {
         self.add(1);
     }
 
-    /// Called for each request of the ring that is about to wait for a file. If the file is this
-    /// eventfd, records that. `number`: the descriptor of that file that usring waits on; `asked`:
-    /// the number in the request's SQE.
+    /// Called for each request of the ring that is about to wait for a file. If that file is this
+    /// eventfd, sets `is_awaited`. `number`: the descriptor number by which usring waits for the
+    /// file; `asked`: the number in the request's SQE.
     pub(crate) fn note_wait(&self, asked: i32, number: i32) {
         if self.number == asked || descriptor::is_same_file(self.descriptor.number(), number) {
             self.is_awaited.store(true, Ordering::Relaxed);

@@ -86,8 +86,9 @@ pub(crate) fn answer_of(request: &Request, injected: Injected) -> Answer {
     }
 }
 
-/// Returns `true` if the caller can leave a delay to the ring's timers. On a polled ring no thread
-/// waits for timers. There, sleeps for the delay and returns `false`.
+/// Returns whether the caller can leave a delay of this many nanoseconds to the ring's list of
+/// timers. On a ring with IOPOLL, no thread waits for timers. There, the function itself sleeps for
+/// the delay, and returns `false`.
 pub(crate) fn delays(locked: &LockedRing, delay: Nanoseconds) -> bool {
     let is_polled = locked.ring.is_polled();
     if is_polled {
@@ -96,13 +97,14 @@ pub(crate) fn delays(locked: &LockedRing, delay: Nanoseconds) -> bool {
     !is_polled
 }
 
-/// Makes a request wait for `delay` nanoseconds, as one of the ring's timers.
+/// Makes a request wait for `delay` nanoseconds, in the ring's list of timers.
 pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry, delay: Nanoseconds) {
     let at = Clock::Monotonic.now().saturating_add(delay);
     locked.waiting.timeouts.insert(request, Deadline { at, ..Deadline::default() }, None);
 }
 
-/// Continues a request whose time among the timers is over.
+/// Continues a request that a fault or `usring run --order` has put into the ring's list of timers,
+/// because its time there is over.
 pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     match &request.fault {
         Some(pending) if pending.is_ordered => order::expire(locked, request),

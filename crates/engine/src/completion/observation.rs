@@ -71,7 +71,7 @@ pub(super) fn posted(locked: &mut LockedRing, request: &Request, result: i32, fl
     observers::for_each(|observer| observer.stepped.into_iter().for_each(|notify| notify(&stepped)));
 }
 
-/// Tells the observers that the process has made a ring.
+/// Notifies the observers that the process has made a ring.
 pub(crate) fn opened(ring: &Ring) {
     if observers::are_any() {
         let layout = ring.memory.layout();
@@ -85,7 +85,7 @@ pub(crate) fn opened(ring: &Ring) {
     }
 }
 
-/// Tells the observers that a ring is being closed.
+/// Notifies the observers that a ring is being closed.
 pub(crate) fn closed(locked: &LockedRing) {
     if observers::are_any() {
         let closed = Closed {

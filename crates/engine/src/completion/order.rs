@@ -1,15 +1,16 @@
-//! Completions in an order that a seed chooses (`usring run --order`). The seed decides about the
-//! requests that a worker of the kernel's, or a device, may carry out. Each of these requests waits
-//! among the ring's timers until it is chosen. It waits before it is carried out, or afterwards,
-//! with its answer. `driving::order` chooses, when a thread submits or waits.
+//! Completions in an order that a seed chooses (`usring run --order`). The seed decides about each
+//! request that a worker or a device of the kernel could carry out. Such a request waits in the
+//! ring's list of timers until the seed chooses it. It waits before it is carried out, or
+//! afterwards, with its answer. `driving::order` lets the seed choose when a thread submits or
+//! waits.
 //!
 //! # Invariants
-//! - The orders that the kernel promises hold. A link or drain waits for a request that was not
-//!   chosen, because that request has not completed. Changes of one regular file keep their order.
+//! - The program sees every order that the kernel promises. A request that is not chosen yet has
+//!   not completed, so a link or drain waits for it. Changes of one regular file keep their order.
 //! - A request that the kernel completes in the submitting thread, or when its file is ready, keeps
 //!   its place in the order of completions.
-//! - If no thread comes to choose for a time limit ([`LIMIT_NS`] or [`LIMIT_OF_WATCHED_NS`]), one
-//!   request is chosen, as if a thread waited.
+//! - If no thread submits or waits for a time limit ([`LIMIT_NS`] or [`LIMIT_OF_WATCHED_NS`]), the
+//!   seed chooses one request, as if a thread waited.
 
 use crate::completion::{complete, faults};
 use crate::request::conditions::RequestId;
@@ -29,15 +30,16 @@ use usring_uapi::general::O_DIRECT;
 use usring_uapi::io_uring::IORING_SETUP_SQPOLL;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Longest time, in nanoseconds, for which the seed holds a request back while no thread comes to
-/// choose.
+/// Longest time, in nanoseconds, for which the seed holds a request back while no thread submits or
+/// waits.
 const LIMIT_NS: Nanoseconds = 100_000_000;
 /// Replaces [`LIMIT_NS`] on a ring whose program may wait without io_uring_enter(2): it has an
 /// eventfd or an SQ thread, or the program polls its descriptor.
 const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 
-/// Of the requests that the seed decides about, one in this number is carried out only when it is
-/// chosen. The others are carried out at once, and their answers wait.
+/// Of the requests that the seed decides about, one in this number is carried out only when the
+/// seed chooses it. The others are carried out at once, and their answers wait until the seed
+/// chooses them.
 const LATE: u64 = 3;
 
 /// Returns how long the seed holds a request back at most, in nanoseconds, divided by
@@ -49,8 +51,8 @@ fn limit_part(locked: &LockedRing) -> Nanoseconds {
     limit / u64::from(LIMIT_PARTS)
 }
 
-/// Returns the state of the choices for this ring, made on first use. `None`: the ring's
-/// completions keep their order. That holds for polled rings, rings of several processes, AIO
+/// Returns the state of the seed's choices for this ring; makes it on first use. `None`: the seed
+/// does not order the ring's completions. These are polled rings, rings of several processes, AIO
 /// contexts, and rings that are being closed.
 pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
     let ring = locked.ring;
@@ -143,9 +145,9 @@ pub(crate) fn forget(locked: &mut LockedRing, request: &Request) {
     }
 }
 
-/// Ends a request whose completion is left to the seed. If the request was not chosen yet, holds
-/// its answer back until then. `is_over`: posts the answer now in any case, because the request was
-/// cancelled or not begun, or because its answer has waited.
+/// Ends a request whose completion is left to the seed. If the seed has not chosen the request yet,
+/// holds its answer back until the seed does. With `is_over`, posts the answer now in any case: the
+/// request was cancelled or not begun, or its answer has already waited.
 pub(crate) fn end(
     locked: &mut LockedRing,
     mut request: RequestEntry,
@@ -162,15 +164,15 @@ pub(crate) fn end(
     hold(locked, request);
 }
 
-/// Makes a request wait among the ring's timers until it is chosen.
+/// Makes a request wait in the ring's list of timers until the seed chooses it.
 pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     let part = limit_part(locked);
     faults::hold(locked, request, part);
 }
 
-/// Called when a part of a request's time limit is over. If no thread has come to choose for the
-/// whole limit, lets the request continue that the seed chooses. Otherwise, and if the seed chooses
-/// another one, the request waits on.
+/// Called when a part of a request's time limit is over. If no thread has submitted or waited for
+/// the whole limit, the seed chooses a request, and the chosen request continues. Unless it is this
+/// request, this request waits on.
 pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     let part = limit_part(locked);
     let Some(order) = of(locked) else { return faults::resume(locked, request) };
@@ -190,17 +192,18 @@ pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// Lets a chosen request continue, if it waits among the timers. If not, a worker or a device still
-/// has it.
+/// Lets a request continue that the seed has chosen, if the request is in the ring's list of
+/// timers. If it is not there, a worker or a device still has it, and nothing happens.
 pub(crate) fn release(locked: &mut LockedRing, id: RequestId) {
     if let Some(request) = locked.waiting.timeouts.take(id) {
         faults::resume(locked, request);
     }
 }
 
-/// Returns the events of the epoll set with those of IPv4 and IPv6 sockets in another order. The
-/// order of these events depends on when packets arrive. Events of other files keep their places,
-/// because the program may have caused them itself, one after the other.
+/// Returns the events of the epoll set, with the events of IPv4 and IPv6 sockets in an order that
+/// the seed chooses. In the kernel, the order of these events depends on when packets arrive.
+/// Events of other files keep their places, because the program may have caused them itself, one
+/// after the other.
 #[cold]
 #[inline(never)]
 pub(crate) fn shuffle(locked: &mut LockedRing, events: &[Event]) -> Vec<Event> {

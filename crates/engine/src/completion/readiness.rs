@@ -82,8 +82,8 @@ impl Ring {
         }
     }
 
-    /// Returns whether the descriptor may be readable. On a shared ring, any process may have made
-    /// it readable.
+    /// Returns whether the ring's descriptor may be readable. On a shared ring that this process
+    /// polls, the answer is always `true`, because any process can make the descriptor readable.
     fn may_be_readable(&self) -> bool {
         self.readiness.signalled.load(Ordering::SeqCst) || self.is_shared() && self.readiness.is_polled()
     }

@@ -27,8 +27,8 @@ pub(crate) struct Readiness {
     /// A driver of this process has made the descriptor readable. Only changed while `descriptor`
     /// is locked.
     pub signalled: AtomicBool,
-    /// Set when the owner of a ring that defers task work is notified of files or timers, which are
-    /// not on the task-work list. Cleared when the owner looks for work.
+    /// Set when the owner of a ring that defers task work is notified of ready files or expired
+    /// timers, which are not on the task-work list. Cleared when the owner checks for work.
     pub announced: AtomicBool,
 }
 
@@ -67,14 +67,14 @@ impl Readiness {
         }
     }
 
-    /// Makes the descriptor readable, even if the CQ is empty, until the ring's owner has looked
+    /// Makes the descriptor readable, even if the CQ is empty, until the ring's owner has checked
     /// for work.
     pub fn announce(&self) {
         self.announced.store(true, Ordering::SeqCst);
         self.signal();
     }
 
-    /// Clears the announcement of work, because the ring's owner is about to look for work.
+    /// Clears the announcement of work, because the ring's owner is about to check for work.
     #[inline]
     pub fn clear_announcement(&self) {
         if self.announced.load(Ordering::Relaxed) {

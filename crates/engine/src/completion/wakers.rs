@@ -16,8 +16,9 @@ use usring_sys::{Errno, eventfd};
 pub(crate) struct Wakers {
     /// The sleep word, which all processes of the ring share.
     pub sleep: View<SleepWord>,
-    /// The wake eventfd in the ring's epoll set; `None` until the ring has a set. Wakers read its
-    /// descriptor number from `number` without this lock; `number` is −1 until then.
+    /// The wake eventfd in the ring's epoll set; `None` until the ring has an epoll set. Threads
+    /// that wake the leader read the eventfd's descriptor number from `number`, without this lock.
+    /// Without an epoll set, `number` is −1.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
     /// The kernel AIO context in which the leader sleeps, if it does not sleep on the epoll set.
@@ -38,10 +39,10 @@ impl Wakers {
         Ok(())
     }
 
-    /// Wakes all sleepers on the futex or, if there are none, the leader, which sleeps on the epoll
-    /// set or in the kernel's AIO context. Wakes none if each of them needs more than `queued`
-    /// completions. Returns whether it has woken a thread. The caller has just pushed a task-work
-    /// entry, or published CQEs and released the lock.
+    /// Wakes all sleepers on the futex. If there are none, wakes the leader, which sleeps on the
+    /// epoll set or in the kernel's AIO context. Wakes no thread if each sleeper needs more than
+    /// `queued` completions. Returns whether it has woken a thread. The caller has just pushed a
+    /// task-work entry, or published CQEs and released the lock.
     #[inline(always)]
     pub fn wake_target(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
@@ -56,7 +57,7 @@ impl Wakers {
     }
 
     /// Wakes the thread that watches the ring's epoll set: the leader of the waiters, or the ring
-    /// watcher. That thread then looks for work.
+    /// watcher. That thread then checks for work.
     #[cold]
     pub fn wake_watcher(&self) {
         eventfd::signal(self.number.load(Ordering::Acquire));

@@ -4,10 +4,11 @@
 //! no connection may sleep. So the listener is polled first. A TCP listener reports how many
 //! connections wait; listeners of other protocols report only whether one waits.
 //!
-//! After that number of accepts, a further poll makes sure that the queue is empty. Only then is
-//! the next connection sure to make an event. The further poll is left out if an event has led to
-//! these accepts, because a later connection then makes its own event. SOCK_NONEMPTY is set if the
-//! number or the poll says that more connections wait.
+//! When the request has accepted as many connections as the listener reported, it polls the
+//! listener once more, to find out whether the queue is empty. Only a connection that comes into an
+//! empty queue is sure to make an event. If an event led to these accepts, this poll is left out,
+//! because each later connection makes its own event. SOCK_NONEMPTY is set if the number or the
+//! poll says that more connections wait.
 
 use super::socket::{check_flags, flags_for, install};
 use crate::completion::complete;
@@ -226,7 +227,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             accept.accepted = Some(OwnedDescriptor::from_raw(width::int(number)));
             0
         }
-        // A cancellation has interrupted the call. The result is that of a cancelled poll.
+        // A cancellation has interrupted the call. The request gets the result of a cancelled poll.
         (Err(Errno::EINTR), _) => Errno::ECANCELED.negative(),
         (Err(error), _) => error.negative(),
         (Ok(_), _) => Errno::EINVAL.negative(),

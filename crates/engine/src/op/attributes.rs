@@ -16,7 +16,8 @@ const NAME_LIMIT: usize = 256;
 const VALUE_LIMIT: u32 = 65_536;
 const KNOWN_FLAGS: u32 = linux::XATTR_CREATE | linux::XATTR_REPLACE;
 
-/// Prepares the system call. The SQE has the value's address in `off` and the path's in `addr3`.
+/// Prepares the system call. The SQE has the value's address in `off` and the path's address in
+/// `addr3`.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     let of_path = matches!(sqe.opcode, opcode::SETXATTR | opcode::GETXATTR);

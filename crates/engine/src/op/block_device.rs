@@ -23,15 +23,15 @@ use usring_sys::{Errno, descriptor, pinned_memory};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
-/// Returns whether this ring can have transfers for [`issue`] at all. Called for every READ and
-/// WRITE, so it must be cheap.
+/// Returns whether this ring can have transfers that [`issue`] carries out or refuses. Called for
+/// every READ and WRITE, so it must be cheap.
 #[inline(always)]
 pub(crate) fn is_possible(locked: &LockedRing) -> bool {
     devices::are_any() || locked.ring.is_polled() || locked.ring.uses_kernel_aio()
 }
 
-/// Returns whether the request is a transfer for [`issue`]: its file is a device, or the ring has
-/// IOPOLL.
+/// Returns whether the request is a transfer that [`issue`] carries out or refuses: its file is a
+/// device, or the ring has IOPOLL.
 pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     let ring = locked.ring;
     let RingState { registered: Registered { files, .. }, devices: Devices { named, .. }, .. } = &mut **locked;
@@ -118,7 +118,7 @@ pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
 }
 
 /// Issues a transfer on an ordinary file with O_DIRECT: by the kernel's AIO if it is available,
-/// else by a worker. `file_system`: that of the file, as fstat(2)'s `st_dev`.
+/// else by a worker. `file_system`: the file's `st_dev` (fstat(2)).
 #[inline]
 pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_system: u64) -> IssueOutcome {
     let ring = locked.ring;
@@ -141,8 +141,8 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     }
 }
 
-/// If a direct transfer is to begin at the file position, gives it that position as its offset,
-/// before it goes to a worker (IOSQE_ASYNC).
+/// Called before a request with IOSQE_ASYNC goes to a worker. If the request is a direct transfer
+/// at the file position, makes that position the transfer's offset.
 pub(crate) fn fix_position_if_direct(locked: &mut LockedRing, request: &mut Request) {
     let is_at_position = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_at_position());
     if is_at_position && request.may_be_direct() && direct_on(locked, request).is_some() {
@@ -186,10 +186,10 @@ fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> R
     locked.devices.named.keep(&mut request.file)
 }
 
-/// Returns the channel to ordinary files, if an AIO context's transfer is to go there. Transfers
-/// with O_DIRECT do, because they are asynchronous. So do all writes: a write that io_submit(2) has
-/// accepted is made even if the program ends. (In the kernel, a write without O_DIRECT is made
-/// during io_submit.)
+/// Returns the channel to ordinary files, if it is to carry out an AIO context's transfer. It
+/// carries out transfers with O_DIRECT, because they are asynchronous. It also carries out all
+/// writes, because a write that io_submit(2) has accepted is made even if the program ends. (In the
+/// kernel, a write without O_DIRECT is made during io_submit.)
 ///
 /// Errors: `EBADF`; `EOPNOTSUPP` for all other transfers.
 pub(crate) fn channel_to_kernel_file(
@@ -199,8 +199,8 @@ pub(crate) fn channel_to_kernel_file(
 ) -> Result<ChannelIndex, Errno> {
     let ring = locked.ring;
     // Swapped memory is pinned only while the program's call runs. A transfer by the kernel's AIO
-    // takes longer than that.
-    // The recorder sees only transfers that are system calls.
+    // takes longer than that. The recorder of `usring crash` sees only transfers that are system
+    // calls.
     if !ring.uses_kernel_aio() || pinned_memory::has_pin_hook() || unusual::has(Unusual::Recording) {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -215,8 +215,8 @@ pub(crate) fn channel_to_kernel_file(
 }
 
 /// Returns whether an AIO context's request may start before the deferred submits to ordinary files
-/// are made. That holds if the request joins them, or goes to a device. Any other request waits for
-/// the deferred submits: as in the kernel, the earlier writes of its batch come first.
+/// are made. It may if it joins them, or if it goes to a device of usring's. Any other request
+/// waits for the deferred submits: as in the kernel, the earlier writes of its batch come first.
 pub(crate) fn joins_deferred_submit(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());

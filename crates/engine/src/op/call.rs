@@ -1,5 +1,5 @@
-//! Opcodes that are one system call which may block. A worker makes the call. Its arguments point
-//! to the copies that the prepare made of the program's memory.
+//! Opcodes that are one system call which may block. A worker makes the call. The call's arguments
+//! point to the prepare's copies of the program's memory.
 
 use crate::device_file;
 use crate::request::operation::Operation;

@@ -79,8 +79,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Message(message) = &mut request.operation else { unreachable!("prepare made a message") };
-    // A request that was delayed holds a duplicate of the descriptor. The host knows only the
-    // program's own number as a ring's.
+    // A delayed request has a duplicate of the ring's descriptor. The host finds a ring only by the
+    // program's own number.
     let is_duplicate = matches!(request.file.reference, FileReference::PrivateDuplicate(_));
     let number = if is_duplicate { request.sqe.fd } else { request.file.number };
     let target = match ring_at(number) {
@@ -157,8 +157,8 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
     Ok(())
 }
 
-/// Posts a CQE on a ring if its lock is free, behind the messages on its task-work list. Returns
-/// `false` and posts nothing if the CQE has to go onto that list.
+/// Posts a CQE on a ring if the ring's lock is free, after the messages on the ring's task-work
+/// list. Returns `false` and posts nothing if the CQE has to go onto that list.
 ///
 /// Error: `EBADF` if the ring is closed.
 fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {

@@ -61,8 +61,8 @@ fn can_repeat(number: i32) -> bool {
 }
 
 /// Returns the outcome of an attempt that read nothing. `began`: the request has read or waited
-/// before. The kernel then reads only if the file has data. So an error that comes before the file
-/// is read counts only if the file has data.
+/// before. If it has, the kernel reads only when the file has data. So an error that comes before
+/// the file is read ends the request only if the file has data.
 fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
     match outcome {
         IssueOutcome::Done(Answer { result: result @ ..0, .. })

@@ -1,9 +1,9 @@
 //! RECV and RECVMSG, each once or as a multishot.
 //!
 //! A receive from TCP that returns fewer bytes than it had room for has emptied the socket's queue.
-//! A multishot then need not receive again, because later data makes an event of its own. But the
-//! end of data and urgent data, at which a receive stops, may have come with the same event. If the
-//! event reports one of them, the multishot checks for it.
+//! A multishot then need not receive again, because later data makes an event of its own. But a
+//! receive also stops at urgent data and at the end of data, which may have come with the event
+//! that woke the multishot. If that event reports one of them, the multishot checks for it.
 //!
 //! A receive from a Unix stream stops early at some messages, as at a change of the sender. No
 //! event reports what lies after them. So these sockets are asked how many bytes they hold.
@@ -54,7 +54,7 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
         return IssueOutcome::done(error.negative());
     }
     let outcome = transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first());
-    // With MSG_DONTWAIT, no poll finds out that the file is missing.
+    // With MSG_DONTWAIT, no poll follows that would find out that the file is not open.
     if matches!(outcome, IssueOutcome::Done(_))
         && let Err(error) = descriptor::status_flags(request.file.number)
     {
@@ -240,7 +240,7 @@ fn return_or_use_buffer(locked: &mut LockedRing, request: &mut Request, outcome:
 }
 
 /// Returns whether the request has failed because its file is no socket, or is not open. The kernel
-/// checks that before it takes a buffer.
+/// checks the file before it takes a buffer.
 fn has_no_socket(request: &Request, outcome: &IssueOutcome) -> bool {
     const NO_FILE: i32 = Errno::EBADF.negative();
     const NO_SOCKET: i32 = Errno::ENOTSOCK.negative();

@@ -1,7 +1,7 @@
 //! Provided buffers: groups of buffers from which a request takes one when it has data for it. The
-//! buffers of a classic group come from PROVIDE_BUFFERS. Those of a buffer ring
-//! (REGISTER_PBUF_RING) are entries in shared memory, which is either usring's, for the program to
-//! map, or the program's own.
+//! buffers of a classic group come from PROVIDE_BUFFERS. The buffers of a buffer ring
+//! (REGISTER_PBUF_RING) are entries in shared memory. usring makes this memory for the program to
+//! map, or it is the program's own memory.
 
 use super::OwnRegistrations;
 use super::buffer_ring::{BufferRing, ENTRY_SIZE};
@@ -48,10 +48,11 @@ impl SelectedBuffer {
 pub(crate) enum Usage {
     /// The whole buffer.
     Whole,
-    /// Buffer of an incremental ring (IOU_PBUF_RING_INC): not known until the transfer is done. The
-    /// length of the transfer is used up.
+    /// Not known until the transfer is done, which uses up as many bytes as it transfers. The
+    /// buffer is of an incremental ring (IOU_PBUF_RING_INC).
     Open,
-    /// Buffer of an incremental ring: only the first bytes. The next request gets the others.
+    /// Only the first bytes of a buffer of an incremental ring. The next request gets the other
+    /// bytes.
     Partial,
 }
 
@@ -64,8 +65,8 @@ pub(crate) struct Many {
     pub count: u32,
     /// The group has no buffer after the selected ones.
     pub emptied: bool,
-    /// A buffer was longer than the rest of the selection's limit in bytes. If that is the first
-    /// buffer, it is shortened. Otherwise the selection ends before it.
+    /// A buffer was longer than the rest of the selection's limit in bytes. If it was the first
+    /// buffer, the selection contains a part of it. Otherwise, the selection ends before it.
     pub is_cut: bool,
     pub from_ring: bool,
 }
@@ -86,7 +87,8 @@ pub(crate) struct BufferGroups {
 impl BufferGroups {
     /// Takes the next buffer of a group. The request may use the first `wanted` bytes of the
     /// buffer, or the whole buffer if `wanted` is 0. `decides` is called only for an incremental
-    /// ring. If it returns `true`, these bytes are used up now, however short the transfer is.
+    /// ring. If it returns `true`, the bytes that the request may use count as used up now, however
+    /// short the transfer is.
     ///
     /// Error: `ENOBUFS` if there is no such group, or no buffer in it.
     pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
@@ -204,7 +206,7 @@ impl BufferGroups {
     }
 
     /// Notes that `length` bytes of a buffer were transferred. If the buffer is of an incremental
-    /// ring, the bytes after them stay in the ring.
+    /// ring, the rest of the buffer stays in the ring.
     pub fn used(&mut self, buffer: &mut SelectedBuffer, length: u32) {
         if buffer.usage != Usage::Open {
             return;
@@ -336,8 +338,8 @@ impl BufferGroups {
         groups.into_iter().for_each(|group| self.publish_group(group));
     }
 
-    /// Publishes a group for the other processes. If too many groups are published, it stays
-    /// private.
+    /// Publishes a group for the other processes. If too many groups are published, this group
+    /// stays private to this process.
     fn publish_group(&mut self, id: u16) {
         let Some(registrations) = &self.published else { return };
         match self.groups.get_mut(&id) {

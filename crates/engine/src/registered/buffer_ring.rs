@@ -1,5 +1,5 @@
-//! A buffer ring (REGISTER_PBUF_RING): buffers that the program enters in shared memory, which is
-//! either usring's, for the program to map, or the program's own.
+//! A buffer ring (REGISTER_PBUF_RING): buffers that the program enters in shared memory. usring
+//! makes this memory for the program to map, or it is the program's own memory.
 
 use super::buffer_group::{Many, Usage};
 use alloc::sync::Arc;
@@ -67,7 +67,7 @@ impl BufferRing {
         }
     }
 
-    /// Returns whether this is the buffer ring of that registration.
+    /// Returns whether `ring` describes this buffer ring: both have the same origin.
     pub fn is(&self, ring: &SharedBufferRing) -> bool {
         self.origin == ring.origin
     }
@@ -156,9 +156,10 @@ impl BufferRing {
         (u32::from(self.head()) & (self.entries - 1)) as usize * ENTRY_SIZE
     }
 
-    /// Uses up `length` bytes of an incremental ring, from the next buffer on. A buffer that is
-    /// used up in part stays the next buffer, and its entry then describes the bytes that are left.
-    /// Returns whether such a buffer remains; `true` if `length` is 0.
+    /// Uses up `length` bytes of an incremental ring's buffers, starting at the next buffer. If the
+    /// last of them is used up in part, it stays the next buffer, and its entry then describes the
+    /// bytes that are left. Returns whether the last buffer stays. A `length` of 0 uses up no
+    /// buffer, so the result is `true`.
     fn consume(&mut self, mut length: u32) -> bool {
         if length == 0 {
             return true;

@@ -12,15 +12,15 @@ pub(crate) mod restrictions;
 
 pub(crate) use own_registrations::OwnRegistrations;
 
-/// State of this process's registrations with respect to those of the other processes: see
-/// `waiting::shared_registrations`.
+/// Whether this process and the other processes of a shared ring see each other's registrations:
+/// see `waiting::shared_registrations`.
 #[derive(Default)]
 pub(crate) struct RegistrationSharing {
     /// The other processes see this process's registrations, and this process sees theirs.
     pub is_published: bool,
     /// The ring is known to have registrations that other processes do not see.
     pub is_noted: bool,
-    /// The count of changes of the shared registrations when this process last took them over.
+    /// The count of changes of the shared registrations when this process last copied them.
     pub generation: u32,
     /// Numbers of the last deposits that this process has made or taken. A deposit (`sys::deposit`)
     /// passes files to other processes: the registered files, or the registered eventfd.

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_ring::Origin;
 
-/// The registrations of one ring that this process has made, or has inherited the memory of.
+/// The registrations of one ring that this process has made, or whose memory it has inherited.
 #[derive(Default)]
 pub(crate) struct OwnRegistrations {
     /// This process's number.

@@ -1,5 +1,5 @@
-//! The ring's table of registered buffers. A buffer is an address range, and READ_FIXED and
-//! WRITE_FIXED must lie within it. usring does not pin its pages.
+//! The ring's table of registered buffers. A buffer is an address range. The memory of a READ_FIXED
+//! or WRITE_FIXED must lie within it. usring does not pin its pages.
 
 use super::OwnRegistrations;
 use crate::devices;
@@ -71,7 +71,7 @@ impl BufferReference {
         if matches!(self, BufferReference::Tagged(_)) {
             *self = BufferReference::Nothing;
         } else {
-            // The value owns nothing. `forget` spares the code that the compiler makes for its
+            // The value owns nothing. `forget` omits the code that the compiler would make for its
             // drop.
             core::mem::forget(core::mem::take(self));
         }
@@ -86,8 +86,8 @@ pub(crate) struct RegisteredBuffers {
     entries: Option<Vec<BufferSlot>>,
     /// Buffers with tags that have left the table and that requests may still hold.
     retired: Vec<Arc<RegisteredBuffer>>,
-    /// Memory of the table's buffers that the run's devices share, merged into as few ranges as
-    /// possible.
+    /// Memory of the table's buffers that the back ends of the run's devices can access, merged
+    /// into as few ranges as possible.
     shared: Vec<IoVector>,
     /// Origin (process, and number of the registration) of the buffers that the current call
     /// registers.
@@ -109,7 +109,7 @@ impl RegisteredBuffers {
 
     /// Returns a reference to the buffer in slot `index`, for a request that transfers `length`
     /// bytes at `address`. Error: `EFAULT` if the slot is empty, if the bytes do not lie within the
-    /// buffer, or if its memory is another process's.
+    /// buffer, or if this process does not have the buffer's memory.
     #[inline]
     pub fn share(&self, index: u16, address: u64, length: u64) -> Result<BufferReference, Errno> {
         let buffer = self.get(index).ok_or(Errno::EFAULT)?;
@@ -174,8 +174,8 @@ impl RegisteredBuffers {
         let mut known = self.entries.take().unwrap_or_default();
         let Some(shared) = registrations.buffers() else { return };
         if shared.is_empty() {
-            // The table is too large to be shared. The process that registered it keeps it; other
-            // processes see only empty slots.
+            // The table is too large to be shared. The process that registered the table keeps its
+            // buffers. Other processes see only empty slots.
             let is_own = known.iter().flatten().any(|buffer| own_registrations.is_own(buffer.origin));
             self.entries = Some(if is_own { known } else { Vec::new() });
             return;
@@ -272,8 +272,8 @@ pub(crate) fn register(
     Ok(0)
 }
 
-/// Returns the buffers' memory as few ranges, sorted and merged: a device's back end can map only
-/// few.
+/// Returns the memory of the buffers as sorted ranges, and merges buffers that touch or overlap.
+/// The ranges must be few, because a device's back end can map only few.
 fn coalesce(slots: &[BufferSlot]) -> Vec<IoVector> {
     let mut parts: Vec<IoVector> =
         slots.iter().flatten().map(|buffer| IoVector { base: buffer.address, length: buffer.length }).collect();

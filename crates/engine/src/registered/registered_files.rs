@@ -92,7 +92,8 @@ pub(crate) struct RegisteredFiles {
     retired: Vec<(Arc<RegisteredFile>, u64)>,
     /// Tags to be posted now: no request uses their files.
     released: Vec<u64>,
-    /// The slots among which "any free slot" is searched (first, end). The search begins at `next`.
+    /// The range of slots (first, end) in which a request for any free slot searches. The search
+    /// begins at `next`.
     range: (u32, u32),
     next: u32,
     /// Other processes see the table: see `waiting::shared_registrations`.

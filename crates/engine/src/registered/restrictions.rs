@@ -13,7 +13,7 @@ const REGISTER_OP: u16 = 0;
 const SQE_OP: u16 = 1;
 const SQE_FLAGS_ALLOWED: u16 = 2;
 const SQE_FLAGS_REQUIRED: u16 = 3;
-/// Opcodes of io_uring_register that restrictions can name: those below this one.
+/// Restrictions can name the opcodes of io_uring_register that are below this number.
 const REGISTER_LIMIT: u8 = 64;
 
 #[derive(Clone, Copy, Default)]

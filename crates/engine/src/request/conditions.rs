@@ -1,5 +1,6 @@
-//! The conditions that requests wait for, and the keys that select waiting requests. All are plain
-//! values: they know neither a request nor the tables in which requests wait.
+//! The conditions that requests wait for, and the keys by which cancellations select waiting
+//! requests. All types are plain values: they know neither a request nor the tables in which
+//! requests wait.
 
 use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
@@ -30,7 +31,7 @@ pub(crate) type Tag = u64;
 /// goes on to a worker still shares the duplicate.
 pub(crate) struct SharedDuplicate {
     pub descriptor: HeldDescriptor,
-    /// The slot whose waiting requests share the duplicate.
+    /// The slot of the poll table whose waiting requests share the duplicate.
     pub tag: Tag,
 }
 
@@ -57,10 +58,11 @@ pub(crate) enum Purpose {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deadline {
     pub clock: Clock,
-    /// The time of expiry, in nanoseconds on `clock`. Until the request is issued, the time or span
-    /// from the SQE.
+    /// The time of expiry, in nanoseconds on `clock`. Until the request is issued, the value is the
+    /// SQE's: a time or a span.
     pub at: Nanoseconds,
-    /// The timeout also completes once this many more requests have completed; 0: it counts none.
+    /// The timeout also completes once this many more requests have completed; 0: it completes only
+    /// at its time.
     pub completions: u32,
     /// Nanoseconds after which a multishot timeout expires again; 0 for any other timeout.
     pub repeat_every: Nanoseconds,
@@ -78,8 +80,8 @@ pub(crate) struct Deadline {
 pub(crate) struct Registration {
     pub set: Arc<Epoll>,
     pub number: i32,
-    /// A duplicate made for this registration, because an epoll set takes each number only once.
-    /// `None` for the file's first registration.
+    /// A duplicate made for this registration, because an epoll set takes each descriptor number of
+    /// a file only once. `None` for the file's first registration.
     pub _own: Option<OwnedDescriptor>,
     pub interest: Interest,
     pub tag: Tag,
@@ -115,8 +117,8 @@ impl CancelKey {
     }
 
     /// Returns whether the key names a request's file. `number` is the descriptor number of that
-    /// file. If the kernel cannot compare the two files, equal numbers in the SQEs count as the
-    /// same file.
+    /// file. If the kernel cannot compare the two files, they count as one file if the request's
+    /// SQE and the key name the same number.
     fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
         let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
         let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;

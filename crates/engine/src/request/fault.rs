@@ -21,14 +21,14 @@ pub(crate) struct PendingFault {
 /// Device and inode of a regular file.
 pub(crate) type FileKey = (u64, u64);
 
-/// The stage that a fault has reached. A delayed request waits among the ring's timers.
+/// The stage that a fault has reached. A delayed request waits in the ring's list of timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultStage {
     /// The fault was decided.
     Decided,
     /// The request is delayed before its issue.
     Entering,
-    /// The request was issued, or the fault has answered it without an issue.
+    /// The request was issued, or the fault has set its result without an issue.
     Begun,
     /// The request is delayed with this answer.
     Leaving(Answer),

@@ -15,7 +15,7 @@ pub(crate) struct FileUse {
     pub number: i32,
     pub reference: FileReference,
     /// The device of usring's that the file stands for. `None`: the file stands for no device, or
-    /// no later step of the request needs it.
+    /// no later step of the request needs the device.
     pub device: Option<Arc<OpenDevice>>,
 }
 
@@ -65,7 +65,8 @@ impl TransferDuplicates {
     /// Returns the duplicate for one of the program's descriptor numbers; makes it on first use.
     pub fn duplicate(&mut self, number: i32) -> Result<Arc<HeldDescriptor>, Errno> {
         let known = self.known.get(&number).and_then(Weak::upgrade);
-        // The program may have closed that file and opened another one under this number.
+        // Since the duplicate was made, the program may have closed its file and opened another one
+        // under this number.
         let same = known.filter(|duplicate| descriptor::same_file(number, duplicate.number()) == Some(true));
         if let Some(duplicate) = same {
             return Ok(duplicate);

@@ -166,7 +166,8 @@ pub(crate) struct Request {
     pub rule_count: u64,
     /// The request's number in the recording of `usring crash`; 0 if it is not recorded.
     pub recorded: u64,
-    /// The recorded batch that the request was submitted with; 0 if it was held back.
+    /// The number of the recorded batch in which the request was submitted; 0 if a link or a drain
+    /// held the request back.
     pub recorded_batch: u64,
 }
 
@@ -204,8 +205,8 @@ impl Request {
         self.has_flag(sqe_flags::ASYNC) && !self.multishot
     }
 
-    /// Returns whether a fault delays the request. The request is then among the timers, although
-    /// it is no timeout.
+    /// Returns whether a fault delays the request. Such a request is in the ring's list of timers,
+    /// although it is no timeout.
     pub fn is_delayed(&self) -> bool {
         let stage = self.fault.as_ref().map(|pending| pending.stage);
         matches!(stage, Some(FaultStage::Entering | FaultStage::Leaving(_)))
@@ -258,8 +259,9 @@ impl Request {
     }
 
     /// Returns whether an attempt of the request may have made another file ready, such as the
-    /// other end of a pipe. A transfer with an offset was made on a file with positions, which has
-    /// no other end. But a poll of an inotify queue that watches such a file can come late.
+    /// other end of a pipe. Returns `false` for a transfer with an offset, because a file with
+    /// positions has no other end. So a poll of an inotify queue that watches such a file can
+    /// complete late.
     ///
     /// Returns `false` for a receive that has waited: it could only make its peer writable, and
     /// asking the epoll set then would cost a system call at each event. Returns `false` for CLOSE,
@@ -351,9 +353,9 @@ impl Request {
         self.file.number = self.sqe.fd;
     }
 
-    /// Sets the operation of a request that [`Request::begin`] has initialised. The operation
-    /// before it is [`Operation::Nothing`]; `forget` spares the code that the compiler makes for
-    /// its drop.
+    /// Sets the operation of a request that [`Request::begin`] has initialised. The previous
+    /// operation is [`Operation::Nothing`], whose drop does nothing. `forget` omits the code that
+    /// the compiler would make for this drop.
     #[inline(always)]
     pub fn begin_operation(&mut self, operation: Operation) {
         debug_assert!(matches!(self.operation, Operation::Nothing));
@@ -361,8 +363,8 @@ impl Request {
     }
 
     /// Returns the second half of a 32-byte CQE. For an AIO context, returns the `data` of the
-    /// `io_event` instead. The request's eventfd, if it has one, is then signalled once the event
-    /// is published.
+    /// `io_event` instead, and gives `events` the eventfd that the request may have. The eventfd is
+    /// signalled once the event is published.
     #[inline(never)]
     pub fn extension(&mut self, is_event: bool, events: &mut RequestEvents) -> [u64; 2] {
         if !is_event {

@@ -5,8 +5,9 @@ use crate::request::RequestEntry;
 /// A request that may start: the next one of a chain, or one that waited for a drain.
 pub(crate) struct Successor {
     pub request: RequestEntry,
-    /// The driver first begins the time slices that have become due before this request: slices up
-    /// to this number, as `PollTable::slices_due` counts them. `None`: it begins none.
+    /// Number of the last time slice that was due before this request, as `PollTable::slices_due`
+    /// counts slices. The driver begins the slices up to this number, and then starts the request.
+    /// `None`: the driver begins no slice first.
     pub slices_before: Option<u32>,
 }
 

@@ -15,8 +15,8 @@ impl Ring {
         self.memory.layout().has_events()
     }
 
-    /// Returns the number by which observers of requests know the ring: its own number. That of a
-    /// libaio context is made of its address, and marked.
+    /// Returns the number by which observers of requests know the ring: its own number. For a
+    /// libaio context, the number is made from the ring's address and has the bit [`AIO_CONTEXT`].
     pub(crate) fn observed_number(&self) -> u32 {
         if !self.is_aio_context() {
             return self.number;

@@ -4,8 +4,8 @@
 //!   [`RingState`].
 //! - Drivers release a ring by [`LockedRing::release`], with an [`Exit`](super::Exit).
 //! - A driver publishes its CQEs before it releases the lock.
-//! - The driver before this one may have been in another process. Acquiring the lock then brings
-//!   this process's copies of queue positions up to date.
+//! - If the previous driver was in another process, acquiring the lock updates this process's
+//!   copies of the queue positions.
 
 use super::{Ring, RingState};
 use crate::request::Request;
@@ -23,8 +23,9 @@ use usring_sys::wait::nanosleep;
 const CALLS_WITHOUT_POLL: u32 = 8;
 /// Replaces [`CALLS_WITHOUT_POLL`] while the guesses of `waiting::expected` are right. A guess is
 /// right if the engine tried a file before the epoll set reported it, and the file was ready. The
-/// next poll of the set has to check each of these files again, so polls are rarer. (A call that
-/// submits nothing, or finds the CQ more than half full, makes no guesses.)
+/// set still has the events of these files, and its next poll has to check each of them again. So
+/// the limit on calls without a poll is larger. (A call that submits nothing, or finds the CQ more
+/// than half full, makes no guesses.)
 const CALLS_OF_GUESSES: u32 = 32;
 
 impl Ring {
@@ -46,8 +47,8 @@ impl Ring {
         Ok(LockedRing { ring: self, state, release_check: ReleaseCheck(self) })
     }
 
-    /// Brings this process's copies of queue positions up to date. Called when the driver before
-    /// this one was in another process.
+    /// Brings this process's copies of queue positions up to date. Called when the previous driver
+    /// was in another process.
     #[cold]
     fn catch_up(&self, state: &mut RingState, since: Since) {
         state.queues.sq.catch_up();
@@ -90,8 +91,8 @@ pub(crate) struct LockedRing<'a> {
 pub(crate) struct ReleaseCheck<'a>(pub &'a Arc<Ring>);
 
 impl<'a> LockedRing<'a> {
-    /// Counts an io_uring_enter call that found enough completions. Returns whether the files and
-    /// timers have to be polled now, because too many such calls went without a poll.
+    /// Counts an io_uring_enter call that found enough completions. Returns whether the caller has
+    /// to poll the ring's files and timers now, because too many such calls in a row did not.
     #[cold]
     #[inline(never)]
     pub fn is_poll_due(&mut self) -> bool {
@@ -151,7 +152,7 @@ impl<'a> LockedRing<'a> {
     }
 
     /// Returns how many CQEs are ready, if sleepers have to be woken for new ones. A sleeper wakes
-    /// if it waits for at most that many. `u32::MAX` wakes all sleepers, in these cases:
+    /// if it waits for at most this number of CQEs. `u32::MAX` wakes all sleepers, in these cases:
     ///
     /// - A timeout has expired, by time or by count, which ends every wait.
     /// - There is a backlog, which only a woken waiter moves into the CQ.

@@ -56,8 +56,8 @@ pub(crate) struct Queues {
     pub drain: Drain,
     /// Requests that may be issued now.
     pub issuable: VecDeque<RequestEntry>,
-    /// Members of chains that may start. The driver starts them after all requests of the batch
-    /// that it submits or completes, as the kernel does.
+    /// Members of chains that may start. As in the kernel, the driver starts them after the rest of
+    /// the batch that it is submitting or completing.
     pub successors: VecDeque<Successor>,
     pub statistics: RingCounters,
     /// The requests without a published CQE, by process. `None` until several processes use the

@@ -25,12 +25,12 @@ pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> R
 /// Returns the request's buffer to its group in three cases:
 ///
 /// - The request's file is not open.
-/// - The buffer is of a buffer ring, and the request is going to wait for its file. It takes a
-///   buffer again when the file is ready.
+/// - The buffer is of a buffer ring, and the request is going to wait for its file. The request
+///   takes a buffer again when the file is ready.
 /// - The buffer is of a buffer ring, the request has failed, and its file can be polled.
 ///
-/// In all other cases, the request keeps the buffer. It also keeps the buffer in the last two cases
-/// if the kernel would have left the request to a worker.
+/// The last two cases do not apply to a request that the kernel would leave to a worker
+/// ([`Request::is_forced_once`]). In all other cases, the request keeps its buffer.
 pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
     let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());

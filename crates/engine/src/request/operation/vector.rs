@@ -52,15 +52,16 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Reads the program's vector. `checked`: checks that each member names user memory. Without
-    /// it, the members name parts of a registered buffer, and the caller checks that later.
+    /// Reads the program's vector. With `checked`, checks that each member lies in user memory.
+    /// Without it, the members are parts of a registered buffer, and the caller later checks that
+    /// they lie in that buffer.
     pub fn read(&mut self, from: UserAddress, count: u64, checked: bool) -> Result<(), Errno> {
         if count > u64::from(LIMIT) {
             return Err(Errno::EINVAL);
         }
         user_memory::read_array_into(&mut self.all, from, width::size(count))?;
         if let [only] = self.all.as_mut_slice() {
-            // A single member is shortened before its end is checked.
+            // As in the kernel, a single member is shortened before its end is checked.
             if only.length > i64::MAX as u64 {
                 return Err(Errno::EINVAL);
             }
