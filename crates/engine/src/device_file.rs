@@ -1,7 +1,7 @@
 //! System calls on a file that stands for a device of usring's. The program makes them, or a worker
 //! makes them for a request. Their results are those of a Linux block device, except for ftruncate
 //! and fallocate. The program takes the device for a regular file of the device's size, because
-//! fstat(2) says so. It expects that these two calls succeed, and they do if they do no harm.
+//! fstat(2) says so. So it expects that these two calls succeed. They succeed if they do no harm.
 //!
 //! The kernel keeps the file position, in the file that stands for the device. So duplicates of the
 //! descriptor, child processes and the next program (execve) share that position.

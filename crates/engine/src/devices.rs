@@ -32,14 +32,16 @@ static CONTROL: SetOnce<Control> = SetOnce::new();
 static DEVICES: PerProcess<RunDevices> = PerProcess::new();
 
 /// The files that stand for the run's devices, with each device's geometry. A child process that
-/// can no longer reach the run's launcher makes devices from this list. Every transfer on such a
-/// device fails.
+/// can no longer reach the run's launcher makes its devices from this list. Every transfer on such
+/// a device fails.
 static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
-/// Whether the run has devices. Only then can a descriptor number stand for one.
+/// Whether `usring run --device` gave this run a device. If not, no file of the program stands for
+/// one.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether the run has devices. If it has none, no descriptor number stands for a device.
+/// Returns whether `usring run --device` gave this run a device. If not, no file of the program
+/// stands for one.
 #[inline(always)]
 pub(crate) fn are_any() -> bool {
     ANY.load(Ordering::Relaxed)

@@ -50,7 +50,7 @@ pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
 }
 
 /// Makes the ring watcher run `action` soon, without any ring's lock. Drops `action` at once if
-/// there is no ring watcher and none can be started, as before the first ring.
+/// there is no ring watcher and none can be started, for example before the first ring.
 pub fn run_later(action: impl FnOnce() + Send + 'static) {
     tasks().run(Box::new(action));
 }
@@ -79,8 +79,8 @@ pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
     (host()?.ring_of)(number)
 }
 
-/// Tells the host that a descriptor number is about to be polled. Returns whether the number may be
-/// a ring's.
+/// Notifies the host that the engine is about to poll a descriptor number. Returns whether the
+/// number may be a ring's.
 pub(crate) fn watch(number: i32) -> bool {
     let Some(host) = host().filter(|_| number >= RESERVED_BASE) else { return false };
     (host.watch)(number);

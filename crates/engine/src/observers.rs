@@ -15,7 +15,7 @@ use usring_sys::set_once::SetOnce;
 use usring_sys::unusual::{self, Unusual};
 use usring_uapi::Sqe;
 
-/// Bit of a ring's number that marks a context of libaio. Its other bits tell contexts apart.
+/// Bit of a ring's number that marks a context of libaio. Its other bits distinguish the contexts.
 pub const AIO_CONTEXT: u32 = 1 << 31;
 
 /// Names one request of this process.
@@ -61,7 +61,7 @@ pub struct Submitted<'a> {
     pub file: Option<i32>,
     /// The name of the file that the request opens, with its NUL.
     pub path: Option<&'a [u8]>,
-    /// The user_data that the program set. (The SQE of an AIO context's request has another.)
+    /// The user_data that the program set. (The SQE of an AIO context's request has another value.)
     pub user_data: u64,
     pub transfer: Transfer<'a>,
     pub held_back: HeldBack,
@@ -110,7 +110,8 @@ pub enum Step {
     OnDevice(u32),
     /// The request goes to another ring, whose driver carries it out.
     OnOtherRing,
-    /// The request posts a CQE and goes on. `position`: the position of that CQE in the CQ.
+    /// The request posts a CQE and is not complete yet. `position`: the position of that CQE in the
+    /// CQ.
     Posted { result: i32, flags: u32, position: u32, consumed: u32 },
 }
 

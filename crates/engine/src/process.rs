@@ -1,5 +1,5 @@
-//! Tells a process from its forked children. Each process has a [`Process`] value, and a forked
-//! child gets one of its own. A vfork(2) child uses that of its parent.
+//! Distinguishes a process from its forked children. Each process has a [`Process`] value, and a
+//! forked child gets one of its own. A vfork(2) child uses its parent's value.
 
 use usring_sys::per_process::PerProcess;
 

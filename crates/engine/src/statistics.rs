@@ -1,6 +1,6 @@
 //! The counters of `usring run --stats` and of `USRING_STATS`, and the file that holds them. The
 //! launcher makes the file; without the launcher, the program's first process makes it. Every
-//! process of the program maps it. The counts survive every process, even kill -9.
+//! process of the program maps it. The counts survive the end of every process, even by SIGKILL.
 //!
 //! Each ring claims a [`Block`] for itself. A thread that holds the ring's lock counts there with
 //! plain loads and stores, so counting costs no locked instruction. When the ring is closed, its
@@ -162,8 +162,8 @@ impl Statistics {
         self.owners[index].store(0, Ordering::Release);
     }
 
-    /// Releases each block whose owner no longer exists. `is_alive` answers for the owner's process
-    /// id.
+    /// Releases each block whose owner no longer exists. `is_alive` returns whether a process with
+    /// this id exists.
     pub fn reclaim(&self, is_alive: impl Fn(u32) -> bool) {
         for (index, owner) in self.owners.iter().enumerate() {
             let process = owner.load(Ordering::Relaxed);

@@ -1,6 +1,7 @@
-//! SEND, SENDMSG, SEND_ZC and SENDMSG_ZC. The last two copy the data, too. With REPORT_USAGE, the
-//! notification says so. They cannot use MSG_ZEROCOPY: the kernel would report the end of the
-//! transfer on the socket's error queue, which belongs to the program.
+//! SEND, SENDMSG, SEND_ZC and SENDMSG_ZC. SEND_ZC and SENDMSG_ZC also copy the data. With
+//! REPORT_USAGE, their notification says so. usring cannot use MSG_ZEROCOPY for them, because the
+//! kernel would report the end of the transfer on the socket's error queue, which belongs to the
+//! program.
 
 use super::bundle;
 use super::send_receive::{self, transfer_of};
@@ -133,8 +134,8 @@ fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
             transfer.would_block()
         }
         Ok(bytes) => transfer.end(width::int(bytes), true),
-        // The socket is writable, but the address that the message goes to cannot take it. No event
-        // reports when it can, so a worker waits.
+        // The socket is writable, but the socket at the message's address has no room for the
+        // message. No event reports when it has room, so a worker waits.
         Err(Errno::EAGAIN)
             if transfer.has_address() && transfer.flags & message::DO_NOT_WAIT == 0 && is_ready(number) =>
         {

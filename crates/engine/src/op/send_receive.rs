@@ -166,9 +166,9 @@ pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
     }
 }
 
-/// Returns whether a request with POLL_FIRST, whose first `outcome` is to poll its socket, is tried
-/// at once. In the kernel, a worker carries out a request with IOSQE_ASYNC. If its poll finds the
-/// socket ready, the worker makes the transfer in the same step.
+/// Returns whether a request with POLL_FIRST is tried at once, although its first `outcome` is to
+/// poll its socket. That is so for a request with IOSQE_ASYNC whose socket is ready: a worker of
+/// the kernel would poll the socket and then make the transfer in the same step.
 #[cold]
 pub(crate) fn has_polled_in_worker(request: &Request, outcome: &IssueOutcome) -> bool {
     matches!(outcome, IssueOutcome::PollsFirst)

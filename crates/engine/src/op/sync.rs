@@ -70,7 +70,7 @@ pub(crate) fn prepare_fadvise(_: &mut LockedRing, request: &mut Request) -> Resu
 }
 
 /// Carries out advice that only sets a flag of the open file. For other advice the kernel may read
-/// or drop pages, so a worker gives it.
+/// or drop pages, so a worker makes the call.
 pub(crate) fn issue_fadvise(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let advice = request.sqe.op_flags;
     if !matches!(advice, linux::POSIX_FADV_NORMAL | linux::POSIX_FADV_RANDOM | linux::POSIX_FADV_SEQUENTIAL) {

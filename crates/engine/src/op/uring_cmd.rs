@@ -1,6 +1,6 @@
-//! URING_CMD: commands that only some kinds of files have. A block device of usring's has one: it
-//! discards a range (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h). `socket_command` has those of
-//! sockets. No other file has commands in usring.
+//! URING_CMD: commands that only some kinds of files have. A block device of usring's has one
+//! command, which discards a range (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h). `socket_command`
+//! has the commands of sockets. No other file has commands in usring.
 
 use super::{block_device, socket_command};
 use crate::request::operation::{Command, Operation};
@@ -44,7 +44,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         },
         None => socket_command::run(number, command),
     };
-    // If the file is not open, its error takes precedence.
+    // If the file is not open, the result is the error of the descriptor and not that of the
+    // command.
     IssueOutcome::of(answer.map_err(|error| descriptor::status_flags(number).err().unwrap_or(error)))
 }
 

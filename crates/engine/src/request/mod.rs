@@ -158,8 +158,8 @@ pub(crate) struct Request {
     pub observed_ring: u32,
     /// Whether the request has begun to wait and was not issued since. Meaningful if `is_watched`.
     pub has_waited: bool,
-    /// The request has IOSQE_ASYNC only because the ring drained when it was submitted. Meaningful
-    /// if an observer wants to know of the request.
+    /// usring has set the request's IOSQE_ASYNC, because the ring was draining at the submission
+    /// (`submission::drain`). Meaningful if `is_watched`.
     pub is_forced: bool,
     /// The request's number among the requests of its opcode that a rule matches; 0 if no rule has
     /// matched it yet. Meaningful if its `properties` have `is_armed`.

@@ -86,7 +86,8 @@ mod tests {
             order.push((member.sqe.user_data, member.sqe.flags != sqe_flags::IO_LINK));
             next = member.link.take();
         }
-        // The second value: whether the request may be tried only after the submission.
+        // The second value of each pair: whether the request may be tried only after the
+        // submission.
         assert_eq!(order, [(1, false), (2, true), (3, true)]);
         assert!(chain.take_joined().is_none());
     }

@@ -22,12 +22,13 @@ pub(crate) struct Drain {
     /// A request with CQE_SKIP_SUCCESS was submitted. From then on the kernel refuses IO_DRAIN,
     /// because the kernel counts completed requests by their CQEs.
     disabled: bool,
-    /// Requests of this batch that were refused while the ring drains. They count as not completed
-    /// until the batch ends.
+    /// Requests of the current batch that were refused while the ring drains. They count as not
+    /// completed until the batch ends.
     refused_in_batch: u64,
 }
 
-/// A drain is held back or may be running: later requests are held back until it has completed.
+/// A request with IO_DRAIN is held back or in flight. Later requests are held back until it has
+/// completed.
 const ACTIVE: u8 = 1;
 /// The next request is held back as if it had IO_DRAIN, because the chain before it contained a
 /// drain.
@@ -41,8 +42,8 @@ pub(super) struct Deferred {
 
 impl Deferred {
     /// Adds this request, and the later requests of its chain, to `journal` as held back.
-    /// `position`: their position in the order of held requests. A request for which the journal
-    /// has no room gets no journal slot.
+    /// `position`: the chain's position in the order of held requests. A request for which the
+    /// journal has no room gets no journal slot.
     pub fn note(&mut self, journal: &mut Journal, position: u32) {
         // The first request is added last, because other processes find the chain by the slot of
         // its first request.
@@ -131,7 +132,8 @@ impl Drain {
         self.deferred.clear();
     }
 
-    /// Queues a request behind those that it waits for. If there are none, releases it at once.
+    /// Queues a request behind the requests that it waits for. If it waits for none, releases it at
+    /// once.
     pub fn defer(&mut self, request: RequestEntry, successors: &mut VecDeque<Successor>) {
         let drains = self.hold_back(request).drains;
         self.release(successors);
@@ -140,7 +142,7 @@ impl Drain {
         self.set_active(drains || self.has_deferred());
     }
 
-    /// Queues a request behind those that it waits for.
+    /// Queues a request behind the requests that it waits for.
     pub(super) fn hold_back(&mut self, mut request: RequestEntry) -> &Deferred {
         let drains = self.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
         force(&mut request);
@@ -202,7 +204,7 @@ impl Drain {
         }
     }
 
-    /// Subtracts the requests that were refused in this batch from the number of outstanding
+    /// Subtracts the requests that were refused in the current batch from the number of outstanding
     /// requests.
     pub(super) fn forget_refused(&mut self) {
         self.outstanding -= core::mem::take(&mut self.refused_in_batch);

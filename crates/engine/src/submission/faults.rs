@@ -1,6 +1,6 @@
 //! Faults at the issue of a request (`usring run --inject`). In a process with rules of `--inject`,
 //! each request gets its row from a second opcode table, whose issue function asks the rules first.
-//! So a process without rules pays nothing.
+//! So requests of a process without rules make no additional check.
 
 use crate::completion::faults::{self, answer_of};
 use crate::completion::order;
@@ -109,9 +109,9 @@ pub(super) fn divert(
     if issue_path == IssuePath::Worker { begin(locked, request).unwrap_or(outcome) } else { outcome }
 }
 
-/// Begins a request's fault, if it gets one. Otherwise `usring run --order` may leave its
-/// completion to the seed. Returns the outcome if the fault or the order replaces or delays the
-/// request. `None`: the caller issues the request.
+/// Begins a request's fault, if it gets one. Otherwise, the seed of `usring run --order` may choose
+/// when the request completes. Returns the outcome of a request that the fault replaces, or that
+/// the fault or the seed delays. `None`: the caller issues the request.
 #[cold]
 #[inline(never)]
 pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
@@ -190,7 +190,8 @@ fn raise(signal: u32) {
     }
 }
 
-/// Makes a request wait for its delay, or until `usring run --order` chooses it.
+/// Makes a request wait for the delay of its fault, or until the seed of `usring run --order`
+/// chooses it.
 pub(super) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     match &request.fault {
         Some(pending) if pending.is_ordered => order::hold(locked, request),
@@ -245,7 +246,8 @@ fn ask_about(locked: &LockedRing, request: &Request, issue_path: Option<IssuePat
     armed::ask_numbered(&call, count)
 }
 
-/// Direct transfers are shortened to a multiple of this, the block of most disks.
+/// Direct transfers are shortened to a multiple of this number of bytes, the block size of most
+/// disks.
 const BLOCK: u64 = 4096;
 
 /// Shortens a transfer as the fault says. Returns its original length; `None`: not shortened.

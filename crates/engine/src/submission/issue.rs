@@ -102,9 +102,9 @@ fn conclude<const SUBMITS: bool>(locked: &mut LockedRing, mut request: RequestEn
     }
 }
 
-/// Decides whether another thread has to carry out the request: because of rights, or because of
-/// IOSQE_ASYNC. Returns `None` if the calling thread issues it. First begins the request's fault,
-/// if it gets one.
+/// Returns the outcome of a request that the calling thread may not issue, because of rights or
+/// because of IOSQE_ASYNC. `None`: the calling thread issues the request. First begins the
+/// request's fault, if it gets one. The outcome can also be that of the fault.
 #[cold]
 fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if request.properties.is_armed
@@ -123,8 +123,8 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
     if request.has_flag(sqe_flags::ASYNC) { force_async(locked, request) } else { None }
 }
 
-/// Returns the outcome of a request with IOSQE_ASYNC, which the submitter should not try. Returns
-/// `None` if the submitter issues it nevertheless. That holds for:
+/// Returns the outcome of a request with IOSQE_ASYNC, which the submitter should not try. The
+/// submitter issues these requests nevertheless (`None`):
 /// - A request whose file can be polled. It needs no worker while it waits. (The kernel's workers
 ///   poll such files, too.)
 /// - A request that uses the ring's tables (a provided buffer, a registered file). It must be

@@ -54,8 +54,8 @@ fn start_members(locked: &mut LockedRing) {
     }
 }
 
-/// Refuses a chain because the prepare of one of its requests failed. Each request gets its own
-/// CQE. If the first has CQE_SKIP_SUCCESS, only it gets one.
+/// Refuses a chain because the prepare of one of its requests failed. Each request of the chain
+/// gets its own CQE. But if the first request has CQE_SKIP_SUCCESS, only the first gets a CQE.
 fn refuse_chain(locked: &mut LockedRing) {
     let members = core::mem::take(&mut locked.queues.chain.members);
     if probes::is_on(locked.ring) {

@@ -1,7 +1,8 @@
 //! The submission side: a request from its SQE to the first attempt to carry it out.
 //!
 //! 1. `start` checks and prepares it by its row of `opcode_table`.
-//! 2. `link` (with `chain`) and `drain` hold it back; `shared_drain` does on a shared ring.
+//! 2. `link` (with `chain`) and `drain` hold it back. On a shared ring, `shared_drain` does so for
+//!    `drain`.
 //! 3. `issue` tries it, or `device_submit` hands it to a device.
 //! 4. `suspend` lets it wait for its file, a time, or a worker.
 //!

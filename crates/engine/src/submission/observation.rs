@@ -1,4 +1,4 @@
-//! Notifies the observers of requests (`observers`) of each submission, and of the request's steps
+//! Notifies the observers (`observers`) when a request is submitted, and of the request's steps
 //! until a worker has carried it out.
 
 use crate::observers::{
@@ -32,8 +32,8 @@ pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
     notify(locked, request, |_| true);
 }
 
-/// Notifies only the observers that want steps of a submission: of a request of an AIO context, or
-/// of a refused request. Called before the request is tried.
+/// Notifies those observers of a submission that want the steps of requests. The request is one of
+/// an AIO context, or it was refused. Called before the request is tried.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted_for_steps(locked: &LockedRing, request: &mut Request) {
@@ -84,7 +84,7 @@ fn notify(locked: &LockedRing, request: &mut Request, wants: impl Fn(&Observer) 
 fn waits_for_drain(locked: &LockedRing, request: &Request) -> bool {
     let drain = &locked.queues.drain;
     let is_held = drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN);
-    // On a shared ring, requests of other processes may be in front.
+    // On a shared ring, requests of other processes may have been submitted earlier.
     let has_earlier = drain.outstanding() != 0 || locked.ring.is_shared();
     is_held && has_earlier && request.progress != Progress::Refused
 }

@@ -23,7 +23,7 @@ type Prepare = fn(&mut LockedRing, &mut Request) -> Result<(), Errno>;
 /// Tries the request without blocking, under the ring's lock.
 pub(super) type Issue = fn(&mut LockedRing, &mut Request) -> IssueOutcome;
 /// Completes the work on a request that a worker has run, under the ring's lock. Gets the worker's
-/// result and returns the CQE's.
+/// result, and returns the result of the CQE.
 type Finish = fn(&mut LockedRing, &mut Request, i32) -> i32;
 
 /// An opcode's functions and properties.
@@ -140,8 +140,8 @@ const ROWS: [Row; COUNT] = [
 
 static TABLE: [Row; COUNT] = ROWS;
 
-/// Makes the table for requests that may get a fault: a copy in which each row has this issue
-/// function and [`Properties::is_armed`]. Each row with blocking work gets this blocking work.
+/// Makes the table for requests that may get a fault: a copy in which each row has the function
+/// `issue` and [`Properties::is_armed`]. In each row with blocking work, `work` replaces it.
 pub(super) const fn armed(issue: Issue, work: Work) -> [Row; COUNT] {
     let mut rows = ROWS;
     let mut index = 0;
@@ -240,7 +240,7 @@ pub(crate) fn row(opcode: u8) -> &'static Row {
 /// opcode:
 ///
 /// - An opcode with poll events needs a file.
-/// - An opcode with a `finish`, or whose rights may send it to a worker, has blocking work.
+/// - An opcode with a `finish` or with `bears_rights` has blocking work.
 const fn is_sound(rows: &[Row; COUNT]) -> bool {
     let mut index = 0;
     while index < COUNT {

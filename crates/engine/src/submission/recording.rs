@@ -46,8 +46,9 @@ pub(super) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     }
 }
 
-/// Carries a request out in a worker, by the row of `opcode_table`. Records its calls if it changes
-/// files, and tells the observers of requests.
+/// Carries a request out in a worker, by the row of `opcode_table`. Records the request's calls if
+/// it changes files. If observers want to know of the request, notifies them when the work begins
+/// and ends.
 pub(super) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     if !request.is_watched {
         return work_recorded(request, blocking);
@@ -66,8 +67,8 @@ fn work_recorded(request: &mut Request, blocking: &Blocking) -> i32 {
     }
 }
 
-/// Records that a request fails without being made, because a rule says so. `drops`: a sync loses
-/// the data that it should have made durable.
+/// Records that a request fails without being made, because a rule of `usring run --inject` says
+/// so. `drops`: the request is a sync, and the data that it should have made durable is lost.
 pub(super) fn note_failure(request: &mut Request, drops: bool) {
     let Some((number, batch)) = recorded(request) else { return };
     let Operation::Call(call) = &request.operation else { return };

@@ -6,8 +6,8 @@
 //!   the ring is shared.
 //! - The journal in the ring's memory lists the requests in flight, and the order of the requests
 //!   that are held back. The requests themselves are in the memory of their process.
-//! - The driver that ends the last request in flight releases the first held ones. If they belong
-//!   to another process, it wakes that process, whose next driver issues them.
+//! - The driver that ends the last request in flight releases the first held requests. If these
+//!   belong to another process, the driver wakes that process, whose next driver issues them.
 //! - A held request of a process that has died ends with -EFAULT when its turn comes, and the
 //!   requests after it in its chain with -ECANCELED, as on the kernel.
 //! - A request that was in flight before the ring was shared is not in the journal. The process
@@ -23,7 +23,8 @@ use usring_ring::HeldRequest;
 use usring_sys::{Errno, process_number};
 
 impl LockedRing<'_> {
-    /// Queues a request behind those that it waits for. If there are none, releases it at once.
+    /// Queues a request behind the requests that it waits for. If it waits for none, releases it at
+    /// once.
     pub fn hold_back(&mut self, request: RequestEntry) {
         if self.ring.is_shared() {
             return self.hold_back_for_all(request);
@@ -106,7 +107,8 @@ impl LockedRing<'_> {
         self.ring.control.set_draining(is_active);
         self.queues.drain.set_active(is_active);
         if is_held && !was_held && self.waits_for_maker() {
-            // The process that made the ring then counts its requests outside the journal anew.
+            // This makes the process that made the ring count again those of its requests that are
+            // not in the journal.
             self.call_other_processes();
         }
     }

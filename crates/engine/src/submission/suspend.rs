@@ -66,8 +66,8 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
         IssueOutcome::Delayed => faults::hold(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
             // If the request is a sync, earlier writes of its batch should reach their devices
-            // first, so their doorbells are rung now. Writes with a deferred submit may still come
-            // later: only links, drains and AIO contexts order requests.
+            // first, so the doorbells of these devices are rung now. Writes with a deferred submit
+            // may still come later: only links, drains and AIO contexts order requests.
             locked.devices.queues.ring_doorbells();
             workers::queue_for_worker(locked, request);
         }
