@@ -35,13 +35,13 @@ const _: () = assert!(usring_uapi::opcode::COUNT < OPCODES);
 pub enum Column {
     /// Requests taken from the SQ.
     Submitted = 0,
-    /// CQEs posted or, with CQE_SKIP_SUCCESS, left out.
+    /// Requests that completed, with a CQE or silently (CQE_SKIP_SUCCESS). A multishot counts once.
     Completed = 1,
     /// Completions with a negative result.
     Errors = 2,
-    /// Requests completed by the submitting thread at their first attempt.
+    /// Requests that an attempt without blocking completed, at their submission or after a wait.
     Inline = 3,
-    /// Requests that waited for their file to become ready.
+    /// Events that ended a request's wait for its file, and transfers that a device carried out.
     Polled = 4,
     /// Requests that a worker ran.
     Worker = 5,
