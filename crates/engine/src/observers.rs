@@ -79,7 +79,7 @@ pub enum WorkerReason {
     /// The request was submitted while the ring drained. The kernel treats it as if it had
     /// IOSQE_ASYNC.
     AfterDrain,
-    /// The submitter has other rights than the request.
+    /// The thread that tries the request has other rights than its submitter.
     Rights,
     /// The request would have blocked its submitter, and its file cannot be polled.
     WouldBlock,

@@ -107,9 +107,9 @@ impl Ring {
     }
 
     /// Waits, at most for [`LONGEST_REMOTE_CHANGE`], until other processes have answered the remote
-    /// changes with these numbers. A remote change asks another process to cancel or change one of
-    /// its requests. A request that this call has submitted asks for it. The submitted request then
-    /// has its CQE when the call returns, as with the kernel.
+    /// changes with these numbers. By a remote change, a request of this call asks another process
+    /// to cancel or change that process's requests. Because of the wait, the asking request has its
+    /// CQE when the call returns, as with the kernel.
     fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, numbers: &Range<u64>) -> LockedRing<'a> {
         let end = Clock::Monotonic.now() + LONGEST_REMOTE_CHANGE;
         while locked.waiting.remote_changes.has(numbers) && Clock::Monotonic.now() < end {

@@ -14,7 +14,8 @@ pub struct EventDescriptor {
     /// The program's descriptor number for the eventfd at its registration; −1 if another process
     /// has registered the eventfd.
     pub(crate) number: i32,
-    /// Whether only completions that did not happen inline signal the eventfd (EVENTFD_ASYNC).
+    /// Whether only completions of requests that workers have run signal the eventfd
+    /// (EVENTFD_ASYNC).
     pub(crate) only_async: bool,
     /// Whether a write to the eventfd may sleep, because the program has not set O_NONBLOCK.
     pub(crate) blocks: bool,
@@ -33,8 +34,8 @@ impl EventDescriptor {
         Ok(EventDescriptor { descriptor, number, only_async, blocks, is_awaited: AtomicBool::new(false) })
     }
 
-    /// Makes the eventfd that another process of the ring has registered. `descriptor`: this
-    /// process's duplicate.
+    /// Makes this process's value for an eventfd that another process of the ring has registered.
+    /// `descriptor`: this process's duplicate.
     pub(crate) fn of_other_process(descriptor: OwnedDescriptor, only_async: bool) -> EventDescriptor {
         let blocks = descriptor::status_flags(descriptor.number()).is_ok_and(|flags| flags & O_NONBLOCK == 0);
         EventDescriptor { descriptor, number: -1, only_async, blocks, is_awaited: AtomicBool::new(false) }

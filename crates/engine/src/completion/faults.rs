@@ -17,7 +17,7 @@ use usring_sys::{Errno, wait, width};
 #[inline(never)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, mut answer: Answer) {
     let Some(mut pending) = request.fault.take() else { return complete::complete(locked, request, answer) };
-    // A request that was cancelled, or never begun, keeps its own answer.
+    // A request that was cancelled, or has never begun, keeps its own answer.
     let has_own_answer = matches!(request.progress, Progress::Refused | Progress::NotStarted);
     if pending.is_ordered {
         let is_over = has_own_answer || matches!(pending.stage, FaultStage::Leaving(_));

@@ -171,8 +171,8 @@ pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry) {
 }
 
 /// Called when a part of a request's time limit is over. If no thread has submitted or waited for
-/// the whole limit, the seed chooses a request, and the chosen request continues. Unless it is this
-/// request, this request waits on.
+/// the whole limit, the seed chooses a request, and the chosen request continues. If the seed chose
+/// another request, this one waits on.
 pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     let part = limit_part(locked);
     let Some(order) = of(locked) else { return faults::resume(locked, request) };

@@ -43,8 +43,8 @@ impl Ring {
         self.readiness.polled_as.store(number, Ordering::Relaxed);
     }
 
-    /// From now on, keeps the descriptor readable while the CQ is not empty. Waits for no ring's
-    /// lock, so a request may poll the descriptor of another ring, or of its own.
+    /// From now on, keeps the ring's descriptor readable while the CQ is not empty. Never waits for
+    /// a ring's lock, so a request may poll the descriptor of its own ring or of another one.
     pub fn watch_readiness(self: &Arc<Self>) {
         if self.readiness.begin_polling() {
             return;
@@ -90,7 +90,7 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Makes the descriptor readable, because a process polls it and there are new CQEs.
+    /// Makes the ring's descriptor readable, because a process polls it and there are new CQEs.
     #[cold]
     #[inline(never)]
     pub fn signal_pollers(&mut self) {
@@ -107,9 +107,9 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Makes the descriptor readable if this process polls it and there are CQEs. Another process
-    /// may have published the CQEs without making the descriptor readable, because it died or had
-    /// closed the descriptor.
+    /// Makes the ring's descriptor readable if this process polls it and there are CQEs. Another
+    /// process may have published the CQEs without making the descriptor readable, because it died
+    /// or had closed the descriptor.
     pub fn signal_own_pollers(&mut self) {
         let has_cqes = self.queues.cq.ready() != 0 || self.queues.cq.has_overflow();
         if self.ring.readiness.is_polled() && has_cqes {

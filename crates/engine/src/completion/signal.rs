@@ -18,14 +18,14 @@ pub(crate) struct Readiness {
     /// eventfd without the ring's lock. They hold this mutex during the write, because the number
     /// of a closed eventfd may name any file.
     pub descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
-    /// Drivers make the descriptor readable, because a process polls it.
+    /// Drivers make the ring's descriptor readable, because a process polls it.
     pub watched: AtomicBool,
     /// This process polls the descriptor.
     polled: AtomicBool,
     /// The descriptor number by which the program last polled the ring.
     pub polled_as: AtomicI32,
-    /// A driver of this process has made the descriptor readable. Only changed while `descriptor`
-    /// is locked.
+    /// A driver of this process has made the ring's descriptor readable. Only changed while the
+    /// mutex `descriptor` is locked.
     pub signalled: AtomicBool,
     /// Set when the owner of a ring that defers task work is notified of ready files or expired
     /// timers, which are not on the task-work list. Cleared when the owner checks for work.
@@ -33,8 +33,8 @@ pub(crate) struct Readiness {
 }
 
 impl Readiness {
-    /// Notes that this process polls the descriptor. Returns whether it has polled the descriptor
-    /// before.
+    /// Notes that this process polls the ring's descriptor. Returns whether it has polled the
+    /// descriptor before.
     pub fn begin_polling(&self) -> bool {
         let did = self.polled.swap(true, Ordering::SeqCst);
         if !did {
@@ -48,7 +48,8 @@ impl Readiness {
         self.polled.load(Ordering::SeqCst)
     }
 
-    /// Makes drivers of this process signal the descriptor for another process that polls it.
+    /// Makes drivers of this process signal the ring's descriptor for another process that polls
+    /// it.
     pub fn watch_for_others(&self) {
         self.watched.store(true, Ordering::Release);
     }
@@ -58,8 +59,8 @@ impl Readiness {
         self.watched.load(Ordering::Acquire)
     }
 
-    /// Makes the descriptor readable if the program polls it. Each call causes a new edge, so an
-    /// edge-triggered poller sees each batch of completions.
+    /// Makes the ring's descriptor readable if the program polls it. Each call causes a new edge,
+    /// so an edge-triggered poller sees each batch of completions.
     #[inline]
     pub fn signal(&self) {
         if self.is_watched() {
@@ -67,8 +68,8 @@ impl Readiness {
         }
     }
 
-    /// Makes the descriptor readable, even if the CQ is empty, until the ring's owner has checked
-    /// for work.
+    /// Makes the ring's descriptor readable, even if the CQ is empty, until the ring's owner has
+    /// checked for work.
     pub fn announce(&self) {
         self.announced.store(true, Ordering::SeqCst);
         self.signal();
@@ -82,7 +83,7 @@ impl Readiness {
         }
     }
 
-    /// Makes the descriptor readable. Returns `false` if this process has no eventfd for it.
+    /// Makes the ring's descriptor readable. Returns `false` if this process has no eventfd for it.
     #[cold]
     #[inline(never)]
     pub fn signal_watched(&self) -> bool {
@@ -93,8 +94,8 @@ impl Readiness {
         true
     }
 
-    /// Makes the descriptor unreadable. `is_shared`: drivers of other processes may have made it
-    /// readable.
+    /// Makes the ring's descriptor unreadable. `is_shared`: drivers of other processes may have
+    /// made it readable.
     pub fn unsignal(&self, is_shared: bool) {
         let descriptor = self.descriptor.lock();
         let was_signalled = self.signalled.swap(false, Ordering::SeqCst);

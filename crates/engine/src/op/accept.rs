@@ -207,7 +207,7 @@ fn would_block(request: &Request) -> IssueOutcome {
 }
 
 /// Accepts in a worker, and may block. Used if other processes share the listener, or if the file
-/// may be no listener: accept4(2) could then block the submitter.
+/// may be no listener, because accept4(2) could then block the submitter.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let call = call(request);
     let number = request.file.number;

@@ -226,8 +226,9 @@ pub(crate) fn joins_deferred_submit(locked: &mut LockedRing, request: &Request) 
     channel_to_kernel_file(locked, number, writes).is_ok()
 }
 
-/// Returns the outcome of a transfer on a ring with IOPOLL whose file cannot be polled for.
-/// The error is `EBADF` if the file is not open for this kind of transfer, else `EOPNOTSUPP`.
+/// Returns the outcome of a transfer on a ring with IOPOLL, if completions on the file cannot be
+/// polled for. The error is `EBADF` if the file is not open for this kind of transfer, else
+/// `EOPNOTSUPP`.
 #[cold]
 fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
     let other_way = if writes { linux::O_RDONLY } else { linux::O_WRONLY };

@@ -22,8 +22,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::EpollWait(EpollWait { events, most }) = request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    // The set may contain descriptors of rings whose CQs the program has emptied. Those must no
-    // longer be readable.
+    // The set may contain descriptors of rings whose CQs the program has emptied. These descriptors
+    // must no longer be readable.
     readiness::drain_from(locked);
     let at_once = 0;
     let arguments = [width::word(request.file.number), events.0, width::word(most), at_once, 0];

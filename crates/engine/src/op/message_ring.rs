@@ -94,7 +94,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     }
 }
 
-/// REGISTER_SEND_MSG_RING: sends the message of an SQE in the program's memory. Needs no ring.
+/// REGISTER_SEND_MSG_RING: sends the message of an SQE in the program's memory. The caller needs no
+/// ring of its own.
 pub fn send_without_ring(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     if argument.is_null() || count != 1 {
         return Err(Errno::EINVAL);

@@ -27,8 +27,8 @@ impl Open {
         SystemCall::new(linux::__NR_openat2, [width::word(self.directory), path, how, HOW_SIZE, 0])
     }
 
-    /// Converts the result of openat2(2) to that of the CQE. A file for a slot gets a private
-    /// descriptor number at once, so that the program cannot close it.
+    /// Converts the result of openat2(2) to that of the CQE. A file for a slot of the registered
+    /// files gets a private descriptor number at once, so that the program cannot close it.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
         let number = width::int(answer?);
         if self.slot == FileSlot::Ordinary {
@@ -119,7 +119,7 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
         how[0] |= u64::from(linux::O_CLOEXEC);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
-    // A device keeps its size, so O_TRUNC would have no effect.
+    // A device of usring's keeps its size, so O_TRUNC is left out for it.
     let truncates = how[0] & u64::from(linux::O_TRUNC) != 0;
     if truncates && devices::are_any() && devices::of_path(sqe.fd, UserAddress(path.as_ptr() as u64)).is_some() {
         how[0] &= !u64::from(linux::O_TRUNC);

@@ -36,7 +36,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::Command(command) = &request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     let number = request.file.number;
     let answer = match request.file.device.as_deref() {
-        // As in Linux 6.18: no file with commands has completions that a poll finds.
+        // As in Linux 6.18, a ring with IOPOLL refuses the command: no file with commands has
+        // completions that can be polled for.
         _ if locked.ring.is_polled() => Err(Errno::EOPNOTSUPP),
         Some(file) => match command.refusal(file) {
             None => return IssueOutcome::NeedsWorker,
@@ -50,7 +51,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
 }
 
 /// Carries out a command in a worker. A discard may block. A socket's command comes here only with
-/// IOSQE_ASYNC.
+/// IOSQE_ASYNC, or if the thread that tried it has other rights than the submitter.
 pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
     let Operation::Command(command) = &request.operation else { return Errno::EINVAL.negative() };
     let answer = match &request.file.device {

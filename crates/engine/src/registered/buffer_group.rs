@@ -199,7 +199,8 @@ impl BufferGroups {
             Some(BufferGroup::Classic(buffers)) if !from_ring => {
                 buffers.push_front(ProvidedBuffer { id, address: address.0, length: whole_length });
             }
-            // A buffer of an incremental ring is either still in the group or already used up.
+            // A buffer of an incremental ring is not returned: it is still in the group, or already
+            // used up.
             Some(BufferGroup::Ring(ring)) if from_ring && !ring.incremental => ring.go_back(1),
             _ => {}
         }
@@ -391,7 +392,7 @@ fn follow_one(
     }
 }
 
-/// The buffers of a request with MSG_WAITALL, which it keeps until all of them are full.
+/// The buffers of a request with MSG_WAITALL, which the request keeps until all of them are full.
 pub(crate) struct WaitAllBuffers {
     many: Many,
     /// The state of the buffer ring ([`BufferRing::position`]) after the buffers were used up.

@@ -116,9 +116,8 @@ impl BufferRing {
         (self.origin, self.head())
     }
 
-    /// Reads a value that the program wrote in the ring. `None`: the memory is the program's own,
-    /// and the program has unmapped it, or this process does not have it. Such a ring counts as
-    /// empty.
+    /// Reads a value that the program wrote in the ring. `None`: the program has unmapped the
+    /// ring's memory, or this process does not have it. Such a ring counts as empty.
     fn read<T: Plain>(&self, offset: usize) -> Option<T> {
         let memory = self.memory.as_ref()?;
         if memory.mapping().is_some() {

@@ -32,8 +32,8 @@ pub(crate) struct RegisteredBuffer {
 
 impl RegisteredBuffer {
     /// Returns this process's view of a buffer that another process has registered. If the buffer
-    /// lies in private memory of the other process, this process cannot use it: a child has only a
-    /// copy.
+    /// lies in private memory of the other process, this process cannot use it, because a forked
+    /// child has only a copy of that memory.
     fn of_other_process(
         shared: &SharedBuffer,
         own_registrations: &OwnRegistrations,
@@ -142,7 +142,7 @@ impl RegisteredBuffers {
         self.entries.is_some()
     }
 
-    /// Ends the sharing of the buffers' memory with the run's devices.
+    /// Ends the sharing of the buffers' memory with the devices of `usring run --device`.
     pub fn unshare(&mut self) {
         devices::unshare(&core::mem::take(&mut self.shared));
     }

@@ -170,7 +170,8 @@ impl RegisteredFiles {
         }
     }
 
-    /// Fills an empty slot. As in the kernel, the next search for "any free slot" begins after it.
+    /// Fills an empty slot. As in the kernel, the next search for "any free slot" begins after this
+    /// slot.
     pub(super) fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
         self.entries()?[index as usize] = entry;
         self.next = index + 1;
@@ -346,8 +347,9 @@ impl RegisteredFiles {
 
 /// A table of registered files, for the other processes of a ring.
 pub(crate) struct TableForOthers {
-    /// Size of the table and the slot at which the search for a free slot begins next; the range
-    /// (first, end) of that search. Each word holds two 32-bit numbers.
+    /// The first word holds the size of the table, and the slot at which the next search for a free
+    /// slot begins. The second word holds the range (first, end) of that search. Each number has 32
+    /// bits.
     pub words: [u64; 2],
     /// The files, each with its slot and its tag.
     pub items: Vec<Item>,

@@ -35,7 +35,8 @@ pub(crate) struct SharedDuplicate {
     pub tag: Tag,
 }
 
-/// The condition under which a waiting request can be tried again.
+/// Whether the last attempt of a waiting request used up its time slice (`fast_poll::SLICE`
+/// results). This decides when the request can be tried again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TimeSlice {
     /// The request waits for an event of its file: the last attempt found that the file was not

@@ -58,7 +58,8 @@ pub(crate) struct TransferDuplicates {
     known: BTreeMap<i32, Weak<HeldDescriptor>>,
 }
 
-/// When there are this many entries, unused ones are removed before a new one is added.
+/// If [`TransferDuplicates`] has this many entries, the entries of closed duplicates are removed
+/// before a new entry is added.
 const KNOWN_NUMBERS: usize = 64;
 
 impl TransferDuplicates {

@@ -161,8 +161,8 @@ pub(crate) struct Request {
     /// usring has set the request's IOSQE_ASYNC, because the ring was draining at the submission
     /// (`submission::drain`). Meaningful if `is_watched`.
     pub is_forced: bool,
-    /// The request's number among the requests of its opcode that a rule matches; 0 if no rule has
-    /// matched it yet. Meaningful if its `properties` have `is_armed`.
+    /// The request's number among the requests of its opcode that rules of `usring run --inject`
+    /// match; 0 if no rule has matched it yet. Meaningful if its `properties` have `is_armed`.
     pub rule_count: u64,
     /// The request's number in the recording of `usring crash`; 0 if it is not recorded.
     pub recorded: u64,
@@ -259,9 +259,8 @@ impl Request {
     }
 
     /// Returns whether an attempt of the request may have made another file ready, such as the
-    /// other end of a pipe. Returns `false` for a transfer with an offset, because a file with
-    /// positions has no other end. So a poll of an inotify queue that watches such a file can
-    /// complete late.
+    /// other end of a pipe. Returns `false` for a transfer with an offset, because a seekable file
+    /// has no other end. So a poll of an inotify queue that watches such a file can complete late.
     ///
     /// Returns `false` for a receive that has waited: it could only make its peer writable, and
     /// asking the epoll set then would cost a system call at each event. Returns `false` for CLOSE,

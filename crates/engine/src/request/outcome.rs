@@ -19,8 +19,8 @@ impl From<i32> for Answer {
 /// The outcome of an attempt to carry out a request without blocking. It fits into one register.
 pub(crate) enum IssueOutcome {
     Done(Answer),
-    /// The file was not ready. The engine polls it for the events of the opcode's row, then tries
-    /// the request again.
+    /// The file was not ready. The engine polls the file for the events in the opcode's row of the
+    /// opcode table, and then tries the request again.
     WouldBlock,
     /// The request was not tried, because it has to wait for its file first. The file may be ready
     /// already, so the engine polls it before the request waits.

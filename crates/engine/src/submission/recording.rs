@@ -15,7 +15,8 @@ use usring_sys::Errno;
 use usring_sys::unusual::{self, Unusual};
 use usring_sys::width;
 
-/// Records that a batch is submitted. Returns its number; 0 if nothing is recorded.
+/// Records that a batch is submitted. Returns the batch's number in the recording; 0 if nothing is
+/// recorded.
 pub(crate) fn begin_batch() -> u64 {
     if unusual::has(Unusual::Recording) { requests::submit_batch() } else { 0 }
 }

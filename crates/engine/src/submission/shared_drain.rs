@@ -35,7 +35,7 @@ impl LockedRing<'_> {
         self.ring.control.set_draining(is_active);
     }
 
-    /// Releases the requests that have nothing left to wait for.
+    /// Releases the held requests that have nothing left to wait for.
     pub fn release_held(&mut self) {
         if self.ring.is_shared() {
             return self.release_held_of_all();
@@ -107,8 +107,8 @@ impl LockedRing<'_> {
         self.ring.control.set_draining(is_active);
         self.queues.drain.set_active(is_active);
         if is_held && !was_held && self.waits_for_maker() {
-            // This makes the process that made the ring count again those of its requests that are
-            // not in the journal.
+            // The process that made the ring is woken, and counts again its requests that are not
+            // in the journal.
             self.call_other_processes();
         }
     }

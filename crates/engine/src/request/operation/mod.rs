@@ -135,14 +135,16 @@ pub(crate) struct Open {
     /// address.
     pub how: Box<[u64; 3]>,
     pub slot: FileSlot,
-    /// The request has been tried with cached data only, without blocking.
+    /// The request has been tried without blocking, with cached directory entries only
+    /// (RESOLVE_CACHED).
     pub attempted: bool,
     /// The opened file until it is put into `slot`. If the request completes before that, the file
     /// is closed.
     pub opened: Option<OwnedDescriptor>,
 }
 
-/// The changes that a POLL_REMOVE makes to an armed poll. Without any change, it removes the poll.
+/// The changes that a POLL_REMOVE makes to an armed poll. Without any change, the POLL_REMOVE
+/// removes the poll.
 #[derive(Clone, Copy)]
 pub(crate) struct PollUpdate {
     pub target: u64,

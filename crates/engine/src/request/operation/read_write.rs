@@ -66,8 +66,8 @@ impl ReadWrite {
     }
 
     /// If the transfer is at the file position, sets `offset` to that position. The file position
-    /// does not move: as in the kernel, the transfer is asynchronous and still running when the
-    /// program's call returns.
+    /// itself does not move. The kernel moves it only for a transfer that completes before the
+    /// program's call returns, and this transfer is asynchronous.
     #[inline]
     pub fn fix_position(&mut self, number: i32) -> Result<(), Errno> {
         if self.is_at_position() {
