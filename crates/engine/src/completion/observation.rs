@@ -1,5 +1,5 @@
-//! Tells the observers of requests, and tracers, that a request posts a CQE or is complete. Tells
-//! the observers that a ring is made or closed.
+//! Notifies the observers and the tracers when a request posts a CQE or completes. Also notifies
+//! the observers when a ring is made or closed.
 
 use crate::observers::{self, Closed, Completed, Identity, Opened, Step, Stepped};
 use crate::probes;
@@ -11,8 +11,8 @@ use alloc::sync::Arc;
 use usring_record::requests;
 use usring_uapi::{Cqe, sqe_flags};
 
-/// Tells the recorder, the observers and tracers that a request is complete. Called before its CQE
-/// is posted. `posts`: the request posts a CQE.
+/// Notifies the recorder, the observers and the tracers that a request is complete. Called before
+/// its CQE is posted. `posts`: the request posts a CQE.
 #[cold]
 #[inline(never)]
 pub(crate) fn completed(locked: &mut LockedRing, request: &mut Request, answer: Answer, posts: bool) {
@@ -48,7 +48,7 @@ pub(crate) fn completed(locked: &mut LockedRing, request: &mut Request, answer: 
     observers::for_each(|observer| (observer.completed)(&completed));
 }
 
-/// Tells the observers and tracers that a request posts a CQE, and goes on.
+/// Notifies the observers and the tracers that a request posts a CQE and is not complete yet.
 #[cold]
 #[inline(never)]
 pub(super) fn posted(locked: &mut LockedRing, request: &Request, result: i32, flags: u32) {
