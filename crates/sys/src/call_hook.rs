@@ -9,14 +9,14 @@ pub type Make<'a> = &'a dyn Fn(&SystemCall) -> u64;
 
 /// The hook.
 pub struct CallHook {
-    /// Makes the call by its second argument, or answers the call without making it. Returns the
-    /// answer.
+    /// Called in place of each system call. It makes the call by its second argument, or answers
+    /// without making the call. Returns the answer.
     pub during: fn(&SystemCall, Make<'_>) -> u64,
 }
 
 static HOOK: SetOnce<CallHook> = SetOnce::new();
 
-/// Makes `hook` see all later calls, except those by [`SystemCall::run_unhooked`].
+/// Passes all later system calls of usring to `hook`, except those by [`SystemCall::run_unhooked`].
 pub fn set(hook: &'static CallHook) {
     HOOK.set(hook);
 }

@@ -35,7 +35,7 @@ pub fn set(sets: &Sets) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_capset, arguments).run().map(drop)
 }
 
-/// Removes all capabilities that `most` does not have from the calling thread's capability sets.
+/// Removes from the calling thread's capability sets all capabilities that `most` lacks.
 pub fn limit(most: &Sets) -> Result<(), Errno> {
     let mut sets = get()?;
     let mut is_less = false;

@@ -64,8 +64,8 @@ impl Generations {
         self.ended.load(Edge::Change.acquire())
     }
 
-    /// Forgets a change that has begun and not ended. For a forked child, in which the changing
-    /// thread does not exist.
+    /// Discards a change of credentials that has begun and not ended. A forked child calls this,
+    /// because the changing thread does not exist in it.
     pub fn forget_unfinished(&self) {
         self.begun.store(self.ended.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -89,16 +89,16 @@ pub enum Origin {
     Inherited(Option<u32>),
 }
 
-/// Number of words in an order: the number of the system call, its arguments, and the caller's
-/// securebits.
+/// Number of words in an [`Order`]: the number of the system call, its three arguments, and the
+/// caller's securebits.
 pub const ORDER_WORDS: usize = 5;
 
-/// An order to the service threads: the system call that each of them has to make. Only one thread
-/// at a time gives orders.
+/// A command to the service threads (threads of usring) to repeat a system call of the program.
+/// Only one thread at a time gives such an order.
 #[derive(Debug)]
 pub struct Order {
-    /// Number of the newest order, which is even. The word is odd while an order is being written
-    /// (a seqlock).
+    /// Number of the newest order to the service threads, which is even. The word is odd while a
+    /// thread writes an order (a seqlock).
     sequence: AtomicU32,
     words: [AtomicU64; ORDER_WORDS],
 }
@@ -123,8 +123,8 @@ impl Order {
     }
 
     /// Writes an order without publishing it: the first half of [`Order::give`]. Returns the number
-    /// that the order will have. The loom models call this function alone, because a fork may come
-    /// between the two halves.
+    /// that the order will have. The loom models call this function alone, to model a fork between
+    /// the two halves.
     pub fn write(&self, words: [u64; ORDER_WORDS]) -> u32 {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
@@ -135,16 +135,17 @@ impl Order {
         sequence.wrapping_add(2)
     }
 
-    /// Makes `sequence` even again if an order was being written. For a forked child, in which the
-    /// writer does not exist.
+    /// Makes `sequence` even again if a thread was writing an order. A forked child calls this,
+    /// because the writing thread does not exist in it.
     pub fn forget_unfinished(&self) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(sequence % 2), Ordering::Relaxed);
     }
 
     /// Returns the newest order and its number. `made` is the number of the last order that the
-    /// caller has carried out. `None` if there is no newer order, or if one is being written: its
-    /// writer then signals the service thread again. So no thread mixes the words of two orders.
+    /// caller has carried out. Returns `None` if no order is newer, or if a thread is writing one.
+    /// The writer signals the service thread again later. So no thread mixes the words of two
+    /// orders.
     pub fn take(&self, made: u32) -> Option<(u32, [u64; ORDER_WORDS])> {
         let sequence = self.sequence.load(Edge::Change.acquire());
         if sequence == made || sequence % 2 == 1 {
@@ -161,7 +162,7 @@ impl Order {
     }
 }
 
-/// The answer of one service thread to the last order. Only that thread writes it.
+/// The answer of one service thread to the last [`Order`]. Only the service thread writes it.
 #[derive(Debug)]
 pub struct Follower {
     /// Number of the last order that the thread has carried out.
@@ -181,8 +182,8 @@ impl Follower {
     /// Returns the generation of the calling thread, which has just started. If the generation is
     /// known, records that the thread has carried out all orders so far: their effect is inherited.
     pub fn begin(&self, origin: Origin, generations: &Generations, order: &Order) -> Option<u32> {
-        // Read before the generation: if a change begins after this read, the thread still has to
-        // carry out that change's order.
+        // `last` is read before the generation. If a change begins after this read, the thread
+        // still has to carry out the order of that change.
         let last = order.last();
         let generation = match origin {
             Origin::Seen(seen) => generations.of_newborn(seen),
@@ -200,8 +201,8 @@ impl Follower {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Notes that the thread has carried out an order; `state` is a hash of its credentials after
-    /// that.
+    /// Stores the service thread's answer: it has carried out `order`, and `state` is a hash of its
+    /// credentials afterwards.
     pub fn answer(&self, order: u32, state: u64) {
         self.state.store(state, Ordering::Relaxed);
         self.made.store(order, Edge::Change.release());

@@ -92,8 +92,8 @@ static ANSWERS: AtomicU32 = AtomicU32::new(0);
 /// Valid while their credentials differ.
 static LAST_ALIKE: AtomicU32 = AtomicU32::new(0);
 
-/// Number of changes by each thread, indexed by thread id modulo the length. If two threads share
-/// an entry, the number is too high for each.
+/// Number of changes of credentials by each thread, indexed by thread id modulo the length. If two
+/// threads share an entry, the number is too high for each.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 
 /// The functions to call before and after each change of credentials; null before [`set_observer`].
@@ -198,8 +198,8 @@ pub fn forget_after_fork() {
         unusual::clear(Unusual::Credentials)
     }
     ORDERING.store(0, Ordering::Relaxed);
-    // A thread of the parent may have been in a change at the fork. That thread does not exist in
-    // the child.
+    // A thread of the parent may have been changing its credentials at the fork. That thread does
+    // not exist in the child.
     GENERATIONS.forget_unfinished();
     ORDER.forget_unfinished();
     own_threads::forget();
@@ -370,8 +370,8 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     followed
 }
 
-/// Signals the service threads until each has carried out the order, or until `end`. Returns
-/// whether each has.
+/// Signals the service threads until each has carried out the order `order`, or until the time
+/// `end`. Returns whether each service thread has carried it out.
 fn wait_for_followers(order: u32, end: Nanoseconds) -> bool {
     let lags = |slot: &&Slot| slot.following().is_some() && slot.follower.state_after(order).is_none();
     loop {
@@ -399,8 +399,8 @@ fn are_followers_like(order: u32, caller: u64) -> bool {
     })
 }
 
-/// Repeats the call of the last order, if the calling thread is a service thread and has not done
-/// so yet. Called in a signal handler, for a SIGSYS that usring sent.
+/// Repeats the system call that the last [`Order`] names, if the calling thread is a service thread
+/// and has not done so yet. Called in a signal handler, for a SIGSYS that usring sent.
 pub fn follow() {
     if ORDER.last() == 0 {
         return;
@@ -416,7 +416,8 @@ pub fn follow() {
         syscall::check(change_alone(number, [a, b, c])).is_err()
     };
     // The answer is normally the hash of the thread's credentials, which shows whether the call had
-    // its effect. The hash does not cover these two calls, so the kernel's answer decides.
+    // its effect. The hash does not cover Landlock and the groups of setgroups(2). For these two
+    // calls the kernel's answer decides.
     let has_failed = matches!(number, LANDLOCK_RESTRICT_SELF | linux::__NR_setgroups) && refused;
     slot.follower.answer(order, if has_failed { !state() } else { state() });
     ANSWERS.fetch_add(1, Ordering::Release);

@@ -45,9 +45,10 @@ const QUEUE_BYTES: u32 = 1 << 20;
 /// Name of a deposit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The object that the deposit belongs to, such as a ring.
+    /// The object that the deposited files belong to, such as a ring.
     pub object: [u32; 2],
-    /// Kind of the deposit. An object has at most one current deposit of each kind.
+    /// Kind of the deposit (a set of files). An object has at most one current deposit of each
+    /// kind.
     pub kind: u32,
     pub number: u32,
 }
@@ -66,7 +67,8 @@ pub struct Taken {
     pub words: [u64; WORDS_OF_FILE],
 }
 
-/// The files of a deposit, and the words that describe it as a whole.
+/// What [`take`] returns: duplicates of a deposit's files, and two words that the depositing
+/// process stored for the deposit as a whole.
 #[derive(Default)]
 pub struct Contents {
     pub words: [u64; 2],
@@ -80,7 +82,7 @@ struct Head {
     part: u32,
     parts: u32,
     files: u32,
-    /// Words that describe the deposit as a whole.
+    /// Words that the depositing process stored for all files of the deposit together.
     words: [u64; 2],
 }
 
@@ -101,13 +103,14 @@ impl Head {
     }
 }
 
-/// A received message of a deposit: its words, and duplicates of its files.
+/// A message received from the queue of deposits: its words, and duplicates of its files.
 struct Message {
     words: Vec<u64>,
     files: Vec<OwnedDescriptor>,
 }
 
-/// Makes the pair of sockets: the end that receives, and the end that sends.
+/// Makes the pair of Unix sockets whose queue holds deposited files: the receiving end and the
+/// sending end.
 pub(crate) fn queue() -> Result<[OwnedDescriptor; 2], Errno> {
     let mut numbers = [0i32; 2];
     let arguments = [AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, &raw mut numbers as u64, 0];
@@ -185,7 +188,8 @@ fn stay_at_first(queue: &QueueLock) {
     set_option(queue.receiver(), SO_PEEK_OFF, u32::MAX);
 }
 
-/// Deposits files. `words` describe the deposit as a whole. The files stay open in this process.
+/// Deposits files, so that related processes can take duplicates. `words` are stored for the
+/// deposit as a whole. The files stay open in this process.
 ///
 /// Errors: `EAGAIN` if the queue is full; `ETOOMANYREFS` if the user has too many files in flight
 /// (RLIMIT_NOFILE); `EMFILE` for too many files; `ENXIO` without a queue.
@@ -211,8 +215,8 @@ pub fn put(key: Key, words: [u64; 2], items: &[Item]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes duplicates of a deposit's files, at private numbers. Returns `None` if there is no such
-/// deposit, or it is incomplete.
+/// Makes duplicates of the files of the deposit `key`, at private numbers. Returns `None` if no
+/// deposit has this key, or a message of the deposit is missing.
 ///
 /// Errors: `EMFILE`; `ENXIO` without a queue.
 pub fn take(key: Key) -> Result<Option<Contents>, Errno> {
@@ -245,8 +249,8 @@ fn found_parts(words: &Option<([u64; 2], u32)>) -> u32 {
     words.map_or(0, |(_, parts)| parts)
 }
 
-/// Removes the deposits of an object and kind, except the one with this number. The kernel closes
-/// their files, unless a process has taken duplicates.
+/// Removes all deposits of `object` and `kind`, except the deposit `number`. The kernel closes the
+/// files of a removed deposit, unless a process has taken duplicates.
 pub fn keep_only(Key { object, kind, number }: Key) {
     if let Ok(queue) = process_number::queue_lock() {
         remove(&queue, |head| head.key.object == object && head.key.kind == kind && head.key.number != number);
@@ -269,7 +273,7 @@ fn remove(queue: &QueueLock, is_stale: impl Fn(&Head) -> bool) {
         if !is_stale(head) {
             let Some(Message { words, files }) = receive(queue, Mode::Peek) else { return };
             let files: Vec<i32> = files.iter().map(OwnedDescriptor::number).collect();
-            // A full queue keeps the stale messages. They are removed at the next attempt.
+            // If the queue is full, the stale messages stay in it. The next call removes them.
             if files.len() != head.files as usize || send(queue, &words, &files).is_err() {
                 return;
             }

@@ -50,27 +50,27 @@ impl Drop for OwnedDescriptor {
     }
 }
 
-/// The private numbers that [`keep_after_fork`] has set. Each is stored plus one, so that 0 means
-/// none.
+/// The private descriptors that forked children keep open, as set by [`keep_after_fork`]. Each
+/// number is stored plus one, so that 0 means none.
 static KEPT_AFTER_FORK: [AtomicI32; MOST_KEPT_AFTER_FORK] = [const { AtomicI32::new(0) }; MOST_KEPT_AFTER_FORK];
 pub const MOST_KEPT_AFTER_FORK: usize = 8;
 
-/// Sets the private numbers that each child forked from now on keeps open. Returns `false` if
-/// `numbers` has more than [`MOST_KEPT_AFTER_FORK`]; only the first are then kept. No two threads
-/// may call this function at the same time.
+/// Sets the private descriptors that each child forked from now on keeps open. Returns `false` if
+/// `numbers` has more than [`MOST_KEPT_AFTER_FORK`] elements; then children keep only the first
+/// ones. No two threads may call this function at the same time.
 pub fn keep_after_fork(numbers: &[i32]) -> bool {
     let numbers_and_none = numbers.iter().map(|number| number + 1).chain(core::iter::repeat(0));
     KEPT_AFTER_FORK.iter().zip(numbers_and_none).for_each(|(place, number)| place.store(number, Ordering::Relaxed));
     numbers.len() <= MOST_KEPT_AFTER_FORK
 }
 
-/// The private numbers that all descendants of this process keep open ([`keep_in_children`]). Each
-/// is stored plus one, so that 0 means none.
+/// The private descriptors that all descendants of this process keep open ([`keep_in_children`]).
+/// Each number is stored plus one, so that 0 means none.
 static KEPT_IN_CHILDREN: [AtomicI32; MOST_KEPT_IN_CHILDREN] = [const { AtomicI32::new(0) }; MOST_KEPT_IN_CHILDREN];
 const MOST_KEPT_IN_CHILDREN: usize = 64;
 
-/// Makes all descendants of this process keep a private number open. The number must never be
-/// closed. Returns `false` if there are too many such numbers.
+/// Makes all descendants of this process keep a private descriptor open. The descriptor must never
+/// be closed. Returns `false` if there are too many such descriptors.
 pub fn keep_in_children(number: i32) -> bool {
     KEPT_IN_CHILDREN
         .iter()
@@ -78,7 +78,7 @@ pub fn keep_in_children(number: i32) -> bool {
 }
 
 /// Closes the private duplicates that a forked child inherited, because they would keep the
-/// parent's files open. Numbers of [`keep_after_fork`] and [`keep_in_children`] stay open.
+/// parent's files open. Descriptors of [`keep_after_fork`] and [`keep_in_children`] stay open.
 pub fn close_private_after_fork() {
     own_numbers::close_after_fork(|number| {
         let mut kept = KEPT_AFTER_FORK.iter().chain(&KEPT_IN_CHILDREN);
@@ -155,7 +155,8 @@ fn release(duplicate: OwnedDescriptor) {
 #[derive(Debug, Default)]
 pub struct HeldDescriptor {
     duplicate: Option<OwnedDescriptor>,
-    /// The file is of a kind that takes no record locks, so dropping this value checks none.
+    /// The file is of a kind that takes no record locks, so dropping this value does not check for
+    /// locks.
     never_locked: bool,
 }
 
@@ -328,8 +329,8 @@ impl FileIdentity {
         !matches!(kind, linux::S_IFREG | linux::S_IFDIR | linux::S_IFBLK)
     }
 
-    /// Returns whether files of this kind are never locked: sockets, pipes and anonymous inodes
-    /// (whose mode has no kind).
+    /// Returns whether files of this kind never have record locks: sockets, pipes and anonymous
+    /// inodes (whose mode has no kind).
     pub fn is_never_locked(&self) -> bool {
         matches!(self.mode & linux::S_IFMT, linux::S_IFSOCK | linux::S_IFIFO | 0)
     }

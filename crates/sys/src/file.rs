@@ -84,7 +84,8 @@ pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     Ok(HeldDescriptor::new(file))
 }
 
-/// Measures a file by statx(2), and a block device also by its ioctls.
+/// Returns a file's kind, size and O_DIRECT alignment, by statx(2). For a block device, also uses
+/// ioctl(2).
 pub fn measure(number: i32) -> Result<Measure, Errno> {
     let mut buffer = MaybeUninit::<linux::statx>::zeroed();
     let mask = u64::from(linux::STATX_BASIC_STATS | linux::STATX_DIOALIGN);

@@ -119,7 +119,8 @@ impl<const ROWS: usize> Table<ROWS> {
         self.retired.load(Ordering::Relaxed) != 0
     }
 
-    /// Requests a sweep. Returns `false` if an earlier request stands whose sweep has not begun.
+    /// Requests a call of [`Table::sweep`]. Returns `false` if the sweep of an earlier request has
+    /// not begun yet.
     pub fn request_sweep(&self) -> bool {
         self.sweep_is_due.swap(1, Ordering::AcqRel) == 0
     }

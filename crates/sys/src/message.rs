@@ -130,8 +130,8 @@ pub fn can_go_on(number: i32) -> bool {
 /// How well the number of unread bytes ([`unread`]) predicts what a receive returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
-    /// Not at all. Either the socket carries messages, or a protocol on top of it decides how much
-    /// a receive returns. (A record of TLS ends a receive early.)
+    /// The number predicts nothing: the socket carries messages, or a protocol on top of it decides
+    /// how much a receive returns. (A record of TLS ends a receive early.)
     Not,
     /// TCP: a receive returns all unread bytes. The kernel does not count bytes after urgent data.
     UpToUrgent,

@@ -55,11 +55,11 @@ pub enum Edge {
     /// A thread announces that it will sleep, then reads whether there is work. A waker publishes
     /// work, then reads the announcement.
     Sleep,
-    /// A process that begins to use an inherited ring marks the ring as shared. Then it reads the
-    /// announcements of the other side, which announces one of these and then reads the mark:
-    /// - a leader (a waiter that sleeps in the ring's epoll set);
-    /// - a process that polls the ring's descriptor;
-    /// - registrations that other processes do not see.
+    /// A process that begins to use an inherited ring marks the ring as shared, then reads the
+    /// announcements below. A thread that makes one of these announcements then reads the mark:
+    /// - it becomes the leader (the waiter that sleeps in the ring's epoll set);
+    /// - its process polls the ring's descriptor;
+    /// - its process makes registrations that other processes do not see yet.
     Share,
     /// Task-work list: a pusher publishes its entry to the thread that takes entries, and publishes
     /// it as the newest one to the next pusher.
@@ -79,7 +79,8 @@ pub enum Edge {
     /// tries the lock.
     HandOver,
     /// The state of a call that the stuck-call watchdog watches. The watchdog publishes that it has
-    /// sent the interrupting signal. The caller waits for that before it leaves the call.
+    /// sent the signal that interrupts the call. The thread in the call waits for this publication
+    /// before it leaves the call.
     Interrupt,
     /// A change of credentials: the changing thread publishes the counts of changes and the change
     /// itself. A service thread (a thread of usring that makes the same change) publishes its
@@ -94,7 +95,7 @@ pub enum Edge {
     Watch,
 }
 
-/// The part that a call site has in an edge.
+/// The end of an [`Edge`] at which a call site lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Writes the word of a publication.
@@ -148,8 +149,8 @@ impl Edge {
     }
 
     /// Executes the full barrier next to a read-modify-write, which is this side's store or its
-    /// read of the other side's word. On x86-64 that instruction is a full barrier already, so this
-    /// is a compiler fence. A loom model gets a real fence.
+    /// read of the other side's word. On x86-64 the read-modify-write is a full barrier already, so
+    /// this function executes only a compiler fence. A loom model gets a real fence.
     #[inline(always)]
     pub fn barrier_beside_rmw(self, side: Side) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -162,9 +163,8 @@ impl Edge {
         self.barrier(side);
     }
 
-    /// Executes the barrier of the side that runs often, if the other side calls membarrier(2)
-    /// ([`Edge::barrier_everywhere`]). That barrier is only a compiler fence. A loom model gets a
-    /// real fence.
+    /// Executes a compiler fence, for the side that runs often. This is enough because the other
+    /// side calls membarrier(2) ([`Edge::barrier_everywhere`]). A loom model gets a real fence.
     #[inline(always)]
     pub fn light_barrier(self, side: Side) {
         #[cfg(not(loom))]

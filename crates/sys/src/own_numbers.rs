@@ -97,7 +97,7 @@ static PRIVATE: Numbers = Numbers::none();
 /// All numbers of the reserve, usring's numbers above the program's limit. When a duplicate at such
 /// a number is closed, a placeholder replaces it.
 static RESERVE: Numbers = Numbers::none();
-/// The numbers of placeholders that a duplicate may replace.
+/// Numbers of the reserve whose placeholder (a duplicate of an unused eventfd) may be replaced.
 static IDLE: Numbers = Numbers::none();
 
 /// Whether the host (the code in which the engine runs) has called [`allow_reserve`], because it
@@ -110,7 +110,7 @@ pub static PROGRAM_LIMIT: AtomicU64 = AtomicU64::new(0);
 /// The descriptor of which all placeholders are duplicates; −1 before there are any. (A placeholder
 /// occupies a number of the reserve that usring does not use.)
 static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
-/// Held while the limits and the size of the reserve are changed.
+/// Held while a thread changes the limits of open files or the size of the reserve.
 static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
 
 /// A soft limit of open files (RLIMIT_NOFILE) above this value is ample. Few programs open so many
@@ -121,8 +121,9 @@ const AMPLE: u64 = 8192;
 const BORROWED_ABOVE: u16 = 3040;
 /// Count of numbers at the start of usring's range that no preferred number ([`preferred`]) uses.
 const BELOW_PREFERRED: i32 = 32;
-/// With an ample limit: a duplicate of a descriptor below this number gets a borrowed number, and a
-/// duplicate of any other descriptor a number of the reserve.
+/// If the program's limit is ample ([`AMPLE`]): a duplicate of a descriptor below this number gets
+/// a number borrowed from the program. A duplicate of any other descriptor gets a number of the
+/// reserve, above the program's limit.
 const FEW: u16 = 1024;
 /// Count of numbers for which [`prepare_table`] makes room: enough for the first ring, and for the
 /// files of its first waiting requests.
@@ -138,7 +139,7 @@ struct Layout {
     /// Lowest borrowed number.
     above: u16,
     /// If there is a reserve, a duplicate of a descriptor from this number on gets a number of the
-    /// reserve. A duplicate of a descriptor below gets a borrowed number.
+    /// reserve. A duplicate of a lower descriptor gets a number borrowed from the program.
     few: u16,
 }
 
@@ -390,8 +391,8 @@ fn occupy(of: i32, first: i32, end: i32) -> Option<i32> {
     Some(number)
 }
 
-/// Notes the program's new soft limit. Placeholders below it are closed, so that the program can
-/// use their numbers.
+/// Stores the program's new soft limit, and closes the placeholders below it, so that the program
+/// can use their numbers.
 fn begin_at(limit: u64) {
     PROGRAM_LIMIT.store(limit, Ordering::Relaxed);
     RAISED.store(0, Ordering::Relaxed);
@@ -521,8 +522,8 @@ pub fn prepare_table() {
     }
 }
 
-/// Closes the private numbers that a forked child inherited, except those for which `keeps` returns
-/// `true`. Sets the child's soft limit to the program's own.
+/// Closes the private descriptors that a forked child inherited, except those for whose number
+/// `keeps` returns `true`. Sets the child's soft limit to the program's own.
 pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     let mut run = 0..0;
     for number in PRIVATE.between(0, u32::MAX) {
@@ -541,8 +542,8 @@ pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     forget_reserve();
 }
 
-/// Forgets the reserve, and closes none of its numbers. For a child that shares its parent's
-/// descriptor table.
+/// Clears this process's record of the reserve, and leaves its descriptors open. A child that
+/// shares its parent's descriptor table calls this: the parent still uses them.
 pub fn leave_to_parent() {
     forget_reserve();
 }

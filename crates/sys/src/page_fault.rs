@@ -142,7 +142,8 @@ fn changes() -> &'static Mutex<()> {
     CHANGES.get_or_make(|| Mutex::new(()))
 }
 
-/// A fault slot, in a cache line of its own. A thread has it while a server serves its fault.
+/// A fault slot: a hazard pointer and a stack, which a thread has while a server serves its page
+/// fault. The slot lies in a cache line of its own.
 #[repr(align(64))]
 struct FaultSlot {
     /// The table entry that the slot's thread uses; null if the slot is free.
@@ -191,9 +192,9 @@ fn replace_older(range: &Range<usize>) {
 }
 
 impl Registration {
-    /// Drops this value without removing the range. For a forked child: there the fault slots of
-    /// the parent's threads may name the range's table entry for ever, so waiting for them would
-    /// never end.
+    /// Drops this value without removing the range. A forked child calls this: there the fault
+    /// slots of the parent's threads may name the range's table entry for ever, so a wait for these
+    /// slots would never end.
     pub fn forget(self) {
         core::mem::forget(self);
     }
@@ -224,7 +225,7 @@ impl Drop for Registration {
 
 /// Frees all fault slots, in a forked child: the parent's faulting threads do not exist there.
 pub fn forget_after_fork() {
-    // Writes only to slots in use: a write to any other would copy a page that the child shares
+    // Writes only to slots in use: a write to a free slot would copy a page that the child shares
     // with its parent.
     for slot in SLOTS.iter().filter(|slot| !slot.hazard.load(Ordering::Relaxed).is_null()) {
         slot.hazard.store(core::ptr::null_mut(), Ordering::Relaxed);

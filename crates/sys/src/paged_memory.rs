@@ -135,8 +135,9 @@ impl PagedMemory {
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// Sets whether a child that is forked from now on gets a copy of this part. The copy has the
-    /// resident pages, and zeroes in place of the other pages. Only for anonymous memory.
+    /// Sets whether a child that is forked from now on gets a copy of a part of the memory. The
+    /// copy has the resident pages, and zeroes in place of the other pages. Only for anonymous
+    /// memory.
     pub fn set_inherited(&self, offset: usize, length: usize, inherited: bool) -> Result<(), Errno> {
         self.check(offset, length);
         assert!(self.alias.is_none(), "a child would share the file");
@@ -246,8 +247,8 @@ impl PagedMemory {
         Ok(absent.fold(0, |bits, (page, _)| bits | 1 << page))
     }
 
-    /// Returns the address at which the pager can read a resident part: in the contents' view if
-    /// there is one.
+    /// Returns the address at which the pager can read a resident part. For aliased memory, the
+    /// address lies in the contents' view (the pager's own mapping).
     pub fn content(&self, offset: usize, length: usize) -> usize {
         self.check(offset, length);
         self.alias.as_ref().map_or(self.address, |(alias, _)| *alias) + offset
@@ -283,8 +284,8 @@ impl PagedMemory {
         self.advise(self.address + offset, length, linux::MADV_GUARD_REMOVE)
     }
 
-    /// Permits or forbids all access to a part of the program's view by mprotect(2). Each part with
-    /// another protection is a mapping of its own in the kernel.
+    /// Permits or forbids all access to a part of the program's view by mprotect(2). In the kernel,
+    /// neighbouring parts with different protections are separate mappings.
     pub fn permit(&self, offset: usize, length: usize, permitted: bool) -> Result<(), Errno> {
         self.check(offset, length);
         let protection = if permitted { u64::from(linux::PROT_READ | linux::PROT_WRITE) } else { 0 };
@@ -308,7 +309,8 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_fallocate, arguments).run().map(drop)
     }
 
-    /// Writes `from` to the pages at `offset`, through the contents' view. Only for aliased memory.
+    /// Writes `from` to the pages at `offset` of aliased memory, through the contents' view (the
+    /// pager's own mapping).
     pub fn fill(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len());
         let (alias, _) = self.alias.as_ref().expect("aliased memory has a second view");

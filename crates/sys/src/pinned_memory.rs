@@ -10,7 +10,7 @@
 //! The kernel must not get swapped memory in a request that it finishes after the call has returned
 //! (asynchronous I/O). Code that makes such requests first checks [`is_evictable`].
 //!
-//! The calls of usring's threads that read and write swapped pages themselves pin nothing
+//! Some threads of usring read and write swapped pages themselves. Their system calls pin nothing
 //! ([`exempt`]).
 
 use crate::plain::IoVector;
@@ -20,11 +20,13 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Functions of the swap code that pin swapped memory during a system call.
 pub struct PinHook {
-    /// Pins the memory that the call names, and changes the call if necessary. Returns a token for
-    /// [`PinHook::finish`]; 0 if `finish` need not be called.
+    /// Called before each system call of usring. Pins the memory that the call names, and changes
+    /// the call if necessary. Returns a token for [`PinHook::finish`]; 0 if `finish` need not be
+    /// called.
     pub prepare: fn(&mut SystemCall) -> Result<usize, Errno>,
-    /// Called with the token of [`PinHook::prepare`] and the kernel's answer. Returns the answer
-    /// for the caller. `None` if the hook has changed the call, which must then be made again.
+    /// Called after the system call, with the token of [`PinHook::prepare`] and the kernel's
+    /// answer. Returns the answer for the caller. `None` if the hook has changed the call, which
+    /// must then be made again.
     pub finish: fn(usize, &mut SystemCall, answer: u64) -> Option<u64>,
     /// The addresses that swapped memory may have.
     pub window: Range<u64>,
@@ -93,8 +95,8 @@ fn with_hook(hook: &PinHook, call: &SystemCall, make: impl Fn(&SystemCall) -> u6
     }
 }
 
-/// Maximum number of threads that are exempt at the same time. A further thread waits for a free
-/// row of [`EXEMPT`].
+/// Maximum number of threads whose system calls pin nothing ([`exempt`]) at the same time. A
+/// further thread waits for a free row of [`EXEMPT`].
 const ROWS: usize = 256;
 
 /// Thread pointers of the threads whose system calls pin nothing; 0 in a free row.

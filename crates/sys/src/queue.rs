@@ -121,12 +121,14 @@ pub enum Urgency {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the consumer has to be notified, and a sealed queue has none"]
 pub struct Pushed {
-    /// This pusher has to announce the entry. Either the list was empty, and later pushers rely on
-    /// this announcement. Or the consumer stopped at a broken link, which may be this pusher's.
+    /// This pusher has to notify a thread that takes entries. Either the list was empty, and later
+    /// pushers rely on this notification. Or the consumer stopped at a broken link, which may be
+    /// this pusher's.
     pub first: bool,
     /// Number of entries pushed since the consumer last began; `u32::MAX` if one of them is urgent.
     pub queued: u32,
-    /// The queue is sealed. This pusher must see to it that the queue's entries are taken out.
+    /// The queue is sealed: its consumer takes no more entries. This pusher must see to it that the
+    /// entries in the queue are taken out.
     pub sealed: bool,
 }
 

@@ -77,7 +77,7 @@ impl SharingWord {
     }
 
     /// Adds a process to the ring's users, and marks the ring as shared. Returns whether a waiter
-    /// of another process is the leader. If so, the caller has that process wake its leader.
+    /// of another process is the leader. If so, the caller makes that process wake its leader.
     #[must_use = "a leader that is not woken sleeps in a place that this process cannot reach"]
     pub fn join(&self, sleep: &SleepWord) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -121,9 +121,9 @@ impl SharingWord {
         self.is_shared() && sleep.is_led()
     }
 
-    /// Tries to leave work to a waiter. (Only threads of this process see the work.) `wake` wakes a
-    /// waiter and returns whether one slept. Returns `false` if the caller has to run the work
-    /// itself.
+    /// Tries to leave task work to a waiter of this process. (Only threads of this process see the
+    /// work.) `wake` wakes a waiter and returns whether one slept. Returns `false` if the caller
+    /// has to run the work itself.
     #[inline]
     pub fn leave_to_waiter(&self, wake: impl FnOnce() -> bool) -> bool {
         !self.is_shared() && wake() && !self.is_shared()

@@ -212,7 +212,7 @@ pub fn take() -> Option<DeferredSignals> {
 /// Frees all slots, in a forked child before any other code runs there. The parent's other threads
 /// do not exist in the child.
 pub fn forget_after_fork() {
-    // Writes only to slots in use: a write to any other would copy a page that the child shares
+    // Writes only to slots in use: a write to a free slot would copy a page that the child shares
     // with its parent.
     for slot in TABLE.iter().filter(|slot| slot.owner.load(Ordering::Relaxed) != 0) {
         slot.owner.store(0, Ordering::Relaxed);

@@ -195,7 +195,7 @@ impl SleepWord {
     }
 
     /// Removes an announcement. Returns `true` if a waker has claimed it: then this thread must
-    /// look at the work, whatever ended its sleep.
+    /// check for work, whatever ended its sleep.
     #[inline]
     pub fn retract(&self, ticket: Ticket) -> bool {
         let stands = |state: &State| match ticket.kind {
@@ -213,8 +213,9 @@ impl SleepWord {
         !stands(&before)
     }
 
-    /// Claims the threads to wake for work that the caller has just published. `queued` is the
-    /// number of queued entries; `u32::MAX` wakes regardless of the number that sleepers wait for.
+    /// Claims threads that have announced a sleep, so that the caller wakes them for work that it
+    /// has just published. `queued` is the number of queued entries; `u32::MAX` wakes regardless of
+    /// the number that sleepers wait for.
     ///
     /// Claims the futex sleepers if there are any, and otherwise the leader, which also watches
     /// files. If every sleeper has to see the work (each waits for a number of CQEs of its own),

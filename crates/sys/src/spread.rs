@@ -1,9 +1,9 @@
 //! Hashes an address or thread pointer to the row of a table at which a search begins (Fibonacci
 //! hashing). Nearby addresses get rows that are far apart.
 
-/// 2^64 divided by the golden ratio, as an odd number.
 use crate::width;
 
+/// 2^64 divided by the golden ratio, as an odd number.
 pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Returns the row at which a search for `value` begins, in a table with `rows` rows. `rows` is a

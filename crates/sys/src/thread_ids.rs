@@ -3,11 +3,12 @@
 //! A libc keeps each thread's id in a word behind the thread pointer, at an offset that it does not
 //! promise. [`find_word`] searches for that word in the first thread. usring's own threads store
 //! their ids at the same offset ([`crate::thread`]). A value of the word is trusted after one
-//! gettid(2) of a thread of this process has returned it. A thread whose word is another (a thread
-//! without libc) makes the system call each time.
+//! gettid(2) of a thread of this process has returned it. If a thread's word holds another value
+//! (the thread has no libc), the thread makes the system call each time.
 //!
-//! A thread that shares its creator's thread pointer gets its creator's id, if the creator was here
-//! before. Such threads are made by clone(2) without CLONE_SETTLS, or by vfork(2).
+//! A thread that shares its creator's thread pointer gets its creator's id, if the creator has
+//! called [`current`] before. Such threads are made by clone(2) without CLONE_SETTLS, or by
+//! vfork(2).
 
 use crate::per_process::PerProcess;
 use crate::thread::{self, ID_OFFSET};
@@ -15,10 +16,11 @@ use crate::{UserAddress, signals, user_memory, width};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Number of ids that are known to be right. Others use the same entry, and replace each other.
+/// Number of entries for ids that are known to be right. Ids with the same entry replace each
+/// other.
 const ENTRIES: usize = 1024;
-/// Ids of threads whose word is right. A forked child begins with an empty table, because its
-/// thread's word may be its parent's.
+/// Ids of threads whose word behind the thread pointer holds their id. A forked child begins with
+/// an empty table, because its thread's word may still hold the id of its parent's thread.
 static KNOWN: PerProcess<Box<[AtomicU32]>> = PerProcess::new();
 /// The offsets of glibc and of musl.
 const USUAL: [usize; 2] = [0x2d0, 0x30];
@@ -29,7 +31,8 @@ const SEARCHED: usize = 0x400;
 pub fn find_word() {
     let own = signals::thread_id();
     let word = |offset: &usize| user_memory::read::<u32>(address(*offset)) == Ok(own);
-    // Upper halves of words are left out: a small id could be that of a pointer.
+    // The search skips the upper halves of 8-byte words: the upper half of a pointer could equal a
+    // small id.
     let found = USUAL.into_iter().chain((8..SEARCHED).step_by(8)).find(word);
     ID_OFFSET.store(found.unwrap_or(0), Ordering::Relaxed);
 }
