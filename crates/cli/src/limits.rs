@@ -1,6 +1,7 @@
-//! Checks the limit of open files, because rings get high descriptors.
+//! Checks two resource limits: that of open files, because rings get high descriptors, and that of
+//! addresses, because the loader must find room for the library.
 
-use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use usring_sys::descriptor::RESERVED_BASE;
 use usring_sys::own_numbers::LEAST_HARD_LIMIT;
 
@@ -12,4 +13,10 @@ pub fn too_low() -> Option<String> {
     (most < LEAST_HARD_LIMIT).then(|| {
         format!("rings use descriptors from {RESERVED_BASE} on, but the limit of open files is {most}: {raise}")
     })
+}
+
+/// Returns whether addresses are limited (`ulimit -v`). The loader may then find no room for the
+/// library, and starts the program without it.
+pub fn addresses_are_limited() -> bool {
+    getrlimit(Resource::RLIMIT_AS).is_ok_and(|(limit, _)| limit != RLIM_INFINITY)
 }

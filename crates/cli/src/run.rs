@@ -1,7 +1,8 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! Without `--stats`, `--device`, `--inject`, `--order`, `--check`, `--trace`, and swap on a back
-//! end, this process executes the program in place of itself. The program then has its process id.
+//! Without `--stats`, `--device`, `--inject`, `--order`, `--check`, `--trace`, a limit of address
+//! space, and swap on a back end, this process executes the program in place of itself. The program
+//! then has its process id.
 //! Otherwise this process stays as the program's parent, see [`super::supervise`].
 
 use super::check::{CheckOption, Findings};
@@ -244,11 +245,18 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns whether an option other than `--swap` needs the launcher as the parent of the
-    /// program. (`--swap` needs it, too, if the store is a back end.)
+    /// Returns whether the program needs the launcher as its parent, for another reason than
+    /// `--swap`. (`--swap` needs it, too, if the store is a back end.) Where addresses are limited,
+    /// the launcher finds out whether the program has loaded the library.
     fn needs_launcher(&self) -> bool {
         let reports = self.stats.is_some() || self.check.is_some() || self.trace.is_some();
-        reports || !self.devices.is_empty() || has_faults(self)
+        reports || !self.devices.is_empty() || has_faults(self) || limits::addresses_are_limited()
+    }
+
+    /// Returns whether the kernel's io_uring is denied to the program: if the user asks for it, and
+    /// where the program may run without the library.
+    fn denies_kernel(&self) -> bool {
+        self.deny_kernel || limits::addresses_are_limited()
     }
 }
 
@@ -286,7 +294,7 @@ pub fn run(options: &Options) -> Outcome {
     }
     let is_remote = checked.as_ref().is_some_and(|checked| checked.is_remote);
     if !options.needs_launcher() && !is_remote {
-        let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
+        let launch = Launch::new(&options.command, executable, environment, options.denies_kernel())?;
         return launch.execute().map(|never| match never {});
     }
     // Signals are not blocked yet, so that the user can interrupt the wait for a back end that does
@@ -310,7 +318,7 @@ pub fn run(options: &Options) -> Outcome {
         environment.check(&findings.text());
     }
     let trace = trace_of(options, &mut environment)?;
-    let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
+    let launch = Launch::new(&options.command, executable, environment, options.denies_kernel())?;
     let mut process = 0;
     let ended = supervisor.run(&launch, |program| {
         process = program;
@@ -342,7 +350,7 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     if let Some(sentence) = limits::too_low() {
         return Err(Failure::new(sentence));
     }
-    let new_privileges = !options.deny_kernel && !nix::sys::prctl::get_no_new_privs().unwrap_or(false);
+    let new_privileges = !options.denies_kernel() && !nix::sys::prctl::get_no_new_privs().unwrap_or(false);
     let executable = executable::find(&options.command[0], new_privileges)?;
     stores::check_distinct(&options.devices, options.swap.as_ref())?;
     options.swap.iter().for_each(stores::warn_of_modes);

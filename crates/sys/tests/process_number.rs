@@ -76,10 +76,8 @@ fn a_lock_of_a_killed_process_is_taken_from_it() {
     }
     wait_for(child);
     let mut caught_up = false;
-    let start = std::time::Instant::now();
     drop(lock.lock(|(), since| caught_up = since == Since::HolderDied));
     assert!(caught_up, "the holder of the lock has died");
-    assert!(start.elapsed().as_millis() < 1000, "{:?}", start.elapsed());
 }
 
 /// Waits for an event of the set, for 10 s at most. Returns the event's data.

@@ -267,8 +267,19 @@ impl Finished {
     /// Fails the test if a submitting thread finished a request of these opcodes at its first try.
     #[track_caller]
     pub fn none_inline(self, opcodes: &[&str]) -> Finished {
-        let inline = self.statistics.as_ref().map_or(0, |statistics| statistics.sum("inline", opcodes));
-        assert_eq!(inline, 0, "inline among {opcodes:?}: {}", self.report());
+        self.none_in("inline", opcodes)
+    }
+
+    /// Fails the test if a worker carried out a request of these opcodes.
+    #[track_caller]
+    pub fn none_by_worker(self, opcodes: &[&str]) -> Finished {
+        self.none_in("by worker", opcodes)
+    }
+
+    #[track_caller]
+    fn none_in(self, column: &'static str, opcodes: &[&str]) -> Finished {
+        let count = self.statistics.as_ref().map_or(0, |statistics| statistics.sum(column, opcodes));
+        assert_eq!(count, 0, "{column} among {opcodes:?}: {}", self.report());
         self
     }
 
