@@ -1,7 +1,7 @@
 //! Reads clocks by system calls, not through the vDSO. While the engine runs, the instruction
-//! pointer must lie in usring's own text. usring's signal handler checks this pointer: if it lies
-//! there, the handler defers the signal until the engine has returned. The vDSO is used only if a
-//! filter of the program denies the system call. Signals are blocked during such a call.
+//! pointer must lie in usring's own text: then usring's signal handler defers a signal until the
+//! engine has returned. The vDSO is used only if a filter of the program denies the system call.
+//! Signals are blocked during such a call.
 
 use crate::{Errno, SystemCall, thread};
 use core::sync::atomic::{AtomicPtr, Ordering};

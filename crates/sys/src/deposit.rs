@@ -67,7 +67,7 @@ pub struct Taken {
     pub words: [u64; WORDS_OF_FILE],
 }
 
-/// What [`take`] returns: duplicates of a deposit's files, and two words that the depositing
+/// The result of [`take`]: duplicates of a deposit's files, and two words that the depositing
 /// process stored for the deposit as a whole.
 #[derive(Default)]
 pub struct Contents {

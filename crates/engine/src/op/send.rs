@@ -1,6 +1,6 @@
 //! SEND, SENDMSG, SEND_ZC and SENDMSG_ZC. SEND_ZC and SENDMSG_ZC also copy the data. With
-//! REPORT_USAGE, their notification says so. usring cannot use MSG_ZEROCOPY for them, because the
-//! kernel would report the end of the transfer on the socket's error queue, which belongs to the
+//! REPORT_USAGE, their notification says so. usring cannot use MSG_ZEROCOPY for them: the kernel
+//! would report the end of the transfer on the socket's error queue. That queue belongs to the
 //! program.
 
 use super::bundle;
