@@ -39,7 +39,8 @@ const CHANGE: usize = 16;
 /// Bytes of the slot.
 pub const LENGTH: usize = 64;
 
-/// One process's view of a ring's change slot. Only the holder of the ring's lock uses it.
+/// One process's view of a ring's change slot, by which one process asks another to change
+/// requests. Only the holder of the ring's lock uses it.
 pub struct ChangeSlot {
     memory: Arc<SharedMemory>,
     start: usize,
@@ -74,8 +75,9 @@ impl ChangeSlot {
         is_available
     }
 
-    /// Asks the process `target` for a change. The caller has found the slot available. If this
-    /// process uses the slot already, the earlier change stays and only the target is new.
+    /// Asks the process `target` to make a change to its requests. The caller has found the slot
+    /// available. If this process uses the slot already, the earlier change stays and only the
+    /// target is new.
     pub fn ask(&self, target: u32, change: Change) {
         if !self.is_own() {
             self.set(ASKER, 0);
@@ -87,7 +89,7 @@ impl ChangeSlot {
         self.set(ASKER, self.own);
     }
 
-    /// Returns the change that this process is asked for; `None`: it is not asked for one.
+    /// Returns the change that another process asks of this process; `None` if no process asks.
     pub fn requested_change(&self) -> Option<Change> {
         let is_asked = self.get(ASKER) != 0 && self.get(TARGET) == self.own;
         is_asked.then(|| core::array::from_fn(|index| self.memory.read(self.start + CHANGE + 8 * index)))
@@ -99,7 +101,7 @@ impl ChangeSlot {
         self.set(TARGET, 0);
     }
 
-    /// Returns the answer to this process; `None` if it is not there yet.
+    /// Returns the answer to the change that this process has asked for; `None` before the answer.
     pub fn answered(&self) -> Option<i32> {
         let is_there = self.is_own() && self.get(TARGET) == 0;
         is_there.then(|| self.get(ANSWER).cast_signed())

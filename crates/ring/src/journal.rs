@@ -49,13 +49,13 @@ const HELD: u32 = 1 << 30;
 const POSTED: u32 = 1 << 31;
 const NUMBER: u32 = NEW - 1;
 
-/// Flags in the index word of a held request. The bits above the flags are the request's position
-/// in the order of held requests.
+/// Flags in the index word of a request that an IO_DRAIN holds back (a held request). The bits
+/// above the flags are the request's position in the order of held requests.
 const MEMBER: u32 = 1;
 const DRAINS: u32 = 2;
 const ORDER: u32 = !(MEMBER | DRAINS);
-/// Difference between two successive positions in the order of held requests. The flags are in the
-/// bits below.
+/// Difference between two successive positions in the order of the requests that an IO_DRAIN holds
+/// back. The bits below hold flags ([`MEMBER`], [`DRAINS`]).
 const NEXT: u32 = 4;
 
 const SLOT: usize = 16;
@@ -74,7 +74,7 @@ const LEAST: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalSlot(u32);
 
-/// A request that an IO_DRAIN holds back. For a chain that is held back: its first request.
+/// A request that an IO_DRAIN holds back; of a chain of linked requests, the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldRequest {
     pub slot: JournalSlot,
@@ -309,10 +309,10 @@ impl Journal {
         Some(self.take_over(found))
     }
 
-    /// Takes over the requests of each process that is not alive. A held request stays, for
-    /// [`Journal::take_held`], if its chain's first request is held, too. Returns the slots whose
-    /// requests have no published CQE, each with its `user_data`. For each, the caller calls
-    /// [`Journal::end`] and posts its CQE.
+    /// Takes over the requests of each process that is not alive. Leaves the requests that an
+    /// IO_DRAIN holds back to [`Journal::take_held`], if it also holds back the first request of
+    /// their chain. Returns the slots whose requests have no published CQE, each with its
+    /// `user_data`. For each, the caller calls [`Journal::end`] and posts its CQE.
     pub fn take_orphans(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<(JournalSlot, u64)> {
         let mut known: Vec<(u32, bool)> = Vec::new();
         let mut taken = Vec::new();
@@ -332,7 +332,7 @@ impl Journal {
             match flag {
                 _ if lives => {}
                 HELD if self.has_held_head(slot) => {}
-                // The request's CQE is published: [`Journal::mend`] left the slot `POSTED`.
+                // The request's CQE is published, because [`Journal::mend`] left the slot `POSTED`.
                 POSTED => self.free(slot),
                 _ => taken.push(self.take_over(slot)),
             }
@@ -341,7 +341,8 @@ impl Journal {
     }
 }
 
-/// The order of held requests. All requests of a held chain share one position.
+/// The order of the requests that an IO_DRAIN holds back (held requests). All requests of a held
+/// chain share one position.
 impl Journal {
     /// Returns a new position behind all held requests.
     pub fn last_position(&self) -> u32 {
@@ -404,15 +405,15 @@ impl Journal {
         (self.owner(slot).1 == HELD).then(|| self.index(slot))
     }
 
-    /// For a held request: returns whether its chain's first request is held, too. `true` if it is
-    /// that first request.
+    /// Returns whether an IO_DRAIN holds back the first request of a chain. `slot` has a held
+    /// request of that chain, perhaps the first one.
     fn has_held_head(&self, slot: u32) -> bool {
         let position = self.index(slot) & ORDER;
         self.used().filter_map(|slot| self.held_index(slot)).any(|index| index & !DRAINS == position)
     }
 
-    /// Returns the first held request in the order. For a held chain, returns the chain's first
-    /// request.
+    /// Returns the first request in the order of the requests that an IO_DRAIN holds back. For a
+    /// held chain, returns the chain's first request.
     pub fn first_held(&self) -> Option<HeldRequest> {
         let mut first: Option<HeldRequest> = None;
         for slot in self.used() {
@@ -426,7 +427,8 @@ impl Journal {
         first
     }
 
-    /// Returns whether a request of any process is in flight, not counting held requests.
+    /// Returns whether any process has a request in flight. Requests that an IO_DRAIN holds back,
+    /// and requests that end with a CQE being posted, do not count.
     pub fn is_any_in_flight(&self) -> bool {
         self.used().any(|slot| !matches!(self.owner(slot).1, HELD | POSTED))
     }

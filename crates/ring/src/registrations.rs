@@ -112,7 +112,7 @@ pub struct ProvidedBuffer {
     pub length: u32,
 }
 
-/// The deposits of files that a ring's processes keep for each other (`sys::deposit`).
+/// A set of open files (a deposit of `sys::deposit`) that a ring's processes keep for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deposit {
     /// The table of registered files.
@@ -185,8 +185,8 @@ impl Registrations {
         self.word(UNPUBLISHED)
     }
 
-    /// Notes that other processes see all registrations, and wakes the processes that wait for
-    /// that.
+    /// Marks all registrations as published, and wakes the processes that wait for their
+    /// publication.
     pub fn note_published(&self) {
         if self.word(UNPUBLISHED).swap(0, Ordering::AcqRel) != 0 {
             futex::wake_shared(self.word(UNPUBLISHED), u32::MAX >> 1);
@@ -210,7 +210,8 @@ impl Registrations {
         }
     }
 
-    /// Returns the number of the current deposit; 0: there is none, because nothing is registered.
+    /// Returns the number of the current deposit (set of files) of this kind; 0 if nothing is
+    /// registered.
     pub fn deposit(&self, deposit: Deposit) -> u32 {
         self.get(Self::deposit_word(deposit))
     }
@@ -255,7 +256,7 @@ impl Registrations {
         })
     }
 
-    /// Returns a group and its entry; `None`: no process has published such a group.
+    /// Returns a group and its entry; `None` if no process has published a group with this id.
     pub fn find_group(&self, id: u16) -> Option<(GroupSlot, SharedGroup)> {
         self.groups().find(|(_, other, _)| *other == id).map(|(slot, _, group)| (slot, group))
     }
@@ -364,8 +365,8 @@ impl Registrations {
         (0..MOST_PROVIDED).filter(|index| self.get(Self::provided(*index)) == 0).count()
     }
 
-    /// Adds buffers behind those of the group. Buffers for which there is no room are left out: see
-    /// [`Registrations::room_for_provided`].
+    /// Adds buffers at the end of a classic group. Leaves out buffers for which there is no room:
+    /// see [`Registrations::room_for_provided`].
     pub fn provide(&self, group: u16, buffers: impl IntoIterator<Item = ProvidedBuffer>) {
         let free: Vec<usize> = (0..MOST_PROVIDED).filter(|index| self.get(Self::provided(*index)) == 0).collect();
         for (index, buffer) in free.into_iter().zip(buffers) {

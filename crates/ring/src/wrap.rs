@@ -1,5 +1,5 @@
-//! Tests of indices that wrap around at 2³². That happens after four billion entries, too many for
-//! a test from outside the crate, so these tests set the indices.
+//! Tests of indices that wrap around at 2³². A real queue wraps around only after four billion
+//! entries, so these tests set the indices. Only code inside this crate can do so.
 
 use crate::application::{CompletionHalf, SubmissionHalf};
 use crate::{CompletionQueue, Layout, Memory, SubmissionQueue};

@@ -44,8 +44,8 @@ fn sq_thread(mut queues: Vec<SubmissionQueue>, sleep: &SleepWord, count: u32) {
     }
 }
 
-/// Pushes an SQE. If the flag says so, wakes the SQ thread as io_uring_enter(2) with `SQ_WAKEUP`
-/// does.
+/// Pushes an SQE. If `NEED_WAKEUP` is set, wakes the SQ thread as io_uring_enter(2) with
+/// `SQ_WAKEUP` does.
 fn push(half: &mut SubmissionHalf, sleep: &SleepWord) {
     half.push(&Sqe::default()).unwrap();
     if half.needs_wakeup() && sleep.wake_target(u32::MAX) == Wake::Futex {

@@ -1,5 +1,5 @@
-//! Tests of what two processes of a ring have registered, each by its own [`Registrations`]. Only
-//! one of them is used at a time, as under the ring's lock.
+//! Tests of the registrations of a ring that two processes use, each by its own [`Registrations`].
+//! Only one process uses them at a time, as under the ring's lock.
 #![cfg(not(loom))]
 
 use usring_ring::{Layout, Memory, Origin, ProvidedBuffer, Registrations, SharedBuffer, SharedBufferRing, SharedGroup};
@@ -56,8 +56,8 @@ fn a_new_buffer_comes_last_although_its_place_is_before_the_others() {
     assert_eq!(take_all(&first, 0), [1, 2]);
 }
 
-/// The buffer that is given back takes the position before the next one. The first such position
-/// lies before 0, so the order has to wrap.
+/// A buffer that is given back to an empty group takes the position before the next new position.
+/// On a new ring that position lies before 0, so the order of positions has to wrap around.
 #[test]
 fn a_buffer_that_is_given_back_to_an_empty_group_comes_before_later_ones() {
     let (first, second) = views();

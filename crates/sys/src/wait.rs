@@ -136,8 +136,8 @@ fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> Slee
     sleep_on(Clock::Monotonic.now().saturating_add(timeout - slept), build)
 }
 
-/// Continues [`sleep`] in the rare cases: more than an hour is left, or another thread has a
-/// deferred signal.
+/// Continues [`sleep`] after its first call, in two rare cases. Either more time is left than one
+/// call may sleep ([`MOST_SLEEP_NS`]), or a deferred signal of another thread stopped the call.
 #[cold]
 fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
     loop {
@@ -148,7 +148,7 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCal
             return Err(Errno::EINTR);
         } else {
             // If a signal for this thread arrives from here on, the handler finds the thread in the
-            // stub, or this loop checks after one slice.
+            // stub, or this loop finds the deferred signal after one slice.
             (&NEVER, SLICE)
         };
         let time = timespec(left.min(slice));
@@ -356,7 +356,8 @@ impl SignalInformation {
         self.signal == linux::SIGSYS.cast_signed() && (is_queued || self.code == 0 && self.process == 0)
     }
 
-    /// Makes the signal that tells a service thread to make a change of credentials.
+    /// Makes the signal that makes a service thread (a thread of usring) repeat a change of
+    /// credentials.
     pub(crate) fn follow() -> SignalInformation {
         SignalInformation { value: FOLLOW, ..Default::default() }
     }

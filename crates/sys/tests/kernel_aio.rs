@@ -37,7 +37,8 @@ fn requests_that_the_kernel_cannot_take_yet_stay_in_the_batch() {
         assert!(start.elapsed() < TEST_LIMIT, "{} of {COUNT}", seen.len());
         match batch.submit() {
             Ok(_) if batch.is_empty() => {}
-            // The ring, which has room for a few hundred completions, is full: none was taken yet.
+            // The ring has room for a few hundred completions. It is full until this loop takes
+            // some.
             Ok(_) | Err(Errno::EAGAIN) => refusals += 1,
             Err(error) => panic!("{error}"),
         }

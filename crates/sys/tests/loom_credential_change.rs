@@ -1,7 +1,7 @@
 //! Models of a change of credentials while a thread starts. They check:
 //! - A new worker has the credentials of the generation that it reports.
 //! - A new service thread (a thread of usring that repeats each change) misses no change.
-//! - A service thread never mixes the words of two orders.
+//! - A service thread never mixes the words of two orders (commands to repeat a change).
 //!
 //! The models leave out the kernel's part:
 //! - The table of threads. The kernel enters a thread at clone(2), and frees its slot at its end.
@@ -145,9 +145,10 @@ fn a_thread_starts(process: Arc<Process>, follows_after_looking: bool) {
     };
     process.change(asked_for + 1);
     let (follower, generation, inherited) = watcher.join().unwrap();
-    // If the new thread is a service thread, it gets the signal of the change now. (A thread of the
-    // next generation needs no signal: the change had ended before that thread started, because
-    // this model does not wait for the late ring watcher.)
+    // A new service thread of the old generation gets the signal of the change now. A thread of the
+    // next generation needs no signal, because the change ended before that thread started. (This
+    // can happen only in the model: a real change waits for the ring watcher, which starts the
+    // thread.)
     if generation != Some(asked_for + 1) {
         let rights = Cell::new(inherited);
         process.follow_as(&follower, &rights);
@@ -167,7 +168,8 @@ fn a_thread_that_begins_without_acquire_misses_a_change() {
     weaken(Edge::Change, Side::Acquire, || a_thread_starts_during_a_credential_change(false));
 }
 
-/// A second order is published while a late service thread reads the first.
+/// The program changes its credentials a second time, while a service thread still reads the words
+/// of the first change.
 fn a_second_change_comes_while_a_follower_reads() {
     loom::model(|| two_changes(Process::new()));
 }

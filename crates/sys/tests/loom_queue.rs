@@ -75,8 +75,8 @@ fn a_take_without_acquire_reads_an_unfinished_entry() {
     weaken(Edge::Queue, Side::Acquire, two_pushers_one_taker);
 }
 
-/// Of two threads that push into an empty list, exactly one gets `first`, and has to announce the
-/// entries.
+/// Of two threads that push into an empty list, exactly one gets `first`. That thread has to notify
+/// a thread that takes entries.
 #[test]
 fn exactly_one_of_two_pushers_is_the_first() {
     loom::model(|| {
@@ -96,7 +96,7 @@ fn exactly_one_of_two_pushers_is_the_first() {
     });
 }
 
-/// A consumer looks at the queue `looks` times, as if it had been notified, and takes the entries
+/// A consumer checks the queue `looks` times, as if it had been notified, and takes the entries
 /// that it can reach. `stop` reports an entry that is left and that no pusher announces.
 fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
     bounded(move || {

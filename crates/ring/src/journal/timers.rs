@@ -46,8 +46,9 @@ pub struct JournalTimer {
 }
 
 impl Journal {
-    /// Records that a request of this process in the journal is a timeout with this condition. If
-    /// no timer is free, the request counts as an ordinary one, which ends when this process dies.
+    /// Marks the request in `slot` as a timeout, and stores its condition in a free timer. Another
+    /// process can then take the timeout over if this process dies. If no timer is free, nothing is
+    /// stored, and the timeout ends with this process.
     pub fn time(&mut self, slot: JournalSlot, timer: JournalTimer) {
         let Some(free) = self.free_timer() else { return self.set_owner(slot.0, self.own) };
         let at = self.timer_at(free);
