@@ -2,8 +2,8 @@
 //! completed (`usring run --check`), and its steps in between (`usring run --trace`).
 //!
 //! - Without an observer, requests take the usual path, which has no check for observers.
-//! - With one, the process is in the state [`Unusual::Observed`]. Each request that is submitted in
-//!   this state is marked (`Request::is_watched`).
+//! - With an observer, the process is in the state [`Unusual::Observed`]. Each request that is
+//!   submitted in this state is marked (`Request::is_watched`).
 //! - If an observer wants the steps, requests get their rows from the second opcode table
 //!   (`submission::faults`), whose functions notify it.
 //! - The engine calls an observer under the ring's lock, or in a worker. So an observer must not

@@ -3,10 +3,11 @@
 //! module, and so do the modules whose events concern no observer.
 //!
 //! - Each caller asks [`is_on`] first: one load, of the word that submissions load anyway.
-//! - A tracer may come at any time. So no probe relies on a mark that an earlier step has made.
+//! - A tracer may attach at any time. So no probe relies on what an earlier step has noted for
+//!   tracers.
 //! - Contexts of libaio fire no probe.
-//! - A request is named by its address, as in the kernel. The address is used again after the
-//!   request's completion.
+//! - A request is named by its address, as in the kernel. After its completion, another request may
+//!   have the same address.
 
 use crate::request::operation::Operation;
 use crate::request::operation::read_write::FILE_POSITION;
@@ -39,7 +40,8 @@ const fn op_strings() -> [[u8; NAME]; opcode::COUNT + 1] {
     strings
 }
 
-/// Returns whether the ring's events concern a tracer.
+/// Returns whether the ring's events fire probes: a tracer uses a probe, and the ring is not that
+/// of an AIO context.
 #[inline(always)]
 pub(crate) fn is_on(ring: &Ring) -> bool {
     unusual::is_probed() && !ring.posts_events()
@@ -200,7 +202,7 @@ pub(crate) fn refused(locked: &LockedRing, chain: &[RequestEntry]) {
 }
 
 /// Fires `complete` or `cqe_overflow` for a CQE that is about to be posted. `request`: the request
-/// whose last CQE it is, if it is one's.
+/// whose last CQE this is. `None`: the CQE is not the last of any request.
 #[cold]
 pub(crate) fn posts(locked: &mut LockedRing, request: Option<&Request>, cqe: Cqe) {
     let ctx = address_of_ring(locked.ring);

@@ -20,14 +20,14 @@ use usring_uapi::{Cqe, sqe_flags};
 #[inline(always)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if probes::is_on(locked.ring) {
-        // The tracer may have come after the request's submission.
+        // The tracer may have attached after the request's submission.
         request.watch_for_tracer();
     }
     complete_submitted(locked, request, answer);
 }
 
-/// Completes a request as [`complete`] does, during its submission. The submission has checked for
-/// tracers.
+/// Completes a request as [`complete`] does, but without a check for tracers. Called during the
+/// request's submission, which has made this check.
 #[inline(always)]
 pub(crate) fn complete_submitted(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if request.fault.is_some() {

@@ -76,7 +76,7 @@ impl EventDescriptor {
         self.is_awaited() && is_ready()
     }
 
-    /// Adds `count` to the eventfd's counter, up to the counter's maximum. Never sleeps, because
+    /// Adds `count` to the eventfd's counter, up to the counter's maximum. Avoids a sleep, because
     /// the caller may hold a ring's lock. The kernel does not sleep here either.
     pub(crate) fn add(&self, count: u64) {
         let number = self.descriptor.number();

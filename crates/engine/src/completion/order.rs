@@ -1,8 +1,8 @@
 //! Completions in an order that a seed chooses (`usring run --order`). The seed decides about each
 //! request that a worker or a device of the kernel could carry out. Such a request waits in the
 //! ring's list of timers until the seed chooses it. It waits before it is carried out, or
-//! afterwards, with its answer. `driving::order` lets the seed choose when a thread submits or
-//! waits.
+//! afterwards, with its answer. Whenever a thread submits or waits, `driving::order` lets the seed
+//! choose.
 //!
 //! # Invariants
 //! - The program sees every order that the kernel promises. A request that is not chosen yet has

@@ -1,5 +1,5 @@
-//! EPOLL_CTL: changes one of the program's own epoll sets. A libuv that uses a ring makes all such
-//! changes by this opcode.
+//! EPOLL_CTL: changes one of the program's own epoll sets. A libuv that uses a ring makes all
+//! changes of its epoll sets by this opcode.
 
 use crate::completion::readiness;
 use crate::host;

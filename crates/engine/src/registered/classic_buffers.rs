@@ -1,4 +1,4 @@
-//! The buffers of one group that PROVIDE_BUFFERS provides.
+//! The buffers that PROVIDE_BUFFERS has put into one group (a classic group).
 
 use alloc::collections::VecDeque;
 use usring_ring::{ProvidedBuffer, Registrations};

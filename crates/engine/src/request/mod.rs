@@ -150,16 +150,17 @@ pub(crate) struct Request {
     /// Whether the rules of `usring run --inject` were asked about the request. Meaningful if its
     /// `properties` have `is_armed`.
     pub was_asked: bool,
-    /// The recorder, an observer or a tracer wants to know when the request completes.
+    /// The recorder (`usring crash`), an observer (`observers`) or a tracer (`probes`) wants to
+    /// know when the request completes.
     pub is_watched: bool,
-    /// Only a tracer wants to know. Meaningful if `is_watched`.
+    /// Only a tracer wants to know when the request completes. Meaningful if `is_watched`.
     pub is_only_probed: bool,
     /// Number of the request's ring. Meaningful if `is_watched`.
     pub observed_ring: u32,
     /// Whether the request has begun to wait and was not issued since. Meaningful if `is_watched`.
     pub has_waited: bool,
     /// usring has set the request's IOSQE_ASYNC, because the ring was draining at the submission
-    /// (`submission::drain`). Meaningful if `is_watched`.
+    /// (`submission::drain`). Meaningful if `is_watched` and not `is_only_probed`.
     pub is_forced: bool,
     /// The request's number among the requests of its opcode that rules of `usring run --inject`
     /// match; 0 if no rule has matched it yet. Meaningful if its `properties` have `is_armed`.

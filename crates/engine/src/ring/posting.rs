@@ -1,5 +1,6 @@
-//! Posts CQEs that are not the own CQE of one of the ring's requests. `completion::complete` posts
-//! the others.
+//! Posts CQEs that are not the result of a request of this process: messages (MSG_RING), tags,
+//! notifications of zero-copy sends, and the results of orphans. `completion::complete` posts the
+//! results of requests.
 
 use super::{LockedRing, Queues};
 use crate::probes;
@@ -18,7 +19,7 @@ impl LockedRing<'_> {
         self.post(Cqe { user_data, res: error.negative(), flags: 0 });
     }
 
-    /// Posts a CQE that is not the own CQE of a request of this ring.
+    /// Posts a CQE that is not the result of a request of this process.
     pub fn post(&mut self, cqe: Cqe) {
         if probes::is_on(self.ring) {
             probes::posts(self, None, cqe);
