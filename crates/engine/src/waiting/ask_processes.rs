@@ -1,16 +1,17 @@
-//! Asks other processes of a shared ring to cancel or change requests that only they have:
-//! ASYNC_CANCEL, POLL_REMOVE, TIMEOUT_REMOVE, and the synchronous cancellation.
+//! Asks other processes of a shared ring to cancel or change requests that this process does not
+//! have. Serves ASYNC_CANCEL, POLL_REMOVE, TIMEOUT_REMOVE, and the synchronous cancellation.
 //!
-//! A process first searches its own requests. Then it asks the processes that may have other
-//! matching requests, one process after the other. Such a cancellation or change is a *remote
-//! change*. It and its answers pass through the change slot in the ring's memory
-//! (`usring_ring::change_slot`). The request that asks completes with the combined answer.
-//! `driving::shared_work` makes the changes that other processes ask for.
+//! A process first searches its own requests. Then it asks each process that may have other
+//! matching requests, one after the other. A cancellation or change for which it asks is a *remote
+//! change*. The remote change and its answers pass through the change slot in the ring's memory
+//! (`usring_ring::change_slot`). The request that needs the change completes with the combined
+//! answer. `driving::shared_work` makes the changes that other processes ask for.
 //!
-//! An asked process that has died or is stopped does not answer. So while a remote change is open,
-//! the ring watcher checks every 10 ms whether the asked process is alive (`driving::ended`). If a
-//! process does not answer in time and another remote change waits for the change slot, that other
-//! change gets the slot first. The process is asked again later.
+//! An asked process that has died or is stopped does not answer. So while a remote change waits for
+//! an answer, the ring watcher checks every 10 ms whether the asked process is alive
+//! (`driving::ended`). If the answer takes longer than [`LONGEST_USE`] and another remote change
+//! waits for the change slot, the other change gets the slot. The process without an answer is
+//! asked again later.
 
 use crate::completion::complete;
 use crate::request::conditions::CancelKey;
@@ -30,7 +31,7 @@ use usring_sys::{Errno, process_number};
 const LONGEST_USE: Nanoseconds = 20_000_000;
 
 /// Returns the outcome of a request that cancels or changes other requests. `answer`: the result
-/// that this process has for its own requests.
+/// for the requests that this process has.
 pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     if locked.ring.is_shared() { shared_outcome(locked, request, answer) } else { IssueOutcome::of(answer) }
 }
@@ -48,7 +49,8 @@ fn shared_outcome(locked: &mut LockedRing, request: &mut Request, answer: Result
 }
 
 /// Cancels the orphans (requests of processes that have ended) that the change selects. `answer`:
-/// the answer of this process. Returns that answer, combined with the result for the orphans.
+/// the result for this process's requests. Returns `answer`, combined with the result for the
+/// orphans.
 fn cancel_orphans(locked: &mut LockedRing, change: &Change, answer: i32) -> i32 {
     let Some(wanted) = change.orphan_filter().filter(|_| change.needs_next_process(answer)) else { return answer };
     let mut cancelled = 0;
@@ -62,8 +64,8 @@ fn cancel_orphans(locked: &mut LockedRing, change: &Change, answer: i32) -> i32 
     if cancelled == 0 { answer } else { change.combined(answer, cancelled) }
 }
 
-/// Asks other processes for the change that a request makes. `request.result` is the answer of this
-/// process.
+/// Asks other processes to make the change that `request` (such as an ASYNC_CANCEL) makes.
+/// `request.result` is the result for this process's requests.
 pub(crate) fn begin(locked: &mut LockedRing, request: RequestEntry) {
     let answer = request.result;
     match Change::of(&request.operation) {
@@ -73,7 +75,7 @@ pub(crate) fn begin(locked: &mut LockedRing, request: RequestEntry) {
 }
 
 /// Asks other processes for a synchronous cancellation, if one of them may have a request that the
-/// key selects. `answer`: the answer of this process.
+/// key selects. `answer`: the result for this process's requests.
 ///
 /// Returns `Ok` with the final answer if no process has to be asked. Otherwise returns `Err` with
 /// the word that will get the answer. The word holds [`PENDING`] until then.
@@ -95,9 +97,10 @@ pub(crate) fn begin_call(
     Err(answer_word)
 }
 
-/// Returns the other processes to ask; empty if this process's `answer` is enough. The journal
-/// names the processes that have requests, but lacks requests from before the ring was shared. So
-/// the process that made the ring is asked, too, while it has such requests.
+/// Returns the other processes that have to be asked for a change. If `answer`, the result for this
+/// process's requests, is enough, the list is empty. The journal names the processes that have
+/// requests, but lacks requests from before the ring was shared. So the process that made the ring
+/// is asked, too, while it has such requests.
 fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
     if !change.needs_next_process(answer) {
         return Vec::new();
@@ -194,8 +197,8 @@ fn end(locked: &mut LockedRing, over: RemoteChange) {
     }
 }
 
-/// Withdraws the remote change of a system call that has stopped waiting. The answer may have
-/// arrived in `answer_word` just before.
+/// Withdraws the remote change of a system call (a synchronous cancellation) that no longer waits
+/// for the answer. The answer may have arrived in `answer_word` just before.
 pub(crate) fn withdraw(locked: &mut LockedRing, answer_word: &Arc<AtomicI32>) {
     if locked.waiting.remote_changes.withdraw(answer_word) {
         release_slot(locked);
@@ -211,8 +214,8 @@ fn release_slot(locked: &mut LockedRing) {
     }
 }
 
-/// Drops all remote changes, because the ring is closed. Waiting system calls get the answer of the
-/// processes asked so far.
+/// Drops all remote changes, because the ring is closed. A system call that waits gets the answer
+/// of the processes asked so far.
 pub(crate) fn forget(locked: &mut LockedRing) {
     while let Some(ask) = locked.waiting.remote_changes.take_first() {
         release_slot(locked);

@@ -1,5 +1,6 @@
 //! Estimates, from earlier waits on a ring, how long a waiter sleeps and how long it polls the CQ.
-//! For rings whose SQ thread polls the devices. `driving::cq_wait` does the waiting.
+//! The estimates serve rings whose SQ thread polls the devices. `driving::cq_wait` does the
+//! waiting.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use usring_sys::clock::{self, Nanoseconds};
@@ -7,7 +8,8 @@ use usring_sys::{processor, timer_slack};
 
 /// Longest time, in nanoseconds, for which one wait polls the CQ.
 pub(crate) const MOST_POLL: Nanoseconds = 50_000;
-/// Bounds of the processor time that waits may use, in 64ths of the waits' length.
+/// Bounds of the processor time that waits may use, in 64ths of the waits' length. The lower bound
+/// is for waits that get few completions, the upper bound for waits that get many.
 const SHARES: (u64, u64) = (40, 48);
 /// Largest amount of unused processor time, in nanoseconds, that later waits may use. Also the
 /// largest overuse that later waits have to make up for.
@@ -24,8 +26,8 @@ const MOST_COUNTED_NS: Nanoseconds = 10_000_000;
 /// lost if two waiters write at once.
 #[derive(Default)]
 pub(crate) struct CqWaits {
-    /// Weighted mean of the time until a completion arrived, as far as the waits show it
-    /// (`learn_arrival`). The latest 8 or so waits weigh most. 0: no measurement yet.
+    /// Weighted mean of the time from a wait's start until a completion arrived (`learn_arrival`
+    /// says which waits count). The latest 8 or so waits weigh most. 0: no measurement yet.
     pub arrival: AtomicU64,
     /// Weighted mean of the deviation from `arrival`.
     pub spread: AtomicU64,
@@ -46,7 +48,8 @@ pub(crate) struct CqWaits {
     pub balance: AtomicI64,
     /// Number of coming waits that must not poll.
     pub without: AtomicU64,
-    /// Value that the last unsuccessful poll gave `without`. The next such poll doubles it.
+    /// The value that the last unsuccessful poll stored in `without`. The next unsuccessful poll
+    /// stores twice this value.
     pub penalty: AtomicU64,
 }
 
@@ -98,8 +101,8 @@ impl CqWaits {
         if span > late {
             return span;
         }
-        // While no sleep measures the lateness, its estimate decays, because the machine may be
-        // quiet again.
+        // If the waiters no longer sleep by a timer, no sleep measures how late timers fire. So the
+        // estimate of that lateness decays: the machine may be quiet again.
         set(&self.late, get(&self.late).saturating_sub(1 + get(&self.late) / 256));
         0
     }
@@ -162,10 +165,11 @@ impl CqWaits {
     }
 
     fn learn_arrival(&self, length: Nanoseconds, outcome: Outcome) {
-        // In a sleep that was too long, no thread saw when the completion arrived. The completion
-        // is assumed to have arrived after half of the sleep. Otherwise the mean would grow, and
-        // the next sleep with it. A wait that only slept ends later than its completion arrives. So
-        // its length counts only if it is below the mean.
+        // `Overslept`: no thread saw when the completion arrived. It is assumed to have arrived
+        // after half of the wait. If the whole wait counted, the mean would grow, and the next
+        // sleep with it.
+        // `Slept`: the wait ends later than its completion arrives. So its length counts only if it
+        // is below the mean.
         match outcome {
             Outcome::Slept if (1..=length).contains(&get(&self.arrival)) => {}
             Outcome::Overslept => self.arrived_after(length / 2),

@@ -26,11 +26,12 @@ use usring_sys::kernel_aio::Waiter;
 use usring_sys::ticks::Ticks;
 
 /// Number of quick checks for signs of completions between two polls. A poll takes as long as
-/// several such checks, and finds a completion that arrives during the poll only the next time.
+/// several quick checks, and misses a completion that arrives during the poll.
 const SPINS: u32 = 16;
 
 /// Longest time, in nanoseconds, between two polls of the devices while some completions raise no
-/// interrupt. It bounds the sleeps of waiters. The ring watcher polls by a timer.
+/// interrupt. No waiter sleeps longer. For a ring without waiters, the ring watcher polls by a
+/// timer.
 const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 
 /// The ring's channels.
@@ -84,7 +85,7 @@ pub(crate) struct DeviceQueue {
     pub device: Arc<Device>,
     pub channel: Channel,
     pub wait: Wait,
-    /// Requests in flight on this device, by token.
+    /// Requests in flight on this device. The index of a request is its token.
     pub out: Vec<Option<RequestEntry>>,
     pub free: Vec<u32>,
     /// Requests that wait for a free slot of the queue pair, in order of submission.
@@ -107,10 +108,10 @@ pub(crate) struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Returns whether a worker should try a failed request again. That helps if the transfer would
-    /// only have blocked, if its file does not support RWF_NOWAIT, or if a filter forbids
-    /// io_submit(2). `false` if the request holds no duplicate of its file, because the program's
-    /// number may name another file by now.
+    /// Returns whether a worker should try a failed request again. A worker may succeed if the
+    /// transfer would only have blocked, if its file does not support RWF_NOWAIT, or if a filter
+    /// forbids io_submit(2). `false` if the request holds no duplicate of its file, because the
+    /// program's descriptor number may name another file by now.
     #[cold]
     pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
@@ -123,8 +124,8 @@ impl DeviceQueue {
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
         let has_file = !matches!(request.file.reference, FileReference::Submitter);
         let is_passing = is_ours && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG);
-        // A request with the program's own RWF_NOWAIT gets here only if io_submit(2) was denied.
-        // The worker's attempt has the flag, too.
+        // If the program itself has set RWF_NOWAIT, only a denied io_submit(2) sends the request to
+        // a worker. The worker's attempt has the flag, too.
         self.added_flags != 0 && (is_passing || DENIED.contains(&result)) && has_file
     }
 }
@@ -156,7 +157,7 @@ impl DeviceQueues {
         self.polled_later = true;
     }
 
-    /// Records that io_getevents(2) is forbidden, so that no thread can sleep in it.
+    /// Records that a filter forbids io_getevents(2), so that no thread can sleep in it.
     pub fn forbid_waiter(&mut self) {
         self.forbids_waiter = true;
     }
@@ -192,8 +193,8 @@ impl DeviceQueues {
         self.hybrid.is_some()
     }
 
-    /// Returns the sleep for the oldest request for which no thread has polled yet, on a ring with
-    /// HYBRID_IOPOLL.
+    /// On a ring with HYBRID_IOPOLL, returns the sleep of the oldest request for which no thread
+    /// has polled yet.
     pub fn next_pre_poll_sleep(&mut self) -> Option<PrePollSleep> {
         let hybrid = self.hybrid.as_mut()?;
         while let Some(fresh) = hybrid.unpolled.pop_front() {
@@ -257,8 +258,8 @@ impl DeviceQueues {
     }
 
     /// Returns the kernel AIO context to sleep on, and its number of requests in flight. `None` if
-    /// another device has requests in flight, or if sleeping there is impossible. Also `None` while
-    /// a submit helper may pass a request to a worker: the sleep would miss that request's
+    /// another device has requests in flight, or if no thread can sleep on the context. Also `None`
+    /// while a submit helper may pass a request to a worker: the sleep would miss that request's
     /// completion.
     pub fn waiter(&self) -> Option<(Waiter, u32)> {
         if self.forbids_waiter {
@@ -284,8 +285,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns whether deferred requests are pending that no submit helper has been asked to
-    /// submit. The thread that releases the ring's lock has to submit them.
+    /// Returns whether deferred requests are pending, and no submit helper has been asked to submit
+    /// them. The thread that releases the ring's lock has to submit them.
     #[inline(always)]
     pub fn has_pending_submits(&self) -> bool {
         self.pending != 0 && !self.left_to_helper
@@ -297,9 +298,9 @@ impl DeviceQueues {
         self.pending != 0 || self.channels.iter().any(|queue| queue.in_flush != 0)
     }
 
-    /// Returns whether some of the pending requests have waited for a free slot, which completions
-    /// have made. The thread that handles those completions has hardly ever submitted these
-    /// requests, so it leaves them to a submit helper.
+    /// Returns whether a request that had to wait for a free slot is pending. A completion has
+    /// freed the slot. The thread that handles the completion is rarely the request's submitter, so
+    /// it leaves the submit to a helper.
     pub fn has_pending_that_waited(&self) -> bool {
         self.pending != 0 && self.channels.iter().any(|queue| queue.must_await_slot && queue.pending != 0)
     }

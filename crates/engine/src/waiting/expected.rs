@@ -1,19 +1,18 @@
 //! Guesses which files are ready before the epoll set has reported them.
 //!
-//! Taking an event from the set costs about half as much as a receive. On a busy server, the peer
-//! that got its answer longest ago has probably sent its next request already. So after a wait on
-//! the set that returned many events:
+//! Taking an event from the epoll set costs about half as much as a receive. On a busy server, the
+//! peer that got its answer longest ago has probably sent its next request already. So after a wait
+//! on the epoll set that returned many events:
 //!
-//! 1. Multishots are queued in the order in which they were last tried.
-//! 2. Before the set is asked, a driver tries them in that order, until [`MOST`] were tried or
-//!    [`MOST_MISSES`] of them found nothing.
-//! 3. A multishot that found nothing goes to the end of the queue once. After a second miss it
-//!    leaves the queue until its next event. Without the second chance, it and its peer would wait
-//!    until the set is asked.
+//! 1. Multishots are queued in the order in which they last tried to receive.
+//! 2. Before a driver asks the epoll set, it lets the queued multishots try again in that order. It
+//!    stops after [`MOST`] tries, or after [`MOST_MISSES`] tries that found no data.
+//! 3. A multishot that found no data goes to the end of the queue, because its peer may send at any
+//!    moment. If it finds no data again, it leaves the queue until its next event.
 //!
 //! Guesses only save time, and lose no event. If a guess finds no data, the file's next edge is
 //! still to come. If a guess empties a file before its event is taken, the kernel skips that event.
-//! A driver still asks the set at intervals (`LockedRing::is_poll_due`). After wrong guesses,
+//! A driver still asks the epoll set at intervals (`LockedRing::is_poll_due`). After wrong guesses,
 //! guessing pauses for a while.
 
 use crate::request::conditions::Tag;
@@ -52,7 +51,7 @@ impl Expected {
         self.queue.is_empty()
     }
 
-    /// Returns how many files may be tried in one series, each at most once.
+    /// Returns how many files one series of guesses may try. It tries each file at most once.
     pub fn chances(&self) -> usize {
         self.queue.len().min(MOST)
     }

@@ -2,24 +2,24 @@
 //! begins to wait at its file's registration in the ring's epoll set (`poll_table`). When an event
 //! wakes it (`driving::fire`), a POLL_ADD is completed, and any other request is issued again.
 //!
-//! - **The set.** The ring's epoll set is made when the first request is armed. The thread that
-//!   waits in `enter` sleeps on it. While no thread is inside, the ring watcher watches it.
+//! - **The epoll set** is made when the first request is armed. A thread that waits in `enter`
+//!   sleeps on the set. While no thread is in `enter`, the ring watcher watches the set.
 //! - **An event** wakes all requests that wait at its registration, in order of arrival, as in the
 //!   kernel. A request that would block again goes back to the end of the registration's list,
 //!   without a system call of its own.
 //! - **Time slices.** A multishot is tried again as long as it gives results. After [`SLICE`]
-//!   results it has to yield to all other ready requests (READ_MULTISHOT does so only at its
-//!   submission, after one result). It then waits at its registration, where
-//!   a cancellation finds it, and is marked runnable. The driver tries runnable requests again
-//!   before it sleeps (`driving::dispatch`); a driver that leaves lets another thread do so. So no
-//!   data is missed although the set has already reported the edge. A single receive that is put
-//!   together from many pieces works in this way, too.
+//!   results it has to yield to all other ready requests. (READ_MULTISHOT yields only once, after
+//!   its first result.) It then waits at its registration, where a cancellation finds it, and is
+//!   marked runnable. The driver tries runnable requests again before it sleeps
+//!   (`driving::dispatch`). A driver that leaves passes them to another thread. So no data is
+//!   missed although the set has already reported the edge. A receive that collects its data in
+//!   many pieces gets time slices, too.
 //! - **Registered files.** The registration of a registered file outlives its requests, and reports
 //!   no event twice. So a request may wait there only after it has found its file not ready. For a
 //!   request that has not tried its file ([`arm_first`]), the engine polls the file. If an event is
 //!   present, the request is runnable at once.
 //! - **EPOLLEXCLUSIVE** makes no difference here. epoll merges events that come close together. If
-//!   such an event woke only one of the exclusive waiters, the other waiters might lose theirs.
+//!   a merged event woke only one of the exclusive waiters, the others might lose their event.
 
 use crate::completion::complete;
 pub(crate) use crate::request::conditions::{Interest, TimeSlice};
@@ -109,9 +109,9 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
     locked.waiting.polls.push(assigned.tag, request, Purpose::Retry, slice);
 }
 
-/// Begins a multishot POLL_ADD. Its first CQE reports the events that are present now, even if a
-/// later request consumes their data. So the request is runnable at once. If the set reports an
-/// event before the request runs, the CQE reports that event instead. The kernel merges such
+/// Begins a POLL_ADD. The first CQE of a multishot reports the events that are present now, even if
+/// a later request consumes their data. So the multishot is runnable at once. If the set reports an
+/// event before the multishot runs, the CQE reports that event instead. The kernel merges such
 /// wake-ups, too.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
     // If the registration will report the present events, and another thread sleeps on the set,
@@ -157,9 +157,9 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Arms the timer in the ring's epoll set for the time `due`. If the timer fires before `due`
-/// anyway, leaves it: the thread that handles its event calls this function again. So a far-away
-/// timeout costs the ring's drivers no system call.
+/// Arms the timer in the ring's epoll set for the time `due`. If the timer is already set for an
+/// earlier time, leaves it: the thread that handles the timer's event calls this function again. So
+/// a far-away timeout costs the ring's drivers no system call.
 ///
 /// On a ring that defers task work, the timer is always set. There the ring watcher sees the
 /// timer's event, but only notifies the ring's owner and does not handle the event.

@@ -33,7 +33,7 @@ impl IdleThreads {
         self.idle > 0
     }
 
-    /// Counts down for a thread that ends, or that could not be started.
+    /// Removes one thread from the count: it ends, or it could not be started.
     pub fn remove(&mut self) {
         self.all -= 1;
     }

@@ -1,11 +1,12 @@
-//! The state of `usring run --order` for a ring: its random numbers, and the requests that wait to
-//! be chosen. `completion::order` adds requests, and `driving::order` chooses among them.
+//! State of `usring run --order` for one ring. A seed chooses the order in which requests complete.
+//! This file holds the random numbers, the requests not chosen yet (the candidates), and the chosen
+//! requests that still run. `completion::order` adds candidates, and `driving::order` chooses.
 //!
 //! # Invariants
 //! - A request is a candidate from its submission until it is chosen. So the choice does not depend
 //!   on when a worker or a device ends the request.
 //! - Of candidates with the same key (changes of one file), only the oldest can be chosen.
-//! - A chosen request is awaited until it completes.
+//! - A chosen request is awaited until it completes, for at most [`LONGEST_WAIT_NS`].
 
 use super::poll_table::PollTable;
 use crate::request::conditions::{RequestId, Tag};
@@ -14,12 +15,12 @@ use alloc::vec::Vec;
 use usring_device::random::Random;
 use usring_sys::clock::Nanoseconds;
 
-/// A request whose turn has not come.
+/// A request that can be chosen as the next one to complete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub id: RequestId,
-    /// The file whose changes the kernel makes in the order of submission, if the request is such a
-    /// change.
+    /// The file that the request changes, if the kernel makes the changes of that file in the order
+    /// of submission.
     pub key: Option<FileKey>,
     /// The request may wait for something that the program does later, such as OPENAT of a FIFO.
     pub may_block: bool,
@@ -30,8 +31,8 @@ const LONGEST_WAIT_NS: Nanoseconds = 10_000_000_000;
 /// Longest time, in nanoseconds, for which a chosen request is awaited if it may block.
 const LONGEST_WAIT_FOR_BLOCKING_NS: Nanoseconds = 20_000_000;
 
-/// Number of parts in which the time limit of a request that is held back is counted. If a process
-/// is stopped, all the time of the stop counts as one part.
+/// Number of parts in which the time limit of a request that is held back is counted. Because of
+/// the parts, the whole time for which a process is stopped counts as one part only.
 pub(crate) const LIMIT_PARTS: u32 = 5;
 
 /// The choices for one ring.
@@ -43,7 +44,7 @@ pub(crate) struct Order {
     awaited: Vec<Candidate>,
     /// Time (monotonic clock) until which the requests in `awaited` are awaited.
     awaited_until: Nanoseconds,
-    /// Parts of the time limit that have passed since a thread last came to choose.
+    /// Parts of the time limit that have passed since a thread last came to choose a request.
     unattended: u32,
     /// Time (monotonic clock) at which the last part was counted.
     counted_at: Nanoseconds,
@@ -89,8 +90,8 @@ impl Order {
     }
 
     /// Counts a part of a request's time limit as passed. Returns whether all [`LIMIT_PARTS`] have
-    /// passed since a thread last came to choose. `part`: the length of one part. Several calls
-    /// within one part count once.
+    /// passed since a thread last came to choose a request. `part`: the length of one part. Several
+    /// calls within one part count once.
     pub fn is_unattended(&mut self, now: Nanoseconds, part: Nanoseconds) -> bool {
         if now.saturating_sub(self.counted_at) >= part {
             self.counted_at = now;

@@ -10,8 +10,8 @@ use alloc::sync::{Arc, Weak};
 #[derive(Clone, Copy)]
 pub(crate) struct AssignedSlot {
     pub tag: Tag,
-    /// Whether the set has reported an event since the registration was switched on. From then on
-    /// the set reports only new events, not those that were present before.
+    /// Whether the epoll set has reported an event since the registration was switched on. From
+    /// then on the set reports only new events, not those that were present before.
     pub has_reported: bool,
 }
 
@@ -46,22 +46,22 @@ pub(super) enum SlotFile {
 pub(super) struct Slot {
     pub(super) waiters: Waiters,
     pub(super) file: SlotFile,
-    /// Changes whenever the slot gets another file, so that a pending event of the earlier file is
-    /// recognised.
+    /// Changes whenever the slot gets another file, so that a late event of the earlier file is
+    /// recognised and ignored.
     pub(super) generation: u32,
-    /// Number of events of the slot so far. An event wakes only the requests that began to wait in
-    /// an earlier round.
+    /// Number of rounds so far. Each event begins a round, which wakes only the requests that began
+    /// to wait in an earlier round.
     pub(super) round: u32,
     pub(super) switch: Switch,
-    /// Whether the set has reported an event since `switch` was last turned on.
+    /// Whether the epoll set has reported an event since `switch` was last turned on.
     pub(super) has_reported: bool,
     /// Whether the slot's requests are being woken. The slot must not be closed meanwhile.
     pub(super) firing: bool,
-    /// Whether the last retry of the file's multishots came before any event (a guess of
-    /// `expected`) and found nothing.
+    /// Whether the last try of the file's multishots was a guess of `expected`, without an event,
+    /// and found no data.
     pub(super) had_nothing: bool,
-    /// Time (a count of `Expected`) at which the file was last queued among those expected to be
-    /// ready.
+    /// Time (a count of `Expected`) at which the file was last put into the queue of files that are
+    /// expected to be ready.
     pub(super) expected: u32,
     pub(super) interest: Interest,
     /// The next slot with a file of the same descriptor number, or [`NONE`].
@@ -110,8 +110,8 @@ impl Slot {
 pub(super) struct Number {
     /// First of the slots that hold a file of this number, or [`NONE`].
     pub(super) first: u32,
-    /// Whether the set still has a registration under the number of usring's duplicate, which is
-    /// closed by now.
+    /// Whether the epoll set still has the registration of usring's duplicate of this number,
+    /// although the duplicate is closed.
     pub(super) registered: bool,
     /// Whether one of the number's files was of a kind that takes record locks.
     pub(super) lockable: bool,

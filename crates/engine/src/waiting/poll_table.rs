@@ -85,12 +85,13 @@ pub(crate) struct PollTable {
     free: Vec<u32>,
     numbers: Vec<Number>,
     waiting: u32,
-    /// Slots with a runnable request. The request may have gone since the slot was queued.
+    /// Slots with a runnable request. Since its slot was queued, the request may have been removed.
     runnable: VecDeque<Tag>,
     /// Number of entries that were taken from `runnable`.
     slices_begun: u32,
-    /// Since the set was last asked, a request has begun to wait for an untried file (POLL_FIRST),
-    /// or a request may have made a file ready. So the set may report a file.
+    /// Whether the epoll set may report a file that it has not reported yet. `true` if, since the
+    /// set was last asked, a request has begun to wait for a file that it has not tried
+    /// (POLL_FIRST), or may have made a file ready.
     pub may_report: bool,
     /// The files that are expected to be ready, in the order in which they are tried.
     pub expected: Expected,
@@ -148,8 +149,8 @@ impl PollTable {
     /// Finds or makes the registration for a file. Stores in `file.reference` the reference that
     /// keeps the file open. `socket`: the caller knows that the file is a socket.
     ///
-    /// Errors: those of fcntl(2) and epoll_ctl(2), such as `EPERM` if the file cannot be polled.
-    /// After an error of epoll_ctl(2), `file` has a duplicate if it had the program's number.
+    /// Errors: those of fcntl(2) and epoll_ctl(2), such as `EPERM` if the file cannot be polled. If
+    /// epoll_ctl(2) fails, a duplicate replaces the program's descriptor in `file`.
     pub fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<AssignedSlot, Errno> {
         match &file.reference {
             FileReference::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
@@ -168,7 +169,8 @@ impl PollTable {
     }
 
     /// Returns the slot in which requests wait for this file and these events; `None`: there is
-    /// none. Removes slots from the number's list if it no longer names their files.
+    /// none. If a slot in the number's list has a file that the number no longer names, unlinks
+    /// that slot.
     fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
         let mut index = self.numbers.get(width::index(number))?.first;
         let mut before = NONE;
@@ -394,8 +396,8 @@ impl PollTable {
         self.low = self.low.min(width::low(tag) as usize);
     }
 
-    /// Begins a round after an event: the requests that wait in the slot now are to be woken.
-    /// Returns `false` if none waits.
+    /// Begins a round of a slot after an event: the requests that wait in the slot now are to be
+    /// woken. Returns `false` if no request waits there.
     pub fn begin_round(&mut self, tag: Tag) -> bool {
         let Some(slot) = self.slot(tag) else { return false };
         if slot.waiters.is_empty() {
@@ -439,9 +441,9 @@ impl PollTable {
         waiter
     }
 
-    /// Adds the file of a multishot that has just been tried to the queue of files that are
-    /// expected to be ready. `nothing`: the try found no data. Then the file gets one more try,
-    /// after all others. After a second such try the file is not queued.
+    /// Queues the file of a multishot that has just been tried among the files that are expected to
+    /// be ready. `nothing`: the try found no data. Then the file gets one more try, after all
+    /// others. After a second try without data, the file is not queued.
     #[inline]
     pub fn expect(&mut self, tag: Tag, nothing: bool) {
         let Some(slot) = self.slot(tag) else { return };
@@ -475,8 +477,8 @@ impl PollTable {
         }
     }
 
-    /// Prefetches the next request to be tried. The system call of the current try evicts it from
-    /// the near caches.
+    /// Prefetches the next request to be tried, because the system calls of the tries evict
+    /// requests from the near caches.
     #[inline]
     fn prefetch_expected(&self) {
         if let Some(tag) = self.expected.next() {
@@ -505,8 +507,8 @@ impl PollTable {
     }
 
     /// Makes a multishot that was woken in this round wait in its slot again, behind the slot's
-    /// other requests. `slice`: `Runnable` if the slot has been in `runnable` since before the
-    /// round.
+    /// other requests. `slice`: `Runnable` if the slot was in the queue `runnable` before the round
+    /// began.
     #[inline]
     pub fn waits_on(&mut self, tag: Tag, request: RequestEntry, slice: TimeSlice) {
         let index = width::low(tag) as usize;

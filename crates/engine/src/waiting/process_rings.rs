@@ -47,7 +47,8 @@ pub(crate) fn newly_shared() -> Vec<Arc<Ring>> {
     shared_rings(|ring| !ring.takes_part.load(Ordering::Relaxed) && !ring.defers_task_work())
 }
 
-/// Returns the rings with unseen notices: changes by another process that this process handles.
+/// Returns the rings with an unseen notice: another process announces a change that this process
+/// has to handle.
 pub(crate) fn with_unseen_notices() -> Vec<Arc<Ring>> {
     // The owner of a ring that defers task work handles the notices in its next enter(2).
     shared_rings(|ring| ring.has_unseen_notices() && !ring.defers_task_work())
@@ -120,14 +121,14 @@ impl LockedRing<'_> {
         }
     }
 
-    /// If a timeout of this process counts completions, makes other processes wake this one for the
-    /// CQEs that they publish.
+    /// If a timeout of this process counts completions, asks the other processes to wake this
+    /// process when they publish CQEs.
     pub fn listen_for_cqes(&mut self) {
         self.ring.listen_for_cqes(self);
     }
 
-    /// Prepares this process for a ring that other processes use. Only the first call for a ring
-    /// has an effect.
+    /// Prepares this process for a ring that is shared with other processes. Only the first call
+    /// for a ring has an effect.
     pub fn take_part(&mut self) {
         if self.ring.takes_part.swap(true, Ordering::Relaxed) {
             return;

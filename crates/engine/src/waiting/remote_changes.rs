@@ -1,5 +1,6 @@
-//! The changes that this process asks of other processes of a shared ring, because only they have
-//! the requests concerned. `ask_processes` asks; `usring_ring::change_slot` has the protocol.
+//! The changes that this process asks other processes of a shared ring to make, because only those
+//! processes have the requests to change. `ask_processes` asks; `usring_ring::change_slot` has the
+//! protocol.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::{CancelKey, Interest};
@@ -24,9 +25,9 @@ pub(crate) enum Change {
     Timeout(TimeoutUpdate),
 }
 
-/// The kinds of an encoded change. The kind is the low byte of the change's first word. The next
+/// The kinds of an encoded change. The low byte of the change's first word is its kind. The next
 /// three bytes hold flags, and the high half holds a poll's events. For a cancellation, the three
-/// bytes hold the opcode, and the high half its flags.
+/// bytes hold the opcode, and the high half the flags of the cancellation.
 const CANCEL: u64 = 1;
 const POLL: u64 = 2;
 const REMOVE_TIMEOUT: u64 = 3;
@@ -100,9 +101,9 @@ impl Change {
         matches!(self, Change::Cancel(key) if key.counts())
     }
 
-    /// Returns whether the next process has to be asked after this answer of the processes so far.
-    /// `false` for a key that names a descriptor: the number means a file of this process, which no
-    /// other process can look up.
+    /// Returns whether one more process has to be asked. `answer`: the combined answer of the
+    /// processes so far. `false` for a cancellation by a descriptor: the number means a file of
+    /// this process, which no other process can look up.
     pub fn needs_next_process(&self, answer: i32) -> bool {
         if let Change::Cancel(key) = self
             && key.has(abi::IORING_ASYNC_CANCEL_FD)
@@ -115,7 +116,7 @@ impl Change {
         }
     }
 
-    /// Returns the answer of two processes together, from the answer of each.
+    /// Returns the combined answer of two processes. `first`, `second`: the answer of each.
     pub fn combined(&self, first: i32, second: i32) -> i32 {
         let count = first.max(0).saturating_add(second.max(0));
         match self.counts() {
@@ -184,9 +185,9 @@ pub(crate) enum Asker {
     Call(Arc<AtomicI32>),
 }
 
-/// A change that other processes are asked to make, one after the other.
+/// A change that this process asks other processes to make, one process after the other.
 pub(crate) struct RemoteChange {
-    /// The remote changes of this process have different, rising numbers.
+    /// Each remote change of this process has a higher number than the one before.
     pub number: u64,
     pub change: Change,
     pub asker: Asker,
@@ -209,8 +210,8 @@ impl RemoteChange {
     }
 }
 
-/// The queue of remote changes of this process. The first one occupies the ring's change slot, and
-/// the others wait for it.
+/// The changes that this process asks other processes to make, oldest first. Only the first may use
+/// the ring's change slot, once no other process uses it. The rest wait.
 #[derive(Default)]
 pub(crate) struct RemoteChanges {
     queue: VecDeque<RemoteChange>,
@@ -227,18 +228,18 @@ impl RemoteChanges {
         self.next_number
     }
 
-    /// Returns whether a remote change with one of these numbers has not been answered.
+    /// Returns whether a [`RemoteChange`] with a number in `numbers` still waits for its answer.
     pub fn has(&self, numbers: &Range<u64>) -> bool {
         self.queue.iter().any(|ask| numbers.contains(&ask.number))
     }
 
-    /// Returns whether another remote change waits for the first one.
+    /// Returns whether a second remote change waits until the first has its answer.
     pub fn has_several(&self) -> bool {
         self.queue.len() > 1
     }
 
     /// Adds a remote change at the end of the queue. `rest`: the processes to ask. `answer`: the
-    /// answer of this process.
+    /// result for this process's own requests.
     pub fn add(&mut self, change: Change, asker: Asker, rest: Vec<u32>, answer: i32) {
         self.queue.push_back(RemoteChange { number: self.next_number, change, asker, target: None, rest, answer });
         self.next_number += 1;
@@ -265,7 +266,7 @@ impl RemoteChanges {
     }
 
     /// Removes the remote change whose answer goes to `answer_word`. Returns whether it was the
-    /// first one.
+    /// first of the queue.
     pub fn withdraw(&mut self, answer_word: &Arc<AtomicI32>) -> bool {
         let is_meant = |ask: &RemoteChange| matches!(&ask.asker, Asker::Call(other) if Arc::ptr_eq(other, answer_word));
         let index = self.queue.iter().position(is_meant);

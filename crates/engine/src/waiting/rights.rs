@@ -178,8 +178,8 @@ struct Member {
 
 impl Member {
     /// Returns whether the calling thread is this member, with unchanged credentials. Makes two
-    /// system calls. They exclude a later thread that has got the same thread-local block or the
-    /// same thread id: by then, the `life` of this member's thread has ended.
+    /// system calls. They exclude a later thread with the thread-local block or the thread id of
+    /// this member's thread: by then, the `life` of this member's thread has ended.
     fn is_caller(&self) -> bool {
         self.thread == thread::current()
             && self.changes == credentials::changes_of(self.id)
@@ -191,14 +191,15 @@ impl Member {
 #[derive(Default)]
 struct GroupsState {
     common: Option<Arc<Group>>,
-    /// The common group from just before the threads' credentials began to differ. It has an
-    /// anchor.
+    /// The common group from just before the threads' credentials began to differ. This group has
+    /// an anchor.
     last_alike: Option<Arc<Group>>,
     /// The threads that have a group of their own, by thread id.
     members: BTreeMap<u32, Arc<Member>>,
     /// Generation and group of the last personality that was registered while all threads had the
-    /// same credentials. Until the next change this group has the same rights as the common group.
-    /// (If changes cannot be observed, the two are never treated as equal.)
+    /// same credentials. Until the next change of credentials, this group has the same rights as
+    /// the common group. (If usring cannot observe changes, it never treats the two groups as
+    /// equal.)
     personality: (u32, Weak<Group>),
     numbers: BTreeMap<GroupNumber, Weak<Group>>,
     last_number: GroupNumber,
@@ -223,11 +224,11 @@ const MANY_MEMBERS: usize = 64;
 
 impl Groups {
     /// Returns the common group, which all threads use while their credentials are equal. Each
-    /// change of credentials makes a new common group: requests queued in the old one keep the
-    /// rights from before.
+    /// change of credentials makes a new common group: requests queued in the old group keep the
+    /// old rights.
     ///
-    /// If the threads' credentials differ now, returns the last common group, or `None` if there is
-    /// none with the rights from just before.
+    /// If the threads' credentials differ now, returns the common group from just before they began
+    /// to differ. `None`: there is no such group.
     pub fn common(&self) -> Option<Arc<Group>> {
         if credentials::differ() {
             let state = self.state.lock();
@@ -255,7 +256,7 @@ impl Groups {
     /// Gives the common group an anchor, because the threads' credentials are about to differ. The
     /// ring watcher calls this function while it still has the rights that all threads share. So
     /// requests submitted until now keep these rights. Calls `done` when the anchor has started, or
-    /// if none can be started.
+    /// if no anchor can be started.
     pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
         if credentials::differ() {
             // Another thread has already changed its credentials. `last_alike`, from before that
@@ -294,7 +295,8 @@ impl Groups {
             };
             // The anchor gets the credentials that the thread has now. They may have changed since
             // the entry was made: for setuid(2), libc sends all threads a signal, whose handler
-            // changes them. Then the entry is out of date, and the loop makes another.
+            // changes them. In that case the entry is out of date, and the loop makes another
+            // entry.
             if !member.group.start_anchor()? || credentials::changes_of(member.id) == member.changes {
                 return Ok(member);
             }
@@ -323,8 +325,9 @@ impl Groups {
         Ok(member)
     }
 
-    /// Returns whether the calling thread has the rights of the group with this number. That holds
-    /// for the thread's own group, and for a personality with the rights that all threads share.
+    /// Returns whether the calling thread has the rights of the group with this number. `true` for
+    /// the thread's own group, and for the group of a personality with the rights that all threads
+    /// share.
     fn has_rights_of(&self, number: GroupNumber) -> bool {
         if self.caller().is_some_and(|member| member.group.number == number) {
             return true;
@@ -363,8 +366,8 @@ impl Groups {
         self.state.lock().numbers.get(&number).and_then(Weak::upgrade)
     }
 
-    /// Retires the groups whose rights no thread has any more. Called after a thread has changed
-    /// its credentials.
+    /// Retires the groups whose rights no thread has any more. The ring watcher calls this function
+    /// after a thread has changed its credentials.
     pub fn sweep(&self) {
         let mut state = self.state.lock();
         let generation = Some(credentials::generation());
@@ -414,8 +417,9 @@ pub(crate) struct RingRights {
     /// The thread that last submitted while the threads' credentials differed. A weak reference, so
     /// that the ring keeps no group alive.
     last: Weak<Member>,
-    /// Group of the submission that is under way. `None`: the threads' credentials do not differ.
-    /// `Some(None)`: the submitting thread could not be given a group.
+    /// Group of the submission that is under way. `None`: no submission is under way, or the
+    /// threads' credentials do not differ. `Some(None)`: the submitting thread could not be given a
+    /// group.
     submitter: Option<Option<Arc<Group>>>,
 }
 
@@ -426,8 +430,8 @@ impl RingRights {
         !self.held.is_empty()
     }
 
-    /// Returns the calling thread's group, if that thread was the last to submit. Does not take the
-    /// lock of [`Groups`].
+    /// Returns the calling thread's group, if this thread was also the last to submit. Does not
+    /// take the lock of [`Groups`].
     fn of_last(&self) -> Option<Arc<Group>> {
         let last = self.last.upgrade()?;
         last.is_caller().then(|| last.group.clone())
@@ -437,8 +441,9 @@ impl RingRights {
         self.held.entry(group.number).or_insert_with(|| (group.clone(), 0)).1 += 1;
     }
 
-    /// Begins a submission while the threads' credentials differ. Its requests join the calling
-    /// thread's group. `outstanding`: number of the ring's requests that have not completed yet.
+    /// Begins a submission while the threads' credentials differ. The submitted requests join the
+    /// calling thread's group. `outstanding`: number of the ring's requests that have not completed
+    /// yet.
     #[cold]
     pub fn begin_submission(&mut self, outstanding: u64) {
         if outstanding == 0 {
@@ -451,7 +456,8 @@ impl RingRights {
             self.last = Arc::downgrade(&member);
             group = Some(member.group.clone());
         }
-        // Workers run a request without a group only if its work needs no rights.
+        // If the thread could not be given a group, a request that needs a worker fails with
+        // `EAGAIN`.
         self.submitter = Some(group);
     }
 

@@ -1,10 +1,11 @@
-//! The registrations of a ring that several processes use: when a process publishes its own, and
-//! when it takes over those of other processes. `usring_ring::Registrations` has the shared words.
+//! The registrations of a ring that several processes use: when a process publishes its own
+//! registrations, and when it takes over those of other processes. `usring_ring::Registrations` has
+//! the shared words.
 //!
 //! 1. While one process uses the ring, its registrations are in its own tables. They count as
 //!    unpublished.
 //! 2. That process publishes them when it notices that the ring is shared
-//!    ([`LockedRing::take_part`]). A child that begins to use the ring waits for that
+//!    ([`LockedRing::take_part`]). A child that begins to use the ring waits for the publication
 //!    ([`Ring::await_registrations`]).
 //! 3. From then on each process publishes each change before it releases the ring's lock. A driver
 //!    follows the changes of the other processes when it gets the lock from one of them.
@@ -14,7 +15,7 @@
 //! A process puts registered files and the registered eventfd into a deposit (`sys::deposit`), from
 //! which each other process takes duplicates. So a file that has left the table stays open until
 //! every process has dropped its duplicate. A process that changes the table posts a notice, so
-//! that the others follow soon.
+//! that the other processes soon exchange their duplicates.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::ring::{LockedRing, Ring, RingState};
@@ -46,8 +47,8 @@ impl Ring {
         }
     }
 
-    /// Publishes this process's registrations, unless it has done so. The caller holds the lock of
-    /// a shared ring.
+    /// Publishes this process's registrations, unless this process has published them before. The
+    /// caller holds the lock of a shared ring.
     pub(crate) fn publish_registrations(&self, state: &mut RingState) {
         let Some(registrations) = &self.registrations else { return };
         if core::mem::replace(&mut state.registered.sharing.is_published, true) {
@@ -75,8 +76,8 @@ impl Ring {
     }
 
     /// Puts files into a new deposit, and removes the earlier deposit. Returns the new deposit's
-    /// number. If the files cannot be deposited, the other processes find none of them. If `files`
-    /// is `None`, only removes the earlier deposit, and returns 0.
+    /// number. If the files cannot be deposited, the other processes find no registered files. If
+    /// `files` is `None`, only removes the earlier deposit, and returns 0.
     fn deposit(&self, registrations: &Registrations, kind: Deposit, files: Option<([u64; 2], &[Item])>) -> u32 {
         let number = files.map_or(0, |_| registrations.new_number());
         if let Some((words, items)) = files {
@@ -155,7 +156,7 @@ impl Ring {
     }
 
     /// Takes over what other processes have registered and removed since this process last held the
-    /// ring's lock. The caller holds it.
+    /// ring's lock. The caller holds the lock.
     pub(crate) fn follow_registrations(&self, state: &mut RingState) {
         self.publish_registrations(state);
         let Some(registrations) = &self.registrations else { return };

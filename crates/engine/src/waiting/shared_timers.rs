@@ -21,7 +21,7 @@ const SKIPS: u32 = 8;
 
 impl LockedRing<'_> {
     /// Records a timeout in the journal, if it has a slot there. `count`: the number of completions
-    /// at which it ends.
+    /// at which the timeout ends.
     pub fn note_timer(&mut self, journaled: &JournaledTimeout, count: Option<u32>) {
         let deadline = &journaled.deadline;
         let Some(slot) = journaled.slot.filter(|_| deadline.watches.is_none()) else { return };

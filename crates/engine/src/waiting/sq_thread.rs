@@ -59,8 +59,8 @@ impl SqThreadHandle {
             } else {
                 Ok(())
             };
-            // The result would say whether the SQ thread has chosen to wake this waiter. It does
-            // not matter, because the SQ thread wakes all waiters at once when it has made room.
+            // `retract` returns whether the SQ thread has chosen to wake this waiter. That does not
+            // matter here: when the SQ thread has made room, it wakes all waiters at once.
             let _ = thread.room.retract(ticket);
             match slept {
                 Err(Errno::EINTR) => return Err(Errno::EINTR),
@@ -76,9 +76,9 @@ impl SqThread {
     /// or could not be started.
     pub fn add(&self, ring: &Arc<Ring>) -> bool {
         {
-            // The SQ thread is marked dead only under this lock. An SQ thread that runs is marked
-            // only while `rings` is empty. One that could not be started is marked in any case
-            // (`die`).
+            // The SQ thread is marked as ended only under this lock. An SQ thread that runs is
+            // marked only while `rings` is empty. An SQ thread that could not be started is marked
+            // in any case (`die`).
             let mut rings = self.rings.lock();
             if self.has_ended.load(Ordering::SeqCst) {
                 return false;
@@ -94,7 +94,7 @@ impl SqThread {
         wake(&self.sleep);
     }
 
-    /// Marks the SQ thread as dead, because it could not be started. Rings that have joined it
+    /// Marks the SQ thread as ended, because it could not be started. Rings that have joined it
     /// meanwhile have no SQ thread: enter(2) on them returns `EOWNERDEAD`.
     pub fn die(&self) {
         let rings = self.rings.lock();
@@ -104,7 +104,7 @@ impl SqThread {
     }
 
     /// Returns whether the SQ thread has to end, because it has no ring left. If so, marks it as
-    /// dead.
+    /// ended.
     pub fn ends(&self) -> bool {
         let rings = self.rings.lock();
         if !rings.is_empty() {

@@ -40,9 +40,10 @@ pub(crate) struct StuckCalls {
     /// Number of accept4(2) calls that go to workers after the last stuck call.
     penalty: u32,
     /// Thread-local block and thread id of the only thread that drives a ring with deferred task
-    /// work. After its end, another thread may get the same block. The kernel refuses that thread
-    /// the ring (EEXIST), so programs do not let it use the ring. If a program does, the watchdog
-    /// cannot interrupt a stuck call of that thread; the call ends with the next connection.
+    /// work. After that thread has ended, a new thread may get the same block. In the kernel, the
+    /// new thread cannot use the ring (EEXIST), so programs do not try. If a program does, the
+    /// watchdog cannot interrupt a stuck call of the new thread. The call ends with the next
+    /// connection.
     owner: Option<(ThreadId, u32)>,
 }
 
@@ -55,9 +56,10 @@ impl StuckCalls {
         leaves
     }
 
-    /// Makes workers run the next calls, because a call got stuck: the watchdog interrupted it, and
-    /// its connection is gone, so another process has accepted it. (If the connection is still
-    /// there, the call was only slow, because it got no processor.)
+    /// Makes workers run the next calls, because a call got stuck: the watchdog interrupted the
+    /// call, and the connection that it was to accept is gone. So another process has accepted the
+    /// connection. (If the connection is still there, the call was only slow, because it got no
+    /// processor.)
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
         self.for_workers = self.penalty;

@@ -1,7 +1,7 @@
 //! Tasks for the ring watcher: threads that it has to start, and actions that need a thread without
-//! locks. So no thread is created in the middle of a program's call, which may be inside malloc or
-//! a signal handler. `driving::ring_watcher` is the thread; it sleeps until the wake eventfd is
-//! readable.
+//! locks. Because the ring watcher starts threads, usring creates none in the middle of a program's
+//! call, which may be inside malloc or a signal handler. `driving::ring_watcher` is the ring
+//! watcher's thread. It sleeps until the wake eventfd is readable.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -45,7 +45,7 @@ struct Preparation {
     /// started yet.
     spawns: AtomicU32,
     /// Whether the common group (`rights`: the group of all threads with equal credentials) needs
-    /// an anchor, because threads' credentials are about to differ.
+    /// an anchor, because the threads' credentials are about to differ.
     wants_anchor: AtomicBool,
     /// Futex word, raised when a requested thread has started or could not be started.
     done: AtomicU32,
@@ -113,8 +113,8 @@ pub(crate) struct Mailbox {
 }
 
 /// Wakes the ring watcher, because a duplicate of a program's file was parked: closing it would
-/// drop the program's record locks on the file. The ring watcher closes the duplicate once there
-/// are none.
+/// drop the program's record locks on the file. The ring watcher closes the duplicate once the
+/// program has no record locks on the file.
 static WAKE: fn() = || tasks().wake();
 
 static OBSERVER: credentials::Observer = credentials::Observer {
@@ -199,8 +199,8 @@ impl Tasks {
         self.start_thread("iou-wrk", Credentials::OfSpawn, Box::new(life), Box::new(spawn_failed));
     }
 
-    /// Returns whether the calling thread is the ring watcher. If so, a task that it adds runs only
-    /// after its current task.
+    /// Returns whether the calling thread is the ring watcher. A task that the ring watcher adds
+    /// runs only after its current task.
     pub fn is_current(&self) -> bool {
         self.thread.load(Ordering::Relaxed) == thread::current().0
     }

@@ -36,10 +36,10 @@ pub(crate) struct Timeouts {
     counted_to: u32,
     /// The CQ's tail just before the current batch of requests was issued.
     batch_began_at: u32,
-    /// Number of TIMEOUTs that have expired or reached their count. Each ends a wait, even if the
-    /// wait still needs completions (the kernel's `cq_timeouts`).
+    /// Number of TIMEOUTs that have expired or reached their count. Each of them ends a wait for
+    /// CQEs, even if the wait still needs completions (the kernel's `cq_timeouts`).
     pub ended: i64,
-    /// The count of all processes' ended TIMEOUTs when it was last added to `ended`.
+    /// The number of ended TIMEOUTs of all processes, when it was last added to `ended`.
     ended_of_all: u32,
     /// Whether a TIMEOUT has ended since sleepers were last woken.
     pub just_ended: bool,
@@ -63,8 +63,8 @@ impl Timeouts {
         !self.by_clock[clock_index(clock)].is_empty()
     }
 
-    /// Counts a TIMEOUT that has expired or reached its count. `of_all`: the new count of all
-    /// processes, on a shared ring.
+    /// Counts a TIMEOUT that has expired or reached its count. `of_all`: on a shared ring, the new
+    /// number of ended TIMEOUTs of all processes.
     pub fn count_ended(&mut self, of_all: Option<u32>) {
         match of_all {
             Some(of_all) => self.note_ended_of_all(of_all),
@@ -74,7 +74,7 @@ impl Timeouts {
     }
 
     /// Adds the TIMEOUTs of other processes that have ended since the last call. `of_all`: the
-    /// count of all processes.
+    /// number of ended TIMEOUTs of all processes.
     pub fn note_ended_of_all(&mut self, of_all: u32) {
         self.ended += i64::from(of_all.wrapping_sub(self.ended_of_all));
         self.ended_of_all = of_all;
@@ -114,9 +114,9 @@ impl Timeouts {
     }
 
     /// Counts the CQEs up to this tail of the CQ. Returns the number of CQEs so far, less the
-    /// TIMEOUTs that have expired or reached their count. Counting timeouts use this number. (A
-    /// TIMEOUT that is removed or refused counts like any other request, and so does the CQE for
-    /// the tag of a released file or buffer.)
+    /// TIMEOUTs that have expired or reached their count. Timeouts that count completions use this
+    /// number. (The CQE of a TIMEOUT that is removed or refused counts like any other CQE. So does
+    /// the CQE for the tag of a released file or buffer.)
     pub fn count_to(&mut self, tail: u32) -> i64 {
         self.completions += i64::from(tail.wrapping_sub(self.counted_to).cast_signed());
         self.counted_to = tail;
@@ -144,7 +144,7 @@ impl Timeouts {
 
     /// Removes and returns a TIMEOUT for which `matches` returns true. Skips LINK_TIMEOUTs: a
     /// LINK_TIMEOUT ends only with the request that it watches. Skips requests whose completion a
-    /// fault delays (`is_leaving`): they are done.
+    /// fault of `--inject` delays (`is_leaving`): they are done.
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
         let may_end = |timer: &Timer| timer.deadline.watches.is_none() && !timer.request.is_leaving();
         let (index, key) = self.find(|timer| may_end(timer) && matches(&timer.request))?;
@@ -155,7 +155,7 @@ impl Timeouts {
     /// longer counts completions. `linked`: searches the LINK_TIMEOUTs, not the TIMEOUTs.
     /// `absolute`: `time` is a time of the timeout's clock; otherwise `time` counts from now.
     ///
-    /// Returns the part of the timeout that the journal holds, with the new deadline.
+    /// Returns the new state of the timeout for a shared ring's journal.
     ///
     /// Error: `ENOENT` if there is no such timeout.
     pub fn update(
@@ -193,8 +193,8 @@ impl Timeouts {
         if key.0 <= now { self.remove(index, key) } else { None }
     }
 
-    /// Removes and returns a timer whose count has been reached, the one with the smallest count
-    /// first. `completions`: the result of [`Timeouts::count_to`].
+    /// Removes and returns a timer that has reached its number of completions. The timer with the
+    /// smallest number comes first. `completions`: the result of [`Timeouts::count_to`].
     pub fn pop_counted(&mut self, completions: i64) -> Option<Timer> {
         let counts = self.by_clock.iter().enumerate().flat_map(|(index, timers)| {
             let reached = timers.iter().filter_map(|(key, timer)| Some((timer.completes_at?, *key)));
@@ -219,7 +219,7 @@ impl Timeouts {
     }
 
     /// Arms a timeout of a process that has died. `count`: the result of [`Timeouts::shared_count`]
-    /// in that process. `tail`: the CQ's tail. The count may be reached already.
+    /// in that process. `tail`: the CQ's tail. The timeout may have reached its count already.
     pub fn adopt(&mut self, request: RequestEntry, deadline: Deadline, count: Option<u32>, tail: u32) {
         let completes_at = count.map(|count| {
             let left = count.wrapping_sub(tail.wrapping_sub(self.ended_of_all)).cast_signed();

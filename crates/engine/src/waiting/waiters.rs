@@ -1,6 +1,6 @@
 //! The requests that wait at one registration in the epoll set, in order of arrival. Nearly always
-//! there is only one, which is stored in the slot of the poll table itself. Separate memory, last
-//! used long ago, would cost one more cache miss when the event comes.
+//! there is only one request, which is stored in the slot of the poll table itself. Separate
+//! memory, last used long ago, would cost one more cache miss when the event comes.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::{Purpose, TimeSlice};
@@ -16,16 +16,16 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Returns whether `expected` may try the request without an event. It may try only a multishot
-    /// that an event has woken before. Until then the request's `ready_for` is 0, which an opcode
-    /// takes for the request's first try.
+    /// Returns whether a guess of `expected` may try the request without an event. A guess may try
+    /// only a multishot that an event has woken before. Until its first event, the request's
+    /// `ready_for` is 0, which an opcode takes for the request's first try.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_woken = self.request.ready_for != 0;
         was_woken && self.request.multishot && self.purpose == Purpose::Retry && self.slice == TimeSlice::Over
     }
 
-    /// Returns whether the request is a multishot that goes on in its next time slice.
+    /// Returns whether the request is a multishot that waits for its next time slice.
     #[inline]
     pub fn is_multishot_in_slices(&self) -> bool {
         self.slice == TimeSlice::Runnable && self.purpose == Purpose::Retry && self.request.multishot

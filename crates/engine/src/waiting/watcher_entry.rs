@@ -11,7 +11,7 @@ pub(crate) struct WatcherEntry {
     pub id: AtomicU64,
     /// Whether the entry is armed in the set and has not fired since.
     pub armed: AtomicBool,
-    /// Whether the ring has to be driven: set when the entry fires, cleared by the next driver.
+    /// Whether the ring has to be driven. Set when the entry fires, and cleared by the next driver.
     pub must_be_driven: AtomicBool,
     pub activity: Activity,
 }
@@ -33,16 +33,16 @@ impl WatcherEntry {
 /// (`driving::idle_watch`).
 const FIRST_TRIAL: u32 = 64;
 
-/// Largest value of [`Activity::waits`] that idle watching can need. Each end of idle watching
-/// doubles the value that it needs next, up to this limit.
+/// Largest value of [`Activity::waits`] that idle watching can need. Each time that idle watching
+/// ends, the value for its next beginning doubles, up to this limit.
 const LAST_TRIAL: u32 = 2048;
 
 /// Estimate of how a ring's program behaves. All words are hints, except `idle_watched`.
 #[derive(Default)]
 pub(crate) struct Activity {
     pub idle_watched: AtomicBool,
-    /// Number of times that a waiting thread has looked for work on the ring (`driving::wait`);
-    /// written by the driver. Calls that do not wait do not count.
+    /// Number of times that a waiting thread has looked for work on the ring (`driving::wait`).
+    /// Only the driver writes it. Calls that do not wait do not count.
     pub visits: AtomicU32,
     /// Rises with each wait, and falls with each call that only submits: see
     /// [`Activity::note_call`].

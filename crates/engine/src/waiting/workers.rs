@@ -3,8 +3,9 @@
 //! work that may wait for ever. Each group of requests with the same rights (`rights`) has both
 //! pools.
 //!
-//! - The group's anchor, a thread with the group's rights, starts workers on demand. (The common
-//!   group may lack an anchor: then the ring watcher does.) Idle workers end.
+//! - The group's anchor, a thread with the group's rights, starts workers on demand. (If the common
+//!   group has no anchor, the ring watcher starts its workers.) Idle workers end after some
+//!   seconds.
 //! - Buffered writes to one file run in order, also across groups.
 //! - A queued job belongs to the pool's queue, a running job to its worker. A finished request goes
 //!   back to its ring as task work.
@@ -67,7 +68,7 @@ pub(crate) struct JobView {
     pub sqe: Sqe,
     /// Descriptor number of the request's file, if it works on one.
     pub number: Option<i32>,
-    /// Whether the job continues when its ring is closed. That holds for a direct transfer without
+    /// Whether the job continues when its ring is closed. `true` for a direct transfer without
     /// IOSQE_ASYNC: the kernel would have started it before the submitter's enter(2) returned.
     pub outlives_ring: bool,
 }
@@ -208,8 +209,8 @@ impl WorkerPool {
         }
     }
 
-    /// Runs a worker's thread. It ends when it was idle for some seconds, or when its group is
-    /// retired and the pool's queue is empty.
+    /// Runs a worker's thread. The thread ends when it has been idle for some seconds, or when its
+    /// group is retired and the pool's queue is empty.
     fn work(&self, class: Class, group: &GroupState) {
         let slot = Arc::new(WorkerSlot::default());
         slot.thread.store(signals::thread_id(), Ordering::Relaxed);
@@ -332,7 +333,7 @@ impl PoolState {
     }
 
     /// Dequeues the oldest job that overtakes no other job of its file, and records it as running.
-    /// `None`: there is no such job.
+    /// `None`: no queued job may run now.
     fn next_job(&mut self, group: &GroupState, class: Class, slot: &Arc<WorkerSlot>) -> Option<Job> {
         let queue = &mut self.groups.get_mut(&group.serial)?[class as usize].queue;
         let running = &self.running;
@@ -380,8 +381,8 @@ pub(crate) enum Cancelled {
     Nothing,
 }
 
-/// Cancels the first of the ring's requests for which `matches` returns true. Queued requests come
-/// first. If a worker already runs the request, interrupts the worker's system call.
+/// Cancels the first of the ring's requests for which `matches` returns true. Searches the queued
+/// requests first. If a worker already runs the request, interrupts the worker's system call.
 pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Cancelled {
     let mut state = workers().state.lock();
     for pool in state.groups.values_mut().flatten() {

@@ -16,18 +16,20 @@ impl PollTable {
         self.runnable.len()
     }
 
-    /// Returns the number of time slices that have begun or are due.
+    /// Returns the number of time slices that have begun so far, plus those that are due.
     pub fn slices_due(&self) -> u32 {
         self.slices_begun.wrapping_add(width::count(self.runnable.len()))
     }
 
-    /// Returns whether a time slice is due whose number is at most `last`.
+    /// Returns whether the next time slice is due and has a number of at most `last`. Slices are
+    /// numbered in the order in which they become due.
     pub fn is_slice_due_before(&self, last: u32) -> bool {
         self.has_runnable() && last.wrapping_sub(self.slices_begun).cast_signed() > 0
     }
 
-    /// Removes and returns the request that has been runnable for longest. `None`: there is none,
-    /// or it is gone. The caller tries the request and then ends the slot's round.
+    /// Removes and returns the request that has been runnable for longest. `None`: no request is
+    /// runnable, or this one has been removed. The caller tries the request and then ends the
+    /// slot's round.
     pub fn begin_slice(&mut self) -> Option<(Tag, Waiter)> {
         let tag = self.runnable.pop_front()?;
         self.slices_begun = self.slices_begun.wrapping_add(1);
