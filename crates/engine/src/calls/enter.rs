@@ -92,7 +92,8 @@ impl Ring {
         self.end_enter(locked, taken, call)
     }
 
-    /// Submits in an unusual state, such as on a shared ring.
+    /// Submits in an unusual state (`sys::unusual`), for example with an observer or on a shared
+    /// ring.
     #[cold]
     #[inline(never)]
     fn submit_unusual<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, call: &EnterCall) -> Result<u32, Errno> {

@@ -166,8 +166,8 @@ fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
     }
 }
 
-/// Queues a request for the driver to start after the time slices and the successors that are
-/// already due.
+/// Queues a request that may start now (a [`Successor`]). First, the driver begins the time slices
+/// that are already due, and starts the requests that were queued earlier.
 fn queue_successor(locked: &mut LockedRing, request: RequestEntry) {
     let slices_before = Some(locked.waiting.polls.slices_due());
     locked.queues.successors.push_back(Successor { request, slices_before });

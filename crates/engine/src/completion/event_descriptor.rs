@@ -19,8 +19,8 @@ pub struct EventDescriptor {
     pub(crate) only_async: bool,
     /// Whether a write to the eventfd may sleep, because the program has not set O_NONBLOCK.
     pub(crate) blocks: bool,
-    /// Whether a request of the ring that signals this eventfd has waited for the eventfd itself.
-    /// If so, the ring's signal may wake that request.
+    /// Whether a request has waited for this eventfd on the ring that signals the eventfd. If so,
+    /// the ring's own signal may wake that request.
     pub(crate) is_awaited: AtomicBool,
 }
 

@@ -373,7 +373,8 @@ impl BufferGroups {
     }
 }
 
-/// Returns this process's view of a group. `known`: its earlier view of the group with this id.
+/// Returns this process's view of a buffer group that the ring's processes share. `known`: its
+/// earlier view of the group with this id.
 fn follow_one(
     registrations: &Registrations,
     own_registrations: &OwnRegistrations,

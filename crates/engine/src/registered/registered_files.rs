@@ -100,7 +100,8 @@ pub(crate) struct RegisteredFiles {
     is_published: bool,
     /// This process has changed the table, and the other processes do not see that yet.
     is_changed: bool,
-    /// The driver has tags to post, or a change to publish, before it publishes its CQEs.
+    /// The driver has CQEs of tags to post, or a change of the table to publish, before it
+    /// publishes its CQEs.
     is_due: bool,
 }
 
@@ -235,8 +236,8 @@ impl RegisteredFiles {
         }
     }
 
-    /// Returns whether the driver has to post tags or to publish a change before it publishes its
-    /// CQEs.
+    /// Returns whether the driver has to post CQEs of tags, or to publish a change of the table,
+    /// before it publishes its CQEs.
     #[inline]
     pub fn is_due(&self) -> bool {
         self.is_due

@@ -42,7 +42,7 @@ pub(super) struct Deferred {
 
 impl Deferred {
     /// Adds this request, and the later requests of its chain, to `journal` as held back.
-    /// `position`: the chain's position in the order of held requests. A request for which the
+    /// `position`: the chain's position in the order of held-back requests. A request for which the
     /// journal has no room gets no journal slot.
     pub fn note(&mut self, journal: &mut Journal, position: u32) {
         // The first request is added last, because other processes find the chain by the slot of
@@ -159,8 +159,8 @@ impl Drain {
         self.state = if is_active { ACTIVE } else { 0 };
     }
 
-    /// Follows the state of a shared ring: `is_draining` if the ring drains because of any process,
-    /// `refuses` if any process has made the ring refuse drains.
+    /// Takes over the state of a shared ring. `is_draining`: the ring drains because of a request
+    /// of any process. `refuses`: a process has made the ring refuse drains.
     pub fn follow(&mut self, is_draining: bool, refuses: bool) {
         let is_active = is_draining || self.has_deferred() || self.has_refused();
         self.state = self.state & HOLD_NEXT | if is_active { ACTIVE } else { 0 };
@@ -196,7 +196,7 @@ impl Drain {
         self.deferred.iter().flat_map(Deferred::members)
     }
 
-    /// Moves the oldest held request, with its chain, to `successors`.
+    /// Moves the oldest held-back request, with its chain, to `successors`.
     pub(super) fn release_first(&mut self, successors: &mut VecDeque<Successor>) {
         if let Some(Deferred { request, members, .. }) = self.deferred.pop_front() {
             self.held -= members;
@@ -210,8 +210,8 @@ impl Drain {
         self.outstanding -= core::mem::take(&mut self.refused_in_batch);
     }
 
-    /// Moves held requests to `successors`, oldest first. The driver issues them after the current
-    /// batch, as it issues the next requests of chains.
+    /// Moves held-back requests to `successors`, oldest first. The driver issues them after the
+    /// current batch, as it issues the next requests of chains.
     ///
     /// - The oldest request is released once all requests that are not held back have completed.
     /// - The requests after it follow, up to the next drain.

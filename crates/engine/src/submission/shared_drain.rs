@@ -6,9 +6,9 @@
 //!   the ring is shared.
 //! - The journal in the ring's memory lists the requests in flight, and the order of the requests
 //!   that are held back. The requests themselves are in the memory of their process.
-//! - The driver that ends the last request in flight releases the first held requests. If these
-//!   belong to another process, the driver wakes that process, whose next driver issues them.
-//! - A held request of a process that has died ends with -EFAULT when its turn comes, and the
+//! - The driver that ends the last request in flight releases the first held-back requests. If
+//!   these belong to another process, the driver wakes that process, whose next driver issues them.
+//! - A held-back request of a process that has died ends with -EFAULT when its turn comes, and the
 //!   requests after it in its chain with -ECANCELED, as on the kernel.
 //! - A request that was in flight before the ring was shared is not in the journal. The process
 //!   that made the ring keeps the number of such requests in the ring's memory, and all drains wait
@@ -35,7 +35,7 @@ impl LockedRing<'_> {
         self.ring.control.set_draining(is_active);
     }
 
-    /// Releases the held requests that have nothing left to wait for.
+    /// Releases the held-back requests that have nothing left to wait for.
     pub fn release_held(&mut self) {
         if self.ring.is_shared() {
             return self.release_held_of_all();
@@ -44,7 +44,8 @@ impl LockedRing<'_> {
         drain.release(successors);
     }
 
-    /// Ends a batch in which requests were refused while the ring drains.
+    /// Ends a batch in which requests were refused while the ring drains. From now on, these
+    /// requests count as completed.
     #[cold]
     pub fn end_batch_with_refused(&mut self) {
         self.queues.drain.forget_refused();
@@ -77,7 +78,7 @@ impl LockedRing<'_> {
     }
 
     /// Adds to the journal the requests that this process has held back since before the ring was
-    /// shared. In the order of held requests, they come before those of all other processes.
+    /// shared. In the order of held-back requests, they come before those of all other processes.
     fn note_held(&mut self) {
         let count = self.queues.drain.deferred();
         let places = self.journal().first_positions(count);
@@ -115,7 +116,7 @@ impl LockedRing<'_> {
 
     fn release_held_of_all(&mut self) {
         // Requests of this process that another process has released are in flight. So they leave
-        // the queue of held requests before any request is counted.
+        // the queue of held-back requests before any request is counted.
         self.take_released();
         self.count_unjournaled();
         let (mut is_first, mut has_drain, mut has_others) = (true, false, false);
@@ -161,7 +162,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Ends a held request of a process that has died, and its chain.
+    /// Completes a held-back request of a process that has died, and the other requests of its
+    /// chain, with errors.
     fn end_held(&mut self, held: &HeldRequest) {
         let mut error = Errno::EFAULT;
         for (slot, user_data) in self.journal().take_held(held) {
@@ -170,7 +172,7 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Returns whether no request of any process is in flight, not counting held requests.
+    /// Returns whether no request of any process is in flight, not counting held-back requests.
     fn is_idle(&mut self) -> bool {
         let is_noted = |request: &&Request| request.journal.is_some();
         let held = self.queues.drain.held_requests().filter(|request| !is_noted(request)).count();

@@ -166,7 +166,7 @@ impl ReadWrite {
         IssueOutcome::Done(Answer { result, failed: self.is_short(result) })
     }
 
-    /// Carries out the transfer on a device's block file. May block.
+    /// Carries out the transfer on a device of usring's, outside the queue pairs. May block.
     pub fn on_block_file(&self, file: &OpenDevice, number: i32) -> i32 {
         let flags = self.flags & !linux::RWF_NOWAIT;
         let done = device_file::ring_transfer(file, number, self.writes, self.members(), self.offset, flags);

@@ -79,7 +79,7 @@ pub(crate) struct SocketMessage {
     pub wait_all: Option<WaitAllBuffers>,
 }
 
-/// A copy of a socket address in the program's memory.
+/// usring's copy of a socket address that the program has passed.
 pub(crate) struct Address {
     pub bytes: [u8; ADDRESS_LIMIT],
     pub length: usize,
