@@ -1,6 +1,6 @@
-//! A queue of completions for drivers that add one latency to all requests. The completions of the
-//! requests of one doorbell form a batch. They become due together, in the order in which they were
-//! added.
+//! A queue of completions for drivers that give all requests of a batch the same latency. A batch
+//! is the completions of one doorbell's requests. They become due together, in the order in which
+//! they were added.
 //!
 //! Drivers whose own cost must stay small use this queue. A request costs one store at submission
 //! and a copy at completion, because due times are kept per batch.

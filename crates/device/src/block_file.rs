@@ -107,7 +107,7 @@ impl<'a> BlockFile<'a> {
         let whole =
             Whole { operation: transfer.operation, durable: transfer.durable, offset, length: left - left % block };
         match caller.straight(self.device, whole, transfer.registered, cursor) {
-            // Either the device must not access this memory, or some of the memory is invalid. The
+            // The device must not access this memory, or a part of the memory is invalid. The
             // bounce buffer transfers the bytes before the first invalid address.
             Ok(0) | Err(Errno::EFAULT) => self.bounced(caller, transfer, cursor, whole),
             other => other,

@@ -25,7 +25,8 @@ pub struct Channel {
     options: QueueOptions,
     waiter: WaiterKind,
     tracker: Option<Box<Tracker>>,
-    /// Whether the tracker is kept when the policy changes from hybrid to another one.
+    /// Whether the tracker (the submission times of requests) is kept when the policy changes from
+    /// hybrid to another one.
     keeps_tracking: bool,
 }
 
@@ -63,8 +64,8 @@ impl Channel {
         channel
     }
 
-    /// Allocates the tracker of a hybrid policy now and keeps it. Called by a user that must not
-    /// allocate when the policy changes.
+    /// Allocates the tracker, which hybrid policies need, and keeps it. A user that must not
+    /// allocate later calls this: the policy may change to hybrid at any time.
     pub fn keep_tracking(&mut self) {
         self.keeps_tracking = true;
         self.tracker();
@@ -145,7 +146,7 @@ impl Channel {
         self.tracker.get_or_insert_with(|| Box::new(Tracker::new(waiter, depth)))
     }
 
-    /// Returns the number of requests that were accepted and have not completed.
+    /// Returns the number of requests that the queue pair has accepted and not yet completed.
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
@@ -188,7 +189,7 @@ impl Channel {
         match self.policy.get() {
             PollPolicy::Classic => Pause::Spin,
             PollPolicy::Interrupt if self.options.interrupts => Pause::Interrupt,
-            // The queue pair was opened without interrupts, while another policy was set.
+            // The queue pair has no interrupts, because another policy was set when it was opened.
             PollPolicy::Interrupt => Pause::Spin,
             hybrid => self.pause_hybrid(wait, hybrid),
         }

@@ -1,6 +1,6 @@
-//! Messages between the processes of a run and the *starter*, the process that started the run. A
-//! process asks which devices there are, and for resources that its drivers need ([`Supply`]). This
-//! file defines the messages for both sides.
+//! Messages between the processes of a `usring run` and the *starter*, the process that started
+//! them. A process asks which devices there are, and for resources that its drivers need
+//! ([`Supply`]). This file defines the messages for both sides.
 //!
 //! - A connection carries one question and its answer. So threads share no connection, and a fork
 //!   inherits none.
@@ -43,8 +43,8 @@ pub enum QuestionKind {
     /// descriptors are kick, call and ready ([`QueueGrant`]). The starter frees the queue when
     /// this connection ends, whatever the reason is.
     Queue = 5,
-    /// Returns the queue that was got on this connection. The answer is empty. The back end has
-    /// released the queue before the answer is sent.
+    /// Returns the queue that the process got on this connection. The answer is empty. It comes
+    /// after the back end has released the queue.
     ReturnQueue = 6,
     /// Shares memory with the back end. `values[0]` is the length, and the descriptor is a memory
     /// file. Answer: `values` are the slot (the number of this share) and the memory's address in
@@ -53,12 +53,12 @@ pub enum QuestionKind {
     /// Ends the sharing of memory. `values[0]` is the slot that the answer to
     /// [`QuestionKind::Share`] named. The answer is empty.
     Unshare = 8,
-    /// Claims the device [`SWAP`]. The answer is empty. From the answer on, the device belongs to
-    /// the asking process, until this connection and those of the device's queues have ended. Error
+    /// Claims the device [`SWAP`]. The answer is empty. The device then belongs to the asking
+    /// process, until this connection and the connections of the device's queues have ended. Error
     /// `EBUSY`: the device belongs to another process.
     Claim = 9,
-    /// Asks for the run's rules for faults. Answer: the descriptor of the memory file with the
-    /// rules. Error `ENODEV`: the run has none.
+    /// Asks for the rules by which the run makes faults (`--inject`). Answer: the descriptor of the
+    /// memory file with the rules. Error `ENODEV`: the run has none.
     Faults = 10,
     /// Asks for the state of the storage daemon that serves a device. Answer: `values` are its
     /// process id, or 0 if it does not run; 1 if it serves the device, or 0; and how often it was
@@ -66,7 +66,8 @@ pub enum QuestionKind {
     Health = 11,
 }
 
-/// Device number of the run's swap device, which [`QuestionKind::List`] does not count.
+/// Device number of the swap device, which holds the run's swapped memory. [`QuestionKind::List`]
+/// does not count this device.
 pub const SWAP: u32 = u32::MAX;
 
 /// Flag in the answer to [`QuestionKind::Describe`]: a polled ring may wait for the device's
@@ -166,7 +167,8 @@ impl Control {
         Control { path: path.into(), limit_seconds: None }
     }
 
-    /// Lets each question fail with `EAGAIN` if the starter does not answer for this long.
+    /// Limits the wait for each answer to `seconds`. If the process that started the run has not
+    /// answered by then, [`Control::ask`] fails with `EAGAIN`.
     pub fn within(self, seconds: u64) -> Control {
         Control { limit_seconds: Some(seconds), ..self }
     }
@@ -177,8 +179,8 @@ impl Control {
 
     /// Sends a question, with the descriptor `lent` if there is one, and waits for the answer.
     ///
-    /// Errors: the error in the answer; `ECONNREFUSED`, `ENOENT` or `EPIPE` if the starter does not
-    /// answer; `EINVAL` for an answer of another build.
+    /// Errors: the error in the answer; `ECONNREFUSED`, `ENOENT` or `EPIPE` if the process that
+    /// started the run does not answer; `EINVAL` for an answer of another build.
     pub fn ask(&self, kind: QuestionKind, device: u32, values: [u64; 4], lent: Option<i32>) -> Result<Answered, Errno> {
         self.ask_on(&self.connect()?, kind, device, values, lent)
     }
@@ -219,7 +221,7 @@ impl RemoteSupply {
         RemoteSupply { control, device, _claim: None }
     }
 
-    /// Claims the run's swap device for this process, as long as the returned value exists. Errors:
+    /// Claims the run's swap device for this process until the returned value is dropped. Errors:
     /// `EBUSY` if another process has claimed the device; those of [`Control::ask`].
     pub fn of_swap(control: Control) -> Result<Self, Errno> {
         let claim = control.connect()?;
@@ -254,7 +256,8 @@ impl Supply for RemoteSupply {
 
     fn return_queue(&self, _: u32, connection: Option<&Connection>) {
         let Some(connection) = connection else { return };
-        // The error is ignored: if the starter does not answer, its queues are not served any more.
+        // The error is ignored: if the process that started the run does not answer, it has ended,
+        // and no back end serves its queues any more.
         let _ = self.control.ask_on(connection, QuestionKind::ReturnQueue, self.device, [0; 4], None);
     }
 

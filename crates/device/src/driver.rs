@@ -74,8 +74,8 @@ pub struct QueueOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Submission {
-    /// The request will complete. The device may learn of the request as late as at
-    /// [`QueuePair::ring_doorbell`].
+    /// The queue pair has accepted the request, which will complete. The device may see the request
+    /// only after [`QueuePair::ring_doorbell`].
     Accepted,
     /// The queue pair has no room until a request completes.
     Full,
@@ -95,8 +95,9 @@ pub trait QueuePair: Send {
     /// [`QueuePair::defers_submits`] returns `true`.
     fn ring_doorbell(&mut self);
 
-    /// Returns whether a thread that notifies the device may sleep. A user whose lock is contended
-    /// then uses a *deferred submit*, during which the lock is free:
+    /// Returns whether a thread that notifies the device may sleep. If other threads wait for the
+    /// lock under which a user calls the queue pair, the user makes a *deferred submit*, during
+    /// which the lock is free:
     ///
     /// 1. [`QueuePair::begin_deferred`], with the lock.
     /// 2. [`DeferredSubmit::run`], without the lock.

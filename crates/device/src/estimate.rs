@@ -26,7 +26,7 @@ const SIZES: u32 = 8;
 /// Number of buckets of reads and writes, as in blk-mq.
 const DATA: u8 = 16;
 const _: () = assert!(DATA as u32 == 2 * SIZES);
-/// Number of all buckets. Each operation without data has one, too.
+/// Number of all buckets. Besides those of reads and writes, each operation without data has one.
 const BUCKETS: usize = DATA as usize + 3;
 
 impl Bucket {
@@ -47,11 +47,12 @@ impl Bucket {
     }
 }
 
-/// blk-mq's estimate: half of the mean latency of each bucket.
+/// blk-mq's estimate: half of the mean latency of each bucket. A bucket is requests of one
+/// direction and about one size.
 #[derive(Debug, Default)]
 pub struct HalfMean {
-    /// The mean latency of each bucket, from the last complete window in which a request of the
-    /// bucket completed. 0 if there is no such window yet.
+    /// The mean latency of each bucket (direction and size), from the last 100 ms window in which
+    /// such a request completed. 0 if there is no such window yet.
     means: [Nanoseconds; DATA as usize],
     sums: [(u32, Nanoseconds); DATA as usize],
     window_end: Option<Ticks>,
@@ -124,12 +125,13 @@ impl Default for RingEstimate {
 #[derive(Debug, Default)]
 pub struct Expectations {
     of: [Expectation; BUCKETS],
-    /// One bit for each bucket, set if the current poll has found a completion of that bucket.
+    /// One bit for each bucket (a class of requests), set if the current poll has found a
+    /// completion of that bucket.
     found: u32,
 }
 
-/// Mean latency and mean deviation of a bucket. The last eight or so requests weigh most (RFC 6298
-/// has the same filter for round-trip times).
+/// Mean latency and mean deviation of a bucket. The last eight or so requests have the most weight
+/// (RFC 6298 has the same filter for round-trip times).
 #[derive(Clone, Copy, Debug, Default)]
 struct Expectation {
     /// Mean latency; 0 if no request of the bucket has completed yet.
@@ -186,9 +188,9 @@ impl Expectation {
     }
 
     /// Returns the age of the oldest request at which to start polling: the mean minus twice the
-    /// spread. If polling starts late, completed requests wait, and the device has less work. For a
-    /// request that is `alone`, late polling delays only that request. The result is then at least
-    /// half of the mean, as in blk-mq.
+    /// spread. If polling starts late, completed requests wait, and meanwhile the device has fewer
+    /// requests in flight. For a request that is `alone`, late polling delays only that request.
+    /// The result is then at least half of the mean, as in blk-mq.
     fn earliest(&self, alone: bool) -> Nanoseconds {
         let certain = self.mean.saturating_sub(2 * self.spread);
         if alone { certain.max(self.mean / 2) } else { certain }

@@ -34,7 +34,7 @@ pub struct Features {
     pub polls: bool,
     /// A write is durable only after a flush.
     pub flush: bool,
-    /// The device can discard blocks. Discarded blocks read as zeroes or as before.
+    /// The device can discard blocks. A discarded block reads as zeroes, or as before the discard.
     pub discard: bool,
     /// The device can write zeroes without a buffer.
     pub write_zeroes: bool,
@@ -42,8 +42,7 @@ pub struct Features {
     /// The device does not store what is written to it.
     pub forgets: bool,
     /// The kernel accesses a request's memory until the completion. Swapped memory, whose pages are
-    /// evicted and brought back ([`usring_sys::pinned_memory`]), must not be passed to such a
-    /// device.
+    /// evicted and paged in ([`usring_sys::pinned_memory`]), must not be passed to such a device.
     pub kernel_holds_memory: bool,
 }
 

@@ -13,7 +13,7 @@ pub struct OpenDevice {
     /// time. A transfer loads the word once, and nothing else depends on it, so relaxed ordering
     /// suffices.
     flags: AtomicU32,
-    /// Held while a transfer reads and advances the file position.
+    /// Locked while a transfer reads and advances the file position.
     position: Mutex<()>,
 }
 

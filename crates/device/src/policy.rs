@@ -1,6 +1,6 @@
-//! How threads wait for a device's completions. The user can change the policy during the run. The
-//! policies that poll are the modes of blk-mq's `io_poll_delay` (−1: classic, 0: adaptive hybrid,
-//! else the microseconds of a fixed hybrid).
+//! How threads wait for a device's completions. The user can change the policy while the program
+//! runs. The policies that poll are the modes of blk-mq's `io_poll_delay` (−1: classic, 0: adaptive
+//! hybrid, else the microseconds of a fixed hybrid).
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -17,7 +17,8 @@ pub enum PollPolicy {
     Classic,
     /// Sleeps for a part of the expected wait, then polls.
     HybridAdaptive,
-    /// Sleeps until the oldest request has this age, then polls.
+    /// Sleeps until this time has passed since the submission of the oldest request in flight, then
+    /// polls.
     HybridFixed(Nanoseconds),
 }
 

@@ -80,8 +80,7 @@ impl Completions {
         Self::default()
     }
 
-    /// Allocates all memory that the list will ever need. Called by a user that must not allocate
-    /// later.
+    /// Allocates all memory that the list will ever need, for a user that must not allocate later.
     pub fn reserve(&mut self) {
         self.list.reserve_exact(MOST);
     }

@@ -1,4 +1,5 @@
-//! The text form of a device. The command line reads it, and so does every process of a run:
+//! The text form of a device (a SPEC). The command line parses it, and so does every process of a
+//! `usring run`:
 //!
 //! ```text
 //! SPEC    = LAYER ("," "poll=" POLICY)? ("," "overwrite=" SWITCH)?
@@ -6,8 +7,8 @@
 //! OPTION  = NAME "=" VALUE
 //! ```
 //! - A value ends at a comma or a closing parenthesis. A parenthesized part of a value may contain
-//!   both (`latency=uniform(5us,20us)`). Elsewhere a backslash must precede them (`path=/a\,b`),
-//!   and a backslash itself.
+//!   both (`latency=uniform(5us,20us)`). Elsewhere in a value, a comma, a closing parenthesis and a
+//!   backslash need a backslash before them (`path=/a\,b`).
 //! - Inside a wrapper, an option that the device knows belongs to the device. Any other option
 //!   belongs to the wrapper. No option name belongs to both.
 //! - `poll=` and `overwrite=` belong to the whole text.
@@ -42,7 +43,7 @@ pub struct DeviceKind {
     pub name: &'static str,
     pub options: &'static [OptionRow],
     /// Finds errors that no single value shows, such as a size that is not a multiple of the block.
-    /// The error is the end of a sentence for the user.
+    /// The error text completes a sentence in a message to the user.
     pub check: fn(&Layer) -> Result<(), &'static str>,
     pub open: Opening,
 }

@@ -9,7 +9,7 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::unix_socket::Connection;
 
 /// The source of a device's resources. Every call may block, because none is on the path of a
-/// request. A call is one question and one answer, so it can be forwarded to another process.
+/// request. A call is one question and one answer, so a process can forward it to another one.
 pub trait Supply: Send + Sync {
     /// Returns the memory file that holds the device's blocks, of `size` bytes. Every process of
     /// the run gets the same file.
@@ -28,9 +28,9 @@ pub trait Supply: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns a lent queue. Called by the queue's user, or by the control plane if that user has
-    /// died. After the call the back end accesses no memory for this queue any more. `connection`
-    /// is that of the [`QueueGrant`], and has no use afterwards.
+    /// Returns a lent queue to the back end. The queue's user calls this, or the control plane if
+    /// that user has died. After the call the back end accesses no memory for this queue any more.
+    /// `connection` is that of the [`QueueGrant`], and has no use afterwards.
     fn return_queue(&self, index: u32, connection: Option<&Connection>) {
         let _ = (index, connection);
     }

@@ -30,9 +30,9 @@ pub(crate) struct Tracker {
     requests: Vec<Tracked>,
     oldest: u32,
     newest: u32,
-    /// When the first request of the current batch was submitted.
+    /// When the first request since the last doorbell was submitted.
     batch: Option<Ticks>,
-    /// Since when the channel has not been polled because its user sleeps.
+    /// Since when the channel's user sleeps and does not poll. `None` while the user is awake.
     asleep_since: Option<Ticks>,
     estimate: Estimate,
     overshoot: Nanoseconds,

@@ -33,14 +33,14 @@ pub struct Transfer<'a> {
 /// How a transfer reaches the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// To a queue pair, as one request of `length` bytes.
+    /// The transfer goes to a queue pair, as one request of `length` bytes.
     QueuePair { length: u64 },
-    /// Through a [`crate::BlockFile`], in a thread that may block. Chosen if the transfer has
-    /// partial blocks, is too long for one request, crosses the device's end, or uses memory that
-    /// must not be passed to the device.
+    /// The transfer goes through a [`crate::BlockFile`], in a thread that may block. Chosen if the
+    /// transfer has partial blocks, is too long for one request, crosses the device's end, or uses
+    /// memory that must not be passed to the device.
     BlockFile,
-    /// Nowhere: the transfer is empty, or a read begins at or beyond the device's end. The result
-    /// is 0.
+    /// The transfer ends at once with 0 bytes: it is empty, or it is a read that begins at or
+    /// beyond the device's end.
     Nothing,
     /// The transfer fails with this error.
     Refused(Errno),
@@ -92,8 +92,8 @@ impl Transfer<'_> {
     }
 
     /// Returns the number of bytes to transfer. The checks have Linux's order: a transfer that
-    /// starts beyond the device's end skips the alignment checks, and a transfer that crosses the
-    /// end is shortened before them.
+    /// starts beyond the device's end gets no alignment check. A transfer that crosses the end is
+    /// shortened before that check.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<u64, Errno> {
         let length = total(self.segments)?;
         if self.offset > MAX_OFFSET - length {

@@ -42,7 +42,7 @@ const NO_NOTIFY: u16 = 1;
 /// A descriptor: a buffer, or a table of descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Address of the buffer or table, as the device sees it.
+    /// Address of the buffer, or of the indirect table, as the device sees it.
     pub address: u64,
     pub length: u32,
     flags: u16,
@@ -58,7 +58,7 @@ impl Descriptor {
         Descriptor { address, length, flags: WRITE, next: 0 }
     }
 
-    /// Makes the descriptor of a table of `count` descriptors at an address.
+    /// Makes the descriptor that refers to an indirect table of `count` descriptors at `address`.
     pub fn table(address: u64, count: u16) -> Self {
         Descriptor { address, length: u32::from(count) * width::count(DESCRIPTOR), flags: INDIRECT, next: 0 }
     }
@@ -262,9 +262,9 @@ impl VirtQueue {
         Some(width::low(entry))
     }
 
-    /// Returns the head that [`VirtQueue::take`] will return after `ahead` others, if the device
-    /// works in order. The guess is read from the available ring, so this thread does not wait for
-    /// a cache line that the device writes.
+    /// Returns the head that [`VirtQueue::take`] will return after `ahead` other heads, if the
+    /// device works in order. The function reads this guess from the available ring, to avoid a
+    /// wait for a cache line that the device writes.
     #[inline]
     pub fn expected(&self, ahead: u16) -> u16 {
         self.available.half_word(usize::from(self.taken.wrapping_add(ahead))).load(Ordering::Relaxed)
@@ -281,8 +281,8 @@ impl VirtQueue {
         self.used_index.half_word(0).load(Edge::UsedIndex.acquire())
     }
 
-    /// Asks for an interrupt at the next used head. Returns `false` if a head is used already, for
-    /// which no interrupt may come.
+    /// Asks for an interrupt at the next used head. Returns `false` if the used ring already has a
+    /// head, for which no interrupt may come.
     pub fn ask_for_interrupt(&self) -> bool {
         if self.event_index {
             self.used_event.half_word(0).store(self.taken, Ordering::Relaxed);
@@ -310,15 +310,15 @@ impl VirtQueue {
         (0..self.ready()).map(|index| width::low(self.used.read(usize::from(self.taken.wrapping_add(index)))))
     }
 
-    /// Prepares the queue for a new device, which starts at the used index. From there on the
-    /// available ring holds exactly `heads`: all requests that are still to be done. Called only
-    /// while no device works on the queue.
+    /// Prepares the queue for a new device, which starts at the used index. From that index on, the
+    /// available ring holds exactly `heads`, the requests not completed yet. Called only while no
+    /// device works on the queue.
     pub fn make_over(&mut self, heads: impl Iterator<Item = u16>) {
         self.added = self.used_index();
         heads.for_each(|head| self.add(head));
         self.published = self.added;
-        // The new device gets a notification for the next head, whatever the old device had asked
-        // for.
+        // Asks for a notification of the next head in the new device's place. The old device may
+        // have asked for none.
         self.used_flags.half_word(0).store(0, Ordering::Relaxed);
         self.available_event.half_word(0).store(self.added, Ordering::Relaxed);
         self.available_index.half_word(0).store(self.added, Edge::AvailableIndex.release());

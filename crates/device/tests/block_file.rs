@@ -123,7 +123,8 @@ fn a_transfer_ends_at_the_end_of_the_device() {
         }
         assert_eq!(read(file, SIZE - 512, 4096, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 4096], direct), Ok(512));
-        // The bytes beyond the device's end need not be whole blocks.
+        // A transfer that crosses the device's end need not be a number of whole blocks. Only its
+        // part within the device must be.
         assert_eq!(read(file, SIZE - 512, 700, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 700], direct), Ok(512));
         for offset in [i64::MAX as u64, 1 << 63, u64::MAX] {
@@ -202,7 +203,8 @@ fn a_transfer_longer_than_linux_allows_is_truncated() {
     let page = IoVector { base: 0x1000, length: 1 << 30 };
     assert_eq!(transfer(&[page], 1 << 40), Route::QueuePair { length: 1 << 30 });
     assert_eq!(transfer(&[page, page, page], 1 << 40), Route::BlockFile);
-    // The total is shortened to 2 GiB minus a page, which is whole blocks.
+    // The kernel's limit shortens the total to 2 GiB minus a page, which is a number of whole
+    // blocks.
     let rest = IoVector { base: 0x1000, length: 100 };
     assert_eq!(transfer(&[page, page, rest], 1 << 40), Route::BlockFile);
     assert_eq!(transfer(&[rest], 1 << 40), Route::Refused(Errno::EINVAL));
@@ -239,7 +241,8 @@ fn a_transfer_with_an_error_in_the_middle_returns_the_bytes_before_it() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     let file = device.as_file();
     controls.bad_byte.store(20_000, Relaxed);
-    // Blocks after the bad block may be read, too, because pieces are in flight together.
+    // The device may also read blocks after the bad one, because it has several requests of one
+    // call in flight.
     assert_eq!(file.read(0, &[memory(&mut [0; SIZE as usize])], true), Ok(16 << 10));
     assert_eq!(read(file, 16 << 10, 8192, true), Err(Errno::EIO));
     assert_eq!(write(file, 19_500, &[1; 600], false), Ok(19_968 - 19_500), "bytes up to the bad block");
@@ -253,7 +256,8 @@ fn concurrent_writes_to_parts_of_one_block_are_all_kept() {
     controls.latency.store(2_000, Relaxed);
     const THREADS: u64 = 4;
     const PART: u64 = 96;
-    // The threads' parts are adjacent, and some parts cross a block boundary.
+    // Each thread writes to a part of the device. The parts are adjacent, and some cross a block
+    // boundary.
     thread::scope(|scope| {
         for number in 0..THREADS {
             let file = device.as_file();
@@ -310,8 +314,8 @@ fn a_call_waits_as_the_current_poll_policy_says() {
         assert_eq!(read(device.as_file(), 0, 512, true), Ok(vec![0; 512]));
         controls.get(|c| &c.polls) - before
     };
-    // On a busy machine, this thread may get no processor until the device is done. That attempt
-    // fails.
+    // On a busy machine, this thread may get no processor until the device has completed. Then the
+    // attempt fails, and the next one follows.
     let spins = || repeat_until_good(polls, |polls| *polls > 50);
     spins();
     policy.set(PollPolicy::Interrupt);

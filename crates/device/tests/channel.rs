@@ -34,7 +34,7 @@ fn submit(channel: &mut Channel, token: u32) {
     assert_eq!(channel.submit(&request), Submission::Accepted);
 }
 
-/// Serializes tests that measure time, because they would take the processor from each other.
+/// Serializes tests that measure time, because two at once would disturb each other's times.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -55,7 +55,8 @@ struct Work {
     looks: u64,
     waits: u64,
     sleeps: Vec<Nanoseconds>,
-    /// Number of waits whose sleep ended before the device had completed the request.
+    /// Number of waits whose sleep was too short: it ended before the device had completed the
+    /// request.
     short: u64,
 }
 
@@ -104,9 +105,8 @@ impl User {
                     assert!(!slept, "a wait sleeps once");
                     slept = true;
                     work.sleeps.push(span);
-                    // Spins instead of sleeping, to behave as on a quiet machine. After a real
-                    // sleep on a busy machine, the thread would get the processor back late, and
-                    // measure that delay.
+                    // Simulates the sleep by spinning. After a real sleep on a busy machine, the
+                    // thread would get the processor back late, and would measure that delay.
                     let start = Instant::now();
                     while start.elapsed() < Duration::from_nanos(span) {
                         std::hint::spin_loop();
@@ -248,7 +248,8 @@ fn a_calls_wait_sleeps_for_half_the_mean_latency_of_the_last_window() {
         assert!(start.elapsed() < WAIT_LIMIT, "no call sleeps");
         last = call();
     }
-    // On a busy machine some calls take longer than the device's latency.
+    // The upper limit is half of the longest call: on a busy machine some calls take longer than
+    // the device's latency.
     let halves = LATENCY * 500..=longest.as_nanos() as u64 / 2 + 1;
     assert!(matches!(last, Pause::Sleep(span) if halves.contains(&span)), "{last:?} is not in {halves:?}");
 }
@@ -256,7 +257,7 @@ fn a_calls_wait_sleeps_for_half_the_mean_latency_of_the_last_window() {
 #[test]
 fn a_fixed_sleep_counts_from_the_oldest_request() {
     let (device, controls, policy) = latency(0);
-    // Much longer than this thread waits for a processor on a busy machine.
+    // A latency much longer than this thread waits for a processor on a busy machine.
     const SPAN: u64 = 2_000_000_000;
     policy.set(HybridFixed(SPAN));
     let mut channel = device.open_channel(POLLED).unwrap();

@@ -64,7 +64,8 @@ fn reads_writes_and_other_operations_have_separate_delays() {
                 assert!(took >= Duration::from_micros(milliseconds * 999), "{operation:?} took {took:?}");
                 took
             };
-            // The time must also be shorter than the delay of the next operation in the list.
+            // The attempt must also be shorter than the next delay in this list (20 ms more), so
+            // that each operation has its own delay.
             repeat_until_good(attempt, |took| *took < Duration::from_millis(milliseconds + 20));
         }
     }
@@ -87,7 +88,7 @@ fn many_requests_are_delayed_concurrently() {
         }
         start.elapsed()
     };
-    // One after the other, the requests would take more than a second.
+    // If the requests ran one after the other, they would take more than a second.
     repeat_until_good(attempt, |took| *took < Duration::from_millis(20 * 30));
 }
 

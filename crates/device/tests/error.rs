@@ -1,4 +1,4 @@
-//! Tests of the wrapper that makes random errors and repeats them with the same seed.
+//! Tests of the wrapper that makes random errors, and the same errors for the same seed.
 
 mod common;
 

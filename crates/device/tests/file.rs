@@ -149,7 +149,7 @@ fn a_device_keeps_working_after_its_file_is_removed() {
     file.remove();
     rig.write(8192, &[2; 4096]);
     assert!(rig.read(4096, 4096) == [1; 4096]);
-    // A queue pair that is opened after the removal works, too.
+    // A queue pair also works if it is opened after the file was removed.
     assert!(Rig::new(&*driver, POLLED).read(8192, 4096) == [2; 4096]);
     let mut found = [0; 4096];
     disk.read_exact_at(&mut found, 8192).unwrap();
@@ -316,8 +316,8 @@ fn a_request_that_the_kernel_refuses_raises_the_interrupt() {
     assert!(is_error(rig.wait()[0].result, Errno::EFAULT));
 }
 
-/// In a sandbox a filter may answer io_submit(2) instead of the kernel. The kernel never returns 0
-/// here.
+/// In a sandbox, a filter may answer io_submit(2) instead of the kernel, and may answer 0. The
+/// kernel itself never returns 0 for this call.
 #[test]
 fn an_io_submit_that_returns_0_is_not_retried_for_ever() {
     let file = Place::on_disk();
@@ -394,7 +394,7 @@ fn a_batch_holds_the_largest_number_of_segments_of_a_request() {
     }
 }
 
-/// A misaligned request after a full batch is refused at once, because it needs no room in a batch.
+/// A misaligned request that follows a full batch is refused at once: it needs no room in a batch.
 #[test]
 fn a_refused_request_behind_a_full_batch_does_not_block_it() {
     let file = Place::on_disk();
@@ -435,7 +435,8 @@ fn a_forked_child_does_not_disturb_its_parents_requests() {
         let mut completions = Completions::new();
         queue.as_mut().unwrap().poll(&mut completions);
         let sees_nothing = completions.as_slice().is_empty();
-        // The child's own queue pair. Its AIO context may lie at the address of the parent's.
+        // The child opens a queue pair of its own. Its AIO context may lie at the address of the
+        // parent's.
         let mut own = Rig::new(&*driver, POLLED);
         drop(queue.take());
         let works = own.read(0, 4096) == [0; 4096];
@@ -496,7 +497,7 @@ fn many_jobs_on_many_queues_keep_their_data_apart() {
     });
 }
 
-/// Returns how many AIO contexts this process has, by the mappings of their rings.
+/// Returns the number of AIO contexts of this process: each has its ring mapped in the process.
 fn contexts() -> usize {
     fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("[aio]")).count()
 }

@@ -11,8 +11,8 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 
-/// Offsets: a queue of two descriptors, the result that the device writes, and the words
-/// `generation` and `ready_generation`.
+/// Offsets in the memory of the models: a queue of two descriptors here, and below the device's
+/// result and the two generation words.
 const PLACES: QueueLayout = QueueLayout { descriptors: 0, available: 32, used: 44, size: 2 };
 const ANSWER: usize = 80;
 const GENERATION: usize = 88;
@@ -105,8 +105,8 @@ fn a_used_index_loaded_without_acquire_shows_an_unwritten_result() {
 fn kick() {
     loom::model(|| {
         let (memory, mut queue) = queue();
-        // Sets an event index that the driver does not reach, so that the device must ask for a
-        // notification.
+        // Sets the available event to an index that the driver does not reach. So the driver
+        // notifies the device only if the device asks for it.
         memory.half_word(PLACES.used + 4 + 16).store(0x8000, Ordering::Relaxed);
         let back = Back { memory };
         let device = thread::spawn(move || back.sleep(0));

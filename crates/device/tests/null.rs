@@ -67,7 +67,7 @@ fn latencies_of_many_requests_run_concurrently_from_the_doorbell() {
             }
             start.elapsed()
         };
-        // One after the other, the requests would take more than a second.
+        // If the requests ran one after the other, they would take more than a second.
         repeat_until_good(attempt, |took| *took < Duration::from_millis(20 * 30));
     }
 }

@@ -1,5 +1,5 @@
-//! Memory whose pages are evicted and brought back (`usring_sys::pinned_memory`) must not be passed
-//! to a device that lends it to the kernel until completion. Other devices may access it directly.
+//! Memory whose pages are evicted and paged in (`usring_sys::pinned_memory`) must not be passed to
+//! a device that lends it to the kernel until completion. Other devices may access it directly.
 #![cfg(not(loom))]
 
 mod test_device;

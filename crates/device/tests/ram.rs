@@ -49,7 +49,7 @@ fn a_ram_device_larger_than_the_address_space_is_an_error() {
     assert_eq!(parse("ram:size=1024T").unwrap().open(Box::new(OwnSupply)).err(), Some(Errno::ENOMEM));
 }
 
-/// Returns the same memory to every driver, as the launcher does.
+/// Supplies the same memory file to every driver, as the launcher does.
 #[derive(Clone)]
 struct Common(std::sync::Arc<OwnedDescriptor>);
 

@@ -56,8 +56,8 @@ fn a_polling_driver_disables_interrupts_and_a_sleeping_one_enables_them() {
     assert_eq!((flags(&memory), event(&memory)), (0, 0xffff));
     assert!(queue_by_event.ask_for_interrupt());
     assert_eq!(event(&memory), 0);
-    // A head is used already, so the request for an interrupt is too late. The next request is for
-    // the head after it.
+    // The used ring already has a head, so this request for an interrupt is too late. The next
+    // request asks for an interrupt at the head after it.
     memory.half_word(516 + 2).store(1, Ordering::Relaxed);
     assert!(!queue_by_event.ask_for_interrupt());
     assert_eq!(queue_by_event.take(), Some(0));

@@ -22,7 +22,8 @@ const BOUNCE: u32 = 64 << 10;
 pub struct Caller {
     channel: Channel,
     completions: Completions,
-    /// The piece that each request in flight transfers, indexed by the request's token.
+    /// The part of the call's transfer that each request in flight makes, indexed by the request's
+    /// token.
     pieces: [Piece; DEPTH as usize],
     /// One bit for each token, set if the token is not in use.
     free: u32,
@@ -59,7 +60,7 @@ enum Made {
     Piece,
     /// No token is free, or the queue pair has no room.
     Full,
-    /// The device must not access the program's memory at the cursor.
+    /// The device must not access the program's memory at the point that the transfer has reached.
     Unreachable,
 }
 
@@ -111,7 +112,7 @@ impl Caller {
 
     /// Transfers whole blocks directly from or to the program's memory, as far as the device may
     /// access the memory. Advances the cursor. Returns the bytes transferred; 0 if the device must
-    /// not access the memory at the cursor. Error: the device's, if not even the first byte was
+    /// not access the memory at the cursor. Error: the device's, if the first byte was not
     /// transferred.
     pub fn straight(
         &mut self,
@@ -217,7 +218,7 @@ impl Caller {
             }
             match self.channel.pause(&mut wait) {
                 Pause::Spin => relax(),
-                // If a signal ends the sleep early, the remaining time is polled.
+                // A signal may end the sleep early. The thread then polls for the remaining time.
                 Pause::Sleep(span) => drop(timer_slack::sleep_precisely(span)),
                 Pause::Interrupt => self.sleep(),
             }
@@ -228,7 +229,7 @@ impl Caller {
         if self.channel.arm_interrupt()
             && let Some(interrupt) = self.channel.interrupt()
         {
-            // If the kernel has no memory, this fails, and the loop polls.
+            // The error is ignored: if the kernel has no memory for this wait, the thread polls.
             let _ = epoll::wait_readable(interrupt);
         }
     }

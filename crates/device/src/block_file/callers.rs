@@ -11,15 +11,15 @@ use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::{Errno, spread, thread, width};
 
 const MOST: usize = 16;
-/// Number of locks for writes to parts of blocks. Several blocks share a lock. The only effect is
-/// that writes to two of these blocks wait for each other needlessly.
+/// Number of locks for writes to parts of blocks. Several blocks share a lock, so a write to one
+/// may wait needlessly for a write to another.
 const TURNS: usize = 64;
 
 pub(crate) struct Callers {
     /// An array of *seats*. A seat is a lock, with a queue pair from its first use on. A call holds
     /// a seat until it returns. A thread first tries its home seat ([`home`]).
     seats: [Mutex<Option<Caller>>; MOST],
-    /// One bit for each seat, set once the seat has got a queue pair.
+    /// One bit for each entry of `seats`, set once the entry has a queue pair.
     open: AtomicU32,
     turns: [Mutex<()>; TURNS],
 }
@@ -48,8 +48,8 @@ impl Default for Callers {
 }
 
 impl Callers {
-    /// Returns a locked seat, with the queue pair of a blocking call. If all seats are locked, or
-    /// the device has no further queue pair, waits for a seat that has one.
+    /// Returns a locked seat, which has a queue pair for one blocking call. If all seats are
+    /// locked, or the device has no further queue pair, waits for a seat that has one.
     ///
     /// Errors: those of [`crate::Driver::open_queue`], if no seat has a queue pair.
     pub(super) fn take(&self, device: &Device) -> Result<Seat<'_>, Errno> {
@@ -61,7 +61,8 @@ impl Callers {
                     self.open.fetch_or(1 << index, Ordering::Relaxed);
                     return Ok(Seat(seat));
                 }
-                // The device has no further queue pair, so this call waits for a seat that has one.
+                // The device has no further queue pair. This call waits for a seat that has one,
+                // and fails if no seat has.
                 Err(error) if self.open.load(Ordering::Relaxed) == 0 => return Err(error),
                 Err(_) => break,
             }
@@ -73,7 +74,8 @@ impl Callers {
     #[cold]
     fn wait(&self, device: &Device, own: usize) -> Result<Seat<'_>, Errno> {
         let open = self.open.load(Ordering::Relaxed);
-        // The first seat with a queue pair, from the thread's home seat on, wrapping around.
+        // Waits for the first seat with a queue pair, counted from the thread's home seat with
+        // wrap-around.
         let first = (open >> own).trailing_zeros() as usize + own;
         let index = if first < MOST { first } else { open.trailing_zeros() as usize % MOST };
         let mut seat = self.seats[index].lock();
@@ -87,15 +89,14 @@ impl Callers {
     }
 }
 
-/// Opens a queue pair for the seat if it has none. The queue pair has interrupts if the device's
-/// policy is `interrupt` at this moment. A queue pair without interrupts is replaced under that
-/// policy.
+/// Opens a queue pair for the seat if it has none. Under the policy `interrupt` the new queue pair
+/// has interrupts, and a queue pair without interrupts is replaced.
 fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     let interrupts = device.policy() == PollPolicy::Interrupt;
     match seat {
         Some(caller) if !interrupts || caller.has_interrupts() => Ok(()),
         Some(caller) => {
-            // If no other queue pair can be opened, the call keeps the old one and polls it.
+            // If the device opens no other queue pair, the call keeps the old one and polls it.
             if let Ok(other) = Caller::new(device, interrupts) {
                 *caller = other;
             }
@@ -108,8 +109,8 @@ fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     }
 }
 
-/// Returns the number of a thread's home seat. `thread` is the address of the thread's control
-/// block; these lie pages apart.
+/// Returns the index of the seat that a thread tries first. `thread` is the address of the thread's
+/// control block. Control blocks lie pages apart.
 fn home(thread: usize) -> usize {
     spread::row(thread >> 12, MOST)
 }

@@ -10,7 +10,7 @@ use usring_sys::{mapping, pinned_memory, user_memory, width};
 #[derive(Clone, Copy)]
 pub struct Cursor<'a> {
     segments: &'a [IoVector],
-    /// Number of bytes of the first segment that were used already.
+    /// Number of bytes of the first remaining segment that the transfer has used.
     within: u64,
 }
 
@@ -41,8 +41,8 @@ impl<'a> Cursor<'a> {
     }
 
     /// Collects the next segments in `list` and advances the cursor past them. Stops after `room`
-    /// segments or `most` bytes, or at memory that a device of this geometry must not access.
-    /// Returns the number of bytes in `list`.
+    /// segments or `most` bytes, or at memory that a device with the limits in `geometry` must not
+    /// access. Returns the number of bytes in `list`.
     pub fn gather(&mut self, list: &mut Vec<IoVector>, room: usize, most: u64, geometry: &Geometry) -> u64 {
         let (alignment, lends) = (u64::from(geometry.alignment), geometry.features.kernel_holds_memory);
         let mut bytes = 0;
@@ -64,14 +64,14 @@ impl<'a> Cursor<'a> {
         bytes
     }
 
-    /// Copies `from` to the program's memory. Stops at the first fault, or at the end of either.
-    /// Advances the cursor. Returns the bytes copied.
+    /// Copies `from` to the program's memory at the cursor. Stops at the first fault, or at the end
+    /// of `from` or of that memory. Advances the cursor. Returns the bytes copied.
     pub fn copy_out(&mut self, from: &[u8]) -> usize {
         self.copy(from.len(), |at, range| user_memory::copy_out(at, &from[range]).is_ok())
     }
 
-    /// Copies the program's memory to `to`. Stops at the first fault, or at the end of either.
-    /// Advances the cursor. Returns the bytes copied.
+    /// Copies the program's memory at the cursor to `to`. Stops at the first fault, or at the end
+    /// of `to` or of that memory. Advances the cursor. Returns the bytes copied.
     pub fn copy_in(&mut self, to: &mut [u8]) -> usize {
         self.copy(to.len(), |at, range| user_memory::copy_in(&mut to[range], at).is_ok())
     }

@@ -41,12 +41,12 @@ impl DeferredSubmit {
 /// until the batch is submitted.
 pub(super) struct PendingBatch {
     pub iocbs: Batch,
-    /// The device's own file. It stays open because the requests contain its descriptor number.
-    /// `None` if the requests are for files of the program (`Target::Named`).
+    /// The device's own file. It stays open because the batch's requests contain its descriptor
+    /// number. `None` if the requests are for files of the program (`Target::Named`).
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub file: Option<Arc<HeldDescriptor>>,
-    /// The eventfd of the interrupt. It stays open because the requests contain its descriptor
-    /// number.
+    /// The eventfd of the interrupt. It stays open because the batch's requests contain its
+    /// descriptor number.
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub interrupt: Option<Arc<OwnedDescriptor>>,
     /// Completions of the requests that the kernel refused.
@@ -63,7 +63,7 @@ impl PendingBatch {
         let mut retries_left = MOST_RETRIES;
         while !self.iocbs.is_empty() {
             let error = match self.iocbs.submit() {
-                // The kernel never returns 0 here, but a seccomp filter may.
+                // The kernel does not return 0 for a batch with requests, but a seccomp filter may.
                 Ok(0) => Errno::EAGAIN,
                 Ok(_) => continue,
                 Err(error) => error,
@@ -74,16 +74,16 @@ impl PendingBatch {
                 continue;
             }
             self.is_denied = self.is_denied || is_filters(error) && self.iocbs.is_call_refused();
-            // The error belongs to the first request. The kernel may still accept the requests
-            // after it.
+            // The error belongs to the batch's first request. The kernel may still accept the later
+            // requests.
             let data = self.iocbs.drop_first();
             self.refused.push(IoEvent { data, res: error.negative().into(), ..IoEvent::default() });
         }
     }
 }
 
-/// Returns whether the error may come from a seccomp filter that refuses the call. It may also come
-/// from a security module that refuses one request.
+/// Returns whether the error may come from a seccomp filter, which refuses every io_submit(2). A
+/// security module, which refuses one request, returns the same errors.
 fn is_filters(error: Errno) -> bool {
     matches!(error, Errno::EPERM | Errno::ENOSYS | Errno::EACCES)
 }

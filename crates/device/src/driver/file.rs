@@ -134,8 +134,8 @@ impl FileDriver {
             write_zeroes: !options.read_only,
             read_only: options.read_only,
             forgets: false,
-            // Only AIO lends memory to the kernel. Without AIO each transfer is a system call of
-            // usring's own, which pins swapped memory for its duration.
+            // With AIO, the kernel keeps using a request's memory after the call. Without AIO, each
+            // transfer is a system call of usring's own, which pins swapped memory while it runs.
             kernel_holds_memory: direct.is_some(),
         };
         let transfer = LONGEST_TRANSFER - LONGEST_TRANSFER % block;

@@ -1,5 +1,5 @@
-//! A device that stores nothing. Every request completes after its latency and touches no memory.
-//! So the device shows the cost of everything else.
+//! A device that stores nothing. Every request completes after its latency, and the device touches
+//! no memory. So a measurement with it shows the cost of everything but the device.
 
 use crate::batches::{AT_ONCE, Batches};
 use crate::distribution::Distribution;
@@ -34,8 +34,8 @@ struct Null {
     /// Latency of each request, in ticks.
     latency: Distribution,
     seed: u64,
-    /// Number of queue pairs opened so far. Each draws its latencies from a random sequence of its
-    /// own.
+    /// Number of queue pairs opened so far. Each queue pair draws latencies from its own random
+    /// sequence, which this number selects.
     queues: AtomicU64,
 }
 

@@ -33,8 +33,8 @@ pub static KIND: DeviceKind = DeviceKind {
 /// the memory file, which takes a system call and frees the pages.
 const ZEROED_IN_PLACE: u64 = 128 << 10;
 
-/// The thread prefetches a copy's address translation and first cache line this number of copies
-/// ahead. A translation takes as long as several cache lines.
+/// Number of copies by which the thread prefetches ahead. For a later copy it prefetches the
+/// address translation, which takes as long as several cache lines, and the first cache line.
 const LOOKED_UP: usize = 4;
 /// Bytes of the next copy that the thread prefetches. The processor prefetches the bytes after them
 /// by itself.
@@ -123,7 +123,8 @@ fn completion(token: u32, result: Result<u32, Errno>) -> Completion {
 }
 
 impl RamQueue {
-    /// Copies the data of the accepted requests, and prefetches for the copies ahead.
+    /// Copies the data of the accepted requests. During each copy, prefetches for the copies after
+    /// it.
     #[inline]
     fn copy_batch(&mut self) {
         let fetch = |piece: Option<&OnePiece>, bytes: Range<u64>| {

@@ -38,7 +38,8 @@ pub static QCOW2: DeviceKind = DeviceKind {
     open: Opening::Device(open),
 };
 
-/// Any node that the daemon's `--blockdev` can make, with at most one `--object` that it refers to.
+/// The kind `qemu`: any block node that the storage daemon's `--blockdev` can make. The node may
+/// refer to one `--object`.
 pub static QEMU: DeviceKind = DeviceKind {
     name: "qemu",
     options: &[
@@ -53,7 +54,7 @@ pub static QEMU: DeviceKind = DeviceKind {
     open: Opening::Device(open),
 };
 
-/// Says why swapped memory cannot be on such a device, and what to do.
+/// Message: why swapped memory cannot be on a device that a storage daemon serves, and what to do.
 pub const NOT_FOR_SWAP: &str =
     "usring starts no storage daemon for swapped memory: start one yourself, and use vhost-user:socket=PATH";
 

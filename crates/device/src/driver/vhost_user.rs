@@ -66,7 +66,7 @@ pub struct Options<'a> {
     /// Number of queues. `None`: all queues that the back end has, up to a limit of the control
     /// plane.
     pub queues: Option<u32>,
-    /// The end of a message that all queues are in use. It says how to get more.
+    /// The last part of the message that all queues of a device are in use: how to get more queues.
     pub more_queues: &'static str,
 }
 
@@ -104,7 +104,7 @@ struct VhostUser {
     parameters: Parameters,
     geometry: Geometry,
     shares: Shares,
-    /// Whether registered memory may be shared with the back end. The user decides, because this
+    /// Whether registered memory may be shared with the back end. The user decides, because sharing
     /// has two risks. Data that another thread writes during the registration can be lost. And a
     /// forked child then shares the memory with its parent.
     zero_copy: bool,

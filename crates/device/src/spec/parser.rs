@@ -22,15 +22,16 @@ struct Parser<'a> {
     overwrite: Option<bool>,
 }
 
-/// Where a layer stands: the wrapper around it, and the number of wrappers around it.
+/// Where a layer stands in the text: the wrapper around it, and the number of all wrappers around
+/// it.
 #[derive(Clone, Copy)]
 struct Nesting {
     wrapper: Option<&'static DeviceKind>,
     depth: usize,
 }
 
-/// Splits a text at the commas that are neither in parentheses nor behind a backslash. For texts
-/// that have options of their own beside a SPEC.
+/// Splits a text at the commas that are not in parentheses and have no backslash before them. For
+/// texts that have a SPEC and options of their own.
 pub fn parts(text: &str) -> Vec<&str> {
     let (mut parts, mut start, mut depth, mut is_escaped) = (Vec::new(), 0, 0, false);
     for (at, character) in text.char_indices() {
@@ -58,8 +59,8 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
         match parser.name() {
             POLL => parser.policy(start, Nesting { wrapper: None, depth: 0 })?,
             OVERWRITE => parser.overwrite(start, Nesting { wrapper: None, depth: 0 })?,
-            // Reached only after the closing parenthesis of a wrapper. Without a wrapper, `layer`
-            // has parsed the options of the device already.
+            // The option stands after a wrapper's closing parenthesis. If the outermost layer is a
+            // device, `layer` has parsed all its options before.
             found => {
                 let (found, kind) = (found.to_owned(), outermost.kind);
                 return Err(parser.error(start, Problem::UnknownOption { found, kind, wrapper: None }));
@@ -124,7 +125,7 @@ impl Parser<'_> {
             self.expect(')', "',' and an option, or ')',")?;
         } else {
             if self.next() != Some(':') {
-                // A device without any option may lack one that it needs, which `finish` reports.
+                // A device without any option may lack one that it needs. `finish` reports that.
                 if matches!(self.next(), None | Some(',' | ')')) {
                     self.finish(start, &layer)?;
                 }
@@ -136,8 +137,8 @@ impl Parser<'_> {
         Ok(layer)
     }
 
-    /// Reads the options of one layer. The separator `first` precedes the first option, a comma
-    /// each other one. Stops before an option that belongs to the wrapper around the layer.
+    /// Parses the options of one layer. The separator `first` precedes the first option, and a
+    /// comma each later one. Stops before an option that belongs to the wrapper around the layer.
     fn options(&mut self, layer: &mut Layer, first: char, place: Nesting) -> Result<(), SpecError> {
         let mut separator = first;
         loop {

@@ -45,7 +45,7 @@ pub enum Value {
 }
 
 impl ValueKind {
-    /// Returns what such a value looks like, to complete the sentence "… which is".
+    /// Returns a description of the values of this kind, to complete the sentence "… which is".
     pub fn description(self) -> &'static str {
         match self {
             ValueKind::Size => "a size like 4096, 64K, 1MiB, 1.5G or 1T",
@@ -136,8 +136,8 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, escaped: &[char]) -> fm
     })
 }
 
-/// Returns what stands between the parentheses around a text. `None` if the text has none around
-/// it, has nothing inside, or has a NUL byte.
+/// Returns the text between a pair of parentheses that encloses `text`. `None` if there is no such
+/// pair, if it encloses nothing, or if the text has a NUL byte.
 fn in_parentheses(text: &str) -> Option<&str> {
     let inside = text.strip_prefix('(')?.strip_suffix(')')?.trim();
     (!inside.is_empty() && !inside.contains('\0')).then_some(inside)

@@ -84,8 +84,8 @@ impl Driver for Delay {
         Ok(Box::new(DelayQueue { delayed_queue, latency }))
     }
 
-    /// Sleeps for the added latency after the request, in the calling thread, which may block. A
-    /// signal ends only the sleep; the result stays.
+    /// Executes the request, and then sleeps for the added latency in the calling thread, which may
+    /// block. A signal ends only the sleep; the request's result stays.
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let answer = self.inner.execute(request);
         let _ = wait::nanosleep(self.latencies[usize::from(direction(request.operation))].draw(&mut self.random()));

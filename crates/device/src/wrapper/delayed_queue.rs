@@ -11,13 +11,13 @@ use usring_sys::epoll::{self, Epoll};
 use usring_sys::ticks::Ticks;
 
 /// A queue pair that delays completions: the inner queue pair, its delayed completions, and a
-/// common interrupt. The interrupt is an epoll set of the inner interrupt and a timer, readable
-/// when either of them is.
+/// common interrupt. The interrupt is an epoll set of the inner interrupt and a timer. It is
+/// readable when one of the two is.
 pub(super) struct DelayedQueue {
     inner: Box<dyn QueuePair>,
     depth: u32,
-    /// Number of requests in flight for the user. Includes requests that the inner queue pair has
-    /// completed and that are held back.
+    /// Number of requests that the user has in flight. This includes requests that the inner queue
+    /// pair has completed, while their completions are held back.
     in_flight: u32,
     timeline: Timeline,
     timer: TimerInterrupt,

@@ -1,4 +1,4 @@
-//! A wrapper that makes random errors, and repeats them with the same seed. Requests fail, transfer
+//! A wrapper that makes random errors. With the same seed, it repeats them. Requests fail, transfer
 //! fewer bytes than requested, never complete, or complete late.
 //!
 //! A random draw decides the outcome of each request, in the order in which a queue pair accepts
@@ -95,7 +95,8 @@ impl Faulty {
 #[derive(Clone, Copy)]
 struct Drawn {
     outcome: DrawnOutcome,
-    /// How much of a short request to transfer, in units of 2⁻⁶⁴ of the request.
+    /// The part of a request that is transferred if the outcome is a short transfer, in units of
+    /// 2⁻⁶⁴ of the request's length.
     share: u64,
 }
 
@@ -106,7 +107,8 @@ struct Dice {
 }
 
 impl Dice {
-    /// Draws an outcome. Always uses two random numbers, so no outcome depends on earlier ones.
+    /// Draws an outcome. Each call uses two random numbers, so the n-th outcome does not depend on
+    /// the kinds of earlier outcomes.
     fn draw(&mut self) -> Drawn {
         let mut number = width::low(self.random.below(u64::from(Probability::ALWAYS)));
         let share = self.random.draw();
@@ -121,8 +123,8 @@ impl Dice {
 }
 
 impl Drawn {
-    /// Returns how many bytes of a short request to transfer: whole blocks, at least one, and not
-    /// all. `None` if the request is to be transferred as a whole.
+    /// Returns how many bytes to transfer if the outcome is a short transfer: whole blocks, at
+    /// least one, and not all. `None` for any other request.
     fn length(&self, request: &DeviceRequest, block: u64) -> Option<u64> {
         let blocks = match request.operation {
             Operation::Read | Operation::Write => request.length / block,
@@ -167,8 +169,8 @@ impl Driver for Faulty {
         Ok(Box::new(FaultyQueue { delayed_queue, lateness, dice: self.dice(), block, drawn: None, segments }))
     }
 
-    /// Executes a request according to its outcome. A request that never completes blocks its
-    /// thread until a signal arrives (`EINTR`).
+    /// Executes a request according to its random outcome. If the outcome is "never completes", the
+    /// call blocks until a signal arrives (`EINTR`).
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let drawn = self.dice().draw();
         match drawn.outcome {
@@ -210,8 +212,8 @@ struct FaultyQueue {
     lateness: Lateness,
     dice: Dice,
     block: u64,
-    /// The draw for the next request; `None` if there is none yet. A request keeps its draw if the
-    /// inner device has no room and the request is submitted again.
+    /// The random outcome of the next request; `None` before it is drawn. If the inner device has
+    /// no room, the request keeps this outcome for its next submission.
     drawn: Option<Drawn>,
     /// Segments of the shortened request that is being submitted.
     segments: Vec<IoVector>,

@@ -20,7 +20,7 @@ pub struct Memory {
 }
 
 // SAFETY: moving a `Memory` moves the only pointer to its allocation. The bytes are accessed by
-// copies only. A test that lends them to a device waits for the completions first.
+// copies only. A test that lends the bytes to a device waits for the completions first.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -69,7 +69,7 @@ impl Drop for Memory {
     }
 }
 
-/// Returns whether a descriptor becomes readable within the time `within`.
+/// Returns whether the descriptor `number` becomes readable within the time `within`.
 pub fn is_readable(number: i32, within: Duration) -> bool {
     let mut one = (number, linux::POLLIN as u16, 0u16);
     let arguments = [&raw mut one as u64, 1, within.as_millis() as u64, 0, 0];
@@ -137,9 +137,9 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Returns whether a completion is known already, so that no poll is needed. Either a worker
-    /// has executed the request, the queue pair has refused the request, or an earlier poll has
-    /// found the completion.
+    /// Returns whether a completion is known already, so that no poll is needed. There are three
+    /// cases: a worker has executed the request, the queue pair has refused it, or an earlier poll
+    /// has found its completion.
     pub fn is_answered(&self) -> bool {
         !self.found.is_empty()
     }
@@ -150,8 +150,8 @@ impl<'a> Rig<'a> {
         self.found.extend_from_slice(self.completions.as_slice());
     }
 
-    /// Waits for at least one completion, by interrupts if the queue has them, otherwise by
-    /// polling. When polling, polls only if the queue pair reports completions.
+    /// Waits for at least one completion, by interrupts if the queue has them. Without interrupts,
+    /// it polls whenever the queue pair reports that a poll may find completions.
     pub fn wait(&mut self) -> Vec<Completion> {
         let start = Instant::now();
         loop {
@@ -216,7 +216,7 @@ pub struct Traffic {
 
 struct Slot {
     memory: Memory,
-    /// Offset, length and operation of the request in flight. `None`: the slot is free.
+    /// Offset, length and operation of the request in flight. `None` if no request is in flight.
     out: Option<(u64, usize, Operation)>,
 }
 

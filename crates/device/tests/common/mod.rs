@@ -28,7 +28,8 @@ pub struct Subject {
 
 pub const LEAST_SIZE: u64 = 4 << 20;
 
-/// Makes a test of each function in the list, for the device that the expression returns.
+/// Expands to one test for each function in the list. The tests run on the device of the given
+/// expression.
 #[macro_export]
 macro_rules! any_driver {
     ($subject:expr) => {

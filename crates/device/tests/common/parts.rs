@@ -161,7 +161,7 @@ pub fn an_interrupt_comes_for_a_request_submitted_after_arming(subject: &Subject
         let (segments, offset) = ([memory.segment(0, block)], round * block as u64);
         rig.submit(&transfer(0, Operation::Write, offset, &segments));
         rig.queue.ring_doorbell();
-        // A request that a worker has executed needs no interrupt.
+        // If a worker has executed the request, there is no interrupt, and none is needed.
         assert!(rig.is_answered() || is_readable(number, WAIT_LIMIT), "no interrupt");
         assert_eq!(rig.wait()[0].result, block as i32);
     }
@@ -175,7 +175,8 @@ pub fn no_interrupt_comes_without_requests(subject: &Subject) {
     assert!(!is_readable(number, Duration::ZERO));
     for _ in 0..20 {
         rig.write(0, &vec![7; driver.geometry().block as usize]);
-        // A descriptor that stayed readable would make a user with an epoll set spin.
+        // Arming the interrupt must clear the descriptor. If it stayed readable, a user with it in
+        // an epoll set would spin.
         assert!(rig.queue.arm_interrupt());
         assert!(!is_readable(number, Duration::ZERO), "an interrupt for a request that has completed");
     }
@@ -201,7 +202,7 @@ pub fn a_dropped_queue_no_longer_changes_memory(subject: &Subject) {
         drop(rig);
         let mine = vec![0x5a; block * depth];
         memory.set(0, &mine);
-        // This traffic takes long enough for the requests in flight to end.
+        // This traffic takes so long that the requests of the dropped queue would end meanwhile.
         let options = POLLED;
         let part = LEAST_SIZE / 2..LEAST_SIZE;
         Traffic { part, options, requests: 200, keeps_data: false, seed: 77 }.run(&*driver);

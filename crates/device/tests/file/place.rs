@@ -56,14 +56,14 @@ pub fn in_child(run: impl FnOnce() -> i32) -> i32 {
     // and `run` needs no lock of another thread.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // A panic of the product aborts; this catches a panic of the test.
+        // A panic in the product aborts the process. A panic in the test is caught here.
         let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or(99);
         // SAFETY: the call passes only a number, and runs none of the parent's exit handlers.
         unsafe { libc::_exit(status) };
     }
     assert!(child > 0);
     let mut status = 0;
-    // SAFETY: the call writes the status of the child forked above to `status`.
+    // SAFETY: the call writes the exit status of `child`, which was forked above, to `status`.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 1000 + libc::WTERMSIG(status) }
 }
@@ -128,7 +128,8 @@ fn install(number: libc::c_long, second: Option<u32>, error: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = |place: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, place);
     let unless = |k: u32, skip: u8| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, skip, k);
-    // Without `second`, the filter compares the number of the system call again.
+    // Without `second`, the filter's second comparison repeats the first, of the system call's
+    // number.
     let (place, value) = second.map_or((0, number as u32), |value| (24, value));
     let mut filter = [
         load(0),

@@ -40,7 +40,7 @@ pub struct Controls {
     pub bad_byte: AtomicU64,
     /// Every n-th request needs a worker (`Driver::execute`).
     pub worker_every: AtomicU64,
-    /// Maximum number of requests in flight in a queue pair, whatever its depth is.
+    /// Maximum number of requests in flight in a queue pair, even if its depth is larger.
     pub room: AtomicU32,
     /// Addresses that no request may use. `None`: all may be used.
     pub forbidden: Mutex<Option<Range<u64>>>,
@@ -191,7 +191,8 @@ impl QueuePair for TestQueue {
 
     fn ring_doorbell(&mut self) {
         let due = Clock::Monotonic.now() + self.controls.latency.load(Ordering::Relaxed);
-        // The last request completes first, because users must accept completions in any order.
+        // Completes the requests in reverse order, because users must accept completions in any
+        // order.
         self.pending.extend(self.accepted.drain(..).rev().map(|completion| (due, completion)));
     }
 

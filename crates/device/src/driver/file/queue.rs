@@ -63,10 +63,11 @@ fn interrupt_by(eventfd: Option<OwnedDescriptor>) -> Option<Interrupt> {
 /// A queue pair on the kernel's AIO.
 pub struct AioQueue {
     context: Context,
-    /// The current batch: requests that were accepted since the last submission to the kernel.
+    /// The current batch: requests accepted since the last batch was closed, not submitted to the
+    /// kernel yet.
     open: Box<PendingBatch>,
-    /// Batches before the current one, closed because they had no room for more segments. Not
-    /// submitted yet.
+    /// Closed batches, not submitted yet: each was replaced because it had no room for more
+    /// segments.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     closed: Vec<Box<PendingBatch>>,
     /// Empty batches that are kept for reuse.
@@ -78,7 +79,7 @@ pub struct AioQueue {
     is_denied: bool,
     /// Number of requests in flight whose completions do not signal the interrupt.
     silent: u32,
-    /// Number of requests that were accepted and have not completed.
+    /// Number of requests that the queue pair has accepted and not yet completed.
     out: u32,
     depth: u32,
     /// The iocb fields that all requests have in common.
@@ -87,8 +88,8 @@ pub struct AioQueue {
     interrupt: Option<Interrupt>,
 }
 
-/// Maximum number of empty batches to keep. Each thread that submits at the same time needs one,
-/// and there are usually few such threads.
+/// Maximum number of empty batches to keep for reuse. Threads that submit at the same time need one
+/// each, and such threads are few.
 const SPARE: usize = 4;
 
 /// The file that requests are for.

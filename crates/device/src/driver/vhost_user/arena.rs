@@ -23,7 +23,8 @@ use usring_sys::shared_array::SharedArray;
 use usring_sys::sync::{Arc, Ordering};
 use usring_sys::width;
 
-/// Address of the arena in the back end. Registered memory of programs has higher addresses.
+/// Address in the back end of the arena, the memory of the queues. The program memory that is
+/// shared with the back end has higher addresses.
 pub const BASE: u64 = 1 << 40;
 
 /// Number of descriptors of a queue. A queue has at most this number of requests in flight.
@@ -147,7 +148,7 @@ impl Arena {
         &self.memory
     }
 
-    /// Returns the descriptor of the arena's file. `None` in a model of loom's, which has no file.
+    /// Returns the descriptor of the arena's file. `None` in a loom model, which has no file.
     pub fn file(&self) -> Option<i32> {
         self.memory.mapping().and_then(Mapping::file)
     }

@@ -149,8 +149,8 @@ impl Parameters {
             block: self.block,
             alignment: 1,
             transfer,
-            // The driver accepts more segments than the device: bounce memory combines them into
-            // one.
+            // The driver accepts more segments than the device does: it copies them to bounce
+            // memory, which is one segment.
             segments: crate::driver::MOST_SEGMENTS,
             queues: self.queues,
             features: Features {
@@ -165,7 +165,8 @@ impl Parameters {
         }
     }
 
-    /// Returns the maximum number of bytes of a discard or a write of zeroes, as whole blocks.
+    /// Returns the maximum number of bytes of a discard or a write of zeroes: a multiple of the
+    /// block.
     pub fn most_cleared(&self, operation: Operation) -> u64 {
         let sectors = if operation == Operation::Discard { self.discard_sectors } else { self.zeroes_sectors };
         u64::from(sectors) * SECTOR / u64::from(self.block) * u64::from(self.block)

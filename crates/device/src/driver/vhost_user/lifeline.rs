@@ -11,8 +11,8 @@ use usring_sys::epoll::{self, Epoll, PollDescriptor};
 use usring_sys::unix_socket::Connection;
 use usring_sys::{Errno, eventfd};
 
-/// After this number of polls in a row without a completion, the connection is checked. These polls
-/// take far longer than a back end takes for a request.
+/// Number of polls in a row without a completion, after which a polling user checks whether the
+/// control plane has died. These polls take far longer than a back end takes for a request.
 const POLLS_PER_CHECK: u32 = 4096;
 
 /// Events of poll(2) on a connection whose other side has closed.
@@ -49,8 +49,9 @@ impl Lifeline {
         self.either.as_ref().map(Epoll::number)
     }
 
-    /// Returns whether the connection has ended, which ends the device for the whole run. An unread
-    /// answer on the connection does not count, nor does a descriptor that the program has closed.
+    /// Returns whether the control plane has closed the connection, which ends the device for the
+    /// whole run. An unread answer on the connection is no end, nor is a descriptor that the
+    /// program has closed.
     pub fn is_cut(&self) -> bool {
         let connection = self.connection.as_ref();
         connection.is_some_and(|connection| {

@@ -44,8 +44,7 @@ pub struct Queue {
     /// The generation for which the rings are laid out: see [`super::generation`].
     generation: u32,
     /// Two kinds of descriptors of the main table, by index: heads that no request uses, and
-    /// descriptors that belong to no chain. A free head may still have the chain of its last
-    /// request.
+    /// descriptors that belong to no chain. A free head may keep the chain of its last request.
     free: Vec<u16>,
     /// Number of unused descriptors of the main table. Chains of free heads count as unused.
     unused: usize,
@@ -62,7 +61,7 @@ pub struct Queue {
 struct Request {
     /// The request that the back end is serving, if any.
     active: Option<Active>,
-    /// The program's memory to which a read's bounce memory will be copied. The vector keeps its
+    /// The program's memory to which a read copies its bounce memory. The vector keeps its
     /// capacity.
     segments: Vec<IoVector>,
     /// Descriptors of the main table that follow the head in its chain. They belong to this
@@ -76,7 +75,8 @@ struct Active {
     /// Result in bytes if the request succeeds.
     answer: u32,
     next: Next,
-    /// Number of rounds that were begun before this one. Gives the order of the requests in flight.
+    /// Number of rounds (virtio requests) that the queue began before this one. It gives the order
+    /// of the requests in flight.
     sequence: u64,
 }
 
@@ -86,7 +86,7 @@ enum Next {
     Nothing,
     CopyOut,
     Flush,
-    /// Submit the next round of a discard or a write of zeroes.
+    /// Begin the next round, another virtio request, of a discard or a write of zeroes.
     Clear {
         operation: Operation,
         offset: u64,
@@ -201,8 +201,9 @@ impl Queue {
         }
     }
 
-    /// Adds a round of a request to the available ring, with the data in `self.data`. The caller
-    /// has subtracted the head from `self.unused`. This function subtracts the other descriptors.
+    /// Adds a round (one virtio request) to the available ring, with the data in `self.data`. The
+    /// caller has subtracted the head from `self.unused`. This function subtracts the other
+    /// descriptors.
     #[inline]
     fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
         self.headers.write(usize::from(head), block::header(operation, offset));
@@ -269,7 +270,8 @@ impl Queue {
         }
     }
 
-    /// Begins the next round of a discard or a write of zeroes. Returns the step after this round.
+    /// Begins the next round (virtio request) of a discard or a write of zeroes. Returns the step
+    /// that follows this round.
     fn launch_clear(&mut self, head: u16, operation: Operation, offset: u64, length: u64) -> Next {
         let piece = length.min(self.device.parameters.most_cleared(operation));
         let range = self.area.slot(head) + slot::RANGE;
@@ -283,7 +285,7 @@ impl Queue {
         }
     }
 
-    /// Ends a round: the descriptors of the head's chain are unused again.
+    /// Ends a round (one virtio request): counts the descriptors of the head's chain as unused.
     fn end_round(&mut self, head: u16) {
         self.unused += self.requests[usize::from(head)].chain.len();
     }
@@ -295,8 +297,9 @@ impl Queue {
         self.free.push(head);
     }
 
-    /// Handles a head that the back end has used. Returns the request's completion after its last
-    /// round. `None` after an earlier round, or if no request has this head.
+    /// Handles a head that the back end has used. If this was the last round (virtio request) of a
+    /// request, returns the request's completion. `None` after an earlier round, or if no request
+    /// has this head.
     #[inline]
     fn finish(&mut self, head: u32) -> Option<Completion> {
         let active = self.requests.get(head as usize)?.active.as_ref()?;
@@ -314,8 +317,8 @@ impl Queue {
         })
     }
 
-    /// Takes the step after a successful round. Returns the request's result, or `None` if the step
-    /// is another round.
+    /// Makes the step that follows a successful round (virtio request). Returns the request's
+    /// result, or `None` if the step is another round.
     #[inline(never)]
     fn next_step(&mut self, head: u16) -> Option<Result<(), Errno>> {
         let active = self.requests[usize::from(head)].active?;
@@ -392,7 +395,8 @@ impl Queue {
         }
     }
 
-    /// Collects completed requests, as many as fit. Returns the number of completed rounds.
+    /// Collects completed requests, as many as fit. Returns the number of completed rounds (virtio
+    /// requests).
     ///
     /// The back end's processor has the cache line of each completed request's status. This thread
     /// reads the line now, and writes it for the next request. So this thread prefetches the line
@@ -442,8 +446,8 @@ impl Queue {
             if rounds == 0 {
                 return;
             }
-            // The interrupt was for a round that is not the last of its request. So the queue asks
-            // for another interrupt.
+            // The interrupt was for a round (virtio request) that is not the last of its request.
+            // So the queue asks for another interrupt.
             eventfd::drain(self.grant.call.number());
             if self.ask_for_call() {
                 return;
@@ -488,7 +492,7 @@ impl QueuePair for Queue {
         } else {
             self.data.clear();
         }
-        // A later round needs no more descriptors than the first.
+        // A later round (virtio request) of this request needs no more descriptors than the first.
         if !self.indirect && self.unused < self.data.len() + 3 {
             return Submission::Full;
         }
