@@ -61,7 +61,7 @@ pub struct Builder {
     back_end: Option<BackEnd>,
 }
 
-/// The connection to the back end, if the backing is a vhost-user device.
+/// The connection to the process that serves the backing, if the backing is a vhost-user device.
 #[cfg(feature = "vhost-user")]
 type BackEnd = Arc<VhostUser>;
 #[cfg(not(feature = "vhost-user"))]
@@ -182,7 +182,7 @@ impl SwapRegion {
         self.region.mechanism()
     }
 
-    /// Returns the size of a page in bytes: the unit in which memory is brought in and evicted.
+    /// Returns the size of a page in bytes: the unit in which memory is paged in and evicted.
     pub fn page_size(&self) -> usize {
         self.region.page_size()
     }

@@ -174,7 +174,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // `destroy` fails in a forked child, where the context does not exist.
+        // The error is ignored: in a forked child, where the context does not exist, `destroy`
+        // fails.
         let _ = usring_aio::destroy(self.address);
     }
 }

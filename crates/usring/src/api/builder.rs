@@ -145,7 +145,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
         self.flag(abi::IORING_SETUP_R_DISABLED)
     }
 
-    /// Makes a submission go on after a request that is refused. The refused request gets a
+    /// Makes a submission continue after a request that is refused. The refused request gets a
     /// completion with its error. By default the submission ends with the refused request.
     pub fn setup_submit_all(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_SUBMIT_ALL)

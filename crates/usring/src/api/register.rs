@@ -253,7 +253,7 @@ impl Submitter<'_> {
         self.register_nothing(op::IORING_UNREGISTER_EVENTFD).map(drop)
     }
 
-    /// Fills in which opcodes usring supports.
+    /// Stores in `probe` which opcodes usring supports.
     ///
     /// ```
     /// use usring::{IoUring, Probe, opcode};

@@ -77,8 +77,8 @@ pub(super) struct Core {
 impl Drop for Core {
     fn drop(&mut self) {
         if self.ring.is_inherited() {
-            // Leaks the engine's ring, because only the parent process may close it. Threads that
-            // do not exist in this process may hold the ring's locks.
+            // In a forked child, leaks the engine's ring. Only the parent process may close it, and
+            // threads of the parent may have held the ring's locks at the fork.
             mem::forget(self.ring.clone());
             return;
         }

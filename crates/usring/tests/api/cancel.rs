@@ -99,8 +99,8 @@ fn a_request_that_blocks_in_a_worker_is_interrupted() {
         for round in 0..50 {
             submit(&mut ring, &[fifo.open().user_data(1)]);
             if round % 2 == 0 {
-                // In half of the rounds the worker then sleeps in its system call. In the others it
-                // may not have started yet.
+                // In half of the rounds, the worker sleeps in its system call when the test cancels
+                // the request. In the others it may not have started yet.
                 stays_quiet(&mut ring);
             }
             let (answer, targets) = cancelled(&mut ring, CancelBuilder::user_data(1), 1);

@@ -194,8 +194,8 @@ fn eventfd() -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) }
 }
 
-/// A write to an eventfd at its maximum would block. As in the kernel, a completion does not wait
-/// for that.
+/// A write to an eventfd whose counter is at its maximum would block. A completion that signals
+/// such an eventfd does not wait, as in the kernel.
 #[test]
 fn an_eventfd_at_its_maximum_blocks_no_completion() {
     bounded(|| {

@@ -24,7 +24,7 @@ fn fd(file: &impl AsRawFd) -> types::Fd {
     types::Fd(file.as_raw_fd())
 }
 
-/// Returns the file of the descriptor that is a request's result.
+/// Returns the file whose descriptor number is the result of a request.
 #[track_caller]
 fn opened(result: i32) -> OwnedFd {
     assert!(result >= 0, "open: {}", std::io::Error::from_raw_os_error(-result));

@@ -9,8 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Number of waits in a row. After fewer waits, the engine already expects the program to wait
-/// again.
+/// Number of waits in a row in this test. The engine expects a program to wait again after fewer.
 const MANY: u64 = 3000;
 /// Number of calls within which the engine must check files and timers, even if the program finds a
 /// completion in every call.
@@ -41,7 +40,7 @@ fn a_program_that_stops_waiting_sees_completions_in_the_cqs_memory() {
     });
 }
 
-/// Submits a read and a timeout on a ring whose program has waited many times in a row.
+/// Submits a read, waits many times in a row for other completions, and then submits a timeout.
 fn wait_for_both(ring: &mut IoUring, reader: &OwnedFd, buffer: &mut [u8; 4], time: &types::Timespec) {
     submit(ring, &[read(reader, buffer).user_data(MANY)]);
     keep_waiting(ring);

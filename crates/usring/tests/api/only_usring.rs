@@ -94,8 +94,8 @@ fn a_link_timeout_reaches_a_request_in_a_worker() {
             let mut found = chain(&mut ring, &entries);
             found.sort_unstable();
             assert!(was_broken_off(found[0].1), "{found:?}");
-            // As on the kernel, the link timeout does not find a request that a worker is carrying
-            // out.
+            // As on the kernel, a link timeout does not find its request while a worker carries the
+            // request out.
             if found[1] == (2, negative(libc::ENOENT)) {
                 break;
             }

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Time for which a ring may block before the test fails.
+/// Time for which a ring may block in this test before the test fails.
 const LONG: Duration = Duration::from_secs(30);
 
 /// Maximum number of connections of a contest. Only after many connections do the ring and the
@@ -157,8 +157,8 @@ fn each_connection_is_accepted_by_one_of_two_rings() {
     });
 }
 
-/// After a cancel, the ACCEPT takes no connection: neither if the ring polls for it nor if a worker
-/// waits for it.
+/// A cancelled ACCEPT takes no later connection, whether the ring polled the listener or a worker
+/// waited in accept(2).
 #[test]
 fn a_cancelled_accept_takes_no_connection() {
     bounded(|| {

@@ -219,7 +219,7 @@ impl Fifo {
     /// Opens the FIFO's other end, so that all requests of [`Fifo::open`] complete.
     pub fn release(&self) {
         let both = File::options().read(true).write(true).open(self.directory.path().join("fifo"));
-        // The end stays open for requests that have not started yet.
+        // Both ends stay open, because requests to open the FIFO may not have started yet.
         std::mem::forget(both.expect("the pipe is there"));
     }
 }

@@ -13,10 +13,11 @@ fn threads_with_a_ring_each_talk_through_pipes() {
         const THREADS: usize = 6;
         const ROUNDS: u32 = 300;
         let (readers, mut writers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| pipe()).unzip();
-        // Each thread passes a number on to the pipe of the next thread.
+        // Gives each thread the reading end of its own pipe, and the writing end of the next
+        // thread's pipe.
         writers.rotate_left(1);
         let threads = readers.into_iter().zip(writers).enumerate().map(|(index, (reader, writer))| {
-            // The first thread starts the chain with its own number, so the last number remains in
+            // The first thread starts the chain with its own number. So the last number stays in
             // the second thread's pipe.
             std::thread::spawn(move || {
                 let mut ring = IoUring::new(8).unwrap();
@@ -32,7 +33,8 @@ fn threads_with_a_ring_each_talk_through_pipes() {
                 (reader, writer)
             })
         });
-        // `collect` starts all threads before the first is joined: they wait for each other.
+        // `collect` starts all threads before the test joins the first, because the threads wait
+        // for each other.
         let threads: Vec<_> = threads.collect();
         let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert_eq!(get(&ends[1].0, 4), (THREADS as u32 * ROUNDS).to_ne_bytes());
@@ -107,7 +109,7 @@ fn several_threads_wait_on_one_ring_and_each_wakes() {
         for round in 0..200u64 {
             let shared = shared(16);
             let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
-            // A read is in flight, so that one of the waiting threads also watches files.
+            // A read in flight makes one of the waiting threads watch files, too.
             shared.push(&read(&reader, &mut buffer).user_data(100));
             shared.ring.submit().unwrap();
             let waiters: Vec<_> = (1..=4)

@@ -97,7 +97,7 @@ fn a_completion_caused_by_another_thread_ends_the_wait() {
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let other = std::thread::spawn(move || {
             // After this pause the first thread most likely sleeps. If it does not, the test passes
-            // without checking that case.
+            // without checking a thread that sleeps.
             std::thread::sleep(Duration::from_millis(20));
             put(&writer, b"data");
             writer

@@ -48,7 +48,8 @@ impl Place {
         self.usring(&["ctl"]).args(arguments).output().unwrap()
     }
 
-    /// Starts a run whose program is a shell, which exits at the end of its standard input.
+    /// Starts a `usring run` whose program is a shell. The shell exits at the end of its standard
+    /// input.
     fn start(&self, devices: &[&str]) -> Child {
         let mut command = self.usring(&["run"]);
         command.args(devices.iter().map(|device| format!("--device={device}")));
@@ -180,7 +181,7 @@ fn a_file_gets_another_length_only_with_create() {
 fn ctl_finds_a_run_that_has_another_folder_for_temporary_files() {
     let place = Place::new();
     let elsewhere = tempfile::tempdir().unwrap();
-    // Without XDG_RUNTIME_DIR, the socket is in a folder of the system's.
+    // Without XDG_RUNTIME_DIR, the run's socket is in one of the system's folders.
     let mut command = usring(&["run", "--device", "disk=ram:size=1M", "sh", "-c", "echo $$; read -r line"]);
     command.current_dir(place.0.path()).env_remove("XDG_RUNTIME_DIR").env("TMPDIR", elsewhere.path());
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -233,8 +234,8 @@ fn no_file_or_socket_is_left_however_the_program_ends() {
     let output = place.run(&["--device", "disk=ram:size=1M", "no-such-program"]);
     assert_eq!(output.status.code(), Some(127));
     place.assert_tidy();
-    // In the first round the test kills the program itself. In the others it sends the signal to
-    // the launcher, which passes it on to the program.
+    // In the first round the test kills the program itself. In the other rounds it sends the signal
+    // to the launcher, which passes the signal on to the program.
     for (signal, to_program) in [(Signal::SIGKILL, true), (Signal::SIGTERM, false), (Signal::SIGUSR1, false)] {
         let mut child = place.start(&["disk=ram:size=1M"]);
         let shell = program(&mut child);
@@ -322,7 +323,7 @@ fn other_users_cannot_enter_the_folder_of_the_sockets() {
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("only you can enter"), "{}", text(&output.stderr));
     place.assert_tidy();
-    // Another user could have put a socket there, and would never answer.
+    // The file stands for the socket of another user, who would never answer.
     std::fs::write(place.path("usring/1.sock"), "").unwrap();
     let listed = place.ctl(&[]);
     let said = text(&listed.stderr);
@@ -354,8 +355,8 @@ fn ctl_says_that_a_stopped_run_does_not_answer() {
     assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 
-/// Starts a run with a device whose back end has one queue. Opens the device in this process, as a
-/// process of the run would.
+/// Starts a `usring run` with a device whose back end has one queue. Opens the device in this
+/// process, as a process of that run would.
 fn remote_device(place: &Place, backend: &Backend) -> (Child, RemoteSupply, Box<dyn Driver>) {
     let spec = format!("vhost-user:socket={}", backend.socket());
     let mut child = place.start(&[&format!("disk={spec}")]);

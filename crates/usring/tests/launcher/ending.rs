@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Starts a shell script under the launcher. Returns after the script has set its traps and printed
-/// `ready`.
+/// Starts a shell script under the launcher. Returns after the script has set its signal traps and
+/// printed `ready`.
 fn start(script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = usring(&["run", "--stats", "sh", "-c", script])
         .stdin(Stdio::piped())
@@ -241,7 +241,8 @@ fn a_file_for_statistics_that_cannot_be_written_is_named_before_the_program_star
 #[test]
 fn statistics_name_a_process_that_outlives_the_program() {
     let folder = tempfile::tempdir().unwrap();
-    // cat has loaded the library before it copies the line. It ends with its standard input.
+    // The script's cat copies the line after it has loaded the library, and ends when its standard
+    // input ends.
     let script = "mkfifo \"$0\"; exec 3<&0; cat <&3 >\"$0\" & read line <\"$0\"; echo $!";
     let fifo = folder.path().join("fifo");
     let mut command = usring(&["run", "--stats", "sh", "-c", script, utf8(&fifo)]);

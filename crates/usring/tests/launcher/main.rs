@@ -1,5 +1,5 @@
-//! Tests of what `usring run` does around a program: which programs it refuses, what they inherit,
-//! and how they end. A stub replaces libusring.so, so only the launcher is tested.
+//! Tests of what `usring run` does around a program: which programs it refuses, what a program
+//! inherits, and how programs end. A stub replaces libusring.so, so only the launcher is tested.
 
 /// The back end that the vhost-user tests use. The tests here use only a part of this module.
 #[allow(dead_code)]

@@ -91,7 +91,8 @@ fn a_file_cannot_back_two_devices_under_any_of_its_names() {
     }
 }
 
-/// The launcher must not make the file before it finds the conflict.
+/// Two devices name the same missing file. The launcher finds this conflict before it makes the
+/// file.
 #[test]
 fn a_file_that_is_still_missing_cannot_back_two_devices() {
     let folder = tempfile::tempdir().unwrap();

@@ -148,7 +148,8 @@ fn runs(process: &str) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// A script stands for the storage back end. It never listens, so the benchmark waits for it.
+/// A script stands for the storage back end. It never listens on its socket, so the benchmark waits
+/// for it.
 #[test]
 fn the_back_end_of_a_benchmark_ends_with_it_and_an_ignored_signal_ends_neither() {
     let folder = tempfile::tempdir().unwrap();

@@ -129,8 +129,8 @@ fn a_chain_stops_when_its_ring_is_dropped() {
     });
 }
 
-/// Environment variable with the name of the part that this executable plays, if a test has started
-/// it.
+/// Environment variable with the name of the part that this executable plays. A test sets it when
+/// it starts the executable again.
 const PART: &str = "USRING_TEST_PART";
 
 /// Returns a command that starts this executable again to play the part `part`.
@@ -157,7 +157,8 @@ fn end_of(part: &str) -> ExitStatus {
     process.wait().unwrap()
 }
 
-/// The code of the processes that `play` starts. Without the environment variable it does nothing.
+/// The code of the processes that `play` starts. In any other process the environment variable is
+/// missing, and the test does nothing.
 #[test]
 fn body_of_the_child_process() {
     let Ok(part) = std::env::var(PART) else { return };

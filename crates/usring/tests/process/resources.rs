@@ -80,14 +80,14 @@ fn dropped_rings_free_their_descriptors_and_memory() {
     alone_and_bounded(|| {
         let ((reader, _writer), fifo, mut buffer) = (pipe(), Fifo::new(), [0; 4]);
         const ROUNDS: usize = 100;
-        // These rounds run first, because libc keeps stacks and arenas for the largest number of
-        // threads that ever ran at once.
+        // These rounds run before the first measurement, because libc keeps stacks and arenas for
+        // the largest number of threads that ever ran at once.
         (0..20).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         let before = (open_descriptors(), mappings());
         (0..ROUNDS).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         eventually("descriptors are as before", || open_descriptors() <= before.0);
-        // libc may keep a few mappings more, if more threads happened to run at once. One mapping
-        // more per ring would be too many.
+        // libc may keep a few more mappings, if more threads happened to run at once. A leak would
+        // be one mapping for each ring.
         eventually("mappings are as before", || mappings() <= before.1 + ROUNDS / 2);
     });
 }
@@ -212,7 +212,8 @@ fn ring_creation_fails_with_enomem_without_madv_wipeonfork() {
         let error = IoUring::new(4).err().and_then(|error| error.raw_os_error());
         return assert_eq!(error, Some(libc::ENOMEM));
     }
-    // Starts a new process, because the engine of this process already has its wipe-on-fork page.
+    // Starts a new process, because the engine of this process already has its page with
+    // MADV_WIPEONFORK.
     let mut again = Command::new(std::env::current_exe().unwrap());
     again.args(["--exact", "resources::ring_creation_fails_with_enomem_without_madv_wipeonfork"]);
     again.env(IN_SANDBOX, "");

@@ -13,7 +13,7 @@ fn ring() -> IoUring {
     IoUring::new(64).unwrap()
 }
 
-/// Returns a read that a worker has to carry out.
+/// Returns a read that the ring passes to a worker.
 fn by_worker(file: &impl AsRawFd, buffer: &mut [u8]) -> squeue::Entry {
     opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32)
         .build()

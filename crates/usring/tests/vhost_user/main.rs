@@ -164,8 +164,8 @@ fn registered_memory_reaches_the_back_end_without_a_copy() {
     assert_eq!(device.control.counts(), (2, 2));
     assert!(inside[..4096].iter().chain(&inside[8192..12288]).all(|byte| *byte == 1));
     assert!(inside[4096..8192].iter().all(|byte| *byte == 0x5a));
-    // The driver shares memory only if the request says that the memory is registered, and only
-    // while it is registered.
+    // The driver uses shared memory only for a request that says that its memory is registered, and
+    // only until that memory is unregistered.
     assert_eq!(run(&mut *queue, &registered(Operation::Read, false)), 8192);
     assert_eq!(device.control.counts(), (3, 2));
     device.driver.unshare_memory(vector(buffer));
@@ -232,8 +232,8 @@ fn requests_survive_a_back_end_that_is_killed_and_started_again() {
             traffic.submit(&mut *queue);
             backend.restart();
             traffic.run(&mut *queue, 3000);
-            // The user of `idle` slept while the back end was restarted. Its queue must work
-            // afterwards.
+            // The user of the queue `idle` slept while the back end was restarted. The queue must
+            // work afterwards.
             quiet.submit(&mut *idle);
             let ended = wait_asleep(&mut *idle, quiet.out());
             quiet.take(&ended);

@@ -14,7 +14,7 @@ use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 pub const INDIRECT: u64 = 1 << 28;
 pub const EVENT_INDEX: u64 = 1 << 29;
 const ALWAYS: u64 = 1 << 32 | 1 << 30 | 1 << 1 | 1 << 2 | 1 << 9;
-/// Stands for a flush in a list of written sectors.
+/// Stands for a flush in the list of written sectors.
 pub const FLUSH: u64 = u64::MAX;
 /// Largest segment of a request, in bytes. It is small, so that one request needs many descriptors.
 const SIZE_MAX: u32 = 3072;
@@ -73,7 +73,7 @@ impl Plain {
         Plain { life: Some(life), stop }
     }
 
-    /// Waits until the back end has ended as its plan says.
+    /// Waits until the back end has ended as its [`Plan`] says.
     pub fn has_died(mut self) {
         self.life.take().unwrap().join().unwrap();
     }

@@ -74,8 +74,8 @@ fn a_back_end_with_minimal_features_is_served() {
         assert_eq!(run(&mut *queue, &write), 8192);
         assert_eq!(device.control.counts().1, 1);
         assert_eq!(read(&mut *queue, 0, 8192), vec![0x77; 8192]);
-        // The back end cannot get memory later, so memory that is registered later is not shared,
-        // and the driver copies.
+        // The back end accepts no memory after the queue has started. So memory that is registered
+        // later is not shared, and the driver copies its data.
         let late = Pages::new(64 * 1024, 0x88);
         device.driver.share_memory(vector(&late));
         let outside = [vector(&late[..4096])];
@@ -150,8 +150,8 @@ fn a_queue_with_a_new_user_has_an_empty_record() {
     }
     queue.ring_doorbell();
     back.has_died();
-    // The user drops the queue. The requests that were in flight must not reach the queue's next
-    // user.
+    // The user drops the queue pair. Its requests in flight must not reach the next user of the
+    // queue.
     wait_for_sentence(&device, "wait until it returns");
     drop(queue);
     let _back = place.start(INDIRECT, RECORD, Plan::Serve);

@@ -28,8 +28,8 @@ fn pages_of_a_swap_region_go_to_a_back_end_and_come_back() {
 fn a_region_without_a_back_end_names_the_missing_socket() {
     let error = SwapRegion::builder().backing("vhost-user:socket=/nowhere").err().unwrap();
     assert!(error.to_string().contains("/nowhere"), "{error}");
-    // The region's evictor and reader take the two queues, so no queue is left for faulting
-    // threads.
+    // The region's evictor thread and its reader thread take the two queues. So no queue is left
+    // for threads that fault.
     let backend = Backend::start("raw", 2 * MEGABYTE, 2);
     let text = format!("vhost-user:socket={}", backend.socket());
     let builder = SwapRegion::builder().size(1 << 20).limit(1 << 20).backing(&text).unwrap();

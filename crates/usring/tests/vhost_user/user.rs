@@ -126,7 +126,7 @@ const BLOCK: usize = 4096;
 pub struct Traffic {
     first: u64,
     blocks: u64,
-    /// For each block, the number with which it was last filled.
+    /// For each block, the number that the last write filled it with.
     holds: Vec<u64>,
     lanes: Vec<Lane>,
     numbers: Rng,
@@ -135,8 +135,8 @@ pub struct Traffic {
 
 struct Lane {
     buffer: Box<[u64]>,
-    /// The block of the request in flight, and whether the request writes. `None` if none is in
-    /// flight.
+    /// The block that the request in flight uses, and whether the request writes. `None` if no
+    /// request is in flight.
     out: Option<(usize, bool)>,
 }
 
