@@ -35,7 +35,8 @@ pub struct Context {
     /// Maximum number of events in the ring.
     capacity: u32,
     kind: ContextKind,
-    /// Held by the thread that consumes events, and so moves the head, on behalf of the program.
+    /// Locked by the thread that consumes events for the program, and so moves the head of the
+    /// events.
     taking: Mutex<()>,
     /// The eventfd that the last iocb with IOCB_FLAG_RESFD named, so that the next iocb finds it:
     /// most iocbs name the same eventfd. The value lasts while a request still has to signal that
@@ -100,7 +101,7 @@ impl Context {
     }
 
     pub fn submit(&self, count: u64, list: UserAddress) -> Result<u64, Errno> {
-        // The kernel, too, accepts at most as many iocbs per call as the ring has slots.
+        // Like the kernel, accepts at most as many iocbs per call as the context's ring has slots.
         let count = count.min(u64::from(self.capacity) + 1);
         let mut submission = self.ring.begin_submission()?;
         for taken in 0..count {
@@ -133,7 +134,7 @@ impl Context {
     }
 
     /// Returns the program's eventfd with this descriptor number. Requests that still have to
-    /// signal the same eventfd share one value.
+    /// signal the same eventfd share one [`EventDescriptor`].
     #[cold]
     fn eventfd(&self, number: i32) -> Result<Arc<EventDescriptor>, Errno> {
         let mut last = self.last_eventfd.lock();
@@ -175,7 +176,7 @@ impl Context {
     ) -> Result<u64, Errno> {
         loop {
             let wanted = width::low(minimum.saturating_sub(taken).min(u64::from(self.capacity)));
-            // With a time limit of zero the call must not sleep. Waiting for 0 events only checks
+            // With a time limit of zero the call must not sleep. A wait for 0 events only checks
             // for completions.
             let (wanted, deadline) = if wait.is_over() { (0, None) } else { (wanted, wait.deadline) };
             let waited = self.ring.await_events(wanted, deadline, wait.mask);
@@ -228,13 +229,13 @@ impl Context {
         Ok(taken + u64::from(more))
     }
 
-    /// Ends the wait of this iocb's poll. Returns whether such a poll was waiting.
+    /// Ends the wait of the poll that this iocb requested. Returns whether such a poll was waiting.
     pub fn cancel(&self, iocb: u64) -> bool {
         self.ring.end_poll(iocb)
     }
 }
 
-/// Returns the result of a call that an error ends after it has consumed `taken` events.
+/// Returns the result of a call that ends with `error` after it has consumed `taken` events.
 fn ended(taken: u64, error: Errno) -> Result<u64, Errno> {
     if taken > 0 { Ok(taken) } else { Err(error) }
 }

@@ -114,7 +114,7 @@ fn transfer(iocb: &Iocb, (file, kind): (&FileUses, ContextKind), opcode: u8, sqe
     sqe.opcode = opcode;
     sqe.off = iocb.aio_offset.cast_unsigned();
     sqe.addr = iocb.aio_buf;
-    // The kernel, too, uses only the lower half of a vector's number of segments.
+    // Like the kernel, uses only the lower 32 bits of the number of segments.
     sqe.len = width::low(length);
     Ok(())
 }

@@ -70,7 +70,8 @@ pub fn setup_with_flags(
 /// Whether a thread that asks an unpolled context for events polls the devices before it sleeps.
 static POLLS_BEFORE_SLEEP: AtomicBool = AtomicBool::new(false);
 
-/// Makes threads poll the devices when they ask for events. Affects contexts made from now on.
+/// Makes threads poll the devices when they ask for events. Affects only contexts that are made
+/// after this call.
 pub fn poll_devices_before_sleep() {
     POLLS_BEFORE_SLEEP.store(true, Ordering::Relaxed);
 }

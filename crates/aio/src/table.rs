@@ -17,7 +17,8 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 #[derive(Default)]
 struct Table {
     contexts: SharedTable<Context>,
-    /// For each index, whether it is in use. An index is in use before its context is made.
+    /// For each index of the table, whether it is in use. An index is in use before its context is
+    /// made.
     taken: Mutex<Vec<bool>>,
 }
 

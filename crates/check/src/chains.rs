@@ -1,5 +1,5 @@
-//! Chains that a short transfer broke. A program that notices the short transfer submits the
-//! cancelled requests again. Otherwise the work of these requests was never done.
+//! Chains of linked requests that a short transfer broke. A program that notices the short transfer
+//! submits the cancelled requests again. If it does not, the work of these requests is never done.
 
 use crate::requests::InFlight;
 use alloc::collections::BTreeMap;
@@ -32,7 +32,8 @@ impl Chains {
         }
     }
 
-    /// Notes that a request was cancelled because its chain broke.
+    /// Notes that a request was cancelled because an earlier request of its chain made a short
+    /// transfer.
     pub fn cancel(&mut self, request: &InFlight) {
         if request.opcode != opcode::LINK_TIMEOUT
             && let Some(broken) = self.broken.get_mut(&request.chain)

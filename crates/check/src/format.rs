@@ -94,7 +94,7 @@ pub struct Finding {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     Finding(Finding),
-    /// How often the misuse with this key was found in this process so far.
+    /// How often this process has found the misuse with this key so far.
     Again {
         process: u32,
         key: u64,

@@ -46,7 +46,7 @@ pub fn start(path: &CStr, mode: Mode) -> Result<(), Errno> {
 }
 
 /// Returns the descriptor number of the file of findings. Each process opens the file for itself.
-/// `None`: it cannot be opened.
+/// `None` if the file cannot be opened.
 fn file() -> Option<i32> {
     let file = FILE.get_or_make(|| {
         let path = PATH.get()?.as_ptr() as u64;
@@ -102,7 +102,7 @@ impl Findings {
         }
     }
 
-    /// Records the exact counts, at the end of the process.
+    /// Records how often each finding was made. Called at the end of the process.
     pub fn record_counts(&self) {
         let process = process();
         let repeated = self.0.iter().filter(|(_, count)| **count > 1 && !count.is_power_of_two());

@@ -99,8 +99,8 @@ pub(crate) enum Frame {
     Exists,
     /// The frame has ended: the buffer is below the stack pointer.
     HasEnded,
-    /// Another function seems to use the frame's memory. To decide, the launcher compares the call
-    /// stacks of the submission and of now.
+    /// Another function seems to use the frame's memory. The launcher compares the call stack of
+    /// the submission with the present one, and decides.
     HasChanged,
 }
 

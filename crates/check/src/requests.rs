@@ -41,8 +41,8 @@ pub(crate) struct InFlight {
     pub slot: Option<ReturnSlot>,
     /// Checksum of the memory at the submission, if a change of the memory would be a mistake.
     pub checksum: Option<u64>,
-    /// The call in which the memory was first found changed. Outer `None`: no change was found.
-    /// Inner `None`: the change was found outside any call.
+    /// The call in which the memory was first found changed. Outer `None`: the memory was not found
+    /// changed. Inner `None`: it was found changed outside of any call.
     pub changed: Option<Option<Arc<Stack>>>,
     pub held_back: HeldBack,
     /// Number of the request's chain; 0: the request is in no chain.

@@ -1,5 +1,5 @@
-//! Copies of a thread's stack. The launcher finds the callers in them, by the unwind information of
-//! the program's files. So no code of the process has to read that information.
+//! Copies of a thread's stack. The launcher finds the callers in a copy, by the unwind information
+//! of the program's files. So no code of the program's process has to read that information.
 
 use crate::format::CopiedStack;
 use alloc::sync::Arc;

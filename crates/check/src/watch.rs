@@ -1,4 +1,5 @@
-//! Reports of the engine and the library, and the findings that follow from them.
+//! What the engine and the library report to the checker, and the findings that follow from the
+//! reports.
 //!
 //! The engine reports under a ring's lock. Lock order: ring → state of the checker.
 
@@ -28,7 +29,7 @@ pub static OBSERVER: Observer = Observer { submitted, completed, stepped: None, 
 /// A call of a thread that may submit requests.
 struct Call {
     registers: Registers,
-    /// The copy of the thread's stack, made when the call submits its first request.
+    /// The copy of the thread's stack. It is made when the call submits its first request.
     stack: Option<Arc<Stack>>,
 }
 

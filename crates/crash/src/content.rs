@@ -32,7 +32,7 @@ pub fn mix(hash: u64, number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns a hash of `bytes`, in which their number counts, too.
+/// Returns a hash of `bytes` and of the number of bytes.
 pub fn hash_bytes(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let hash = words.iter().fold(bytes.len() as u64, |hash, word| mix(hash, u64::from_le_bytes(*word)));
@@ -51,7 +51,7 @@ impl Content {
         self.size
     }
 
-    /// Writes bytes at an offset. The file grows if they end beyond its size.
+    /// Writes bytes at an offset. If the bytes end beyond the file's size, the file grows.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         self.size = self.size.max(offset + bytes.len() as u64);
         let mut rest = bytes;
@@ -65,7 +65,7 @@ impl Content {
         }
     }
 
-    /// Writes zeroes over a part of the file, which does not grow.
+    /// Overwrites a part of the file with zeroes. The file does not grow.
     pub fn clear(&mut self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.size);
         let mut at = offset;

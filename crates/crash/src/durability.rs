@@ -1,4 +1,4 @@
-//! Determines the position from which on a power loss can no longer undo an operation.
+//! Determines from which position in the history on a power loss can no longer undo an operation.
 //!
 //! The rules of all models:
 //!
@@ -27,7 +27,8 @@ pub enum Model {
     Posix,
     /// The behaviour of ext4 with data=ordered, its default.
     Ext4Ordered,
-    /// The files are fixed pieces of a disk: only bytes can be lost.
+    /// Each file is a fixed part of a disk. A power loss can undo writes of bytes, and no change of
+    /// a name or size.
     Device,
 }
 
@@ -46,13 +47,15 @@ const NEVER: Position = Position::MAX;
 /// The durability of each operation of a history.
 pub struct Durability {
     pub model: Model,
-    /// The first position at which a power loss cannot undo the operation.
+    /// For each operation, the first position in the history at which a power loss can no longer
+    /// undo it.
     durable_at: Vec<Position>,
-    /// The first position at which a power loss certainly undoes the operation.
+    /// For each operation, the first position in the history at which a power loss certainly undoes
+    /// it.
     dropped_at: Vec<Position>,
     /// Whether the operation lets its file grow.
     grows: Vec<bool>,
-    /// Whether the operation is a rename over an existing name.
+    /// For each operation, whether it is a rename over an existing name.
     replaces: Vec<bool>,
 }
 
@@ -96,7 +99,7 @@ impl Durability {
         }
     }
 
-    /// Returns the operations that a power loss at this position can undo, in their order.
+    /// Returns the operations that a power loss at the position `cut` can undo, in their order.
     pub fn pending(&self, history: &History, cut: Position) -> Vec<usize> {
         let is_pending = |index: &usize| self.state_at(history, *index, cut) == OperationState::Pending;
         (0..history.operations.len()).filter(is_pending).collect()
@@ -128,8 +131,8 @@ impl Durability {
         }
     }
 
-    /// Returns whether a sync commits the journal: fdatasync(2) does so only if the file's name or
-    /// size is not durable yet.
+    /// Returns whether a sync commits ext4's journal. fdatasync(2) does so only if the file's name
+    /// or size is not durable yet.
     fn commits(&self, history: &History, sync: &Sync) -> bool {
         let Scope::Node { node, data_only: true } = sync.scope else { return true };
         let is_due = |(index, operation): (usize, &Operation)| {

@@ -106,7 +106,8 @@ fn left(choice: Choice) -> String {
 }
 
 /// Describes a power loss: when it came, and each operation that is not whole, with the reason.
-/// Then the newest operations that were kept although they could have been lost.
+/// Then lists the newest operations that stayed whole although the power loss could have undone
+/// them.
 pub fn plan(history: &History, durability: &Durability, plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     let begun = |operation: &&Operation| operation.begin < plan.cut;

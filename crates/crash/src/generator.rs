@@ -57,8 +57,8 @@ pub struct Generator<'a> {
     stage: Stage,
     cut: Position,
     ready: VecDeque<Plan>,
-    /// Whether the present pass of the stage `Random` has found an operation that a power loss can
-    /// undo.
+    /// Whether the present pass over the history, in the stage `Random`, has found an operation
+    /// that a power loss can undo.
     had_choice: bool,
 }
 
@@ -169,7 +169,7 @@ impl<'a> Generator<'a> {
         let file = |index: usize| history.operations[index].change.file();
         let files: BTreeSet<_> = pending.iter().map(|index| file(*index)).collect();
         for kept in files {
-            // `kept` is a file, or `None` for all changes of names.
+            // Keeps only the changes of one file, or only the changes of names if `kept` is `None`.
             self.add(pending, |index| if file(index) == kept { Choice::Whole } else { Choice::Lost });
             self.add(pending, |index| if file(index) == kept { Choice::Lost } else { Choice::Whole });
         }

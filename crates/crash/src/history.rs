@@ -1,6 +1,6 @@
-//! The events below the folder, in one order for all processes.
+//! The events below the recorded folder, in one order for all processes.
 //!
-//! Every event has a position. A system call begins and ends at one position each. Its effect
+//! Every event has a position. A system call begins at one position and ends at another. Its effect
 //! on the folder comes in between. Operations stand in the order in which they took effect.
 
 use crate::tree::{DirectoryEntry, Node, Tree};
@@ -33,7 +33,7 @@ pub enum Change {
         offset: u64,
         length: u64,
     },
-    /// A name for a new or a known node: open(2) with O_CREAT, mkdir(2), symlink(2), link(2).
+    /// Gives a new or a known node a name: open(2) with O_CREAT, mkdir(2), symlink(2), link(2).
     Name {
         entry: DirectoryEntry,
         node: Node,
@@ -48,7 +48,7 @@ pub enum Change {
         to: DirectoryEntry,
         node: Node,
     },
-    /// renameat2(2) with RENAME_EXCHANGE. `nodes`: the nodes that the two names led to before.
+    /// renameat2(2) with RENAME_EXCHANGE. `nodes`: the nodes that the two names had before.
     Exchange {
         first: DirectoryEntry,
         second: DirectoryEntry,
@@ -84,9 +84,9 @@ impl Change {
 pub struct Operation {
     pub change: Change,
     pub begin: Position,
-    /// `None`: the call or request had not ended when the recording ended.
+    /// Position of the end. `None`: the call or request had not ended when the recording ended.
     pub end: Option<Position>,
-    /// The call asked for durability itself: O_SYNC, O_DSYNC, RWF_SYNC or RWF_DSYNC.
+    /// Whether the call itself asked for durability: O_SYNC, O_DSYNC, RWF_SYNC or RWF_DSYNC.
     pub is_synchronous: bool,
     /// How the program made the call, and in which process. Used for messages.
     pub origin: Origin,
@@ -96,9 +96,10 @@ pub struct Operation {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     pub process: u32,
-    /// The system call's name, or the opcode's with "by ring".
+    /// The system call's name. For a request of a ring: the opcode's name with "by ring".
     pub call: String,
-    /// The path, relative to the folder, under which the program knew the file at that moment.
+    /// The path by which the program knew the file when it made the call, relative to the recorded
+    /// folder.
     pub path: String,
     /// The second path of a rename or a link.
     pub second_path: String,
@@ -118,16 +119,17 @@ pub enum Scope {
 pub struct Sync {
     pub scope: Scope,
     pub begin: Position,
-    /// `None`: the call had not ended when the recording ended.
+    /// Position of the end. `None`: the call had not ended when the recording ended.
     pub end: Option<Position>,
-    /// The call failed, and the system may have dropped the data that was to be written.
+    /// Whether the call failed. The system may then have dropped the data that was to be written.
     pub failed: bool,
-    /// The call failed, and the data that it should have written are lost.
+    /// Whether the call failed and certainly lost the data that it should have written.
     pub dropped: bool,
     pub origin: Origin,
 }
 
-/// Bytes that the command wrote to its standard output: its acknowledgements.
+/// Bytes that the recorded command wrote to its standard output. They tell its user which changes
+/// are done.
 #[derive(Clone, Debug)]
 pub struct Output {
     pub position: Position,
@@ -137,8 +139,8 @@ pub struct Output {
 /// Everything that was recorded.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// The folder at the beginning, and all files that were made later, still empty and without
-    /// names.
+    /// The recorded folder before the first event. It also has all files that were made later,
+    /// still empty and without names.
     pub initial: Tree,
     pub operations: Vec<Operation>,
     pub syncs: Vec<Sync>,
@@ -147,7 +149,7 @@ pub struct History {
     pub length: Position,
 }
 
-/// One event, for a history that is built by hand.
+/// One event of a history that code builds by the functions below, without a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Operation(usize),
@@ -199,7 +201,8 @@ impl History {
         }
     }
 
-    /// Appends an operation that nothing else overlaps. Returns its index.
+    /// Appends an operation that begins and ends before the next event. Returns the operation's
+    /// index.
     pub fn push(&mut self, change: Change) -> usize {
         let event = self.begin(change);
         self.end(event);
@@ -212,7 +215,7 @@ impl History {
         self.end(event);
     }
 
-    /// Appends a sync that fails, and that nothing else overlaps.
+    /// Appends a sync that fails. It begins and ends before the next event.
     pub fn push_failed_sync(&mut self, scope: Scope) {
         self.push_sync(scope);
         self.syncs.iter_mut().last().into_iter().for_each(|sync| sync.failed = true);

@@ -9,8 +9,8 @@ use crate::history::History;
 use crate::plan::{Choice, Plan};
 
 /// Returns a smaller plan for which `fails` still returns true. Calls `fails` at most `most_tries`
-/// times. If that number suffices, no single loss could be removed from the plan before the
-/// bisection.
+/// times. If that number suffices, `fails` returned false for every plan with one loss less, before
+/// the bisection moved the power loss.
 pub fn minimise(
     history: &History,
     durability: &Durability,
@@ -27,8 +27,8 @@ pub fn minimise(
     earlier(history, durability, smaller, &mut try_plan)
 }
 
-/// Takes losses from the plan while `fails` returns true: first half of the losses at a time, then
-/// a quarter, and so on down to single ones.
+/// Removes losses from the plan while `fails` returns true: first half of the losses at a time,
+/// then a quarter, and so on down to single losses.
 fn fewer_losses(
     history: &History,
     durability: &Durability,

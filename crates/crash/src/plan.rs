@@ -32,12 +32,13 @@ pub struct Tear {
 pub enum SurvivingSectors {
     First(u64),
     Last(u64),
-    /// Each sector by the toss of a coin, in the sequence of this seed.
+    /// Each sector survives with probability one half. The draws are the random sequence of this
+    /// seed.
     Random(u64),
 }
 
-/// A power loss at position `cut`. `choices` says what it leaves of each operation that it can
-/// undo. A pending operation that is not in `choices` stays whole.
+/// A power loss at position `cut`. `choices` says what the power loss leaves of each operation that
+/// it can undo. A pending operation that is not in `choices` stays whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub cut: Position,
@@ -83,7 +84,8 @@ impl Plan {
         self.choices.iter().filter(|(_, choice)| *choice != Choice::Whole).count()
     }
 
-    /// Replaces the choices that the model rules out by the nearest ones that it allows.
+    /// Returns the plan with each choice that the model rules out replaced by the nearest choice
+    /// that the model allows.
     pub fn allowed(mut self, history: &History, durability: &Durability) -> Plan {
         match durability.model {
             Model::Posix => {}
@@ -104,8 +106,8 @@ impl Plan {
         self.tree_from(history, durability, history.initial.clone(), 0)
     }
 
-    /// Applies to `tree` what the power loss leaves of the operations from index `first` on. `tree`
-    /// has the effects of all earlier operations.
+    /// Applies to `tree` what this power loss leaves of the operations from index `first` on.
+    /// `tree` already has the effects of all earlier operations.
     pub fn tree_from(&self, history: &History, durability: &Durability, mut tree: Tree, first: usize) -> Tree {
         for index in first..history.operations.len() {
             match durability.state_at(history, index, self.cut) {

@@ -16,11 +16,11 @@ use usring_record::format::{self, Kind, Record};
 #[derive(Debug, Default)]
 pub struct Recording {
     pub history: History,
-    /// Why the history is not complete, and the path of the file that the reason concerns.
+    /// The reasons why the history is incomplete, each with the path of the file that it concerns.
     pub gaps: Vec<(String, String)>,
 }
 
-/// The request for which a thread makes system calls at present.
+/// A request for which a thread makes system calls at present.
 struct Request {
     key: (u32, u64),
     begin: Position,
@@ -34,21 +34,21 @@ enum Open {
 
 struct Reader {
     recording: Recording,
-    /// The node that each inode number stands for at this point of the log.
+    /// The node (file or folder) to which each inode number belongs at this point of the log.
     nodes: HashMap<u64, Node>,
     next_node: u64,
     /// Positions at which batches were submitted.
     batches: HashMap<(u32, u64), Position>,
-    /// For each thread that makes calls for a request: that request.
+    /// For each thread that makes system calls for a request, by thread id: that request.
     requests: HashMap<u32, Request>,
-    /// Positions at which requests began that a link or a drain had held back.
+    /// The positions at which a ring began requests that it had held back for a link or a drain.
     begun: HashMap<(u32, u64), Position>,
-    /// The events, without an end so far, of each request that has not completed.
+    /// For each request that has not completed, its events. They have no end yet.
     open: HashMap<(u32, u64), Vec<Open>>,
     syncs: HashMap<(u32, u64), usize>,
 }
 
-/// Bits of a mode: the file's type, a folder, a symbolic link.
+/// Bits of a file's mode: the mask of the type, and the types folder and symbolic link.
 const TYPE: u64 = 0o170_000;
 const FOLDER: u64 = 0o040_000;
 const LINK: u64 = 0o120_000;
@@ -99,8 +99,8 @@ impl Reader {
         }
     }
 
-    /// Returns the node of an inode. `None`: the history does not know the file. That is recorded
-    /// as a gap.
+    /// Returns the node (file or folder) of an inode. If the history does not know the file,
+    /// records a gap and returns `None`.
     fn node(&mut self, inode: u64, path: &[u8]) -> Option<Node> {
         let node = self.nodes.get(&inode).copied();
         if node.is_none() {

@@ -53,7 +53,8 @@ pub fn with_file(content: &[u8]) -> History {
     history
 }
 
-/// Returns what "file" contains after a power loss at the end of a history, with these choices.
+/// Returns the content of "file" after a power loss at the end of a history. `choices` says what
+/// the power loss leaves of the operations.
 pub fn content_after(history: &History, choices: &[(usize, Choice)]) -> Vec<u8> {
     let durability = Durability::of(history, Model::Posix);
     let plan = Plan { cut: history.length, choices: choices.to_vec() };
@@ -62,7 +63,7 @@ pub fn content_after(history: &History, choices: &[(usize, Choice)]) -> Vec<u8> 
     tree.content(node).expect("it is a file").bytes()
 }
 
-/// Makes a history of random operations, some of them in flight beside others.
+/// Makes a history of random operations, some of which overlap.
 fn random_history(seed: u64) -> History {
     let mut random = Rng::with_seed(seed);
     let mut history = with_file(b"first");

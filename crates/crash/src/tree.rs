@@ -1,5 +1,5 @@
-//! A folder in memory. Names lead to nodes, as directory entries lead to inodes. A write changes a
-//! node under all its names, and a node without a name stays.
+//! A folder in memory. Names refer to nodes, as directory entries refer to inodes. A write changes
+//! a node under all its names, and a node without a name stays.
 
 use crate::content::{Content, hash_bytes, mix};
 use crate::history::Change;
@@ -58,7 +58,7 @@ impl Tree {
         self.nodes.insert(node, Arc::new(inode));
     }
 
-    /// Makes a name lead to a node. Does nothing if the folder does not exist.
+    /// Makes a name refer to a node. Does nothing if the folder of the name does not exist.
     pub fn name(&mut self, entry: &DirectoryEntry, node: Node) {
         if let Some(names) = self.names(entry.folder) {
             names.insert(entry.name.clone(), node);
@@ -138,8 +138,7 @@ impl Tree {
         }
     }
 
-    /// Returns all paths and their nodes, each folder before what it contains. The folder itself is
-    /// not among them.
+    /// Returns all paths below the folder and their nodes. Each folder comes before its entries.
     pub fn paths(&self) -> Vec<(PathBuf, Node)> {
         let mut found = Vec::new();
         let mut folders = vec![(PathBuf::new(), ROOT)];
@@ -159,8 +158,8 @@ impl Tree {
         found
     }
 
-    /// Returns the node that a path below the folder leads to, if there is one. Follows no symbolic
-    /// links.
+    /// Returns the node to which a path below the folder refers, if there is one. Follows no
+    /// symbolic links.
     pub fn find(&self, path: &Path) -> Option<Node> {
         path.iter().try_fold(ROOT, |folder, name| match &self.inode(folder)?.body {
             Body::Folder(names) => names.get(name).copied(),
@@ -168,8 +167,8 @@ impl Tree {
         })
     }
 
-    /// Returns a hash of all paths and what they lead to. Trees that a program cannot distinguish
-    /// by reading have equal hashes.
+    /// Returns a hash of all paths and of the nodes to which they refer. Trees that a program
+    /// cannot distinguish by reading have equal hashes.
     pub fn hash(&self) -> u64 {
         let mut hash = 0;
         let mut first_path = BTreeMap::new();

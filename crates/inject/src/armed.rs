@@ -1,8 +1,9 @@
-//! This process's view of the page that all processes of a run share ([`crate::page`]): the rules
-//! in parsed form, and the numbers under which the page counts this process's calls.
+//! This process's view of the page that all processes of a `usring run` share ([`crate::page`]).
+//! This file has the rules in parsed form, and the numbers under which the page counts this
+//! process's calls.
 //!
 //! The page identifies a process by a hash of its id and of the time at which it was forked. So
-//! counts go on after execve(2), and start anew in a later process with the same id.
+//! counts continue after execve(2), and start anew in a later process with the same id.
 
 use crate::decide::{Call, CallOccurrence, Fault, decide};
 use crate::page::{Counter, Key, OrderEvent, Page};
@@ -35,7 +36,8 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 struct State {
     /// The number that stands for this process in the keys of the page's counters.
     identity: u32,
-    /// Number of the process in the run; 0 before its first call that a rule names.
+    /// Number of this process among the processes of the run; 0 before its first call that a rule
+    /// names.
     number: Mutex<u32>,
     rules: Mutex<Arc<Rules>>,
 }
@@ -76,7 +78,8 @@ impl Rules {
     fn read(page: &Page) -> Rules {
         let generation = page.generation();
         let entries = page.rules().into_iter().filter(|entry| entry.is_active);
-        // The texts were parsed before they came into the page.
+        // Every text in the page is valid: a process parses a rule before it stores the rule's
+        // text.
         let active: Vec<_> = entries.filter_map(|entry| Some((entry.index, crate::parse(&entry.text).ok()?))).collect();
         let named = active.iter().fold(CallSet::default(), |named, (_, rule)| named.union(&rule.set));
         let has_issue_paths = active.iter().any(|(_, rule)| rule.conditions.by.is_some());
@@ -108,8 +111,8 @@ impl State {
     }
 }
 
-/// Returns the fault that a call gets, and counts the fault. Also counts the call if a rule names
-/// it.
+/// Counts a call if a rule names it, and returns the fault that the call gets. Counts that fault,
+/// too.
 pub fn ask(call: &Call<'_>) -> Option<Fault> {
     ask_numbered(call, &mut 0)
 }
@@ -188,8 +191,8 @@ pub fn remove_all_once() {
     });
 }
 
-/// Returns random numbers for the order of a ring's completions; `None`: the run leaves the order
-/// alone.
+/// Returns random numbers for the order of a ring's completions. `None` if the run has no
+/// `--order`.
 pub fn order_of_ring(ring: u32) -> Option<Random> {
     let page = PAGE.get()?;
     let process = STATE.get_or_make(|| State::new(page)).number(page);
@@ -204,13 +207,13 @@ pub fn count_order(event: OrderEvent) {
     PAGE.get().into_iter().for_each(|page| page.count_order(event));
 }
 
-/// Notes that the seed alone does not determine the order of completions.
+/// Notes that the seed of `--order` alone does not determine the order of completions.
 pub fn note_unsure_order() {
     PAGE.get().into_iter().for_each(Page::note_unsure_order);
 }
 
-/// Notes that this thread submits requests whose order the seed chooses. If another thread has done
-/// so before, the seed alone does not determine the order.
+/// Notes that this thread submits requests to a ring with `--order`. If another thread has done so
+/// before, the seed alone does not determine the order of completions.
 pub fn note_submitter(thread: u32) {
     static FIRST: AtomicU32 = AtomicU32::new(0);
     let known = FIRST.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! The plain system calls that can get a fault: their names, classes, and arguments.
 //!
-//! The dynamic loader makes some calls before the library is loaded (mmap, fstat, access, …). They
-//! are left out, unless the filter can tell the loader's calls from the program's.
+//! The dynamic loader makes some calls before the library is loaded (mmap, fstat, access, …). The
+//! table has such a call only if the seccomp filter can tell the loader's calls from the program's.
 
 use usring_uapi::general as linux;
 

@@ -5,7 +5,7 @@ use usring_device::random::Random;
 use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory};
 
-/// How many bits are flipped, and the seed from which their places are drawn.
+/// Number of bits to flip, and the seed from which their positions are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flip {
     pub bits: u32,
@@ -25,7 +25,8 @@ impl Flip {
         }
     }
 
-    /// Returns the bits to flip, each once, as offsets from the first bit of the data.
+    /// Returns the positions of the bits to flip, each position once, as offsets from the first bit
+    /// of the data.
     fn places(self, bytes: u64) -> Vec<u64> {
         let total = bytes.saturating_mul(8);
         let wanted = u64::from(self.bits).min(total);

@@ -50,7 +50,8 @@ pub struct Call<'a> {
     pub issue_path: Option<IssuePath>,
 }
 
-/// Which of many equal calls a call is: its process, its number among them, and its time.
+/// Tells a call from others of the same name: its process, its number among these calls, and its
+/// time.
 #[derive(Clone, Copy, Debug)]
 pub struct CallOccurrence {
     /// Number of the process in the run, from 1.
@@ -62,7 +63,7 @@ pub struct CallOccurrence {
     pub seed: u64,
 }
 
-/// The fault of one call, after all random choices were made.
+/// The fault of one call. All random choices of its rule are already made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fault {
     /// Index of the rule.

@@ -51,7 +51,7 @@ const RULES: usize = AT_LOG + LOG_BYTES / 8 + 480;
 /// Maximum number of rules of a run, including removed rules.
 pub const MOST_RULES: usize = 8192;
 const TEXT: usize = RULES + MOST_RULES;
-/// Maximum length of the texts of all rules together, in bytes.
+/// Maximum number of bytes of the texts of all rules together.
 const TEXT_BYTES: usize = 1 << 20;
 const TABLE: usize = TEXT + TEXT_BYTES / 8;
 /// Number of counters in the table, a power of two. Each counter takes two words.
@@ -62,7 +62,7 @@ pub const LENGTH: usize = (WORDS * 8).next_multiple_of(PAGE);
 
 const _: () = assert!(LENGTH / 8 < u32::MAX as usize);
 
-/// Maximum number of table entries that are searched for a counter.
+/// Maximum number of table entries to search for a counter.
 const SEARCHED: usize = 256;
 
 // A rule's word: offset of its text, length, state.
@@ -89,13 +89,16 @@ pub enum Counter {
 /// Something that `usring run --order` did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderEvent {
-    /// The seed chose the position of a request's completion in the order of completions.
+    /// A request's completion got its position in the order of completions from the seed of
+    /// `--order`.
     Ordered,
-    /// A request whose completion got its position from the seed was also carried out late.
+    /// A request whose completion got its position from the seed of `--order` was also carried out
+    /// late.
     RanLate,
     /// All requests that `--order` had held back continued at the same time.
     Burst,
-    /// Sockets that became ready at the same time were served in an order that the seed chose.
+    /// Sockets that became ready at the same time were served in an order that the seed of
+    /// `--order` chose.
     Shuffled,
     /// A ring was signalled without a completion.
     Signalled,
@@ -371,7 +374,7 @@ impl Page {
     }
 
     /// Increments a counter, and returns the new count. If the table has no room for the counter,
-    /// returns 0, a count that no rule includes.
+    /// returns 0, a count at which no rule makes a fault.
     pub fn count(&self, key: Key) -> u64 {
         self.counter(key).map_or(0, |counter| counter.fetch_add(1, Ordering::Relaxed) + 1)
     }
@@ -404,8 +407,8 @@ impl Page {
         while word.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             core::hint::spin_loop();
             tries += 1;
-            // A process that was killed while it held the lock never unlocks. It has written whole
-            // rules or nothing, so this process takes the lock over.
+            // A process that was killed while it held the lock never unlocks it. That process has
+            // written whole rules or nothing, so this process takes over the lock.
             if tries == MOST_TRIES {
                 break;
             }

@@ -92,7 +92,8 @@ const OF_STRACE_ALONE: [&str; 3] = ["syscall", "poke_enter", "poke_exit"];
 
 type Setter = fn(&mut Rule, &str) -> Option<()>;
 
-/// A key: its name, what its value is, and how the value gets into the rule.
+/// A key of a rule's text: its name, what its value is, and the function that stores the value in
+/// the rule.
 struct Key {
     name: &'static str,
     value: &'static str,
@@ -309,8 +310,8 @@ impl<'a> Parser<'a> {
         Ok(self.rule)
     }
 
-    /// Refuses actions that do not go with the rule's `by=`. `cancel` must stand without `by=`.
-    /// With `by=inline`, no fault may act before the request has been made.
+    /// Refuses actions that contradict the rule's `by=`. `cancel` is refused with every `by=`. With
+    /// `by=inline`, every action is refused that would act before the request has been made.
     fn check_issue_path(&self, action: &Action) -> Result<(), SpecError> {
         let Some(by) = self.given(&["by"]) else { return Ok(()) };
         if let Some(cancel) = self.given(&["cancel"]) {
@@ -329,9 +330,9 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Limits the rule to calls for which `field` has a meaning. Returns an error for a call that
-    /// the SET names and that is not in `to`. Drops such calls from the SET if a class or `all`
-    /// includes them.
+    /// Limits the rule to calls for which `field` has a meaning. `to` is the set of these calls.
+    /// Returns an error for a call that the SET names and that is not in `to`. Drops such calls
+    /// from the SET if a class or `all` includes them.
     fn narrow(&mut self, to: &CallSet, field: &str, why: &str) -> Result<(), SpecError> {
         let is_list = !self.named.contains(['%', '!']) && !self.named.split(',').any(|name| name == "all");
         let lost = self.rule.set.without(to);

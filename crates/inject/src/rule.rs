@@ -79,7 +79,7 @@ pub enum Answer {
     Value(i64),
 }
 
-/// How much of the call is made although it gets another answer.
+/// How much of a call is carried out although the rule replaces the call's result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Effect {
     /// The call is not made.
@@ -159,7 +159,8 @@ pub fn reads() -> CallSet {
     set
 }
 
-/// Returns the calls that can fail and drop the data which they should make durable.
+/// Returns the calls (fsync(2) and the like) that a rule can make fail so that they drop the data
+/// that they should make durable.
 pub fn syncs() -> CallSet {
     let mut set = CallSet::default();
     [linux::__NR_fsync, linux::__NR_fdatasync, linux::__NR_sync, linux::__NR_syncfs]

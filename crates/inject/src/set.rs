@@ -61,7 +61,7 @@ pub struct CallSet {
     calls: [u64; 8],
 }
 
-/// Error: the name that no call and no class has.
+/// Error of a SET: a name that no call and no class has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownName<'a>(pub &'a str);
 

@@ -59,9 +59,9 @@ fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
 }
 
 impl Connection {
-    /// Connects to the back end and asks for its features. If `reconnects`, the device must survive
-    /// a restart of the back end. So the back end is asked to record the requests in flight, which
-    /// costs it time for each request.
+    /// Connects to the back end and asks for its features. With `reconnects`, the device must
+    /// survive a restart of the back end. usring then asks the back end to record the requests in
+    /// flight, which costs it time for each request.
     pub fn open(path: &str, reconnects: bool) -> Result<Connection, Failure> {
         let stream = exchange_timeout::connect(Path::new(path))?;
         let socket = stream.try_clone().map_err(failed("allow its socket to be watched"))?;
@@ -236,8 +236,8 @@ impl Connection {
         })
     }
 
-    /// Starts a queue. The back end goes on with the first request that the used ring does not list
-    /// as completed.
+    /// Starts a queue. The back end continues with the first request that the used ring does not
+    /// list as completed.
     pub fn start_queue(
         &mut self,
         index: u32,
@@ -267,8 +267,8 @@ impl Connection {
             frontend.set_vring_enable(queue, true)
         };
         self.in_time(|connection| set_up(&mut connection.frontend).map_err(failed("start a queue")))?;
-        // The back end may have missed the signal of requests that were published while it did not
-        // serve the queue.
+        // The back end may have missed earlier signals: requests may have been published while it
+        // did not serve the queue.
         let _ = signals.kick.write(1);
         Ok(())
     }

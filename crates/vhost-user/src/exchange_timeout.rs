@@ -42,8 +42,8 @@ pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
     duplicate(opened.number()).map(|file| UnixStream::from(OwnedFd::from(file))).map_err(unreachable)
 }
 
-/// Returns an error of the system in the form that the launcher's messages have: `ENOENT: no such
-/// file or directory`. An error that no system call returned keeps its own text.
+/// Returns a system error in the form of the launcher's messages: `ENOENT: no such file or
+/// directory`. An error that no system call returned keeps its own text.
 pub fn words(error: &std::io::Error) -> String {
     let Some(number) = error.raw_os_error() else { return error.to_string() };
     let name = Errno::new(number.cast_unsigned());

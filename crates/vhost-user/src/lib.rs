@@ -28,18 +28,18 @@ use usring_sys::descriptor::{OwnedDescriptor, duplicate_private};
 use usring_sys::width;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Number of queues that are prepared if the SPEC has no `queues=`. Each queue takes address space,
-/// and in some back ends a thread.
+/// Maximum number of queues that usring uses if the device's text has no `queues=`. Each queue
+/// takes address space, and in some back ends a thread.
 const USUAL_QUEUES: u32 = 16;
 
 /// Milliseconds between two attempts to reconnect, or to free a returned queue.
 const RETRY_MS: u16 = 100;
 
-/// How long the return of a queue waits for the queue's requests to complete. After that time the
-/// watcher waits for them instead. The queue stays allocated until they have completed.
+/// How long a call that returns a queue waits for the queue's requests to complete. After that time
+/// the watcher thread waits for them instead. The queue stays allocated until they have completed.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a request for a queue waits for a queue that is being returned.
+/// How long a user that asks for a queue waits for a queue that another user is returning.
 const QUEUE_WAIT: Duration = Duration::from_secs(2);
 
 /// First address of memory that is shared after the arena. It lies above the addresses of all
@@ -252,7 +252,7 @@ impl Shared {
     }
 
     /// Closes the connection for the reason `why`. The device then waits for a new back end.
-    /// Without `reconnect` the device ends instead.
+    /// Without the option `reconnect=on` the device ends instead.
     fn lose(&self, state: &mut State, why: &str) {
         state.connection = None;
         state.queues.iter_mut().flatten().for_each(|queue| queue.is_started = false);
@@ -327,8 +327,8 @@ impl Shared {
         }
     }
 
-    /// Frees the queues that their users have returned. Leaves out a queue while the back end
-    /// serves requests of the queue.
+    /// Frees the queues that their users have returned. A queue whose requests the back end still
+    /// serves stays allocated.
     fn take_back_queues(&self, state: &mut State) {
         let State { connection, queues, record, .. } = state;
         let mut outcome = Ok(());

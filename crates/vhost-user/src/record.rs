@@ -1,7 +1,7 @@
 //! The back end's record of requests in flight (INFLIGHT_SHMFD). The back end writes the record,
-//! and usring keeps the record's memory for the next back end. When a process has returned a queue,
-//! usring clears the queue's part of the record. So the queue's next process begins without
-//! requests in flight.
+//! and usring keeps the record's memory for the next back end. When a process returns a queue,
+//! usring clears the queue's part of the record. So the next process that uses the queue begins
+//! without requests in flight.
 
 use std::fs::File;
 use usring_device::driver::vhost_user::arena::QUEUE_SIZE;
