@@ -44,12 +44,12 @@ pub struct Whole {
 
 #[derive(Clone, Copy, Default)]
 struct Piece {
-    /// Offset of the piece in bytes, from the start of the whole transfer.
+    /// Offset of this request's data in bytes, from the start of the call's transfer.
     start: u64,
     length: u64,
 }
 
-/// The failed piece with the lowest offset in a transfer.
+/// The failed request with the lowest offset in a transfer.
 struct Failure {
     at: u64,
     error: Errno,
@@ -69,14 +69,15 @@ struct Run {
     whole: Whole,
     /// Whether the program's memory is registered; see [`DeviceRequest::registered`].
     registered: bool,
-    /// Bytes of the transfer for which pieces have been submitted.
+    /// Bytes of the transfer for which requests have been submitted.
     made: u64,
     unreachable: bool,
     failure: Option<Failure>,
 }
 
 impl Run {
-    /// Records the result of a completed piece: the bytes transferred, or its error.
+    /// Records the result of a completed request (piece) of the call: the bytes transferred, or its
+    /// error.
     fn ended(&mut self, piece: Piece, answer: Result<u64, Errno>) {
         let failure = match answer {
             Ok(transferred) if transferred >= piece.length => return,

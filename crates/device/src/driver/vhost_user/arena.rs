@@ -175,7 +175,7 @@ impl Arena {
         generation::present(&self.memory, GENERATION)
     }
 
-    /// Sets a queue's rings to zero and marks them as laid out for the present generation. Called
+    /// Sets a queue's rings to zero, and marks them as laid out for the present back end. Called
     /// only while the queue has no user.
     pub fn clear(&self, queue: QueueArea) {
         (queue.base..queue.base + RINGS).step_by(8).for_each(|offset| self.memory.write(offset, 0u64));

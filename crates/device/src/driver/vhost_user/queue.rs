@@ -41,10 +41,12 @@ pub struct Queue {
     /// Whether the thread that uses the queue may be asleep on the interrupt.
     armed: bool,
     indirect: bool,
-    /// The generation for which the rings are laid out: see [`super::generation`].
+    /// The generation (number of the back end) for which the rings are laid out: see
+    /// [`super::generation`].
     generation: u32,
-    /// Two kinds of descriptors of the main table, by index: heads that no request uses, and
-    /// descriptors that belong to no chain. A free head may keep the chain of its last request.
+    /// Two kinds of descriptors of the main table, by index: heads (first descriptors) that no
+    /// request uses, and descriptors that belong to no chain. A free head may keep the chain of its
+    /// last request.
     free: Vec<u16>,
     /// Number of unused descriptors of the main table. Chains of free heads count as unused.
     unused: usize,
