@@ -1,5 +1,5 @@
-//! Where files from the network are kept between builds, so that a fresh checkout does not fetch
-//! them again.
+//! Finds the cache folders, which keep files from the network between builds. So a fresh checkout
+//! does not fetch these files again.
 //!
 //! `workloads` includes this file as a module (`#[path]`).
 

@@ -19,7 +19,8 @@ pub fn run() -> bool {
     report.step("prose", |_| prose::run(None, false));
     report.step("lints", |_| lints(&["--all-targets"]));
     report.step("lints of the library", |_| lints(&["--package", "usring-interpose", "--all-targets"]));
-    // The tests drive the launcher and the library that are in the packages.
+    // Without a build there are no packages, and no tests: the tests run the launcher and the
+    // library from the packages.
     if report.step("build", |_| package::build(false)) {
         report.step("package", |_| package::run(Purpose::Tests));
         report.step("tests", tests);

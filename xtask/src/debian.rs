@@ -1,4 +1,5 @@
-//! Packages of Debian's archive that are unpacked without being installed, and whole roots.
+//! Fetches packages from Debian's archive and unpacks them without installing them. Also makes
+//! whole root folders of a Debian.
 
 use crate::cached::{debian_root, glibc_folder};
 use crate::{Outcome, step};
@@ -11,8 +12,8 @@ const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const ARCHIVE: &str = "http://deb.debian.org/debian";
 
 /// Downloads `packages` of the Debian release `release`, and everything that they depend on.
-/// Returns the paths of the .deb files. apt checks the archive's signature. It keeps its state in
-/// the folder `part`: there no package counts as installed, so apt downloads every dependency.
+/// Returns the paths of the .deb files. apt checks the archive's signature. apt keeps its state in
+/// the folder `part`, where no package counts as installed. So it downloads every dependency.
 pub fn fetch(part: &Path, release: &str, packages: &[&str]) -> Result<Vec<PathBuf>, String> {
     if !Path::new(KEYS).exists() {
         return Err(format!("{KEYS} is missing"));
@@ -67,9 +68,9 @@ pub fn provide_glibc() -> Outcome {
     })
 }
 
-/// Makes absolute links below `folder` relative. Otherwise the linker would follow them to this
-/// machine's libraries. The links stay within the root folder, which is `depth` folders above
-/// `folder`.
+/// Makes absolute links below `folder` relative. The linker would follow an absolute link to this
+/// machine's libraries. A relative link stays within the root folder, which is `depth` folders
+/// above `folder`.
 fn make_links_relative(folder: &Path, depth: usize) -> std::io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let (path, kind) = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)))?;
@@ -97,7 +98,7 @@ pub fn provide_root(release: u32, name: &str) -> Outcome {
 }
 
 /// Makes `folder`, unless it exists. `make` fills a temporary folder, and returns the folder that
-/// is then renamed to `folder`.
+/// this function then renames to `folder`.
 fn provide(folder: &Path, what: &str, make: impl FnOnce(&Path) -> Result<PathBuf, String>) -> Outcome {
     if folder.exists() {
         return Ok(());

@@ -15,8 +15,8 @@ const PACKAGE: &str = "postgresql-18";
 /// Folders of the unpacked packages that the programs use. All other files are deleted.
 const KEPT: [&str; 3] = ["usr/lib/postgresql", "usr/lib/x86_64-linux-gnu", "usr/share/postgresql"];
 
-/// Makes the cache folder if it does not exist. Prints a failure and goes on, because the folder
-/// cannot be made on every system, or without network. The tests then count as skipped.
+/// Makes the cache folder if it does not exist. A failure is only printed, because some systems
+/// cannot make the folder, or have no network. The tests then count as skipped.
 pub fn provide() {
     let folder = postgres_folder();
     if folder.exists() {
@@ -46,7 +46,8 @@ fn make(part: &Path, folder: &Path) -> Outcome {
     fs::rename(&kept, folder).map_err(|error| format!("cannot make {} ({error})", folder.display()))
 }
 
-/// Makes the programs in `kept` use the loader and the libraries that will be in `folder`.
+/// Makes the programs in the folder `kept` use the loader and the libraries from `folder`, to which
+/// `kept` is renamed later.
 fn set_loader(kept: &Path, folder: &Path) -> Outcome {
     let libraries = folder.join("usr/lib/x86_64-linux-gnu");
     let programs = postgres_programs();

@@ -17,8 +17,8 @@ fn build_beside_library(release: bool, packages: &[&str]) -> Outcome {
     step::run(step::cargo(&["build"]).args(packages).args(profile))
 }
 
-/// Builds libusring.so alone. The library is freestanding. It is built by a cargo call of its own,
-/// so that other crates cannot enable features in its dependencies.
+/// Builds libusring.so alone. The library is freestanding, so no other crate may enable features in
+/// its dependencies. A cargo call of its own ensures this.
 pub fn build_library(release: bool) -> Outcome {
     step::run(step::cargo(&["build", "--package", "usring-interpose"]).args(profile(release)))?;
     link_soname(&folder(release))
@@ -93,8 +93,8 @@ pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outc
 }
 
 /// Runs `shared_rings.c`, whose processes share rings while some of them are killed. `numbers`:
-/// processes, rings, seconds in all. Each run takes at most [`LONGEST_ROUND`] seconds, so there may
-/// be several.
+/// processes, rings, seconds in all. One run takes at most [`LONGEST_ROUND`] seconds, so a longer
+/// time takes several runs.
 pub fn soak_shared_rings(numbers: [u32; 3], on_kernel: bool) -> Outcome {
     build(true)?;
     let program = folder(true).join("shared_rings");
@@ -135,7 +135,7 @@ pub fn soak_ignored(test: &str, module: &str) -> Outcome {
 }
 
 /// Runs the conformance cases in a build that delays threads at random (`usring_sys::ordering`).
-/// The build has a folder of its own.
+/// The build goes to a folder of its own.
 pub fn soak_interleavings(rounds: u32, groups: &str) -> Outcome {
     let tree = folder(true).with_file_name("perturbed");
     let perturbed = |arguments: &[&str]| {

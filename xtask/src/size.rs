@@ -21,7 +21,7 @@ pub fn run() -> Outcome {
     let files = source_files(root)?;
     let mut long = Lengths::new();
     for file in &files {
-        // git also lists a file that was deleted without a commit.
+        // A file that git lists may be missing, because it was deleted without a commit.
         let Ok(text) = std::fs::read_to_string(root.join(file)) else { continue };
         measure(file, &text, &mut long)?;
     }
@@ -56,7 +56,8 @@ fn source_files(root: &Path) -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Records the file, and each function of a Rust file, that is longer than its limit.
+/// Records the file's length if it exceeds its limit, and the lengths of the functions of a Rust
+/// file that exceed theirs.
 fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
     let lines = text.lines().count();
     if lines > FILE_LIMIT {
@@ -119,7 +120,8 @@ fn parse(text: &str) -> Result<Lengths, String> {
     entries.map(|line| entry(line).ok_or_else(|| format!("{EXCEPTIONS}: cannot parse `{line}`"))).collect()
 }
 
-/// Returns the list as it is in a git version. `None` if git does not have that version.
+/// Returns the list of exceptions as it is in a git version. `None` if git does not have that
+/// version.
 fn committed(root: &Path, version: &str) -> Option<Lengths> {
     let arguments = ["show", &format!("{version}:{EXCEPTIONS}")];
     let output = Command::new("git").args(arguments).current_dir(root).output().ok()?;
@@ -148,8 +150,8 @@ fn compare(long: &Lengths, listed: &Lengths) -> Vec<String> {
     breaches
 }
 
-/// Returns a message for each entry that an earlier version of the list lacks, or has with fewer
-/// lines.
+/// Returns a message for each entry of the list that is new since an earlier version of the list,
+/// or has more lines than in it.
 fn grown(listed: &Lengths, earlier: &Lengths) -> Vec<String> {
     let newer = listed.iter().filter(|(name, lines)| earlier.get(*name).is_none_or(|before| before < lines));
     newer.map(|(name, _)| format!("{name} was added to {EXCEPTIONS}, which may only shrink")).collect()

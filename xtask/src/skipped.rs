@@ -12,8 +12,8 @@ const MARK: &str = "skipped test ";
 #[allow(dead_code, reason = "for tests")]
 pub fn skip(reason: &str) {
     let thread = std::thread::current();
-    // The harness would capture `println!`. An error is ignored, because standard output may be
-    // closed.
+    // The harness would capture the output of `println!`. The error is ignored: standard output may
+    // be closed.
     let _ = writeln!(std::io::stdout(), "{MARK}{}: {reason}", thread.name().unwrap_or("main"));
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Numbers of tests, from the lines by which `cargo test` ends each test file.
+/// Numbers of tests, from the result line that `cargo test` prints for each test file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub passed: usize,
@@ -152,7 +152,7 @@ impl Report {
         // The harness counts a skipped test as passed.
         let skipped = self.tally.skipped.len().min(self.tally.passed);
         let passed = self.tally.passed - skipped + self.lines.len() - failed_steps;
-        // A failed test fails its step, too. The sum of the two numbers would count such a failure
+        // A failed test also fails its step. The sum of the two numbers would count such a failure
         // twice.
         let failed = self.tally.failed.max(failed_steps);
         println!("{passed} passed, {failed} failed, {} skipped", skipped + self.tally.ignored);

@@ -1,7 +1,7 @@
 //! `cargo xtask toolchain`: checks the two releases of Rust that the project names.
 //!
-//! - The pinned release (`scripts/toolchain.sh`): `./check` uses it where it can be had, because a
-//!   later release may have new lints, which would fail an unchanged tree.
+//! - The pinned release (`scripts/toolchain.sh`): `./check` uses it where it is available, because
+//!   a later release may have new lints, which would fail an unchanged tree.
 //! - The oldest release that builds usring (`rust-version` in Cargo.toml). clippy refuses functions
 //!   of a newer standard library, by its lint `incompatible_msrv`.
 

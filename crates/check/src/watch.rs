@@ -1,5 +1,4 @@
-//! What the engine and the library report to the checker, and the findings that follow from the
-//! reports.
+//! Receives the reports of the engine and the library, and derives the findings from them.
 //!
 //! The engine reports under a ring's lock. Lock order: ring → state of the checker.
 

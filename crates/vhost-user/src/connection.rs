@@ -60,7 +60,7 @@ fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
 
 impl Connection {
     /// Connects to the back end and asks for its features. With `reconnects`, the device must
-    /// survive a restart of the back end. usring then asks the back end to record the requests in
+    /// survive a restart of the back end. So the back end is asked to record the requests in
     /// flight, which costs it time for each request.
     pub fn open(path: &str, reconnects: bool) -> Result<Connection, Failure> {
         let stream = exchange_timeout::connect(Path::new(path))?;

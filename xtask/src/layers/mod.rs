@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 struct Layer {
     crate_name: &'static str,
     level: u8,
-    /// Crates of lower layers on which this crate may not depend either.
+    /// Crates of lower layers on which this crate nevertheless may not depend.
     hidden: &'static [&'static str],
     /// Whether the crate's code runs inside the calls of a served program. Such a crate and its
     /// dependencies may not use libc.
@@ -54,15 +54,16 @@ const LAYERS: [Layer; 18] = [
 /// Crates that may depend on every crate, and on which no crate of the product may depend.
 const BESIDE: [&str; 3] = ["conformance", "workloads", "xtask"];
 
-/// Freestanding crates in which `unsafe` is allowed. The other ones forbid it by an attribute.
+/// Freestanding crates in which `unsafe` is allowed. All other freestanding crates forbid it by an
+/// attribute.
 const WITH_UNSAFE: [&str; 2] = ["usring-sys", "usring-interpose"];
 
 /// External crates that a freestanding crate may use, because they do not call libc.
 const FREESTANDING_DEPENDENCIES: [&str; 4] = ["linux-raw-sys", "loom", "yaxpeax-arch", "yaxpeax-x86"];
 
-/// Checks crates and modules. `list` also prints every pair of files that forms an upward arrow,
-/// and the files of each circle (see `modules`). `tighten` lowers the limits in
-/// `xtask/arrow-limits` to the present counts.
+/// Checks crates and modules. `list` also prints every pair of files that makes a module use a
+/// higher one (an upward arrow), and the files of each circle (see `modules`). `tighten` lowers the
+/// limits in `xtask/arrow-limits` to the present counts.
 pub fn run(list: bool, tighten: bool) -> Outcome {
     let metadata = MetadataCommand::new()
         .current_dir(step::root())

@@ -22,7 +22,8 @@ const HEAD: &str = "# Upward arrows between the groups of xtask/module-order, pa
 const NAMES: [&str; 3] = ["arrows", "files", "circle"];
 
 /// Three numbers of a crate, in the order of [`NAMES`]: upward arrows, pairs of files in these
-/// arrows, and files of the largest circle.
+/// arrows, and files of the largest circle. An upward arrow is a use of a higher group of modules
+/// by a lower one.
 type Counts = [usize; NAMES.len()];
 
 /// The groups of a crate's modules, as `xtask/module-order` declares them.
@@ -45,10 +46,12 @@ impl Order {
 /// For each file of a crate: the other files that it uses. Files are named by their module paths.
 type Uses = BTreeMap<Path, BTreeSet<Path>>;
 
-/// The arrows between the groups of one crate, and the circles of its files.
+/// The arrows between the groups of one crate (which group uses which), and the circles of its
+/// files.
 #[derive(Default)]
 struct Findings {
-    /// For each arrow, as a pair of group indices: the pairs of files that form it.
+    /// The arrows: for each pair of a group and a group that it uses, the pairs of files that show
+    /// the use.
     arrows: BTreeMap<(usize, usize), Vec<(Path, Path)>>,
     /// The circles of files, the largest first.
     circles: Vec<Vec<Path>>,
@@ -67,7 +70,8 @@ impl Findings {
 }
 
 /// Checks every crate in `xtask/module-order`, and returns the number of breaches. `list` also
-/// prints the pairs of files. `tighten` lowers the limits to the present counts.
+/// prints the pairs of files that use each other's modules upward. `tighten` lowers the limits to
+/// the present counts.
 pub fn check(list: bool, tighten: bool) -> Result<usize, String> {
     let orders = parse_orders(&read(ORDER)?)?;
     let limits = parse_limits(&read(LIMITS)?)?;
@@ -140,8 +144,8 @@ fn uses(texts: &BTreeMap<Path, String>) -> Result<Uses, String> {
 fn find(order: &Order, uses: &Uses) -> Findings {
     let mut findings = Findings::default();
     for (user, used) in uses {
-        // The files that the crate's root uses are left out, because the root only declares modules
-        // and public items.
+        // Ignores the files that the crate's root uses, because the root only declares modules and
+        // public items.
         if user.is_empty() {
             continue;
         }

@@ -42,7 +42,7 @@ impl Paths {
             child if self.children.contains(child) => (self.module.clone(), written),
             _ => return,
         };
-        // A `self` at the end of an import stands for the module before it.
+        // A `self` at the end of an import stands for the module before it, so it is left out.
         path.extend(rest.iter().filter(|segment| *segment != "self").cloned());
         self.found.insert(path);
     }

@@ -1,6 +1,5 @@
 //! Tarballs, packages for Debian and Fedora, and checksums. Each package is made by its
-//! distribution's own tool. All files have the same content if they are made again from the same
-//! sources.
+//! distribution's own tool. Sources that are unchanged give files of unchanged content.
 
 use super::{Release, output, root};
 use crate::{Outcome, step};
@@ -15,8 +14,8 @@ const DESCRIPTION: [&str; 3] = [
     "poll, delay or fail, faults on demand, and memory larger than its limit.",
 ];
 
-/// Makes the tarball, with one folder that holds `bin`, `lib`, `include` and `share`, and the
-/// tarball of debug symbols.
+/// Makes two tarballs: one with a folder that holds `bin`, `lib`, `include` and `share`, and one of
+/// the debug symbols.
 pub fn tarballs(release: &Release) -> Outcome {
     let name = format!("s,^\\.,usring-{},", release.version);
     tar(release, &release.root().join("usr"), &["--transform", &name], &release.file("x86_64.tar.gz"))?;
@@ -86,7 +85,8 @@ pub fn rpm(release: &Release) -> Outcome {
     fs::write(&path, spec).map_err(|error| error.to_string())?;
     let mut command = Command::new("rpmbuild");
     command.args(["-bb", "--quiet", "--target", "x86_64", "--define"]).arg(format!("_topdir {}", folder.display()));
-    // Every time in the package is the release's, so that the same sources make the same package.
+    // Sets every time in the package to the release's date, so that the same sources make the same
+    // package.
     for definition in
         ["_buildhost localhost", "use_source_date_epoch_as_buildtime 1", "clamp_mtime_to_source_date_epoch 1"]
     {

@@ -28,8 +28,8 @@ impl Blob {
         format!(r#"{{"mediaType":"{kind}","digest":"sha256:{digest}","size":{size}}}"#)
     }
 
-    /// Describes this blob, the manifest, with its platform, its tag, and the name that containerd
-    /// and podman give to the loaded image (`usring:VERSION`).
+    /// Returns the description of this blob, the manifest: with its platform, its tag, and the name
+    /// that containerd and podman give to the loaded image (`usring:VERSION`).
     fn named(&self, version: &str) -> String {
         let Blob { kind, digest, size } = self;
         format!(
@@ -48,8 +48,8 @@ pub fn image(release: &Release) -> Outcome {
     let (programs, library) = (files.join("usr/bin"), files.join("usr/lib/usring"));
     for (name, to) in [("bin/usring", &programs), ("lib/usring/libusring.so", &library)] {
         fs::create_dir_all(to).map_err(failed)?;
-        // `-L` copies the file behind the library's link, so that the image has two files and no
-        // link.
+        // `-L` copies the library itself and not the symbolic link to it, so that the image has two
+        // files and no link.
         step::run(Command::new("cp").arg("-L").arg(release.root().join("usr").join(name)).arg(to))?;
     }
     let packed = release.folder.join("layer.tar.gz");

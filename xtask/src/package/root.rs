@@ -21,7 +21,7 @@ pub fn make(release: &Release, target: &Path) -> Result<u64, String> {
     for header in HEADERS {
         copy(&step::root().join("include").join(header), &usr.join("include").join(header))?;
     }
-    // Every distribution's pkg-config searches share/pkgconfig. The path of lib/pkgconfig differs
+    // pkg-config searches share/pkgconfig in every distribution. The path of lib/pkgconfig differs
     // between distributions.
     copy(&step::root().join("pkgconfig/usring.pc"), &usr.join("share/pkgconfig/usring.pc"))?;
     for document in DOCUMENTS {
@@ -55,7 +55,7 @@ fn programs(release: &Release, target: &Path, usr: &Path) -> Result<u64, String>
     Ok(bytes)
 }
 
-/// Copies the folder's pages (`*.md`), and those of its folders.
+/// Copies the pages (`*.md`) of the folder `from`, and of the folders in it.
 fn copy_pages(from: &Path, to: &Path) -> Outcome {
     let entries = fs::read_dir(from).map_err(|error| format!("cannot read {} ({error})", from.display()))?;
     for path in entries.flatten().map(|entry| entry.path()) {

@@ -33,13 +33,14 @@ struct Part {
     findings: Vec<Finding>,
 }
 
-/// Checks every file and the commits' subjects. With `list`, only prints each finding of that part
-/// (`all` stands for every part). `tighten` lowers the limits to the present numbers of findings.
+/// Checks every file and the commits' subjects. With `list`, only prints each finding of the named
+/// part of the repository (`all` stands for every part). `tighten` lowers the limits to the present
+/// numbers of findings.
 pub fn run(list: Option<&str>, tighten: bool) -> Outcome {
     let mut parts: BTreeMap<String, Part> = BTreeMap::new();
     for file in tracked_files()? {
         let Some(kind) = text::Kind::of(&file) else { continue };
-        // git also lists a file that was deleted without a commit.
+        // A file that git lists may be missing, because it was deleted without a commit.
         let Ok(content) = std::fs::read_to_string(step::root().join(&file)) else { continue };
         examine(&file, kind, &content, parts.entry(part_of(&file)).or_default());
     }

@@ -40,9 +40,9 @@ impl Rule {
     }
 }
 
-/// Words that name nothing. They count anywhere in a sentence.
+/// Words that name no actor. They count as findings anywhere in a sentence.
 const NAMELESS: [&str; 6] = ["whoever", "whomever", "somebody", "everybody", "nobody", "anybody"];
-/// Pronouns that count if they are the subject, at the beginning of a clause.
+/// Pronouns that count as findings if they are the subject, at the beginning of a clause.
 const PRONOUNS: [&str; 4] = ["who", "what", "whatever", "whose"];
 /// Words that docs/style.md replaces by better ones.
 const BANNED: [&str; 40] = [
@@ -98,7 +98,7 @@ pub fn is_wide(kind: Kind, line: &str) -> bool {
 
 /// Calls `note` for each rule that the sentence breaks.
 pub fn of_sentence(sentence: &str, mut note: impl FnMut(Rule)) {
-    // `split_whitespace` would also split at the special spaces within code.
+    // Splits only at spaces. `split_whitespace` would also split at the special spaces within code.
     let words: Vec<&str> = sentence.split(' ').filter(|word| !word.is_empty()).collect();
     if words.len() > LONG_WORDS {
         note(Rule::Long);

@@ -163,7 +163,7 @@ fn with_code_as_one_word(text: &str) -> Vec<String> {
             if within && character == ' ' { '\u{a0}' } else { character }
         })
         .collect();
-    // `split_whitespace` would also split at the special spaces that were put in above.
+    // `split_whitespace` would also split at the no-break spaces that were put into code above.
     joined.split([' ', '\n', '\t']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
@@ -180,7 +180,7 @@ fn collect_literals(tokens: TokenStream, found: &mut Vec<Sentence>) {
     let mut is_attribute = false;
     for token in tokens {
         match token {
-            // `#[doc = "…"]` is a doc comment, which was read as a comment already.
+            // `#[doc = "…"]` is a doc comment, whose text was already read as a comment.
             TokenTree::Group(group) if is_attribute => drop(group),
             TokenTree::Group(group) => collect_literals(group.stream(), found),
             TokenTree::Literal(literal) => {
