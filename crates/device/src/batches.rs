@@ -12,8 +12,8 @@ use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
 use usring_sys::width;
 
-/// Two rings: one of completions, one of batches. Their sizes are powers of two. Positions only
-/// increase, and wrap around at 2³².
+/// Two circular arrays: one of completions, one of batches. Their sizes are powers of two.
+/// Positions only increase, and wrap around at 2³².
 pub(crate) struct Batches {
     completions: Box<[Completion]>,
     /// Has as many entries as `completions`, because a batch may hold a single completion.
@@ -108,8 +108,8 @@ impl Batches {
             let end = self.front().end;
             let at = self.head as usize & (self.completions.len() - 1);
             let batch = end.wrapping_sub(self.head) as usize;
-            // A batch that wraps around the ring is copied in two parts, the second in the next
-            // iteration.
+            // A batch that crosses the array's end is copied in two parts. The next iteration of
+            // the loop copies the second part.
             let straight = batch.min(self.completions.len() - at);
             let taken = completions.take_from(&self.completions[at..at + straight]);
             self.head = self.head.wrapping_add(width::count(taken));
@@ -135,7 +135,7 @@ fn ring<T: Copy>(room: u32, value: T) -> Result<Box<[T]>, Errno> {
 mod tests {
     use super::*;
 
-    /// 32-bit positions wrap around, and batches wrap around the ring at each of its entries.
+    /// The positions wrap around at 2³², and batches of different sizes cross the end of the array.
     #[test]
     fn order_and_depth_hold_when_positions_wrap() {
         let mut batches = Batches::new(5).unwrap();

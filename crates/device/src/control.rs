@@ -40,8 +40,8 @@ pub enum QuestionKind {
     /// of that memory.
     Arena = 4,
     /// Asks for a queue of the back end. Answer: `values[0]` is the queue's index, and the
-    /// descriptors are kick, call and ready ([`QueueGrant`]). The starter frees the queue when
-    /// this connection ends, whatever the reason is.
+    /// descriptors are kick, call and ready ([`QueueGrant`]). The process that started the run
+    /// frees the queue when this connection ends for any reason.
     Queue = 5,
     /// Returns the queue that the process got on this connection. The answer is empty. It comes
     /// after the back end has released the queue.

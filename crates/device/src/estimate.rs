@@ -23,7 +23,7 @@ pub struct Bucket(u8);
 
 /// Number of size classes per direction: 512 bytes, 1 KiB, …, 64 KiB and more.
 const SIZES: u32 = 8;
-/// Number of buckets of reads and writes, as in blk-mq.
+/// Number of buckets (classes by direction and size) of reads and writes, as in blk-mq.
 const DATA: u8 = 16;
 const _: () = assert!(DATA as u32 == 2 * SIZES);
 /// Number of all buckets. Besides those of reads and writes, each operation without data has one.

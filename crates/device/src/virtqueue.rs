@@ -149,7 +149,8 @@ pub struct VirtQueue {
     used_event: Word,
     /// Whether VIRTIO_RING_F_EVENT_IDX was negotiated.
     event_index: bool,
-    /// Number of heads added to the available ring, published or not. Wraps around.
+    /// Number of heads (first descriptors of chains) added to the available ring, published or not.
+    /// Wraps around.
     added: u16,
     published: u16,
     /// Number of entries taken from the used ring. Wraps around.

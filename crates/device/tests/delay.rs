@@ -103,7 +103,8 @@ fn a_poll_that_finds_nothing_does_not_consume_the_interrupt() {
     assert!(queue.arm_interrupt());
     assert_eq!(queue.submit(&transfer(0, Operation::Write, 0, &segments)), Submission::Accepted);
     queue.ring_doorbell();
-    // Long enough for the inner device to complete the write, which the wrapper then holds back.
+    // This wait is long enough for the inner device to complete the write. The wrapper then holds
+    // back the completion.
     let start = Instant::now();
     let mut completions = Completions::new();
     while start.elapsed() < Duration::from_millis(20) {

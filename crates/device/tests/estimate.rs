@@ -144,7 +144,7 @@ fn sleeps_with_many_requests_in_flight_do_not_exceed_the_device_time() {
     };
     let all = (0..100).map(|_| serve(EVEN)).sum::<u64>();
     assert!((50 * EVEN..100 * EVEN).contains(&all), "{all} ns");
-    // After the whole machine was delayed, the estimate must recover soon.
+    // Simulates a delay of the whole machine. The estimate must recover soon after it.
     serve(300 * EVEN);
     let all = (0..20).map(|_| serve(EVEN)).sum::<u64>();
     assert!(all < 30 * EVEN, "{all} ns");

@@ -109,8 +109,8 @@ fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     }
 }
 
-/// Returns the index of the seat that a thread tries first. `thread` is the address of the thread's
-/// control block. Control blocks lie pages apart.
+/// Returns the index in `seats` of the seat that a thread tries first. `thread` is the address of
+/// the thread's control block. Control blocks lie pages apart.
 fn home(thread: usize) -> usize {
     spread::row(thread >> 12, MOST)
 }

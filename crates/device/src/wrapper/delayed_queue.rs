@@ -75,7 +75,8 @@ impl DelayedQueue {
         self.after_doorbell(due);
     }
 
-    /// Moves to the timeline the completions that the inner device has posted at the doorbell.
+    /// Moves the completions that the inner device has posted at the doorbell to the timeline,
+    /// which holds them until they are due.
     fn after_doorbell(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.take_in(due);
         self.timer.advance(self.timeline.earliest());
@@ -109,8 +110,8 @@ impl DelayedQueue {
         }
     }
 
-    /// Moves all completions of the inner queue pair to the timeline. `due` returns the time until
-    /// which a completion is held back.
+    /// Moves all completions of the inner queue pair to the timeline, which holds them until they
+    /// are due. `due` returns the due time of a completion.
     fn take_in(&mut self, mut due: impl FnMut(&Completion, Ticks) -> Ticks) {
         loop {
             self.found.clear();

@@ -204,7 +204,8 @@ pub fn loop_device(size: u64) -> Option<LoopDevice> {
     let backing = Place::on_disk();
     let file = backing.make(size);
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control").ok()?;
-    // Another process may configure the same loop device between the two calls.
+    // The attempt is repeated: another process may configure the same loop device between
+    // LOOP_CTL_GET_FREE and LOOP_CONFIGURE.
     for _ in 0..20 {
         // SAFETY: the call passes no memory.
         let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };

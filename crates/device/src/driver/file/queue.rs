@@ -282,7 +282,7 @@ impl QueuePair for AioQueue {
             iocb.aio_rw_flags = request.file.flags.cast_signed();
         }
         match request.operation {
-            // A flush has no offset; the kernel refuses a flush with one.
+            // Leaves the offset at 0, because the kernel refuses a flush with an offset.
             Operation::Flush => {
                 self.count_out();
                 self.open.iocbs.push(iocb, &[], vectored);

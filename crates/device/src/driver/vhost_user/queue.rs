@@ -224,8 +224,9 @@ impl Queue {
         self.ring.add(head);
     }
 
-    /// Replaces a head's chain by one of `length` descriptors. The descriptors of header and status
-    /// stay valid as long as the head keeps this chain.
+    /// Replaces the chain of a head (a request's first descriptor) by a chain of `length`
+    /// descriptors. The descriptors of header and status stay valid as long as the head keeps this
+    /// chain.
     #[cold]
     fn lengthen_chain(&mut self, head: u16, length: usize) {
         self.give_chain_back(head);
@@ -264,7 +265,7 @@ impl Queue {
         self.ring.set_descriptor(head, Descriptor::table(arena::address(slot + slot::TABLE), count + 1));
     }
 
-    /// Frees the descriptors of the chain that a head has kept.
+    /// Frees the descriptors of the chain that an unused head has kept from its last request.
     #[inline]
     fn give_chain_back(&mut self, head: u16) {
         while let Some(index) = self.requests[usize::from(head)].chain.pop() {
