@@ -50,7 +50,7 @@ impl Chains {
         }
     }
 
-    /// Takes the short transfers whose broken chains the program never continued.
+    /// Removes and returns the short transfers whose broken chains the program never continued.
     pub fn take_unnoticed(&mut self) -> impl Iterator<Item = (InFlight, i32)> + use<> {
         let broken = core::mem::take(&mut self.broken);
         broken.into_values().filter(|broken| !broken.cancelled.is_empty()).map(|it| (it.request, it.result))

@@ -149,7 +149,7 @@ pub struct History {
     pub length: Position,
 }
 
-/// One event of a history that code builds by the functions below, without a recording.
+/// An event that was appended to a history: the index of its operation or of its sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Operation(usize),

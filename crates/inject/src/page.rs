@@ -237,8 +237,8 @@ impl Page {
         self.store(AT_HAS_ORDER, 1);
     }
 
-    /// Returns the seed by which the order of completions is chosen; `None`: the order is left
-    /// alone.
+    /// Returns the seed by which the order of completions is chosen. `None` if the run has no
+    /// `--order`.
     pub fn order(&self) -> Option<u64> {
         (self.load(AT_HAS_ORDER) != 0).then(|| self.load(AT_ORDER_SEED))
     }
@@ -253,8 +253,8 @@ impl Page {
         OrderEvent::ALL.map(|event| self.load(AT_ORDER_EVENTS + event as usize))
     }
 
-    /// Notes that the seed alone does not determine the order, because several threads or processes
-    /// use rings.
+    /// Notes that the seed alone does not determine the order of completions, because several
+    /// threads or processes use rings.
     pub fn note_unsure_order(&self) {
         self.store(AT_ORDER_UNSURE, 1);
     }

@@ -112,7 +112,7 @@ pub struct Action {
     pub delay_enter: Option<Distribution>,
     pub delay_exit: Option<Distribution>,
     pub signal: Option<u8>,
-    /// Number of bits to flip, and the seed of their places if the rule gives one.
+    /// Number of bits to flip, and the seed of their positions if the rule gives one.
     pub flip: Option<(u32, Option<u64>)>,
     /// The completion is held back until this number of later completions have come.
     pub reorder: Option<u32>,

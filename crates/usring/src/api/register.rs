@@ -108,8 +108,8 @@ impl Submitter<'_> {
         self.register_buffers_clone_offset(src_fd, 0, 0, 0, CloneBuffersFlags::empty())
     }
 
-    /// Registers `nr` buffers of another ring with this ring. They are copied from the other ring's
-    /// slots from `src_off` on to this ring's slots from `dst_off` on.
+    /// Registers `nr` buffers of another ring with this ring. The first one comes from the other
+    /// ring's slot `src_off` and goes to this ring's slot `dst_off`. The others follow in order.
     ///
     /// # Errors
     /// - Those of [`register_buffers_clone`](Submitter::register_buffers_clone).

@@ -209,8 +209,8 @@ fn nonsense(random: &mut Rng, files: &[OwnedFd], memory: usize) -> squeue::Entry
     sqe[0] = u64::from(opcode) | flags << 8 | (one_of(random, &descriptors) as u32 as u64) << 32;
     sqe[1] = one_of(random, &[0, 0, 1, u64::MAX, memory as u64, 100]);
     sqe[2] = one_of(random, &addresses);
-    // The length is kept small, so that a request with a valid address stays within the memory
-    // there.
+    // Keeps the length small, so that a request with a valid address stays within the memory at
+    // that address.
     let length = one_of(random, &numbers) as u32 % 4096;
     let op_flags = if random.u64(..).is_multiple_of(4) { random.u32(..) } else { 0 };
     sqe[3] = u64::from(length) | u64::from(op_flags) << 32;

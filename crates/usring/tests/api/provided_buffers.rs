@@ -132,7 +132,8 @@ fn opcodes_without_buffer_selection_refuse_the_flag() {
     });
 }
 
-/// A buffer ring and its buffers. The ring's memory is the test's or the engine's.
+/// A buffer ring and its buffers. The memory of the ring was allocated by the test or by the
+/// engine.
 pub struct Buffers {
     entries: *mut BufRingEntry,
     count: u16,

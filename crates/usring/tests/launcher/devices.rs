@@ -102,7 +102,8 @@ fn a_back_end_that_does_not_answer_is_named_and_a_signal_ends_the_wait() {
         while !connected() && start.elapsed() < Duration::from_secs(60) {
             std::thread::yield_now();
         }
-        // The test sends SIGTERM: a background shell that runs the tests makes them ignore SIGINT.
+        // The test sends SIGTERM, because the tests may ignore SIGINT: a background shell that
+        // starts them makes them ignore it.
         kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(15), "{options:?}");
     }

@@ -299,7 +299,7 @@ impl State {
     }
 
     /// Takes the requests that the previous back end had in flight, in the order of the in-flight
-    /// record. Then goes on with the next published request.
+    /// record. Then continues with the next published request.
     fn resume(&mut self) {
         let Some((_, record)) = &self.record else { return };
         let used: u16 = self.read(self.rings[2] + 2);
