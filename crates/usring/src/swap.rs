@@ -167,7 +167,7 @@ fn connect(builder: usring_swap::Builder, _: &str) -> io::Result<Builder> {
 #[derive(Debug)]
 pub struct SwapRegion {
     region: usring_swap::SwapRegion,
-    /// The connection must live until the region, which uses it, is dropped.
+    /// The connection to the back end. It is kept until the region, which uses it, is dropped.
     back_end: Option<BackEnd>,
 }
 
@@ -226,7 +226,7 @@ impl SwapRegion {
         self.region.set_policy(policy)
     }
 
-    /// Brings a range of bytes in and keeps it resident until the returned pin is dropped, so that
+    /// Pages in a range of bytes and keeps it resident until the returned pin is dropped, so that
     /// system calls can use it.
     ///
     /// Errors: `EINVAL` if the range is not within the region; `ENOMEM` if more than half of the

@@ -147,7 +147,7 @@ fn a_synchronous_cancel_interrupts_a_worker() {
     });
 }
 
-/// Treats ENOENT as success, because the request may have completed before the second cancel.
+/// Treats ENOENT as success, because the request may have completed before the cancel.
 fn gone(error: std::io::Error) -> std::io::Result<()> {
     if error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
 }
