@@ -107,7 +107,7 @@ impl SubmissionHalf {
         self.memory.flags() & flags::CQ_OVERFLOW != 0
     }
 
-    /// Returns whether task work waits for this thread to enter (`TASKRUN_FLAG`).
+    /// Returns whether task work waits until this thread calls io_uring_enter(2) (`TASKRUN_FLAG`).
     #[inline]
     pub fn has_task_work(&self) -> bool {
         self.memory.flags() & flags::TASKRUN != 0

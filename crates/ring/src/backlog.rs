@@ -97,10 +97,10 @@ impl Area {
 /// One process's view of a ring's backlog. Only the holder of the ring's lock uses it.
 pub(crate) struct Backlog {
     area: Option<Area>,
-    /// Number of CQEs in the backlog's area, as far as this process knows.
+    /// Number of CQEs in the shared area of the backlog, as far as this process knows.
     in_area: u32,
-    /// CQEs of the backlog that found no room in the area. They are in this process's private
-    /// memory.
+    /// CQEs of the backlog that found no room in the shared area. They are in this process's
+    /// private memory.
     rest: VecDeque<(Cqe, Extension)>,
 }
 
@@ -177,7 +177,7 @@ impl Backlog {
         let has = area.get(HAS_CQES) != 0;
         self.in_area = if has && length <= area.capacity { length } else { 0 };
         if has && self.in_area == 0 {
-            // The process that has emptied the area died before it cleared `HAS_CQES`.
+            // A process has emptied the area, and died before it cleared `HAS_CQES`.
             area.set(HAS_CQES, 0);
         }
         if self.has_rest() {

@@ -141,8 +141,8 @@ impl CompletionQueue {
         self.free -= 1;
     }
 
-    /// Makes CQEs go to the backlog as if the CQ were full, until a call with `false`. For tests of
-    /// programs.
+    /// Makes CQEs go to the backlog as if the CQ were full, until a call with `false`. Serves the
+    /// faults of `usring run --inject`.
     pub fn force_overflow(&mut self, forces: bool) {
         self.forces_overflow = forces;
         if forces {
@@ -155,8 +155,8 @@ impl CompletionQueue {
     fn keep(&mut self, cqe: Cqe, extension: Extension) {
         let is_first = self.backlog.is_empty();
         if is_first && !self.memory.layout.has_events() {
-            // The backlog begins at the published tail, so the CQEs before it are published here.
-            // `publish` still reports them later.
+            // The backlog begins at the published tail, so the CQEs before it are published here. A
+            // later `publish` still reports them as new.
             self.memory.completions.header_word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
         }
         if !self.backlog.push(self.tail, cqe, extension) {

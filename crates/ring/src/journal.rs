@@ -105,7 +105,7 @@ pub struct Journal {
     lowest: u32,
     /// Number of requests of this process in the journal that have not ended.
     journaled: u64,
-    /// `POSTED` slots of this process whose CQEs have not been published.
+    /// Slots of this process whose requests end with CQEs that have not been published (`POSTED`).
     posted: Vec<JournalSlot>,
 }
 
@@ -171,9 +171,9 @@ impl Journal {
         (0..self.top()).filter(|slot| self.owner(*slot).0 != 0)
     }
 
-    /// Enters a request that this process is about to take from the SQ, where it has the index
-    /// `sq_index`. The caller takes the request, and then calls [`Journal::confirm`]. `None`: the
-    /// journal is full.
+    /// Enters in the journal a request that this process is about to take from the SQ, where it has
+    /// the index `sq_index`. The caller takes the request, and then calls [`Journal::confirm`].
+    /// `None`: the journal is full.
     pub fn begin(&mut self, user_data: u64, sq_index: u32) -> Option<JournalSlot> {
         self.add(user_data, sq_index, NEW)
     }
@@ -349,7 +349,7 @@ impl Journal {
         self.last_positions(1)
     }
 
-    /// Returns the first of `count` new positions behind all held requests.
+    /// Takes `count` new positions behind all held requests. Returns the first of the positions.
     fn last_positions(&self, count: u32) -> u32 {
         let next = self.memory.word(self.start + NEXT_POSITION);
         let position = next.load(Ordering::Relaxed) & ORDER;
@@ -357,7 +357,8 @@ impl Journal {
         position
     }
 
-    /// Returns `count` new positions, in order. They are before the positions of all held requests.
+    /// Returns `count` new positions, in order, which lie before the positions of all held
+    /// requests.
     pub fn first_positions(&self, count: u32) -> impl Iterator<Item = u32> + use<> {
         let length = NEXT.wrapping_mul(count);
         let first = match self.first_held() {
@@ -367,9 +368,9 @@ impl Journal {
         (0..count).map(move |index| first.wrapping_add(NEXT.wrapping_mul(index)))
     }
 
-    /// Adds a request of this process that is held back. `position`: its position in the order of
-    /// held requests. `drains`: the requests after it wait until it has completed. `None`: the
-    /// journal is full. For a chain, the caller first adds the later requests
+    /// Adds a request of this process that an IO_DRAIN holds back. `position`: its position in the
+    /// order of held requests. `drains`: the requests after it wait until it has completed. `None`:
+    /// the journal is full. For a chain, the caller first adds the later requests
     /// ([`Journal::add_held_member`]), and then the chain's first request by this function.
     pub fn add_held(&mut self, user_data: u64, position: u32, drains: bool) -> Option<JournalSlot> {
         self.add(user_data, position | if drains { DRAINS } else { 0 }, HELD)
@@ -388,19 +389,20 @@ impl Journal {
         self.set_owner(slot.0, self.own | HELD);
     }
 
-    /// Notes that a request of this process is held back. `position`: its position in the order of
-    /// held requests. `drains`: the requests after it wait until it has completed.
+    /// Notes that an IO_DRAIN holds back a request of this process. `position`: its position in the
+    /// order of held requests. `drains`: the requests after it wait until it has completed.
     pub fn hold(&self, slot: JournalSlot, position: u32, drains: bool) {
         self.set_index(slot.0, position | if drains { DRAINS } else { 0 });
         self.set_owner(slot.0, self.own | HELD);
     }
 
-    /// Returns whether a request of this process is held back.
+    /// Returns whether an IO_DRAIN holds back a request of this process.
     pub fn is_held(&self, slot: JournalSlot) -> bool {
         self.owner(slot.0).1 == HELD
     }
 
-    /// Returns the index word of a slot whose request is held back. `None` for any other slot.
+    /// Returns the index word of a slot whose request an IO_DRAIN holds back. `None` for any other
+    /// slot.
     fn held_index(&self, slot: u32) -> Option<u32> {
         (self.owner(slot).1 == HELD).then(|| self.index(slot))
     }
@@ -433,23 +435,23 @@ impl Journal {
         self.used().any(|slot| !matches!(self.owner(slot).1, HELD | POSTED))
     }
 
-    /// Returns the slots of a held chain, except the slot of its first request.
+    /// Returns the slots of a chain that an IO_DRAIN holds back, except that of its first request.
     fn members(&self, held: &HeldRequest) -> Vec<u32> {
         let is_member = |slot: &u32| self.held_index(*slot) == Some(held.position | MEMBER);
         self.used().filter(is_member).collect()
     }
 
-    /// Releases a held request: lets it start, with the later requests of its chain. Their process
-    /// finds this out by [`Journal::is_held`].
+    /// Lets a request that an IO_DRAIN held back start, with the later requests of its chain. Their
+    /// process finds this out by [`Journal::is_held`].
     pub fn release(&self, held: &HeldRequest) {
         let members = self.members(held);
         self.set_owner(held.slot.0, held.owner);
         members.into_iter().for_each(|slot| self.set_owner(slot, held.owner));
     }
 
-    /// Takes over a held request of a process that has died, with the later requests of its chain.
-    /// Returns their slots, that of the chain's first request first, each with its `user_data`. For
-    /// each, the caller calls [`Journal::end`] and posts its CQE.
+    /// Takes over a request that an IO_DRAIN holds back, with the later requests of its chain.
+    /// Their process has died. Returns their slots, that of the chain's first request first, each
+    /// with its `user_data`. For each, the caller calls [`Journal::end`] and posts its CQE.
     pub fn take_held(&mut self, held: &HeldRequest) -> Vec<(JournalSlot, u64)> {
         let members = self.members(held);
         core::iter::once(held.slot.0).chain(members).map(|slot| self.take_over(slot)).collect()

@@ -33,12 +33,12 @@ const NEXT_POSITION: usize = 28;
 /// Offset of the restrictions' rules ([`Rules`]), in bytes.
 const RULES: usize = 64;
 
-/// Maximum number of buffer groups that the processes of a shared ring can know in common.
+/// Maximum number of buffer groups that the processes of a shared ring can publish to each other.
 pub const MOST_GROUPS: usize = 64;
-/// Maximum number of provided buffers that the processes of a shared ring can know in common, in
-/// all groups of PROVIDE_BUFFERS together.
+/// Maximum number of provided buffers that the processes of a shared ring can publish to each
+/// other, in all groups of PROVIDE_BUFFERS together.
 pub const MOST_PROVIDED: usize = 1024;
-/// Maximum number of registered buffers that the processes of a shared ring can know in common.
+/// Maximum number of registered buffers that processes of a shared ring can publish to each other.
 pub const MOST_BUFFERS: usize = 1024;
 
 const GROUPS: usize = 128;
@@ -220,7 +220,7 @@ impl Registrations {
         self.set(Self::deposit_word(deposit), number);
     }
 
-    /// Returns the state of the restrictions, and their rules. State 0: there are none.
+    /// Returns the state of the restrictions, and their rules. State 0: there are no restrictions.
     pub fn restrictions(&self) -> (u32, Rules) {
         (self.get(RESTRICTIONS), core::array::from_fn(|index| self.read(RULES + 8 * index)))
     }
@@ -261,8 +261,8 @@ impl Registrations {
         self.groups().find(|(_, other, _)| *other == id).map(|(slot, _, group)| (slot, group))
     }
 
-    /// Enters a group in place of the group with this id, if there is one. `head`: that of a buffer
-    /// ring; ignored for a classic group. `None`: all entries are in use.
+    /// Enters a group in place of the group with this id, if there is one. `head`: the head of a
+    /// buffer ring; ignored for a classic group. `None`: all entries are in use.
     pub fn enter_group(&self, id: u16, group: SharedGroup, head: u16) -> Option<GroupSlot> {
         let is_free = |slot: &GroupSlot| self.get(Self::group(*slot) + KIND) == 0;
         let known = self.find_group(id).map(|(slot, _)| slot);
@@ -360,7 +360,7 @@ impl Registrations {
             .for_each(|index| self.set(Self::provided(index), 0));
     }
 
-    /// Returns the number of buffers for which there is room.
+    /// Returns the number of further provided buffers for which there is room.
     pub fn room_for_provided(&self) -> usize {
         (0..MOST_PROVIDED).filter(|index| self.get(Self::provided(*index)) == 0).count()
     }

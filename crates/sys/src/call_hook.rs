@@ -9,8 +9,8 @@ pub type Make<'a> = &'a dyn Fn(&SystemCall) -> u64;
 
 /// The hook.
 pub struct CallHook {
-    /// Called in place of each system call. It makes the call by its second argument, or answers
-    /// without making the call. Returns the answer.
+    /// Called in place of each system call. The function makes the call by its second argument, or
+    /// answers without making the call. Returns the answer.
     pub during: fn(&SystemCall, Make<'_>) -> u64,
 }
 

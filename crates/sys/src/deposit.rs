@@ -178,7 +178,8 @@ fn receive(queue: &QueueLock, mode: Mode) -> Option<Message> {
     Some(Message { words, files: control.received(header.control_length) })
 }
 
-/// Sets the queue's peek offset to the first message. Each peek then moves it to the next message.
+/// Sets the queue's peek offset to the first message. Each peek then moves the offset to the next
+/// message.
 fn rewind(queue: &QueueLock) {
     set_option(queue.receiver(), SO_PEEK_OFF, 0);
 }

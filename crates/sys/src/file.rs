@@ -250,7 +250,7 @@ pub fn is_byte_claimed(number: i32, byte: usize) -> Result<bool, Errno> {
 }
 
 /// Waits for the lock on a file's first byte, and acquires it. The lock belongs to the open file
-/// description, and ends when that is closed.
+/// description, and ends when the description is closed.
 pub fn lock_first_byte(number: i32) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLKW, 0, 1).map(drop)
 }

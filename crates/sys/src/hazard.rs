@@ -43,8 +43,8 @@ struct Shared {
     table: Table,
 }
 
-/// Address of the shared data. The pages are mapped once; a forked child inherits the mapping, with
-/// zeroed pages.
+/// Address of the hazard pointers of this process. Their pages are mapped once; a forked child
+/// inherits the mapping, with zeroed pages.
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(null_mut());
 
 /// Returns the shared data, if [`prepare`] has made it.

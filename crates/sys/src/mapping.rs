@@ -18,8 +18,9 @@ pub struct Mapping {
     /// The memfd that holds the memory. `None` if mremap(2) can map the pages a second time, so
     /// that no file is needed.
     file: Option<OwnedDescriptor>,
-    /// Address of the last duplicate, less the offset of its first page in this mapping; 0 before
-    /// the first duplicate. Only a hint: the program may have unmapped the duplicate.
+    /// Address of the last duplicate of pages of this mapping, minus the offset of these pages in
+    /// the mapping; 0 before the first duplicate. Only a hint: the program may have unmapped the
+    /// duplicate.
     last_duplicate: AtomicUsize,
 }
 

@@ -91,8 +91,8 @@ impl Numbers {
     }
 }
 
-/// Numbers that are private to usring (duplicates and placeholders): the program may not use, close
-/// or replace them.
+/// Descriptor numbers that are private to usring, of duplicates and placeholders. The program may
+/// not use, close or replace them.
 static PRIVATE: Numbers = Numbers::none();
 /// All numbers of the reserve, usring's numbers above the program's limit. When a duplicate at such
 /// a number is closed, a placeholder replaces it.
@@ -143,7 +143,7 @@ struct Layout {
     few: u16,
 }
 
-/// The layout as one word ([`Layout::word`]); 0 until it is computed.
+/// The ranges of usring's descriptor numbers as one word ([`Layout::word`]); 0 until computed.
 static LAYOUT: AtomicU64 = AtomicU64::new(0);
 
 impl Layout {
@@ -333,7 +333,8 @@ fn take(wish: i32) -> Option<i32> {
     }
 }
 
-/// Grows the reserve to end at `least` or above. Returns `false` if the reserve cannot grow.
+/// Grows the reserve (usring's descriptor numbers) to end at `least` or above. Returns `false` if
+/// it cannot grow.
 #[cold]
 fn grow(least: i32) -> bool {
     let _one_at_a_time = CHANGING.get_or_make(|| Mutex::new(())).lock();

@@ -93,7 +93,7 @@ impl Slot {
     }
 
     /// Reserves the slot for a new thread, if the slot is free and its last thread no longer
-    /// exists. Returns whether it did.
+    /// exists. Returns whether the slot was reserved.
     fn reserve(&self) -> bool {
         let is_taken = || self.thread.compare_exchange(FREE, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let has_left = |last| last == FREE || !is_alive(last);
@@ -127,8 +127,8 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
 /// and for a thread of usring before [`ThreadSlot::begin`] or after [`ThreadSlot::end`].
 pub(crate) fn current() -> Option<&'static Slot> {
     let ThreadId(locals) = thread::current();
-    // This word may be 0 in a thread that the program made by a raw clone(2). `locals` of an unused
-    // slot is 0, too, so the search below would find such a slot.
+    // The thread pointer may be 0 in a thread that the program made by a raw clone(2). `locals` of
+    // an unused slot is 0, too, so the search below would find such a slot.
     if locals == 0 {
         return None;
     }
@@ -223,8 +223,8 @@ impl ThreadSlot {
         thread
     }
 
-    /// Removes the calling thread's [`ThreadId`] from the slot, because another thread may soon
-    /// have the same one. The kernel frees the slot of a bare thread later.
+    /// Removes the calling thread's [`ThreadId`] from the slot, because another thread may soon get
+    /// the same [`ThreadId`]. The kernel frees the slot of a bare thread later.
     pub fn end(self, is_bare: bool) {
         TABLE[self.index].locals.store(0, Ordering::Release);
         if is_bare {

@@ -13,7 +13,7 @@
 use crate::unusual;
 use core::arch::asm;
 
-/// Returns where an argument of the probe is, in the words of a note.
+/// Returns the place of a probe's argument, in the syntax of the section `.note.stapsdt`.
 macro_rules! place {
     (u64, $register:tt) => {
         concat!("8@%", $register)
@@ -36,7 +36,8 @@ macro_rules! probe {
             unsafe {
                 asm!(
                     "990: nop",
-                    // The linker drops the note with the function, if a program has no use for it.
+                    // The linker drops the note together with the function, if a program never
+                    // calls it.
                     ".pushsection .note.stapsdt, \"o\", @note, {function}",
                     ".balign 4",
                     ".4byte 992f - 991f, 994f - 993f, 3",
@@ -129,7 +130,8 @@ probe! {
 }
 probe! {
     /// An SQE was refused. `error` is not the last field, because bpftrace before 0.24 reads six
-    /// arguments only. A probe has at most twelve, so some of the tracepoint's fields are missing.
+    /// arguments only. A probe has at most twelve arguments, so some of the tracepoint's fields are
+    /// missing.
     req_failed: ctx: u64 = "rdi", req: u64 = "rsi", user_data: u64 = "rdx", opcode: u64 = "rcx", flags: u64 = "r8",
     error: i64 = "r9", ioprio: u64 = "r10", off: u64 = "r11", addr: u64 = "rax", len: u64 = "r12",
     op_flags: u64 = "r13", op_str: u64 = "r14"

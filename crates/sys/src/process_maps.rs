@@ -111,8 +111,9 @@ impl Maps {
         place(first).is_some_and(|place_of_first| place(second) == Some(place_of_first))
     }
 
-    /// Asks the kernel for the mapping that contains `address`. Writes its name to `name`, unless
-    /// that is empty, and returns the name's length. Error: `ENOTTY` before Linux 6.11.
+    /// Asks the kernel for the mapping that contains `address`. Writes the mapping's name to
+    /// `name`, unless `name` is empty, and returns the name's length. Error: `ENOTTY` before Linux
+    /// 6.11.
     fn query(&self, address: usize, name: &mut [u8]) -> Result<(Area, usize), Errno> {
         let mut query = linux::procmap_query {
             size: size_of::<linux::procmap_query>() as u64,

@@ -59,7 +59,7 @@ unsafe impl<T: Send, W: Send> Send for ProcessMutex<T, W> {}
 // SAFETY: only the lock's holder reaches the value, one thread at a time.
 unsafe impl<T: Send, W: Sync> Sync for ProcessMutex<T, W> {}
 
-/// The use of a lock by another process, since this process last held it.
+/// Another process's use of a lock since this process last held the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
     /// Another process held the lock and released it.

@@ -143,7 +143,8 @@ struct Shared<T> {
     tail: AtomicPtr<Header>,
     state: AtomicU32,
     stub: Header,
-    /// The oldest entry, or the stub in front of it. Only the consumer uses it.
+    /// The oldest entry, or the stub (the list's own node) in front of it. Only the consumer uses
+    /// it.
     head: UnsafeCell<*mut Header>,
     _entries: core::marker::PhantomData<Entry<T>>,
 }

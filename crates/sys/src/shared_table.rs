@@ -69,7 +69,7 @@ impl<T> Drop for Using<T> {
     }
 }
 
-/// Returns the segment of a place, and its index in the segment.
+/// Returns the number of the segment that has the entry of `place`, and the entry's index there.
 #[inline(always)]
 fn locate(place: usize) -> (usize, usize) {
     let segment = (place / FIRST + 1).ilog2() as usize;
@@ -89,7 +89,8 @@ impl<T: Send + Sync> SharedTable<T> {
         Some(unsafe { &*segment.add(offset) })
     }
 
-    /// Allocates the segment of a place, if it does not exist yet. Errors: `ENOMEM`.
+    /// Allocates the segment that has the entry of `place`, if it does not exist yet. Errors:
+    /// `ENOMEM`.
     pub fn reserve(&self, place: usize) -> Result<(), Errno> {
         let (index, _) = locate(place);
         let segment = self.segments.get(index).ok_or(Errno::ENOMEM)?;

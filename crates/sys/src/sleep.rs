@@ -68,7 +68,7 @@ pub enum Sleeper {
     Epoll,
 }
 
-/// The threads that a waker has claimed and has to wake now, once.
+/// The sleeping threads that a waker has claimed. The waker has to wake them now, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a claimed thread sleeps until it is woken"]
 pub enum Wake {
@@ -116,7 +116,8 @@ struct State {
 
 const SLEEPERS_MAX: u32 = (1 << 18) - 1;
 const CLAIMS_MASK: u32 = (1 << 28) - 1;
-/// Largest value of `needed`. A thread that waits for more entries is woken at this number.
+/// Largest number of queued entries that a sleeper can wait for. A thread that needs more is woken
+/// at this number.
 const NEEDED_MAX: u32 = 0xffff;
 
 impl State {

@@ -95,7 +95,7 @@ impl SystemCall {
         check(answer)
     }
 
-    /// Makes the call on this thread, past the hook ([`call_hook`]), and repeats it after each
+    /// Makes the call on this thread, without the hook ([`call_hook`]), and repeats it after each
     /// `EINTR`.
     pub fn run_unhooked(&self) -> Result<u64, Errno> {
         loop {

@@ -27,7 +27,8 @@ const USUAL: [usize; 2] = [0x2d0, 0x30];
 /// Bytes behind the thread pointer that are searched if the word is at no usual offset.
 const SEARCHED: usize = 0x400;
 
-/// Searches for the word. Called by the first thread of the process, at its start.
+/// Searches for the word in which libc keeps the id of the first thread, which calls this function
+/// at its start.
 pub fn find_word() {
     let own = signals::thread_id();
     let word = |offset: &usize| user_memory::read::<u32>(address(*offset)) == Ok(own);

@@ -18,8 +18,8 @@ const SLOW: u64 = u64::MAX;
 /// reading is some tens of nanoseconds at each end: 0.01 % of this span.
 const COMPARISON: Nanoseconds = 1_000_000;
 
-/// Measures the rate of the time-stamp counter, unless that has been done. Takes a millisecond.
-/// Call it on the control path, before the first [`Ticks::now`].
+/// Measures the rate of the time-stamp counter, if no call has done so yet. Takes a millisecond.
+/// Callers do this at setup, before the first [`Ticks::now`].
 pub fn calibrate() {
     if SCALE.load(Ordering::Relaxed) != 0 {
         return;

@@ -356,7 +356,7 @@ impl SignalInformation {
         self.signal == linux::SIGSYS.cast_signed() && (is_queued || self.code == 0 && self.process == 0)
     }
 
-    /// Makes the signal that makes a service thread (a thread of usring) repeat a change of
+    /// Builds the signal that makes a service thread (a thread of usring) repeat a change of
     /// credentials.
     pub(crate) fn follow() -> SignalInformation {
         SignalInformation { value: FOLLOW, ..Default::default() }

@@ -146,8 +146,8 @@ fn threads_that_take_their_rows_together_protect_their_objects() {
     });
 }
 
-/// Two threads end their uses without a sweep. Exactly one of them has to arrange the sweep, and
-/// that sweep frees the object.
+/// Two threads end their uses of an object without freeing it. Exactly one of them has to arrange a
+/// sweep of the retired objects, and that sweep frees the object.
 #[test]
 fn an_object_is_freed_by_the_sweep_that_its_last_user_relies_on() {
     bounded(3, || {

@@ -308,8 +308,8 @@ fn a_waiter_that_resigns_without_a_wake_up_takes_the_announcement_of_a_sleeper_a
 }
 
 /// The creator begins to poll the ring's descriptor, while a child begins and publishes two CQEs.
-/// The descriptor becomes readable in any order of these steps. The child finds the mark of the
-/// poller when it gets the lock from another process.
+/// The descriptor becomes readable, whatever the order of these steps is. The child finds the mark
+/// of the poller when it gets the lock from another process.
 fn a_process_begins_to_poll_while_a_child_publishes() {
     bounded(3, || {
         let memory = memory();
