@@ -275,8 +275,8 @@ fn continue_transfer(
     }
 }
 
-/// Returns whether the file refuses `RWF_*` flags that the program has set. A file that can be
-/// polled refuses all flags except [`COMMON_FLAGS`].
+/// Called after EOPNOTSUPP. Returns whether the file has refused `flags` of the program, and not
+/// only RWF_NOWAIT. That is so if the file can be polled, and if a flag is not in [`COMMON_FLAGS`].
 fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }
