@@ -17,10 +17,10 @@
 //!
 //! Three rules bound the polling:
 //! - All waits together poll for at most a share of a processor's time, `CqWaits::share`.
-//! - Polling must shorten the waits. It does not if processors are scarce: the polling waiter then
+//! - Polling must shorten the waits. If processors are scarce, it does not: the polling waiter then
 //!   keeps the SQ thread or the device's back end off the processor.
-//! - After a poll that found nothing, the next waits only sleep. Each further such poll makes more
-//!   waits only sleep.
+//! - After a poll that found nothing, the next waits only sleep. Each further poll without a
+//!   completion doubles the number of these waits, up to a limit.
 
 use crate::driving::wait::{self, WaitCall};
 use crate::probes;
@@ -49,8 +49,8 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     waited
 }
 
-/// Waits in three steps: sleeps by a timer, polls the CQ, and sleeps until a waker ends the sleep.
-/// Skips the timer or the polling if the estimates say that it does not pay.
+/// Waits in three steps: sleeps by a timer, polls the CQ, and sleeps until the SQ thread wakes it.
+/// Skips the timer or the polling if the estimates say that this step saves no time.
 fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut WaitRecord) -> Result<(), Errno> {
     let (waits, wanted) = (&ring.cq_waits, call.completions);
     let sleep_span = waits.timer_sleep();
@@ -130,8 +130,8 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
         } else {
             Ok(())
         };
-        // The result would say whether a waker has chosen this sleeper. It does not matter, because
-        // the loop checks the CQ again in any case.
+        // `retract` returns whether a waker has chosen this sleeper. That does not matter here,
+        // because the loop checks the CQ again in any case.
         let _ = word.retract(ticket);
         if slept == Err(Errno::EINTR) {
             return or_what_there_is(ring, Errno::EINTR);

@@ -10,9 +10,9 @@ use usring_sys::epoll::Event;
 use usring_sys::width;
 
 /// Asks the epoll set, without waiting, which of its files are ready, and retries or completes the
-/// requests that wait for them. If the ring has a leader (a waiter that sleeps on the set), this
-/// function takes no events, and only tries runnable requests. Any event may be the one that ends
-/// the leader's sleep. The leader is in epoll_wait(2), or about to take this ring's lock.
+/// requests that wait for these files. If the ring has a leader (a waiter that sleeps on the set),
+/// this function takes no events, and only tries runnable requests. The events are left to the
+/// leader, because any of them may be the one that ends its sleep.
 pub(crate) fn poll(locked: &mut LockedRing) {
     poll_for(locked, 1);
 }
@@ -62,8 +62,8 @@ fn take(locked: &mut LockedRing, events: &[Event]) {
 /// The time slices that were due before events were taken.
 #[derive(Clone, Copy)]
 struct DueSlices {
-    /// The number of the last one (`PollTable::slices_due`). The events may already begin some of
-    /// them, before the next requests of chains.
+    /// The number of the last of these slices (`PollTable::slices_due`). While events are handled,
+    /// some of the slices may begin already, before the next requests of chains.
     last: u32,
     count: usize,
 }
@@ -75,7 +75,7 @@ impl DueSlices {
     }
 }
 
-/// Tries the runnable requests that are due after `fired` events.
+/// Tries the runnable requests that are due. `fired`: the number of events just handled.
 #[inline]
 fn run_due(locked: &mut LockedRing, due: DueSlices, fired: usize, wanted: u32) {
     if locked.ring.defers_task_work() {
@@ -87,10 +87,10 @@ fn run_due(locked: &mut LockedRing, due: DueSlices, fired: usize, wanted: u32) {
     }
 }
 
-/// Begins the slices `due`. As in the kernel, the owner of a ring that defers task work leaves the
-/// others to its next wait. It begins them in this wait only while it has made fewer attempts than
-/// it wants completions (`io_run_local_work_continue`). `attempts`: the number of events and of
-/// slices `due`.
+/// Begins the slices `due`. As in the kernel, the owner of a ring that defers task work leaves
+/// later slices to its next wait. The owner begins them in this wait only while it has made fewer
+/// attempts than it wants completions (`io_run_local_work_continue`). `attempts`: the number of
+/// events and of slices `due`.
 #[cold]
 #[inline(never)]
 fn run_deferred_slices(locked: &mut LockedRing, due: DueSlices, mut attempts: usize, wanted: u32) {
@@ -143,10 +143,10 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Tries runnable requests before this thread returns to the program. The kernel does so until none
-/// is left. Here the number of passes is bounded, because a peer that keeps sending must not keep
-/// the program's thread. Does nothing on a ring that defers task work: its owner continues the
-/// requests in its next io_uring_enter(2).
+/// Tries runnable requests before this thread returns to the program. The kernel tries them until
+/// no request is runnable. Here the number of passes is bounded, because a peer that keeps sending
+/// must not keep the program's thread. Does nothing on a ring that defers task work: its owner
+/// continues the requests in its next io_uring_enter(2).
 #[inline(always)]
 pub(crate) fn run_runnable_briefly(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {

@@ -47,8 +47,8 @@ pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     goes_on || locked.queues.cq.has_unannounced() || !locked.queues.successors.is_empty()
 }
 
-/// Makes a timeout of a process that has ended a timeout of this process. Returns `false` if the
-/// request is no timeout, or if there is no memory for it.
+/// Turns a timeout of a process that has ended into a timeout of this process. Returns `false` if
+/// the request is no timeout, or if there is no memory for it.
 fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> bool {
     let Some(timer) = locked.journal().timer(slot) else { return false };
     let Some(mut request) = locked.queues.pool.take() else { return false };
@@ -59,8 +59,8 @@ fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> 
     true
 }
 
-/// Returns how long a waiter of a shared ring may sleep at most, in nanoseconds. `span`: the limit
-/// that the waiter has already.
+/// Returns how long a waiter of a shared ring may sleep at most, in nanoseconds. `span`: the
+/// waiter's limit for other reasons, such as a timeout.
 pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) -> Nanoseconds {
     let longest = if locked.journal().has_others() { CHECK_INTERVAL_NS } else { LONGEST_SLEEP };
     span.map_or(longest, |span| span.min(longest))

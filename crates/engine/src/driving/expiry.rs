@@ -77,8 +77,8 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
 }
 
 /// Handles the expiry of a LINK_TIMEOUT. Posts the timeout's CQE first, then −ECANCELED for the
-/// request that it watches. If a worker is running that request, its system call is interrupted if
-/// possible, and the timeout's result says that the request was not found (ENOENT).
+/// request that it watches. If a worker is running that request, interrupts the worker's system
+/// call if possible. The timeout's result then says that the request was not found (ENOENT).
 fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
     let answer = match cancel::cancel_id(locked, target) {
         Found::Cancelled => link_timeout_answer(Errno::ETIME),

@@ -18,15 +18,15 @@ use usring_sys::unusual::{self, Unusual};
 /// later, and the program would return its provided buffers later.
 pub(crate) const EVENTS: usize = 32;
 
-/// Called just before the next requests of chains start. Handles the events of the ring's epoll set
-/// if a request is runnable, or if a request waits and the set may report its file. Starts no
-/// request of a chain. This has three effects, all as in the kernel:
+/// Handles the events of the ring's epoll set, just before the next requests of chains start. Does
+/// so only if a request is runnable, or if a request waits and the set may report its file. Starts
+/// no request of a chain. As in the kernel, this has three effects:
 ///
-/// - A new poll reports only the events from before the chains' requests start. The effects of
-///   those requests make the poll's next event.
-/// - A request with POLL_FIRST whose file is ready is tried before those requests.
-/// - So is a request whose file another request has just made ready, such as the SEND before those
-///   requests in the chain ([`Request::may_make_ready`]).
+/// - A new poll reports only the events from before the chains' next requests start. The effects of
+///   those requests cause the poll's next event.
+/// - A request with POLL_FIRST whose file is ready is tried before the chains' next requests.
+/// - A request whose file another request has just made ready is tried before them, too. The other
+///   request is, for example, the SEND before them in a chain ([`Request::may_make_ready`]).
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
     let may_report = core::mem::take(&mut locked.waiting.polls.may_report);
@@ -89,7 +89,7 @@ fn fire_in_order(locked: &mut LockedRing, events: &[Event]) {
         }
         let (data, mask) = (event.data, event.events);
         if data == WAKE_DATA {
-            // The event has already served its purpose: it has woken this thread. It is
+            // The wake event has already served its purpose: it has woken this thread. It is
             // edge-triggered, so nothing has to be read.
             continue;
         }
@@ -179,8 +179,8 @@ fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
         && complete::post_more(locked, request, mask.cast_signed(), 0)
 }
 
-/// Returns whether completions of a ring can make the file readable. That holds for the ring's
-/// registered eventfd, for a ring's descriptor, and for an epoll set that contains either of them.
+/// Returns whether completions of a ring can make the file readable. `true` for the ring's
+/// registered eventfd, for a ring's descriptor, and for an epoll set that contains one of the two.
 /// A multishot poll of such a file could cause its own next event for ever, so it ends with its
 /// first event. `asked`: the descriptor that the program named; `number`: usring's duplicate.
 fn is_signalled_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {

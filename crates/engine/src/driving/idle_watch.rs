@@ -5,7 +5,8 @@
 //! wakes the ring watcher, which then takes the processor from the program, only to do what the
 //! program was about to do itself.
 //!
-//! So a ring on which the program has waited many times in a row is watched differently:
+//! So the ring watcher watches a ring differently if the program has waited on it many times in a
+//! row:
 //!
 //! - At intervals, the ring watcher checks whether a thread has visited the ring since the last
 //!   check. (A thread that waits on the ring visits the ring each time it looks for work there.) As
@@ -19,10 +20,10 @@
 //!
 //! The end of idle watching races with a driver that leaves the ring during idle watching. Such a
 //! driver does not arm the ring: it does not put the ring into the ring watcher's set. The ring
-//! watcher first ends idle watching. It then calls the ring: it sets the ring's mark `called`, and
-//! drives the ring if the lock is free. So either the driver sees the end and arms the ring, or the
-//! driver finds the mark after releasing the lock. In the second case it drives the ring once more,
-//! and arms it when it leaves.
+//! watcher first ends idle watching. It then sets the ring's mark `must_be_driven`, and drives the
+//! ring if the lock is free. So there are two cases. Either the driver sees the end and arms the
+//! ring, or it finds the mark after releasing the lock. In the second case it drives the ring once
+//! more, and arms it when it leaves.
 
 use crate::driving::ring_watcher;
 use crate::ring::{LockedRing, Ring};
@@ -123,10 +124,11 @@ impl Watched {
     }
 }
 
-/// Returns whether idle watching watches the ring, so that a leaving driver need not arm it. Begins
-/// or ends idle watching if necessary. Idle watching is impossible in four cases:
+/// Returns whether the ring is under idle watching, so that a leaving driver need not put it into
+/// the ring watcher's set. Begins or ends idle watching if necessary. Idle watching is impossible
+/// in four cases:
 ///
-/// - The program may wait for a descriptor's signal.
+/// - The program may wait for a signal of the ring's descriptor or of a registered eventfd.
 /// - Requests are in flight on devices.
 /// - Other processes use the ring.
 /// - The ring defers task work.

@@ -16,7 +16,7 @@ use usring_sys::{Errno, signals, timer_slack};
 /// other threads can take it.
 const POLLS_PER_HOLD: u32 = 16;
 
-/// Nanoseconds (36 years) from which a time limit counts as no limit.
+/// A time limit of at least this many nanoseconds (36 years) counts as no limit.
 const FOR_EVER: Nanoseconds = 1 << 60;
 
 /// Whether io_uring_enter(2) polls the devices even if the ring has an SQ thread, as in kernels
@@ -34,8 +34,8 @@ pub(crate) fn enters_poll() -> bool {
 }
 
 /// Runs io_uring_enter(2) with GETEVENTS on an IOPOLL ring without an SQ thread. Returns at once if
-/// there is a CQE. Otherwise polls until there are `minimum` CQEs, or until neither a device nor a
-/// worker has a request of the ring.
+/// there is a CQE. Otherwise polls until there are `minimum` CQEs, or until no request of the ring
+/// is on a device or a worker.
 ///
 /// Errors: `EINTR` for a signal, if the CQ is empty.
 pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {

@@ -15,14 +15,15 @@ use usring_sys::{signals, wait};
 
 /// Nanoseconds between two checks of a thread that waits for chosen requests ([`await_chosen`]).
 const AWAIT_PAUSE_NS: Nanoseconds = 100_000;
-/// After a submission, the requests that `usring run --order` holds back continue one by one.
-/// Before each, a draw with the probability 1 / `EARLY` has to succeed.
+/// After a submission, the requests that `usring run --order` holds back continue one by one, as
+/// long as draws succeed. Before each request, a draw succeeds with the probability 1 / `EARLY`.
 const EARLY: u64 = 2;
-/// At one choice in this number, all requests continue that `usring run --order` holds back.
+/// Average number of choices per burst. A burst lets all requests continue that `usring run
+/// --order` holds back, and not only one.
 const BURST: u64 = 6;
-/// After one submission in this number, the ring is signalled without a completion.
+/// Average number of submissions per signal of the ring without a completion.
 const SPURIOUS: u64 = 8;
-/// An SQ thread without work sleeps early at one check for work in this number.
+/// Average number of checks for work after which an SQ thread without work sleeps early once.
 const SLEEPS: u64 = 64;
 
 /// The next step of a waiter that has too few completions.
@@ -116,8 +117,8 @@ pub(crate) fn await_chosen(locked: &mut LockedRing) {
     note_choice(locked);
 }
 
-/// Notes that a thread has come to choose. The time limit of the requests that `usring run --order`
-/// holds back then begins anew ([`crate::waiting::order`]).
+/// Notes that a thread has come to choose a request. The time limit of the requests that `usring
+/// run --order` holds back then begins anew ([`crate::waiting::order`]).
 pub(super) fn note_choice(locked: &mut LockedRing) {
     if let Some(order) = order::of(locked) {
         order.attend();

@@ -14,9 +14,9 @@ use usring_sys::{Errno, epoll, width};
 /// Number of CQEs after which a ring with a polling SQ thread publishes them before the batch ends.
 const CQES_PER_PUBLICATION: usize = 8;
 
-/// [`reap_and_arm`] polls a device whose interrupt cannot be armed, because the device reports that
-/// there may be completions. After this many consecutive polls without a completion it stops, and a
-/// timer polls the device later.
+/// Maximum number of consecutive polls without a completion that [`reap_and_arm`] makes on a
+/// device. It polls the device while its interrupt cannot be armed, because there may be
+/// completions. After the last poll, a timer polls the device later.
 const MOST_EMPTY_POLLS: u32 = 64;
 
 /// Completes the requests that devices have carried out. Returns whether there were any. Never
@@ -42,8 +42,9 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
     !completions.as_slice().is_empty() && complete_found(locked, index)
 }
 
-/// Completes the requests that a poll of the channel has found, or hands them to a worker. If the
-/// poll filled the buffer, this function polls again. Returns `true`, for [`reap_one`].
+/// Completes the requests that a poll of the channel has found, or passes them to a worker. If the
+/// poll filled the buffer for completions, this function polls again. Returns `true`, for
+/// [`reap_one`].
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     let mut completions = core::mem::take(&mut locked.devices.queues.completions);
@@ -95,8 +96,8 @@ fn publish_early(locked: &mut LockedRing) {
 }
 
 /// Submits the requests that wait for a free slot of the channel. The channel has free slots now,
-/// or its last deferred submit has ended. If this submit is deferred, too, later requests wait
-/// meanwhile, so that they do not overtake it.
+/// or its last deferred submit has ended. If the submit made here is deferred, too, requests that
+/// come later have to wait, so that they do not overtake it.
 #[cold]
 pub(super) fn submit_awaiting(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
@@ -112,7 +113,7 @@ pub(super) fn submit_awaiting(locked: &mut LockedRing, index: usize) {
 
 /// Arms the devices' interrupts, which then signal the ring's epoll set. A driver calls this
 /// function before it sleeps or leaves. Returns `false` if a request may have completed already, or
-/// if a device has no interrupt. The caller must then poll the devices first.
+/// if a device has no interrupt. In both cases the caller must first poll the devices.
 pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
     let mut all = true;
     for index in 0..locked.devices.queues.channels.len() {

@@ -67,8 +67,8 @@ impl<'a> LockedRing<'a> {
                 let tags = self.registered.buffers.take_released();
                 tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
             }
-            // This call follows the CQEs of released files and buffers, because timeouts count
-            // these CQEs, too.
+            // The CQEs of released files and buffers have been posted above. Timeouts count these
+            // CQEs, too.
             expiry::flush_counted(self);
             if !self.has_issuable() {
                 return;
@@ -146,7 +146,7 @@ impl<'a> LockedRing<'a> {
 }
 
 impl ReleaseCheck<'_> {
-    /// Runs, by `run`, work that other threads have left for this driver while it held the lock.
+    /// Calls `run` if other threads have left work for this driver while it held the ring's lock.
     #[inline(always)]
     fn run(self, run: fn(&Arc<Ring>)) {
         self.run_new_work(run);

@@ -162,7 +162,8 @@ impl Watcher {
     }
 }
 
-/// Runs the mailbox's tasks. Also does what newly shared rings and changed credentials require.
+/// Runs the mailbox's tasks. Also handles rings that have become shared, and changes of
+/// credentials.
 fn run_tasks(mailbox: &Mailbox) {
     mailbox.drain();
     if tasks().take_change() {
@@ -199,9 +200,9 @@ pub(crate) fn take_over(locked: &mut LockedRing) {
     take_over_beside(locked, 0);
 }
 
-/// Makes the ring watcher responsible for the ring's waiting requests, for a driver that will come
-/// back. The driver itself is going to poll for `own` of the requests that are in flight on
-/// devices.
+/// Makes the ring watcher responsible for the ring's waiting requests, while a driver releases the
+/// lock and comes back. The driver itself is going to poll for `own` of the requests that are in
+/// flight on devices.
 #[inline(always)]
 pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     // If waiters poll the devices themselves, no interrupt is needed.

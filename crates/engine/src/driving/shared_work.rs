@@ -13,9 +13,11 @@ use usring_sys::Errno;
 /// - The first time, prepares this process for the shared ring.
 /// - Makes the change that another process asks for.
 /// - Issues requests that an IO_DRAIN has held back, if they have nothing left to wait for.
-/// - If this process depends on the others: completes the requests of processes that have died, and
-///   takes the answers of processes that it has asked for a change. Also makes the ring's
-///   descriptor readable if this process polls it and there are CQEs.
+/// - If a request of this process waits for another process, or this process polls the ring's
+///   descriptor:
+///   - Completes the requests of processes that have died.
+///   - Takes the answers of processes that it has asked for a change.
+///   - Makes the ring's descriptor readable if this process polls it and there are CQEs.
 #[cold]
 pub(crate) fn check(locked: &mut LockedRing) {
     locked.take_part();

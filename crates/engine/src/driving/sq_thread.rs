@@ -34,8 +34,8 @@ const DEFAULT_IDLE: Nanoseconds = 1_000_000_000;
 const MILLISECOND: Nanoseconds = 1_000_000;
 /// Nanoseconds between two tries to submit while memory is low.
 const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
-/// Maximum number of SQEs that the SQ thread takes from one ring before it serves its next ring.
-/// Without a limit if the SQ thread has only one ring.
+/// Maximum number of SQEs that the SQ thread takes from one ring before it serves its next ring. If
+/// the SQ thread has only one ring, there is no limit.
 const SHARE: u32 = 8;
 
 /// Gives a new ring its SQ thread. With ATTACH_WQ that is the SQ thread of the ring named by
@@ -178,7 +178,7 @@ impl SqThread {
         worked
     }
 
-    /// Sleeps until a waker ends the sleep. Does not sleep if there is work. `seen`: the value of
+    /// Sleeps until a waker ends the sleep. If there is work, does not sleep. `seen`: the value of
     /// `changes` when `rings` was copied.
     fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
         // This thread announces itself as a sleeper before it sets NEED_WAKEUP. So a thread in
@@ -197,8 +197,8 @@ impl SqThread {
         if idle {
             let _ = self.sleep.sleep(&ticket, None);
         }
-        // The result would say whether a waker has chosen this thread. It does not matter, because
-        // the thread checks for work in any case.
+        // `retract` returns whether a waker has chosen this thread. That does not matter here,
+        // because the thread checks for work in any case.
         let _ = self.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();

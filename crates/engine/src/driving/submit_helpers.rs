@@ -1,6 +1,6 @@
-//! Submit helpers: threads that make deferred submits for threads that must not sleep. Those are
-//! the ring watcher, an SQ thread of several rings, and a thread that is inside another ring or has
-//! a time limit. The ring watcher starts submit helpers on demand. Idle submit helpers end.
+//! Submit helpers: threads that make deferred submits for threads that must not sleep. Such threads
+//! are the ring watcher, an SQ thread of several rings, and a thread that is inside another ring or
+//! has a time limit. The ring watcher starts submit helpers on demand. Idle submit helpers end.
 //!
 //! Each ring whose deferred submit sleeps occupies one submit helper, so no ring waits for another
 //! ring's submit.
@@ -21,7 +21,7 @@ use usring_sys::thread::Credentials;
 #[derive(Default)]
 pub(crate) struct SubmitHelpers {
     state: Mutex<State>,
-    /// Futex word on which idle submit helpers sleep; raised once per ring put into `rings`.
+    /// Futex word on which idle submit helpers sleep. It is raised once per ring put into `rings`.
     signal: AtomicU32,
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn submit_helpers() -> &'static SubmitHelpers {
 
 #[derive(Default)]
 struct State {
-    /// Rings whose deferred submits no submit helper has begun yet.
+    /// Rings with deferred submits that wait for a submit helper.
     rings: VecDeque<Arc<Ring>>,
     threads: IdleThreads,
 }

@@ -74,18 +74,18 @@ impl Notification {
 
 impl Ring {
     /// Passes a request that a worker has finished to its ring. Any thread may call this function.
-    /// It waits for no driver of this process, but perhaps for one in another process
+    /// The caller waits for no driver of this process, but perhaps for one in another process
     /// ([`run_if_unattended`]).
     pub(crate) fn add_finished(self: &Arc<Self>, request: RequestEntry) {
-        // Urgent, because a chain, a drain or a counted timeout may wait for a worker's result. The
-        // kernel's workers also wake waiters at once.
+        // The entry is urgent, because a chain, a drain or a counted timeout may wait for a
+        // worker's result. The kernel's workers also wake waiters at once.
         self.add_task_work(request, Urgency::Urgent, true);
     }
 
     /// Puts a request on the ring's task-work list, and notifies the thread that has to complete
     /// the request. `by_worker`: a worker has run the request, so an eventfd with EVENTFD_ASYNC is
-    /// signalled, too. Otherwise the caller may be inside another ring, so it never waits for this
-    /// ring's lock.
+    /// signalled, too. If no worker has run it, the caller may be inside another ring, so it never
+    /// waits for this ring's lock.
     pub(crate) fn add_task_work(self: &Arc<Self>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
         let run = if by_worker { run_if_unattended } else { run_inside };
         let pushed = self.task_work.push(request, urgency);
@@ -99,11 +99,11 @@ impl Ring {
                 }
                 self.wakers.wake_target(pushed.queued);
             }
-            // In the kernel only the ring's own thread can complete the request. Here the thread
-            // that adds the request to the list can complete it. So no thread has to be
-            // interrupted, and there is no difference between the two notifications. The program's
-            // thread may be asleep in another system call, on an event that only this task work
-            // causes. The thread that adds the work runs it and so causes the event.
+            // In the kernel, only the ring's own thread can complete the request, so `Signal`
+            // interrupts that thread. Here the thread that adds the request can complete it, so
+            // both cases need no interrupt. The ring's own thread may sleep in another system call
+            // until an event comes that only this task work causes. The thread that adds the work
+            // then causes that event.
             Notification::Resume | Notification::Signal => {
                 // If an SQ thread polls the devices, a waiter only reads the CQ. Waking that waiter
                 // would not get the work done.
@@ -126,8 +126,8 @@ pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     }
 }
 
-/// Notifies the owner of a DEFER_TASKRUN ring: the ring's epoll set reports a file, a timer or a
-/// device. Does not signal the ring's eventfd if the eventfd itself probably caused the report.
+/// Notifies the owner of a DEFER_TASKRUN ring that the ring's epoll set reports a file, a timer or
+/// a device. Does not signal the ring's eventfd if the eventfd itself probably caused the report.
 pub(crate) fn announce_files(ring: &Arc<Ring>) {
     show_deferred(ring);
     let event = ring.work_event.lock().clone();
@@ -138,8 +138,8 @@ pub(crate) fn announce_files(ring: &Arc<Ring>) {
     event.signal(&ring.memory, false);
 }
 
-/// Returns `false` if the ring's epoll set still reports an event. Otherwise the owner has handled
-/// the event since the report, and the ring watcher watches the set again.
+/// Returns `false` if the ring's epoll set still reports an event. If it reports none, the owner
+/// has handled the event. Then makes the ring watcher watch the set again, and returns `true`.
 fn watch_again_if_handled(ring: &Arc<Ring>) -> bool {
     let locked = ring.lock();
     let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN).is_ok_and(|ready| ready != 0);
@@ -178,7 +178,7 @@ pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
 
 /// Runs the ring's waiting work, unless the ring has a driver. If that driver is in another
 /// process, the ring watcher waits for it and then runs the work. The caller must not wait: it is
-/// inside another ring or has a deferred submit, and the driver may wait for the caller.
+/// inside another ring or has a deferred submit, and that driver may wait for the caller.
 #[inline(never)]
 pub(crate) fn run_inside(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedInside, || {
@@ -189,8 +189,8 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
 }
 
 /// Runs the ring's waiting work, and then releases the lock by `exit`. If a driver in another
-/// process holds the lock, calls `wait`. That either acquires the lock, or passes the work to the
-/// ring watcher and returns `None`.
+/// process holds the lock, calls `wait`. `wait` acquires the lock, or passes the work to the ring
+/// watcher and returns `None`.
 #[inline(always)]
 fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
     let drive = |mut locked: LockedRing<'a>| {

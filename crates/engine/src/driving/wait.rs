@@ -48,8 +48,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // submits may take longer than the limit, and the caller does not wait for their requests.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let (mut polled, mut is_first) = (false, true);
-    // The time at which this wait began, if it is for a lone transfer (the only request in flight:
-    // `lone_poll`). `None`: it is not, or this is not known yet.
+    // The time at which this wait began, if it is a wait for a lone transfer (the only request in
+    // flight: `lone_poll`). `None`: it is another wait, or its kind is not known yet.
     let mut lone: Option<Ticks> = None;
     let mut rate = CompletionRate::default();
     // The ring's number of TIMEOUTs that had ended when this wait began. `None`: not read yet.
@@ -164,9 +164,9 @@ fn poll_and_release(mut locked: LockedRing) {
     locked.release(Exit::Finished);
 }
 
-/// Completes all requests that can be completed, and publishes their CQEs. If the waiter is not
-/// going to sleep, also polls the files when a poll is due, at most once per wait (`polled`).
-/// `is_first`: the wait has just begun. `hurries`: a helper makes the deferred submits.
+/// Completes all requests that can be completed, and publishes their CQEs. If the waiter has enough
+/// CQEs and a poll of the files is due, polls them, at most once per wait (`polled`). `is_first`:
+/// the wait has just begun. `hurries`: a submit helper makes the deferred submits.
 fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool, is_first: bool, hurries: bool) {
     if unusual::has(Unusual::Order) {
         order::note_choice(locked);
@@ -190,8 +190,8 @@ fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool,
 /// Completes finished work, and retries requests whose files are known or expected to be ready.
 /// Returns whether it has polled the files.
 ///
-/// The owner of a ring that defers task work lets runnable requests go on once when its wait
-/// begins, and later only if it has too few completions.
+/// On a ring that defers task work, the owner lets runnable requests continue once, when its wait
+/// begins. Later it does so only if it has too few completions.
 fn complete_finished_work(locked: &mut LockedRing, wanted: u32, is_first: bool) -> bool {
     task_work::clear_announcement(locked);
     locked.ring.watch.activity.visit();
@@ -224,8 +224,8 @@ fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
 }
 
 /// Returns how long a waiter that has `ready` CQEs may sleep, in nanoseconds; `None`: without
-/// limit. `span`: a limit that holds besides those of `call`. Once the minimum time of `call` is
-/// over, relaxes the conditions in `call`.
+/// limit. `span`: a further limit, besides those of `call`. Once the minimum time of `call` is
+/// over, this function relaxes the conditions in `call`.
 ///
 /// Error: `ETIME` if the deadline has passed, or if the minimum time is over and `ready` CQEs are
 /// then enough.
@@ -303,10 +303,10 @@ fn gather_or_sleep(
     }
 }
 
-/// Pauses while events of the files gather, so that one wake-up serves several events. Only on a
-/// ring that defers task work, for a waiter that needs several more completions and has measured
-/// their rate. (The kernel wakes such a waiter once, when there are enough; an epoll set would wake
-/// it for each event.)
+/// Pauses while events of the files gather, so that one wake-up serves several events. Pauses only
+/// on a ring that defers task work, if the waiter needs several more completions and has measured
+/// their rate. (The kernel wakes such a waiter once, when there are enough completions. An epoll
+/// set would wake it for each event.)
 ///
 /// Returns `None`, with the lock released, if the waiter paused; otherwise the held lock.
 ///
@@ -326,8 +326,8 @@ fn gather<'a>(
     if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
         return Ok(Some(locked));
     }
-    // The waiter calls this before it announces itself as a sleeper. Otherwise it would wake itself
-    // for the CQEs that it has just published.
+    // This call comes before `announce`. Otherwise the waiter would wake itself for the CQEs that
+    // it has just published.
     locked.wake_others();
     let needed = needed(&mut locked, call);
     let ticket = ring.wakers.sleep.announce(Sleeper::Futex, needed);
@@ -345,7 +345,7 @@ fn gather<'a>(
     if slept == Err(Errno::EINTR) { Err(Errno::EINTR) } else { Ok(None) }
 }
 
-/// Returns the kernel's AIO context to sleep on, and how many completions at most to wait for
+/// Returns the kernel's AIO context to sleep on, and the largest number of completions to wait for
 /// there. Such a sleep is one system call with one wake-up. `None` if the call has a signal mask,
 /// or the ring also watches a file or another device. Also `None` on a ring that does not defer
 /// task work: another thread could arm a file or a timer during the sleep.
@@ -392,8 +392,8 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         ring_watcher::disarm(&locked);
     }
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
-    // The waiter calls this before it announces itself as a sleeper. Otherwise it would wake itself
-    // for the CQEs that it has just published.
+    // This call comes before `announce`. Otherwise the waiter would wake itself for the CQEs that
+    // it has just published.
     locked.wake_others();
     let needed = needed(&mut locked, call);
     match waiter.filter(|_| leads) {
@@ -435,8 +435,8 @@ fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanose
     slept.map(drop)
 }
 
-/// Sleeps once. `set`: the ring's epoll set, on which this thread sleeps because it leads. `None`:
-/// this thread sleeps on the sleep word.
+/// Sleeps once, after the sleeper was announced. `set`: the ring's epoll set, on which this thread
+/// sleeps because it leads. `None`: this thread sleeps on the sleep word.
 fn sleep_announced(
     ring: &Arc<Ring>,
     ticket: Ticket,
@@ -472,8 +472,8 @@ fn sleep_for_completions(
     let ring = locked.ring.clone();
     ring.wakers.completions.begin(waiter.clone(), least);
     // Each entry on the task-work list is a completion, too. Once the list has `needed - (least -
-    // 1)` entries, fewer than `least` completions in the AIO context are enough. A waker then ends
-    // the sleep.
+    // 1)` entries, the waiter needs fewer than `least` completions of the AIO context. A waker then
+    // ends the sleep.
     let ticket = ring.wakers.sleep.announce(Sleeper::Epoll, needed - (least - 1));
     locked.release(Exit::Pause);
     let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };

@@ -174,8 +174,9 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Returns the origin of the registration that this process is about to make. The caller then
-    /// makes the registration and calls [`LockedRing::note_registration`].
+    /// Returns an origin (this process and a new number) for the registration that this process is
+    /// about to make. The caller then makes the registration and calls
+    /// [`LockedRing::note_registration`].
     pub fn new_origin(&self) -> Origin {
         let number = self.ring.registrations.as_ref().map_or(0, |registrations| registrations.new_number());
         Origin { owner: self.ring.process_number(), number }
