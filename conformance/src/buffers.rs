@@ -52,8 +52,8 @@ impl Group {
         unsafe { &*self.entries.add(14).cast::<AtomicU16>() }.store(self.tail, Ordering::Release);
     }
 
-    /// Appends one buffer of [`SIZE`] bytes for each of these slots. A buffer's id is the number of
-    /// its slot.
+    /// Appends one buffer of [`SIZE`] bytes for each slot of this group's pages in `slots`. A
+    /// buffer's id is the number of its slot.
     pub fn add_slots(&mut self, slots: std::ops::Range<u16>) {
         for slot in slots {
             self.add(slot, SIZE, slot);

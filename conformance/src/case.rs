@@ -28,7 +28,8 @@ pub static CASES: [Case];
 pub struct Case {
     /// Path of the case's module. The path's component below `cases` names the case's group.
     pub module: &'static str,
-    /// The function's name and, if `case!` has `as`, the other name of the case.
+    /// The name of the case's function. If `case!` has `as`, the name after `as` follows, and it is
+    /// the case's name.
     pub identifiers: &'static [&'static str],
     /// Path of the source file, relative to the workspace's root.
     pub file: &'static str,
@@ -46,8 +47,8 @@ pub struct Difference {
     pub reason: &'static str,
 }
 
-/// Registers the function above as a case with its transcript (see the head of `case.rs`). `as`
-/// gives the case another name than the function's.
+/// Registers the function `run` as a case with its transcript; the head of `case.rs` has the forms.
+/// A name after `as` is the case's name, in place of the function's name.
 macro_rules! case {
     ($run:ident $(as $name:ident)? => $kernel:expr $(, usring => $usring:expr, because $reason:expr)?) => {
         const _: () = {
@@ -67,7 +68,8 @@ macro_rules! case {
     };
 }
 
-/// Returns the only element of `given`, or `None` if the `case!` names no difference.
+/// Returns the only element of `given`. `None` if `given` is empty, because the `case!` names no
+/// intended difference.
 pub const fn first(given: &'static [Difference]) -> Option<Difference> {
     match given {
         [Difference { usring, reason }, ..] => Some(Difference { usring, reason }),

@@ -38,7 +38,8 @@ fn peer_address(t: &mut Transcript) {
         taken(t, &entry);
         let room = std::hint::black_box(room);
         shown(t, &room, &net::address_of(client.as_raw_fd()));
-        // An ACCEPT that waits for its connection, and one that asks for no address.
+        // The next ACCEPT waits for its connection. The unix client has no name, so its address is
+        // only the family.
         let room = Address::room(128);
         ring.push(net::accept_from(listener.as_raw_fd(), &room, 2));
         ring.submit();
@@ -120,7 +121,8 @@ fn peer_address_wrong(t: &mut Transcript) {
             let left = is_ready(&listener);
             t.say(format_args!("still queued {left}"));
             if left {
-                // SAFETY: no address is asked for; the descriptor is closed.
+                // SAFETY: the call asks for no address. This function owns the new descriptor and
+                // closes it.
                 unsafe { libc::close(libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut())) };
             }
             drop(client);

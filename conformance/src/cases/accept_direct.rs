@@ -19,7 +19,8 @@ fn into(slot: u32, fd: &OwnedFd, user_data: u64) -> Sqe {
     net::accept(fd.as_raw_fd(), user_data).with(|sqe| sqe.file_index = slot)
 }
 
-/// Returns whether a byte that the client sends arrives at the socket in a slot.
+/// Returns whether a byte that the client sends arrives at the socket in slot `slot` of the
+/// registered files.
 fn reaches(ring: &mut Ring, client: &OwnedFd, slot: i32) -> bool {
     let mut byte = [0u8; 1];
     files::put(client, b"x");
@@ -48,7 +49,7 @@ case!(into_slot => "
     data true true
 ");
 
-/// ACCEPT into a used slot closes the file that was in the slot.
+/// ACCEPT into a slot that already has a file closes that file.
 fn replaces(t: &mut Transcript) {
     let mut ring = sparse(1);
     let (listener, address) = net::listener(Family::V4);
@@ -84,8 +85,8 @@ case!(allocates => "
     cqe 4: 0
 ");
 
-/// If no slot is free, ACCEPT gets -ENFILE and the connection is lost. SOCK_NONEMPTY in that CQE
-/// still says whether the listener's queue holds another connection.
+/// If no slot is free, ACCEPT gets -ENFILE and the connection is lost. The flag SOCK_NONEMPTY of
+/// the CQE says whether the listener's queue holds another connection.
 fn table_full_and_more(t: &mut Transcript) {
     let mut ring = sparse(1);
     let (listener, address) = net::listener(Family::V4);
@@ -432,8 +433,8 @@ case!(many_range as multishot_range => "
     cqe 1: -ENFILE
 ");
 
-/// If the CQ is full, a connection is nevertheless put into its slot. Its CQE follows from the
-/// backlog.
+/// The multishot puts a connection into a free slot even if the CQ is full. The connection's CQE
+/// goes to the backlog (CQEs for which the CQ has no room).
 fn many_overflow(t: &mut Transcript) {
     let setup = ring::DEFER;
     let mut ring = Ring::flags(2, setup);

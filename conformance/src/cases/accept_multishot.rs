@@ -123,7 +123,8 @@ case!(flags => "
     it is close-on-exec non-blocking\x20
 ");
 
-/// A multishot with DONTWAIT ends when the listener's queue is empty. One with POLL_FIRST waits on.
+/// A multishot with DONTWAIT ends when the listener's queue is empty. A multishot with POLL_FIRST
+/// keeps waiting.
 fn with_other_flags(t: &mut Transcript) {
     for (other, ends) in [(u::IORING_ACCEPT_DONTWAIT, 1), (u::IORING_ACCEPT_POLL_FIRST, 0)] {
         for queued in [0, 2] {

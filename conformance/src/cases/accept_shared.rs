@@ -14,8 +14,9 @@ use crate::transcript::Transcript;
 
 const ROUNDS: usize = 200;
 
-/// Time after which an acceptor counts as blocked. The next connection comes only after the current
-/// one is served, so a blocked acceptor stays blocked that long.
+/// If the ring's longest pass takes more than this, an accept4(2) of the ring has blocked. The case
+/// offers the next connection only after the current one is served, so no connection ends the
+/// block.
 const HELD_UP: Duration = Duration::from_secs(30);
 
 /// Offers connections, one after another, to a ring and to a rival: a thread or process that

@@ -60,8 +60,8 @@ case!(file_wrong => "
     cqe 5: 0
 ");
 
-/// The kernel takes the length of a FADVISE from `addr` if that is not zero (since Linux 6.10),
-/// else from `len`.
+/// If `addr` is not zero, FADVISE takes its length from `addr` (since Linux 6.10). If `addr` is
+/// zero, the length is in `len`.
 fn file_long_range(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = files::Scratch::new();

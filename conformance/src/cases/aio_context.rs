@@ -148,7 +148,8 @@ case!(several => "
     event 9: 7 0
 ");
 
-/// The lowest free id goes to the next context, also after a call that fails.
+/// io_setup gives the lowest free context id to the next context, even after an io_setup that
+/// failed.
 fn ids_are_used_again(t: &mut Transcript) {
     let (first, second) = (Context::new(8), Context::new(8));
     t.say(format_args!("ids {} and {}", first.header().id, second.header().id));
@@ -472,7 +473,8 @@ case!(exit_with_requests_out => "
     exit 7
 ");
 
-/// Submitted writes reach the file, whether the submitting program exits, calls exec or is killed.
+/// Submitted writes reach the file, even if the submitting program then exits, calls execve(2) or
+/// is killed.
 fn what_was_submitted_is_written(t: &mut Transcript) {
     const WRITES: usize = 64;
     const LENGTH: usize = 1 << 16;
@@ -515,9 +517,9 @@ case!(what_was_submitted_is_written => "
     direct, kill: signal 9, 64 written
 ");
 
-/// io_submit can sleep in the middle of its batch: here it reads the bytes to write from a page
-/// that this process has not supplied yet. Other threads can use the context meanwhile. The iocbs
-/// behind the sleeping one have not started.
+/// io_submit can sleep in the middle of its batch. Here it reads the bytes to write from a page
+/// that this process supplies only later (userfaultfd). Meanwhile other threads can use the
+/// context, and the later iocbs of the batch do not start.
 fn who_stands_still_holds_nobody_up(t: &mut Transcript) {
     let Some(page) = MissingPage::new() else {
         return t.say("the system has no userfaultfd for us");

@@ -26,7 +26,7 @@ fn catch() {
     handle(libc::SIGPIPE, caught, libc::SA_RESTART);
 }
 
-/// Prints the signals that the handler has counted since the last call.
+/// Prints how many SIGPIPEs the handler has counted since the last call of this function.
 fn signals(t: &mut Transcript) {
     t.say(format_args!("signals {}", CAUGHT.swap(0, Ordering::SeqCst)));
 }
@@ -208,8 +208,8 @@ case!(part_of_it => "
     signals 1
 ");
 
-/// A write that is linked behind a worker's request gets -EPIPE and raises no SIGPIPE. (The worker
-/// carries out the write, too.) `unattended`: the submitting thread does not enter before both CQEs
+/// A write that is linked behind a worker's request gets -EPIPE and raises no SIGPIPE: the worker
+/// carries out the write, too. If `unattended`, the submitting thread enters only after both CQEs
 /// are there.
 fn behind_a_worker(t: &mut Transcript) {
     catch();

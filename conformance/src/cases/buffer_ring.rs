@@ -430,7 +430,7 @@ case!(incremental => "
     abcdefghijklmnop qrstuv..........
 ");
 
-/// Registers an incremental ring in `memory` and adds two buffers.
+/// Registers an incremental buffer ring in `memory` and adds two buffers.
 fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
     let mut group = incremental_group_of(ring, memory, 4, 3);
     group.add(0, SIZE, 10);
@@ -506,8 +506,8 @@ case!(incremental_nothing_read => "
     at 0 left 16
 ");
 
-/// A waiting read has consumed nothing of the buffer. Of two reads, the second to complete
-/// continues where the first ended.
+/// A waiting read has consumed nothing of the buffer yet. If two reads wait, the read that
+/// completes second continues in the buffer where the first ended.
 fn incremental_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);

@@ -327,8 +327,9 @@ case!(no_buffers => "
     cqe 3: -EINVAL
 ");
 
-/// A group id that was never registered gives -ENOENT. Only a receive without BUNDLE gets -ENOBUFS.
-/// A bad descriptor or a file that is no socket is reported first.
+/// With BUNDLE, a send or receive that names an unregistered group gets -ENOENT. A receive without
+/// BUNDLE gets -ENOBUFS. If the descriptor is bad or its file is no socket, the kernel reports that
+/// instead.
 fn no_group(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

@@ -113,7 +113,8 @@ case!(waits_after_its_length => "
     cqe 1: 5 MORE|BUFFER(2)
 ");
 
-/// With MSG_WAITALL, a truncated message breaks the chain although it fills all buffers.
+/// With MSG_WAITALL, a truncated message breaks the chain of linked requests although it fills all
+/// buffers.
 fn cut_message_breaks_chain(t: &mut Transcript) {
     for kind in [libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for length in [16, 40, 64, 0] {

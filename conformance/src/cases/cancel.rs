@@ -361,7 +361,7 @@ fn two_keys(t: &mut Transcript) {
     ring.push(both);
     ring.submit();
     t.sorted(&ring.wait(2));
-    // Without USERDATA the address is ignored if FD is set.
+    // A cancel that has FD but not USERDATA ignores `addr`, which would be the user_data to find.
     ring.push(on_fd(other.as_raw_fd(), ALL, 6).with(|sqe| sqe.addr = 1));
     ring.submit();
     t.sorted(&ring.wait(2));

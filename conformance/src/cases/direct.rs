@@ -36,8 +36,8 @@ fn reads(ring: &mut Ring, slot: i32) -> i32 {
     ring.one(read(slot, &mut buffer, 0, 99).fixed()).res
 }
 
-/// The SQE's `file_index` is the slot number plus one. The result for a given slot is 0, not the
-/// slot's number.
+/// The SQE's `file_index` is the slot number plus one. An OPENAT that names its slot has the result
+/// 0, not the slot's number.
 fn open_into_slot(t: &mut Transcript) {
     let mut ring = sparse(4);
     t.entry(&ring.one(open(1, 1)));

@@ -144,7 +144,7 @@ fn drains_until_idle(t: &mut Transcript) {
         t.say(format_args!("{} completions", ring.reap().len()));
         files::put(&writer, b"x");
         t.sorted(&ring.wait(3));
-        // The first of these two requests still drains, the second does not.
+        // The first of these two requests still waits for all earlier ones, the second does not.
         ring.push(nop(6));
         ring.push(nop(7));
         ring.submit();
@@ -308,8 +308,8 @@ case!(waits_for_timeout => "
     cqe 2: 0
 ");
 
-/// The synchronous cancel (IORING_REGISTER_SYNC_CANCEL) does not find a request that a drain holds
-/// back. It finds the request before the drain.
+/// The synchronous cancel (IORING_REGISTER_SYNC_CANCEL) does not find a request that IO_DRAIN holds
+/// back. It finds the earlier request for which that request waits.
 fn cancel_deferred(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -404,7 +404,7 @@ fn sq_entry_is_copied(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
     ring.push(draining(write(file.as_raw_fd(), b"kept", 0, 2)));
     t.result("submit", ring.submit());
-    // Both SQEs are overwritten while the write still waits in the drain.
+    // The next two NOPs overwrite both SQEs, while the write is still held back by IO_DRAIN.
     ring.push(nop(3));
     ring.push(nop(4));
     t.result("submit", ring.submit());
@@ -422,8 +422,8 @@ case!(sq_entry_is_copied => "
     kept
 ");
 
-/// A request behind a draining one starts only after the draining one has completed, even if that
-/// one did not wait itself (manual page).
+/// A request behind an IO_DRAIN request starts only after the IO_DRAIN request has completed. This
+/// holds even if the IO_DRAIN request found no request to wait for (manual page).
 fn holds_until_it_is_done(t: &mut Transcript) {
     let long_enough = milliseconds(20);
     let slow = |user_data| timeout(&long_enough, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, user_data);

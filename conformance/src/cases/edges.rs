@@ -122,8 +122,9 @@ case!(accept_poll_first => "
     Unix: true
 ");
 
-/// The peer sends a header and part of a body, and closes. Both parts arrive before the receive of
-/// the header runs. The receive of the body must return its part and not wait.
+/// The peer sends a header and part of a body, and closes. Header and part arrive before the
+/// receive of the header runs. The receive of the body must return the part and not wait for the
+/// rest.
 fn end_behind_whole_receive(t: &mut Transcript) {
     for (mut ring, writer) in streams(ring::DEFER) {
         let (mut header, mut body) = ([0; 4], [0; 8]);
@@ -202,8 +203,8 @@ case!(end_behind_bundle => "
      and so on......
 ");
 
-/// Messages sent to one socket, more than one receive call returns. A receive with MSG_WAITALL
-/// still fills its buffer, because all of them have arrived.
+/// Number of messages that the cases send to one socket: more than one receive call returns. All of
+/// them have arrived, so a receive with MSG_WAITALL must still fill its buffer.
 const PIECES: usize = 70;
 
 fn fill(t: &mut Transcript, kind: i32, put: fn(&OwnedFd)) {

@@ -162,7 +162,7 @@ fn bad_sqe_ends_batch(t: &mut Transcript) {
     ring.push(nop(2));
     t.result("enter(2)", ring.submit());
     t.in_order(&ring.reap());
-    // A bad SQE ends the batch, and the call then does not wait for completions either.
+    // A bad SQE ends the batch. The call then returns without a wait for completions.
     ring.push(sqe(200, -1, 3));
     ring.push(nop(4));
     t.result("enter(3, 1, GETEVENTS)", ring.enter(3, 1, u::IORING_ENTER_GETEVENTS));
@@ -268,8 +268,8 @@ case!(bad_sq_array_index => "
     dropped 2 sq head 4
 ");
 
-/// If the program sets the tail further from the head than the SQ has entries, one call takes at
-/// most that many entries.
+/// The program may set the tail further from the head than the SQ has entries. One call then takes
+/// at most as many SQEs as the SQ has entries.
 fn tail_beyond_entries(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for user_data in 1..=4 {
@@ -346,7 +346,7 @@ fn getevents_without_requests(t: &mut Transcript) {
     ring.push(nop(1));
     ring.submit();
     t.result("enter(0, 1, GETEVENTS)", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-    // If the call waits for more completions than the CQ has entries, a full CQ ends the wait.
+    // If a call wants more completions than the CQ has entries, its wait ends when the CQ is full.
     for user_data in 2..=4 {
         ring.push(nop(user_data));
     }

@@ -45,7 +45,7 @@ fn zero_time_out(t: &mut Transcript) {
     ring.submit();
     t.result("zero, one is there", wait(&ring, 1, 0, &until(&milliseconds(0))));
     t.result("zero, two wanted", wait(&ring, 2, 0, &until(&milliseconds(0))));
-    // An argument without a timeout has no effect on the wait.
+    // A zeroed EXT_ARG argument has no timeout. It has no effect on the wait.
     t.result("no time, one is there", wait(&ring, 1, 0, &zeroed()));
 }
 case!(zero_time_out => "
@@ -114,8 +114,8 @@ case!(bad_pointers => "
     cqe 2: 0
 ");
 
-/// The kernel accepts an invalid timespec in the argument, unlike that of a TIMEOUT request. (The
-/// manual page says nothing.)
+/// The kernel accepts an invalid timespec in the argument of enter, but refuses it in a TIMEOUT
+/// request. (The manual page says nothing.)
 fn bad_timespec(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut attempt = |name: &str, tv_sec, tv_nsec| {
@@ -337,7 +337,7 @@ fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>
     t.in_order(&ring.reap());
 }
 
-/// A minimum time that is longer than the timeout is waited for in full.
+/// The call waits for the whole minimum time, even if its timeout is shorter.
 fn min_wait_over_the_time_out(t: &mut Transcript) {
     for flags in ring::BOTH {
         for timer in [0, u::IORING_ENTER_ABS_TIMER] {

@@ -358,7 +358,8 @@ fn read_by_its_own_ring(t: &mut Transcript) {
                     let entries = ring.wait(1);
                     if user_data <= 2 {
                         // The kernel may signal the first completion a second time. On a busy
-                        // machine that signal comes during the second read, or after it.
+                        // machine that signal comes during the second read, or after it. So the
+                        // case prints no count for the first two reads.
                         crate::time::long_enough_to_notice();
                         files::event_count(&event);
                         continue;

@@ -170,7 +170,7 @@ case!(allocation_whose_index_is_not_written => "
     the reader has a hang-up: true
 ");
 
-/// Makes two pages, the second inaccessible, with these numbers at the end of the first.
+/// Makes two pages, the second inaccessible, and puts `numbers` at the end of the first.
 fn numbers_before_bad_page(numbers: &[i32]) -> Pages {
     let mut pages = Pages::new(2);
     let start = PAGE - 4 * numbers.len();
@@ -181,7 +181,8 @@ fn numbers_before_bad_page(numbers: &[i32]) -> Pages {
     pages
 }
 
-/// The array ends in memory that cannot be read. The count has no limit.
+/// The array of six descriptor numbers ends where the readable memory ends. A larger count
+/// registers the six files, whatever the count is.
 fn allocates_up_to_bad_memory(t: &mut Transcript) {
     for count in [7, 1 << 20, u32::MAX] {
         let mut ring = table(8);

@@ -97,7 +97,7 @@ case!(poll_multishot => "
     cqe 1: 1 MORE
 ");
 
-/// A forced POLL_ADD of a file that does not support poll.
+/// POLL_ADD that is forced to a worker, on a file that does not support poll.
 fn poll_of_unpolled_file(t: &mut Transcript) {
     for (name, way) in WAYS {
         for flags in [0, u::IORING_POLL_ADD_MULTI] {
@@ -114,8 +114,8 @@ fn poll_of_unpolled_file(t: &mut Transcript) {
 }
 case!(poll_of_unpolled_file => include_str!("forced/poll_of_unpolled_file.txt"));
 
-/// The worker waits for the file before the first attempt of a forced multishot. So an empty group
-/// ends the multishot only when data is there.
+/// If a multishot is forced to a worker, the worker waits for the file before the first attempt. So
+/// an empty group ends the multishot only when data is there.
 fn multishot_without_buffers(t: &mut Transcript) {
     let receiving = (opcode::RECV, u::IORING_RECV_MULTISHOT as u16);
     for ((name, way), (opcode, options)) in
@@ -142,8 +142,8 @@ fn multishot_without_buffers(t: &mut Transcript) {
 }
 case!(multishot_without_buffers => include_str!("forced/multishot_without_buffers.txt"));
 
-/// A forced multishot with MSG_DONTWAIT waits nevertheless, because the worker polls its file
-/// first.
+/// A multishot with MSG_DONTWAIT that is forced to a worker waits nevertheless, because the worker
+/// polls its file first.
 fn multishot_that_may_not_wait(t: &mut Transcript) {
     for ((name, way), bundle) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, BUNDLE)]) {
         t.say(format_args!("{name}, options {bundle:#x}"));
@@ -205,7 +205,8 @@ case!(accept_multishot => "
     cqe 1: 1 MORE
 ");
 
-/// A forced bundle that sends is cancelled if the socket has room, with and without a buffer group.
+/// A sending bundle that is forced to a worker is cancelled if the socket has room, with and
+/// without a buffer group.
 fn send_bundle(t: &mut Transcript) {
     for (name, way) in WAYS {
         for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
@@ -233,7 +234,8 @@ fn bundle(socket: &OwnedFd, selects: bool) -> Sqe {
     send(socket.as_raw_fd(), b"abc", 1).with(|sqe| sqe.ioprio = BUNDLE)
 }
 
-/// A forced bundle that waits for room to send is cancelled when the socket gets room.
+/// A sending bundle that is forced to a worker waits for room in the socket, and is cancelled when
+/// the socket gets room.
 fn send_bundle_waits(t: &mut Transcript) {
     for (name, way) in WAYS {
         t.say(name);

@@ -155,9 +155,9 @@ case!(any_finds_all_processes => "
     child: exit 0
 ");
 
-/// Cancels a child's poll by a descriptor. CANCEL_FD looks the number up in the cancelling process,
-/// and compares open files. The child's poll names `number`, a duplicate of `file`. `cancelled`:
-/// the number that the parent cancels. `count`: CQEs to expect.
+/// Cancels a child's poll by a descriptor, and prints `count` CQEs. The child's poll names
+/// `number`, a duplicate of `file`; the parent's cancel names `cancelled`. CANCEL_FD looks the
+/// number up in the cancelling process, and compares open files.
 fn cancel_by_number(t: &mut Transcript, number: i32, file: i32, cancelled: i32, count: usize) {
     let mut ring = shared::Kind::OwnMemory.ring(8, 0);
     let partner = Partner::start(&mut ring, |ring| {
@@ -427,7 +427,7 @@ case!(stopped_submitters_requests => "
     child: exit 0
 ");
 
-/// Most milliseconds for calls that do not wait for the stopped process.
+/// Longest time, in milliseconds, that calls may take if they do not wait for the stopped process.
 const PROMPT_MS: u64 = 1_000;
 
 /// A stopped process has a request that the parent cancels. Then the parent's further submissions
@@ -478,7 +478,8 @@ fn cancellations_beside_a_stopped_process(t: &mut Transcript) {
             ring.submit();
         }
         let canceller = Partner::start(ring, |ring| ring.push(cancel(3, 0, 13)));
-        // The answer about the stopped process's request may come at any time.
+        // The CQE (11) of the cancel of the stopped process's read may come before or after
+        // SIGCONT.
         let mut entries = Vec::new();
         let are_over = time::until(|| {
             entries.extend(ring.arrived(0));

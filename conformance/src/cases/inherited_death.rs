@@ -43,7 +43,7 @@ fn submit_and_end(t: &mut Transcript, ring: &mut Ring, shared: &Shared, end: End
     ring.catch_up();
 }
 
-/// Runs a case for each end of the child, and for a ring of each kind.
+/// Runs `case` for each way in which the child may end, and for a ring of each kind.
 fn each_end(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Shared, End)) {
     for (end, name) in ENDS {
         for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
@@ -53,7 +53,7 @@ fn each_end(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Shared, En
     }
 }
 
-/// A poll of a process that has ended stays armed. When its event comes, it gets -ECANCELED.
+/// A poll whose process has ended stays armed. When its event comes, the poll gets -ECANCELED.
 fn poll_stays_armed(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let (reader, writer) = files::pipe();
@@ -87,7 +87,7 @@ case!(poll_stays_armed => "
     cqe 2: 0
 ");
 
-/// A read of a process that has ended stays armed. When data comes, it gets -ECANCELED, and the
+/// A read whose process has ended stays armed. When data comes, the read gets -ECANCELED, and the
 /// data stays in the pipe.
 fn read_stays_armed(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {

@@ -509,7 +509,7 @@ case!(registered_listener => "
     cqe 2: ok
 ");
 
-/// SO_RCVTIMEO limits blocking calls only: an ACCEPT request waits on.
+/// SO_RCVTIMEO limits blocking calls only: an ACCEPT request keeps waiting after that time.
 fn receive_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);

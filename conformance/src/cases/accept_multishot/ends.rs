@@ -157,7 +157,8 @@ fn listener_closed(t: &mut Transcript) {
                 t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
             }
         }
-        // The end of the request closes the listener, which only the request still held open.
+        // Only the request still holds the listener open, so the end of the request closes the
+        // listener.
         ring.push(cancel(1, 0, 2));
         ring.submit();
         t.in_order(&ring.wait(2));

@@ -1,4 +1,5 @@
-//! Calls on a context with several mistakes, and calls that fail after a part of their work.
+//! Calls of io_getevents and io_pgetevents with several invalid arguments, and calls that fail
+//! after a part of their work.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::memory::Pages;
 use crate::transcript::Transcript;
 use crate::{files, time};
 
-/// The time limit and the signal mask are read before the context is looked up.
+/// The kernel reads the time limit and the signal mask before it looks the context up.
 fn unknown_context_and_bad_pointers(t: &mut Transcript) {
     let mut event = IoEvent::default();
     let nowhere = 16 as *const Timespec;
@@ -47,8 +48,8 @@ case!(cancel_with_another_key => "
     event 1: -
 ");
 
-/// The memory has room for two events. The call takes two, waits for a third, and cannot write the
-/// third. The third event stays in the ring.
+/// The program's memory has room for two events. io_getevents takes two, waits for a third, and
+/// cannot write the third. The third event stays in the ring.
 fn memory_ends_behind_taken_events(t: &mut Transcript) {
     let context = Context::new(8);
     let (reader, writer) = files::pipe();

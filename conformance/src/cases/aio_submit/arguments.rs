@@ -165,7 +165,7 @@ fn wrong_mode(t: &mut Transcript) {
         "bad memory and the wrong mode",
         Iocb { aio_buf: u64::MAX, ..aio::read(writes, &mut buffer, 0, 7) },
     );
-    // A sync works on a descriptor of either access mode.
+    // A sync request works on a read-only descriptor and on a write-only one.
     one(t, &context, "sync", aio::sync(reads, 8));
 }
 case!(wrong_mode => "
@@ -465,7 +465,7 @@ case!(priority => "
     exit 0
 ");
 
-/// The priority is checked before the mode of the file.
+/// io_submit checks the priority in the iocb before the access mode of the iocb's file.
 fn priority_and_wrong_mode(t: &mut Transcript) {
     let context = Context::new(8);
     let (_reader, writer) = files::pipe();

@@ -184,8 +184,8 @@ fn send_empty_at_the_end(t: &mut Transcript) {
 }
 case!(send_empty_at_the_end => include_str!("send_empty_at_the_end.txt"));
 
-/// A SEND with BUNDLE but without BUFFER_SELECT is sent twice by the kernel, the second time with
-/// length 0. The peer of a datagram socket gets an empty message.
+/// The kernel sends a SEND with BUNDLE but without BUFFER_SELECT twice, the second time with length
+/// 0. The peer of a datagram socket gets an empty message.
 fn send_without_group(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for length in [3, 0] {

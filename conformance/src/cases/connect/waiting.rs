@@ -219,8 +219,9 @@ fn cancelled_behind_a_full_queue(t: &mut Transcript) {
         crate::time::long_enough_to_notice();
         ring.push(cancel(2, 0, 3));
         ring.submit();
-        // Where task work is deferred, the kernel gives the request to a worker only when the owner
-        // runs that work, and finds no request before. A request that was not found connects.
+        // On a ring with deferred task work, the kernel passes the request to a worker only when
+        // the ring's owner runs task work. The cancel before that does not find the request, and
+        // the request connects.
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
         drop(accepted(&listener));
         t.sorted(&ring.wait(2));

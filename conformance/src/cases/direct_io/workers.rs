@@ -77,8 +77,8 @@ case!(number_reused_behind_a_link => "
     cqe 4: 0
 ");
 
-/// Submitted writes reach the file although the ring closes, even if io_setup(2) is denied (a
-/// sandbox, fs.aio-max-nr).
+/// Submitted writes reach the file although the ring closes, even if io_setup(2) fails because of a
+/// sandbox or of fs.aio-max-nr.
 fn ring_closes_without_a_context(t: &mut Transcript) {
     process::deny(libc::SYS_io_setup);
     ring_closes(t);

@@ -118,8 +118,8 @@ fn complete(ring: &mut Ring, shared: &Shared, own: usize, count: u32) -> bool {
     true
 }
 
-/// Makes a file, and reads it `ROUNDS` times by requests on `ring`, on which other processes reap
-/// too. Returns 0 if all data was right.
+/// Makes a file, and reads it `ROUNDS` times by requests on `ring`. Other processes reap on this
+/// ring, too. Returns 0 if all data was right.
 fn reads(ring: &mut Ring, shared: &Shared, number: usize, force: bool) -> i32 {
     let content = [b'a' + number as u8; 4];
     let file = files::memory_file(&content);
