@@ -46,8 +46,9 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Called when this process is about to execute a program: no other process may then continue
-    /// this process's timeouts. (The kernel cancels the requests of a process at its exec.)
+    /// Called when this process is about to execute a program. Prevents that other processes
+    /// continue this process's timeouts. (The kernel cancels the requests of a process at its
+    /// exec.)
     pub fn note_exec(self: &Arc<Self>) {
         if self.is_shared()
             && let Some(mut locked) = self.lock_in_time()

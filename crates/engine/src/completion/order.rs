@@ -52,8 +52,8 @@ fn limit_part(locked: &LockedRing) -> Nanoseconds {
 }
 
 /// Returns the state of the seed's choices for this ring; makes it on first use. `None`: the seed
-/// does not order the ring's completions. These are polled rings, rings of several processes, AIO
-/// contexts, and rings that are being closed.
+/// does not order the ring's completions. The ring is polled, is used by several processes, is that
+/// of an AIO context, or is being closed.
 pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
     let ring = locked.ring;
     if !ring.has_free_order() || locked.closed || locked.retired {

@@ -235,7 +235,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
             locked.registered.buffer_groups.use_up(group, &many, width::low(bytes))
         };
         request.buffer = Some(named(group, &many, left));
-        // The length of a multishot limits each of its CQEs.
+        // The SQE's length limits the bytes of each CQE of a multishot.
         let is_full = request.multishot && wanted != 0 && bytes >= u64::from(wanted);
         is_open = !selections.emptied && !selections.cut && !is_full;
         if goes_on && let Some(message) = &mut transfer_of(request)?.message {

@@ -18,7 +18,8 @@ pub(crate) use own_registrations::OwnRegistrations;
 pub(crate) struct RegistrationSharing {
     /// The other processes see this process's registrations, and this process sees theirs.
     pub is_published: bool,
-    /// The ring is known to have registrations that other processes do not see.
+    /// This process has recorded for the ring that it has registrations which other processes do
+    /// not see.
     pub is_noted: bool,
     /// The count of changes of the shared registrations when this process last copied them.
     pub generation: u32,
