@@ -54,8 +54,8 @@ fn a_cqe_that_was_not_published_does_not_end_its_request() {
     assert_eq!(user_data(second.take_orphans(|_| false)), [2]);
 }
 
-/// A CQE in the backlog is published as soon as it is added. The process may die before or after
-/// that.
+/// A CQE in the backlog is published as soon as it is added. The process may die before or after it
+/// adds the CQE.
 #[test]
 fn a_cqe_in_the_backlog_ends_its_request_once() {
     let (mut first, mut second, mut cq) = halves();

@@ -104,11 +104,13 @@ pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
 static PARKED: PerProcess<Mutex<Vec<OwnedDescriptor>>> = PerProcess::new();
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The function to call when a duplicate is parked; empty until [`set_parked_hook`].
+/// The function to call when a duplicate is parked (kept open because close(2) would drop record
+/// locks of the program). Empty until [`set_parked_hook`].
 static PARKED_HOOK: SetOnce<fn()> = SetOnce::new();
 
-/// Sets the function that is called when a duplicate is parked. After such a call, the module that
-/// set the function calls [`close_unlocked`] from time to time until no duplicate is parked.
+/// Sets the function that is called when a duplicate is parked (kept open for the program's record
+/// locks). After such a call, the module that set the function calls [`close_unlocked`] from time
+/// to time until no duplicate is parked.
 pub fn set_parked_hook(hook: &'static fn()) {
     PARKED_HOOK.set(hook);
 }
@@ -119,7 +121,8 @@ pub fn has_parked() -> bool {
     PARKED_COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// Closes the parked duplicates whose files have no record lock any more.
+/// Closes the parked duplicates (kept open for record locks) whose files have no record lock any
+/// more.
 pub fn close_unlocked() {
     let mut parked = parked().lock();
     parked.retain(|duplicate| is_locked(duplicate.number()));
@@ -175,8 +178,8 @@ impl HeldDescriptor {
         self.never_locked = true;
     }
 
-    /// Returns whether the duplicate has the preferred number of the program's descriptor `number`
-    /// (the number that [`duplicate_at_preferred`] prefers).
+    /// Returns whether the duplicate has the number that [`duplicate_at_preferred`] prefers for
+    /// duplicates of the program's descriptor `number`.
     pub fn has_preferred_number(&self, number: i32) -> bool {
         self.number() == own_numbers::preferred(number)
     }
@@ -192,8 +195,8 @@ impl Drop for HeldDescriptor {
     }
 }
 
-/// Returns a private duplicate of a file, for a request that has to wait or for registration. If a
-/// duplicate of that file is parked, returns that one; otherwise makes a new one.
+/// Returns a private duplicate of a file, for a request that has to wait or for a registered file.
+/// If a duplicate of this file is parked, returns that duplicate; otherwise makes a new one.
 pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, None)
 }

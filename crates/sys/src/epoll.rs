@@ -85,8 +85,8 @@ impl Epoll {
     }
 }
 
-/// Returns whether a descriptor can be polled at all. For a device only epoll_ctl(2) can determine
-/// this.
+/// Returns whether a descriptor can be polled at all. For a device, only an attempt to add it by
+/// epoll_ctl(2) shows this.
 pub fn can_be_polled(number: i32) -> bool {
     Epoll::new().and_then(|set| set.add(number, 0, 0)) != Err(Errno::EPERM)
 }

@@ -109,7 +109,8 @@ mod model {
             if is_limited && table.expired {
                 table.sleepers.retain(|sleeper| *sleeper != ticket);
                 drop(table);
-                // The caller tries again in a loop. Let loom run the other threads before that.
+                // The caller tries again in a loop. loom has to run the other threads before the
+                // next attempt.
                 loom::thread::yield_now();
                 return Err(Errno::ETIMEDOUT);
             }

@@ -19,8 +19,8 @@ pub(crate) struct Slot {
     /// The thread's id, or [`RESERVED`] until clone(2) has written it. The kernel stores [`FREE`]
     /// when the thread has ended (CLONE_CHILD_CLEARTID).
     thread: AtomicU32,
-    /// Id of the thread that has the slot, or had it last. After the kernel has cleared `thread`,
-    /// the ended thread stays in /proc/self/task for a moment.
+    /// Id of the thread that has the slot or had it last. An ended thread stays in /proc/self/task
+    /// for a moment after the kernel has cleared `thread`.
     last: AtomicU32,
     /// The thread's [`ThreadId`] from [`ThreadSlot::begin`] to [`ThreadSlot::end`]; otherwise 0.
     locals: AtomicUsize,

@@ -234,8 +234,8 @@ impl PagedMemory {
         self.advise(alias + offset, length, linux::MADV_POPULATE_WRITE)
     }
 
-    /// Returns which of up to 64 pages are not in memory, by mincore(2). Bit n stands for page n of
-    /// this part. A page that the kernel itself has swapped out counts as absent.
+    /// Returns which of up to 64 pages are not in memory, by mincore(2). Bit n stands for the page
+    /// n after `offset`. A page that the kernel itself has swapped out counts as absent.
     pub fn absent(&self, offset: usize, length: usize) -> Result<u64, Errno> {
         self.check(offset, length);
         let mut resident = [0u8; 64];

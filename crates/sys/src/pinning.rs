@@ -77,8 +77,8 @@ fn refuses_pins(maps: &Maps, area: &Area) -> bool {
     name.first() == Some(&b'/') && CString::new(name).is_ok_and(|path| is_written_back(&path, area.inode))
 }
 
-/// Returns whether the kernel writes back dirty pages of the file at `path`. `false` if that file
-/// has another inode number.
+/// Returns whether the kernel writes back dirty pages of the file at `path`. `false` if the file's
+/// inode number is not `inode`.
 fn is_written_back(path: &CString, inode: u64) -> bool {
     let Some(file) = describe(path) else { return false };
     if file.stx_ino != inode {

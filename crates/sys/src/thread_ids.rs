@@ -24,7 +24,8 @@ const ENTRIES: usize = 1024;
 static KNOWN: PerProcess<Box<[AtomicU32]>> = PerProcess::new();
 /// The offsets of glibc and of musl.
 const USUAL: [usize; 2] = [0x2d0, 0x30];
-/// Bytes behind the thread pointer that are searched if the word is at no usual offset.
+/// Bytes behind the thread pointer that are searched for the thread's id, if no usual offset has
+/// it.
 const SEARCHED: usize = 0x400;
 
 /// Searches for the word in which libc keeps the id of the first thread, which calls this function
