@@ -7,7 +7,8 @@ use std::process::{Command, ExitStatus};
 
 /// Each package, and a file that exists if the package is installed. In a file's path, `*` stands
 /// for the rest of a folder's name.
-const PACKAGES: [(&str, &str); 27] = [
+const PACKAGES: [(&str, &str); 28] = [
+    ("bpftrace", "/usr/bin/bpftrace"),
     ("bsdutils", "/usr/bin/script"),
     ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg"),
     ("debootstrap", "/usr/sbin/debootstrap"),

@@ -2,13 +2,17 @@
 //! and no child hangs.
 
 use crate::alone_and_bounded;
+use crate::support::skipped::skip;
 use crate::support::*;
+use std::ffi::{CStr, CString};
+use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use usring::aio::{Context, IOCB_CMD_PWRITE, IoEvent, Iocb};
-use usring::{IoUring, opcode, squeue};
+use usring::{IoUring, opcode, squeue, types};
 
 /// Runs `body` in a forked child and returns the child's exit status. Kills a child that hangs, and
 /// fails.
@@ -242,5 +246,37 @@ fn a_deep_context_needs_few_descriptors() {
             events.iter().filter(|event| event.res != 1).count().min(90) as i32
         });
         assert_eq!(status, 0, "the number of failed writes");
+    });
+}
+
+/// Returns the result of a worker's open of `path`, negative for an error.
+fn opened_by_worker(ring: &mut IoUring, path: &CStr, personality: u16) -> i32 {
+    let open = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path.as_ptr()).flags(libc::O_RDONLY | libc::O_CLOEXEC);
+    result(ring, open.build().flags(squeue::Flags::ASYNC).personality(personality))
+}
+
+#[test]
+fn workers_and_personalities_have_the_rights_that_libcs_setresuid_leaves() {
+    // SAFETY: the call only returns a number.
+    if unsafe { libc::geteuid() } != 0 {
+        return skip("only root can give up rights");
+    }
+    alone_and_bounded(|| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = CString::new(file.path().as_os_str().as_bytes()).unwrap();
+        let mut results = std::io::pipe().unwrap();
+        in_child(|| {
+            let mut ring = IoUring::new(8).unwrap();
+            let root = ring.submitter().register_personality().unwrap();
+            let before = opened_by_worker(&mut ring, &path, 0);
+            // SAFETY: the call changes only the user ids of this child.
+            assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
+            let [after, as_root] = [0, root].map(|personality| opened_by_worker(&mut ring, &path, personality));
+            let text = [before, after, as_root].map(|opened| opened.min(0).to_string()).join(" ");
+            errno(results.1.write_all(text.as_bytes()))
+        });
+        drop(results.1);
+        let refused = -libc::EACCES;
+        assert_eq!(std::io::read_to_string(results.0).unwrap(), format!("0 {refused} {refused}"));
     });
 }
