@@ -84,7 +84,10 @@ fn conclude<const SUBMITS: bool>(locked: &mut LockedRing, mut request: RequestEn
             // eventfd to such completions.
             locked.notify.completed_by_worker = true;
         }
-        locked.queues.statistics.count_inline(request.sqe.opcode);
+        let has_waited = !SUBMITS && request.poll_slot != 0;
+        if !has_waited {
+            locked.queues.statistics.count_inline(request.sqe.opcode);
+        }
         if locked.waiting.polls.armed() != 0 && request.may_make_ready() {
             locked.waiting.polls.may_report = true;
         }

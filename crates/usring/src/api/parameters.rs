@@ -63,8 +63,8 @@ impl Parameters {
     ///
     /// setuid(2) of libc and its relatives also change the credentials of workers and of
     /// personalities. (In the kernel, a personality keeps its own.) The Rust API does not see
-    /// changes that apply to one thread alone: capabilities, Landlock, a file system view. Make such
-    /// changes before the first ring is made, or register a personality afterwards.
+    /// changes that apply to one thread alone: capabilities, Landlock, a file system view. Make
+    /// such changes before the first ring is made, or register a personality afterwards.
     pub fn is_feature_cur_personality(&self) -> bool {
         self.promises(abi::IORING_FEAT_CUR_PERSONALITY)
     }
