@@ -1,21 +1,22 @@
-//! The address allocator of a region: which of the region's addresses the program has mapped.
+//! Records which addresses of a swap region the program has mapped, and allocates free addresses.
 //!
+//! An extent is a range of addresses in one state ([`ExtentKind`]).
 //! - Adjacent extents of one kind are merged, so the list of extents stays short.
 //! - An allocation gets the lowest free addresses that are large enough, so mappings stay together.
-//! - A unit (the bytes that are brought in and evicted together) is allocated again only when no
+//! - The region pages memory in and evicts it by units. A unit is allocated again only when no
 //!   extent lies in it.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// The state of a range of addresses. A range in no extent is free.
+/// The state of a range of addresses. An address that lies in no extent is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
     /// Mapped by the program, and paged by the region.
     Mapped,
-    /// Unmapped by the program while a system call had pages of it pinned. The addresses are not
-    /// free yet.
+    /// The program has unmapped the range while a system call had pinned some of its pages. The
+    /// addresses are not free until the region has dropped these pages.
     Leaving,
     /// Mapped by the program, and released to the kernel, which manages it.
     Unmanaged,
@@ -43,8 +44,8 @@ impl AddressSpace {
         self.range.start + (address - self.range.start).next_multiple_of(self.unit)
     }
 
-    /// Allocates the lowest free addresses for `length` bytes, from the start of a unit. `None` if
-    /// no free range is large enough.
+    /// Allocates the lowest free range of `length` bytes that begins at the start of a unit. `None`
+    /// if no free range is large enough.
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let mut room = self.range.start;
         for (start, (end, _)) in &self.extents {
@@ -61,8 +62,8 @@ impl AddressSpace {
     }
 
     /// Extends the mapping that ends at `end` by `length` bytes. Returns `false`, without a change,
-    /// if the addresses after `end` are not free. The bytes from `end` to the end of the unit
-    /// around `end` may hold content of an earlier mapping.
+    /// if the addresses after `end` are not free. In the unit that contains `end`, the added bytes
+    /// may hold content of an earlier mapping.
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
         let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
         let wanted = end..self.up(stop);

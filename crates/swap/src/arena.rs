@@ -1,5 +1,5 @@
-//! An allocator for the memory of a region. Its metadata lies outside the region, so allocating and
-//! freeing bring no page in.
+//! An allocator for the memory of a swap region. Its metadata lies outside the region, so
+//! allocating and freeing read no page back from the backing store.
 //!
 //! - Blocks of up to half a page have eight sizes, all powers of two. A page of small blocks holds
 //!   blocks of one size. A freed small block is reused only for its size.
@@ -36,19 +36,20 @@ pub struct Arena {
     /// One bit for each page, set if the page is allocated.
     used: PageArray<AtomicU64>,
     /// An entry for each page. The two highest bits are the page's kind ([`KIND`]). The other bits
-    /// are the number of pages of a run, or the size class of small blocks.
+    /// are the block's number of pages (`RUN`), or the size class of the page's blocks (`SMALL`).
     entries: PageArray<AtomicU32>,
     /// For each page of small blocks: one bit for each block, set if the block is allocated.
     blocks: PageArray<AtomicU64>,
-    /// For each page of small blocks with a free block: the next such page of its size class, plus
-    /// one. 0 ends the list.
+    /// Links of eight lists, one for each size class, of the pages that have a free small block. A
+    /// page's entry is the number of the next page in its list, plus one. 0 ends the list.
     links: PageArray<AtomicU32>,
 }
 
 struct State {
     /// The page at which the next search for several pages begins.
     next: usize,
-    /// For each size class: the first page with a free block, plus one. 0 if there is none.
+    /// For each size class: the first page of its list in [`Arena::links`], plus one. 0 if no page
+    /// of the class has a free block.
     partial: [u32; CLASSES],
 }
 
@@ -213,8 +214,8 @@ impl Arena {
         }
         let count = (entry & !KIND) as usize;
         self.entries[page].store(0, Ordering::Relaxed);
-        // The pages are marked as free only after they are discarded. If one is pinned, the discard
-        // fails, and the pages of this block are never allocated again.
+        // The pages are marked as free only after they are discarded. If a system call has pinned
+        // one of them, the discard fails, and the pages of this block are never allocated again.
         if self.region.discard_shared(page * self.page..(page + count) * self.page).is_ok() {
             let _state = self.state.lock();
             for page in page..page + count {

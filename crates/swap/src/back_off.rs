@@ -5,18 +5,19 @@
 //!
 //! Yielding pays only if the other threads yield, too. A thread that computes does not yield. It
 //! keeps the processor for a time slice of some milliseconds (a *long turn*). After a yield that
-//! took a long turn, the caller makes a *pause*, during which it does not yield:
-//! - The first pause is twice as long as the turn.
+//! let another thread run for a long turn, the caller makes a *pause*, during which it does not
+//! yield:
+//! - The first pause is twice as long as the long turn.
 //! - If a yield soon after a pause meets a long turn again, the pause doubles, up to [`MOST_TURNS`]
 //!   times the turn.
 
 use usring_sys::processor;
 use usring_sys::ticks::Ticks;
 
-/// Nanoseconds. If a yield takes longer, the processor went to a thread that does not yield.
+/// If a yield takes more nanoseconds than this, the processor went to a thread that does not yield.
 const LONG_TURN: u64 = 1_000_000;
 
-/// Longest pause without yields, as a multiple of the turn that caused the pause.
+/// Longest pause without yields, as a multiple of the other thread's time slice that caused it.
 const MOST_TURNS: u64 = 64;
 
 #[derive(Debug, Default)]
@@ -27,8 +28,9 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// Yields the processor and returns `true`. Within the pause that follows a long turn (see the
-    /// head of this file), returns `false` without yielding: the caller should sleep instead.
+    /// Yields the processor and returns `true`. If a recent yield took longer than [`LONG_TURN`],
+    /// does not yield for a while (see the head of this file). Then returns `false`: the caller
+    /// should sleep instead.
     pub fn try_yield(&mut self, now: Ticks) -> bool {
         if now < self.crowded_until {
             return false;

@@ -1,5 +1,5 @@
-//! The threads of a region: the evictor, the reader (which reads pages ahead), and for the
-//! mechanism `compat` the pager thread, which serves faults. They end before the region is freed.
+//! The threads of a swap region: the evictor, the reader (which reads pages ahead), and, with the
+//! mechanism `compat`, the pager thread, which serves faults. They end before the region is freed.
 
 use crate::back_off::BackOff;
 use crate::evict::{EvictionGoal, MOST_FAILURES};
@@ -83,7 +83,7 @@ impl Background {
 const FAULT_EVENT_DATA: u64 = 0;
 const END_EVENT_DATA: u64 = 1;
 
-/// Nanoseconds that the evictor sleeps after an eviction that freed nothing. The time doubles, up
+/// Nanoseconds that the evictor sleeps after an eviction that freed no page. The time doubles, up
 /// to [`MOST_PAUSE`], as long as the store accepts no writes.
 const LEAST_PAUSE: Nanoseconds = 10_000_000;
 const MOST_PAUSE: Nanoseconds = 1_000_000_000;
@@ -101,8 +101,8 @@ impl Pager {
                 if self.limit.resident() <= self.limit.low() || self.limit.is_stopped() {
                     break;
                 }
-                // While the store fails, only this thread tests it: with one write, on behalf of
-                // all threads.
+                // While writes to the store fail, only this thread tries to write, once per
+                // eviction. All other threads evict only clean pages, which need no write.
                 let failures = if self.store_fails() { 1 } else { MOST_FAILURES };
                 let outcome = self.evict(&mut queue, EvictionGoal { pages: 1, kept: 0, failures }, fault_slot);
                 if outcome.freed > 0 {

@@ -1,11 +1,11 @@
-//! Opens the backing store that a SPEC describes. Checks that no other process swaps to the store,
-//! and that the store holds no data that its owner may still want.
+//! Opens the backing store that the user's text (SPEC) describes. Checks that no other process
+//! swaps to the store, and that the store holds no data that its owner may still want.
 //!
 //! A file, a block device or a vhost-user back end begins with a header of usring (`SIGNATURE`), in
-//! front of the first slot. A store with the header belongs to usring, also after a run that was
-//! killed. A store that reads as zeroes is free, such as a file made by truncate(1) or
-//! fallocate(1). Any other store is refused unless the text says `overwrite=on`. Memory (`ram`) is
-//! new each time and has no header.
+//! front of the first slot. A store with the header belongs to usring, even if the run that wrote
+//! the header was killed. A store that reads as zeroes is free, such as a file made by truncate(1)
+//! or fallocate(1). Any other store is refused unless the SPEC has `overwrite=on`. A store in
+//! memory (`ram`) is new each time and has no header.
 //!
 //! | store | examined | claimed by |
 //! |---|---|---|
@@ -38,7 +38,8 @@ const HEADER: u32 = 4096;
 const KERNEL_SWAP_AT: usize = 4086;
 const KERNEL_SWAP: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
-/// Bytes that are examined at the start and at the end of a store that cannot report its holes.
+/// Bytes that are examined at the start and at the end of a store that cannot report its holes,
+/// such as a block device.
 const EXAMINED_AT_EACH_END: u64 = 1 << 20;
 /// Bytes per read when a store is examined.
 const CHUNK: usize = 256 << 10;
@@ -147,8 +148,8 @@ enum Purpose {
 /// An open store.
 pub struct Backing {
     pub device: Arc<Device>,
-    /// The polling policy of the device. `None` if the caller of the region's builder opened the
-    /// device.
+    /// The polling policy of the device. `None` if the program opened the device itself and passed
+    /// it to the region's builder.
     pub policy: Option<PolicyWord>,
     /// The store's open file or block device; `None` if the store has no path. A lock on the file,
     /// or opening the device with O_EXCL, keeps every other process from swapping to the store.
@@ -196,9 +197,9 @@ impl Backing {
         Ok(backing)
     }
 
-    /// Writes the header to the start of the store, unless the store has it. `found` is the result
-    /// of the examination, if the store's file was examined before the device was opened.
-    /// `overwrite`: data on the store may be lost.
+    /// Writes the header to the start of the store, unless the store has it. `found`: the result if
+    /// the store's file was examined already. `None`: this function examines the store through the
+    /// device. With `overwrite`, a store with other data is accepted, too.
     fn mark(&self, found: Option<Content>, overwrite: bool, purpose: Purpose) -> Result<(), Refusal> {
         let size = self.device.geometry().size;
         if size < self.header {
@@ -211,8 +212,8 @@ impl Backing {
             return Ok(());
         }
         content.write_header(self.header)?;
-        // A back end may discard what is written to it, as `null` does. So a trial reads the header
-        // back.
+        // A back end may discard what is written to it, as the device `null` does. So the
+        // launcher's trial reads the header back.
         if purpose == Purpose::Trial && !content.read(0, width::size(self.header))?.starts_with(SIGNATURE) {
             return Err(Refusal::KeepsNothing);
         }
@@ -222,7 +223,7 @@ impl Backing {
 
 /// Tests a store before a run. Opens the store as the process that will swap to it does, but does
 /// not keep other processes from using it. Writes the header, which that process then finds.
-/// Returns the device's geometry, and the number of bytes for slots.
+/// Returns the device's geometry, and the number of bytes after the header, which are for slots.
 pub fn try_out(spec: &Spec, supply: Box<dyn Supply>) -> Result<(Geometry, u64), Refusal> {
     let backing = Backing::open_for(Purpose::Trial, spec, supply)?;
     Ok((*backing.device.geometry(), backing.capacity()))
@@ -249,7 +250,7 @@ trait Examined {
     fn next_data(&self, offset: u64) -> Result<Option<u64>, Errno>;
 }
 
-/// Determines whether a store may be used, from its content.
+/// Determines from its content whether a store may be used.
 ///
 /// Errors: [`Refusal::KernelSwap`] or [`Refusal::HoldsData`], unless `overwrite` is set; errors of
 /// reading the store.
@@ -306,8 +307,8 @@ struct StoreFile {
 }
 
 impl StoreFile {
-    /// Opens the file. If `creates` is set, creates a missing file. A new file is empty; the device
-    /// makes it longer when it is opened.
+    /// Opens the store's file. If `creates` is set, creates a missing file. A new file is empty,
+    /// and opening the device on it makes it longer.
     fn open(path: &str, creates: bool, purpose: Purpose) -> Result<Self, Refusal> {
         let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
         let opened = match file::open(&path, if creates { O_RDWR | O_CREAT } else { O_RDWR }) {
@@ -336,9 +337,9 @@ impl StoreFile {
         Ok(StoreFile { number: opened.number(), claim: Some(opened), size, buffer: Bounce::new(CHUNK)? })
     }
 
-    /// Decides whether a block device may be used that cannot be opened exclusively. If usring's
-    /// header is on the device, a process swaps to it. Otherwise a file system on it is mounted, or
-    /// another program uses it.
+    /// Decides whether a block device may be used although it cannot be opened exclusively. If
+    /// usring's header is on the device, another process swaps to it. Otherwise a file system on it
+    /// is mounted, or another program uses it.
     ///
     /// Errors: [`Refusal::Mounted`] for a device without the header; [`Refusal::InUse`] for a
     /// device with the header, unless the purpose is a trial.

@@ -1,5 +1,6 @@
-//! The counters of a region. Each of the first 64 fault slots has a row of counters. A thread holds
-//! a fault slot while its fault is served, so up to 64 faulting threads share no cache line.
+//! The counters of a swap region. Each of the first 64 fault slots has a row of counters. A thread
+//! holds a fault slot while its page fault is served, so up to 64 faulting threads share no cache
+//! line.
 
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
@@ -41,13 +42,15 @@ impl Counters {
         Ok(Counters(PageArray::new(ROWS * WORDS)?))
     }
 
-    /// Makes counters on words that the caller has mapped from a file (see [`run`]).
+    /// Makes counters on words that the caller has mapped from the file of a run's counters (see
+    /// [`run`]).
     pub fn of(words: PageArray<AtomicU64>) -> Self {
         assert!(words.len() == ROWS * WORDS);
         Counters(words)
     }
 
-    /// Stores the limit (in units) and the unit (in bytes), which a reader of the run's file needs.
+    /// Stores the limit (in units) and the unit (in bytes) among the counters, for the launcher
+    /// that reads them from the file of a run ([`run`]).
     pub fn set_sizes(&self, limit: usize, unit: usize) {
         self.0[LIMIT].store(limit as u64, Ordering::Relaxed);
         self.0[UNIT].store(unit as u64, Ordering::Relaxed);
@@ -104,7 +107,8 @@ pub struct Statistics {
     pub first_touches: u64,
     /// Evicted pages that were read back by the thread that touched or pinned them.
     pub swap_ins: u64,
-    /// First writes to clean pages, whose slots held equal content. Each write made its page dirty.
+    /// First writes to clean pages, which have equal content in memory and in the store. Each write
+    /// made its page dirty.
     pub write_faults: u64,
     /// Faults on pages that another thread brought in before the fault was served.
     pub late_faults: u64,
@@ -123,13 +127,13 @@ pub struct Statistics {
     pub read_errors: u64,
     /// Write requests that failed. The pages that they would have written stayed in memory.
     pub write_errors: u64,
-    /// Pages that came in above the limit, because nothing could be evicted: the backing
+    /// Pages that were paged in above the limit, because nothing could be evicted: the backing
     /// store is full or fails, or too much is pinned.
     pub over_limit: u64,
 }
 
-/// A file in which each process of a run has a part of its own for its counters. The counts survive
-/// the processes, even after SIGKILL.
+/// A file in which each process of a run has its own part for its counters. The counts remain in
+/// the file after a process has ended, even by SIGKILL.
 pub mod run {
     use super::*;
     use alloc::vec::Vec;
@@ -137,11 +141,11 @@ pub mod run {
     use usring_sys::page_array::PageArray;
     use usring_sys::{Errno, mapping};
 
-    /// Maximum number of processes that are counted in a file. The counts of a later process stay
-    /// in that process.
+    /// Maximum number of processes that have counters in the file. A later process counts in its
+    /// own memory, and its counts do not reach the file.
     pub const MOST: usize = 64;
     /// Bytes of the file: one page, then a part for each of [`MOST`] processes. The first word of
-    /// that page is the number of processes that have asked for a part.
+    /// the file is the number of processes that have asked for a part.
     pub const SIZE: usize = mapping::PAGE + MOST * PART;
     const PART: usize = ROWS * WORDS * size_of::<u64>();
 

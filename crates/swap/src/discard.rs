@@ -10,13 +10,14 @@ use usring_sys::{Errno, page_fault};
 /// Result of an attempt to discard the pages of one cluster.
 enum DiscardStep {
     Done,
-    /// Another thread has taken this page, and may be waiting for the cluster's gate. So the caller
-    /// must open the gate and wait for the page.
+    /// Another thread owns this page, and may be waiting for the cluster's gate. So the caller must
+    /// open the gate before it waits for the page.
     WaitFor(usize),
     Pinned,
 }
 
-/// Pages of one cluster that the discarding thread has taken, from page `first` on.
+/// Pages of one cluster that the discarding thread owns. The first element of `taken` is for page
+/// `first`.
 struct TakenPages<'a> {
     first: usize,
     taken: [Option<Taken<'a>>; MOST],
@@ -58,7 +59,7 @@ impl Pager {
     }
 
     /// Discards pages of one cluster, in order. Stops at a page that is pinned, is released to the
-    /// kernel, or is taken by another thread. The caller has shut the cluster's gate.
+    /// kernel, or is owned by another thread. The caller has shut the cluster's gate.
     fn discard_some(&self, pages: Range<usize>) -> Result<DiscardStep, Errno> {
         let mut taken_pages = TakenPages { first: pages.start, taken: [const { None }; MOST] };
         let mut step = DiscardStep::Done;
@@ -85,8 +86,8 @@ impl Pager {
         let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
         let gone =
             match (taken_pages.taken.iter().position(is_resident), taken_pages.taken.iter().rposition(is_resident)) {
-                // Each page between the first and the last resident page was taken by this thread,
-                // or has no memory. So one call covers all of them.
+                // This thread owns each page between the first and the last resident page, or the
+                // page has no memory. So one call covers all of them.
                 (Some(first), Some(last)) => {
                     let (offset, length) = (self.offset(taken_pages.first + first), (last + 1 - first) * self.unit());
                     self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
@@ -127,8 +128,8 @@ impl Pager {
     pub fn evict_down_to(&self, pages: usize) -> Result<(), Errno> {
         let fault_slot = page_fault::fault_slot();
         loop {
-            // `ended` is read before `resident`. So an eviction that ends after this line is
-            // noticed below.
+            // `ended` is read before `resident`. So the check of `any_since(ended)` below notices
+            // an eviction that ends after this line.
             let ended = self.evictions.ended();
             if self.limit.resident() <= pages {
                 return Ok(());

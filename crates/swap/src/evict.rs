@@ -1,8 +1,8 @@
 //! Eviction: selects a cluster and moves its pages to the backing store.
 //!
 //! A clock with a second chance runs over aligned clusters. The clock's hand skips a cluster that
-//! was used since the hand's last visit. A cluster counts as used if one of its pages was brought
-//! in, or written to for the first time. (A process cannot read the accessed bits of page-table
+//! was used since the hand's last visit. A cluster counts as used if one of its pages was paged in,
+//! or was written to for the first time. (A process cannot read the accessed bits of page-table
 //! entries.) All resident and unpinned pages of the selected cluster are evicted together:
 //!
 //! 1. The evictor shuts the cluster's gate ([`crate::gate`]), takes the pages, and write-protects
@@ -13,7 +13,7 @@
 //! 3. It shuts the gate again, and frees the pages' memory, by one system call for each run.
 //!
 //! A run ends at a resident page that is not evicted, or at a page that was released to the kernel.
-//! A run may span pages that have no memory: evicted pages, and pages that a thread is reading
+//! A run may include pages that have no memory: evicted pages, and pages that a thread is reading
 //! outside the gate. The system calls have no effect on these pages.
 //!
 //! If the pages cannot be written, they stay in memory and become writable again. A faulting thread
@@ -62,9 +62,9 @@ pub enum EvictionFailure {
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MadeRoom {
-    /// The caller has room for its page: it has evicted a page, and `resident` still counts the
-    /// room of that page. If the caller released this room while the limit is exceeded, two threads
-    /// could evict each other's pages for ever.
+    /// The caller has room for its page: it has evicted a page without lowering the count
+    /// `resident`. Lowering the count while the limit is exceeded could let two threads evict each
+    /// other's pages for ever.
     Taken,
     /// The caller has no room yet, and should try again.
     Perhaps,
@@ -75,11 +75,11 @@ pub enum MadeRoom {
 pub struct EvictionGoal {
     /// The eviction ends when it has freed this number of pages.
     pub pages: usize,
-    /// Up to this number of the freed pages still count as resident after the eviction. So the
-    /// caller has room for as many pages of its own.
+    /// Up to this number of the freed pages still count as resident after the eviction. The caller
+    /// uses their room for its own pages.
     pub kept: usize,
-    /// The eviction also ends when this number of clusters could not be written. With 0, only clean
-    /// pages are evicted, which need no write.
+    /// The eviction also ends when writing has failed for this number of clusters. With 0, only
+    /// clean pages are evicted, which need no write.
     pub failures: u32,
 }
 
@@ -88,8 +88,8 @@ pub struct EvictionGoal {
 pub struct Outcome {
     pub freed: usize,
     pub failure: Option<EvictionFailure>,
-    /// Whether this thread could not evict from a cluster, because another thread had claimed the
-    /// cluster, or because a fork was about to claim all clusters.
+    /// Whether this thread could not evict from a cluster. Either another thread had claimed the
+    /// cluster, or a fork was about to claim all clusters.
     pub found_claimed: bool,
 }
 
@@ -114,12 +114,12 @@ impl Batch<'_> {
 }
 
 impl Pager {
-    /// Makes room for a faulting thread: evicts pages, or waits for other threads' evictions.
-    /// Raises the limit by many pages in three cases:
+    /// Makes room for the page of a faulting thread: evicts pages, or waits for other threads'
+    /// evictions. Raises the limit by many pages in three cases:
     /// - Nothing can be evicted.
     /// - The store became full during the eviction.
     /// - The store was full or failing before, and fewer than [`LEAST_CHUNK`] clean pages were
-    ///   evicted. One instruction may need more pages than were evicted.
+    ///   evicted. One instruction may touch more pages than that.
     pub fn evict_directly(&self, fault_slot: usize) -> MadeRoom {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
@@ -203,9 +203,9 @@ impl Pager {
         }
     }
 
-    /// Evicts pages: moves the clock's hand from cluster to cluster until `goal` is reached, or for
-    /// three rounds over all clusters. The third round gives no second chance, because other
-    /// threads may use each cluster as fast as the hand goes round.
+    /// Evicts pages: moves the clock's hand from cluster to cluster until `goal` is reached, or
+    /// three times around all clusters. The third time, the hand does not spare clusters in use:
+    /// other threads may use every cluster between two visits of the hand.
     pub fn evict(&self, queue: &mut StoreQueue, goal: EvictionGoal, fault_slot: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
@@ -301,7 +301,8 @@ impl Pager {
     }
 
     /// Calls `act` with the offset and length of each run of pages for which `in_run` holds.
-    /// `in_run` gets a page's position in the cluster. A run may span pages without memory.
+    /// `in_run` gets a page's position in the cluster. A run may include pages that are not in
+    /// memory.
     fn for_runs(
         &self,
         batch: &Batch,
@@ -386,8 +387,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Writes the next dirty pages of the batch, from position `start` on, to the slots of `run`.
-    /// Returns the position after the last of these pages.
+    /// Writes the next dirty pages of the batch, from position `start` on, to the consecutive slots
+    /// of `run`. Returns the position after the last of these pages.
     fn write_run(&self, batch: &mut Batch, start: usize, run: Run, queue: &mut StoreQueue) -> Result<usize, Errno> {
         let mut segments = [IoVector { base: 0, length: 0 }; MOST];
         let (mut count, mut placed, mut position) = (0, 0, start);
@@ -435,7 +436,8 @@ impl Pager {
             say(format_args!("swap: the memory of evicted pages cannot be freed ({failure:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.leaves_memory(position);
-        // If this fails, the next write to the page faults, and that fault makes the page writable.
+        // If this fails, the page stays write-protected. The next write to it faults, and that
+        // fault makes it writable.
         self.for_neighbours(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
         dropped
     }

@@ -32,7 +32,7 @@ impl Evictions {
     }
 
     /// Notes that an eviction has completed, and wakes every waiter. Waiters also wake if the
-    /// eviction has made no room: they may then have to evict themselves.
+    /// eviction has made no room, because they may then have to evict pages themselves.
     pub fn end(&self, has_made_room: bool) {
         self.ended.fetch_add(u32::from(has_made_room), Ordering::Release);
         self.running.fetch_sub(1, Ordering::Release);
@@ -66,7 +66,7 @@ mod tests {
     const LONG: Nanoseconds = 3_600_000_000_000;
 
     /// An eviction that makes no room wakes a waiter although `ended` stays unchanged. The test
-    /// repeats the eviction, because the waiter may not be asleep at the first one.
+    /// repeats the eviction, because the waiter may not sleep yet at the first one.
     #[test]
     fn each_end_of_an_eviction_wakes_a_waiter() {
         let evictions = Arc::new(Evictions::new());

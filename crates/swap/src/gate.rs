@@ -1,10 +1,10 @@
-//! The gate of a cluster. While threads that bring in pages of the cluster are inside the gate, the
-//! evicting thread waits. While the evicting thread has shut the gate, those threads wait. Any
-//! number of them may be inside at once.
+//! The gate of a cluster keeps page faults and evictions apart. Any number of faulting threads may
+//! be inside the gate; the evicting thread waits until they have left. While the evicting thread
+//! has shut the gate, faulting threads wait outside.
 //!
 //! An eviction changes the mapping of the whole cluster twice: one call write-protects the victims
-//! (the pages to evict), and a later call drops them. A page that another thread mapped at that
-//! moment would be dropped with the victims. So:
+//! (the pages to evict), and a later call drops them. If another thread mapped a page during the
+//! second call, the page would be dropped with the victims. So:
 //! - A thread that changes a page's mapping is inside the gate.
 //! - The evictor shuts the gate for each of the two calls. The gate is open while the evictor
 //!   writes the pages to the store between them.
@@ -14,7 +14,7 @@
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0–15 | inside | number of threads that are changing the mapping of a page they own |
-//! | 28 | `referenced` | a thread was inside since the clock's hand passed |
+//! | 28 | `referenced` | a thread was inside since the last visit of the eviction clock's hand |
 //! | 29 | `claimed` | a thread evicts from the cluster |
 //! | 30 | `waited` | a thread sleeps until the gate opens |
 //! | 31 | `shut` | no thread may enter |
@@ -29,8 +29,8 @@ const CLAIMED: u32 = 1 << 29;
 const WAITED: u32 = 1 << 30;
 const SHUT: u32 = 1 << 31;
 
-/// Number of polls before a waiter sleeps. The polls take about as long as the system calls that
-/// threads make inside the gate.
+/// Number of polls before a thread that waits at the gate sleeps. The polls take about as long as
+/// the system calls that threads make inside the gate.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,8 @@ pub struct Gate<'a>(&'a AtomicU32);
 #[derive(Debug)]
 pub struct Inside<'a>(Gate<'a>);
 
-/// Proof that the calling thread is the cluster's only evictor. Dropping it ends the claim.
+/// Proof that the calling thread is the cluster's only evictor. When the value is dropped, another
+/// thread can become the evictor.
 #[derive(Debug)]
 pub struct Claim<'a>(Gate<'a>);
 
@@ -80,8 +81,8 @@ impl<'a> Gate<'a> {
     /// Makes the calling thread the cluster's evictor. `None` if another thread is the evictor.
     pub fn claim(self) -> Option<Claim<'a>> {
         let before = self.0.fetch_or(CLAIMED, Edge::Gate.acquire());
-        // `then_some` would build a `Claim` in either case; dropping it would clear the other
-        // thread's bit.
+        // `then_some` would build a `Claim` even if another thread has the claim. Dropping it would
+        // clear that thread's bit.
         (before & CLAIMED == 0).then(|| Claim(self))
     }
 

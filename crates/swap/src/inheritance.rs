@@ -17,12 +17,13 @@
 //!    makes a pager with queues and threads of its own ([`Inheritance::adopt`]).
 //!
 //! Lock order: claim → page → store queue → gate. So all clusters are claimed before any gate is
-//! shut. The wait for a claim has a time limit, because the thread that holds it may be waiting for
-//! a device that does not answer. After the time limit the fork fails.
+//! shut. The wait for a claim has a time limit, because the thread that holds the claim may be
+//! waiting for a device that does not answer. After the time limit the fork fails.
 //!
 //! From step 1 on, every child of the process inherits anonymous swapped memory, with zeroes in
-//! place of evicted pages. After the fork the parent undoes that (MADV_DONTFORK). If the parent
-//! cannot, later children without a copy unmap the memory ([`UnpagedMemory`]).
+//! place of evicted pages. After the fork, the parent excludes the memory from later forks again
+//! (MADV_DONTFORK). If MADV_DONTFORK fails, later children without a copy unmap the memory
+//! ([`UnpagedMemory`]).
 
 use crate::address_space::{AddressSpace, ExtentKind};
 use crate::gate::{Claim, ShutGate};
@@ -51,10 +52,11 @@ pub struct FrozenMemory {
     user: Option<SlotUser>,
     /// The private descriptors that must stay open in the child.
     descriptors: Vec<i32>,
-    /// The offsets of the memory that is not released to the kernel.
+    /// The parts of the region, as ranges of offsets, that the pager manages: all but the memory
+    /// that was released to the kernel.
     parts: Vec<Range<usize>>,
-    /// The resident pages that this thread has taken. `None` if the kernel copies the resident
-    /// pages.
+    /// The resident pages that this thread owns during the fork, to copy them. `None` if the kernel
+    /// copies the resident pages.
     taken: Option<(Vec<Taken<'static>>, Resident)>,
     /// The memory file with the parent's copy of the resident pages.
     copy: Option<OwnedDescriptor>,
@@ -72,15 +74,16 @@ pub struct Inheritance {
 
 impl Mappings {
     /// Stops evictions and faults before a fork that gives the child a copy of the memory. Waits at
-    /// most `timeout` for running evictions. Until the result is dropped, the caller may fork
-    /// once. It must not touch the memory, or run a signal handler that might touch it.
+    /// most `timeout` nanoseconds for running evictions. Until the result is dropped, the caller
+    /// may fork once, and must not touch the memory. It must not run a signal handler that might
+    /// touch the memory.
     ///
     /// Errors:
     ///
     /// - `EOPNOTSUPP`: the mechanism or the device allows no copy, the slots cannot be shared, or
     ///   the parent has to copy the memory in which the caller's stack lies.
-    /// - `EAGAIN`: the maximum number of processes already shares the slots.
-    /// - `EBUSY`: another thread, whose device does not answer, holds a cluster's claim for too
+    /// - `EBUSY`: another thread keeps the claim of a cluster for longer than `timeout`, because
+    ///   its device does not answer.
     ///   long.
     /// - `ENOMEM`.
     pub fn freeze(&'static self, timeout: Nanoseconds) -> Result<FrozenMemory, Errno> {
@@ -128,10 +131,10 @@ impl Mappings {
     /// Prepares a fork whose child gets no copy of the memory. Returns the memory that the child
     /// would inherit without a copy and must unmap; `None` if there is none.
     ///
-    /// `is_ours`: whether the forking process owns this memory. If so, the lock of the mappings is
-    /// held until the result is dropped. Otherwise the forking process is a vfork child, which
-    /// borrows its parent's memory. A vfork child could be killed while it holds the lock, so it
-    /// releases the lock at once.
+    /// `is_ours`: whether the forking process owns this memory. If so, the mappings stay locked
+    /// until the result is dropped. Otherwise the forking process is a vfork child, which borrows
+    /// its parent's memory. A vfork child releases the lock at once, because it could be killed
+    /// while it holds the lock.
     pub fn without_pager(&'static self, is_ours: bool) -> Option<UnpagedMemory> {
         if !self.exposed.load(Ordering::Relaxed) {
             return None;
@@ -146,14 +149,14 @@ impl Mappings {
         self.exposed.load(Ordering::Relaxed).then_some(unpaged)
     }
 
-    /// Asks the kernel to leave the memory out of future children. Stores in `exposed` whether the
-    /// kernel refuses.
+    /// Asks the kernel not to give the memory to later forked children (MADV_DONTFORK). Stores in
+    /// `exposed` whether the kernel refuses.
     fn take_back(&self, parts: &[Range<usize>]) {
         let taken_back = self.region.pager.mechanism.set_inherited(parts, false);
         self.exposed.store(taken_back.is_err(), Ordering::Relaxed);
     }
 
-    /// Returns the offsets of all memory that is not released to the kernel.
+    /// Returns the offsets of all memory of the region except what was released to the kernel.
     fn parts(&self, space: &AddressSpace) -> Vec<Range<usize>> {
         let range = self.range();
         let mut parts = Vec::new();
@@ -180,12 +183,12 @@ impl FrozenMemory {
     /// Errors: the kernel's, together with the result of unmapping the memory
     /// ([`UnpagedMemory::unmap_in_child`]).
     pub fn inherit(mut self) -> Result<Inheritance, (Errno, Result<(), Errno>)> {
-        // With `parts` empty, dropping this value in the child undoes nothing. Only the parent
+        // With `parts` empty, the child drops this value without a further effect. Only the parent
         // undoes what [`Mappings::freeze`] did.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
-        // Dropping this value in the child must not release the pages, which the parent's thread
-        // has taken.
+        // The parent's thread owns the taken pages. So dropping this value in the child must not
+        // release them.
         let taken = self.taken.take();
         let copy = self.copy.take().zip(taken).map(|(file, (_, resident))| Copied { file, resident });
         let inherited = mechanism.inherit(&parts, copy).and_then(|prepared| {
@@ -208,8 +211,8 @@ impl Drop for FrozenMemory {
 }
 
 /// Keeps threads from beginning an eviction while a fork claims all clusters. Otherwise these
-/// threads would compete for fewer and fewer unclaimed clusters. A thread that needs room waits
-/// until this value is dropped, as it would wait for another thread's eviction.
+/// threads would claim clusters that the fork still needs. A thread that needs room waits until
+/// this value is dropped, as it would wait for another thread's eviction.
 struct EvictionPause<'a>(&'a Pager);
 
 impl<'a> EvictionPause<'a> {
@@ -227,8 +230,8 @@ impl Drop for EvictionPause<'_> {
     }
 }
 
-/// Swapped memory that a child would inherit without a pager. Its evicted pages would read as
-/// zeroes.
+/// Swapped memory that a child would inherit without a pager. In the child, its evicted pages would
+/// read as zeroes.
 pub struct UnpagedMemory {
     mappings: &'static Mappings,
     parts: Vec<Range<usize>>,
@@ -273,8 +276,8 @@ impl Inheritance {
         }
         let region = SwapRegion::start(window, pager, queues, true)?;
         let claim = parent.claim.as_ref().map(|claim| {
-            // The child inherited the parent's open file description under the same number, and
-            // owns this number from now on.
+            // The child inherited the lock's open file description under the parent's descriptor
+            // number. From now on, the child owns this number.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
         });
         let mappings = Mappings { region, space: Mutex::new(space), claim, exposed: AtomicBool::new(false) };
@@ -283,8 +286,8 @@ impl Inheritance {
 }
 
 impl Pager {
-    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` if another thread holds a claim
-    /// for longer than `timeout`.
+    /// Claims all clusters, and then shuts all gates. Errors: `EBUSY` if another thread keeps the
+    /// claim of a cluster for longer than `timeout`.
     fn shut_all_gates(&self, timeout: Nanoseconds) -> Result<Vec<ShutGate<'_>>, Errno> {
         let start = Ticks::now();
         let left = || timeout.saturating_sub(Ticks::now().since(start));
@@ -304,8 +307,8 @@ impl Pager {
             Some(last) if last.end == start => last.end = end,
             _ => runs.push(start..end),
         };
-        // The end of the last of `resident.spans`, if the next page that is taken may extend it.
-        // `None` after a page that has memory and was not taken.
+        // Where the last of `resident.spans` ends, if the next page that this thread takes may
+        // extend it. `None` after a page that has memory and was not taken.
         let mut span_end = None;
         for index in self.pages_in_use() {
             let (page, offset) = (self.page(index), self.offset(index));
@@ -330,8 +333,8 @@ impl Pager {
         (all, resident)
     }
 
-    /// Makes the copied pages writable again and releases them. If a page cannot be made writable
-    /// now, the next write fault on it does so.
+    /// Makes the pages that were copied writable again, and ends this thread's ownership of them.
+    /// If a page cannot be made writable now, the next write fault on it does so.
     fn give_back_resident(&self, all: Vec<Taken>, resident: &Resident) {
         for run in &resident.taken {
             let _ = self.mechanism.open(run.start, run.len());
@@ -342,15 +345,15 @@ impl Pager {
         }
     }
 
-    /// Makes the child a user of the slots of evicted pages. The child does not use the slots of
-    /// clean pages, because it has these pages in memory.
+    /// Makes the child a user of the slots of evicted pages. The child does not need the slots of
+    /// clean pages, because it gets these pages in memory.
     fn lend_to(&self, user: &SlotUser) {
         let is_out = |page: &usize| self.page(*page).at_rest() == State::Out;
         self.store.slots.lend(user, self.pages_in_use().filter(is_out).map(|page| self.slot_at_rest(page)));
     }
 
-    /// Copies the states and slots of all pages of the parent's pager. The parent forked with all
-    /// gates shut.
+    /// Copies the states and slot numbers of all pages from `other`, the pager of the parent. The
+    /// parent had shut all gates before it forked.
     fn copy_pages(&self, other: &Pager) {
         self.set_extent(other.pages_in_use().end);
         let mut resident = 0;

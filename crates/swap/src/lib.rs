@@ -15,10 +15,10 @@
 //! | threads of the region | `background` |
 //!
 //! # Invariants
-//! - A page's content is in memory or in its slot, or in both. A page that cannot be written stays
-//!   in memory. A page that cannot be read raises SIGBUS.
-//! - Faulting threads share no lock, as long as there are enough queue pairs for each to have its
-//!   own. A page's state is one word.
+//! - A page's content is in memory or in its slot, or in both. A page that cannot be written to the
+//!   store stays in memory. Touching a page that cannot be read back raises SIGBUS.
+//! - If there are enough queue pairs for each faulting thread to have its own, faulting threads
+//!   share no lock. A page's state is one word.
 //! - The fault path allocates nothing, and does not touch memory of the region.
 #![cfg_attr(not(any(test, loom)), no_std)]
 #![forbid(unsafe_code)]

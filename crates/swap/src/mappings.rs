@@ -4,9 +4,9 @@
 //! - If the program wants something that a pager cannot provide (another protection, a lock,
 //!   another mapping), that part of the memory is released to the kernel in place. The part returns
 //!   to the region when the program unmaps it.
-//! - [`Changes`] gives mmap(2) and related calls the results that the kernel gives. If the program
-//!   unmaps memory that a system call of another thread uses, the memory is freed later: by the
-//!   first change of the mappings after that call has returned.
+//! - [`Changes`] gives mmap(2) and related calls the results that the kernel gives. The program may
+//!   unmap memory while a system call of another thread uses it. The memory is then freed by the
+//!   first change of the mappings after that system call has returned.
 
 mod changes;
 
@@ -31,28 +31,30 @@ use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, UserAddress, user_memory, width};
 
-/// Addresses of swapped memory. They are far from all addresses that Linux, loaders and runtimes
-/// choose. They are equal in every process, so a constant seccomp filter can recognise them.
+/// The range of addresses for swapped memory, far from all addresses that Linux, loaders and
+/// runtimes choose. It is the same in every process, so a constant seccomp filter can recognise its
+/// addresses.
 pub const WINDOW: Range<usize> = 0x2000_0000_0000..0x2100_0000_0000;
 
-/// Smallest limit in bytes. The limit is large enough that the pages that system calls pin are a
-/// small part of it.
+/// Smallest limit in bytes on resident memory. It is so large that the pages that system calls pin
+/// are only a small part of it.
 pub const LEAST_LIMIT: usize = 4 << 20;
-/// Maximum number of bytes that one transfer of a read or write call pins at a time.
+/// Maximum number of bytes that usring pins at a time for a large read or write call. It carries
+/// out such a call in several transfers.
 const MOST_PINNED: usize = 1 << 20;
 /// Smallest value of the option `min` (the smallest mapping that is swapped), in bytes.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
-/// Bytes of addresses for each byte that the store and the limit hold. Because of this surplus,
-/// large free ranges remain despite fragmentation.
+/// Bytes of addresses in the region for each byte of store and limit. The surplus of addresses
+/// leaves large free ranges despite fragmentation.
 const ROOM: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
 /// The options of a program's swapped memory, from its launcher or its environment.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// The parsed text of `--swap`. [`Mappings`] ignores its `minimum`; the caller maps only memory
-    /// of at least that length.
+    /// The parsed text of `--swap`. [`Mappings`] ignores its field `minimum`: the caller maps only
+    /// memory of at least that length.
     pub text: &'a SwapText,
     /// File in which the process has its counters (`counters::run`).
     pub statistics: Option<&'a CStr>,
@@ -67,8 +69,8 @@ fn addresses(capacity: u64, limit: usize) -> usize {
 }
 
 /// Returns the minimum size of a store and the minimum limit with which a mechanism works, in
-/// bytes. They depend on the mechanism's unit, which depends on `capacity` (bytes of the intended
-/// store) and `limit` (the intended limit).
+/// bytes. Both depend on the mechanism's unit. The unit depends on `capacity` (bytes of the
+/// intended store) and `limit` (the intended limit in bytes).
 pub fn least(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -> (u64, usize) {
     let unit = mechanism.unit(addresses(capacity, limit));
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
@@ -88,24 +90,24 @@ pub struct Mappings {
     pub(crate) space: Mutex<AddressSpace>,
     /// The lock on the backing store's file, which this process shares with its forked children.
     pub(crate) claim: Option<HeldDescriptor>,
-    /// Whether the kernel gives the memory to every forked child, also to a child that gets no copy
-    /// (`crate::inheritance`).
+    /// Whether the kernel gives the memory to every forked child, even to a child that gets no copy
+    /// of the evicted pages (`crate::inheritance`).
     pub(crate) exposed: AtomicBool,
 }
 
 static ZEROES: [u8; PAGE] = [0; PAGE];
 
 impl Mappings {
-    /// Opens the backing store and makes this process its only user. The store may still hold pages
-    /// of an earlier run, which are ignored.
+    /// Opens the backing store and makes this process its only user. Pages of an earlier run that
+    /// the store may still hold are ignored.
     pub fn open(options: &Options) -> Result<Self, Refusal> {
         let Backing { device, claim, header, .. } = Backing::open(&options.text.spec, supply(options.socket)?)?;
         let mappings = Mappings::behind_header(device, header, options)?;
         Ok(Mappings { claim, ..mappings })
     }
 
-    /// Sets up swapped memory on an open device that has no other user. Ignores the store's text in
-    /// `options`.
+    /// Sets up swapped memory on an open device that has no other user. Ignores the name of the
+    /// store in `options`.
     pub fn on(device: Arc<Device>, options: &Options) -> Result<Self, Refusal> {
         Self::behind_header(device, 0, options)
     }
@@ -127,14 +129,14 @@ impl Mappings {
         &self.region
     }
 
-    /// Returns two numbers of bytes: how many bytes a transfer should pin at once (whole pages),
-    /// and how many bytes a single call can pin at most.
+    /// Returns two numbers of bytes. The first is how many bytes a transfer should pin at once
+    /// (whole pages). The second is how many bytes one system call can pin at most.
     pub fn most_pinned(&self) -> (usize, usize) {
         let limit = self.region.limit() * self.region.page_size();
         ((limit / 16).min(MOST_PINNED) / PAGE * PAGE, limit / 2)
     }
 
-    /// Returns the end address of the last unit of a mapping that ends at `end`.
+    /// Returns the end address of the unit in which a mapping ends. The mapping ends at `end`.
     fn unit_end(&self, end: usize) -> usize {
         let base = self.region.as_ptr() as usize;
         base + (end - base).next_multiple_of(self.region.page_size())
@@ -155,8 +157,8 @@ impl Mappings {
         self.space.lock().around(address)
     }
 
-    /// Fills mapped memory with zeroes: discards the whole units of `part`. Pinned units, and the
-    /// partial units at the ends, stay in place, and zeroes are written to them.
+    /// Fills mapped memory with zeroes. Discards the whole units of `part` that are not pinned, and
+    /// writes zeroes to pinned units and to the partial units at the ends.
     pub fn zero(&self, part: &Range<usize>) -> Result<(), Errno> {
         let unit = self.region.page_size();
         let base = self.region.as_ptr() as usize;
@@ -184,8 +186,8 @@ impl Mappings {
         self.region.is_resident(address - self.region.as_ptr() as usize)
     }
 
-    /// Pins the mapped parts of a range and calls `keep` with each; the caller unpins them later.
-    /// Skips parts that are released to the kernel or not mapped. Errors: those of
+    /// Pins the mapped parts of a range and calls `keep` with each part. The caller unpins these
+    /// parts later. Skips parts that are released to the kernel or not mapped. Errors: those of
     /// [`SwapRegion::pin`].
     pub fn pin(
         &self,
@@ -202,8 +204,8 @@ impl Mappings {
         while let Some(part) = self.first(&(start..range.end)) {
             match self.region.pin_among(self.offsets(&part), access, most) {
                 Ok(pin) => core::mem::forget(pin),
-                // Another thread is releasing a page of the part to the kernel. The retry takes the
-                // mappings' lock, so it waits for that thread.
+                // Another thread is unmapping a page of the part, or is releasing it to the kernel.
+                // The retry takes the mappings' lock, so it waits for that thread.
                 Err(Errno::ENXIO) => continue,
                 Err(error) => return Err(error),
             }
@@ -227,8 +229,9 @@ impl Mappings {
         )
     }
 
-    /// Returns whether a part that was just pinned is still mapped. If not, unpins it and drops the
-    /// content that the pin brought in, so that no later mapping finds that content.
+    /// Returns whether a part that was just pinned is still mapped. If not, unpins the part and
+    /// drops the content that the pin has paged in. Otherwise a later mapping would find that
+    /// content.
     fn is_still_mapped(&self, part: &Range<usize>) -> bool {
         let space = self.space.lock();
         if space.around(part.start).is_some_and(|around| part.end <= around.end) {
@@ -236,8 +239,8 @@ impl Mappings {
         }
         self.unpin(part);
         for unit in part.clone().step_by(self.region.page_size()) {
-            // Another call may still pin the unit. Its content is then dropped after that call has
-            // returned.
+            // Another call may still pin the unit. Then the content stays until a later change of
+            // the mappings discards it.
             let _ = self.region.discard_shared(self.offsets(&space.idle_units(&(unit..unit + 1))));
         }
         false
@@ -265,8 +268,8 @@ fn write_zeroes(range: &Range<usize>) -> Result<(), Errno> {
     })
 }
 
-/// Returns the source of a device's queues. With a socket, that is the launcher, which lends the
-/// back end to this process alone.
+/// Returns the source of a device's queues. With a socket, the source is the launcher, which lends
+/// the back end to this process alone.
 fn supply(socket: Option<&[u8]>) -> Result<Box<dyn Supply>, Refusal> {
     let Some(socket) = socket else { return Ok(Box::new(OwnSupply)) };
     match RemoteSupply::of_swap(Control::at(socket)) {

@@ -1,7 +1,7 @@
-//! Mechanisms: how a page is mapped for the program, and how it is taken out of the mapping again.
-//! Kernels and sandboxes allow different ways. The pager decides everything else: which thread
-//! acts, when, and with which content. A page is *absent* if it has no memory, because it was never
-//! touched or because it was evicted.
+//! Mechanisms: how a page is mapped for the program, and how it is unmapped again. Kernels and
+//! sandboxes allow different ways. The pager decides everything else: which thread acts, when, and
+//! with which content. A page is *absent* if it has no memory, because it was never touched or
+//! because it was evicted.
 //!
 //! | mechanism | memory | an absent page | needs |
 //! |---|---|---|---|
@@ -31,13 +31,12 @@ use usring_sys::userfault::UserFault;
 /// The operations of a mechanism on a region's mapping. Offsets and lengths are multiples of the
 /// region's unit ([`MechanismKind::unit`]).
 ///
-/// Before it calls a function on pages, the caller has taken these pages. The caller is also inside
+/// Before a thread calls a function on pages, it has taken these pages. The thread is also inside
 /// the gate of their cluster, or has claimed the cluster.
 pub trait Mechanism: Send + Sync {
-    /// Makes the first `length` bytes usable. Pages that were not usable before are absent
-    /// afterwards, so a touch is a fault that the pager serves. The mechanism allocates page tables
-    /// only for usable pages. The usable length never shrinks. Two threads must not call this
-    /// function at the same time.
+    /// Makes the first `length` bytes usable. Each page that becomes usable is absent, so a touch
+    /// is a fault that the pager serves. The mechanism allocates page tables only for usable pages.
+    /// The usable length never shrinks. Two threads must not call this function at the same time.
     fn extend(&self, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
@@ -55,38 +54,38 @@ pub trait Mechanism: Send + Sync {
     /// Makes resident pages readable and writable.
     fn open(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Handles a fault on a page that is missing although its state is resident. Returns `true` if
-    /// the page now holds zeroes, because the program had dropped it by a call that usring did not
-    /// see. Returns `false` if the page is mapped with its content.
+    /// Handles a fault on a page whose state is resident although the kernel reports it missing.
+    /// Returns `true` if the page now holds zeroes, because the program had dropped it by a call
+    /// that usring did not see. Returns `false` if the page is mapped with its content.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno>;
 
     /// Write-protects the resident pages of a range. A mechanism that cannot write-protect takes
     /// all access away. Absent pages stay absent.
     fn close(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Makes resident pages of one cluster that were closed (see [`Mechanism::close`]) readable for
-    /// the pager.
+    /// Makes resident pages of one cluster readable for the pager. The caller has closed the pages
+    /// ([`Mechanism::close`]).
     fn prepare_reading(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Frees the memory of pages that were closed (see [`Mechanism::close`]). They are absent
-    /// afterwards.
+    /// Frees the memory of pages that the caller has closed ([`Mechanism::close`]). The pages are
+    /// absent afterwards.
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Frees the memory that the region still has for pages that were released to the kernel. Other
-    /// memory is mapped at their addresses now.
+    /// Frees the memory that the region still has for pages that were released to the kernel. At
+    /// the addresses of these pages, other memory is mapped by now.
     fn leave(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Maps the region's memory again in place of memory that the kernel managed. All pages are
-    /// absent.
+    /// Maps the region's memory again where pages were released to the kernel. All these pages are
+    /// absent afterwards.
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Sets whether a forked child inherits the resident pages of these parts. If `inherited` is
-    /// set, all gates are shut. Errors: `EOPNOTSUPP` if the mechanism cannot let a child inherit
-    /// them.
+    /// Sets whether a forked child inherits the resident pages of `parts`. If `inherited` is set,
+    /// the caller has shut all gates. Errors: `EOPNOTSUPP` if the mechanism cannot let a child
+    /// inherit pages.
     fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
         let _ = (parts, inherited);
         Err(Errno::EOPNOTSUPP)
@@ -99,21 +98,21 @@ pub trait Mechanism: Send + Sync {
     }
 
     /// Copies the resident pages to a memory file for the child of the next fork. First closes the
-    /// pages in `resident.taken` (see [`Mechanism::close`]). All gates are shut. The caller opens
+    /// pages in `resident.taken` ([`Mechanism::close`]). The caller has shut all gates. It opens
     /// the closed pages again after the fork, or if this function fails.
     fn copy(&self, resident: &Resident) -> Result<OwnedDescriptor, Errno> {
         let _ = resident;
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns, in the forked child, the inherited memory with its resident pages writable. Their
-    /// content is that of `copy`, if the parent copied them.
+    /// Returns, in the forked child, the inherited memory with its resident pages writable. If the
+    /// parent copied these pages, their content comes from `copy`.
     fn inherit(&self, parts: &[Range<usize>], copy: Option<Copied>) -> Result<Prepared, Errno> {
         let _ = (parts, copy);
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Unmaps these parts in a forked child that gets no copy.
+    /// Unmaps `parts` of the region in a forked child that gets no copy of the memory.
     fn unmap_in_child(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
         let _ = parts;
         Ok(())
@@ -123,10 +122,10 @@ pub trait Mechanism: Send + Sync {
 /// The resident pages of a process that forks, as ranges of offsets.
 #[derive(Debug, Default)]
 pub struct Resident {
-    /// Pages that the forking thread has taken. No other thread uses them until the fork is done.
+    /// Pages that the forking thread owns. No other thread changes them until the fork is done.
     pub taken: Vec<Range<usize>>,
-    /// The ranges of `taken`, joined where only absent pages lie between them. So fewer system
-    /// calls close them.
+    /// The ranges of `taken`, joined where only absent pages lie between them. With fewer ranges,
+    /// fewer system calls close the pages.
     pub spans: Vec<Range<usize>>,
     /// Pages that system calls have pinned. They stay writable.
     pub pinned: Vec<Range<usize>>,
@@ -144,15 +143,15 @@ pub struct Copied {
     pub resident: Resident,
 }
 
-/// How a region maps a page, and how it catches a touch of an absent one. In the order of
-/// preference.
+/// How a region maps a page, and how it detects a touch of an absent page. The mechanisms are in
+/// the order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MechanismKind {
     UserFault,
     Guard,
     Protect,
-    /// Used only on request: the slowest mechanism, and the only one with which a system call can
-    /// touch an absent page.
+    /// Used only on request, because it is the slowest. It is the only mechanism with which a
+    /// system call can touch an absent page.
     Thread,
 }
 
@@ -173,7 +172,8 @@ impl MechanismKind {
     }
 
     /// Returns the cause of a fault on an absent page. The pager does not serve faults with another
-    /// cause. `None` for `Thread`, with which a touch causes an event and no signal.
+    /// cause. `None` for `Thread`: a touch then causes an event for the pager thread, and no
+    /// signal.
     pub fn cause(self) -> Option<Cause> {
         match self {
             MechanismKind::UserFault => Some(Cause::Missing),
@@ -187,8 +187,8 @@ impl MechanismKind {
         MechanismKind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Returns the unit of a region of `length` bytes, in bytes. The pages of a unit are brought in
-    /// and evicted together.
+    /// Returns the unit, in bytes, of a region of `length` bytes. All pages of a unit are paged in
+    /// together, and evicted together.
     pub fn unit(self, length: usize) -> usize {
         match self {
             MechanismKind::Protect => (length / MOST_PARTS).next_power_of_two().max(LEAST_PROTECTED),
@@ -203,12 +203,12 @@ impl fmt::Display for MechanismKind {
     }
 }
 
-/// Maximum number of units of a region with the mechanism `mprotect`. Linux allows 65,530 mappings
-/// (vm.max_map_count), and each run of units with equal access is a mapping.
+/// Maximum number of units of a region with the mechanism `mprotect`. Each run of units with equal
+/// access is a mapping, and Linux allows 65,530 mappings (vm.max_map_count).
 const MOST_PARTS: usize = 30_000;
 const LEAST_PROTECTED: usize = 64 << 10;
 
-/// Memory that a mechanism has mapped, with that mechanism.
+/// Memory that a mechanism has mapped for a region, together with that mechanism.
 pub struct Prepared {
     pub window: Window,
     pub mechanism: Box<dyn Mechanism>,
@@ -216,8 +216,8 @@ pub struct Prepared {
     pub events: Option<Arc<UserFault>>,
 }
 
-/// Maps `length` bytes, a multiple of the unit, at address `at` if it is given. All of its pages
-/// are absent once [`Mechanism::extend`] has made them usable.
+/// Maps `length` bytes, a multiple of the unit, at address `at` if it is given.
+/// [`Mechanism::extend`] makes the pages usable; they are absent then.
 ///
 /// Errors: those of the kernel or the sandbox.
 pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {

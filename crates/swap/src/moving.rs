@@ -11,15 +11,17 @@ use core::ops::Range;
 use usring_sys::{Errno, UserAddress, page_fault, thread, user_memory};
 
 impl Pager {
-    /// Moves the content of pages. The target pages hold nothing, and no other thread knows their
-    /// addresses. A concurrent write to a source page may be lost, as with mremap(2). A pinned
-    /// source page is copied, and stays. Only one thread may do this at a time.
+    /// Moves the content of pages to target pages, from index `to` on. The target pages hold
+    /// nothing, and no other thread knows their addresses. A concurrent write to a source page may
+    /// be lost, as with mremap(2). A pinned source page is copied and stays in memory. Only one
+    /// thread may call this at a time.
     ///
     /// Errors, after which nothing has moved: `EBUSY` for a source page that was released to the
     /// kernel; `EEXIST` for a target page that holds content; the kernel's (such as `ENOMEM`).
     pub fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let mut bounce = vec![0; self.unit()];
-        // Signals are blocked: a handler that touched the page would wait for this thread itself.
+        // Signals are blocked: a handler that touched the page would make this thread wait for
+        // itself.
         let _closed = thread::close_signals();
         for (step, page) in from.clone().enumerate() {
             if let Err(error) = self.move_page(page, to + step, &mut bounce) {
@@ -49,7 +51,8 @@ impl Pager {
                     return Ok(());
                 }
                 State::Clean | State::Dirty => {
-                    // Room is taken before the claim. Lock order: room → claim → page.
+                    // Room for the target page is reserved before the claim. Lock order: room →
+                    // claim → page.
                     self.make_room(page_fault::fault_slot());
                     match self.move_resident(from, to, bounce) {
                         Ok(Moved::Copied) => return Ok(()),
@@ -69,12 +72,12 @@ impl Pager {
         }
     }
 
-    /// Moves the content of a resident page. The caller has room for one more page.
+    /// Moves the content of a resident page. The caller has reserved room for the target page.
     fn move_resident(&self, from: usize, to: usize, bounce: &mut [u8]) -> Result<Moved, Errno> {
         // This thread claims the source's cluster and does not enter that cluster's gate. Later it
-        // enters the gate of the target's cluster, perhaps the same gate. A thread that is inside a
-        // gate must not enter the gate again: another thread may have begun to shut it, and both
-        // would wait for ever.
+        // enters the gate of the target's cluster, which may be the same gate. Entering a gate
+        // twice could deadlock: between the two entries, another thread may begin to shut the gate.
+        // Both threads would then wait for ever.
         let _claim = self.claim_cluster(self.cluster_of(from));
         let page = self.page(from);
         let before = page.state();
@@ -99,8 +102,8 @@ impl Pager {
             return Ok(Moved::Copied);
         }
         if self.mechanism.discard(self.offset(from), self.unit()).is_err() {
-            // No known kernel refuses to free the source page. If one does, both pages hold the
-            // content.
+            // No known kernel refuses to free the source page. If one does, source and target both
+            // hold the content.
             self.reopen(from, source, State::Dirty);
             return Ok(Moved::Copied);
         }
@@ -108,8 +111,8 @@ impl Pager {
         Ok(Moved::Gone)
     }
 
-    /// Maps a copy of the taken page `from` at `to`, write-protected if `is_clean`. Returns the
-    /// target page, which is still taken.
+    /// Maps a copy of page `from` at page `to`, write-protected if `is_clean`. The caller owns the
+    /// page `from`. Returns the target page, which the calling thread then owns.
     fn copy_to(&self, from: usize, to: usize, is_clean: bool, bounce: &mut [u8]) -> Result<Taken<'_>, Errno> {
         let target = self.page(to).take(State::Untouched, Pins::Ignored).ok_or(Errno::EEXIST)?;
         let content = UserAddress(self.memory.content(self.offset(from), self.unit()) as u64);
@@ -127,8 +130,8 @@ impl Pager {
         }
     }
 
-    /// Releases a page that stays in memory. If it cannot be made writable now, the next write
-    /// fault makes it writable.
+    /// Releases a page that stays in memory. If the page cannot be made writable now, the next
+    /// write fault on it does so.
     fn reopen(&self, index: usize, taken: Taken, state: State) {
         if state == State::Dirty {
             let _ = self.mechanism.open(self.offset(index), self.unit());
@@ -136,15 +139,16 @@ impl Pager {
         taken.release(state);
     }
 
-    /// Moves content back to its source page. Content that another thread has written there
-    /// meanwhile is discarded.
+    /// Moves content back to its source page, after a later page could not be moved. Drops what
+    /// another thread has written to the source page meanwhile.
     fn move_back(&self, from: usize, to: usize, bounce: &mut [u8]) {
         if self.page(from).state() == State::Untouched {
             return;
         }
         let back = match self.discard(to..to + 1) {
             Ok(()) => self.move_page(from, to, bounce),
-            // The source still has the content.
+            // The discard failed, so the source page still has the content, and the moved content
+            // is dropped.
             Err(_) => self.discard(from..from + 1),
         };
         assert!(back.is_ok(), "a page that was just in memory goes back there: {back:?}");
@@ -154,9 +158,10 @@ impl Pager {
 /// Result of moving a resident page.
 enum Moved {
     /// The page was moved. The number of resident pages is unchanged, so the caller releases the
-    /// room that it took for the target.
+    /// room that it reserved for the target page.
     Gone,
-    /// The page was copied, and the source stays in memory. The target page uses the caller's room.
+    /// The page was copied, and the source page stays in memory. The target page uses the room that
+    /// the caller reserved.
     Copied,
     /// The page was not moved: it is no longer resident, or another thread has taken it.
     Not,

@@ -35,7 +35,8 @@ pub enum State {
     Clean,
     /// In memory only.
     Dirty,
-    /// No longer paged: the kernel manages what is mapped there (`crate::unmanaged`).
+    /// The page is no longer paged. The kernel manages the memory that is mapped at its address
+    /// (`crate::unmanaged`).
     Unmanaged,
 }
 
@@ -43,13 +44,13 @@ const STATE: u32 = 7;
 /// State bits of a busy page that was `Untouched` before.
 const BUSY_UNTOUCHED: u32 = 6;
 /// State bits of a busy page that was `Clean` or `Dirty` before. A busy page that was `Out` or
-/// `Unmanaged` has the bits of `State::Busy`.
+/// `Unmanaged` before has the bits of `State::Busy`.
 const BUSY_RESIDENT: u32 = 7;
 const WAITED: u32 = 1 << 3;
 const ONE_PIN: u32 = 1 << 8;
 
-/// Number of polls of a busy page before the waiting thread sleeps. The polls take about as long as
-/// mapping a page with its content.
+/// Number of times that a thread polls a busy page before it sleeps. The polls take about as long
+/// as mapping a page with its content.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 fn state_of(word: u32) -> State {
@@ -88,9 +89,9 @@ impl State {
 /// Whether a thread may take a page that is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pins {
-    /// A pinned page can be taken: the thread keeps it in memory.
+    /// A thread may take a pinned page, because it keeps the page in memory.
     Ignored,
-    /// A pinned page cannot be taken: the thread would evict or discard it.
+    /// A thread may not take a pinned page, because it would evict or discard the page.
     Respected,
 }
 
@@ -98,7 +99,7 @@ pub enum Pins {
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a>(&'a AtomicU32);
 
-/// A busy page, from its owner's view. The owner must release it.
+/// A busy page, as its owner sees it. Other threads wait until the owner releases the page.
 #[derive(Debug)]
 #[must_use = "everybody who wants the page waits for its release"]
 pub struct Taken<'a> {
@@ -117,9 +118,10 @@ impl<'a> Page<'a> {
     }
 
     /// Returns the state that a page had before its owner took it, or the page's state if it is not
-    /// busy. The gate of the page's cluster is shut. So the owner of a busy page is one of these:
+    /// busy. The caller guarantees that the gate of the page's cluster is shut. So the owner of a
+    /// busy page is one of these:
     /// - The thread that shut the gate. A page that was clean counts as dirty.
-    /// - A thread that wants to bring the page in and waits at the gate. The page is not in memory.
+    /// - A thread that waits at the gate to page the page in. The page is not in memory.
     pub fn at_rest(&self) -> State {
         let word = self.0.load(Ordering::Relaxed);
         match word & STATE {
@@ -131,9 +133,9 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Copies the state of `other`, whose cluster's gate is shut, into this page, which no thread
-    /// uses yet. The copy is never clean, and never pinned, because pins belong to the original
-    /// page.
+    /// Copies the state of `other` into this page, which no thread uses yet. The gate of the
+    /// cluster of `other` is shut. The copy is never clean. It is never pinned, because pins belong
+    /// to the original page.
     pub fn copy_at_rest(&self, other: Page) {
         let state = match other.at_rest() {
             State::Clean => State::Dirty,
@@ -147,7 +149,7 @@ impl<'a> Page<'a> {
     }
 
     /// Makes the calling thread the page's owner. `None` if the page is not in the state `from`, or
-    /// if `pins` forbids it.
+    /// if `pins` does not allow taking a pinned page.
     #[inline]
     pub fn take(&self, from: State, pins: Pins) -> Option<Taken<'a>> {
         let mut word = self.0.load(Ordering::Relaxed);
@@ -188,7 +190,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Pins the page if it is resident. For `write`, the page must be dirty, too.
+    /// Adds a pin to the page if it is resident and, for `write`, dirty.
     pub fn pin(&self, write: bool) -> Pinned {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -218,7 +220,8 @@ impl<'a> Page<'a> {
 pub enum Pinned {
     First,
     Again,
-    /// The page is not pinned, because it is not resident or not writable. Holds the page's state.
+    /// The page is not pinned: it is not resident, or a pin for writing found it not dirty. Holds
+    /// the page's state.
     No(State),
     TooOften,
 }
@@ -230,7 +233,8 @@ impl Taken<'_> {
         self.before
     }
 
-    /// Puts the page into `state` and wakes the threads that wait for it.
+    /// Ends the caller's ownership of the page: puts the page into `state`, and wakes the threads
+    /// that wait for it.
     #[inline]
     pub fn release(self, state: State) {
         let word = self.page.0;

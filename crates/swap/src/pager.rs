@@ -1,4 +1,4 @@
-//! The shared state of a region, and the path on which a fault is served.
+//! The shared state of a swap region, and the path on which a page fault is served.
 //!
 //! # Owners
 //! | what | owner |
@@ -6,7 +6,7 @@
 //! | a page's word, slot number and mapping | the thread that has taken the page ([`crate::page`]) |
 //! | an allocated slot | the page that has its number |
 //! | the two mapping changes of an eviction | the thread that has claimed and shut the cluster's gate ([`crate::gate`]) |
-//! | room below the limit | the thread that raised `resident`; then the page that it brings in |
+//! | room for a page below the limit | the thread that raised `resident`; then the page that it pages in |
 //! | a store queue | the thread that holds its lock ([`crate::store`]) |
 //!
 //! Lock order: room → claim → page → store queue → gate.
@@ -15,11 +15,11 @@
 //! - A thread that has claimed a cluster to evict from it waits for no page. A thread that owns a
 //!   page waits only for threads that need no page.
 //! - A thread that owns a page has signals blocked: a signal handler that touched the page would
-//!   wait for its own thread.
+//!   make the thread wait for itself.
 //! - A page becomes resident only inside its cluster's gate. A resident page is taken and released
 //!   only inside the gate, or by the thread that has claimed the gate.
-//! - So while a gate is shut, a busy page that the evictor does not own is not in memory. It may
-//!   lie in a run of pages that the evictor drops.
+//! - So while a gate is shut, a busy page that the evictor does not own has no memory. The evictor
+//!   may free a range of addresses that includes such a page.
 
 use crate::counters::{Counter, Counters};
 use crate::evict::MadeRoom;
@@ -42,32 +42,32 @@ use usring_sys::paged_memory::PagedMemory;
 use usring_sys::set_once::SetOnce;
 use usring_sys::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Bytes of a cluster, whose resident pages are evicted together.
+/// Bytes of a cluster. The resident pages of a cluster are evicted together.
 const CLUSTER: usize = 256 << 10;
 
 /// Bits in a word of `Pager::in_use`.
 const BITS: usize = 64;
 
-/// An access to a page that faulted, or an access for which a page is pinned.
+/// A faulting access to a page, or the access for which a system call's memory is pinned.
 #[derive(Clone, Copy, Debug)]
 pub struct PageAccess {
     pub write: bool,
-    /// Whether the page was mapped at the fault; then it was write-protected.
+    /// Whether the page was mapped when the fault happened. If so, it was write-protected.
     pub present: bool,
     pub fault_slot: usize,
 }
 
-/// Why a page could not be brought in.
+/// Why a page could not be paged in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// The slot that could not be read. `None` if the kernel had no memory for the page, or for
-    /// [`Lost::UNUSED`].
+    /// The slot that could not be read. `None` for [`Lost::UNUSED`], and if the kernel had no
+    /// memory for the page.
     pub slot: Option<u32>,
     pub error: Errno,
 }
 
 impl Lost {
-    /// No mapping of the program covers the page, so it must not be brought in.
+    /// No mapping of the program covers the page, so the pager must not page it in.
     pub const UNUSED: Lost = Lost { slot: None, error: Errno::EFAULT };
 }
 
@@ -84,9 +84,11 @@ pub struct Pager {
     pub failed_writes: AtomicU32,
     /// Errno of the last failed write to the store.
     pub last_failure: AtomicU32,
-    /// Number of threads that want to claim all clusters, for a fork. Above 0, no eviction begins.
+    /// Number of threads that want to claim all clusters, each for a fork. While it is above 0, no
+    /// eviction begins.
     pub waiting_forks: AtomicU32,
-    /// Number of clusters that the hand of the eviction clock (`evict`) has visited.
+    /// Number of clusters that the hand of the eviction clock has visited (see the head of
+    /// `evict`).
     pub hand: AtomicUsize,
     unit: usize,
     per_cluster: usize,
@@ -95,8 +97,8 @@ pub struct Pager {
     gates: PageArray<AtomicU32>,
     /// Number of clusters from the region's start to the last one in use.
     extent: AtomicUsize,
-    /// Called in a forked child at its first access of inherited memory, to make a pager. Returns
-    /// `false` if the child inherited nothing.
+    /// Called in a forked child at its first access to inherited memory, to make the child's pager.
+    /// Returns `false` if the child inherited nothing.
     first_touch: SetOnce<fn() -> bool>,
     /// One bit for each page, set if a mapping of the program covers the page. `None` if all pages
     /// are in use.
@@ -113,7 +115,7 @@ pub struct Parts {
     pub limit: usize,
     pub readahead: usize,
     pub counters: Counters,
-    /// Whether no page is in use until [`Pager::set_in_use`] says so.
+    /// Whether the new pager has no page in use until [`Pager::set_in_use`] marks pages as used.
     pub unused: bool,
 }
 
@@ -145,8 +147,8 @@ impl Pager {
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
             first_touch: SetOnce::new(),
-            // With `MechanismKind::Thread` a fault cannot be refused: the pager thread can only map
-            // a page. So all pages count as used.
+            // With `MechanismKind::Thread`, the pager cannot refuse a fault: the pager thread can
+            // only map a page. So all pages count as used.
             in_use: match parts.unused && parts.kind != MechanismKind::Thread {
                 true => Some(PageArray::new(count.div_ceil(BITS))?),
                 false => None,
@@ -162,21 +164,22 @@ impl Pager {
         self.pages.len()
     }
 
-    /// Returns the number of clusters, from the region's start, among which the evictor searches
-    /// (see [`Pager::set_extent`]).
+    /// Returns the number of clusters in use, counted from the region's start. The evictor searches
+    /// only these clusters ([`Pager::set_extent`]).
     pub fn clusters(&self) -> usize {
         self.extent.load(Ordering::Relaxed)
     }
 
-    /// Declares only the first `pages` pages used. Later pages may still be in memory, but are no
-    /// longer evicted. The thread that unmaps such a page also discards it.
+    /// Declares that only the first `pages` pages are in use. Later pages may still be in memory,
+    /// but are no longer evicted. The thread that unmaps such a page also discards it.
     pub fn set_extent(&self, pages: usize) {
         let clusters = pages.div_ceil(self.per_cluster).clamp(1, self.gates.len());
         self.extent.store(clusters, Ordering::Relaxed);
     }
 
-    /// Marks pages as used or unused. Afterwards the caller discards the pages that became unused.
-    /// The discard waits for faults that did not see the mark. Later faults see it.
+    /// Marks pages as used or unused. The caller then discards the pages that became unused. Faults
+    /// that begin after this call see the mark. The discard waits for the faults that did not see
+    /// it.
     pub fn set_in_use(&self, pages: Range<usize>, in_use: bool) {
         let Some(words) = &self.in_use else { return };
         let mut page = pages.start;
@@ -222,7 +225,7 @@ impl Pager {
         Gate::new(&self.gates[cluster])
     }
 
-    /// Returns the slot number of a page that the caller has taken.
+    /// Returns the slot number of a page that the caller owns.
     pub fn slot(&self, _: &Taken, page: usize) -> u32 {
         self.slots[page].load(Ordering::Relaxed)
     }
@@ -231,21 +234,21 @@ impl Pager {
         self.slots[page].store(slot, Ordering::Relaxed);
     }
 
-    /// Returns the slot number of a page while all gates are shut, or while no thread uses the
-    /// pager.
+    /// Returns the slot number of a page. The caller guarantees that all gates are shut, or that no
+    /// thread uses the pager.
     pub fn slot_at_rest(&self, page: usize) -> u32 {
         self.slots[page].load(Ordering::Relaxed)
     }
 
-    /// Copies a page's state and slot number from another pager, whose gates are shut. No thread
-    /// uses the pager `self` yet.
+    /// Copies a page's state and slot number from the pager `other`, whose gates are shut. No
+    /// thread uses the pager `self` yet.
     pub fn copy_at_rest(&self, other: &Pager, page: usize) {
         self.page(page).copy_at_rest(other.page(page));
         self.slots[page].store(other.slot_at_rest(page), Ordering::Relaxed);
     }
 
-    /// Sets the function that a forked child calls at its first access of inherited memory. The
-    /// function makes a pager, and returns `false` if the child inherited nothing.
+    /// Sets the function that a forked child calls at its first access to inherited memory. The
+    /// function makes the child's pager, and returns `false` if the child inherited nothing.
     pub fn set_first_touch(&self, first_touch: &'static fn() -> bool) {
         self.first_touch.set(first_touch);
     }
@@ -254,15 +257,15 @@ impl Pager {
         page * self.unit
     }
 
-    /// Brings a page in and makes it writable for a write access. This is the path of a fault.
+    /// Serves a fault: pages a page in, and makes it writable for a write access.
     pub fn page_in(&self, index: usize, access: PageAccess) -> Result<(), Lost> {
         let page = self.page(index);
         let mut has_room = false;
         let outcome = loop {
             match page.state() {
                 State::Busy => page.wait(),
-                // The thread repeats its access. The access then reaches the memory that the kernel
-                // has mapped there.
+                // The faulting thread repeats its access, which then reaches the memory that the
+                // kernel has mapped there.
                 State::Unmanaged => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
                     if let Some(outcome) = self.let_in(index, state, access) {
@@ -293,8 +296,8 @@ impl Pager {
         outcome
     }
 
-    /// Serves a fault on a resident page: a write to a clean page, or a fault that raced with the
-    /// thread that brought the page in. `None` if the page's state has changed meanwhile.
+    /// Serves a fault on a resident page. The fault is a write to a clean page, or another thread
+    /// paged the page in first. `None` if the page's state has changed meanwhile.
     fn let_in(&self, index: usize, state: State, access: PageAccess) -> Option<Result<(), Lost>> {
         if state == State::Clean && !access.write && access.present {
             return Some(Ok(()));
@@ -364,8 +367,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Releases a page that the caller has mapped with the content of its slot. Frees the slot
-    /// unless the page is clean. The caller is inside the gate.
+    /// Releases a page into which the caller has read the content of `slot`. Frees the slot unless
+    /// the page is clean. The caller is inside the gate.
     pub fn finish_page_in(&self, taken: Taken, slot: u32, clean: bool) {
         if clean {
             taken.release(State::Clean);
@@ -375,14 +378,14 @@ impl Pager {
         }
     }
 
-    /// Takes room for one page, and evicts pages if there is none.
+    /// Reserves room for one page below the region's limit, and evicts pages if there is none.
     pub fn make_room(&self, fault_slot: usize) {
         while !self.take_one(fault_slot) && self.evict_directly(fault_slot) == MadeRoom::Perhaps {}
         self.limit.wake_evictor();
     }
 
-    /// Takes room for one page, within the limit or its excess (see `watermarks`). Returns `false`
-    /// if there is no room.
+    /// Reserves room for one page below the limit, or in the excess that was added to it (see
+    /// `watermarks`). Returns `false` if there is no room.
     #[inline]
     pub fn take_one(&self, fault_slot: usize) -> bool {
         match self.limit.take(1) {
@@ -396,7 +399,7 @@ impl Pager {
         true
     }
 
-    /// Reports on standard error why a page could not be brought in.
+    /// Reports on standard error why a page could not be paged in.
     pub fn complain(&self, index: usize, lost: Lost) {
         let offset = self.offset(index);
         match lost.slot {
@@ -421,7 +424,7 @@ impl FaultServer for Pager {
             if self.first_touch.get().is_some_and(|serves| serves()) {
                 return Served::Again;
             }
-            // The child may have mapped something else at this address.
+            // The forked child may have mapped something else at this address.
             if page_fault::is_mapped(fault.address) {
                 return Served::Foreign;
             }
@@ -441,8 +444,9 @@ impl FaultServer for Pager {
         }
         let index = (fault.address - self.memory.address()) / self.unit;
         if self.page(index).state() == State::Unmanaged {
-            // Either the access came before the release to the kernel and can be retried, or the
-            // kernel forbids the access.
+            // There are two cases. If the kernel allows the access, the fault came before the
+            // release to the kernel, and the access is repeated. Otherwise the program gets the
+            // fault.
             let is_allowed = page_fault::allows(fault.address, fault.write);
             return if is_allowed { Served::Again } else { Served::Foreign };
         }

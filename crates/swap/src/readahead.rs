@@ -1,12 +1,12 @@
-//! Read-ahead: when a thread's faults are sequential, the reader thread brings in the next pages by
-//! one larger request. The reader sleeps until the request completes.
+//! Read-ahead: when a thread's faults are sequential, the reader thread pages in the next pages by
+//! one larger request. The reader thread sleeps until the request completes.
 //!
-//! - For each fault slot (which a thread holds while its fault is served), the reader knows the
-//!   page at which a sequence of faults would continue.
-//! - A fault on that page doubles the number of pages read ahead, from 4 pages on. A fault on
+//! - A thread holds a fault slot while its fault is served. For each fault slot, the reader knows
+//!   the page at which a sequence of faults would continue.
+//! - A fault on that page doubles the number of pages read ahead, which begins with 4. A fault on
 //!   another page ends the sequence.
-//! - A job (pages to read) that the reader has not begun is replaced by the next job from the same
-//!   fault slot.
+//! - Each fault slot has at most one job (pages to read). A new job replaces the previous job if
+//!   the reader has not begun it.
 
 use crate::counters::Counter;
 use crate::page::State;
@@ -21,21 +21,22 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Number of elements of `expected` and `jobs`, a power of two. If two fault slots share an
-/// element, fewer pages are read ahead for them.
+/// element, each ends the other's sequence, so fewer pages are read ahead.
 const ROWS: usize = 64;
 const FIRST: usize = 4;
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
-/// Low bits of a job, which hold its number of pages. Above them is the first page.
+/// Low bits of a job, which hold its number of pages. The bits above them hold the job's first
+/// page.
 const COUNT_BITS: u32 = 8;
 
 pub struct Streams {
     /// For each fault slot: the page that a sequence of faults would touch next, and the number of
-    /// pages that were last read ahead.
+    /// pages that the last job read ahead.
     expected: PageArray<AtomicU64>,
-    /// For each fault slot: its job, which is the pages that the reader thread should read. 0 if
-    /// there is none.
+    /// For each fault slot: the pages that the reader thread should read for it (a job). 0 if there
+    /// is no job.
     jobs: PageArray<AtomicU64>,
     /// Maximum number of pages to read ahead; 0 turns read-ahead off.
     most: usize,
@@ -66,8 +67,8 @@ impl Streams {
         self.most
     }
 
-    /// Notes that a fault with this fault slot has brought `page` in. Returns the pages to read
-    /// ahead; `None` if the fault does not continue a sequence.
+    /// Notes that a fault with this fault slot has paged `page` in. Returns the pages to read
+    /// ahead. `None` if the fault does not continue a sequence.
     fn next(&self, page: usize, fault_slot: usize) -> Option<Range<usize>> {
         let word = &self.expected[fault_slot % ROWS];
         let (expected, before) = unpack(word.load(Ordering::Relaxed));
@@ -99,7 +100,8 @@ impl Streams {
         Some(first..first + count)
     }
 
-    /// Puts the reader to sleep until there is a job. `None` if the reader must end.
+    /// Puts the reader to sleep until there is a job, and returns the job's pages. `None` if the
+    /// reader must end.
     fn wait(&self) -> Option<Range<usize>> {
         loop {
             self.reader.store(ASLEEP, Ordering::Relaxed);
@@ -122,8 +124,8 @@ impl Streams {
 }
 
 impl Pager {
-    /// Called after a swap-in of `page`. If the faults of this fault slot are sequential, asks the
-    /// reader thread to bring in the next pages.
+    /// Continues read-ahead after a fault has read `page` from the store. If the faults of this
+    /// fault slot are sequential, asks the reader thread to page in the next pages.
     #[inline]
     pub fn follow(&self, page: usize, fault_slot: usize) {
         if self.streams.most() == 0 {
@@ -149,21 +151,21 @@ impl Pager {
         }
     }
 
-    /// Brings in the first evicted pages of a range, by one request. Returns the page after the
-    /// last of them. Returns the end of the range if it has no evicted page, or if there is no room
-    /// for one.
+    /// Pages in the first evicted pages of a range by one request. Returns the page after the last
+    /// of them. Returns the end of the range if the range has no evicted page, or if there is no
+    /// room for one.
     fn read_ahead_once(&self, pages: Range<usize>, queue: &mut StoreQueue) -> usize {
-        // Only evicted pages are read.
+        // Pages that were never touched, or are in memory, are not read from the store.
         let Some(first) = pages.clone().find(|page| self.page(*page).state() == State::Out) else { return pages.end };
         let Some(run) = self.take_run(first..pages.end, || self.limit.take_spare(1)) else {
-            // There is no room, or another thread has taken the page.
+            // Either there is no room, or another thread has taken the first page.
             return if self.page(first).state() == State::Out { pages.end } else { first + 1 };
         };
         let end = first + run.count();
         let (from, length) = self.device_range(&run);
         let content = queue.read(self.store.device(), from, length, Waiting::Asleep);
-        // A page that could not be read stays evicted. The thread that touches it next reports the
-        // error.
+        // A page that could not be read stays evicted. The next thread that touches it reads it
+        // again and reports the error.
         self.put_in_place(run, content, self.mechanism.tracks_writes(), (Counter::ReadAhead, first));
         end
     }

@@ -1,4 +1,4 @@
-//! [`SwapRegion`] and its [`Builder`]: the interface of a region to Rust programs. `interpose`
+//! [`SwapRegion`] and its [`Builder`]: the interface of a swap region to Rust programs. `interpose`
 //! builds the C interface on [`SwapRegion`]. `pager` has the region's state.
 
 use crate::background::Background;
@@ -24,7 +24,7 @@ use usring_sys::sync::{AtomicUsize, Ordering};
 use usring_sys::{Errno, processor, thread, user_memory};
 
 /// Smallest limit on resident memory, in units. It leaves room for the pages that several threads
-/// bring in at the same time.
+/// page in at the same time.
 pub const LEAST_LIMIT: usize = 64;
 
 /// Maximum number of bytes that are read ahead by default.
@@ -34,10 +34,10 @@ const QUEUES: usize = 4;
 
 /// Queue pairs for the region's own threads: one for the evictor, one for the reader.
 const OWN_QUEUES: u32 = 2;
-/// Minimum queue pairs of a region's device: two for its own threads, one for faulting threads.
+/// Minimum queue pairs of a device: one each for the evictor, the reader, and faulting threads.
 pub const LEAST_QUEUES: u32 = OWN_QUEUES + 1;
 
-/// How the caller uses memory that is kept resident.
+/// How the caller uses memory that it pins or keeps resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The caller only reads the memory.
@@ -116,15 +116,15 @@ impl Builder {
         self
     }
 
-    /// Sets how many bytes are read ahead at most for a thread whose faults are sequential.
-    /// Default: 128 KiB; 0 turns read-ahead off.
+    /// Sets how many bytes are read ahead at most for a thread whose faults are sequential. The
+    /// default is 128 KiB; 0 turns read-ahead off.
     pub fn readahead(mut self, bytes: usize) -> Self {
         self.readahead = Some(bytes);
         self
     }
 
-    /// Sets how many threads can fault at once without sharing a queue pair, as far as the device
-    /// has so many queue pairs. Default: four for each processor.
+    /// Sets how many threads can fault at once without sharing a queue pair. The default is four
+    /// for each processor. A device with fewer queue pairs lowers the number.
     pub fn queues(mut self, queues: usize) -> Self {
         self.queues = Some(queues.max(1));
         self
@@ -132,14 +132,14 @@ impl Builder {
 
     /// Prepares the region of an unmodified program, which may touch the region inside libc's
     /// malloc. The region lies at `address`, a multiple of 2 MiB where nothing is mapped. Its
-    /// counters are in the file `statistics` (`counters::run`). Its threads are unknown to libc.
+    /// counters are in the file `statistics` (`counters::run`). libc does not know its threads.
     pub(crate) fn beneath_program(mut self, address: usize, statistics: Option<CString>) -> Self {
         (self.address, self.unknown_threads, self.statistics) = (Some(address), true, statistics);
         self
     }
 
-    /// Makes the region. When the region is dropped, the content of its backing store becomes
-    /// meaningless.
+    /// Makes the region. When the region is dropped, its backing store keeps no content that
+    /// anything can use.
     ///
     /// Errors:
     /// - [`Refusal`]: the store cannot be used, or has no room for all of the region.
@@ -167,8 +167,8 @@ impl Builder {
         }
         let queues = self.queues.unwrap_or_else(|| QUEUES * processor::count() as usize);
         let queues = queues.min(device.geometry().queues.saturating_sub(OWN_QUEUES).max(1) as usize);
-        // The evictor's and the reader's queues are opened first, because the store opens all other
-        // queue pairs of the device.
+        // The queues of the evictor and of the reader are opened first, because the store may open
+        // all remaining queue pairs of the device.
         let evictor = StoreQueue::new(&device, unit)?;
         let reader = StoreQueue::new(&device, run::MOST * unit)?;
         let store = Store::new(device, header, unit, queues, self.unknown_threads)?;
@@ -218,8 +218,8 @@ impl Builder {
                 for kind in MechanismKind::BY_ITSELF {
                     match prepare(kind) {
                         Ok(prepared) => return Ok(prepared),
-                        // The user can free memory, but cannot add a mechanism. So a lack of memory
-                        // is the error that is reported.
+                        // The user can free memory, but cannot add a mechanism to the kernel. So
+                        // `ENOMEM` is reported in preference to other errors.
                         Err(Errno::ENOMEM) => failed = Errno::ENOMEM,
                         Err(_) => {}
                     }
@@ -230,7 +230,7 @@ impl Builder {
     }
 }
 
-/// Returns counters in the run's file, or counters of this process alone if that fails.
+/// Returns counters in a part of `file`. If that fails, returns counters in this process's memory.
 pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
     file.and_then(counters::run::take).map_or_else(Counters::new, Ok)
 }
@@ -239,10 +239,10 @@ pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
 ///
 /// A program uses a region like any memory: an evicted page comes back when a thread touches it.
 /// Three things differ:
-/// - **System calls** do not bring pages back, except with the mechanism `compat`. They return
+/// - **System calls** do not page memory in, except with the mechanism `compat`. They return
 ///   `EFAULT`, or transfer only a part. [`SwapRegion::with_resident`] and [`SwapRegion::pin`] keep
 ///   memory resident for them.
-/// - **A forked child** does not have the memory: a touch of it ends the child.
+/// - **A forked child** does not have the memory: touching it ends the child.
 /// - **A page that cannot be read back** raises SIGBUS, as a mapped file does. A message on
 ///   standard error names its slot in the backing store.
 ///
@@ -327,7 +327,7 @@ impl SwapRegion {
     }
 
     /// Sets the device's polling policy. `policy`: a value of the option `poll=`. Returns `false`
-    /// for any other word, or if the region did not open the device itself.
+    /// for any other text, or if the region did not open the device itself.
     pub fn set_policy(&self, policy: &str) -> bool {
         match (self.policy, PollPolicy::parse(policy)) {
             (Some(word), Some(policy)) => {
@@ -370,7 +370,7 @@ impl SwapRegion {
         Ok(range.start / unit..range.end.div_ceil(unit))
     }
 
-    /// Brings a range of bytes in and keeps it resident until the result is dropped. Evicted pages
+    /// Pages a range of bytes in and keeps it resident until the result is dropped. Evicted pages
     /// are read by requests of up to 128 KiB; the calling thread sleeps meanwhile.
     ///
     /// Errors: `EINVAL` for a range outside the region; `ENOMEM` if more than half of the limit
@@ -380,8 +380,8 @@ impl SwapRegion {
     }
 
     /// Pins a range of bytes, which stays resident until the result is dropped. Errors: those of
-    /// [`SwapRegion::pin`], but `ENOMEM` if more than `most` pages of the region would be pinned.
-    /// `ENXIO` if a page is released to the kernel, or not mapped by the program.
+    /// [`SwapRegion::pin`], but `ENOMEM` only if more than `most` pages of the region would be
+    /// pinned. `ENXIO` if a page is released to the kernel, or the program has not mapped it.
     pub(crate) fn pin_among(&self, range: Range<usize>, access: Access, most: usize) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };
@@ -392,7 +392,7 @@ impl SwapRegion {
         Ok(pin)
     }
 
-    /// Pins the first page of `pages`, and may bring in the pages after it by the same request.
+    /// Pins the first page of `pages`. The request that pages it in may also page in later ones.
     fn pin_first(&self, pages: Range<usize>, write: bool, most: usize) -> Result<(), Errno> {
         let index = pages.start;
         let access = PageAccess { write, present: true, fault_slot: page_fault::fault_slot() };
@@ -409,7 +409,7 @@ impl SwapRegion {
                 Pinned::TooOften => return Err(Errno::ENOMEM),
                 Pinned::No(State::Unmanaged) => return Err(Errno::ENXIO),
                 Pinned::No(_) => {
-                    // Signals are blocked: a handler's touch of a page would wait for this thread.
+                    // Signals are blocked: a handler that touches a page could deadlock.
                     let _closed = thread::close_signals();
                     if self.pager.page_in_range(pages.clone(), access) {
                         continue;
@@ -442,15 +442,15 @@ impl SwapRegion {
         }
     }
 
-    /// Calls `work` with a part of the memory, which stays resident during the call. System calls
-    /// need this, because they do not bring pages back. Errors: those of [`SwapRegion::pin`].
+    /// Calls `work` with a part of the memory, which stays resident during the call. Use this for
+    /// system calls, which do not page memory in. Errors: those of [`SwapRegion::pin`].
     pub fn with_resident<R>(
         &mut self,
         range: Range<usize>,
         access: Access,
         work: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, Errno> {
-        // A `Pin` would borrow the whole region, so it is forgotten.
+        // A `Pin` would keep the region borrowed, but `work` changes its memory.
         let pages = self.pages(&range)?;
         let pin = self.pin(range.clone(), access)?;
         core::mem::forget(pin);
@@ -459,7 +459,7 @@ impl SwapRegion {
         Ok(result)
     }
 
-    /// Drops the content of whole pages. They hold zeroes from now on, and take neither memory nor
+    /// Drops the content of whole pages. The pages then hold zeroes, and take neither memory nor
     /// slots.
     ///
     /// Errors: `EINVAL` for a range that is not whole pages of the region; `EBUSY` at a pinned page
@@ -480,8 +480,8 @@ impl SwapRegion {
         self.pager.discard(pages)
     }
 
-    /// Releases whole pages to the kernel with their content. Ordinary memory takes their place,
-    /// and the region's limit no longer counts them.
+    /// Releases whole pages to the kernel with their content. Ordinary memory of the kernel takes
+    /// their place. The region's limit no longer counts the pages.
     ///
     /// Errors, after which the pages stay in the region: `EBUSY` if a page is pinned or released
     /// already; `EIO`; `ENOMEM`.
@@ -495,13 +495,13 @@ impl SwapRegion {
     }
 
     /// Releases whole pages to the kernel without their content. `act` maps something else there.
-    /// Some pages may be released already. Errors, after which no page is released: `EBUSY` if a
-    /// page is pinned; the error of `act`.
+    /// Some pages may already be released. Errors, after which no further page is released: `EBUSY`
+    /// if a page is pinned; the error of `act`.
     pub(crate) fn replace<R>(&self, range: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.pager.replace(self.pages(&range)?, act)
     }
 
-    /// Takes back pages that were released to the kernel. They hold zeroes. Errors: `ENOMEM`;
+    /// Takes pages back that were released to the kernel. They then hold zeroes. Errors: `ENOMEM`;
     /// `EINVAL` for a page that was not released.
     pub(crate) fn reclaim(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pager.reclaim(self.pages(&range)?)
@@ -521,8 +521,8 @@ impl SwapRegion {
         Ok(())
     }
 
-    /// Marks whole pages as mapped or not mapped by the program, for a region made by
-    /// `beneath_program`. A touch of a page that is not mapped raises SIGSEGV.
+    /// Records which whole pages the program has mapped, for a region made by `beneath_program`. A
+    /// touch of a page that is not mapped raises SIGSEGV.
     pub(crate) fn set_in_use(&self, range: Range<usize>, in_use: bool) {
         let unit = self.pager.unit();
         self.pager.set_in_use(range.start / unit..range.end.div_ceil(unit), in_use);
@@ -570,7 +570,7 @@ impl Drop for SwapRegion {
         if self.pager.memory.is_ours() {
             self.background.stop();
         } else if let Some(registration) = registration {
-            // A forked child has neither the region's threads nor its memory.
+            // This is a forked child. It has neither the region's threads nor its memory.
             registration.forget();
         }
     }

@@ -1,4 +1,4 @@
-//! Brings in several adjacent pages by one request. Their slots must be adjacent, too. The thread
+//! Pages in several adjacent pages by one request. Their slots must be adjacent, too. The thread
 //! sleeps until the request completes. Used for read-ahead, and for memory that a system call is
 //! about to use.
 
@@ -13,8 +13,8 @@ use usring_sys::width;
 /// Maximum number of pages that one request brings in.
 pub const MOST: usize = 64;
 
-/// Adjacent evicted pages with consecutive slots. The thread that made this value has taken the
-/// pages, and has room for them.
+/// Adjacent evicted pages with consecutive slots. The thread that made this value owns the pages,
+/// and has reserved room for them.
 pub struct Run<'a> {
     first: usize,
     slot: u32,
@@ -30,8 +30,8 @@ impl Run<'_> {
 
 impl Pager {
     /// Takes pages from the start of a range, as long as they are evicted and their slots are
-    /// consecutive. Calls `take_room` to take room for each page. `None` if not even the first page
-    /// could be taken.
+    /// consecutive. Calls `take_room` to reserve room for each page. `None` if not even the first
+    /// page could be taken.
     pub fn take_run(&self, pages: Range<usize>, mut take_room: impl FnMut() -> bool) -> Option<Run<'_>> {
         let mut run = Run { first: pages.start, slot: 0, pages: [const { None }; MOST], count: 0 };
         for page in pages.take(MOST) {
@@ -56,15 +56,15 @@ impl Pager {
         (run.count > 0).then_some(run)
     }
 
-    /// Returns the byte of the device at which the slots of a run begin, and the run's length in
+    /// Returns the device's byte at which the slots of a run begin, and the length of the run in
     /// bytes.
     pub fn device_range(&self, run: &Run) -> (u64, usize) {
         (self.store.offset(run.slot), run.count * self.unit())
     }
 
-    /// Maps the pages of a run with `content`, releases them, and counts them in `counter`.
-    /// `clean`: the pages are write-protected and keep their slots. Returns `false` if `content` is
-    /// an error, or if a page could not be mapped. These pages stay evicted.
+    /// Maps the pages of a run with `content`, releases them, and counts them in `counter`. With
+    /// `clean`, the pages are write-protected and keep their slots. Returns `false` if `content` is
+    /// an error, or if a page could not be mapped. Pages that were not mapped stay evicted.
     pub fn put_in_place(
         &self,
         mut run: Run,
@@ -91,9 +91,9 @@ impl Pager {
         all
     }
 
-    /// Brings in pages from the start of a range by one request. Returns `false` if fewer than two
-    /// pages are evicted there, if there is no room, or if a page could not be read or mapped. The
-    /// caller then brings in the first page alone, which also reports the error.
+    /// Pages in pages from the start of a range by one request. Returns `false` if fewer than two
+    /// pages there are evicted, if there is no room, or if a page could not be read or mapped. The
+    /// caller then pages in the first page alone, which also reports an error.
     pub fn page_in_range(&self, pages: Range<usize>, access: PageAccess) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();
@@ -114,8 +114,8 @@ impl Pager {
         self.put_in_place(run, content, clean, (Counter::SwapIns, access.fault_slot))
     }
 
-    /// Takes room for up to `most` pages, and evicts pages if there is too little room. Returns the
-    /// number of pages for which there is room.
+    /// Reserves room for up to `most` pages, and evicts pages if there is too little room. Returns
+    /// the number of pages for which room was reserved.
     fn take_room(&self, most: usize, fault_slot: usize) -> usize {
         let mut room = 0;
         while room < most {

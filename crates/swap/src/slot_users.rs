@@ -11,7 +11,7 @@
 //! user's number. No other process has the lock's open file description, so exec, exit and SIGKILL
 //! all end the lock. Another user that needs slots frees the slots of users whose lock has ended.
 //! If a process is killed while it changes the table, up to 64 slots (one word) may stay allocated
-//! for good.
+//! for ever.
 //!
 //! | change | order | effect of a kill between two steps |
 //! |---|---|---|
@@ -29,20 +29,20 @@ use usring_sys::{Errno, file, width};
 /// Maximum number of processes that share a table at the same time.
 pub const MOST_USERS: usize = 32;
 
-/// State of a user's number, in the low half of its word. `TAKEN_BY + n`: user n is assigning the
-/// number to a new user, or is freeing the slots of the user that had the number.
+/// States of a user's number, in the low half of its word. `TAKEN_BY + n`: user n is assigning the
+/// number to a new user, or is freeing the slots of the number's former user.
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
-/// The bits above the state of a number count how often the number was assigned.
+/// The high half of a number's word counts how often the number was assigned.
 const ONE_USE: u64 = 1 << 32;
 
 const fn use_of(word: u64) -> u64 {
     word % ONE_USE
 }
 
-/// Words of the head of the file: the number of allocated slots, then one word for each user's
-/// number.
+/// Indices of words at the head of the table's file: the number of allocated slots, then one word
+/// for the number of each user.
 const TAKEN: usize = 0;
 const NUMBERS: usize = 1;
 const HEAD: usize = PAGE / size_of::<u64>();
@@ -57,7 +57,7 @@ pub struct SlotUsers {
     row: usize,
 }
 
-/// A user's number, with the file description that holds the lock on it.
+/// The number of a user, with the open file description whose lock shows that the user still lives.
 #[derive(Debug)]
 pub struct SlotUser {
     number: usize,
@@ -70,7 +70,8 @@ impl SlotUser {
         file::claim_byte(file.number(), number).map(|()| SlotUser { number, file })
     }
 
-    /// Returns the descriptor of the user's lock, which only the user's process keeps open.
+    /// Returns the descriptor whose open file description has the user's lock. Only the user's own
+    /// process keeps it open.
     pub fn descriptor(&self) -> i32 {
         self.file.number()
     }
@@ -78,7 +79,7 @@ impl SlotUser {
 
 impl SlotUsers {
     /// Makes tables for 64 * `words` free slots, with the calling process as the only user. The
-    /// third value returned has one bit for each slot, set if the slot is allocated.
+    /// third value returned is the bits of the slots: a bit is set if its slot is allocated.
     pub fn new(words: usize) -> Result<(SlotUsers, SlotUser, PageArray<AtomicU64>), Errno> {
         let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
         let row = words.next_multiple_of(PAGE / size_of::<u64>());
@@ -107,8 +108,8 @@ impl SlotUsers {
         &self.own[number * self.row..(number + 1) * self.row]
     }
 
-    /// Makes `user` the only user of newly allocated slots. `word` is the number of a word of the
-    /// table, and `bits` are the bits of these slots in the word.
+    /// Makes `user` the only user of newly allocated slots. `word` is the index of a word of the
+    /// table, and `bits` are the bits of these slots in that word.
     pub fn take(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].store(1, Ordering::Relaxed);
@@ -116,8 +117,8 @@ impl SlotUsers {
         self.row(user.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Adds `user` to the users of slots that the caller uses. `word` is the number of a word of
-    /// the table, and `bits` are the bits of these slots in the word.
+    /// Makes `user` a further user of slots that the caller uses. `word` is the index of a word of
+    /// the table, and `bits` are the bits of these slots in that word.
     pub fn lend(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].fetch_add(1, Ordering::Relaxed);
@@ -125,7 +126,7 @@ impl SlotUsers {
         self.row(user.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Removes a user from a slot. Returns whether it was the slot's last user.
+    /// Removes a user from the users of a slot. Returns whether it was the slot's last user.
     pub fn give_back(&self, user: &SlotUser, slot: u32) -> bool {
         let bit = 1 << (slot % 64);
         let before = self.row(user.number)[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
@@ -137,8 +138,8 @@ impl SlotUsers {
         self.holders[slot as usize].fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Assigns a free number to a child that will be forked. The child's slots are freed once no
-    /// process has the result's descriptor open.
+    /// Assigns a free number to a child that will be forked. When no process has the result's
+    /// descriptor open any more, other users free the child's slots.
     ///
     /// Errors: `EAGAIN` if all numbers are in use; those of reopening the file.
     pub fn admit(&self, by: &SlotUser) -> Result<SlotUser, Errno> {
@@ -167,8 +168,8 @@ impl SlotUsers {
             if used == FREE || !self.is_gone(by, number, used) {
                 continue;
             }
-            // The number may have been assigned again meanwhile, which the count in the word shows.
-            // Only the user that was seen above has ended.
+            // Another user may have assigned the number again since this function read the word.
+            // The count in the word shows that. Only the former user of the number has ended.
             if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
@@ -184,8 +185,8 @@ impl SlotUsers {
         }
     }
 
-    /// Returns whether the user of a number has ended, and no living process is assigning or
-    /// clearing the number. `used` is the number's state.
+    /// Returns whether the user of a number has ended. If the number is being assigned or cleared,
+    /// the process that does so must have ended, too. `used` is the number's state.
     fn is_gone(&self, by: &SlotUser, number: usize, used: u64) -> bool {
         let is_claimed = |number: usize| file::is_byte_claimed(by.file.number(), number).unwrap_or(true);
         let in_hand = |owner: usize| owner == by.number || is_claimed(owner);

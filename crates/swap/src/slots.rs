@@ -1,11 +1,11 @@
 //! The allocator of slots: one bit for each slot of the backing store. Slots are allocated in runs
-//! (consecutive slots), beginning where the last run ended. So pages that are evicted together are
-//! written by one request, and later read ahead by one.
+//! (consecutive slots), and each run begins where the previous run ended. So pages that are evicted
+//! together are written by one request, and later read ahead by one.
 //!
 //! Invariants:
 //! - Any thread allocates and frees at any time, by one atomic operation on a word.
-//! - An allocated slot belongs to the page that stores its number, and so to the thread that has
-//!   taken the page.
+//! - An allocated slot belongs to the page that stores its number. Only the thread that owns the
+//!   page uses the slot.
 //! - Processes related by fork may share the slots (`crate::slot_users`).
 
 use crate::slot_users::{SlotUser, SlotUsers};
@@ -15,11 +15,11 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU64, AtomicUsize, Ordering};
 use usring_sys::width;
 
-/// Maximum number of slots in a run: the slots of one word of the table.
+/// Maximum number of slots in a run, which lies in one word of the table.
 pub const MOST_SLOTS_OF_RUN: u32 = 64;
 
-/// Number of words that are searched for a run of the wanted length. If there is none, a shorter
-/// run is allocated.
+/// Number of words that are searched for a run of the wanted length. If none of them has such a
+/// run, the longest run found is allocated.
 const LOOKED_AT: usize = 64;
 
 pub struct Slots {
@@ -34,7 +34,8 @@ pub struct Slots {
 /// The part of the allocator that processes related by fork share.
 struct Table {
     words: PageArray<AtomicU64>,
-    /// Number of allocated slots. Unused if the table is shared; then `users` has the number.
+    /// Number of allocated slots, if the table is not shared. If it is shared, `users` has the
+    /// number instead.
     taken: AtomicU64,
     users: Option<SlotUsers>,
 }
@@ -75,17 +76,17 @@ impl Slots {
         self.table.users.as_ref().zip(self.user.as_ref())
     }
 
-    /// Adds a child that is about to be forked as a user of the slots. The child's slots are freed
-    /// once no process has the result's descriptor open. Errors: `EOPNOTSUPP` if the slots cannot
-    /// be shared; those of [`SlotUsers::admit`].
+    /// Adds a child that is about to be forked as a user of the slots. When no process has the
+    /// result's descriptor open any more, the child's slots are freed. Errors: `EOPNOTSUPP` if the
+    /// slots cannot be shared; those of [`SlotUsers::admit`].
     pub fn admit(&self) -> Result<SlotUser, Errno> {
         self.reap();
         let (users, own) = self.sharing().ok_or(Errno::EOPNOTSUPP)?;
         users.admit(own)
     }
 
-    /// Makes a child another user of slots of this process. Slots in ascending order cost the
-    /// fewest atomic operations.
+    /// Makes a child another user of slots that this process uses. The call needs the fewest atomic
+    /// operations if `slots` are in ascending order.
     pub fn lend(&self, user: &SlotUser, slots: impl Iterator<Item = u32>) {
         let Some((users, _)) = self.sharing() else { return };
         let (mut word, mut bits) = (0, 0);
@@ -99,7 +100,8 @@ impl Slots {
         users.lend(user, word, bits);
     }
 
-    /// Returns the allocator of a forked child on the shared slots. Called in the child.
+    /// Returns the allocator of a forked child, on the slots that it shares with its parent. The
+    /// child calls this.
     pub fn inherit(&self, user: SlotUser) -> Slots {
         let next = AtomicUsize::new(self.next.load(Ordering::Relaxed));
         Slots { table: self.table.clone(), count: self.count, next, user: Some(user) }
@@ -124,8 +126,8 @@ impl Slots {
         width::size(self.count_taken().load(Ordering::Relaxed))
     }
 
-    /// Returns whether all slots are allocated, according to the count of allocated slots. The
-    /// count may be wrong after a process was killed while it changed the table.
+    /// Returns whether all slots are allocated, according to their count. The count may be wrong
+    /// after a process was killed while it changed the table.
     pub fn are_all_taken(&self) -> bool {
         self.taken() >= self.count as usize
     }
@@ -135,9 +137,9 @@ impl Slots {
         let wanted = wanted.clamp(1, MOST_SLOTS_OF_RUN);
         loop {
             let found = self.find(wanted).or_else(|| {
-                // No slot is free, so the slots of ended processes are freed. The bits decide that,
-                // and not the count of allocated slots: a process that was killed while it
-                // allocated may have set bits without counting them.
+                // No slot is free, so the slots of ended processes are freed. The bits, not the
+                // count of allocated slots, show that no slot is free. A process that was killed
+                // while it allocated may have set bits without counting them.
                 self.reap();
                 self.find(wanted)
             });
@@ -145,8 +147,8 @@ impl Slots {
             let bits = mask(run.length) << run.first;
             let took = self.table.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
-                // The count is raised before the slots have a user. If this process is killed then,
-                // another process frees the slots of that user and lowers the count.
+                // The count is raised before the slots get a user. If this process is killed after
+                // that, another process frees the slots of that user and lowers the count.
                 self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 if let Some((users, own)) = self.sharing() {
                     users.take(own, index, bits);
@@ -159,7 +161,7 @@ impl Slots {
     }
 
     /// Returns the index of a word with a free run, the word's value, and the run. Prefers a run of
-    /// `wanted` slots. `None` if no slot is free.
+    /// `wanted` slots to a shorter run. `None` if no slot is free.
     fn find(&self, wanted: u32) -> Option<(usize, u64, Run)> {
         let start = self.next.load(Ordering::Relaxed);
         let all = &self.table.words;
@@ -210,8 +212,8 @@ fn starts(free: u64, length: u32) -> u64 {
     starts
 }
 
-/// Returns the first run of `wanted` free bits. If there is none, returns the longest run of at
-/// least `least` bits. `None` if there is no such run.
+/// Returns the first run of `wanted` free bits. If the word has no such run, returns its longest
+/// run of at least `least` bits. `None` if all runs are shorter.
 #[inline]
 fn longest_run(free: u64, least: u32, wanted: u32) -> Option<Run> {
     let (mut found, mut length) = (starts(free, least), least);
@@ -279,7 +281,8 @@ mod tests {
         let childs = slots.inherit(child);
         childs.take(60).unwrap();
         slots.take(64).unwrap();
-        // As after a process that was killed between setting the bits and raising the count.
+        // This is the state after a process was killed between setting the bits and raising the
+        // count.
         slots.table.words[0].fetch_or(u64::MAX << 60, Ordering::Relaxed);
         assert_eq!(slots.take(1), None);
         drop(childs);
@@ -297,7 +300,7 @@ mod tests {
         drop(first);
         childs.reap();
         assert_eq!(childs.taken(), 10);
-        // The number of the first process is assigned to later processes, one after the other.
+        // The user number of the first process is assigned to later processes, one after the other.
         for _ in 0..2 {
             let other = childs.admit().unwrap();
             childs.lend(&other, 3..5);

@@ -1,8 +1,9 @@
-//! The backing store: a device that is divided into slots of one unit, and its queues.
+//! The backing store: a device that is divided into slots, each as long as one unit of the region,
+//! and the queues to the device.
 //!
-//! A faulting thread finds its store queue by the number of the fault slot that it holds
-//! ([`usring_sys::page_fault`]). If there are enough store queues, no two threads use the same one.
-//! A thread whose store queue is in use locks the next free one.
+//! A faulting thread holds a fault slot ([`usring_sys::page_fault`]), and the fault slot's number
+//! selects its store queue. If there are enough store queues, no two threads use the same one. A
+//! thread whose store queue is in use locks the next free one.
 
 use crate::run::MOST;
 use crate::slots::Slots;
@@ -26,11 +27,11 @@ pub struct Store {
     wide: Vec<Mutex<Bounce>>,
 }
 
-/// Maximum number of bytes of a request for several slots. If one slot is larger, each request has
+/// Maximum number of bytes of a request for several slots. If a slot is larger, each request is for
 /// one slot.
 const MOST_REQUEST_BYTES: usize = 128 << 10;
-/// Number of store queues that share one bounce buffer for requests of several slots. The memory of
-/// these buffers is never returned to the kernel.
+/// Number of store queues that share one bounce buffer for requests of several slots. They share it
+/// because the memory of these buffers is never returned to the kernel.
 const QUEUES_PER_BUFFER: usize = 4;
 
 impl Store {
@@ -50,14 +51,14 @@ impl Store {
         if count == 0 {
             return Err(Errno::EINVAL);
         }
-        // Without shared memory the store works, too, but forked children cannot share its slots.
+        // If the kernel provides no shared memory, the store works without it, but forked children
+        // cannot share its slots.
         let shared = if shareable { Slots::shareable(count).ok() } else { None };
         let slots = shared.map_or_else(|| Slots::new(count), Ok)?;
         Self::with_slots(device, header, unit, queues, slots)
     }
 
-    /// Makes the store of a forked child, on the device and the slots of the parent, with new store
-    /// queues.
+    /// Makes the store of a forked child: the device of the parent, `slots`, and new store queues.
     pub fn inherit(&self, slots: Slots) -> Result<Self, Errno> {
         Self::with_slots(self.device.clone(), self.header, self.unit, self.queues.len(), slots)
     }
@@ -81,7 +82,7 @@ impl Store {
         &self.device
     }
 
-    /// Returns the byte of the device at which a slot begins.
+    /// Returns the device's byte at which a slot begins.
     pub fn offset(&self, slot: u32) -> u64 {
         self.header + u64::from(slot) * self.unit as u64
     }
@@ -90,12 +91,14 @@ impl Store {
         self.unit
     }
 
-    /// Locks the store queue of a fault slot, or the next one that is free.
+    /// Locks the store queue that belongs to a fault slot. If it is in use, locks the next free
+    /// one.
     pub fn queue(&self, fault_slot: usize) -> Guard<'_, StoreQueue> {
         one_of(&self.queues, fault_slot)
     }
 
-    /// Locks a bounce buffer for a request of up to [`Store::wide_pages`] pages.
+    /// Locks a bounce buffer for a request of up to [`Store::wide_pages`] pages. Prefers the buffer
+    /// that belongs to the fault slot.
     pub fn wide_bounce(&self, fault_slot: usize) -> Guard<'_, Bounce> {
         one_of(&self.wide, fault_slot)
     }
@@ -106,8 +109,8 @@ impl Store {
     }
 }
 
-/// Locks the element that belongs to a fault slot, or the next free one. If no element is free,
-/// waits for the fault slot's own.
+/// Locks the element that belongs to a fault slot. If it is locked, locks the next free element. If
+/// no element is free, waits for the element of the fault slot.
 fn one_of<T>(all: &[Mutex<T>], fault_slot: usize) -> Guard<'_, T> {
     let one = |step: usize| &all[(fault_slot + step) % all.len()];
     let free = (0..all.len()).find_map(|step| one(step).try_lock());

@@ -1,10 +1,10 @@
 //! A store queue: one queue pair of the backing store, with the buffers that a transfer needs.
-//! Store queues are made ahead of the first fault, because a thread in a signal handler must not
+//! Store queues are made before the first page fault, because a thread in a signal handler must not
 //! allocate.
 //!
 //! A thread that faults on one page waits according to the device's polling policy, and polls for
-//! at most [`LONGEST_POLL`]. Other transfers (read-ahead, eviction, several pages) are larger
-//! requests, during which the thread sleeps.
+//! at most [`LONGEST_POLL`] nanoseconds. Other transfers (read-ahead, eviction, several pages) are
+//! larger requests, during which the thread sleeps.
 
 use crate::back_off::BackOff;
 use usring_device::{
@@ -15,12 +15,12 @@ use usring_sys::plain::IoVector;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll, pinned_memory, processor, timer_slack};
 
-/// Queue depth. A store queue has one request in flight. The remaining entries are for the device's
-/// wrappers, which add latency or errors to requests.
+/// Queue depth. A store queue has one request in flight. The other entries are for the wrappers of
+/// the device, which add latency or errors to requests.
 const DEPTH: u32 = 4;
 
-/// Nanoseconds of polling after which the thread sleeps. A wake-up costs some tens of microseconds,
-/// which is a few per cent of a transfer that takes longer than this.
+/// Nanoseconds of polling after which the thread sleeps. A wake-up takes some tens of microseconds.
+/// That is a few per cent of a transfer that takes longer than this.
 const LONGEST_POLL: u64 = 1_000_000;
 
 /// How a thread waits for its request to complete.
@@ -69,8 +69,8 @@ impl StoreQueue {
         Ok(self.bounce.bytes(length))
     }
 
-    /// Reads `length` bytes of the device into a bounce buffer of the caller. The thread sleeps
-    /// meanwhile.
+    /// Reads `length` bytes of the device, from `offset` on, into the caller's bounce buffer, and
+    /// returns them. The thread sleeps meanwhile.
     pub fn read_to<'a>(
         &mut self,
         bounce: &'a mut Bounce,
@@ -83,8 +83,7 @@ impl StoreQueue {
         Ok(bounce.bytes(length))
     }
 
-    /// Writes the content of the segments to the device. The function changes the entries of
-    /// `segments`.
+    /// Writes the content of the segments to the device. May change the entries of `segments`.
     pub fn write(&mut self, device: &Device, offset: u64, segments: &mut [IoVector]) -> Result<(), Errno> {
         self.whole(device, Operation::Write, offset, segments, Waiting::Asleep)
     }
@@ -98,8 +97,9 @@ impl StoreQueue {
         mut segments: &mut [IoVector],
         waiting: Waiting,
     ) -> Result<(), Errno> {
-        // The pin hook pins the swapped memory of a transfer. Here the hook would wait for pages
-        // that this thread itself owns. So these requests are exempt from the hook.
+        // Each transfer on a device pins the swapped memory that it uses, by a hook. For these
+        // requests the hook would wait for pages that this thread itself owns. So they are exempt
+        // from the hook.
         let _exempt = pinned_memory::exempt();
         while !segments.is_empty() {
             let (count, cut, length) = self.piece(segments);
@@ -116,7 +116,8 @@ impl StoreQueue {
             };
             let done = self.one(device, &request, waiting)?;
             segments[count - 1].length = rest;
-            // Of a short transfer, only whole blocks are counted. The rest is requested again.
+            // Of a short transfer, only whole blocks count as done. The next request transfers the
+            // rest.
             let done = done - done % self.block;
             if done == 0 {
                 return Err(Errno::EIO);
@@ -127,8 +128,8 @@ impl StoreQueue {
         Ok(())
     }
 
-    /// Returns three values for the next request: its number of segments, the bytes used of its
-    /// last segment, and its bytes in all.
+    /// Returns three values for the next request: its number of segments, the number of bytes that
+    /// it uses of its last segment, and its total number of bytes.
     fn piece(&self, segments: &[IoVector]) -> (usize, u64, u64) {
         let mut length = 0;
         for (index, segment) in segments.iter().take(self.segments).enumerate() {
@@ -157,7 +158,7 @@ impl StoreQueue {
     }
 
     /// Waits for the request in flight and returns its result. A polling thread yields the
-    /// processor between two polls, or sleeps if yielding takes too long.
+    /// processor between two polls. It sleeps instead if yields take too long.
     fn wait(&mut self, waiting: Waiting) -> i32 {
         let mut wait = self.channel.begin_wait();
         let start = Ticks::now();
@@ -186,7 +187,7 @@ impl StoreQueue {
         if self.channel.arm_interrupt()
             && let Some(interrupt) = self.channel.interrupt()
         {
-            // If the kernel has no memory, this fails, and the caller polls again.
+            // If the kernel has no memory, this fails at once, and the caller polls again.
             let _ = epoll::wait_readable(interrupt);
         }
     }

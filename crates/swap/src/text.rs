@@ -1,6 +1,5 @@
-//! The text form of the options of swapped memory. The command line parses this text (`--swap`),
-//! and so does every process of a run (`USRING_SWAP`):
-//!
+//! The text form of the options of swapped memory. The command line parses it as the value of
+//! `--swap`. Every process of a run parses it as the environment variable `USRING_SWAP`:
 //! ```text
 //! SPEC ",limit=" SIZE ("," "min=" SIZE)? ("," "mechanism=" NAME)?
 //! ```
@@ -47,8 +46,8 @@ pub fn parse(text: &str) -> Result<SwapText, String> {
     let of_swap = "limit=, min= and mechanism= are options of --swap itself";
     let backing = rest.join(",");
     let spec = spec::parse(&backing).map_err(|error| {
-        // The error's column counts from the start of the SPEC. The caret under the user's text is
-        // right only if that text begins with the SPEC.
+        // The error's column counts from the start of the SPEC. So the caret is right only if the
+        // user's text begins with the SPEC.
         let caret = if text.starts_with(&backing) { error.caret(text, 0) } else { String::new() };
         format!("{error}; {of_swap}{caret}")
     })?;

@@ -1,15 +1,15 @@
 //! Releases parts of a region to the kernel, and takes them back. A program may want something of
 //! its memory that a pager cannot provide: another protection, a lock, another mapping.
 //!
-//! The steps of a release. If a step fails, the steps before it are undone.
+//! A release has these steps. If a step fails, the steps before it are undone.
 //! 1. Claim the clusters of the part, so that no other thread evicts from them.
 //! 2. Take the pages, and write-protect those in memory. A thread that touches such a page waits.
 //! 3. Map other memory in their place: ordinary memory with a copy of the content, or what the
 //!    caller maps there without the content.
 //! 4. Free the pages' old memory and their slots, and set their state to [`State::Unmanaged`].
 //!
-//! A fault that raced with the release is retried. If the kernel then forbids the access, it raises
-//! SIGSEGV (`Pager::serve`).
+//! After a fault that raced with the release, the thread repeats its access. If the kernel then
+//! forbids the access, it raises SIGSEGV (`Pager::serve`).
 
 use crate::gate::Claim;
 use crate::page::{Pins, State, Taken};
@@ -22,15 +22,15 @@ use usring_sys::mapping::{PAGE, private_pages, unmap};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory, wait};
 
-/// Nanoseconds. A thread that waits for another thread's claim of a cluster yields the processor
-/// for this time. After that it sleeps for the same time between two attempts.
+/// Time, in nanoseconds, for which a thread yields the processor while another thread has the claim
+/// of a cluster. After that, the thread sleeps this long between two attempts.
 const RETRY_INTERVAL_NS: Nanoseconds = 200_000;
 
-/// The pages to release, from page `first` on. The caller has taken them, and has claimed their
+/// The pages to release, from page `first` on. The calling thread owns them, and has claimed their
 /// clusters.
 struct TakenPages<'a> {
     first: usize,
-    /// The pages, indexed by position from `first` on. `None` for a page that was released already.
+    /// The pages; the first element is page `first`. `None` for a page that was released before.
     taken: Vec<Option<Taken<'a>>>,
     _claims: Vec<Claim<'a>>,
 }
@@ -53,8 +53,8 @@ impl Pager {
         let copy = private_pages(length)?;
         let released = self.release_range(pages.clone(), |taken_pages| {
             self.copy_content_of(taken_pages, &pages, copy)?;
-            // mremap(2) fails near the limit of mappings (vm.max_map_count), even if the number of
-            // mappings would not grow.
+            // `replace` uses mremap(2). It fails near the limit of mappings (vm.max_map_count),
+            // even if the number of mappings would not grow.
             self.memory.replace(self.offset(pages.start), length, copy)
         });
         if released.is_err() {
@@ -63,8 +63,8 @@ impl Pager {
         released
     }
 
-    /// Releases pages to the kernel without their content. `act` maps something else in their
-    /// place; its result is returned.
+    /// Releases pages to the kernel without their content. `act` maps something else at their
+    /// addresses. Returns the result of `act`.
     pub fn replace<R>(&self, pages: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.release_range(pages, |_| act())
     }
@@ -74,13 +74,14 @@ impl Pager {
         pages: Range<usize>,
         act: impl FnOnce(&TakenPages) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
-        // Signals are blocked: a handler that touched a page would wait for this thread itself.
+        // Signals are blocked: a handler that touched a page would make this thread wait for
+        // itself.
         let _closed = thread::close_signals();
         let taken_pages = self.take_pages(pages.clone())?;
         match act(&taken_pages) {
             Ok(answer) => {
-                // If this fails, the region keeps the memory, although no mapping of the program
-                // shows it.
+                // If this fails, the region keeps the pages' old memory, although no mapping of the
+                // program shows it.
                 let _ = self.mechanism.leave(self.offset(pages.start), pages.len() * self.unit());
                 self.finish_release(taken_pages);
                 Ok(answer)
@@ -92,9 +93,9 @@ impl Pager {
         }
     }
 
-    /// Takes back pages that were released to the kernel. They hold zeroes. Errors, after which the
-    /// pages stay released, with unspecified content: `EINVAL` for a page that was not released;
-    /// the kernel's errors.
+    /// Takes pages back that were released to the kernel. They then hold zeroes. Errors, after
+    /// which the pages stay released, with unspecified content: `EINVAL` for a page that was not
+    /// released; the kernel's errors.
     pub fn reclaim(&self, pages: Range<usize>) -> Result<(), Errno> {
         let _closed = thread::close_signals();
         let _claims = self.claim_clusters(&pages);
@@ -110,7 +111,8 @@ impl Pager {
         reclaimed
     }
 
-    /// Claims the clusters of the pages, waiting for each. Lock order: claim → page.
+    /// Claims the clusters of the pages. Waits for each cluster that another thread has claimed.
+    /// Lock order: claim → page.
     fn claim_clusters(&self, pages: &Range<usize>) -> Vec<Claim<'_>> {
         let clusters = self.cluster_of(pages.start)..self.cluster_of(pages.end - 1) + 1;
         clusters.map(|cluster| self.claim_cluster(cluster)).collect()
@@ -124,7 +126,8 @@ impl Pager {
         }
     }
 
-    /// Claims a cluster. `None` if another thread holds the claim for longer than `timeout`.
+    /// Claims a cluster. `None` if another thread keeps the claim of this cluster for longer than
+    /// `timeout` nanoseconds.
     pub fn claim_within(&self, cluster: usize, timeout: Nanoseconds) -> Option<Claim<'_>> {
         let gate = self.gate(cluster);
         if let Some(claim) = gate.claim() {
@@ -172,8 +175,8 @@ impl Pager {
         Ok(taken_pages)
     }
 
-    /// Releases the pages in the states that they had before. If a page cannot be made writable
-    /// now, the next write fault makes it writable.
+    /// Releases the pages, each in the state that it had before it was taken. If a page cannot be
+    /// made writable now, the next write fault on it does so.
     fn put_back(&self, taken_pages: TakenPages) {
         for (step, taken) in taken_pages.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };
@@ -200,7 +203,7 @@ impl Pager {
     }
 
     /// Copies the content of pages to the address `copy`, where memory holds zeroes. Errors:
-    /// `EBUSY` for a page that was released already; errors of reading the content.
+    /// `EBUSY` for a page that was released to the kernel before; errors of reading the content.
     fn copy_content_of(&self, taken_pages: &TakenPages, pages: &Range<usize>, copy: usize) -> Result<(), Errno> {
         let target = |page: usize| UserAddress((copy + (page - pages.start) * self.unit()) as u64);
         let mut bounce = vec![0; PAGE];
@@ -222,15 +225,15 @@ impl Pager {
         Ok(())
     }
 
-    /// Returns the first pages of the range that are resident and lie in one cluster.
+    /// Returns the first pages of the range, as far as they are resident and lie in one cluster.
     fn run_of(&self, taken_pages: &TakenPages, pages: Range<usize>) -> Range<usize> {
         let end = self.cluster(self.cluster_of(pages.start)).end.min(pages.end);
         let count = (pages.start..end).take_while(|page| taken_pages.is_resident(*page)).count();
         pages.start..pages.start + count
     }
 
-    /// Write-protects resident pages of one cluster that the caller has taken. Makes them readable
-    /// through the pager's own mapping.
+    /// Write-protects resident pages of one cluster, and makes them readable through the pager's
+    /// own mapping. The caller owns these pages.
     pub fn close_for_reading(&self, pages: &Range<usize>) -> Result<(), Errno> {
         let (offset, length) = (self.offset(pages.start), pages.len() * self.unit());
         self.mechanism.close(offset, length)?;
@@ -246,8 +249,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Copies to `target` the first pages of the range that are evicted and lie in consecutive
-    /// slots. Returns the number of these pages.
+    /// Copies the first pages of the range to `target`, as far as they are evicted and lie in
+    /// consecutive slots. Returns the number of these pages.
     fn copy_slots(&self, taken_pages: &TakenPages, pages: Range<usize>, target: UserAddress) -> Result<usize, Errno> {
         let slot = |page: usize| match &taken_pages.taken[page - taken_pages.first] {
             Some(taken) if taken.before() == State::Out => Some(self.slot(taken, page)),

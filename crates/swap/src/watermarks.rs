@@ -4,15 +4,15 @@
 //! 0 ............ low ....... high ......... limit
 //!                 ▲ evictor stops   ▲ a fault wakes it   ▲ a fault evicts by itself
 //! ```
-//! A thread *takes room* (raises `resident`) before it brings a page in. A thread that frees a
+//! A thread *reserves room* (raises `resident`) before it pages a page in. A thread that frees a
 //! page's memory releases room afterwards. So `resident` is never less than the number of pages in
 //! memory.
 //!
 //! If too little can be evicted, [`Limit::raise`] adds an `excess` to the limit, by one chunk of
 //! pages each time, for two reasons:
 //! - While a chunk has room, threads neither search for pages to evict nor repeat writes that fail.
-//! - The pages that one instruction needs find room together. Otherwise each of them could only
-//!   displace another one.
+//! - One instruction may need several pages, which must be in memory together. Without the excess,
+//!   each of these pages could only take the place of another one.
 //!
 //! The evictor lowers the excess as pages are evicted or freed.
 
@@ -30,17 +30,17 @@ const HIGH: usize = 32;
 const LOW: usize = 16;
 /// Maximum number of units that the evictor keeps free, however large the limit is.
 const MOST_FREE: usize = 16 << 10;
-/// [`Limit::raise`] makes room for `1/CHUNK` of the limit, but at least for [`LEAST_CHUNK`] units.
+/// [`Limit::raise`] adds room for `1/CHUNK` of the limit, but at least for [`LEAST_CHUNK`] units.
 const CHUNK: usize = 32;
 pub const LEAST_CHUNK: usize = 64;
 
 /// Result of [`Limit::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Room was taken below the limit. Holds the number of resident pages, including the new pages.
+    /// There was room below the limit. Holds the number of resident pages, including the new pages.
     Within(usize),
-    /// Room was taken beyond the limit. Holds the number of resident pages, including the new
-    /// pages.
+    /// There was room in the excess beyond the limit. Holds the number of resident pages, including
+    /// the new pages.
     Beyond(usize),
     None,
 }
@@ -48,10 +48,10 @@ pub enum Share {
 pub struct Limit {
     resident: AtomicUsize,
     limit: AtomicUsize,
-    /// Number of pages that may be resident beyond the limit for now.
+    /// Number of pages by which the resident pages may exceed the limit for now.
     excess: AtomicUsize,
-    /// Futex word on which the evictor sleeps between two attempts at a failing store. Counts how
-    /// often the limit was set or the evictor was stopped.
+    /// Futex word on which the evictor sleeps between two attempts to write to a failing store. Its
+    /// value counts how often the limit was set or the evictor was stopped.
     changes: AtomicU32,
     /// Futex word on which the evictor sleeps while it has no work: `AWAKE` or `ASLEEP`.
     evictor: AtomicU32,
@@ -82,7 +82,7 @@ impl Limit {
         self.limit.store(limit, Ordering::Relaxed);
         self.excess.store(0, Ordering::Relaxed);
         self.change();
-        // A full barrier must precede `wake_evictor`. Its other callers have just made an atomic
+        // `wake_evictor` must come after a full barrier. Its other callers have just made an atomic
         // read-modify-write, which is such a barrier.
         Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
@@ -101,8 +101,8 @@ impl Limit {
         self.below(HIGH)
     }
 
-    /// Takes room for `pages` pages: counts them as resident, unless more pages would then be
-    /// resident than the limit and the excess allow.
+    /// Reserves room for `pages` pages by counting them as resident. Counts none if more pages
+    /// would then be resident than the limit and the excess allow.
     #[inline]
     pub fn take(&self, pages: usize) -> Share {
         let resident = self.resident.fetch_add(pages, Ordering::Relaxed) + pages;
@@ -117,19 +117,20 @@ impl Limit {
         Share::None
     }
 
-    /// Returns whether there is room for one more page, within the limit or in the excess.
+    /// Returns whether there is room for one more page, below the limit or in the excess.
     pub fn has_room(&self) -> bool {
         self.resident() < self.get() + self.excess.load(Ordering::Relaxed)
     }
 
-    /// Raises the excess, so that a chunk of further pages has room. The caller has found too
-    /// little to evict.
+    /// Raises the excess, so that a further chunk of pages has room. A thread calls this when it
+    /// has found too little to evict.
     pub fn raise(&self) {
         let excess = self.excess.load(Ordering::Relaxed);
         let limit = self.get();
         let needed = (self.resident() + (limit / CHUNK).max(LEAST_CHUNK)).saturating_sub(limit);
         if needed > excess {
-            // If this fails, another thread has raised the excess, which also serves this thread.
+            // If this fails, another thread has raised the excess meanwhile. This thread then uses
+            // that excess.
             let _ = self.excess.compare_exchange(excess, needed, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -143,14 +144,14 @@ impl Limit {
         }
     }
 
-    /// Takes room for pages that are read ahead, as long as that does not wake the evictor. Returns
+    /// Reserves room for pages to read ahead, unless the evictor would have to wake. Returns
     /// whether there was room.
     pub fn take_spare(&self, pages: usize) -> bool {
         self.resident() + pages <= self.high() && self.take(pages) != Share::None
     }
 
-    /// Counts pages as resident even if there is no room for them, for a forked child that starts
-    /// with them.
+    /// Counts pages as resident even if the limit has no room for them. A forked child calls this
+    /// for the pages with which it starts.
     pub fn exceed(&self, pages: usize) {
         self.resident.fetch_add(pages, Ordering::Relaxed);
     }
@@ -159,7 +160,7 @@ impl Limit {
         self.resident.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Wakes the evictor if it sleeps and too little room is free.
+    /// Wakes the evictor if it sleeps and less memory is free than the evictor should keep free.
     #[inline]
     pub fn wake_evictor(&self) {
         if self.resident() <= self.high() {

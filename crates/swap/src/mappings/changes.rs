@@ -9,14 +9,14 @@ use usring_sys::mapping::{PAGE, unmap};
 use usring_sys::mutex::Guard;
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// The manager of a part of the program's addresses.
+/// The owner of a part of the program's addresses, which maps memory there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The region: the part is mapped by the program, and paged.
     Pager,
-    /// The kernel: memory that was released to it, and all addresses outside the region.
+    /// The kernel. It manages memory that was released to it, and all addresses outside the region.
     Kernel,
-    /// None: the part lies in the region and is not mapped.
+    /// No owner: the part lies in the region, and the program has mapped nothing there.
     Unmapped,
 }
 
@@ -40,7 +40,7 @@ impl Changes<'_> {
         start..range.end.clamp(start, region.end)
     }
 
-    /// Splits a range into parts with one owner each, in order of address.
+    /// Splits a range into parts, each with one owner, in order of address.
     pub fn parts(&self, range: &Range<usize>) -> Vec<Part> {
         let within = self.within(range);
         let mut parts = Vec::new();
@@ -59,8 +59,8 @@ impl Changes<'_> {
         parts
     }
 
-    /// Returns the start of the first part of a range that is not mapped, or the end of the range.
-    /// A call that changes mappings stops there.
+    /// Returns the address up to which a range is mapped: the start of its first unmapped part, or
+    /// its end. A call that changes mappings stops there.
     pub fn mapped_end(&self, range: &Range<usize>) -> usize {
         let hole = self.parts(range).into_iter().find(|part| part.owner == Owner::Unmapped);
         hole.map_or(range.end, |part| part.range.start)
@@ -74,15 +74,15 @@ impl Changes<'_> {
         self.mappings.region.set_in_use(self.mappings.offsets(range), in_use);
     }
 
-    /// Makes the region usable at least up to the address `end`, and up to the end of the last
-    /// mapping. Errors: `ENOMEM`.
+    /// Extends the used part of the region up to the address `end`, or up to the end of the last
+    /// mapping if that is higher. Errors: `ENOMEM`.
     fn reach(&self, end: usize) -> Result<(), Errno> {
         self.mappings.region.set_extent(end.max(self.space.end()) - self.mappings.region.as_ptr() as usize)
     }
 
-    /// Sets the used part of the region to end with the last mapping.
+    /// Makes the used part of the region end where the last mapping ends.
     fn set_extent(&self) {
-        // This cannot fail: the region's used part was as large before.
+        // This cannot fail, because the region's used part was at least as large before.
         let _ = self.reach(0);
     }
 
@@ -104,8 +104,8 @@ impl Changes<'_> {
     }
 
     /// Carries out munmap(2) of whole pages of the region, some of which may not be mapped. Errors:
-    /// the kernel's for a part that was released to the kernel. The released parts before that part
-    /// are then unmapped.
+    /// the kernel's, if it does not unmap a part that was released to it. The released parts before
+    /// that part are then unmapped.
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);
@@ -120,19 +120,19 @@ impl Changes<'_> {
     }
 
     /// Drops the content of a part that was just freed. If a system call has pinned pages of the
-    /// part, [`Changes::reap`] drops their content later.
+    /// part, [`Changes::reap`] drops the content later.
     fn vacate(&mut self, part: &Range<usize>) {
         let idle = self.space.idle_units(part);
         self.set_in_use(&idle, false);
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
-            // The discard has stopped at a pinned page. [`Changes::reap`] discards the part again.
-            // For pages whose content was dropped already, that has no effect.
+            // The discard has stopped at a pinned page. [`Changes::reap`] discards the whole part
+            // again later. For pages that were already discarded, the second discard has no effect.
             self.space.keep(part, ExtentKind::Leaving);
         }
     }
 
-    /// Drops the content of the parts that the program unmapped while they were pinned, except
-    /// parts that are still pinned.
+    /// Drops the content of the parts that the program unmapped while a system call had pinned
+    /// them. Leaves out parts that are still pinned.
     fn reap(&mut self) {
         for part in self.space.all(ExtentKind::Leaving) {
             self.space.free(&part, ExtentKind::Leaving);
@@ -140,8 +140,8 @@ impl Changes<'_> {
         }
     }
 
-    /// Unmaps a part that was released to the kernel. Its units return to the region, unless they
-    /// contain another mapping. Errors: the kernel's; the part then stays released.
+    /// Unmaps a part that was released to the kernel. The part's units return to the region, except
+    /// units that contain another mapping. Errors: the kernel's; the part then stays released.
     fn unmap_given(&mut self, part: &Range<usize>) -> Result<(), Errno> {
         self.space.free(part, ExtentKind::Unmanaged);
         let idle = self.space.idle_units(part);
@@ -175,7 +175,7 @@ impl Changes<'_> {
     }
 
     /// Notes that units were released to the kernel. Their mapped parts, and the ranges `more`,
-    /// stay mapped for the program. All other pages of the units are unmapped.
+    /// stay mapped for the program. Unmaps all other pages of the units.
     fn are_given(&mut self, units: &Range<usize>, more: &[Range<usize>]) {
         for part in self.space.free(units, ExtentKind::Mapped) {
             self.space.keep(&part, ExtentKind::Unmanaged);
@@ -191,8 +191,9 @@ impl Changes<'_> {
         self.set_extent();
     }
 
-    /// Releases a range to the kernel without its content. `act` maps something else there. Errors:
-    /// `EBUSY` if a system call has pinned a page; the error of `act`. No content is then lost.
+    /// Releases a range to the kernel without its content. `act` maps something else there. Errors,
+    /// after which no content is lost: `EBUSY` if a system call has pinned a page; the error of
+    /// `act`.
     pub fn replace<R>(&mut self, range: &Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.reap();
         let within = self.within(range);
@@ -201,8 +202,8 @@ impl Changes<'_> {
         }
         let units = self.space.units(&within);
         self.reach(units.end)?;
-        // The first and the last unit may extend beyond the range. The content outside the range is
-        // kept.
+        // The first and the last unit may extend beyond the range. The content outside the range
+        // moves to memory of the kernel.
         for edge in [units.start..within.start, within.end..units.end] {
             self.release_to_kernel(&edge)?;
         }
@@ -211,10 +212,10 @@ impl Changes<'_> {
         Ok(answer)
     }
 
-    /// Maps zeroed memory over a range, whatever was mapped there. Parts that were released to the
-    /// kernel are unmapped first. Returns `false` if the kernel has to map the range: one of the
-    /// range's units has a part outside the range that is released to the kernel. Errors: `ENOMEM`,
-    /// `EIO`; some content may be lost then.
+    /// Maps zeroed memory over a range, whatever was mapped there. Unmaps the parts that were
+    /// released to the kernel first. Returns `false` if one of the range's units has another part,
+    /// outside the range, that is released to the kernel. The kernel then has to map the range.
+    /// Errors: `ENOMEM`, `EIO`; some content may be lost then.
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
         self.reap();
         self.reach(range.end)?;
@@ -271,8 +272,8 @@ impl Changes<'_> {
         if region.page_size() == PAGE {
             return region.move_pages(self.mappings.offsets(old), new - region.as_ptr() as usize);
         }
-        // The content is copied, because ranges need not be whole units if a unit is larger than a
-        // page.
+        // The content is copied, not moved with its slots: the ranges may begin or end within a
+        // unit, if a unit is larger than a page.
         let mut bounce = alloc::vec![0; PAGE];
         for offset in (0..old.len()).step_by(PAGE) {
             user_memory::copy_in(&mut bounce, UserAddress((old.start + offset) as u64))?;
@@ -281,17 +282,17 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Notes that the kernel has moved or unmapped the released parts of a range.
+    /// Notes that the kernel has moved or unmapped the parts of a range that were released to it.
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {
-            // If this fails, the part stays recorded as released.
+            // If this fails, the part stays recorded as released to the kernel.
             let _ = self.unmap_given(&part);
         }
         self.set_extent();
     }
 
-    /// Notes that a part that was released to the kernel now extends into this range (mremap(2)).
+    /// Notes that mremap(2) has extended a part that was released to the kernel into this range.
     pub fn has_grown(&mut self, range: &Range<usize>) {
         for hole in self.space.holes(&self.within(range)) {
             self.space.keep(&hole, ExtentKind::Unmanaged);

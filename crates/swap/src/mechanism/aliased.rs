@@ -3,10 +3,10 @@
 //!
 //! - The program has no access to an absent page, because of a guard marker or the page protection.
 //!   Such a page is *closed*.
-//! - The pager writes content through its own mapping before it opens the program's. So no thread
-//!   sees a page that is only partly filled.
-//! - If the kernel adds a page of the file to the pager's mapping while it frees that page, it also
-//!   removes the page's guard marker from the program's mapping. `usring_sys::paged_memory`
+//! - The pager writes content through its own mapping before it opens the page in the program's
+//!   mapping. So no thread sees a page that is only partly filled.
+//! - The kernel may add a page of the file to the pager's mapping while it frees that page. It then
+//!   also removes the page's guard marker from the program's mapping. `usring_sys::paged_memory`
 //!   explains how the pager avoids such mappings when it reads. A test there shows how markers are
 //!   lost.
 //! - A forked child has a file of its own, because both processes would share the parent's. The
@@ -28,8 +28,8 @@ struct Aliased {
     memory: Arc<PagedMemory>,
     guards: bool,
     /// Length in bytes of the first part of the memory, in which absent pages have guard markers.
-    /// The rest is mapped without access instead. Guard markers would need page tables there: one
-    /// page for each 2 MiB.
+    /// The rest of the memory is mapped without access. Guard markers would need page tables for
+    /// the rest: one page for each 2 MiB.
     extent: AtomicUsize,
 }
 
@@ -47,8 +47,8 @@ pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<
 }
 
 impl Aliased {
-    /// Checks that a closed page cannot be read, also after its memory was freed. In some sandboxes
-    /// the kernel accepts the calls without doing anything.
+    /// Checks that a closed page cannot be read, even after its memory was freed. The check is
+    /// needed because some sandboxes accept the calls without doing anything.
     fn check(&self) -> Result<(), Errno> {
         user_memory::install_fault_handler();
         self.memory.discard(0, PAGE)?;
@@ -59,7 +59,7 @@ impl Aliased {
         }
     }
 
-    /// Makes the resident pages of parts accessible. The parts were newly mapped in a forked child,
+    /// Makes the resident pages of parts accessible. A forked child has just mapped these parts,
     /// without access.
     fn show(&self, parts: &[Range<usize>], resident: &Resident) -> Result<(), Errno> {
         let extent = if self.guards { self.extent.load(Ordering::Relaxed) } else { 0 };
@@ -79,7 +79,8 @@ impl Mechanism for Aliased {
         if !self.guards || length <= before {
             return Ok(());
         }
-        // The markers come first. So a touch always meets a marker or a mapping without access.
+        // The guard markers are set before access is allowed. So a touch always meets a marker or a
+        // mapping without access.
         self.memory.guard(before, length - before)?;
         self.memory.permit(before, length - before, true)?;
         self.extent.store(length, Ordering::Relaxed);
@@ -114,8 +115,8 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.guard(offset, length) } else { self.memory.permit(offset, length, false) }
     }
 
-    /// Maps the pages in the pager's mapping, because a read fault there could remove guard
-    /// markers. `Protect` has no markers to lose.
+    /// Adds the pages to the pager's own mapping. Otherwise the pager's read would fault, and the
+    /// fault could remove guard markers. `Protect` has no markers to lose.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         if self.guards { self.memory.prepare_reading(offset, length) } else { Ok(()) }
     }
@@ -124,7 +125,8 @@ impl Mechanism for Aliased {
         self.memory.discard(offset, length)
     }
 
-    /// Frees the pages' memory in the file, which still has their content.
+    /// Frees the memory of pages that were released to the kernel: punches a hole into the memory
+    /// file, which holds their content until then.
     fn leave(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.discard(offset, length)
     }
@@ -154,8 +156,8 @@ impl Mechanism for Aliased {
         let Copied { file, resident } = copy.ok_or(Errno::EINVAL)?;
         let window = self.memory.inherit_file(file, parts)?;
         let memory = window.memory().clone();
-        // Leaked, because dropping the memory would also unmap the addresses between the parts,
-        // which are not the region's.
+        // The memory is leaked. Dropping it would also unmap the addresses between the parts, which
+        // do not belong to the region.
         core::mem::forget(memory.clone());
         let extent = AtomicUsize::new(self.extent.load(Ordering::Relaxed));
         let mechanism = Aliased { memory, guards: self.guards, extent };

@@ -73,7 +73,8 @@ impl Mechanism for Anonymous {
     }
 
     /// Maps zeroes in place of pages that the program itself dropped. Otherwise this thread would
-    /// fault when it reads such a page, and would wait for itself, because it owns the page.
+    /// fault when it reads such a page. It would then wait for the page's owner, which is this
+    /// thread itself.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         let mut absent = self.memory.absent(offset, length)?;
         while absent != 0 {
@@ -92,23 +93,25 @@ impl Mechanism for Anonymous {
     }
 
     fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
-        // The child would need a pager thread before its first touch of the memory.
+        // With a pager thread, a child would need its own pager thread before its first touch of
+        // the memory.
         if self.events {
             return Err(Errno::EOPNOTSUPP);
         }
-        // Continues after an error, so that as many parts as possible are set.
+        // Continues after an error, so that the call takes effect on as many parts as possible.
         let done = parts.iter().map(|part| self.memory.set_inherited(part.start, part.len(), inherited));
         done.fold(Ok(()), Result::and)
     }
 
-    /// Registers the memory that the child got from the kernel. The kernel copies the pages at a
-    /// fork, but not the registration. Without a registration, missing pages would read as zeroes.
+    /// Registers the memory that the child got from the kernel. At a fork, the kernel copies the
+    /// pages but not their registration for faults. Without a registration, missing pages would
+    /// read as zeroes.
     fn inherit(&self, parts: &[Range<usize>], _: Option<Copied>) -> Result<Prepared, Errno> {
         let fault = Arc::new(self.take_over(parts)?);
         let window = self.memory.inherit();
         let memory = window.memory().clone();
-        // Leaked, so that the registration stays: if no pager is made, a touch of a missing page
-        // must raise SIGBUS, and must not find zeroes.
+        // The memory is leaked, so that its registration for faults stays. If no pager is made, a
+        // touch of a missing page must raise SIGBUS; it must not find zeroes.
         core::mem::forget((memory.clone(), fault.clone()));
         let mechanism = Box::new(Anonymous { memory, fault, events: false });
         Ok(Prepared { window, mechanism, events: None })
