@@ -9,15 +9,16 @@ use usring_swap::page::{Page, Pins, State};
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32};
 
-/// A cluster of two pages. `mapped` stands for the page table: whether each page is mapped.
+/// A cluster of two pages. `mapped` stands for the page table: it holds whether each page is
+/// mapped.
 struct Cluster {
     gate: AtomicU32,
     words: [AtomicU32; 2],
     mapped: [Cell<bool>; 2],
 }
 
-// SAFETY: the cells have no other protection against races than the gate. That is what the model
-// tests: loom reports every unsynchronized access.
+// SAFETY: only the gate protects the cells against races. That is what the model tests: loom
+// reports every unsynchronized access.
 unsafe impl Sync for Cluster {}
 
 impl Cluster {
@@ -39,7 +40,7 @@ impl Cluster {
         Page::new(&self.words[index])
     }
 
-    /// Maps a page as the thread of a fault does.
+    /// Maps a page, as a thread that serves a page fault does.
     fn page_in(&self, index: usize) {
         let Some(taken) = self.page(index).take(State::Untouched, Pins::Ignored) else { return };
         let _inside = self.gate().enter();
@@ -47,8 +48,8 @@ impl Cluster {
         taken.release(State::Dirty);
     }
 
-    /// Evicts as the pager does. Unmaps in one run the pages that it has taken and the pages that
-    /// are not resident.
+    /// Evicts as the pager does: one step unmaps the pages that this thread has taken and the pages
+    /// that are not resident.
     fn evict(&self) {
         let Some(mut claim) = self.gate().claim() else { return };
         let taken = {

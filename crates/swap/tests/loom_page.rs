@@ -17,8 +17,8 @@ struct Paged {
     slot: Cell<u32>,
 }
 
-// SAFETY: the cell has no other protection against races than the page's word. That is what the
-// model tests: loom reports every unsynchronized access.
+// SAFETY: only the page's word protects the cell against races. That is what the model tests: loom
+// reports every unsynchronized access.
 unsafe impl Sync for Paged {}
 
 impl Paged {
@@ -30,7 +30,8 @@ impl Paged {
         Page::new(&self.word)
     }
 
-    /// Takes the page in any state, changes its slot, and releases it in the state `next`.
+    /// Becomes the page's owner in any state, changes its slot, and releases it in the state
+    /// `next`.
     fn own(&self, next: State) {
         loop {
             match self.page().state() {

@@ -1,5 +1,5 @@
-//! Which backing stores a region accepts. A store must keep what is written, have room for all of
-//! the region, and hold no data that usring did not write.
+//! Which backing stores a region accepts. A store must keep the data that is written to it, and
+//! have room for all of the region. It must hold no data that usring did not write.
 
 use crate::common::{MIB, PAGE, region, word};
 use std::fs::File;
@@ -46,7 +46,7 @@ fn refused(backing: &str) -> Refusal {
     build(backing).err().unwrap_or_else(|| panic!("{backing} is accepted"))
 }
 
-/// Writes to all pages and checks what it reads back.
+/// Writes a number to each page of the region, and checks that each page still holds its number.
 fn use_all(region: &SwapRegion) {
     for offset in (0..SIZE).step_by(PAGE) {
         word(region, offset).store(offset as u64 + 1, Ordering::Relaxed);
@@ -88,7 +88,7 @@ fn a_read_only_store_is_refused() {
 #[test]
 fn a_file_of_zeroes_is_accepted_and_later_recognised_by_its_header() {
     let store = Store::new();
-    // The file has zeroes and no holes, as dd(1) makes it.
+    // The test's file has zeroes and no holes, as if dd(1) had made it.
     store.write(&vec![0; ROOM], 0);
     use_all(&build(&store.text()).unwrap());
     let left = std::fs::read(store.path()).unwrap();

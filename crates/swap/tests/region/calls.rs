@@ -1,4 +1,4 @@
-//! System calls on evicted pages, and on pages that are kept resident.
+//! System calls on evicted pages, and on pages that the caller keeps resident.
 
 use crate::common::{MIB, PAGE, factor, mechanisms, region, word};
 use crate::switch;
@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use usring_swap::{Access, Mechanism, SwapRegion};
 use usring_sys::Errno;
 
-/// Returns a region whose pages were all written, in ascending order. So the first pages are
-/// evicted.
+/// Returns a region whose pages were all written in ascending order. So the last pages are
+/// resident, and the first pages are evicted.
 fn used(mechanism: Mechanism) -> SwapRegion {
     let limit = MIB * factor(mechanism);
     let mut region = region(8 * limit, limit, "ram:size=128M").mechanism(mechanism).readahead(0).build().unwrap();
@@ -46,7 +46,7 @@ fn a_system_call_on_an_evicted_page_fails_unless_a_thread_serves_it() {
         let region = used(mechanism);
         let (_reader, writer) = std::io::pipe().unwrap();
         // SAFETY: the 100 bytes are within the region. The kernel checks each access to them, and
-        // no reference to them is used meanwhile.
+        // no reference to them is used during the call.
         let answer = unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&writer), region.as_ptr().cast(), 100) };
         match mechanism {
             Mechanism::Thread => assert_eq!(answer, 100),
@@ -111,7 +111,8 @@ fn pages_that_are_pinned_together_are_read_together() {
         };
         let pinned = limit / 2 / unit;
         for access in [Access::Read, Access::Write] {
-            // After the fill, the last pages are resident and the first pages are evicted.
+            // `fill` writes the pages in ascending order. So the last pages are resident, and the
+            // first pages are evicted.
             fill(0);
             let before = (switch.reads.load(Ordering::Relaxed), region.statistics());
             let pin = region.pin(0..pinned * unit, access).unwrap();

@@ -14,7 +14,7 @@ pub const PAGE: usize = 4096;
 
 struct Argument(*mut c_void);
 
-// SAFETY: the argument is moved to one new thread, which alone uses it.
+// SAFETY: only the new thread uses the argument, which is moved to that thread.
 unsafe impl Send for Argument {}
 
 impl Argument {
@@ -35,14 +35,14 @@ pub fn prepare() {
     PREPARED.call_once(|| thread::set_spawner(spawn));
 }
 
-/// Returns a builder of a region on the device that the SPEC `backing` describes.
+/// Returns a builder of a region. The SPEC `backing` describes the region's device.
 pub fn region(size: usize, limit: usize, backing: &str) -> Builder {
     prepare();
     SwapRegion::builder().size(size).limit(limit).backing(backing).expect("a SPEC")
 }
 
-/// Returns the mechanisms that work here. Panics if `mprotect` does not work, because it needs no
-/// privilege.
+/// Returns the mechanisms that work on this system. Panics if `mprotect` does not work, because it
+/// needs no privilege.
 pub fn mechanisms() -> Vec<Mechanism> {
     prepare();
     usring_sys::user_memory::install_fault_handler();
@@ -54,8 +54,8 @@ pub fn mechanisms() -> Vec<Mechanism> {
     works
 }
 
-/// Returns the factor for a region's size and limit. It is above 1 for `mprotect`, which has larger
-/// units, and therefore a higher minimum limit.
+/// Returns the factor by which a test multiplies a region's size and limit. It is above 1 for
+/// `mprotect`, which has larger units, and therefore a higher minimum limit.
 pub fn factor(mechanism: Mechanism) -> usize {
     if mechanism == Mechanism::Protect { 16 } else { 1 }
 }
@@ -68,7 +68,7 @@ pub fn word(region: &SwapRegion, offset: usize) -> &AtomicU64 {
     unsafe { &*region.as_ptr().add(offset).cast() }
 }
 
-/// Opens the device that the SPEC `text` describes. Returns it with its polling policy.
+/// Opens the device that the SPEC `text` describes. Returns the device and its polling policy.
 pub fn device(text: &str) -> (Arc<Device>, PolicyWord) {
     let spec = usring_device::spec::parse(text).expect("a SPEC");
     let policy = PolicyWord::leaked(spec.policy());

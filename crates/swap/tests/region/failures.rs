@@ -78,8 +78,8 @@ fn pages_stay_resident_while_all_writes_fail_and_are_evicted_later() {
 #[test]
 fn a_lowered_limit_is_kept_while_the_evictor_runs() {
     for mechanism in mechanisms() {
-        // A small limit has few clusters, so the evictor and this thread often want the same
-        // cluster.
+        // With a small limit, the region has few clusters, so the evictor and this thread often
+        // want the same cluster.
         let limit = 128 * PAGE * factor(mechanism);
         let region = region(2 * limit, limit, "ram:size=64M").mechanism(mechanism).build().unwrap();
         for _ in 0..100 {
@@ -103,7 +103,7 @@ fn an_unreadable_page_raises_sigbus_and_a_message_names_its_slot() {
         let region = builder.mechanism(mechanism).build().unwrap();
         number_pages(&region);
         switch.fails_reads.store(true, Ordering::Relaxed);
-        // Some of these pages are evicted, and reading them back fails.
+        // Some of the pages read here are evicted, and the device fails to read them back.
         let sum: u64 = (0..64).map(|page| word(&region, page * region.page_size()).load(Ordering::Relaxed)).sum();
         panic!("read {sum} although some pages are unreadable");
     }
@@ -118,7 +118,7 @@ fn an_unreadable_page_raises_sigbus_and_a_message_names_its_slot() {
 }
 
 /// Runs `work` once for each mechanism, in a new process. `work` gets a region whose pages hold
-/// different numbers. `check` gets the output and exit status of that process.
+/// different numbers. `check` gets the new process's output and exit status.
 fn in_child(test: &str, work: fn(SwapRegion), check: fn(Mechanism, Output)) {
     if is_child() {
         // SAFETY: the call passes no memory. The alarm ends a test that hangs.
@@ -148,7 +148,7 @@ fn memory_that_the_kernel_refuses_raises_sigbus() {
                 std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
             }
         }
-        // The last page was used last, so it is resident.
+        // The test wrote the last page last, so the page is resident.
         word(&region, region.size() - region.page_size()).fetch_add(0, Ordering::Relaxed);
         check_pages(&region);
     };
@@ -167,7 +167,7 @@ fn memory_that_the_kernel_refuses_raises_sigbus() {
 #[test]
 fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
     let protect = |region: SwapRegion| {
-        // The last page was used last, so it is resident.
+        // The test wrote the last page last, so the page is resident.
         let last = region.size() - region.page_size();
         // SAFETY: the page is within the region, and no reference to it exists while its protection
         // changes.
@@ -179,7 +179,8 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
     };
     let test = "failures::a_write_to_pages_that_the_program_protected_raises_sigsegv";
     in_child(test, protect, |mechanism, output| {
-        // The mechanism `mprotect` cannot distinguish the program's protection from its own.
+        // The mechanism `mprotect` cannot distinguish the page protection that the program set from
+        // its own.
         if mechanism != Mechanism::Protect {
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{mechanism}: {:?} {said}", output.status);
@@ -191,7 +192,7 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
 fn mlockall_by_the_program_loses_no_page() {
     let lock = |region: SwapRegion| {
         // SAFETY: the call passes no memory and changes no content. It fails if pages are evicted,
-        // but locks the resident pages nevertheless.
+        // but it then still locks the resident pages.
         unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
         check_pages(&region);
         number_pages(&region);
@@ -203,8 +204,8 @@ fn mlockall_by_the_program_loses_no_page() {
     });
 }
 
-/// The pager does not see the program's madvise(2) calls. It notices a missing page when a thread,
-/// perhaps the evictor, next reads the page.
+/// The pager does not see that the program drops a page by madvise(2). It notices the missing page
+/// when a thread, perhaps the evictor, next reads the page.
 #[test]
 fn madv_dontneed_by_the_program_loses_no_other_page() {
     let throw_away = |region: SwapRegion| {
@@ -218,7 +219,8 @@ fn madv_dontneed_by_the_program_loses_no_other_page() {
                     unsafe { libc::madvise(region.as_ptr().add(page * unit).cast(), unit, libc::MADV_DONTNEED) };
                 assert_eq!(answer, 0);
             }
-            // A page that was dropped holds 0. It still has its content if it was evicted before.
+            // MADV_DONTNEED makes a resident page hold 0. A page that was evicted before that call
+            // still has its content.
             for page in 0..pages {
                 let found = word(&region, page * unit).load(Ordering::Relaxed);
                 assert!([0, 1, page as u64 + 1].contains(&found), "page {page} holds {found}");

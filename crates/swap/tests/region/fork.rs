@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 /// Runs `work` in a forked child. Returns the child's exit status and its standard error.
 fn fork(work: impl FnOnce()) -> (ExitStatus, String) {
     let (mut reader, writer) = std::io::pipe().unwrap();
-    // SAFETY: a child needs no lock of another thread: it only touches memory, or its test runs
+    // SAFETY: the child needs no lock of another thread: it only touches memory, or its test runs
     // alone in its process.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
@@ -44,7 +44,8 @@ fn a_forked_child_that_touches_a_region_dies_with_a_message() {
         let region = region(4 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
         let pages = || (0..region.size()).step_by(region.page_size());
         pages().for_each(|page| word(&region, page).store(42 + page as u64, Ordering::Relaxed));
-        // The first pages are evicted, and the last pages are resident.
+        // The region exceeds its limit: its first pages are evicted, and its last pages are
+        // resident.
         for offset in [0, region.size() / 2, region.size() - 8] {
             let (status, said) = fork(|| {
                 word(&region, offset).fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,6 @@
-//! Stores that are too small for the region, or that refuse all writes. Pages that cannot be
-//! written stay resident. Accessing such a page costs no more than accessing other memory.
+//! Stores that are too small for the region, or that refuse all writes. A page that cannot be
+//! written to the store stays resident. Access to such a page costs no more than access to other
+//! memory.
 
 use crate::common::{device, factor, is_child, mechanisms, run_child, word};
 use crate::switch;
@@ -11,8 +12,9 @@ use usring_swap::{Builder, Mechanism, SwapRegion};
 /// The smallest limit that a region accepts, in pages.
 const LEAST_LIMIT: usize = 64;
 
-/// Pages by which the peak may exceed a low limit, beside the pages that the store has no room for.
-/// They include the chunk by which the limit is raised, and the pages that the evictor has taken.
+/// Pages by which the peak may exceed a low limit, beside the pages for which the store has no
+/// room. [`SLACK`] covers the chunk by which the limit is raised, and the pages that the evictor
+/// has taken.
 const SLACK: u64 = 3 * LEAST_LIMIT as u64;
 
 /// Runs `work` once for each mechanism, in a new process.
@@ -31,7 +33,7 @@ fn in_child(test: &str, work: fn(Mechanism)) {
     }
 }
 
-/// Returns a builder of a region on a store that may be smaller than the region. `Builder::backing`
+/// Returns a builder of a region whose store may be smaller than the region. `Builder::backing`
 /// would refuse such a store.
 fn small(size: usize, limit: usize, store: &str) -> Builder {
     SwapRegion::builder().size(size).limit(limit).device(device(store).0)
@@ -85,8 +87,8 @@ fn a_failing_store_is_not_retried_for_each_page() {
         number_pages(&region);
         check_pages(&region);
         let attempts = region.statistics().write_errors;
-        // After 8 failures the store counts as failing. From then on it is tried at most every 10
-        // ms.
+        // After 8 failed writes the store counts as failing. From then on, the evictor tries to
+        // write to it at most every 10 ms.
         let most = 64 + start.elapsed().as_millis() as u64 / 10;
         assert!((1..=most).contains(&attempts), "{attempts} in {:?}", start.elapsed());
         // The evictor must soon notice that writes succeed again.
@@ -111,8 +113,8 @@ fn read_at_once(region: &SwapRegion, offset: usize) -> [u64; 2] {
     }
 }
 
-/// The instruction needs two pages at the same time. Each page can be brought in only by evicting a
-/// page, and the only candidate may be the other of the two.
+/// The instruction needs two pages at the same time. The full store leaves room for a page only
+/// after another page was evicted, and that page may be the other of the two.
 #[test]
 fn an_instruction_gets_both_of_its_pages_with_a_full_store() {
     in_child("an_instruction_gets_both_of_its_pages_with_a_full_store", |mechanism| {

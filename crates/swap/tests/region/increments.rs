@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use usring_device::PollPolicy;
 use usring_swap::{Access, SwapRegion};
 
-/// Bytes for each counter. This is the smallest block size of a device, so the loss of any block
-/// changes the sum.
+/// Bytes of the region for each counter. This is the smallest block size of a device, so the loss
+/// of any block changes the sum.
 const PART: usize = 512;
 
-/// Returns the counter of a part. Its offset within the part differs from part to part.
+/// Returns the counter of a part of the region. Its offset within the part differs from part to
+/// part.
 fn counter(region: &SwapRegion, part: usize) -> &AtomicU64 {
     word(region, part * PART + part * 8 % PART)
 }
@@ -93,8 +94,8 @@ fn no_increment_is_lost_when_the_poll_policy_changes() {
     }
 }
 
-/// In a new region, neighbouring clusters are evicted and brought in at the same time much more
-/// often than in a region that was used for long.
+/// In a new region, one thread often evicts a cluster while another thread pages in a neighbouring
+/// cluster. In a region that was used for long, that is much rarer.
 #[test]
 fn no_increment_is_lost_in_short_lived_regions() {
     for mechanism in mechanisms().into_iter().filter(|mechanism| factor(*mechanism) == 1) {

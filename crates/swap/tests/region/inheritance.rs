@@ -1,5 +1,5 @@
-//! Tests of forks in which a step of swapped memory fails: the evictor does not stop in time, or
-//! madvise(2) does not keep the memory from the child.
+//! Tests of forks in which a step that concerns swapped memory fails: the evictor does not stop in
+//! time, or madvise(2) does not keep the memory from the child.
 
 use crate::common::{MIB, PAGE};
 use crate::mappings::{LIMIT, check, in_child, numbered, word};
@@ -14,7 +14,7 @@ use usring_sys::Errno;
 const ONE_SECOND: u64 = 1_000_000_000;
 
 /// Touches enough pages to start the evictor, but too few for this thread to evict pages itself.
-/// Returns the range of these pages.
+/// Returns the addresses of these pages.
 fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
     let start = mappings.change().map(LIMIT).unwrap();
     let touched = start..start + LIMIT - LIMIT / 40;
@@ -77,8 +77,8 @@ fn deny_keeping_from_children() {
     }
 }
 
-/// Forks a child that runs `begin`. Returns how many pages of `range` are mapped in the child,
-/// which is all of them or 0.
+/// Forks a child that runs `begin`. Returns how many pages of `range` the child has mapped, which
+/// is all of them or 0.
 fn pages_of_child(range: &Range<usize>, begin: impl FnOnce()) -> usize {
     let (start, length) = (range.start as *mut libc::c_void, range.len());
     // SAFETY: the forked child only makes system calls and exits, so it needs no lock of another

@@ -1,5 +1,5 @@
 //! The mappings of a program in a region, as `usring run --swap` makes them. Each test runs in its
-//! own process, because a region for mappings has a fixed address.
+//! own process, because the region of a program's mappings has a fixed address.
 
 use crate::common::{MIB, PAGE, is_child, mechanisms, run_child};
 use crate::switch::{self, Switch};
@@ -13,8 +13,8 @@ use usring_sys::Errno;
 
 pub const LIMIT: usize = 8 * MIB;
 
-/// Runs `work` once for each mechanism, in a new process. The `Switch` that `work` gets makes the
-/// region's device fail.
+/// Runs `work` once for each mechanism, in a new process. By the `Switch` that it gets, `work`
+/// makes the region's device fail.
 pub fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
     if is_child() {
         // SAFETY: the call passes no memory. The alarm ends a test that hangs.
@@ -40,7 +40,8 @@ pub fn word(address: usize) -> &'static AtomicU64 {
     unsafe { &*(address as *const AtomicU64) }
 }
 
-/// Maps `length` bytes, and writes a different number to each page. Returns the range.
+/// Maps `length` bytes and writes a different number to each page. Returns the addresses of the new
+/// mapping.
 pub fn numbered(mappings: &Mappings, length: usize) -> Range<usize> {
     let start = mappings.change().map(length).unwrap();
     number(&(start..start + length), 0);
@@ -51,7 +52,8 @@ fn number(range: &Range<usize>, more: u64) {
     range.clone().step_by(PAGE).for_each(|page| word(page).store((page as u64 ^ 0x5555) + more, Ordering::Relaxed));
 }
 
-/// Checks that each page holds the number of the page that lies `away` bytes after it.
+/// Checks that each page holds the number that [`numbered`] wrote to the page `away` bytes after
+/// it.
 #[track_caller]
 pub fn check(range: &Range<usize>, away: usize) {
     for page in range.clone().step_by(PAGE) {
@@ -90,7 +92,8 @@ fn addresses_released_to_the_kernel_are_reusable_once_unmapped() {
 fn use_up_mappings(but: usize) {
     let mut made = Vec::new();
     loop {
-        // The protection alternates, so that the kernel does not merge adjacent mappings.
+        // The protection alternates from page to page. Otherwise the kernel would merge adjacent
+        // mappings.
         let protection = if made.len() % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
         // SAFETY: the kernel chooses a free address, so no existing memory changes.
         let page = unsafe {
@@ -169,14 +172,14 @@ fn a_remapped_range_keeps_its_contents() {
     in_child("mappings::a_remapped_range_keeps_its_contents", |mappings, switch| {
         let range = numbered(&mappings, 20 * MIB);
         let neighbour = numbered(&mappings, MIB);
-        // Pages that are only read stay clean, if the mechanism tracks writes.
+        // With a mechanism that tracks writes, pages that are only read stay clean.
         check(&(range.start + 3 * MIB..range.start + 6 * MIB), 0);
         let pin = range.start + MIB..range.start + MIB + 3 * PAGE;
         mappings.pin(&pin, Access::Write, Pins::Fitting, |_| {}).unwrap();
         let by_memory = mappings.region().page_size() > PAGE;
         switch.fails_reads.store(by_memory, Ordering::Relaxed);
-        // If a unit is one page of the kernel, evicted pages move without being read, so failing
-        // reads do not matter.
+        // If a unit is one page of the kernel, evicted pages move without being read. So it does
+        // not matter that the device fails reads.
         let failed = mappings.change().remap(&range, 24 * MIB, true);
         switch.fails_reads.store(false, Ordering::Relaxed);
         let start = match failed {
@@ -195,7 +198,7 @@ fn a_remapped_range_keeps_its_contents() {
         check(&neighbour, 0);
         let statistics = mappings.region().statistics();
         assert!(statistics.resident <= statistics.limit && statistics.over_limit == 0, "{statistics:?}");
-        // The pinned pages of the old range are freed by the next change.
+        // The next change of the mappings frees the pinned pages of the old range.
         assert_eq!(mappings.change().map(range.len()), Some(range.start));
         assert!(range.clone().step_by(PAGE).all(|page| word(page).load(Ordering::Relaxed) == 0));
     });

@@ -17,8 +17,8 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The threads must wait for their pages at the same time. One after the other, they would spin for
-/// the sum of all latencies.
+/// Polling threads must yield to each other, so that all wait for their pages at the same time. If
+/// they waited one after the other, they would spin for the sum of all latencies.
 #[test]
 fn polling_threads_on_one_processor_wait_for_their_pages_concurrently() {
     let backing = format!("delay(ram:size=4M,read={}us),poll=classic", LATENCY.as_micros());
@@ -50,9 +50,9 @@ fn polling_threads_on_one_processor_wait_for_their_pages_concurrently() {
     assert!(used < alone / 2, "{used:?} of a processor for {faults} pages, which take {alone:?}");
 }
 
-/// If the polling thread yielded for each page, each page would take a time slice of the computing
-/// thread. On a busy machine pages may be late, too, but not most of them in each of several
-/// attempts.
+/// If the polling thread yielded for each page, the computing thread would get a time slice for
+/// each page. On a busy machine some pages may be late without that. But in one of several
+/// attempts, most pages are in time.
 #[test]
 fn a_polling_thread_yields_only_rarely_to_a_computing_thread() {
     const SHORT: Duration = Duration::from_micros(50);

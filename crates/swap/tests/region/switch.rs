@@ -1,4 +1,4 @@
-//! A device that a test can switch, at any moment, to fail or to delay reads or writes.
+//! A device of which a test can make reads or writes fail or wait, from any moment on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +32,8 @@ impl Switch {
                 if self.stalls_writes.load(Ordering::Relaxed) {
                     self.stalled.fetch_add(1, Ordering::Relaxed);
                     while self.stalls_writes.load(Ordering::Relaxed) {
-                        // This is usring's own system call, because libc may not know this thread.
+                        // The thread sleeps by usring's own system call, because libc may not know
+                        // this thread.
                         let _ = usring_sys::wait::nanosleep(1_000_000);
                     }
                     self.stalled.fetch_sub(1, Ordering::Relaxed);
@@ -75,8 +76,9 @@ impl Driver for Switched {
         Ok(Box::new(SwitchedQueue { switch: self.switch.clone(), inner: self.inner.open_queue(options)? }))
     }
 
-    /// A forked child has its own copy of the RAM device's content. So the answer `true` suits only
-    /// tests whose children read nothing from the device.
+    /// Allows regions on this device to be inherited by a forked child. The child gets its own copy
+    /// of the RAM device's content. So the answer `true` suits only tests whose children read
+    /// nothing from the device.
     fn keep_after_fork(&self, _: &mut dyn FnMut(i32)) -> bool {
         true
     }
