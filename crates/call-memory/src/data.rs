@@ -10,8 +10,8 @@ use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Data of up to this many bytes counts as small: it is pinned together with the other memory that
-/// the call names.
+/// Data of up to this many bytes counts as small: it is pinned together with the structures and
+/// names that the call points to.
 const SMALL: u64 = 8 << 10;
 
 /// Maximum number of bytes that the kernel moves in one call (MAX_RW_COUNT). The kernel ignores
@@ -21,14 +21,15 @@ const MOST_AT_ONCE: u64 = 0x7fff_f000;
 /// The form in which a call names its buffers.
 pub enum Form {
     Buffer(Buffer),
-    /// Indices of arguments: the address of the `iovec` array (its length is the next argument),
-    /// and the file position if the call has one.
+    /// The fields are indices of arguments: that of the address of the `iovec` array, and that of
+    /// the file position if the call has one. The argument after the address is the length of the
+    /// array.
     Vector {
         address: usize,
         position: Option<usize>,
     },
-    /// The messages of a call, and in `counts` the number of buffers of each. `single`: the call is
-    /// sendmsg(2) or recvmsg(2), which has one message.
+    /// The headers of a call's messages, and in `counts` the number of buffers of each message.
+    /// `single`: the call is sendmsg(2) or recvmsg(2), which has one message.
     Messages {
         headers: Vec<MessageHeader>,
         counts: Vec<usize>,
@@ -36,21 +37,21 @@ pub enum Form {
     },
 }
 
-/// A call's only buffer, by the indices of arguments: its address, its length, and the file
-/// position if the call has one.
+/// A call's only buffer. Three fields are indices of arguments: that of the buffer's address, that
+/// of its length, and that of the file position if the call has one.
 #[derive(Clone, Copy)]
 pub struct Buffer {
     pub address: usize,
     pub length: usize,
     pub position: Option<usize>,
-    /// Number of bytes in front of the data. The length argument does not count them. (In msgsnd(2)
-    /// and msgrcv(2): the message's type.)
+    /// Number of bytes in front of the data that the length argument does not count: the message's
+    /// type in msgsnd(2) and msgrcv(2).
     pub header: u64,
     pub access: Access,
 }
 
-/// Data that is transferred separately from the other memory that a call names: large data, and
-/// that of vmsplice(2).
+/// Data that usring transfers separately from the other memory that a call names. It is large data,
+/// and the data of vmsplice(2).
 pub struct Data {
     pub form: Form,
     pub access: Access,
@@ -64,8 +65,8 @@ const fn buffer(address: usize, access: Access) -> Option<Buffer> {
     Some(Buffer { address, length: address + 1, position: None, header: 0, access })
 }
 
-/// Returns which arguments describe a call's only buffer; `None`: the call has no buffer, or names
-/// its buffers by a vector.
+/// Returns which arguments describe a call's only buffer. `None`: the call has no buffer, or names
+/// its buffers by an `iovec` array.
 fn buffer_of(number: u32) -> Option<Buffer> {
     let at = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { position: Some(3), ..buffer });
     let behind_type = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { header: 8, ..buffer });
@@ -89,35 +90,36 @@ fn buffer_of(number: u32) -> Option<Buffer> {
 /// Returns the length of a call's only buffer, as the kernel reads it from the argument.
 fn length_argument(number: u32, length: u64) -> u64 {
     match number {
-        // The length of these calls is an `int`. The kernel ignores the argument's upper half.
+        // The length of these calls is a C `int`, so the kernel ignores the argument's upper half.
         linux::__NR_getdents | linux::__NR_getdents64 | linux::__NR_syslog => u64::from(width::low(length)),
         _ => length,
     }
 }
 
-/// Returns the access of the kernel to the buffers of a call with a vector, and whether the call
-/// has a file position. `None`: the call has no vector.
+/// Returns whether the kernel reads or writes the buffers of a call with an `iovec` array, and
+/// whether the call has a file position. `None`: the call has no `iovec` array.
 fn vector_of(number: u32) -> Option<(Access, bool)> {
     match number {
         linux::__NR_readv | linux::__NR_process_vm_readv => Some((Access::Write, false)),
         linux::__NR_preadv | linux::__NR_preadv2 => Some((Access::Write, true)),
-        // (vmsplice may also fill the buffers; `IoSemantics::of` then corrects the access.)
+        // (vmsplice may also fill the buffers. `IoSemantics::of` then corrects the access to
+        // `Write`.)
         linux::__NR_writev | linux::__NR_vmsplice | linux::__NR_process_vm_writev => Some((Access::Read, false)),
         linux::__NR_pwritev | linux::__NR_pwritev2 => Some((Access::Read, true)),
         _ => None,
     }
 }
 
-/// Returns whether a call names its buffers indirectly, by a vector or messages in memory.
+/// Returns whether a call names its buffers by an `iovec` array, or by message headers in memory.
 pub fn is_indirect(number: u32) -> bool {
     vector_of(number).is_some()
         || matches!(number, linux::__NR_sendmsg | linux::__NR_recvmsg | linux::__NR_sendmmsg | linux::__NR_recvmmsg)
 }
 
 impl Data {
-    /// Returns the data that a call moves, if it is transferred separately from the other memory
-    /// that the call names. `None`: the call has no data, or its data is small and was added to
-    /// `ranges`.
+    /// Returns the data that a call moves, if usring transfers it separately from the other memory
+    /// that the call names. `None`: the call has no data, or its data is small. Small data is added
+    /// to `ranges`.
     pub fn of(number: u32, arguments: &Arguments, ranges: &mut MemoryRanges) -> Option<Data> {
         if let Some(buffer) = buffer_of(number) {
             let base = arguments[buffer.address];
@@ -148,8 +150,8 @@ impl Data {
         }
         let form = Form::Vector { address: 1, position: has_position.then_some(3) };
         let data = Data { form, access, buffers };
-        // vmsplice(2) would make the pipe refer to the program's pages. The pipe gets a copy
-        // instead.
+        // vmsplice(2) would make the pipe refer to the program's pages, which may be evicted. So
+        // the pipe gets a copy of the data instead.
         if number == linux::__NR_vmsplice && data.is_in_window() || data.is_large() {
             return Some(data);
         }
@@ -173,8 +175,8 @@ impl Data {
             let before = buffers.len();
             let is_sound = read_vector(&mut buffers, header.vector.0, header.count)?;
             if !is_sound && index > 0 {
-                // The kernel sends or receives the messages before the invalid one, and reports no
-                // error.
+                // The kernel sends or receives the messages before the invalid message, and reports
+                // no error.
                 break;
             }
             if !is_sound {
@@ -229,9 +231,9 @@ impl Data {
     }
 
     /// Drops the messages that cannot be sent: the first message that is longer than `longest`
-    /// bytes, and all after it. The kernel then returns how many of the others it sent. If the very
-    /// first message is too long, keeps only that message and returns `true`: the kernel refuses
-    /// it.
+    /// bytes, and all after it. The kernel then returns how many of the others it sent. If the
+    /// first message of all is too long, keeps only that message and returns `true`: the kernel
+    /// refuses it.
     pub fn keep_sendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {
             return self.total() > longest;
@@ -252,9 +254,9 @@ impl Data {
         false
     }
 
-    /// Drops the first message that is not within the first `bytes` bytes of the buffers, and all
-    /// messages after it. Returns the number of messages left; 0 for data in any other form than
-    /// that of sendmmsg(2).
+    /// Drops the first message that does not lie completely within the first `bytes` bytes of the
+    /// buffers, and all messages after it. Returns the number of messages left. For data in any
+    /// other form than that of sendmmsg(2), returns 0.
     pub fn keep_messages_within(&mut self, bytes: u64) -> usize {
         let Form::Messages { headers, counts, single: false } = &mut self.form else { return 0 };
         let (mut messages, mut buffers, mut end) = (0, 0, 0);
@@ -289,7 +291,7 @@ impl Data {
 }
 
 /// Appends the elements of an `iovec` array of the program. `None` if the array cannot be read or
-/// is too long; `Some(false)` if an element is invalid. The kernel then reports the error.
+/// is too long. `Some(false)` if an element is invalid: the kernel then reports the error.
 fn read_vector(buffers: &mut Vec<IoVector>, address: u64, count: u64) -> Option<bool> {
     if count > VECTOR_LIMIT {
         return None;

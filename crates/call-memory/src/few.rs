@@ -1,5 +1,5 @@
-//! A list that is usually short: the memory that a single call names. The first [`FEW`] elements
-//! need no allocator.
+//! A list that is usually short, such as the list of the memory ranges that a call names. The first
+//! [`FEW`] elements need no allocator.
 
 use alloc::vec::Vec;
 

@@ -1,5 +1,5 @@
-//! I/O semantics of a descriptor, or of another source or target of data. They say whether a call
-//! may wait for ever, and whether its data can be transferred in parts.
+//! I/O semantics of a call on a descriptor, or on another source or target of data. They say
+//! whether the call may wait for ever, and whether its data can be transferred in parts.
 
 use crate::data::{Data, Form};
 use usring_swap::Access;
@@ -10,11 +10,11 @@ use usring_uapi::general as linux;
 /// The kind of a source or target of data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
-    /// A file: a call ends within bounded time.
+    /// A file: a call waits at most for a bounded time.
     File,
-    /// A stream: a call may wait; bytes have no boundaries.
+    /// A stream: a call may wait for ever, and the bytes have no boundaries.
     Stream,
-    /// Messages: a call may wait, and each message is transferred as a whole.
+    /// Messages: a call may wait for ever, and each message is transferred as a whole.
     Message,
 }
 
@@ -22,26 +22,27 @@ pub enum Medium {
 #[derive(Clone, Copy)]
 pub struct IoSemantics {
     pub medium: Medium,
-    /// Whether usring makes the call again for the next part, after a part was transferred
-    /// completely.
+    /// Whether usring makes the call again for the next part of the data, after the kernel has
+    /// transferred all of a part.
     pub continues: bool,
     /// Whether the kernel may still read the data after the call has returned (MSG_ZEROCOPY).
     pub lingers: bool,
-    /// Whether the kernel leaves buffers unchanged but counts the bytes (MSG_TRUNC on TCP).
+    /// Whether the kernel only counts received bytes and drops them, without changing the buffers
+    /// (MSG_TRUNC on TCP).
     pub passes_over: bool,
-    /// Whether the call appends to a file. The write must then be a single call, or another
-    /// writer's data could land in between.
+    /// Whether the call appends to a file. The write must then be a single call. Otherwise another
+    /// process could append its data in between.
     pub appends: bool,
     /// Address of the program's `struct msghdr`, or of its first `struct mmsghdr`.
     pub messages: UserAddress,
     /// Maximum number of bytes that one system call transfers.
     pub most: u64,
-    /// For messages to send: most bytes of a message. usring passes a longer message to the kernel
-    /// without its data, and the kernel refuses it. `None`: no limit.
+    /// For messages to send: most bytes of a message; `None` if there is no limit. A longer message
+    /// goes to the kernel without its data, and the kernel refuses it.
     pub longest: Option<u64>,
 }
 
-/// Bytes per system call on a stream whose data is transferred in parts.
+/// Bytes that one system call transfers on a stream, if the data is transferred in parts.
 const STREAM_PART: u64 = 64 << 10;
 /// Maximum number of bytes that one system call receives.
 pub const MOST: u64 = 16 << 20;
@@ -66,7 +67,7 @@ const REGULAR: u32 = 0o100_000;
 const SOCKET: u32 = 0o140_000;
 
 impl IoSemantics {
-    /// Returns the semantics of a medium for a call without special flags.
+    /// Returns the I/O semantics of a medium, for a call without special flags.
     const fn plain(medium: Medium, continues: bool) -> IoSemantics {
         IoSemantics {
             medium,
@@ -104,12 +105,13 @@ impl IoSemantics {
         let waits_for_all = flags & u64::from(WAIT_ALL) != 0;
         let is_one = !matches!(&data.form, Form::Messages { single: false, .. });
         // Messages may carry control data, which the kernel returns only once. So a receive into
-        // them is not split.
+        // message headers is not split.
         let is_plain = !matches!(&data.form, Form::Messages { .. });
         let stream = IoSemantics::plain(Medium::Stream, sends || waits_for_all && is_plain && !peeks);
         let as_messages = IoSemantics::plain(Medium::Message, false);
         let semantics = match Descriptor::of(descriptor)? {
-            // MSG_OOB makes the last byte of a call urgent, so such a call is not split.
+            // With MSG_OOB, the last byte of a call becomes urgent data. So such a call is not
+            // split.
             Descriptor { kind: SOCKET, .. } if is_one && flags & URGENT == 0 && is_stream(descriptor) => stream,
             Descriptor { kind: FIFO, .. } => IoSemantics::plain(Medium::Stream, sends),
             other if other.is_terminal() => IoSemantics::plain(Medium::Stream, sends),
@@ -120,7 +122,7 @@ impl IoSemantics {
         let most = match semantics.medium {
             Medium::Stream if sends || waits_for_all && is_plain && !peeks => STREAM_PART,
             // A part has as many bytes as the stream holds now, between `STREAM_PART` and `MOST`.
-            // So no large buffer is made without need.
+            // So a large bounce buffer is made only for data that is there.
             Medium::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
             _ => MOST,
         };
@@ -145,19 +147,19 @@ fn flags_of_transfer(call: &SystemCall, form: &Form) -> u64 {
     }
 }
 
-/// Returns the status flags of a descriptor; `None`: it is not open.
+/// Returns the status flags of a descriptor. `None`: the descriptor is not open.
 fn flags_of(descriptor: i32) -> Option<u32> {
     let get = [width::word(descriptor), u64::from(linux::F_GETFL), 0, 0, 0];
     SystemCall::new(linux::__NR_fcntl, get).run().ok().map(width::low)
 }
 
-/// Returns whether a descriptor is the write end of a pipe. `None`: it is not a pipe.
+/// Returns whether a descriptor is the write end of a pipe. `None`: it belongs to no pipe.
 fn is_written(descriptor: i32) -> Option<bool> {
     Descriptor::of(descriptor).filter(|descriptor| descriptor.kind == FIFO)?;
     Some(flags_of(descriptor)? & linux::O_ACCMODE != linux::O_RDONLY)
 }
 
-/// Returns whether a call writes to the end of the file.
+/// Returns whether a call appends its data to the file (O_APPEND or RWF_APPEND).
 fn is_appended(call: &SystemCall) -> bool {
     let flags = if call.number == linux::__NR_pwritev2 { width::low(call.arguments[5]) } else { 0 };
     let is_opened_so = || flags_of(width::int(call.arguments[0])).is_some_and(|flags| flags & linux::O_APPEND != 0);
@@ -175,7 +177,8 @@ impl Descriptor {
     fn of(descriptor: i32) -> Option<Descriptor> {
         let mut status = [0u64; 18];
         SystemCall::new(linux::__NR_fstat, [width::word(descriptor), &raw mut status as u64, 0, 0, 0]).run().ok()?;
-        // `st_mode` comes after device, inode and number of links; `st_rdev` after user and group.
+        // In `struct stat`, `st_mode` comes after device, inode and number of links. `st_rdev`
+        // comes after user and group.
         let (kind, device) = (width::low(status[3]) & KIND, width::low(status[5]));
         Some(Descriptor { kind, major: device >> 8 & 0xfff, minor: device & 0xff | device >> 12 & 0xfff00 })
     }
@@ -199,7 +202,7 @@ impl Descriptor {
     }
 }
 
-/// Returns how many bytes a reader finds in a stream (FIONREAD); 0 if the stream does not report
+/// Returns how many bytes a stream holds for its reader (FIONREAD). 0 if the stream does not report
 /// that.
 fn waiting(descriptor: i32) -> u64 {
     let mut waiting = 0u32;

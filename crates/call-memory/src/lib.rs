@@ -7,10 +7,10 @@
 //!
 //! - Structures, names and small data are pinned, however many pages are pinned already.
 //! - Large data is transferred separately.
-//! - A call is answered ENOMEM if a single range that it names is longer than half of the region's
-//!   limit. (The limit is the number of bytes that may be resident.) Data and execve(2) are exempt.
+//! - A call gets ENOMEM if a single range that it names is longer than half of the region's limit.
+//!   (The limit is the number of bytes that may be resident.) Data and execve(2) are exempt.
 //! - A futex word is not pinned while threads sleep on it. If the kernel answers EFAULT because the
-//!   word is evicted, usring pins it and makes the call again.
+//!   word is evicted, usring pins the word and makes the call again.
 //!
 //! | file | content |
 //! |---|---|
@@ -21,7 +21,7 @@
 //! | `transfer` | large data, by pinned parts or bounce buffers |
 //! | `pinned_call` | pins and transfers the memory of one call |
 //!
-//! The crate knows calls by their numbers and arguments, wherever they come from.
+//! The crate knows calls by their numbers and arguments only, and does not know how a call arrived.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]

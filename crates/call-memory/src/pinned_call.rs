@@ -1,4 +1,4 @@
-//! One system call whose memory is pinned, from before the call until the kernel's answer.
+//! A system call whose memory is pinned, from before the call until the kernel has answered it.
 
 use crate::data::{self, Data};
 use crate::is_in_window;
@@ -14,15 +14,15 @@ pub struct PinnedCall {
     mappings: &'static Mappings,
     pinned: Option<Pinned>,
     transfer: Option<Box<Transfer>>,
-    /// Memory that a futex wait names. It is pinned only after an EFAULT, before the call is made
-    /// again. `None` for all other calls.
+    /// The memory that a futex wait names; `None` for all other calls. It is pinned only if the
+    /// kernel answers EFAULT, before usring makes the call again.
     retried: Option<Box<MemoryRanges>>,
 }
 
 impl PinnedCall {
-    /// Pins the memory of a call in the region that `region` returns. If the call moves large data,
-    /// changes `call` to transfer the first part. `None`: the call names no swapped memory, or
-    /// there is no region.
+    /// Pins the memory of a call. `region` returns the region of swapped memory. If the call moves
+    /// large data, changes `call` to transfer the first part. `None`: the call names no swapped
+    /// memory, or there is no region.
     ///
     /// Errors: `ENOMEM` if a range that the call names, other than data, is longer than half of the
     /// region's limit. `EFAULT` for a page that cannot be read back from the store.
@@ -54,9 +54,9 @@ impl PinnedCall {
         Ok(Some(PinnedCall { mappings, pinned, transfer, retried }))
     }
 
-    /// Handles the kernel's answer to the call, and returns the answer to the program. `None`: the
-    /// kernel must make the call once more. `call` was changed to transfer the next part of its
-    /// data, or it is tried again after an EFAULT.
+    /// Handles the kernel's answer to the call. Returns the answer for the program. `None`: the
+    /// caller makes the call once more. `call` was then changed to transfer the next part of its
+    /// data, or the call is repeated after an EFAULT.
     pub fn proceed(&mut self, call: &mut SystemCall, answer: u64) -> Option<u64> {
         if answer == error(Errno::EFAULT)
             && let Some(ranges) = self.retried.take()
@@ -69,15 +69,16 @@ impl PinnedCall {
             Ok(false) => return Some(transfer.result(answer)),
             Err(failed) => return Some(error(failed)),
         }
-        // Returns the bytes transferred so far if a signal has come, as the kernel does.
+        // After a signal has come, the program gets the number of bytes transferred so far, as from
+        // the kernel.
         if transfer.begin(call, self.mappings).is_err() || signals::interrupted() {
             return Some(transfer.cancel_part());
         }
         None
     }
 
-    /// Pins the memory of this call again in a forked child, which has no pins. Needed if a signal
-    /// handler interrupted the call and forked: the child, too, then returns into the call.
+    /// Pins the memory of this call again in a forked child, which has no pins. If a signal handler
+    /// interrupted the call and forked, the child, too, returns into the call.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         self.mappings = mappings;
         if let Some(pinned) = &mut self.pinned {
@@ -88,7 +89,7 @@ impl PinnedCall {
         }
     }
 
-    /// Pins the memory of a call that failed with EFAULT because pages had been evicted. The caller
+    /// Pins the memory of a call that failed with EFAULT because pages were evicted. The caller
     /// then makes the call again.
     fn pin_again(&mut self, ranges: &MemoryRanges) -> Option<u64> {
         match Pinned::new(self.mappings, ranges, Pins::Needed) {
@@ -105,7 +106,7 @@ fn error(error: Errno) -> u64 {
     width::word(error.negative())
 }
 
-/// Returns whether the mapping at the start of a range has more than `most` bytes from there on.
+/// Returns whether more than `most` bytes are mapped, in one mapping, from the start of a range on.
 fn is_longer(mappings: &Mappings, range: &MemoryRange, most: usize) -> bool {
     mappings.around(range.start).is_some_and(|around| around.end - range.start > most)
 }
@@ -115,8 +116,8 @@ pub fn is_execution(number: u32) -> bool {
     matches!(number, linux::__NR_execve | linux::__NR_execveat)
 }
 
-/// Returns whether the call only sleeps until a word changes. EFAULT then means that nothing has
-/// happened.
+/// Returns whether the call is a futex wait: it only sleeps until a word changes. After an EFAULT,
+/// it has changed nothing and can be repeated.
 fn is_sleep(call: &SystemCall) -> bool {
     let operation = width::low(call.arguments[1]) & !(linux::FUTEX_PRIVATE_FLAG | linux::FUTEX_CLOCK_REALTIME);
     match call.number {
@@ -126,8 +127,7 @@ fn is_sleep(call: &SystemCall) -> bool {
     }
 }
 
-/// Returns whether a call may name swapped memory: directly, or as a vector of buffers or a
-/// message.
+/// Returns whether a call may name swapped memory: directly, or by an `iovec` array or a message.
 pub fn may_name_memory(call: &SystemCall) -> bool {
     call.arguments.iter().any(|argument| is_in_window(*argument)) || data::is_indirect(call.number)
 }

@@ -1,10 +1,10 @@
-//! Finds the swapped memory that a system call names, except for buffers of data ([`crate::data`]):
-//! by its arguments ([`crate::table`]), and by structures to which arguments point.
+//! Finds the swapped memory that a system call names, by its arguments ([`crate::table`]), and by
+//! structures to which arguments point. [`crate::data`] finds the buffers of data.
 //!
-//! There are too many structures of ioctl(2), bpf(2) and the like to know them all. A word in such
-//! a structure that is an address of swapped memory is assumed to be an address that the kernel
-//! uses. The memory there is assumed to be as long as the largest number in the structure, with a
-//! minimum of 16 KiB. Numbers above 1 MiB do not count.
+//! There are too many structures of ioctl(2), bpf(2) and similar calls to know them all. If a word
+//! in such a structure is an address of swapped memory, usring assumes that the kernel uses the
+//! memory there. The assumed length is the largest number in the structure that is at most 1 MiB,
+//! with a minimum of 16 KiB.
 
 use crate::few::Few;
 use crate::is_in_window;
@@ -17,7 +17,8 @@ use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Memory that a call names, in the window of addresses that is reserved for swapped memory.
+/// A range of memory that a call names. It lies in the addresses that usring reserves for swapped
+/// memory.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryRange {
     pub start: usize,
@@ -35,7 +36,7 @@ pub type MemoryRanges = Few<MemoryRange>;
 
 pub type Arguments = [u64; 6];
 
-/// Returns the memory that a call names, as far as it is in the window of swapped memory.
+/// Returns the memory that a call names, as far as it lies in the addresses for swapped memory.
 pub fn of(number: u32, arguments: &Arguments) -> MemoryRanges {
     let mut ranges = MemoryRanges::default();
     for (argument, extent, access) in table::pointers(number) {
@@ -65,12 +66,12 @@ fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
 const MOST_TEXT: u64 = 4096;
 
 /// Returns the length of a string in bytes, up to the end of the aligned 8 bytes that contain its
-/// NUL. The count ends early after about [`MOST_TEXT`] bytes, or where memory cannot be read.
+/// NUL. The length ends early after about [`MOST_TEXT`] bytes, or where memory cannot be read.
 fn text_length(start: u64) -> u64 {
     let mut length = 0;
     while length < MOST_TEXT {
         let at = UserAddress(start + length);
-        // Eight aligned bytes lie on one page.
+        // Eight aligned bytes lie on one page, so they can be read at once.
         let step = 8 - at.0 % 8;
         let ended = if step == 8 {
             user_memory::read::<[u8; 8]>(at).map(|bytes| bytes.contains(&0))
@@ -91,8 +92,8 @@ pub fn add(ranges: &mut MemoryRanges, start: u64, length: u64, access: Access) {
     }
 }
 
-/// Returns whether usring only guesses which memory a call names (structures of ioctl(2), bpf(2)
-/// and the like).
+/// Returns whether usring only guesses which memory a call names, as for the structures of ioctl(2)
+/// and bpf(2).
 pub fn is_guess(number: u32) -> bool {
     matches!(number, linux::__NR_ioctl | linux::__NR_setsockopt | linux::__NR_bpf) || !table::is_known(number)
 }
@@ -103,7 +104,8 @@ fn add_indirect(ranges: &mut MemoryRanges, number: u32, arguments: &Arguments) {
     let operation = width::low(first);
     match number {
         linux::__NR_pselect6 => add_signal_set(ranges, arguments[5]),
-        // The second vector names memory of the target process, which may be this process.
+        // The second `iovec` array names memory of the target process. The target may be this
+        // process itself.
         linux::__NR_process_vm_readv => add_vector(ranges, fourth, arguments[4], Access::Read),
         linux::__NR_process_vm_writev => add_vector(ranges, fourth, arguments[4], Access::Write),
         linux::__NR_futex_waitv => add_futexes(ranges, first, u64::from(width::low(second))),
@@ -148,10 +150,11 @@ fn add_vector(ranges: &mut MemoryRanges, address: u64, count: u64, access: Acces
 /// Lowest address that programs can map (the usual vm.mmap_min_addr).
 const LEAST_ADDRESS: u64 = 64 << 10;
 
-/// Calls `visit` with `N` words at a time, for the `words` words at `address`. Ends with `Break` at
-/// the first words that cannot be read.
+/// Calls `visit` for each group of `N` words, among the `words` words at `address`. Ends with
+/// `Break` at the first group that cannot be read.
 fn each_word<const N: usize>(address: u64, words: u64, mut visit: impl FnMut([u64; N])) -> ControlFlow<()> {
-    // Below this address nothing is mapped, so the argument is a number. A read would only fault.
+    // Nothing is mapped below this address, so the argument is a number and not an address. A read
+    // would only fault.
     if address < LEAST_ADDRESS {
         return ControlFlow::Break(());
     }
@@ -176,7 +179,8 @@ fn add_futexes(ranges: &mut MemoryRanges, address: u64, count: u64) {
     let _ = each_word(address, count.min(MOST) * 3, |words: [u64; 3]| add(ranges, words[1], 4, Access::Write));
 }
 
-/// Returns the size of the structure that an ioctl's number declares; `OLD` if it declares none.
+/// Returns the size of a structure of ioctl(2), as the ioctl's number declares it. `OLD` if the
+/// number declares no size.
 fn ioctl_size(command: u32) -> u64 {
     const OLD: u64 = 64;
     match u64::from(command >> 16 & 0x3fff) {
@@ -185,13 +189,13 @@ fn ioctl_size(command: u32) -> u64 {
     }
 }
 
-/// Bytes assumed, at the least, for a structure that a program passes to ioctl(2), and for each
+/// Minimum number of bytes assumed for a structure that a program passes to ioctl(2), and for each
 /// piece of memory that such a structure points to.
 const LEAST_ASSUMED: u64 = 16 << 10;
 
-/// Adds the structure of an ioctl(2), and the memory that its words point to. Counts at least
-/// [`LEAST_ASSUMED`] bytes for the structure, because the kernel may use more than the number of
-/// the ioctl declares.
+/// Adds the structure of an ioctl(2), and the memory that its words point to. The kernel may use
+/// more than the size that the ioctl's number declares. So the structure counts as at least
+/// [`LEAST_ASSUMED`] bytes long.
 fn add_structure(ranges: &mut MemoryRanges, address: u64, size: u64) {
     add(ranges, address, size.max(LEAST_ASSUMED), Access::Write);
     add_words(ranges, address, size.min(MOST_STRUCTURE));
@@ -200,7 +204,7 @@ fn add_structure(ranges: &mut MemoryRanges, address: u64, size: u64) {
 /// Maximum length, in bytes, that is assumed for memory that a structure points to.
 const MOST_POINTED_TO: u64 = 1 << 20;
 
-/// Adds the memory that a structure points to: one piece for each word that is an address of
+/// Adds the memory that a structure points to: one range for each word that is an address of
 /// swapped memory.
 fn add_words(ranges: &mut MemoryRanges, address: u64, size: u64) {
     let mut longest = LEAST_ASSUMED;
@@ -214,7 +218,7 @@ fn add_words(ranges: &mut MemoryRanges, address: u64, size: u64) {
     let _ = each_word(address, size / 8, |[word]: [u64; 1]| add(ranges, word, longest, Access::Write));
 }
 
-/// Adds arrays of strings (`argv`, `envp`) that end with a null pointer.
+/// Adds arrays of strings (`argv`, `envp`), each of which ends with a null pointer.
 fn add_strings(ranges: &mut MemoryRanges, arrays: &[u64]) {
     for array in arrays.iter().filter(|array| **array != 0) {
         let mut place = UserAddress(*array);
@@ -253,7 +257,7 @@ mod tests {
     use alloc::vec::Vec;
     use usring_swap::mappings::WINDOW;
 
-    /// Upper half of an argument that is a C `int`: anything may be there.
+    /// The upper half of an argument that is a C `int`, which the kernel must ignore.
     const ANYTHING: u64 = 0x5a5a_5a5a << 32;
 
     fn lengths(number: u32, arguments: [u64; 6]) -> Vec<usize> {

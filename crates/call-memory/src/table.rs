@@ -1,5 +1,5 @@
-//! The kernel's calls on x86-64: which of their arguments are addresses, how long the memory is,
-//! and whether the kernel writes to it. Taken from their manual pages.
+//! The kernel's calls on x86-64: which of their arguments are addresses, how long the memory there
+//! is, and whether the kernel writes to it. Taken from the manual pages of these calls.
 //!
 //! Not in this file:
 //! - buffers of data: [`crate::data`];
@@ -14,28 +14,28 @@ use usring_uapi::general as linux;
 #[derive(Clone, Copy)]
 pub enum Extent {
     Bytes(u64),
-    /// `Each(count, size)`: elements of `size` bytes. `count` is the index of the call's argument
-    /// that gives their number, in 64 bits.
+    /// `Each(count, size)`: an array of elements of `size` bytes. `count` is the index of the
+    /// argument that holds the number of elements, in 64 bits.
     Each(usize, u64),
-    /// `EachOfInt(count, size)`: elements of `size` bytes. `count` is the index of the call's
-    /// argument that gives their number, a C `int`. The kernel ignores the argument's upper half,
-    /// and C compilers leave anything in it.
+    /// `EachOfInt(count, size)`: an array of elements of `size` bytes. `count` is the index of the
+    /// argument that holds the number of elements, a C `int`. The kernel ignores the argument's
+    /// upper half, in which C compilers leave anything.
     EachOfInt(usize, u64),
-    /// `Declared(address)`: the length in bytes is a 32-bit word in memory. `address` is the index
-    /// of the call's argument that points to this word.
+    /// `Declared(address)`: a 32-bit word in memory holds the length in bytes. `address` is the
+    /// index of the argument that points to this word.
     Declared(usize),
-    /// `Bits(count)`: a bit set. `count` is the index of the call's argument that gives the number
-    /// of bits.
+    /// `Bits(count)`: a bit set. `count` is the index of the argument that holds the number of
+    /// bits.
     Bits(usize),
-    /// `Pages(length)`: a byte for each page of a range. `length` is the index of the call's
-    /// argument that gives the range's length in bytes.
+    /// `Pages(length)`: one byte for each page of a range. `length` is the index of the argument
+    /// that holds the length of the range in bytes.
     Pages(usize),
     /// A string with its NUL, at most as long as a path may be.
     Text,
 }
 
-/// An argument that is an address: its index, the length of the memory there, and the kernel's
-/// access.
+/// An argument of a call that is an address: the argument's index, the length of the memory there,
+/// and the kernel's access to it.
 pub type Pointer = (usize, Extent, Access);
 
 type Entry = (&'static [u32], &'static [Pointer]);
@@ -191,7 +191,7 @@ const SOCKETS_AND_MESSAGES: &[Entry] = &[
     (&[linux::__NR_mq_getsetattr], &[(1, Bytes(64), Read), (2, Bytes(64), Write)]),
     (&[linux::__NR_semop], &[(1, EachOfInt(2, 6), Read)]),
     (&[linux::__NR_semtimedop], &[(1, EachOfInt(2, 6), Read), (3, TIME, Read)]),
-    // Room for the values of all semaphores that a set may have.
+    // The buffer gets the values of all semaphores of a set, which may have up to 32,000.
     (&[linux::__NR_semctl], &[(3, Bytes(64 << 10), Write)]),
     (&[linux::__NR_shmctl, linux::__NR_msgctl], &[(2, Bytes(128), Write)]),
 ];
@@ -291,7 +291,7 @@ const MEMORY: &[Entry] = &[
     (&[linux::__NR_process_madvise], &[(1, Each(2, 16), Read)]),
 ];
 
-/// Calls for which this table has no pointers. Their arguments may name:
+/// Calls for which this table has no pointers. The arguments of these calls may name:
 /// - data ([`crate::data`]), or a mapping and not its content;
 /// - structures that [`crate::pointers`] reads;
 /// - memory that usring itself reads and writes.
@@ -409,7 +409,7 @@ const NOTHING: &[Entry] = &[(
 
 const COUNT: usize = 512;
 
-/// Pointers by call number; `None`: the call is not known.
+/// The address arguments of each call, indexed by the call's number. `None`: the call is not known.
 static TABLE: [Option<&[Pointer]>; COUNT] = table();
 
 const fn table() -> [Option<&'static [Pointer]>; COUNT] {
@@ -433,10 +433,11 @@ const fn table() -> [Option<&'static [Pointer]>; COUNT] {
     table
 }
 
-/// Length that is assumed for memory of an unknown call: no structure and no path is longer.
+/// Length that is assumed for the memory of an unknown call, because no structure and no path is
+/// longer.
 const ASSUMED: Extent = Bytes(16 << 10);
 
-/// The pointers of a call that is not known: any argument may be an address.
+/// The address arguments of a call that is not known: any argument may be an address.
 const UNKNOWN: &[Pointer] = &[
     (0, ASSUMED, Write),
     (1, ASSUMED, Write),
@@ -450,7 +451,8 @@ pub fn is_known(number: u32) -> bool {
     TABLE.get(number as usize).is_some_and(Option::is_some)
 }
 
-/// Returns the arguments of a call that are addresses; all arguments if the call is not known.
+/// Returns the arguments of a call that are addresses. If the call is not known, returns all of its
+/// arguments.
 pub fn pointers(number: u32) -> &'static [Pointer] {
     TABLE.get(number as usize).copied().flatten().unwrap_or(UNKNOWN)
 }

@@ -1,4 +1,4 @@
-//! A call that moves much data between the kernel and swapped memory.
+//! A system call that moves much data between the kernel and swapped memory.
 //!
 //! | source or target | method |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | streams (pipes, stream sockets, terminals) | bounce buffers ([`usring_sys::bounce_buffer`]), in parts |
 //! | messages (datagrams, devices, queues, eventfds) | one bounce buffer for the whole |
 //!
-//! (An append that is too large for either method is transferred in parts.) While a call may wait
+//! (If an append is too large for both methods, it is transferred in parts.) While a call may wait
 //! for ever, none of this data is pinned. Another part follows only where the kernel itself would
 //! continue the call, and only if no signal has come.
 
@@ -26,8 +26,8 @@ use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// A part of a file's data with at most this many bytes is pinned regardless of other threads'
-/// pins.
+/// Bytes up to which a part of a file's data is pinned even if the pins of other threads leave no
+/// room.
 const LEAST_PART: u64 = 8 << 10;
 
 /// Ranges of swapped memory that stay pinned until the value is dropped.
@@ -45,8 +45,8 @@ impl Pinned {
             let keep = |part: Range<usize>| pinned.ranges.push((part.start, part.end));
             match mappings.pin(&range, memory.access, pins, keep) {
                 Ok(()) => {}
-                // If a page cannot be read back from the store, usring answers EFAULT, as the
-                // kernel does.
+                // A page cannot be read back from the store. The program gets EFAULT, as from the
+                // kernel.
                 Err(Errno::EIO) => return Err(Errno::EFAULT),
                 Err(error) => return Err(error),
             }
@@ -56,12 +56,13 @@ impl Pinned {
 }
 
 impl Pinned {
-    /// Pins the ranges again in a forked child, which has no pins yet. If that fails, the call goes
-    /// on unpinned, and the kernel answers EFAULT for a page that is evicted.
+    /// Pins the ranges again in a forked child, which has no pins yet. If pinning fails, the call
+    /// continues unpinned, and the kernel answers EFAULT for an evicted page.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         let mut ranges = Few::default();
         for (start, end) in self.ranges.iter() {
-            // All resident memory of a child is writable, so the pins may request write access.
+            // All resident memory of a child is writable. So the pins may request write access for
+            // ranges that the call only reads, too.
             let keep = |part: Range<usize>| ranges.push((part.start, part.end));
             let _ = mappings.pin(&(*start..*end), Access::Write, Pins::Needed, keep);
         }
@@ -86,7 +87,7 @@ struct Numbered {
 
 const _: () = assert!(size_of::<Numbered>() as u64 == EACH_MESSAGE);
 
-/// The memory of the part in flight: pinned, or copied to a bounce buffer.
+/// The memory of the part that is being transferred: pinned, or copied to a bounce buffer.
 enum PartMemory {
     Nothing,
     Pinned(Pinned),
@@ -100,9 +101,9 @@ pub struct Transfer {
     semantics: IoSemantics,
     /// Maximum number of bytes that one system call transfers: the length of a part.
     most: u64,
-    /// The program's buffers of the part in flight. `vector` and `headers` describe the memory that
-    /// the kernel gets instead. `asked` is the part's length in bytes, `done` that of all earlier
-    /// parts.
+    /// The program's buffers for the part that is being transferred. `vector` and `headers`
+    /// describe the memory that the kernel gets instead. `asked` is the part's length in bytes, and
+    /// `done` is the total length of all earlier parts.
     part: Vec<IoVector>,
     vector: Vec<IoVector>,
     headers: Vec<Numbered>,
@@ -112,8 +113,8 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Prepares the transfer of a call's data. `None`: the kernel will not move any data, so the
-    /// call is made as it is.
+    /// Prepares the transfer of a call's data. `None`: the kernel will not move any data, so usring
+    /// makes the call unchanged.
     pub fn of(mut data: Data, call: &SystemCall, mappings: &Mappings) -> Option<Transfer> {
         let semantics = IoSemantics::of(call, &mut data)?;
         let most = match semantics.medium {
@@ -131,7 +132,8 @@ impl Transfer {
         Some(Transfer { call, data, semantics, most, part, vector, headers, asked: 0, done: 0, part_memory })
     }
 
-    /// Pins or buffers the next part of the data, and changes `call` to transfer that part.
+    /// Pins the next part of the data, or copies it to a bounce buffer. Changes `call` to transfer
+    /// that part.
     pub fn begin(&mut self, call: &mut SystemCall, mappings: &'static Mappings) -> Result<(), Errno> {
         match self.semantics.medium {
             Medium::File if self.semantics.appends && self.most > mappings.most_pinned().1 as u64 => self.bounce()?,
@@ -191,7 +193,7 @@ impl Transfer {
             let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
             match Pinned::new(mappings, &ranges, pins) {
                 Ok(pins) => self.part_memory = PartMemory::Pinned(pins),
-                // ENOMEM: at present, pins of other threads leave no room.
+                // The pins of other threads leave no room at present.
                 Err(Errno::ENOMEM) if self.semantics.appends => return self.bounce(),
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
                     self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);
@@ -206,8 +208,9 @@ impl Transfer {
 
     fn bounce(&mut self) -> Result<(), Errno> {
         if self.data.access == Access::Write {
-            // A message may have any length, as far as the program's buffers have room. (Pages of
-            // the bounce buffer take no memory until they are written to.)
+            // A received message may be as long as the program's buffers together, so the bounce
+            // buffer is as long. (Pages of the bounce buffer take no memory until they are written
+            // to.)
             let is_whole = self.semantics.medium == Medium::Message && matches!(self.data.form, Form::Messages { .. });
             self.part = self.data.front(if is_whole { u64::MAX } else { self.most });
             return self.bounce_part(Purpose::Offered);
@@ -226,7 +229,8 @@ impl Transfer {
     }
 
     /// Copies the messages to the bounce buffer, up to the first message that cannot be read. The
-    /// call then sends the messages before that one, as in the kernel. `EFAULT` if there are none.
+    /// call then sends the messages before that message, as in the kernel. `EFAULT` if the first
+    /// message of all cannot be read.
     fn fill_messages(&mut self) -> Result<(), Errno> {
         let PartMemory::Bounced(bounce) = &mut self.part_memory else { return Ok(()) };
         let filled = bounce.fill(&self.part);
@@ -241,8 +245,8 @@ impl Transfer {
     }
 
     /// Copies the next part to a bounce buffer, up to the first byte that cannot be read. The call
-    /// then transfers the data before that byte, as in the kernel. `EFAULT` if the first byte
-    /// cannot be read.
+    /// then transfers the data before that byte, as in the kernel. `EFAULT` if the part's first
+    /// byte cannot be read.
     fn fill_what_can_be(&mut self, purpose: Purpose) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);
@@ -272,7 +276,8 @@ impl Transfer {
         Ok(())
     }
 
-    /// Handles the kernel's answer to the part in flight. Returns whether another part follows.
+    /// Handles the kernel's answer to the part that was transferred. Returns whether another part
+    /// follows.
     pub fn finish_part(&mut self, answer: u64) -> Result<bool, Errno> {
         let part_memory = core::mem::replace(&mut self.part_memory, PartMemory::Nothing);
         if is_error(answer) {
@@ -287,9 +292,9 @@ impl Transfer {
         Ok(self.data.total() > 0)
     }
 
-    /// Copies to the program's memory the data, lengths and flags that the kernel has returned.
-    /// Returns the answer to the program. This is `answer`, or fewer messages: those before the
-    /// first message that cannot be written. `EFAULT` if there are none.
+    /// Copies the data, lengths and flags that the kernel has returned to the program's memory.
+    /// Returns the answer for the program. If a message cannot be written, the answer is the number
+    /// of messages before it, or `EFAULT` if there are none.
     fn copy_out(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<u64, Errno> {
         let gives = self.data.access == Access::Write && !self.semantics.passes_over;
         let Form::Messages { counts, single, .. } = &self.data.form else {
@@ -318,8 +323,8 @@ impl Transfer {
         Ok(answer)
     }
 
-    /// Copies to the program's `struct mmsghdr` (or `struct msghdr`, if the call has a single
-    /// message) the lengths and flags that the kernel has returned.
+    /// Copies the lengths and flags that the kernel has returned for a message to the program's
+    /// `struct mmsghdr`. If the call has a single message, copies them to its `struct msghdr`.
     fn report_message(&self, index: usize, single: bool) -> Result<(), Errno> {
         let Numbered { header, length, .. } = self.headers[index];
         let place = self.semantics.messages.offset(index as u64 * EACH_MESSAGE);
@@ -334,14 +339,14 @@ impl Transfer {
         Ok(())
     }
 
-    /// Returns the answer to the program after the last part: the bytes transferred, or the error
-    /// in `answer` if there are none.
+    /// Returns the answer for the program after the last part: the number of bytes transferred, or
+    /// the error in `answer` if no byte was transferred.
     pub fn result(&self, answer: u64) -> u64 {
         if is_error(answer) && self.done == 0 { answer } else { self.done }
     }
 
-    /// Releases the memory of the next part, which is not transferred. Returns the number of bytes
-    /// that earlier parts have transferred.
+    /// Gives up the next part, and releases its memory. Returns the number of bytes that earlier
+    /// parts have transferred.
     pub fn cancel_part(&mut self) -> u64 {
         self.part_memory = PartMemory::Nothing;
         self.done
@@ -367,7 +372,7 @@ const SPLICE_DOES_NOT_WAIT: u64 = 2;
 /// A position argument that means: the file's current position.
 const HERE: u64 = u64::MAX;
 
-/// Advances the position by the bytes that earlier parts have transferred.
+/// Advances the file position by the bytes that earlier parts have transferred.
 fn advance_position(arguments: &mut Arguments, position: Option<usize>, done: u64) {
     if let Some(position) = position
         && arguments[position] != HERE
