@@ -1,12 +1,13 @@
-//! A call of the program, as the entry points hand it to [`crate::dispatch`], and the outcome that
-//! they get back.
+//! A system call of the program: the form in which the entry points pass it to [`crate::dispatch`],
+//! and the outcome that `dispatch` returns.
 
 use usring_sys::syscall::{PASS_MARK, PASS_MARK_ABOVE_FLAGS};
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-/// A call of the program on its way through an entry point. The entry point keeps it on the
-/// program's stack. Afterwards `arguments` are restored to the program's registers.
+/// A system call of the program on its way through an entry point. The entry point keeps it on the
+/// program's stack. When the call is done, the entry point restores `arguments` to the program's
+/// registers.
 #[repr(C)]
 pub struct Call {
     pub number: u64,
@@ -15,9 +16,10 @@ pub struct Call {
     /// The address at which the program continues: after its `syscall` instruction, unless
     /// [`Call::repeat_at_site`] changes it.
     pub return_address: u64,
-    /// 1 if the call came by the trap, so its site is not patched yet; else 0.
+    /// 1 if the call came by the trap, so its call site is not rewritten yet; else 0.
     pub trapped: u64,
-    /// The entry point's frame: the program's rbp, and the address at which the program continues.
+    /// Address of the entry point's frame. The frame holds the program's rbp, and the address at
+    /// which the program continues.
     pub frame: u64,
     pub forward: Forward,
     /// Space in which the entry point keeps the outcome of the dispatch.
@@ -29,7 +31,7 @@ pub struct Call {
 pub struct Forward {
     pub number: u64,
     pub arguments: [u64; 6],
-    /// Memory that `arguments` may point to; it outlives the dispatch.
+    /// Address of memory to which `arguments` may point. The memory outlives the dispatch.
     pub scratch: u64,
 }
 
@@ -41,15 +43,15 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// `answer` is the call's result for the program.
+    /// The call is done. `answer` is its result for the program.
     pub const DONE: u64 = 0;
-    /// The kernel has to answer the call in `Call::forward`.
+    /// The entry point makes the call in `Call::forward`, and the kernel answers it.
     pub const FORWARD: u64 = 1;
-    /// A signal has to be delivered first; then the call is dispatched again.
+    /// The entry point first delivers a signal. Then it dispatches the call again.
     pub const AGAIN: u64 = 2;
-    /// The kernel has to answer the call in `Call::forward`. [`crate::dispatch::after`] then
-    /// releases the memory that was pinned for the call, and applies an injected fault to the
-    /// answer.
+    /// The entry point makes the call in `Call::forward`. With the kernel's answer,
+    /// [`crate::dispatch::after`] releases the memory that was pinned for the call, and applies an
+    /// injected fault.
     pub const PINNED: u64 = 3;
 }
 
@@ -60,14 +62,15 @@ pub const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
 const SYSCALL_LENGTH: u64 = 2;
 
 impl Call {
-    /// Lets the kernel answer the call unchanged. The call gets a mark, so that usring's own filter
-    /// lets the call pass.
+    /// Lets the kernel answer the call unchanged. The call gets the mark by which usring's seccomp
+    /// filter recognises usring's calls, so the filter lets it pass.
     pub fn pass(&mut self) -> Outcome {
         let arguments = self.marked();
         self.forward_to(self.number, arguments)
     }
 
-    /// Returns the arguments with a mark, so that usring's own filter lets the call pass.
+    /// Returns the arguments with the mark by which usring's seccomp filter recognises usring's
+    /// calls. The filter lets such a call pass.
     pub fn marked(&self) -> [u64; 6] {
         let mut arguments = self.arguments;
         match width::low(self.number) {
@@ -75,13 +78,14 @@ impl Call {
             linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
-            // These calls trap only if memory is swapped. The filter for swap checks the mark's
-            // upper half only. So the mark is put into the upper half of an argument of which Linux
-            // reads only the lower 32 bits. Here that is the sixth argument …
+            // These calls trap only if memory is swapped. The filter for swapped memory checks only
+            // the upper half of the mark. So the mark goes to the upper half of an argument of
+            // which Linux reads only the lower 32 bits. For these calls, that is the sixth
+            // argument.
             linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
-            // … and here the first one.
+            // For these calls, Linux reads only the lower 32 bits of the first argument.
             linux::__NR_recvfrom
             | linux::__NR_pselect6
             | linux::__NR_epoll_pwait
@@ -97,15 +101,15 @@ impl Call {
     }
 
     /// Makes the program repeat the call at its own `syscall` instruction, where the kernel answers
-    /// it. Needed for calls that return twice on one stack. The call must have trapped. The caller
-    /// must have marked the arguments, so that usring's own filter lets the call pass.
+    /// it. Calls that return twice on one stack need this. The call must have trapped. The caller
+    /// must have marked the arguments, so that usring's filter lets the repeated call pass.
     pub fn repeat_at_site(&mut self) -> Outcome {
         self.return_address -= SYSCALL_LENGTH;
         Outcome { answer: self.number, kind: Outcome::DONE }
     }
 
-    /// Lets the kernel answer the given call instead of the program's. The arguments must be marked
-    /// as [`Call::marked`] does, so that usring's own filter lets the call pass.
+    /// Lets the kernel answer the given call instead of the program's. The arguments must have the
+    /// mark that [`Call::marked`] adds, so that usring's filter lets the call pass.
     pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
         self.forward.number = number;
         self.forward.arguments = arguments;

@@ -1,4 +1,5 @@
-//! Decides by a call's number which module serves the call. All entry points lead here.
+//! Decides by a system call's number which module serves the call. All entry points lead to this
+//! file.
 
 use crate::call::{Call, Outcome};
 use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, rings};
@@ -9,8 +10,8 @@ use core::sync::atomic::Ordering;
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-/// Serves the most frequent call (io_uring_enter) if it did not trap. `None`: the caller continues
-/// with [`dispatch`].
+/// Serves the most frequent call (io_uring_enter), if it did not arrive by the trap. `None`: the
+/// caller continues with [`dispatch`].
 #[inline(always)]
 pub fn frequent(call: &Call) -> Option<Outcome> {
     process::current();
@@ -24,7 +25,8 @@ pub fn dispatch(call: &mut Call) -> Outcome {
     if faults::are_armed() { faults::serve(call, answer) } else { answer(call) }
 }
 
-/// Handles the kernel's answer to a call that is [`Outcome::PINNED`]. The entry point calls this.
+/// Handles the kernel's answer to a call whose outcome was [`Outcome::PINNED`]. The entry point
+/// calls this function.
 pub extern "C" fn after(call: &mut Call, answer: u64) -> Outcome {
     let outcome = guard::after(call, answer);
     if faults::are_armed() && outcome.kind == Outcome::DONE { faults::after(call, outcome.answer) } else { outcome }
@@ -99,8 +101,8 @@ fn serve(call: &mut Call) -> Outcome {
     }
 }
 
-/// Serves an io_uring_enter that came by the trap. Kept out of line, because the trap costs much
-/// more than a function call.
+/// Serves an io_uring_enter that arrived by the trap. This function is kept out of line, because a
+/// trap costs much more than a function call.
 #[cold]
 #[inline(never)]
 fn enter(call: &Call) -> Outcome {

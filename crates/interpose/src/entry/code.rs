@@ -3,15 +3,16 @@
 //!
 //! x86 code cannot be read backwards: five bytes that look like `mov $number,%eax` may be the end
 //! of a longer instruction (`movl $426,-0x48(%rsp)`). So the code is decoded forward, from an
-//! address that certainly begins an instruction: the start of the function, from the unwind tables.
+//! address that certainly begins an instruction. Such an address is the start of the function,
+//! which is in the unwind tables:
 //! 1. The program headers of the file lead to `.eh_frame_hdr`, a sorted table of the functions'
 //!    starts.
-//! 2. The function's entry (FDE) gives its extent. The site has to lie inside.
+//! 2. The function's entry (FDE) gives its extent. The call site has to lie inside.
 //! 3. From the start on, each instruction is decoded up to the `syscall`. Compilers put no data
 //!    there.
 //!
-//! If a step fails (no table, an encoding that compilers do not use, unknown bytes), the site is
-//! not rewritten and keeps trapping.
+//! If a step fails (no table, an encoding that compilers do not use, unknown bytes), the call site
+//! is not rewritten and keeps trapping.
 
 use crate::entry::maps::CodeArea;
 use core::ops::Range;
@@ -32,13 +33,13 @@ pub const MOST_BETWEEN: usize = 12;
 
 /// Longest x86 instruction, in bytes.
 const MOST_INSTRUCTION_BYTES: usize = 15;
-/// Maximum number of bytes of code that are decoded for one site.
+/// Maximum number of bytes of code that are decoded for one call site.
 const MOST_CODE: usize = 256 * 1024;
 
 pub fn byte(address: usize) -> u8 {
     // SAFETY: a thread has just executed code on this page or in this function, or a function of
-    // libc begins there. So the address is mapped. (A library that unmaps its code during a call of
-    // its own would crash anyway.)
+    // libc begins there. So the address is mapped. (A library that unmaps its code while a thread
+    // executes it would crash anyway.)
     unsafe { (*(address as *const AtomicU8)).load(Ordering::Relaxed) }
 }
 
@@ -47,8 +48,8 @@ pub fn immediate(address: usize) -> [u8; 4] {
     [1, 2, 3, 4].map(|offset| byte(address + offset))
 }
 
-/// Returns the start and length of each instruction, from the start of `code` to the first that is
-/// unknown or reaches beyond `code`.
+/// Returns the start and length of each instruction of `code`. Ends at the first instruction that
+/// is unknown or reaches beyond `code`.
 fn instructions(code: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     let mut at = code.start;
     core::iter::from_fn(move || {
@@ -74,26 +75,28 @@ pub fn calls_in(code: Range<usize>) -> impl Iterator<Item = usize> {
     instructions(code).filter(|found| is_call(*found)).map(|(start, _)| start)
 }
 
-/// The decoded code of a site that can be rewritten.
+/// The decoded code of a call site that can be rewritten.
 pub struct Form {
     pub number: u32,
     /// Address of the `mov`.
     pub start: usize,
     /// Address of the instruction after the `syscall`.
     pub end: usize,
-    /// Bytes between the `mov` and the `syscall`. Only the first `length` bytes are used.
+    /// The bytes of the instructions between the `mov` and the `syscall`. Only the first `length`
+    /// bytes are used.
     pub between: [u8; MOST_BETWEEN],
     pub length: usize,
 }
 
 impl Form {
-    /// Decodes the site whose `syscall` is at `address`, in the function that begins at `function`.
-    /// `None`: the site cannot be rewritten.
+    /// Decodes a call site. Its `syscall` is at `address`, in the function that begins at
+    /// `function`. `None`: the call site cannot be rewritten.
     pub fn of(function: usize, address: usize, number: u32) -> Option<Form> {
         if address.checked_sub(function)? > MOST_CODE {
             return None;
         }
-        // Finds the last `mov` that loads the number; only moves between registers may follow it.
+        // Finds the last `mov` that loads the call's number. Only moves between registers may
+        // follow it.
         let (mut start, mut call) = (None, None);
         for (at, length) in instructions(function..address + SYSCALL.len()) {
             if at >= address {
@@ -142,8 +145,8 @@ fn read<T: Plain>(address: u64) -> Option<T> {
     user_memory::read(UserAddress(address)).ok()
 }
 
-/// Returns the address of `.eh_frame_hdr` of the file that is mapped at `image`. `None`: the file
-/// has no such section, or is not ELF64.
+/// Returns the address of `.eh_frame_hdr`, the table of unwind information, in the file that is
+/// mapped at `image`. `None`: the file has no such section, or is not ELF64.
 fn unwind_table(image: u64) -> Option<u64> {
     const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
     if read::<u32>(image)? != ELF || u64::from(read::<u16>(image + PHENTSIZE)?) != PROGRAM_HEADER {
@@ -162,10 +165,10 @@ fn unwind_table(image: u64) -> Option<u64> {
     Some(image.wrapping_sub(first?).wrapping_add(table?))
 }
 
-/// The beginning of `.eh_frame_hdr` as linkers write it:
+/// The beginning of `.eh_frame_hdr`, in the form that linkers write:
 /// - version 1;
 /// - the address of `.eh_frame`, four bytes, relative to the address of these four bytes;
-/// - the count, four bytes;
+/// - the number of entries, four bytes;
 /// - the table: pairs of addresses, four bytes each, relative to the beginning of the header.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 const COUNT: u64 = 8;
@@ -176,7 +179,7 @@ fn relative(base: u64, offset: i32) -> u64 {
 }
 
 /// Returns the start of the function that contains `address`, an address in `area`. `None`: the
-/// unwind tables do not show it.
+/// unwind tables do not have the function.
 pub fn function_around(address: usize, area: &CodeArea) -> Option<usize> {
     let address = address as u64;
     let header = unwind_table(area.image? as u64)?;
@@ -195,8 +198,8 @@ pub fn function_around(address: usize, area: &CodeArea) -> Option<usize> {
     }
     let [start, description] = entry(low.checked_sub(1)?)?;
     let (start, description) = (relative(header, start), relative(header, description));
-    // An FDE: its length, the distance of its CIE, the function's start relative to this word, and
-    // the function's size.
+    // The words of an FDE: its length, the distance to its CIE, the function's start relative to
+    // this third word, and the function's size.
     let [length, _, own_start, size] = read::<[i32; 4]>(description)?;
     let is_one = length > 0 && relative(description + 8, own_start) == start;
     let holds = is_one && address + SYSCALL.len() as u64 <= start + u64::from(size.cast_unsigned());

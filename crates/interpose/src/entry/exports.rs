@@ -1,15 +1,15 @@
 //! Functions that the kernel does not have, for programs that are linked to this library
 //! (`include/usring.h`). Each reaches `dispatch` as a system call does, by a number that no system
-//! call can have. io_setup2 of the patches for polled AIO is here, too. Its number in those patches
-//! now belongs to another system call, so usring cannot trap it. [`crate::swap::functions`] has the
-//! functions of swap.
+//! call can have. io_setup2 belongs to the kernel patches for polled AIO. It is defined here,
+//! because its number in those patches now belongs to another system call, so usring cannot trap
+//! it. [`crate::swap::functions`] has the functions for swapped memory.
 
 use crate::files::contexts::SETUP2;
 use crate::runtime::assembler::begin_frame;
 use crate::swap::functions::{FIRST, for_each_function};
 
-/// Defines a function of at most five arguments. It calls the entry point with the number `$number`
-/// in place of a system call's.
+/// Defines a function of at most five arguments. It enters the entry point as a system call would,
+/// with `$number` in place of the system call's number.
 macro_rules! exported {
     ($(#[$attribute:meta])* $name:ident, $number:expr) => {
         $(#[$attribute])*
@@ -51,8 +51,8 @@ exported! {
     /// io_context_t *ctx)`: returns 0 or a negative errno, as libaio's functions do.
     ///
     /// # Safety
-    /// Every address that the program puts into the context's iocbs must be its own to read or
-    /// write, as for io_setup(2).
+    /// The program must be allowed to read or write every address that it puts into the context's
+    /// iocbs, as for io_setup(2).
     io_setup2, SETUP2
 }
 

@@ -1,6 +1,6 @@
 //! Lets a forked child close its parent's private descriptors early, so that the child keeps no
-//! file of the parent's open. The child must notice that it is a child, even if none of its calls
-//! reaches another entry point.
+//! file of the parent open. To do so, the child must notice that it is a child, even if none of its
+//! calls reaches another entry point.
 //!
 //! | the child is made by | usring notices the child by |
 //! |---|---|
@@ -9,14 +9,14 @@
 //! | `clone` without CLONE_VM | this library's symbol `clone`, at the child's first instruction |
 //! | a `syscall` instruction, `syscall(SYS_fork)` | its first call that reaches an entry point |
 //!
-//! A child that shares its parent's memory (vfork, posix_spawn) needs no handler: it has
-//! descriptors of its own, and they end with its exec.
+//! A child that shares its parent's memory (vfork, posix_spawn) needs no handler: its copies of the
+//! descriptors end with its exec.
 //!
 //! A debugger makes a child by vfork. The child asks to be traced (PTRACE_TRACEME), and then
 //! executes the program. A trap would stop the child until its tracer continues it. But the tracer
-//! is the parent, which sleeps until the child's exec: neither could go on. So `vfork` first
-//! rewrites libc's execve and pthread_sigmask, which such a child calls. These two functions then
-//! need no trap.
+//! is the parent, which sleeps until the child's exec, so both would wait for ever. So `vfork`
+//! first rewrites libc's execve and pthread_sigmask, which such a child calls. These two functions
+//! then need no trap.
 
 use crate::entry::patch;
 use crate::process::{self, ChildDescriptors};
@@ -34,7 +34,8 @@ static REAL_VFORK: AtomicUsize = AtomicUsize::new(0);
 /// 1 once `prepare_exec` has run.
 static HAS_EXEC: AtomicU32 = AtomicU32::new(0);
 
-/// Rewrites the functions of libc that the child of a debugger calls between vfork and exec.
+/// Rewrites the system calls in those functions of libc that a debugger's child calls between vfork
+/// and exec.
 extern "C" fn prepare_exec() {
     if HAS_EXEC.swap(1, Ordering::Relaxed) == 0 {
         for (name, number) in [(c"execve", linux::__NR_execve), (c"pthread_sigmask", linux::__NR_rt_sigprocmask)] {
@@ -43,7 +44,7 @@ extern "C" fn prepare_exec() {
     }
 }
 
-/// Replaces libc's `vfork`, which returns twice on one stack. So this function leaves no frame on
+/// Replaces libc's `vfork`. A vfork returns twice on one stack, so this function leaves no frame on
 /// the stack.
 ///
 /// # Safety
@@ -75,8 +76,8 @@ pub unsafe extern "C" fn vfork() {
     )
 }
 
-/// Begins a child that has its own memory: resets what it has inherited, if there are private
-/// descriptors. `shares_descriptors`: not 0 if the child was made with CLONE_FILES.
+/// Begins a child that has its own memory. If usring has private descriptors, resets what the child
+/// has inherited. `shares_descriptors`: not 0 if the child was made with CLONE_FILES.
 extern "C" fn begin(shares_descriptors: u32) {
     if descriptor::has_private() {
         process::begin_child(if shares_descriptors == 0 { ChildDescriptors::Own } else { ChildDescriptors::Shared });
@@ -100,7 +101,7 @@ unsafe extern "C" fn after_fork() {
     )
 }
 
-/// Replaces libc's `_Fork`, which runs no handlers.
+/// Replaces libc's `_Fork`, which does not run the handlers of pthread_atfork(3).
 ///
 /// # Safety
 /// The requirements are those of libc's function.
@@ -132,8 +133,8 @@ pub unsafe extern "C" fn _Fork() {
     )
 }
 
-/// Replaces libc's `clone`. A child with its own memory begins in [`begin_clone`]. `clone` puts the
-/// values that `begin_clone` needs on the child's stack.
+/// Replaces libc's `clone`. A child with its own memory begins in [`begin_clone`]. This function
+/// puts the values that `begin_clone` needs on the child's stack.
 ///
 /// # Safety
 /// The requirements are those of libc's function.
@@ -171,8 +172,8 @@ pub unsafe extern "C" fn clone() {
     )
 }
 
-/// The child's first instructions. rdi points to the values that `clone` has put on the child's
-/// stack.
+/// The first instructions of a child that `clone` makes. rdi points to the values that `clone` has
+/// put on the child's stack.
 #[unsafe(naked)]
 #[unsafe(link_section = "usring_entry")]
 unsafe extern "C" fn begin_clone() {

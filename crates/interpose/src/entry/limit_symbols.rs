@@ -1,7 +1,9 @@
 //! The functions of libc that read or set how many files the program may open. usring may raise the
-//! kernel's limit for its own numbers ([`own_numbers`]). The program still sees its own limit.
+//! kernel's limit to make room for its own descriptors ([`own_numbers`]). These functions still
+//! show the program its own limit.
 //!
-//! A program that makes these calls by its own instructions reads and sets the kernel's limit.
+//! If a program makes these system calls by its own instructions, it reads and sets the kernel's
+//! limit.
 
 use crate::runtime::libc;
 use core::arch::naked_asm;
@@ -12,8 +14,8 @@ use usring_uapi::general as linux;
 /// The resource: number of open files.
 const FILES: u32 = linux::RLIMIT_NOFILE;
 
-/// Defines a libc function that is a single system call. `$register`: the register of the argument
-/// that names the resource.
+/// Defines a libc function that only makes one system call. `$register`: the register of the
+/// argument that names the resource.
 macro_rules! limit_call {
     ($real:ident, $number:expr, $register:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -36,7 +38,8 @@ macro_rules! limit_call {
                     "jmp usring_symbol_call",
                     "2:",
                     "jmp [r11]",
-                    // libc's function is not found yet, so the system call is made here.
+                    // The constructor has not found libc's function yet, so the system call is made
+                    // here.
                     "3:",
                     "mov r10, rcx",
                     "mov eax, {number}",
@@ -56,8 +59,9 @@ limit_call!(REAL_GETRLIMIT, linux::__NR_getrlimit, "edi", getrlimit getrlimit64)
 limit_call!(REAL_SETRLIMIT, linux::__NR_setrlimit, "edi", setrlimit setrlimit64);
 limit_call!(REAL_PRLIMIT, linux::__NR_prlimit64, "esi", prlimit prlimit64);
 
-/// Defines a libc function that returns the program's limit of open files, if `$condition` sets the
-/// zero flag and usring has raised the kernel's limit. Otherwise the function jumps to libc's.
+/// Defines a libc function that answers how many files the program may open. It returns the
+/// program's limit if usring has raised the kernel's limit and `$condition` sets the zero flag.
+/// Otherwise it jumps to libc's function.
 macro_rules! limit_question {
     ($real:ident, $name:ident, $condition:literal) => {
         static $real: AtomicUsize = AtomicUsize::new(0);

@@ -1,5 +1,5 @@
-//! Reads /proc/self/maps: the mapping that contains a call site, other mappings of its file, and
-//! free space near it. Uses a small buffer on the stack, and allocates nothing.
+//! Reads /proc/self/maps: the mapping that contains a call site, other mappings of that mapping's
+//! file, and free space near it. Uses a small buffer on the stack, and allocates nothing.
 
 use core::ops::Range;
 use usring_sys::mapping::PAGE;
@@ -8,22 +8,22 @@ use usring_uapi::general as linux;
 
 /// The mapping that contains a call site, from /proc/self/maps.
 pub struct CodeArea {
-    /// The mapping, and readable code of its file that lies directly before it. (A page that was
-    /// written to is a mapping of its own.)
+    /// The addresses of the mapping, and of readable code of its file that lies directly before it.
+    /// (A page that was written to is a mapping of its own.)
     pub code: Range<usize>,
     pub protection: u32,
     /// Whether the mapping is private and of a file.
     is_private_file: bool,
-    /// Address of the file's beginning: the nearest mapping of its first page below the site.
-    /// `None`: there is no such mapping.
+    /// Address at which the file's beginning is mapped: the nearest mapping of its first page below
+    /// the call site. `None`: there is no such mapping.
     pub image: Option<usize>,
     /// End of the nearest free space below the mapping, for stubs.
     pub room_below: usize,
 }
 
 impl CodeArea {
-    /// Returns whether the mapping holds ordinary code: read-only, of a file, and copied on write.
-    /// Code that a run-time compiler makes is never rewritten.
+    /// Returns whether the mapping holds ordinary code: not writable, from a file, and copied on
+    /// write. Code that a run-time compiler makes is never rewritten.
     pub fn may_be_rewritten(&self) -> bool {
         self.is_private_file && self.protection == linux::PROT_READ | linux::PROT_EXEC
     }
@@ -45,8 +45,8 @@ pub fn area_of(address: usize) -> Option<CodeArea> {
             code_start = range.start;
         }
         code_of = is_code.then_some(inode);
-        // The kernel lists mappings in order. The space must have two pages: the lower one stays
-        // free, so that no other mapping grows into the stubs.
+        // The kernel lists mappings in order of address. The free space must have two pages. The
+        // lower page stays free, so that no other mapping grows into the stubs.
         if range.start >= end_before + 2 * PAGE && range.start <= address {
             room_below = range.start;
         }

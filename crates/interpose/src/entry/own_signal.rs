@@ -1,4 +1,4 @@
-//! Handles the three signals that belong to usring in the kernel:
+//! Handles the three signals for which usring installs its own handler in the kernel:
 //! - SIGSYS: a trapped call, or a signal of usring's to one of its own threads;
 //! - SIGSEGV and SIGBUS: a fault while usring copies from or to the program's memory, or at a call
 //!   site that is being rewritten.
@@ -8,8 +8,8 @@
 //!
 //! The handler never runs the engine. For a trapped call it moves the instruction pointer to the
 //! entry point and returns. Ordinary code on the program's own stack then serves the call, as in a
-//! function call. (Inside a handler, the return would undo changes of the signal mask, waits would
-//! not be interrupted, and nested signals would run on a small alternate stack.)
+//! function call. (If the handler served the call, its return would undo changes of the signal
+//! mask. Waits would not be interrupted, and nested signals would run on a small alternate stack.)
 
 use crate::entry::{patch, point};
 use crate::filter::TAG;
@@ -28,13 +28,13 @@ use usring_uapi::general as linux;
 
 /// `si_code` of a fault that has no address, such as that of `hlt` (SI_KERNEL).
 const FROM_KERNEL: i32 = 0x80;
-/// `si_code` of a memory error that no access caused (BUS_MCEERR_AO): the kernel found the bad page
-/// by itself. The interrupted instruction does not raise the signal again.
+/// `si_code` of a memory error that the kernel found by itself, without an access (BUS_MCEERR_AO).
+/// The interrupted instruction does not raise the signal again.
 const ACTION_OPTIONAL: i32 = 5;
 
 // The kernel enters here with all signals blocked: rdi signal, rsi siginfo_t, rdx ucontext_t. If
-// the program has a handler, it runs on the kernel's frame, under the mask that it would have
-// without usring.
+// the program has a handler, this code runs it on the kernel's signal frame. The handler runs under
+// the mask that it would have without usring.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_own_signal_entry, usring_restorer_of_own",
@@ -80,7 +80,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size usring_own_signal_entry, . - usring_own_signal_entry",
-    // Unwinders and debuggers recognise a signal frame by these bytes.
+    // Unwinders and debuggers recognise a signal frame by the bytes of this restorer.
     ".p2align 4",
     "nop",
     "usring_restorer_of_own:",
@@ -120,8 +120,8 @@ struct Arrival<'a> {
 impl Arrival<'_> {
     /// Returns a word of the interrupted context.
     fn word(&mut self, offset: usize) -> &mut u64 {
-        // SAFETY: this is the kernel's ucontext_t, which the handler may change until it returns;
-        // `offset` is one of its 8-byte words.
+        // SAFETY: this is the kernel's ucontext_t, which the handler may change until it returns.
+        // `offset` is that of one of its 8-byte words.
         unsafe { &mut *self.context.add(offset).cast::<u64>() }
     }
 
@@ -134,13 +134,14 @@ impl Arrival<'_> {
     }
 
     /// Returns whether a call such as kill(2) has sent the signal. `false`: an instruction raised
-    /// it.
+    /// the signal.
     fn was_sent(&self) -> bool {
         self.information.code <= 0
     }
 }
 
-/// Returns the program's handler, which is to run under `*mask`; 0 if none is to run.
+/// Serves a signal. Returns the program's handler if it has to run, under the mask in `*mask`.
+/// Returns 0 if no handler has to run.
 extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut u8, mask: &mut SignalSet) -> u64 {
     let mut arrival = Arrival { information, context };
     let served = match information.signal.cast_unsigned() {
@@ -158,8 +159,8 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
             change_credentials(arrival, number);
             return true;
         }
-        // A system call leaves the return address in rcx, where the entry point expects it. rax
-        // holds the call's number here.
+        // As after a system call, rcx gets the return address, where the entry point expects it.
+        // rax holds the call's number here.
         let return_address = arrival.instruction_pointer();
         *arrival.word(context::RCX) = return_address as u64;
         arrival.continue_at(width::size(point::trap_entry()));
@@ -176,8 +177,8 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
 }
 
 /// Makes a call of the program that changes credentials. glibc makes this call in every thread, in
-/// the handler of a signal. That signal may have interrupted the engine, and the engine must not be
-/// entered a second time. So the call is made here, in the trap's handler, and not at the entry
+/// the handler of a signal. That signal may have interrupted the engine, and no thread may enter
+/// the engine a second time. So the call is made here, in the trap's handler, and not at the entry
 /// point.
 fn change_credentials(arrival: &mut Arrival, number: u32) {
     let arguments = [context::RDI, context::RSI, context::RDX].map(|register| *arrival.word(register));
@@ -201,7 +202,8 @@ fn serve_fault(arrival: &mut Arrival) -> bool {
     mended.is_some()
 }
 
-/// Passes a signal to the program: returns its handler, or takes the default action.
+/// Passes a signal to the program. Returns the program's handler, or takes the signal's default
+/// action.
 fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     let signal = arrival.information.signal.cast_unsigned();
     if arrival.was_sent() && defers(arrival, signal) {
@@ -225,8 +227,8 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     }
 }
 
-/// Defers a signal that found its thread in the engine. Returns `false` if the signal found the
-/// thread elsewhere, or if all slots for deferred signals are in use. The signal's handler then
+/// Defers a signal that has interrupted its thread in the engine. Returns `false` if the thread was
+/// not in the engine, or if all slots for deferred signals are in use. The signal's handler then
 /// runs now.
 fn defers(arrival: &mut Arrival, signal: u32) -> bool {
     // SAFETY: the context is that of a signal frame of the kernel's.
@@ -245,8 +247,9 @@ fn defers(arrival: &mut Arrival, signal: u32) -> bool {
     true
 }
 
-/// Takes the default action, which for all three signals is to kill with a core dump. If an
-/// instruction raised the signal, the instruction raises it again. Any other signal is sent again.
+/// Takes the default action, which for all three signals is to kill the process with a core dump.
+/// If an instruction raised the signal, it raises the signal again. In all other cases, the signal
+/// is sent again.
 fn die(arrival: &mut Arrival, signal: u32) {
     let _ = table::kernel_exchange(signal, Some(&Action::default()));
     *arrival.word(context::MASK) &= !set_of(signal);

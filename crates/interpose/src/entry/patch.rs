@@ -1,6 +1,6 @@
-//! Rewrites call sites after their first traps. A call then costs a few ns instead of about 2 µs.
+//! Rewrites call sites after their first traps. A call then takes a few ns instead of about 2 µs.
 //!
-//! The site is `mov $number,%eax; syscall`, as compilers and libc write it, perhaps with a few
+//! A call site is `mov $number,%eax; syscall`, as compilers and libc write it, perhaps with a few
 //! moves between registers in between. Only the `mov`, five bytes, is overwritten, by a jump to a
 //! stub near it. The stub loads the number, executes the moves, and loads the return address into
 //! rcx (which the `syscall` would destroy). Then it jumps to the entry point. A thread that is
@@ -13,14 +13,14 @@
 //! 3. The first byte of the jump is written.
 //!
 //! After each step membarrier(2) makes every processor synchronise its instruction stream. So no
-//! thread ever executes a mixture of both instructions, whatever their alignment. A child that is
-//! forked between two of these steps reaches the stub by the handler.
+//! thread ever executes a mixture of both instructions, whatever their alignment. In a child that
+//! is forked between two steps, the handler sends threads to the stub.
 //!
 //! [`code`] decides which bytes are the `mov`.
 //!
-//! Some sites cannot be rewritten: another form, code that is not fully understood, no free space
-//! near, a policy that forbids writable code. Such sites keep trapping, which is slower but just as
-//! correct.
+//! Some call sites cannot be rewritten: another form, code that is not fully understood, no free
+//! space near, a policy that forbids writable code. Such call sites keep trapping, which is slower
+//! but just as correct.
 
 use crate::call::Call;
 use crate::entry::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
@@ -36,12 +36,13 @@ use usring_uapi::general as linux;
 const JUMP: u8 = 0xe9;
 const HALT: u8 = 0xf4;
 
-/// Size of the table of sites, a power of two. When three quarters are used, no more sites are
-/// rewritten.
+/// Size of the table of call sites, a power of two. No further call site is rewritten once three
+/// quarters of the table are used.
 const SITES: usize = 1024;
 
-/// Number of the trap at which a site is rewritten. Rewriting costs as much as about twenty traps.
-/// (A site of io_uring_enter is rewritten at its first trap, because it will be used again.)
+/// Number of the trap at which a call site is rewritten, because rewriting costs as much as about
+/// twenty traps. (A call site of io_uring_enter is rewritten at its first trap, because it will be
+/// used again.)
 const REWRITE_AT_TRAP: u32 = 12;
 
 struct Site {
@@ -50,14 +51,14 @@ struct Site {
     traps: AtomicU32,
     /// Address of the `mov`.
     start: AtomicUsize,
-    /// Target of the jump at `start`; 0 if the site was not rewritten.
+    /// Target of the jump at `start`; 0 if the call site was not rewritten.
     stub: AtomicUsize,
 }
 
 impl Site {
-    /// Returns the stub of this site, if the code at `start` is still usring's: the jump to the
-    /// stub, or the `hlt` that is written before the jump. Only the bytes in memory decide: other
-    /// code may have been mapped there since the rewriting.
+    /// Returns the stub of this call site, if the code at `start` is still usring's: the jump to
+    /// the stub, or the `hlt` that is written before the jump. This function reads the bytes in
+    /// memory, because other code may have been mapped there since the rewriting.
     fn rewritten(&self, start: usize) -> Option<usize> {
         let stub = self.stub.load(Ordering::Acquire);
         let is_ours = stub != 0 && self.start.load(Ordering::Relaxed) == start;
@@ -85,8 +86,8 @@ fn sites_from(address: usize) -> impl Iterator<Item = &'static Site> {
     (0..SITES).map(move |step| &TABLE[(start + step) % SITES])
 }
 
-/// Returns the table's entry of the site with this address; claims an entry if the site has none.
-/// `None`: three quarters of the table are used.
+/// Returns the table's entry of the call site at this address. Claims a free entry if the call site
+/// has none. `None`: three quarters of the table are used.
 fn site_of(address: usize) -> Option<&'static Site> {
     for site in sites_from(address) {
         match site.address.load(Ordering::Acquire) {
@@ -108,13 +109,13 @@ fn site_of(address: usize) -> Option<&'static Site> {
 }
 
 /// Returns the stub at which a thread continues after it has executed usring's `hlt` at `start`.
-/// `None`: the `hlt` is not usring's. The SIGSEGV handler calls this. The bytes at `start` can be
-/// read, because the instruction there has just raised the fault.
+/// `None`: the `hlt` is not usring's. The SIGSEGV handler calls this function. The bytes at `start`
+/// can be read, because the instruction there has just raised the fault.
 pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
 }
 
-/// Returns the table's entry of the site with this address, if the site has an entry.
+/// Returns the table's entry of the call site at this address; `None` if it has no entry.
 fn known(address: usize) -> Option<&'static Site> {
     sites_from(address)
         .map(|site| (site, site.address.load(Ordering::Acquire)))
@@ -122,20 +123,21 @@ fn known(address: usize) -> Option<&'static Site> {
         .find_map(|(site, found)| (found == address).then_some(site))
 }
 
-/// Rewrites the site of a trapped call, if that is worthwhile and possible.
+/// Rewrites the call site of a trapped call, if that is worthwhile and possible.
 #[cold]
 pub fn consider(call: &Call) {
     let address = width::size(call.return_address.wrapping_sub(SYSCALL.len() as u64));
     let may_share = matches!(width::low(call.number), linux::__NR_clone | linux::__NR_vfork);
     if environment::forbids_patching() || text::is_library(address) || may_share {
-        // A call that shares memory (clone, vfork) could return at the site on another stack, or
-        // twice on one stack. So these sites are never rewritten.
+        // clone and vfork may share memory with the child. Such a call may return at the call site
+        // on another stack, or twice on one stack. So these call sites are never rewritten.
         return;
     }
     let Some(site) = site_of(address) else { return };
     let rewrite_at = if width::low(call.number) == linux::__NR_io_uring_enter { 1 } else { REWRITE_AT_TRAP };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
-    // A site is rewritten only once, unless other code has been mapped there since.
+    // A call site is rewritten only once, unless other code has been mapped at its address since
+    // then.
     let is_anew = || {
         let is_old = site.stub.load(Ordering::Acquire) != 0;
         is_old && site.rewritten(site.start.load(Ordering::Relaxed)).is_none()
@@ -146,15 +148,15 @@ pub fn consider(call: &Call) {
 }
 
 /// Rewrites the call sites at the beginning of a libc function before any of them has trapped. This
-/// is for a call that must not trap in some children, or that no filter can always trap.
+/// is for a call that must not trap in some children, or that a filter cannot trap in all cases.
 pub fn rewrite_ahead(function: usize, number: u32) {
-    /// Bytes of the function that are searched. Its `syscall` instructions (for processes with one
-    /// thread and with several) lie well within.
+    /// Bytes of the function that are searched. The function has one `syscall` for processes with
+    /// one thread and one for processes with several. Both lie well within this length.
     const REACH: usize = 192;
     if environment::forbids_patching() {
         return;
     }
-    // The search ends with the page, because the next page may not be mapped.
+    // The search ends at the end of the page, because the next page may not be mapped.
     let end = (function + REACH).min((function / PAGE + 1) * PAGE - 1);
     for address in code::calls_in(function..end) {
         if Form::of(function, address, number).is_some()
@@ -169,7 +171,8 @@ fn rewrite(site: &Site, address: usize, number: u32) {
     let mut patching = process::current().patching.lock();
     let Some(area) = maps::area_of(address).filter(CodeArea::may_be_rewritten) else { return };
     let Some(function) = code::function_around(address, &area) else { return };
-    // Checked under the lock, because another thread may have rewritten the site by now.
+    // This is checked under the lock, because another thread may have rewritten the call site by
+    // now.
     let Some(form) = Form::of(function, address, number) else { return };
     if !*patching.get_or_insert_with(register_for_membarrier) {
         return;
@@ -190,20 +193,20 @@ fn distance(address: usize, stub: usize) -> i32 {
     relative(address + 5, stub)
 }
 
-/// Returns the operand of an instruction that ends at `end` and names `target`. Stubs are made
-/// within 2 GiB of their call sites, so the distance fits.
+/// Returns the operand of an instruction that ends at `end` and refers to `target`, as a distance.
+/// The distance fits, because stubs are made within 2 GiB of their call sites.
 fn relative(end: usize, target: usize) -> i32 {
     width::int(target.wrapping_sub(end) as u64)
 }
 
-/// Overwrites the `mov` by a jump; see the head of this file.
+/// Overwrites the `mov` at `address` by a jump, in the steps that the head of this file describes.
 fn write_jump(address: usize, stub: usize, area: &CodeArea) -> Result<(), Errno> {
     let page = address / PAGE * PAGE;
     protect(page, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC)?;
     let put = |offset: usize, value: u8| {
         // SAFETY: 1. The page was just made writable, and the five bytes lie on it. 2. They are one
-        // `mov` of the program's (`Form::of`). The jump that replaces it leads to `stub`, which has
-        // the effect of the site's instructions.
+        // `mov` of the program's (`Form::of`). The jump that replaces the `mov` leads to `stub`,
+        // which has the effect of the call site's instructions.
         unsafe { (*((address + offset) as *const AtomicU8)).store(value, Ordering::SeqCst) };
     };
     put(0, HALT);
@@ -214,7 +217,7 @@ fn write_jump(address: usize, stub: usize, area: &CodeArea) -> Result<(), Errno>
     synchronise();
     put(0, JUMP);
     synchronise();
-    // The jump is written. If this call fails, the page stays writable, which does no harm.
+    // If this call fails, the page stays writable, which does no harm to the jump.
     let _ = protect(page, area.protection);
     Ok(())
 }
@@ -241,13 +244,14 @@ fn membarrier(command: u32) -> bool {
 mod stubs {
     use super::*;
 
-    /// Bytes of a stub: mov $number,%eax; …; lea return(%rip),%rcx; jmp *entry(%rip); entry
+    /// Bytes of a stub, whose parts are: `mov $number,%eax`; the moves between registers; `lea
+    /// return(%rip),%rcx`; `jmp *entry(%rip)`; the entry point's address.
     const SIZE: usize = 48;
     /// Offset of the entry point's address.
     const ENTRY: usize = 40;
     const PAGES: usize = 64;
-    /// Maximum distance of a stub's page from the call site, in bytes: the reach of a jump (2 GiB),
-    /// less a margin.
+    /// Maximum distance in bytes from a call site to the page of its stub: the reach of a jump (2
+    /// GiB), less a margin.
     const REACH: usize = (1 << 31) - (1 << 20);
 
     struct Page {
@@ -257,24 +261,26 @@ mod stubs {
 
     static TABLE: [Page; PAGES] = [const { Page { address: AtomicUsize::new(0), used: AtomicUsize::new(0) } }; PAGES];
 
-    /// Writes the stub of a site; returns its address. `None`: no page near the site can hold it.
+    /// Writes the stub of a call site, and returns its address. `None`: no page near the call site
+    /// can hold it.
     pub fn make(form: &Form, area: &CodeArea) -> Option<usize> {
         let page = page_near(form.start, area)?;
         let (address, used) = (page.address.load(Ordering::Relaxed), page.used.load(Ordering::Relaxed));
         let stub = address + used;
         protect(address, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC).ok()?;
         let code = code(stub, form);
-        // SAFETY: the page belongs to usring and is writable. No thread runs these bytes before a
-        // jump leads here.
+        // SAFETY: the page belongs to usring and is writable. No thread executes these bytes before
+        // a jump to the stub is written.
         unsafe { (stub as *mut [u8; SIZE]).write(code) };
         page.used.store(used + SIZE, Ordering::Relaxed);
         protect(address, linux::PROT_READ | linux::PROT_EXEC).ok()?;
         Some(stub)
     }
 
-    /// Returns whether an existing stub holds the code that this site needs.
+    /// Returns whether an existing stub holds the code that this call site needs.
     pub fn serves(stub: usize, form: &Form) -> bool {
-        // SAFETY: the address is not 0, so `make` made the stub; its page stays mapped.
+        // SAFETY: the address is not 0, so it is that of a stub that `make` has written; its page
+        // stays mapped.
         stub != 0 && unsafe { (stub as *const [u8; SIZE]).read() } == code(stub, form)
     }
 
@@ -319,8 +325,8 @@ mod stubs {
         let protection = u64::from(linux::PROT_READ | linux::PROT_EXEC);
         let arguments = [wanted as u64, PAGE as u64, protection, u64::from(flags), (-1i64).cast_unsigned(), 0];
         let got = width::size(SystemCall::with_six(linux::__NR_mmap, arguments).run().ok()?);
-        // Before Linux 4.17 the kernel takes the address only as a hint, so the mapping may be too
-        // far away.
+        // Before Linux 4.17 the kernel takes the address only as a hint, so the new page may be too
+        // far away from the call site.
         (got.abs_diff(site) < REACH).then_some(got)
     }
 }

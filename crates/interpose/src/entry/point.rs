@@ -8,10 +8,11 @@
 //!
 //! # The two kinds of code in this library
 //!
-//! The section `usring_entry` holds the entry points; all other code is the engine. Signals that
-//! find a thread in the engine are deferred. In the entry points the program's handlers may run: no
-//! lock is held there, and a handler may leave the frames by `siglongjmp` or unwind them (hence the
-//! CFI). So an entry point calls engine code only to run it to its end.
+//! The section `usring_entry` holds the entry points; all other code is the engine. A signal that
+//! interrupts a thread in the engine is deferred. In the entry points the program's handlers may
+//! run: no lock is held there, and a handler may leave the frames by `siglongjmp` or unwind them
+//! (hence the CFI). So a handler must never find a half-finished call of engine code on the stack:
+//! an entry point calls engine code only to run it to its end.
 //!
 //! # The exit
 //!
@@ -49,8 +50,9 @@ fn serve_other(call: &mut Call) -> Outcome {
 const XMM_SIZE: usize = 16 * 16;
 const FRAME: usize = CALL_SIZE + XMM_SIZE;
 
-/// Makes the call in `Call::forward`; rbx points to the [`Call`]. Afterwards clears r9, which may
-/// hold PASS_MARK. Otherwise libc's next call would pass the filter if it does not set r9.
+/// Makes the system call in `Call::forward`; rbx points to the [`Call`]. Clears r9 afterwards,
+/// because r9 may hold PASS_MARK. With the mark in r9, a later call of libc that does not set r9
+/// would pass usring's filter.
 macro_rules! make_forwarded_call {
     () => {
         concat!(
@@ -67,7 +69,7 @@ macro_rules! make_forwarded_call {
     };
 }
 
-// usring_run_call(rdi: *mut Call) -> rax: the answer. C calling convention.
+// usring_run_call(rdi: *mut Call): returns the answer in rax. C calling convention.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_run_call",
@@ -84,7 +86,8 @@ global_asm!(
     "2:",
     "mov rdi, rbx",
     "call {serve}",
-    // From here on the thread is outside the engine, so the program's handlers run at once.
+    // From here on, the thread is outside the engine, so a signal runs the program's handler at
+    // once.
     "6:",
     "cmp dword ptr [rip + {deferred}], 0",
     "jne 5f",
@@ -134,8 +137,8 @@ global_asm!(
     frame = const offset_of!(Call, frame),
 );
 
-/// Saves the program's registers to a [`Call`] and calls `usring_run_call`. rbp is the frame, rsp
-/// the stack to run on; rax may be overwritten.
+/// Saves the program's registers to a [`Call`] and calls `usring_run_call`. On entry, rbp points to
+/// the frame, and rsp to the stack on which the call runs. May change rax.
 macro_rules! run {
     () => {
         concat!(
@@ -196,8 +199,9 @@ macro_rules! run {
     };
 }
 
-/// Skips the red zone and makes the frame. The saved rbp is below the return address, as walkers of
-/// frame pointers expect. Further below are rax and the flags.
+/// Skips the red zone and makes the frame. The saved rbp is directly below the return address,
+/// where debuggers and profilers that walk frame pointers expect it. rax and the flags are saved
+/// below that.
 macro_rules! enter {
     () => {
         concat!(
@@ -221,8 +225,8 @@ macro_rules! enter {
     };
 }
 
-/// Begins an entry point: `$trap` is entered after a trap, `$patch` from a patched call site. Makes
-/// the frame.
+/// Begins an entry point, and makes its frame. A trapped call enters at `$trap`, and a rewritten
+/// call site jumps to `$patch`.
 macro_rules! entrance {
     ($trap:literal, $patch:literal) => {
         concat!(
@@ -266,8 +270,8 @@ macro_rules! entrance {
     };
 }
 
-/// Removes the frame and returns to the program. `$last`: the last instructions before the return;
-/// they may change only r11.
+/// Removes the frame and returns to the program. `$last`: the last instructions before the return,
+/// which may change only r11.
 macro_rules! leave {
     ($last:literal) => {
         concat!(
@@ -290,9 +294,9 @@ macro_rules! leave {
     };
 }
 
-// The entry points are entered by a jump, with all registers as at the program's `syscall`
-// instruction. Only rcx, which a system call destroys, differs: it holds the return address. r11,
-// which a system call destroys, too, distinguishes the trap from a patched site.
+// The program reaches these entry points by a jump, with all registers as at its `syscall`
+// instruction, except two that a system call destroys. rcx holds the return address. r11
+// distinguishes the trap from a rewritten call site.
 global_asm!(
     entrance!("usring_trap_entry", "usring_patched_entry"),
     run!(),
@@ -307,8 +311,8 @@ global_asm!(
 );
 
 // Entry points for programs with small stacks (see `stacks`). The call runs on a stack of usring's.
-// If a handler has interrupted usring's exit, this thread is on that stack already, and the call
-// runs on the current stack.
+// This thread may be on that stack already, because a signal handler has interrupted usring's exit.
+// Then the call runs on the current stack.
 global_asm!(
     entrance!("usring_trap_entry_aside", "usring_patched_entry_aside"),
     "push rdi",
@@ -363,7 +367,7 @@ global_asm!(
     "jae 7f",
     "add rax, {stack} - 64",
     "mov [rsi + 8], rax",
-    // The top word of the stack says whether the stack is in use.
+    // The word at the top of the stack is not 0 while the stack is in use.
     "6:",
     "cmp dword ptr [rax], 0",
     "jne 7f",
@@ -377,9 +381,9 @@ global_asm!(
     "push rax",
     "push rax",
     run!(),
-    // The frame lies directly below the pushed words, because its size and the stack's top are
-    // multiples of 16. The load makes r11 the address of the word that says whether the stack is in
-    // use.
+    // The frame lies directly below the two pushed words, because its size and the stack's top are
+    // multiples of 16. The load makes r11 the address of the word that shows whether the stack is
+    // in use.
     "mov r11, [rsp + {frame}]",
     leave!("mov dword ptr [r11], 0\n"),
     ".cfi_endproc",
@@ -419,13 +423,14 @@ unsafe extern "C" {
     fn usring_patched_entry_aside();
 }
 
-/// Returns the address to which the trap's handler sends the program.
+/// Returns the address at which a trapped call continues. The trap's handler sets the instruction
+/// pointer to it.
 pub fn trap_entry() -> u64 {
     let entry = if stacks::are_small() { usring_trap_entry_aside } else { usring_trap_entry };
     entry as *const () as u64
 }
 
-/// Returns the address to which a patched call site jumps.
+/// Returns the address to which a rewritten call site jumps, by way of its stub.
 pub fn patched_entry() -> u64 {
     let entry = if stacks::are_small() { usring_patched_entry_aside } else { usring_patched_entry };
     entry as *const () as u64

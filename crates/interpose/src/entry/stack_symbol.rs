@@ -1,5 +1,5 @@
-//! The symbol of libc by which a program chooses the memory of a thread's stack. Swapped memory
-//! cannot hold a stack.
+//! The function of libc by which a program chooses the memory of a thread's stack. This library
+//! replaces it, because swapped memory cannot hold a stack.
 
 use crate::call::{CALL_SIZE, Call};
 use crate::runtime::assembler::begin_frame;
@@ -11,8 +11,8 @@ use core::sync::atomic::AtomicUsize;
 /// Address of libc's own `pthread_attr_setstack`; 0 until it is found.
 pub static REAL: AtomicUsize = AtomicUsize::new(0);
 
-/// Replaces libc's `pthread_attr_setstack`. If the memory is swapped, it is first released to the
-/// kernel.
+/// Replaces libc's `pthread_attr_setstack`. If the program has chosen swapped memory for the stack,
+/// this function first releases that memory to the kernel.
 ///
 /// # Safety
 /// The requirements are those of libc's function.

@@ -1,6 +1,6 @@
 //! The functions of libc that the loader finds in this library first. They are the fast path for
-//! calls that would otherwise trap, and the only place where usring sees a *poll call*: poll(2),
-//! select(2), epoll_wait(2) and their variants.
+//! calls that would otherwise trap. They are also the only place where usring sees a *poll call*:
+//! poll(2), select(2), epoll_wait(2) and their variants.
 //!
 //! Each function checks its arguments. Unless the call concerns usring, the function jumps to
 //! libc's function, with registers and stack unchanged. So no frame of usring's is on the stack
@@ -28,18 +28,19 @@ use usring_sys::signals::DEFERRED;
 use usring_sys::{UserAddress, own_numbers, user_memory, width};
 use usring_uapi::general as linux;
 
-/// 1 once usring is ready. Before that, `syscall` leads all calls to the kernel.
+/// 1 once the constructor has prepared usring. Before that, `syscall` passes all calls to the
+/// kernel.
 pub static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// The number of descriptor numbers in the reserved range. Rings get their descriptors in this
-/// range. The symbols compare the constant with `number - base` as an unsigned 32-bit value. For −1
-/// that value is larger, so −1 is no ring.
+/// How many descriptor numbers the reserved range has, from which rings get their descriptors. The
+/// symbols compare it with `number - base` as an unsigned 32-bit value. For −1, that value is
+/// larger, so −1 is no ring.
 const RESERVED: u32 = (1 << 31) - RESERVED_BASE as u32;
 
 const SLOW_FRAME: usize = CALL_SIZE + 16;
 
-// The path from a symbol to the engine. eax: number of the system call; r11: address of the pointer
-// to libc's function; arguments as in C.
+// The path from a replaced libc function to the engine. eax: number of the system call; r11:
+// address of the pointer to libc's own function; arguments as in C.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_symbol_call, usring_symbol_sleep, usring_symbol_answer",
@@ -66,7 +67,7 @@ global_asm!(
     ".cfi_def_cfa rsp, 8",
     "jmp usring_symbol_answer",
     ".cfi_restore_state",
-    // The call does not concern usring: continues in libc's function.
+    // The call does not concern usring, so it continues in libc's function.
     "7:",
     "mov rdi, [rsp + 8]",
     "mov rsi, [rsp + 16]",
@@ -146,8 +147,8 @@ global_asm!(
     bound = sym BOUND,
 );
 
-/// Defines a libc function that takes a descriptor in `$register`, and perhaps another descriptor
-/// in `$second`. Only the lower 32 bits of these registers count.
+/// Defines a libc function that takes a descriptor in `$register`, and perhaps a second descriptor
+/// in `$second`. Only the lower 32 bits of these registers are used.
 macro_rules! with_descriptor {
     ($real:ident, $fallback:ident, $number:expr, $register:literal, $second:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -227,8 +228,8 @@ macro_rules! with_devices {
     };
 }
 
-/// Defines a symbol of libc that sleeps until a descriptor is ready. `$adjust` sets the argument
-/// that only the system call has.
+/// Defines a libc function that sleeps until a descriptor is ready. `$adjust` sets the argument
+/// that the system call has and the libc function lacks.
 macro_rules! sleeping {
     ($real:ident, $fallback:ident, $number:expr, $adjust:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -264,7 +265,7 @@ macro_rules! sleeping {
     };
 }
 
-/// Defines a function that makes the system call without libc. It is used before the constructor
+/// Defines a function that makes a system call without libc. It serves calls before the constructor
 /// has found libc's function, and if libc has no such function.
 macro_rules! raw {
     ($name:ident, $number:expr, $adjust:literal) => {
@@ -307,12 +308,13 @@ with_devices!(REAL_FALLOCATE, raw_fallocate, linux::__NR_fallocate, fallocate fa
 with_devices!(REAL_OPEN, raw_open, linux::__NR_open, open open64);
 with_devices!(REAL_OPENAT, raw_openat, linux::__NR_openat, openat openat64);
 
-// Some of these system calls have one more argument than C's function: the size of the signal set.
+// Some of these system calls have an argument that the C function lacks: the size of the signal
+// set.
 sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
 sleeping!(REAL_PPOLL, raw_ppoll, linux::__NR_ppoll, "mov r8d, 8", ppoll __ppoll_chk);
 sleeping!(REAL_SELECT, raw_select, linux::__NR_select, "nop", select);
-// pselect6(2) takes the mask in a structure with its size. This fallback passes no mask: before
-// libc's function is found, no caller passes a mask.
+// pselect6(2) takes the signal mask in a structure with its size. The fallback passes no mask,
+// because no caller passes one before the constructor has found libc's function.
 sleeping!(REAL_PSELECT, raw_pselect, linux::__NR_pselect6, "xor r9d, r9d", pselect);
 sleeping!(REAL_EPOLL_WAIT, raw_epoll_wait, linux::__NR_epoll_wait, "nop", epoll_wait);
 sleeping!(REAL_EPOLL_PWAIT, raw_epoll_pwait, linux::__NR_epoll_pwait, "mov r9d, 8", epoll_pwait);
@@ -321,7 +323,7 @@ sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9
 static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
 /// Replaces libc's `syscall`. The calls of io_uring and libaio go straight to the engine. So does
-/// prlimit64 if the limit of open files is raised. For any other call, `before_call` checks
+/// prlimit64 if usring has raised the limit of open files. For any other call, `before_call` checks
 /// whether it is a poll call.
 ///
 /// # Safety
@@ -387,8 +389,9 @@ pub unsafe extern "C" fn syscall() {
     )
 }
 
-// usring_symbol_number: prepares a call through `syscall` that may poll a ring. usring_symbol_libc:
-// jumps to libc's function, or makes the system call if libc's function is not found.
+// usring_symbol_number prepares a call through `syscall` that may poll a ring. usring_symbol_libc
+// jumps to libc's function. If the constructor has not found that function, it makes the system
+// call itself.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_symbol_number, usring_symbol_libc",
@@ -482,15 +485,16 @@ pub fn resolve() {
     fork_symbols::resolve();
 }
 
-/// Returns the address of libc's writev, once it is found.
+/// Returns the address of libc's writev. `None`: the constructor has not found it.
 pub fn libc_writev() -> Option<usize> {
     Some(REAL_WRITEV.load(Ordering::Acquire)).filter(|address| *address != 0)
 }
 
-/// Returns whether usring has to answer a call that came by a symbol. If not, libc does.
+/// Returns whether usring has to answer a call that arrived by a libc symbol. If not, libc's
+/// function answers it.
 extern "C" fn concerns(call: &Call) -> u64 {
-    // In a forked child, this call resets what the child has inherited, before the child makes
-    // objects of its own.
+    // In a forked child, this resets what the child has inherited, before the child makes objects
+    // of its own.
     process::current();
     let is_ours = |number: u64| {
         let number = width::int(number);
@@ -512,7 +516,7 @@ extern "C" fn concerns(call: &Call) -> u64 {
     u64::from(ours || faults::is_for_symbols(width::low(call.number)))
 }
 
-/// Prepares a call through libc's `syscall`, if that call polls.
+/// Prepares a system call that the program makes through libc's `syscall`, if it is a poll call.
 extern "C" fn before_call(call: &Call) {
     match width::low(call.number) {
         linux::__NR_poll
@@ -526,8 +530,8 @@ extern "C" fn before_call(call: &Call) {
     }
 }
 
-/// Prepares a poll call. From now on, rings among the descriptors that it polls keep their
-/// readiness up to date. Such a ring becomes unreadable if the program has emptied it.
+/// Prepares a poll call. From now on, the rings among its descriptors keep their readiness up to
+/// date. If the program has emptied the CQ of such a ring, its descriptor becomes unreadable.
 extern "C" fn before_sleep(call: &Call) {
     process::current();
     if UNWATCHED.load(Ordering::Relaxed) != 0 {
@@ -535,7 +539,8 @@ extern "C" fn before_sleep(call: &Call) {
         match width::low(call.number) {
             linux::__NR_poll | linux::__NR_ppoll => watch_polled(UserAddress(first), second),
             linux::__NR_select | linux::__NR_pselect6 => watch_selected(width::int(first), [second, third, fourth]),
-            // Rings in an epoll set were noted when the program added them.
+            // A ring in an epoll set is watched already, since the program added it by
+            // epoll_ctl(2).
             _ => {}
         }
     }
