@@ -1,23 +1,23 @@
 //! Answers the system calls of libaio: reads their arguments, and calls the crate `aio`, which
 //! implements them.
 //!
-//! libaio makes its calls by libc's `syscall()` or by an instruction of its own. So usring need not
-//! know the symbols of any version of libaio. libaio, and some programs, read a context's ring in
-//! memory themselves.
+//! libaio makes its system calls by libc's `syscall()` or by a `syscall` instruction of its own. So
+//! usring need not know the symbols of any version of libaio. libaio and some programs read a
+//! context's ring directly in memory.
 
 use crate::call::Call;
 use crate::runtime::ALLOCATOR;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, width};
 
-/// Number in a [`Call`] that stands for io_setup2, which is no system call.
+/// Number in a [`Call`] for io_setup2, which is a function of usring's and no system call.
 pub const SETUP2: u32 = 0x7573_0001;
 
 /// Answers io_setup(2).
 pub fn setup(call: &Call) -> Result<u64, Errno> {
     let [requests, place, ..] = call.arguments;
-    // SAFETY: the program requested a context by a system call. By that it vouches for the
-    // addresses in its iocbs, as it does to the kernel.
+    // SAFETY: the program requested a context by a system call. So it guarantees to usring, as to
+    // the kernel, that usring may access the addresses in its iocbs.
     let trust = unsafe { AddressTrust::new() };
     ALLOCATOR.keep_reserve()?;
     usring_aio::setup(trust, width::low(requests), UserAddress(place)).map(|()| 0)
@@ -26,8 +26,8 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
 /// Answers io_setup2, a function of usring's own that makes a context with flags.
 pub fn setup2(call: &Call) -> Result<u64, Errno> {
     let [requests, flags, submission, completion, place, _] = call.arguments;
-    // SAFETY: the program requested a context by a function of usring's. By that it vouches for the
-    // addresses in its iocbs.
+    // SAFETY: the program requested a context by a function of usring's. So it guarantees that
+    // usring may access the addresses in its iocbs.
     let trust = unsafe { AddressTrust::new() };
     ALLOCATOR.keep_reserve()?;
     let rings = [UserAddress(submission), UserAddress(completion)];

@@ -1,10 +1,10 @@
-//! Calls that close, duplicate, map or poll descriptors. A call on a number that belongs neither to
-//! a ring nor to a device nor to usring itself goes on to the kernel unchanged.
+//! Calls that close, duplicate, map or poll descriptors. If a call's number belongs to no ring, to
+//! no device and not to usring itself, the kernel answers the call unchanged.
 //!
-//! A vfork child has descriptors of its own but shares usring's tables. So its changes of numbers
-//! are made in the kernel and not recorded. It also uses usring's memory, and loads swapped pages
-//! as its parent does. So the child, too, must not close usring's private numbers. (Its copies of
-//! them are closed by its exec.)
+//! A vfork child has descriptors of its own but shares usring's tables with its parent. So its
+//! changes of numbers are made in the kernel and not recorded. It also uses usring's memory, and
+//! pages swapped memory in as its parent does. For that it needs usring's private descriptors, so
+//! it, too, must not close them. (Its copies of them are closed by its exec.)
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors::{self, Found};
@@ -24,15 +24,15 @@ pub fn close(call: &mut Call) -> Outcome {
     }
 }
 
-/// Closes a number of a ring or a device. Error: `EBADF` for a private number of usring's. `None`:
-/// the kernel has to answer the call.
+/// Closes a descriptor number of a ring or a device. Error: `EBADF` for a private number of
+/// usring's. `None`: the kernel has to answer the call.
 pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     devices::forget(number);
     if descriptor::is_private(number) {
         return Some(Err(Errno::EBADF));
     }
-    // `is_own` makes a system call, so it is called only for a number that may be a ring's or a
-    // device's.
+    // `is_own` makes a system call. So it is called only for a number that may belong to a ring or
+    // a device.
     let known = descriptors::is_known(number);
     if !(known || may_be_device(number)) || !process::is_own() {
         return None;
@@ -50,7 +50,8 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     Some(closed)
 }
 
-/// Returns whether a number may be recorded as a device's. Does not examine its file.
+/// Returns whether the table may record this number as a device's. Does not examine the number's
+/// file.
 fn may_be_device(number: i32) -> bool {
     devices::exist() && number >= RESERVED_BASE
 }
@@ -58,8 +59,8 @@ fn may_be_device(number: i32) -> bool {
 // CLOSE_RANGE_UNSHARE of linux/close_range.h.
 const UNSHARE: u64 = 2;
 
-/// Answers close_range(2). A call with CLOSE_RANGE_CLOEXEC closes nothing before the exec, so the
-/// kernel answers it.
+/// Answers close_range(2). With CLOSE_RANGE_CLOEXEC, the call closes nothing before the exec, so
+/// the kernel answers it.
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let (first, last) = (width::low(first), width::low(last));
@@ -95,27 +96,27 @@ pub fn duplicate(call: &mut Call) -> Outcome {
     duplicate_from(call, width::int(call.arguments[0]), RESERVED_BASE, false)
 }
 
-/// Answers fcntl(2) with F_DUPFD or F_DUPFD_CLOEXEC, and with F_SETFL if the run has devices.
+/// Answers fcntl(2) with F_DUPFD or F_DUPFD_CLOEXEC. If the run has devices, also answers F_SETFL.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, lowest, ..] = call.arguments;
     if width::low(command) == linux::F_SETFL {
         return device_calls::set_flags(call);
     }
     let close_on_exec = width::low(command) == linux::F_DUPFD_CLOEXEC;
-    // Linux reads this argument as an `int`: a caller may leave anything in the upper half.
+    // Linux reads this argument as an `int`, so the upper half may contain anything.
     let lowest = width::int(lowest);
     if lowest < 0 {
         return call.pass();
     }
-    // The kernel, too, checks the limit before the descriptor.
+    // As in the kernel, the limit is checked before the descriptor.
     if descriptors::is_known(width::int(number)) && width::word(lowest) >= descriptor::limit() {
         return Err::<u64, _>(Errno::EINVAL).into();
     }
     duplicate_from(call, width::int(number), lowest, close_on_exec)
 }
 
-/// Duplicates a descriptor. If it is a ring's or device's, the duplicate is in the reserved range,
-/// too.
+/// Duplicates a descriptor. A duplicate of a ring's or a device's descriptor gets a number in the
+/// reserved range, too.
 fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool) -> Outcome {
     if descriptor::is_private(number) {
         return Err::<u64, _>(Errno::EBADF).into();
@@ -141,8 +142,8 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     let (old, new) = (width::int(old), width::int(new));
     devices::forget(new);
     if descriptor::is_private(old) || descriptor::is_private(new) {
-        // Linux answers EBUSY while another thread is opening a file by the number `new`. usring
-        // also returns EBUSY if `new` is a private number.
+        // Linux answers EBUSY while another thread opens a file that gets the number `new`. usring
+        // also answers EBUSY if `new` is a private number of its own.
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
     }
     let file = descriptors::get(old);
@@ -157,8 +158,8 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     if done.is_ok() {
         let replaced = descriptors::remove(new);
         if let Some(file) = file {
-            // A number beyond the table cannot be a ring's. The duplicate is then a plain eventfd,
-            // and io_uring calls on it fail.
+            // If `new` is beyond the table, the table cannot record it as a ring's. The duplicate
+            // is then a plain eventfd, and io_uring calls on it fail.
             let _ = descriptors::insert(new, file);
         }
         drop(replaced);
@@ -180,7 +181,7 @@ pub fn map(call: &mut Call) -> Outcome {
         if length == 0 || flags & (linux::MAP_SHARED | linux::MAP_PRIVATE) == 0 {
             return Err(Errno::EINVAL);
         }
-        // The kernel chooses a ring's address itself and accepts no hint.
+        // The kernel, too, chooses a ring's address itself and accepts no address from the program.
         if address != 0 || flags & (linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE) != 0 {
             return Err(Errno::EINVAL);
         }
@@ -195,8 +196,8 @@ pub fn map(call: &mut Call) -> Outcome {
     }
 }
 
-/// Restricts a mapped ring, which is readable and writable at first, to the protection that the
-/// program asked for.
+/// Restricts a ring's mapping to the protection that the program asked for. At first the mapping is
+/// readable and writable.
 fn protect(address: usize, length: u64, protection: u32) -> Result<(), Errno> {
     if protection == linux::PROT_READ | linux::PROT_WRITE {
         return Ok(());
@@ -205,8 +206,8 @@ fn protect(address: usize, length: u64, protection: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_mprotect, arguments).run().map(drop)
 }
 
-/// Answers epoll_ctl(2). When a ring is put in an epoll set, its descriptor must begin to show its
-/// readiness.
+/// Answers epoll_ctl(2). When the program adds a ring to an epoll set, the ring's descriptor must
+/// begin to show the ring's readiness.
 pub fn control_epoll(call: &mut Call) -> Outcome {
     let [_, operation, number, ..] = call.arguments;
     if width::low(operation) != linux::EPOLL_CTL_DEL {

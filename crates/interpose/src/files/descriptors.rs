@@ -1,8 +1,9 @@
 //! The descriptor numbers of rings.
 //!
-//! A ring's descriptor is an eventfd in the reserved range. So the filter sees every call that
-//! closes, duplicates or maps it. The table maps a number to its ring. A look-up takes no lock and
-//! no locked instruction ([`usring_sys::hazard`]); a change takes the lock `descriptors`.
+//! A ring's descriptor is an eventfd with a number in the reserved range. By that range the filter
+//! recognises every call that closes, duplicates or maps a ring. A table has the ring of each
+//! number. A look-up takes no lock and no locked instruction ([`usring_sys::hazard`]); a change
+//! takes the lock `descriptors`.
 //!
 //! Like a file, a ring is closed when its last number is closed and no thread uses it any more.
 //!
@@ -22,40 +23,43 @@ use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, eventfd, hazard, width};
 
-/// Bit that marks the entry of an inherited ring. The entry is the address of the parent's `File`,
-/// in the child's copy of memory. No thread of the child owns or frees that copy.
+/// Bit that marks the table entry of an inherited ring. The rest of the entry is the address of the
+/// parent's `File`, in the child's copy of memory. No thread of the child owns or frees that
+/// `File`.
 const INHERITED: usize = 1;
 
-/// Each entry is 0, an `Arc<File>` from `into_raw`, or a parent's `File` with the bit `INHERITED`.
+/// Each table entry is 0, an `Arc<File>` from `into_raw`, or a parent's `File` with the bit
+/// `INHERITED`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
 /// The highest number that was ever a ring's, plus 1.
 static USED_END: AtomicI32 = AtomicI32::new(0);
 
-/// Number of descriptors below the reserved range that are aliases of rings, made by dup2(2). While
-/// there are any, the entry points of libc's symbols check every number.
+/// Number of rings' descriptors below the reserved range, which dup2(2) has made. While there are
+/// any, the entry points of libc's symbols check every descriptor number.
 pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 
-/// Number of rings that the program has not polled yet in a call that usring sees, plus inherited
-/// entries.
+/// Number of rings whose readiness is not kept up to date yet, plus inherited table entries. A ring
+/// counts until the program polls it in a call that usring sees.
 pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 
-/// The open file, in the kernel's terms: a ring, shared by its descriptors and registrations.
-/// Dropping the last reference closes the ring.
+/// What the kernel calls the open file: a ring, which its descriptors and registrations share. When
+/// the last reference is dropped, the ring is closed.
 pub struct File {
     pub ring: Arc<Ring>,
     watched: AtomicBool,
-    /// Held while a thread begins to watch the ring's descriptor, so that only one thread does.
+    /// Locked while a thread begins to watch the ring's descriptor, so that only one thread does.
     beginning: Mutex<()>,
-    /// The eventfd's id ([`eventfd_id`]). It is set when the file gets an alias below the reserved
-    /// range, and 0 until then.
+    /// The id of the ring's eventfd ([`eventfd_id`]). It is stored when a number below the reserved
+    /// range becomes the ring's, and is 0 until then.
     identity: AtomicU64,
 }
 
-/// Result of looking a descriptor number up.
+/// Result of looking up which ring a descriptor number refers to.
 pub enum Found<T> {
     Ring(T),
-    /// A ring of the parent process that this process cannot use. The errno is the reason.
+    /// The number belongs to a ring of the parent process that this process cannot use. The errno
+    /// is the reason.
     Inherited(Errno),
     Other,
 }
@@ -67,8 +71,8 @@ impl File {
         Arc::new(File { ring, watched, beginning: Mutex::new(()), identity: AtomicU64::new(0) })
     }
 
-    /// Notes that the program polls the descriptor `number`. From now on the descriptor is readable
-    /// when the kernel's ring descriptor would be.
+    /// Notes that the program polls the descriptor `number`. From now on, the descriptor is
+    /// readable whenever a ring's descriptor of the kernel would be.
     pub fn watch(&self, number: i32) {
         self.ring.is_polled_as(number);
         let one_at_a_time = self.beginning.lock();
@@ -86,12 +90,13 @@ impl File {
     }
 
     /// Duplicates the ring's descriptor `number` to a private number, which usring keeps. The
-    /// program may close and reuse `number` at any moment, while an alias keeps the ring alive.
-    /// `None`: the program has closed `number`, or no private number is left.
+    /// duplicate is needed because the program may close and reuse `number` at any moment, while
+    /// another number keeps the ring open. `None`: the program has closed `number`, or no private
+    /// number is left.
     fn duplicate(&self, number: i32) -> Option<OwnedDescriptor> {
         let private = descriptor::duplicate_private(number).ok()?;
-        // A number leaves the table before it is closed. So if `number` still leads to this ring in
-        // the table, it belonged to the ring when it was duplicated.
+        // A number leaves the table before it is closed. So if the table still has this ring under
+        // `number` now, `number` was the ring's at the duplication.
         let stands = entry(number).map(|entry| entry.load(Ordering::Acquire));
         (stands == Some(&raw const *self as usize)).then_some(private)
     }
@@ -100,8 +105,8 @@ impl File {
         self.watched.load(Ordering::Relaxed)
     }
 
-    /// Stores the eventfd's id, by which a number below the reserved range is recognised as the
-    /// ring's.
+    /// Stores the id of the ring's eventfd. By this id, usring recognises a number below the
+    /// reserved range as the ring's.
     fn identify(&self, number: i32) {
         self.identity.store(eventfd_id(None, number).unwrap_or(0), Ordering::Relaxed);
     }
@@ -120,11 +125,11 @@ fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(width::index(number))
 }
 
-/// A ring's file in use: the file lives at least as long as this value.
+/// A reference to a ring's file that keeps the file alive as long as this value.
 pub struct Using {
     file: ManuallyDrop<Arc<File>>,
-    /// The hazard pointer that keeps the table's reference alive. `None`: this value owns a
-    /// reference.
+    /// The hazard pointer that protects the table's reference to the file. `None`: this value has a
+    /// counted reference of its own.
     held: Option<hazard::Use>,
 }
 
@@ -141,7 +146,7 @@ impl Drop for Using {
     #[inline(always)]
     fn drop(&mut self) {
         if self.held.is_none() {
-            // SAFETY: without a hazard pointer, this value owns the reference and does not use it
+            // SAFETY: without a hazard pointer, this value owns the reference, and does not use it
             // again.
             unsafe { ManuallyDrop::drop(&mut self.file) };
         }
@@ -152,7 +157,7 @@ impl Drop for Using {
 #[inline(always)]
 pub fn find(number: i32) -> Found<Using> {
     let Some(entry) = entry(number) else { return Found::Other };
-    // Acquire: pairs with the release in `insert`.
+    // This load pairs with the release store in `insert`.
     let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire)) else {
         return find_with_lock(number, entry);
     };
@@ -169,8 +174,8 @@ pub fn find(number: i32) -> Found<Using> {
     checked(Using { file, held }, number)
 }
 
-/// Returns the file of the ring that `number` refers to. Takes the lock `descriptors`. Called if
-/// the thread has no hazard pointer, or if the entry is inherited.
+/// Returns the file of the ring that `number` refers to, under the lock `descriptors`. Called if
+/// the thread has no hazard pointer, or if the table entry is inherited.
 #[cold]
 #[inline(never)]
 fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
@@ -181,7 +186,8 @@ fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
     }
 }
 
-/// Takes the lock `descriptors`, and returns a counted reference to the file of a table entry.
+/// Returns a counted reference to the file of a table entry. Holds the lock `descriptors`
+/// meanwhile.
 fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     if entry.load(Ordering::Relaxed) == 0 {
         return Found::Other;
@@ -196,12 +202,12 @@ fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     }
 }
 
-/// Makes this process's own file of an inherited ring, and enters it under all numbers of the ring.
-/// The caller holds the lock `descriptors`.
+/// Makes this process's own `File` for an inherited ring, and enters it in the table under all
+/// numbers of the ring. The caller holds the lock `descriptors`.
 #[cold]
 fn adopt(object: usize) -> Result<Arc<File>, Errno> {
     // SAFETY: 1. The parent's entry comes from `Arc::into_raw`. 2. This process has a copy of the
-    // file as it was at the fork, which nothing frees. 3. Only parts that never change are read.
+    // `File` as it was at the fork, which nothing frees. 3. Only parts that never change are read.
     let inherited = ManuallyDrop::new(unsafe { Arc::from_raw((object & !INHERITED) as *const File) });
     let file = File::new(Ring::adopt(&inherited.ring)?);
     file.identity.store(inherited.identity.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -216,8 +222,8 @@ fn adopt(object: usize) -> Result<Arc<File>, Errno> {
     Ok(file)
 }
 
-/// Returns `using` if the number still stands for the ring of `using`, else `Other`. The program
-/// may have closed a number below the reserved range unseen, and opened another file by it.
+/// Returns `using` if `number` is still a number of its ring, else `Other`. usring does not see
+/// every close of a number below the reserved range. So the number may belong to another file now.
 #[inline(always)]
 fn checked(using: Using, number: i32) -> Found<Using> {
     if number < RESERVED_BASE && !is_still(&using, number) {
@@ -237,9 +243,9 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     }
 }
 
-/// A reference to a ring's file for the engine. The engine looks the file up while it holds the
+/// A reference to a ring's file, for the engine. The engine looks the file up while it holds the
 /// lock of a ring, perhaps of this ring. If the program closes the ring's last number meanwhile,
-/// the ring is closed later, when no lock is held.
+/// the ring is closed later, when the thread holds no lock.
 pub struct Inside(Option<Arc<File>>);
 
 impl Drop for Inside {
@@ -250,12 +256,12 @@ impl Drop for Inside {
     }
 }
 
-/// Runs `work` on the file of the ring that `number` refers to, for the engine, which may hold a
-/// ring's lock.
+/// Runs `work` on the file of the ring that `number` refers to. For the engine, which may hold the
+/// lock of a ring.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
-    // After a fork the child sets the bit `INHERITED` once, before its other calls. From then on
-    // the bit is only removed, so a check before the look-up is enough.
+    // After a fork, the child sets the bit `INHERITED` in all entries once, before its other calls.
+    // From then on, entries only lose the bit. So a check before the look-up is enough.
     let is_inherited = entry.load(Ordering::Acquire) & INHERITED != 0;
     if number >= RESERVED_BASE
         && !is_inherited
@@ -287,7 +293,7 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     Found::Ring(result)
 }
 
-/// Gives a ring the eventfd that its descriptor refers to, if this process has such a descriptor.
+/// Attaches to a ring the eventfd of its descriptor, if this process has a descriptor of the ring.
 /// The thread that drives the ring calls this function before it makes the descriptor readable for
 /// another process.
 pub fn attach(ring: &Ring) {
@@ -302,8 +308,8 @@ pub fn attach(ring: &Ring) {
     }
 }
 
-/// Returns whether a number below the reserved range is still an alias of the ring. usring may have
-/// missed a call that closed the number. Without /proc the answer is always true.
+/// Returns whether a number below the reserved range still refers to the ring of `file`. usring may
+/// have missed a call that closed the number. If /proc is not available, always returns `true`.
 #[cold]
 #[inline(never)]
 fn is_still(file: &File, number: i32) -> bool {
@@ -311,8 +317,8 @@ fn is_still(file: &File, number: i32) -> bool {
     identity == 0 || eventfd_id(None, number) == Some(identity)
 }
 
-/// Returns a counted reference to the file of the ring that `number` refers to; `None`: the number
-/// is no ring of this process.
+/// Returns a counted reference to the file of the ring that `number` refers to. `None`: the number
+/// does not refer to a ring that this process can use.
 pub fn get(number: i32) -> Option<Arc<File>> {
     match with(number, Arc::clone) {
         Found::Ring(file) => Some(file),
@@ -320,13 +326,14 @@ pub fn get(number: i32) -> Option<Arc<File>> {
     }
 }
 
-/// Returns whether a number is a ring's, or an inherited entry.
+/// Returns whether the table has an entry for a number: it refers to a ring, perhaps to one that
+/// this process has only inherited.
 pub fn is_known(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }
 
-/// Enters a ring under a number that has no entry. Error: `EMFILE` if the number is beyond the
-/// table.
+/// Enters a ring in the table, under a number that has no entry. Error: `EMFILE` if the number is
+/// beyond the table.
 pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     let entry = entry(number).ok_or(Errno::EMFILE)?;
     if number < RESERVED_BASE {
@@ -340,9 +347,9 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Removes a number from the table. Returns a reference to the file of the ring; `None` if the
-/// number had no ring of this process. If the ring has no other number, it is closed when the
-/// reference is dropped and no thread uses the ring any more.
+/// Removes a number from the table. Returns a reference to the file of the number's ring. `None`:
+/// the number did not refer to a ring of this process. If that was the ring's last number, the ring
+/// is closed when the reference is dropped and no thread uses the ring any more.
 pub fn remove(number: i32) -> Option<Arc<File>> {
     let entry = entry(number)?;
     let object = {
@@ -359,8 +366,8 @@ pub fn remove(number: i32) -> Option<Arc<File>> {
         }
         object
     };
-    // SAFETY: the pointer comes from `Arc::into_raw`, and this function now owns the table's
-    // reference, to be dropped once.
+    // SAFETY: the pointer comes from `Arc::into_raw`. This function now owns the table's reference,
+    // which `retire` drops once.
     unsafe {
         let file = Arc::clone(&ManuallyDrop::new(Arc::from_raw(object as *const File)));
         hazard::retire(object, drop_share);
@@ -377,20 +384,20 @@ unsafe fn drop_share(object: usize) {
     drop(unsafe { Arc::from_raw(object as *const File) });
 }
 
-/// Returns the known numbers from `first` to `last`.
+/// Returns the numbers from `first` to `last` that have an entry in the table.
 pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     let end = USED_END.load(Ordering::Relaxed).cast_unsigned().min(last.saturating_add(1));
     (first..end).map(|number| number.cast_signed()).filter(|number| is_known(*number))
 }
 
-/// Returns the descriptor numbers of the rings that this process uses. A ring that it has only
-/// inherited does not count.
+/// Returns the descriptor numbers of the rings that this process uses. A ring that it has inherited
+/// and never used does not count.
 pub fn in_use() -> impl Iterator<Item = i32> {
     let is_used = |number: &i32| TABLE[width::index(*number)].load(Ordering::Acquire) & INHERITED == 0;
     known_between(0, u32::MAX).filter(is_used)
 }
 
-/// Marks all entries as inherited, in a forked child. The parent's `File`s are not changed.
+/// Marks all table entries as inherited, in a forked child. Does not change the parent's `File`s.
 pub fn reset_in_child() {
     let mut inherited = 0;
     for number in known_between(0, u32::MAX) {
@@ -400,9 +407,9 @@ pub fn reset_in_child() {
     UNWATCHED.store(inherited, Ordering::Relaxed);
 }
 
-/// Makes a descriptor for a ring, in the reserved range, closed on exec. It is readable until
-/// [`File::watch`] is called. So a poll that usring does not see (by a bare instruction, or in
-/// another process) may wake once needlessly, but misses no event.
+/// Makes a descriptor for a ring, with a number in the reserved range, closed on exec. It is always
+/// readable until [`File::watch`] is called. Some polls are not seen by usring: by a bare `syscall`
+/// instruction, or in another process. Such a poll may wake once without need, but misses no event.
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     let low = eventfd::create_readable()?;
     let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;

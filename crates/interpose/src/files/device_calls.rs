@@ -1,5 +1,5 @@
-//! A program's plain system calls if the run has devices. Decides which of these calls concern a
-//! device. All other calls go on to the kernel unchanged.
+//! A program's plain system calls, in a run with devices. Decides which of these calls concern a
+//! device. The kernel answers all other calls unchanged.
 
 use crate::call::{Call, Outcome};
 use crate::files::{devices, numbers};
@@ -10,7 +10,7 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Answers calls that work on the file in their first argument.
+/// Answers a call on a file whose descriptor is the first argument.
 pub fn on_file(call: &mut Call) -> Outcome {
     let number = width::int(call.arguments[0]);
     let system_call = SystemCall::with_six(width::low(call.number), call.arguments);
@@ -31,8 +31,8 @@ pub fn between_files(call: &mut Call) -> Outcome {
     if concerned { Err::<u64, _>(Errno::EINVAL).into() } else { call.pass() }
 }
 
-/// Refuses ioctl(2) requests by which the kernel itself would read the file that stands for the
-/// device. That file is empty, so cp(1) would copy nothing.
+/// Refuses ioctl(2) requests by which the kernel itself would read the file that stands for a
+/// device. That file is empty, so cp(1), which makes such requests, would copy nothing.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, argument, ..] = call.arguments;
     let is_device = |number: u64| devices::is_device(width::int(number));
@@ -57,8 +57,8 @@ pub fn truncate(call: &mut Call) -> Outcome {
     }
 }
 
-/// Answers open(2), openat(2), openat2(2) and creat(2). A device gets a number in the reserved
-/// range, and O_TRUNC does not change its size.
+/// Answers open(2), openat(2), openat2(2) and creat(2). The descriptor of a device gets a number in
+/// the reserved range. O_TRUNC does not change a device's size.
 pub fn open(call: &mut Call) -> Outcome {
     if is_path_of_device(call) { open_device(call).into() } else { call.pass() }
 }
@@ -99,13 +99,14 @@ fn open_device(call: &Call) -> Result<u64, Errno> {
     let opened = OwnedDescriptor::from_raw(width::int(SystemCall::new(number, arguments).run_once()?));
     let close_on_exec = width::low(flags) & linux::O_CLOEXEC != 0;
     let reserved = numbers::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec);
-    // fcntl(2) answers EINVAL if the limit of open files leaves no number in the reserved range.
-    // open(2) answers EMFILE for that.
+    // If the limit of open files leaves no number in the reserved range, fcntl(2) answers EINVAL.
+    // open(2) answers EMFILE in such a case.
     let reserved = reserved.map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })?;
     Ok(width::word(devices::enter(reserved)))
 }
 
-/// Answers fcntl(2) with F_SETFL: makes the kernel's call, then updates the device's flags.
+/// Answers fcntl(2) with F_SETFL: makes the kernel's call, and then updates the flags that usring
+/// keeps for the device.
 pub fn set_flags(call: &mut Call) -> Outcome {
     let mut arguments = call.arguments;
     arguments[5] = PASS_MARK;

@@ -1,13 +1,13 @@
 //! The descriptor numbers of the run's devices.
 //!
-//! open(2) of a device returns a number in the reserved range, so that the filter sees calls that
-//! close or duplicate it. A device may also have a lower number: by dup2(2), by inheritance, or
-//! from another process.
+//! open(2) of a device returns a number in the reserved range. By that range, the filter recognises
+//! calls that close or duplicate the number. A device may also have a lower number: by dup2(2), by
+//! inheritance, or from another process.
 //!
-//! When a number is first used, its file's inode shows whether it is a device. The table remembers
-//! the result until the number is closed or replaced by a duplicate. Calls that open and close
-//! numbers below the reserved range are not seen, so such numbers are checked at each use. A
-//! dropped entry does no harm: the next use examines the file again.
+//! When the program first uses a number, the inode of its file shows whether it is a device. The
+//! table remembers the result until the number is closed or replaced by a duplicate. usring does
+//! not see all calls that open and close numbers below the reserved range. So it checks such
+//! numbers at each use. A dropped entry does no harm: the next use examines the file again.
 
 use crate::call::{Call, Outcome};
 use crate::files::numbers::{self, NUMBERS};
@@ -21,20 +21,20 @@ use usring_engine::{OpenDevice, devices};
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::{Errno, hazard, width};
 
-/// Entry of a number whose file was not examined since the number was last closed.
+/// Table entry of a number whose file was not examined since the number was last closed.
 const UNKNOWN: usize = 0;
-/// Entry of a number that stands for an ordinary file and not for a device.
+/// Table entry of a number that refers to an ordinary file and not to a device.
 const OTHER: usize = 1;
 
-/// Each entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` from `into_raw`.
+/// Each table entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` from `into_raw`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUMBERS];
 
 /// The highest number that was ever entered in the table, plus 1.
 static USED_END: AtomicU32 = AtomicU32::new(0);
 
-/// Number of entries dropped so far; changes under the lock `descriptors`. While one thread closes
-/// a number, another thread may look the number up and find the old file. A change of this count
-/// tells the second thread not to record that file.
+/// Number of table entries dropped so far; changes under the lock `descriptors`. While one thread
+/// closes a number, another thread may look the number up and find its old file. If this count has
+/// changed meanwhile, the second thread does not record that file.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the run has devices.
@@ -46,7 +46,7 @@ pub fn exist() -> bool {
     EXIST.load(Ordering::Relaxed)
 }
 
-/// Connects to the run's devices at a program's start, if the run has any.
+/// Connects a starting program to the run's devices, if the run has any.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {
@@ -67,12 +67,12 @@ pub fn learn() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// First argument of the call that tests whether the filter for devices is installed. If it is, the
-/// answer is [`PROBE_ANSWER`].
+/// First argument of the call that tests whether the filter for devices is installed. If it is
+/// installed, the answer is [`PROBE_ANSWER`].
 const PROBE_ARGUMENT: u64 = 0x7573_6465;
 const PROBE_ANSWER: u64 = 0x7573_0001;
 
-/// Returns whether calls on files reach usring.
+/// Returns whether the filter for devices makes calls on files reach usring.
 fn traps() -> bool {
     // SAFETY: the kernel has no such call, and usring's answer to it accesses no memory.
     unsafe { usring_sys::syscall::syscall6(filter::PROBE, [PROBE_ARGUMENT, 0, 0, 0, 0, 0]) == PROBE_ANSWER }
@@ -87,13 +87,15 @@ fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(width::index(number))
 }
 
-/// Returns the device that `number` refers to, for the engine; `None`: the number is no device.
+/// Returns the device that `number` refers to, for the engine. `None`: the number does not refer to
+/// a device.
 pub fn get(number: i32) -> Option<Arc<OpenDevice>> {
     with(number, Arc::clone)
 }
 
-/// Runs `work` on the device that `number` refers to; `None`: the number is no device. For a number
-/// of the reserved range that is known to be no device, this costs one read of the table.
+/// Runs `work` on the device that `number` refers to. `None`: the number does not refer to a
+/// device. For a number of the reserved range that is known to be no device, this only reads the
+/// table once.
 #[inline]
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     let entry = entry(number)?;
@@ -117,7 +119,7 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
     }
     let forgotten = FORGOTTEN.load(Ordering::Acquire);
     let device = devices::recognise(number);
-    // A vfork child has numbers of its own, but this table is its parent's. So the child records
+    // A vfork child has its own descriptors, but this table is its parent's. So the child records
     // nothing.
     if process::is_own() {
         remember(number, device.as_ref(), forgotten);
@@ -134,8 +136,8 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
             let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
             work(&file)
         });
-        // The engine may call this function while it holds a ring's lock. So if this was the
-        // device's last use, the device is freed later.
+        // The engine may call this function while it holds the lock of a ring. So if this was the
+        // device's last use, the device is freed later, without that lock.
         if let Some(held) = held {
             numbers::end_inside(held);
         }
@@ -153,8 +155,8 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
     Some(work(&file))
 }
 
-/// Returns whether a number still stands for the device. The file of a number below the reserved
-/// range is examined, because usring does not see all calls that close such numbers.
+/// Returns whether a number still refers to the device. usring does not see all calls that close a
+/// number below the reserved range. So this function examines the file of such a number.
 #[inline]
 fn is_still(file: &OpenDevice, number: i32) -> bool {
     number >= RESERVED_BASE || devices::is_still(file, number)
@@ -170,9 +172,9 @@ pub fn is_remembered(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != UNKNOWN)
 }
 
-/// Drops the entry of a number. The caller calls this before it closes or replaces the number, and
-/// again afterwards: a thread that looked the number up in between may have recorded the old file
-/// again.
+/// Drops the table entry of a number. The caller calls this before it closes or replaces the
+/// number, and again afterwards. In between, another thread that looks the number up may have
+/// recorded the old file.
 #[inline]
 pub fn forget(number: i32) {
     if exist()
@@ -192,7 +194,7 @@ fn forget_entry(entry: &'static AtomicUsize) {
     release_entry(old);
 }
 
-/// Passes a device's new descriptor to the program, which has to close it. Drops the table's older
+/// Gives a device's new descriptor to the program, which has to close it. Drops the older table
 /// entry for its number, and returns the number.
 pub fn enter(number: OwnedDescriptor) -> i32 {
     let number = number.into_raw();
@@ -200,14 +202,14 @@ pub fn enter(number: OwnedDescriptor) -> i32 {
     number
 }
 
-/// Drops the entries of the numbers from `first` to `last`.
+/// Drops the table entries of the numbers from `first` to `last`.
 pub fn forget_between(first: u32, last: u32) {
     let end = USED_END.load(Ordering::Relaxed).min(last.saturating_add(1));
     (first..end).for_each(|number| forget(number.cast_signed()));
 }
 
-/// Records the device that `number` refers to, unless an entry was dropped since `forgotten` was
-/// read.
+/// Records in the table which device `number` refers to. Records nothing if an entry was dropped
+/// since the caller read `forgotten`.
 fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     let Some(entry) = entry(number) else { return };
     USED_END.fetch_max(number.cast_unsigned() + 1, Ordering::Relaxed);
@@ -221,11 +223,11 @@ fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     release_entry(old);
 }
 
-/// Releases the object of an entry that was taken out of the table.
+/// Releases the device of an entry that was taken out of the table.
 fn release_entry(old: usize) {
     if old > OTHER {
         // SAFETY: 1. The pointer comes from `Arc::into_raw`, and this function owns the table's
-        // reference, to be dropped once. 2. The entry is replaced, so no thread can find the
+        // reference, which `retire` drops once. 2. The entry is replaced, so no thread can find the
         // pointer any more.
         unsafe { hazard::retire(old, drop_share) };
     }
@@ -240,8 +242,8 @@ unsafe fn drop_share(object: usize) {
     drop(unsafe { Arc::from_raw(object as *const OpenDevice) });
 }
 
-/// Clears the table in a forked child. The child does not touch the devices' queue pairs, which are
-/// the parent's. It opens the devices again when it uses them.
+/// Clears the table in a forked child. The devices' queue pairs are the parent's, and the child
+/// does not touch them. It opens a device again when it uses the device.
 pub fn reset_in_child() {
     for entry in &TABLE[..USED_END.load(Ordering::Relaxed) as usize] {
         if entry.load(Ordering::Relaxed) != UNKNOWN {
@@ -250,7 +252,7 @@ pub fn reset_in_child() {
     }
 }
 
-/// Updates a device after fcntl(2) with F_SETFL has changed its file's status flags.
+/// Updates the flags that usring keeps for a device, after fcntl(2) with F_SETFL has changed them.
 pub fn flags_changed(number: i32) {
     with(number, |file| {
         if let Ok(flags) = descriptor::status_flags(number) {

@@ -1,35 +1,35 @@
-//! Descriptor numbers in the reserved range, which the tables of rings and devices share.
+//! Descriptor numbers in the reserved range. The tables of rings and of devices share this range.
 
 use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
 use usring_sys::{Errno, SystemCall, hazard, own_numbers, width};
 use usring_uapi::general as linux;
 
-/// Length of the tables of rings and devices. A number beyond them belongs to neither a ring nor a
-/// device.
+/// Length of the tables of rings and of devices. A number beyond the tables belongs neither to a
+/// ring nor to a device.
 pub const NUMBERS: usize = 65536;
 
-/// Ends the use of a table's object while a ring's lock is held. If this was the last use, the
-/// object is freed later, when no lock is held.
+/// Ends the use of an object of the tables while the thread holds the lock of a ring. If this was
+/// the last use, the object is freed later, when the thread holds no lock.
 pub fn end_inside(held: hazard::Use) {
     if held.end_inside() {
         usring_engine::host::run_later(hazard::sweep);
     }
 }
 
-/// Makes a duplicate of a descriptor in the reserved range, with a number of at least `lowest`.
+/// Duplicates a descriptor to a number in the reserved range, which is at least `lowest`.
 pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
     let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
     let lowest = lowest.max(RESERVED_BASE);
     let arguments = [width::word(number), u64::from(command), width::word(lowest), 0, 0];
     match SystemCall::new(linux::__NR_fcntl, arguments).run() {
-        // The program's soft limit of open files allows no number there.
+        // The program's soft limit of open files allows no number in the reserved range.
         Err(Errno::EINVAL | Errno::EMFILE) => own_numbers::duplicate_for_program(number, close_on_exec),
         made => made.map(|new| OwnedDescriptor::from_raw(width::int(new))),
     }
 }
 
-/// Returns the id that /proc shows for eventfd `number` of `process`, plus 1. (`process` is `None`
-/// for this process.) Returns `None` for any other file.
+/// Returns the id that /proc shows for the eventfd with the descriptor `number` in `process`, plus
+/// 1. If `process` is `None`, that is this process. Returns `None` for any other file.
 pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let mut path = PathTo { bytes: [0; 40], length: 0 };
     path.push(b"/proc/");
@@ -48,7 +48,7 @@ pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let label = b"eventfd-id:";
     let start = text[..length].windows(label.len()).position(|window| window == label)? + label.len();
     let digits = text[start..length].iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());
-    // The sum is never 0, because 0 stands for an unknown id.
+    // 1 is added, because 0 stands for an unknown id.
     Some(1 + digits.fold(0u64, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
 

@@ -1,9 +1,9 @@
-//! Rings registered with a thread (IORING_REGISTER_RING_FDS): indices 0 to 15 that stand for rings
-//! in the calls of this one thread, without a descriptor.
+//! Rings registered with a thread (IORING_REGISTER_RING_FDS): in the calls of this one thread, the
+//! indices 0 to 15 refer to rings, without a descriptor.
 //!
-//! A thread is identified by its thread pointer, which is the cheapest way. Only the thread itself
-//! changes its row, so its own look-ups need no lock. When a thread registers a ring, the rows of
-//! ended threads are cleared.
+//! A thread is identified by its thread pointer, because that costs the least. Each thread has a
+//! row in the table, which only this thread changes, so its own look-ups need no lock. When a
+//! thread registers a ring, the rows of ended threads are cleared.
 
 use crate::files::descriptors::{self, File, Found};
 use crate::process;
@@ -17,11 +17,12 @@ use usring_uapi::io_uring::io_uring_rsrc_update;
 
 /// Rings that one thread can register (IO_RINGFD_REG_MAX).
 const MOST_RINGS: usize = 16;
-/// Maximum number of threads with registered rings at the same time; further threads get `ENOMEM`.
+/// Maximum number of threads that can have registered rings at the same time. A further thread gets
+/// `ENOMEM`.
 const ROWS: usize = 1024;
 
-/// Thread pointer in a released row. A search does not end at such a row, because rows in use may
-/// follow.
+/// Thread pointer in a row that was released. A search continues after such a row, because rows in
+/// use may follow.
 const GIVEN_UP: usize = 1;
 
 struct ThreadRings {
@@ -57,17 +58,17 @@ fn row_of_this_thread() -> Option<&'static ThreadRings> {
     None
 }
 
-/// Claims a row for the calling thread, which has made a ring. From now on, a call of this thread
-/// with an index that has no ring gets `EBADF` and no longer `EINVAL`, as in the kernel.
+/// Claims a row of the table for the calling thread, which has made a ring. From now on, an index
+/// without a ring gets `EBADF` in this thread's calls, and no longer `EINVAL`, as in the kernel.
 pub fn claim_row() {
     let _ = claim();
 }
 
-/// Returns the ring at `index`. Errors: `EINVAL` if there is no such index, or this thread has
-/// never made or registered a ring; `EBADF` if the index has no ring.
+/// Returns the ring that the calling thread has at `index`. Errors: `EINVAL` if the index is too
+/// large, or if this thread has never made or registered a ring; `EBADF` if the index has no ring.
 ///
 /// # Safety
-/// The result may only be used until this thread next takes a ring out of its row.
+/// The caller may use the result only until this thread next takes a ring out of its row.
 #[inline(always)]
 pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
     if index as usize >= MOST_RINGS {
@@ -81,11 +82,11 @@ pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
     }
     // SAFETY: 1. The pointer comes from `Arc::into_raw`. 2. Only this thread takes a ring out of
     // its row, and no handler runs on the thread while it is in the engine. 3. The caller does not
-    // use the result after that.
+    // use the result after this thread has taken a ring out.
     Ok(ManuallyDrop::new(unsafe { Arc::from_raw(file) }))
 }
 
-/// Returns the row of the calling thread; claims a row if the thread has none.
+/// Returns the row of the calling thread. If the thread has no row, claims one.
 fn claim() -> Result<&'static ThreadRings, Errno> {
     let (thread, id) = (thread::current().0, signals::thread_id());
     let _one_at_a_time = process::current().registered.lock();
@@ -170,8 +171,9 @@ pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     })
 }
 
-/// Calls `work` for each member of an array of `count` updates at `argument`, up to the first that
-/// fails. Returns how many were done. If the first update fails, returns its error.
+/// Calls `work` for each member of an array of `count` updates at `argument`, and stops at the
+/// first member that fails. Returns how many members were done. If the first member fails, returns
+/// its error.
 fn for_each(
     argument: UserAddress,
     count: u32,
@@ -192,7 +194,7 @@ fn for_each(
     Ok(count)
 }
 
-/// Returns the kernel's error for a descriptor that is no ring.
+/// Returns the error that the kernel gives for a descriptor that is no ring.
 pub fn not_a_ring(number: i32) -> Errno {
     let arguments = [width::word(number), u64::from(linux::F_GETFD), 0, 0, 0];
     match SystemCall::new(linux::__NR_fcntl, arguments).run() {
@@ -201,10 +203,10 @@ pub fn not_a_ring(number: i32) -> Errno {
     }
 }
 
-/// Clears the table in a forked child. The registrations are the parent's, so the child releases no
-/// ring.
+/// Clears the table in a forked child. The registrations belong to the parent, so the child
+/// releases no ring.
 pub fn reset_in_child() {
-    // The child shares these pages with its parent until it writes to them, so only rows in use are
+    // The child shares these pages with its parent until it writes to them. So only rows in use are
     // written.
     for row in TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) != 0) {
         row.thread.store(0, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The three calls of io_uring: finds the ring that a descriptor refers to, and calls the engine,
-//! which implements the calls.
+//! The three system calls of io_uring. Finds the ring that a descriptor refers to, and calls the
+//! engine, which implements the calls.
 
 use crate::call::Call;
 use crate::files::descriptors::{self, File, Found, Using};
@@ -10,9 +10,10 @@ use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, unusual, user_memory, width};
 use usring_uapi::io_uring as abi;
 
-/// A value of `to_submit` that, with descriptor −1, asks whether io_uring calls reach usring.
+/// A value of `to_submit` that makes io_uring_enter a test call, together with the descriptor −1:
+/// whether io_uring calls reach usring.
 const PROBE: u64 = 0x7573_7270;
-/// The answer to the probe, which no other call returns.
+/// The answer to the test call. No other call returns it.
 const PROBE_ANSWER: u64 = 0x0050_524f;
 
 /// Answers io_uring_enter(2).
@@ -22,9 +23,9 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
     if to_submit == PROBE && width::int(descriptor) == -1 {
         return Ok(PROBE_ANSWER);
     }
-    // Most calls have no argument. Its size then means nothing and is not read. (If both were read,
-    // the compiler would read them by one load of words that the entry point has just stored
-    // separately. Such a load waits until both stores are done.)
+    // Most calls have no argument. Then the size means nothing and is not read. (If both were read,
+    // the compiler would read them by one load. The entry point has just stored the two words
+    // separately, and such a load waits until both stores are done.)
     let has_argument = argument != 0 || width::low(flags) & abi::IORING_ENTER_EXT_ARG != 0;
     let argument_size = if has_argument { argument_size } else { 0 };
     let enter = EnterCall {
@@ -71,7 +72,8 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     }
     let (registered, by_number);
     let file = if by_index {
-        // SAFETY: `file` is not used after `register` or `unregister` below.
+        // SAFETY: only `register` and `unregister` below take a ring out of the row, and `file` is
+        // not used after them.
         registered = unsafe { registered::find(width::low(descriptor))? };
         &*registered
     } else {
@@ -93,7 +95,7 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     answer.map(u64::from)
 }
 
-/// Answers the register calls that need no ring; their descriptor is −1.
+/// Answers calls of io_uring_register(2) that need no ring. Their descriptor is −1.
 fn register_without_ring(opcode: u32, argument: UserAddress, count: u32) -> Result<u64, Errno> {
     if opcode == abi::io_uring_register_op::IORING_REGISTER_SEND_MSG_RING as u32 {
         return usring_engine::send_without_ring(argument, count).map(u64::from);
@@ -101,13 +103,13 @@ fn register_without_ring(opcode: u32, argument: UserAddress, count: u32) -> Resu
     Err(Errno::EINVAL)
 }
 
-/// Answers io_uring_setup(2); returns the ring's descriptor.
+/// Answers io_uring_setup(2). Returns the new ring's descriptor.
 pub fn setup(call: &Call) -> Result<u64, Errno> {
     let [entries, address, ..] = call.arguments;
     let address = UserAddress(address);
     let mut params: abi::io_uring_params = user_memory::read(address)?;
-    // SAFETY: the program requested a ring by a system call. By that it vouches for the addresses
-    // in its requests, as it does to the kernel.
+    // SAFETY: the program requested a ring by a system call. So it guarantees to usring, as to the
+    // kernel, that usring may access the addresses in its requests.
     let trust = unsafe { AddressTrust::new() };
     ALLOCATOR.keep_reserve()?;
     let ring = Ring::setup(trust, width::low(entries), &mut params)?;
@@ -126,7 +128,8 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     Ok(width::word(descriptor.into_raw()))
 }
 
-/// Makes an io_uring_enter call by a bare instruction; returns whether usring answered it.
+/// Makes the test call of io_uring_enter(2) by a bare `syscall` instruction. Returns whether usring
+/// answered it.
 pub fn probe() -> bool {
     // SAFETY: no descriptor is named, so neither usring nor the kernel touches memory.
     let answer = unsafe {
