@@ -1,6 +1,6 @@
-//! Resets, in a forked child, all that the child has inherited from its parent: closes the parent's
+//! Resets, in a forked child, all that the child has inherited from its parent. Closes the parent's
 //! private descriptors, and empties or marks the tables. [`process`](crate::process) notices the
-//! fork, and calls [`RESET`] before the child's first call is served.
+//! fork, and calls [`RESET`] before it serves the child's first call.
 
 use crate::files::{self, devices, numbers, registered};
 use crate::process::{ChildDescriptors, ChildReset, stacks};
@@ -34,8 +34,8 @@ fn reset_in_child(descriptors: ChildDescriptors, parent: u32) {
 }
 
 /// Returns whether this child shares its parent's descriptors (CLONE_FILES). If usring did not see
-/// the fork, this function opens an eventfd and looks for it in the parent. The parent has it, too,
-/// if the descriptors are shared.
+/// the fork, opens an eventfd to find out. If the descriptors are shared, the parent has this
+/// eventfd, too.
 fn shares_descriptors(known: ChildDescriptors, parent: u32) -> bool {
     match known {
         ChildDescriptors::Own => return false,

@@ -1,5 +1,5 @@
-//! The file in which this process counts its rings (`USRING_STATS`). The launcher makes it for
-//! `--stats`. Without a launcher the first process makes it, and `usring stats` prints it.
+//! The file in which this process counts its rings (`USRING_STATS`). For `--stats`, the launcher
+//! makes the file. Without a launcher, the first process makes it, and `usring stats` prints it.
 
 use crate::process::environment;
 use crate::runtime::message;
@@ -12,8 +12,8 @@ use usring_uapi::general as linux;
 
 static FILE: AtomicPtr<Statistics> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Counts the rings of this process, if the environment asks for it. A forked child calls this
-/// again with its own process id.
+/// Counts the rings of this process, if the environment names a file for that. A forked child calls
+/// this again with its own process id.
 pub fn count_for(process: u32) {
     // SAFETY: the stored pointer is null, or points to the mapping, which is never unmapped.
     let known = unsafe { FILE.load(Ordering::Acquire).as_ref() };
@@ -27,7 +27,8 @@ pub fn count_for(process: u32) {
             FILE.store(&raw const *statistics as *mut Statistics, Ordering::Release);
             usring_engine::set_statistics(statistics, process);
         }
-        // Under the launcher, a process may lack the rights for the file. It counts nothing then.
+        // Under the launcher, a process may lack the rights for the file. Such a process counts
+        // nothing.
         Err(_) if environment::is_strict() => {}
         Err(error) => message::say(format_args!(
             "nothing is counted: {} cannot be used for USRING_STATS ({error})",
@@ -36,7 +37,7 @@ pub fn count_for(process: u32) {
     }
 }
 
-/// Opens and maps the file. Fills it if it is empty.
+/// Opens and maps the file of the counters. If the file is empty, writes its header.
 ///
 /// Errors: those of the system calls; `EEXIST` if the file has other contents.
 fn open(path: &CStr) -> Result<&'static Statistics, Errno> {
@@ -57,7 +58,8 @@ fn open(path: &CStr) -> Result<&'static Statistics, Errno> {
     // SAFETY: 1. The mapping is as long as the structure, page-aligned, and never unmapped. 2. The
     // structure consists of atomics, for which any bytes are valid.
     let statistics = unsafe { &*(address as *const Statistics) };
-    // A new file is all zeroes. If two processes fill it at the same time, both write equal words.
+    // A new file is all zeroes. If two processes write its header at the same time, both write
+    // equal words.
     if statistics.is_empty() {
         statistics.fill_header();
     }

@@ -4,8 +4,8 @@
 //! The constructor takes usring's own variables, and the library's path in LD_PRELOAD, out of the
 //! environment. So a program that prints, compares or empties its environment finds it as it would
 //! be without usring. Each exec puts them in again ([`crate::program::exec`]), whatever environment
-//! the program passes. If usring does not serve a program, the environment stays as it is, so that
-//! programs that this one executes find the library.
+//! the program passes. If usring does not serve a program, it leaves the environment unchanged, so
+//! that the programs that this program executes find the library.
 
 use crate::runtime::libc;
 use alloc::boxed::Box;
@@ -21,7 +21,8 @@ const POLLING_ENTER: &[u8] = b"USRING_POLLING_ENTER=";
 const AIO_POLL: &[u8] = b"USRING_AIO_POLL=";
 const SPIN: &[u8] = b"USRING_SPIN=";
 const PROBE: &[u8] = b"USRING_PROBE_FD=";
-/// A variable that is added if the number of usring's variables would be odd: see [`hide`].
+/// A variable that usring adds if the number of its variables would be odd. [`hide`] needs an even
+/// number.
 const PAD: &[u8] = b"USRING_PAD=";
 pub const PADDING: &[u8] = b"USRING_PAD=1\0";
 const DEVICES: &[u8] = b"USRING_DEVICES=";
@@ -39,10 +40,10 @@ const LOG: &[u8] = b"USRING_LOG=";
 /// before this library.
 pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
-/// Variables for the program that the process executes now. They are not passed on to a program
-/// that it executes later.
+/// Variables for the program that the process executes now. A program that this process executes
+/// later does not get them.
 const OF_ONE_PROGRAM: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
-/// Variables that are passed on to each program that this process or its children execute.
+/// Variables that every program gets that this process or its children execute.
 const OF_ALL_PROGRAMS: [&[u8]; 15] = [
     NO_PATCH,
     POLLING_ENTER,
@@ -61,14 +62,14 @@ const OF_ALL_PROGRAMS: [&[u8]; 15] = [
     LOG,
 ];
 
-/// usring's own variables of the environment, for this process and its children. They are copies:
-/// programs overwrite the originals to change their title.
+/// usring's own variables of the environment, for this process and its children. They are copies,
+/// because programs overwrite the originals to change their title.
 #[derive(Default)]
 pub struct OwnVariables {
-    /// The library's path, with a NUL. It is taken from LD_PRELOAD or, in a program that is linked
-    /// to the library, from the loader's list. Empty if neither is known.
+    /// The library's path, with a NUL. It comes from LD_PRELOAD. In a program that is linked to the
+    /// library, it comes from the loader's list. Empty if neither is known.
     pub library: Vec<u8>,
-    /// Whole variables with their NUL, for the next program.
+    /// usring's variables for the next program, each as NAME=VALUE with its NUL.
     pub variables: Vec<Box<[u8]>>,
     /// The sanitizer's runtime that usring has added to LD_PRELOAD; empty if there is none.
     runtime: Vec<u8>,
@@ -85,7 +86,7 @@ impl OwnVariables {
 
 static OWN_VARIABLES: AtomicPtr<OwnVariables> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Returns the variables that were read at the start; `None` before that.
+/// Returns the variables that [`read`] found when the program started. `None` before that.
 pub fn own_variables() -> Option<&'static OwnVariables> {
     // SAFETY: `read` stores a leaked box, once, which is never changed.
     unsafe { OWN_VARIABLES.load(Ordering::Acquire).as_ref() }
@@ -94,7 +95,7 @@ pub fn own_variables() -> Option<&'static OwnVariables> {
 /// Tag of an ignored entry of the auxiliary vector (AT_IGNORE).
 const IGNORED: usize = 1;
 
-/// Reads usring's variables in the environment, an array that ends with null.
+/// Stores usring's variables of the environment. `variables` is an array that ends with null.
 ///
 /// # Safety
 /// `variables` must be the process's environment as the loader passes it to constructors. No other
@@ -102,7 +103,8 @@ const IGNORED: usize = 1;
 pub unsafe fn read(variables: *mut *mut u8) {
     let mut own_variables = Box::<OwnVariables>::default();
     let mut at = variables;
-    // SAFETY: the array ends with null, and its strings end with NUL. Only this function uses it.
+    // SAFETY: the array ends with null, and its strings end with NUL. Only this function uses the
+    // array.
     unsafe {
         while !at.is_null() && !(*at).is_null() {
             own_variables.record(CStr::from_ptr((*at).cast()));
@@ -118,10 +120,10 @@ pub unsafe fn read(variables: *mut *mut u8) {
 /// Takes usring's variables out of the environment, an array that ends with null. Called after
 /// [`read`].
 ///
-/// The auxiliary vector lies after that array. Go's runtime finds it by reading the environment to
-/// its end. So the gap that the variables leave is filled with entries of the auxiliary vector that
-/// readers ignore. Such entries are pairs of words, so the number of usring's variables is even
-/// ([`PAD`]).
+/// The auxiliary vector lies after that array. Go's runtime finds the vector by reading the
+/// environment to its end. So this function fills the gap that the variables leave with entries of
+/// the auxiliary vector that readers ignore. Such entries are pairs of words, so the number of
+/// usring's variables must be even ([`PAD`]).
 ///
 /// # Safety
 /// `variables` must be the process's environment as the loader passes it to constructors. No other
@@ -142,8 +144,8 @@ pub unsafe fn hide(variables: *mut *mut u8) {
             }
             from = from.add(1);
         }
-        // If the number of removed variables is odd, the last of them stays, because the gap needs
-        // pairs.
+        // If the number of removed variables is odd, the last of them stays in the environment,
+        // because the gap is filled with pairs.
         if !from.offset_from(to).unsigned_abs().is_multiple_of(2) {
             *to = last;
             to = to.add(1);
@@ -187,7 +189,8 @@ impl OwnVariables {
     }
 }
 
-/// Returns whether the program may see this variable. Takes the library out of LD_PRELOAD.
+/// Returns whether the program may see this variable. Takes the library out of it if it is
+/// LD_PRELOAD.
 ///
 /// # Safety
 /// `variable` must be a writable string that ends with NUL.
@@ -205,8 +208,8 @@ unsafe fn keeps(own_variables: &OwnVariables, variable: *mut u8) -> bool {
     let ours = |part: &[u8]| part.is_empty() || part == own_variables.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    // An empty part shows that the program has an LD_PRELOAD of its own, and that this is empty.
-    // The variable stays, so that an exec appends the library to it.
+    // An empty part of the list shows that the program has an empty LD_PRELOAD of its own. The
+    // variable stays in that case, so that an exec appends the library to it.
     let has_own_list = list.split(separates).any(<[u8]>::is_empty);
     if rest.is_empty() && !has_own_list {
         return false;
@@ -231,7 +234,8 @@ fn separates(byte: &u8) -> bool {
     matches!(byte, b' ' | b':')
 }
 
-/// Returns whether the path names this library: `libusring.so`, or that name and a version.
+/// Returns whether a path names this library: its file is `libusring.so`, or that name and a
+/// version.
 fn is_library(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     name.strip_prefix(LIBRARY).is_some_and(|version| version.is_empty() || version.starts_with(b"."))
@@ -254,7 +258,7 @@ pub fn report_probe() {
     }
 }
 
-/// Returns the path of the file in which rings are counted, if there is one.
+/// Returns the path of the file in which the process counts its rings, if there is one.
 pub fn statistics() -> Option<&'static CStr> {
     path(STATISTICS)
 }
@@ -264,8 +268,8 @@ pub fn devices() -> Option<&'static [u8]> {
     value_of(DEVICES)
 }
 
-/// Returns the path of the file of findings, and whether a finding aborts the program, if the
-/// program is checked. The value is `report:PATH` or `abort:PATH`.
+/// Returns the path of the file of findings, and whether a finding aborts the program. `None`: the
+/// program is not checked. The variable's value is `report:PATH` or `abort:PATH`.
 pub fn checking() -> Option<(&'static CStr, bool)> {
     let value = &variable(CHECK)?[CHECK.len()..];
     let aborts = value.starts_with(b"abort:");
@@ -273,7 +277,8 @@ pub fn checking() -> Option<(&'static CStr, bool)> {
     CStr::from_bytes_with_nul(&value[start..]).ok().map(|path| (path, aborts))
 }
 
-/// Returns the path of the memory in which requests are recorded, if the program is traced.
+/// Returns the path of the file in whose memory the program's requests are recorded, if the program
+/// is traced.
 pub fn trace() -> Option<&'static CStr> {
     path(TRACE)
 }
@@ -288,18 +293,19 @@ pub fn faults() -> Option<&'static CStr> {
     path(FAULTS)
 }
 
-/// Returns the path of the launcher's socket, if the run's swapped memory is on a back end.
+/// Returns the path of the launcher's socket, if the run's swapped memory is on a vhost-user back
+/// end.
 pub fn swap_socket() -> Option<&'static [u8]> {
     value_of(SWAP_SOCKET)
 }
 
-/// Returns the path of the file in which swapped memory is counted, if there is one.
+/// Returns the path of the file for the counters of swapped memory, if there is one.
 pub fn swap_statistics() -> Option<&'static CStr> {
     path(SWAP_STATISTICS)
 }
 
-/// Returns whether a program that usring cannot serve must not run. That is so under the launcher,
-/// which sets the variable `STRICT`.
+/// Returns whether a program that usring cannot serve must not run. Under the launcher it must not:
+/// the launcher sets the variable `STRICT`.
 pub fn is_strict() -> bool {
     value_of(STRICT).is_some_and(|value| !matches!(value, b"" | b"0"))
 }
@@ -324,7 +330,8 @@ fn value_of(name: &[u8]) -> Option<&'static [u8]> {
     variable(name)?.strip_suffix(b"\0").map(|variable| &variable[name.len()..])
 }
 
-/// Returns a variable of usring's with its name and its NUL, if the environment had it.
+/// Returns one of usring's variables, with its name and its NUL. `None`: the environment did not
+/// have it.
 fn variable(name: &[u8]) -> Option<&'static [u8]> {
     own_variables()?.variables.iter().find(|variable| variable.starts_with(name)).map(|variable| &**variable)
 }

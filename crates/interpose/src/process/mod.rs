@@ -1,9 +1,9 @@
 //! The state of one process, and how a process notices that it is a forked child.
 //!
-//! A forked child finds that it has no [`Process`] and makes its own. At that moment it resets all
-//! that it has inherited ([`set_child_reset`]). A vfork child (also posix_spawn's) runs in its
-//! parent's memory and notices nothing. So code that would change tables permanently checks
-//! [`is_own`] first.
+//! A forked child finds that it has no [`Process`] and makes its own. It then resets all that it
+//! has inherited ([`set_child_reset`]). A vfork child (also posix_spawn's) runs in its parent's
+//! memory and notices nothing. So code that would change tables permanently checks [`is_own`]
+//! first.
 //!
 //! | file | content |
 //! |---|---|
@@ -26,12 +26,13 @@ use usring_uapi::general as linux;
 /// State that a forked child must not inherit.
 pub struct Process {
     id: u32,
-    /// Held while the kernel's action and the table's action for a signal are changed together.
+    /// Locked while both actions of a signal change together: the kernel's, and the one in usring's
+    /// table.
     pub actions: Mutex<()>,
-    /// Held while the tables of rings' and devices' descriptors change.
+    /// Locked while the tables of rings' and devices' descriptors change.
     pub descriptors: Mutex<()>,
-    /// Held while code is rewritten. The content says whether membarrier(2) can make every
-    /// processor synchronise its instruction stream; `None`: not known yet.
+    /// Locked while code is rewritten. The content is whether membarrier(2) can make every
+    /// processor synchronise its instruction stream. `None`: that is not known yet.
     pub patching: Mutex<Option<bool>>,
     /// Held while threads' rows of registered rings change.
     pub registered: Mutex<()>,
@@ -40,24 +41,26 @@ pub struct Process {
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
 /// Whether this process has begun: whether code of usring has run in it. (The process id does not
-/// show that: in another PID namespace a child's id may equal its parent's.)
+/// show that, because a child in another PID namespace may have the id of its parent.)
 static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
-/// Whether this process or one of its ancestors has begun. If so, a child has tables to reset.
+/// Whether this process or one of its ancestors has begun. If an ancestor has, a forked child has
+/// tables to reset.
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
-/// The function that resets, in a forked child, all that it has inherited. Arguments: how the
-/// child was made, and the id of the last process that began, which is its parent.
+/// The function that resets, in a forked child, all that the child has inherited. Its arguments are
+/// how the child was made, and the id of its parent, which is the last process that began.
 pub type ChildReset = fn(ChildDescriptors, u32);
 
 static CHILD_RESET: SetOnce<ChildReset> = SetOnce::new();
 
-/// Sets the function that each forked child runs first. Must precede the first [`current`].
+/// Sets the function that resets each forked child. Must be called before the first call of
+/// [`current`].
 pub fn set_child_reset(reset_in_child: &'static ChildReset) {
     CHILD_RESET.set(reset_in_child);
 }
 
-/// Returns this process's state. In a forked child, the first call makes the state and resets what
-/// was inherited. Later calls cost one load.
+/// Returns this process's state. In a forked child, the first call makes the state, and resets what
+/// the child has inherited. Later calls cost one load.
 #[inline]
 pub fn current() -> &'static Process {
     match PROCESS.get() {
@@ -71,8 +74,8 @@ fn begin() -> &'static Process {
     let id = getpid();
     let is_first = !BEGUN.get_or_make(|| AtomicBool::new(false)).swap(true, Ordering::Relaxed);
     if HAS_TABLES.swap(true, Ordering::Relaxed) && is_first {
-        // A child starts with one thread, and begins here before it makes another
-        // (`entry::fork_symbols`). So no other thread exists.
+        // A child starts with one thread. It begins here before it makes another thread
+        // (`entry::fork_symbols`). So no other thread exists now.
         let descriptors = ChildDescriptors::take();
         if let Some(reset_in_child) = CHILD_RESET.get() {
             reset_in_child(descriptors, LAST_BEGUN.load(Ordering::Relaxed));
@@ -94,12 +97,13 @@ fn begin() -> &'static Process {
 pub enum ChildDescriptors {
     Unknown,
     Own,
-    /// clone(2) with CLONE_FILES: a descriptor that the child closes is closed for its parent.
+    /// clone(2) with CLONE_FILES: if the child closes a descriptor, it is closed for the parent,
+    /// too.
     Shared,
 }
 
 impl ChildDescriptors {
-    /// Returns how this child was made, and resets the value, so that the child's own children find
+    /// Returns how this child was made. Resets the value, so that the child's own children find
     /// `Unknown`.
     fn take() -> ChildDescriptors {
         const OWN: u8 = ChildDescriptors::Own as u8;
@@ -118,7 +122,8 @@ static OF_CHILD: AtomicU8 = AtomicU8::new(ChildDescriptors::Unknown as u8);
 /// parent.
 static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
 
-/// Begins a forked child, unless it has begun: makes its state, and resets what it has inherited.
+/// Begins a forked child, unless it has begun already: makes its state, and resets what it has
+/// inherited.
 pub fn begin_child(descriptors: ChildDescriptors) {
     if PROCESS.get().is_none() {
         OF_CHILD.store(descriptors as u8, Ordering::Relaxed);
@@ -126,12 +131,13 @@ pub fn begin_child(descriptors: ChildDescriptors) {
     }
 }
 
-/// Returns the id of the calling process. In a vfork child it differs from the id in [`current`].
+/// Returns the id of the calling process. A vfork child gets its own id here, while [`current`] has
+/// its parent's.
 pub fn id() -> u32 {
     getpid()
 }
 
-/// The owner of the memory that the caller runs in.
+/// Whether the calling process owns the memory in which it runs.
 pub enum Caller {
     /// A process in its own memory.
     Own,
@@ -141,8 +147,8 @@ pub enum Caller {
     NotBegun,
 }
 
-/// Returns the owner of the memory that the caller runs in. May be called in a signal handler,
-/// because it does not make the state of a process that has none yet.
+/// Returns whether the calling process owns the memory in which it runs. May be called in a signal
+/// handler, because it does not make the state of a process that has none yet.
 pub fn caller() -> Caller {
     match PROCESS.get() {
         Some(process) if process.id == getpid() => Caller::Own,
@@ -151,8 +157,8 @@ pub fn caller() -> Caller {
     }
 }
 
-/// Returns whether the caller is the process that owns this memory, and not a vfork child that
-/// borrows it. Makes a system call.
+/// Returns whether the calling process owns the memory in which it runs. A vfork child borrows that
+/// memory from its parent. Makes a system call.
 pub fn is_own() -> bool {
     getpid() == current().id
 }

@@ -1,11 +1,11 @@
 //! usring's own stacks, for programs whose stacks are small. Go's goroutines make system calls with
 //! a few hundred bytes of stack left, and other data lies directly below. musl's posix_spawn gives
 //! its child 5 KiB. In such a program the entry points run each call on a stack of usring's, one
-//! per thread.
+//! for each thread.
 //!
-//! A thread is identified by its thread pointer. A vfork child has its parent's thread pointer, and
-//! uses its parent's stack, which the parent does not need meanwhile. The child does not return
-//! from a successful exec, so the kernel then marks the stack as free.
+//! A thread is identified by its thread pointer. A vfork child has its parent's thread pointer, so
+//! it uses its parent's stack, which the parent does not need meanwhile. The child does not return
+//! from a successful exec. So the kernel marks the stack as free at that exec.
 
 use crate::process;
 use crate::runtime::libc;
@@ -13,14 +13,14 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{SystemCall, UserAddress, spread, thread, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Maximum number of threads with a stack of usring's. A power of two, and more than the 10,000
-/// threads that Go's runtime makes at most. (Rows take memory only where used.)
+/// Maximum number of threads with a stack of usring's. A power of two, above the 10,000 threads
+/// that Go's runtime makes at most. (Rows of the table take memory only where they are used.)
 pub const ROWS: usize = 16384;
 /// Bytes of a stack. The kernel allocates pages when they are touched.
 pub const SIZE: usize = 128 * 1024;
 
-/// A thread pointer and the top of that thread's stack; the entry points read both. The word at the
-/// top says whether the stack is in use.
+/// A thread pointer, and the address of the top of that thread's stack. The entry points read both.
+/// The word at the top shows whether the stack is in use.
 #[repr(C)]
 pub struct OwnStack {
     thread: AtomicU64,
@@ -38,8 +38,8 @@ pub fn are_small() -> bool {
     SMALL.load(Ordering::Relaxed) != 0
 }
 
-/// Returns the word that says whether the calling thread runs on the stack that usring has made for
-/// it. `None`: there is no such stack.
+/// Returns the word that shows whether the calling thread's stack of usring's is in use. `None`:
+/// usring has made no stack for the thread.
 fn in_use() -> Option<&'static AtomicU32> {
     let thread = thread::current().0 as u64;
     let start = spread::row(width::size(thread), ROWS);
@@ -59,10 +59,10 @@ fn in_use() -> Option<&'static AtomicU32> {
     None
 }
 
-/// Runs `exec`, which returns only if it fails. A vfork child runs on its parent's stack of usring.
-/// If the child's exec succeeds, the kernel clears the word at the top of that stack
-/// (set_tid_address(2)), so the parent finds the stack free. Until then, signal handlers in the
-/// child find the stack in use.
+/// Runs `exec`, which returns only if it fails. A vfork child runs on the stack that usring has
+/// made for its parent. If the child's exec succeeds, the kernel clears the word at the top of that
+/// stack (set_tid_address(2)). So the parent finds the stack free. Until then, signal handlers in
+/// the child find the stack in use.
 pub fn released_by<T>(exec: impl FnOnce() -> T) -> T {
     let Some(word) = in_use().filter(|_| !process::is_own()) else { return exec() };
     let clear_at_end = |word: u64| {
@@ -74,8 +74,8 @@ pub fn released_by<T>(exec: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Marks all stacks but the calling thread's as free, in a forked child. The parent's other threads
-/// do not exist there, and new threads of the child may take over their stacks.
+/// Marks all stacks as free in a forked child, except that of the calling thread. The parent's
+/// other threads do not exist in the child, and new threads of the child may use their stacks.
 pub fn forget_after_fork() {
     if !are_small() {
         return;
@@ -92,7 +92,7 @@ pub fn forget_after_fork() {
     }
 }
 
-// ELF64: offsets in the header, in a program header, in a note.
+// Offsets of ELF64 fields, in the file's header, in a program header, and in a note.
 const PHOFF: u64 = 32;
 const PHENTSIZE: u64 = 56;
 const PHNUM: u64 = 56;
@@ -107,8 +107,8 @@ const GO_BUILD_ID: u32 = 4;
 const AT_PHDR: u64 = 3;
 const AT_PHNUM: u64 = 5;
 
-/// Notes whether the program or a library runs code on small stacks, as musl and Go do. `auxiliary`
-/// is the auxiliary vector from the kernel.
+/// Notes whether the program or one of its libraries runs code on small stacks, as musl and Go do.
+/// `auxiliary` is the auxiliary vector from the kernel.
 pub fn note_small_stacks(auxiliary: *const [u64; 2]) {
     let (mut headers, mut count) = (0, 0);
     let mut entry = UserAddress(auxiliary as u64);
@@ -128,7 +128,7 @@ pub fn note_small_stacks(auxiliary: *const [u64; 2]) {
     }
 }
 
-/// Returns whether the library at an address was made by Go (`-buildmode=c-shared`).
+/// Returns whether the library that is loaded at an address was made by Go (`-buildmode=c-shared`).
 fn is_go_library(base: usize) -> bool {
     let base = UserAddress(base as u64);
     const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
@@ -140,8 +140,8 @@ fn is_go_library(base: usize) -> bool {
     has_go_note(base.offset(offset), u64::from(count), Some(base.0))
 }
 
-/// Returns whether program headers lead to a note of Go's. Without `base`, the load address is
-/// found from the headers themselves.
+/// Returns whether program headers lead to the note that identifies Go programs. If `base` is not
+/// given, takes the load address from the headers themselves.
 fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
     let header = |index: u64| user_memory::read::<[u64; 7]>(headers.offset(index * PHENTSIZE)).ok();
     let all = || (0..count).filter_map(header);
@@ -150,7 +150,8 @@ fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
     all().filter(|header| width::low(header[0]) == PT_NOTE).any(|header| is_go(base.wrapping_add(header[2]), header[5]))
 }
 
-/// Returns whether one of the ELF notes in `size` bytes at `start` is Go's.
+/// Returns whether the ELF notes in `size` bytes at `start` contain the note that identifies Go
+/// programs.
 fn is_go(start: u64, size: u64) -> bool {
     let mut at = 0;
     while at + NOTE_HEAD <= size {

@@ -1,21 +1,21 @@
 //! execve(2) and execveat(2): makes sure that the library is loaded into the next program.
 //!
 //! The seccomp filter survives exec, but the handler of SIGSYS does not. So the first trapped call
-//! of a program without the library would kill it by SIGSYS. Therefore:
+//! of a program without the library would kill the program by SIGSYS. Therefore:
 //! - The new environment always names the library.
 //! - A program into which no loader will load the library is refused, with a message on standard
 //!   error and `ELIBBAD`. Such a program is of another machine, or it starts where the library
 //!   cannot be read, or with effective ids that differ from the real ones.
-//! - If the program is linked to a sanitizer's runtime, the runtime is named before the library.
-//!   Otherwise the runtime would end the program.
+//! - If the program is linked to a sanitizer's runtime, the environment names the runtime before
+//!   the library. Otherwise the runtime would end the program.
 //!
 //! A static program runs without usring ([`crate::program::unserved`]), and a message says so. It
 //! is refused if the run has devices or swap, if `usring crash` records it, or if the process
 //! cannot be traced.
 //!
 //! The caller is often a vfork child, which runs in its parent's memory. If it allocates a block
-//! and then executes, the parent loses that block. So a new environment of usual size is built on
-//! the stack. Only a larger one is allocated.
+//! and then executes a program, the parent never gets the block back. So a new environment of usual
+//! size is built on the stack. Only a larger one is allocated.
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors;
@@ -72,7 +72,7 @@ impl Execution {
     }
 }
 
-/// Executes the next program, with the library; returns only if the exec failed.
+/// Executes the next program, with the library. Returns only if the exec failed.
 pub fn execute(call: &mut Call) -> Outcome {
     let mut execution = Execution::of(call);
     let runtime = match judge(&execution) {
@@ -109,15 +109,15 @@ fn judge(execution: &Execution) -> Verdict {
         Verdict::Static if environment::swap().is_some() => {
             Verdict::Refused("it is statically linked, and its memory would not be swapped")
         }
-        // The caller may not execute the file. The kernel returns the reason, and usring says
-        // nothing that contradicts it.
+        // The caller may not execute the file. The kernel's error has the reason, so usring adds no
+        // message of its own.
         Verdict::Static if !is_executable(execution) => Verdict::Fine,
         verdict => verdict,
     }
 }
 
-/// Returns whether the effective user or group differs from the real one. The kernel then makes the
-/// loader ignore libraries in the environment (AT_SECURE). Files with set-user-ID bits do not
+/// Returns whether the effective user or group differs from the real one. If so, the kernel makes
+/// the loader ignore libraries in the environment (AT_SECURE). Files with set-user-ID bits do not
 /// matter: the filter requires no_new_privs.
 fn has_other_ids() -> bool {
     [linux::__NR_getresuid, linux::__NR_getresgid].into_iter().any(|number| {
@@ -128,8 +128,8 @@ fn has_other_ids() -> bool {
     })
 }
 
-/// Returns whether the loader will find the library. If the process has changed its root directory
-/// or its user, the loader may not find it.
+/// Returns whether the next program's loader will find the library. It may not find the library if
+/// the process has changed its root directory or its user.
 fn is_library_visible() -> bool {
     const READ: u64 = 4;
     let Some(own_variables) = environment::own_variables().filter(|own_variables| !own_variables.library.is_empty())
@@ -160,14 +160,14 @@ fn explain(execution: &Execution, why: &str) {
     }
 }
 
-/// Executes with an environment that names the library, and before it the sanitizer's runtime, if
-/// `runtime` is not empty.
+/// Executes the program with an environment that names the library. If `runtime` is not empty, the
+/// environment names this sanitizer's runtime before the library.
 fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
     let Some(own_variables) = environment::own_variables().filter(|own_variables| !own_variables.library.is_empty())
     else {
         return run(execution, execution.call.arguments[execution.environment]);
     };
-    // If the program passes a bad array, the kernel would return this error, too.
+    // If the program passes a bad array of variables, the kernel would return this error, too.
     let size = measure(execution.call.arguments[execution.environment], own_variables, runtime)?;
     if size.variables <= 64 && size.bytes <= 512 {
         on_stack::<64, 512>(execution, own_variables, &size)
@@ -197,7 +197,7 @@ fn on_stack<const VARIABLES: usize, const BYTES: usize>(
     build(execution, own_variables, size, &mut variables, &mut bytes)
 }
 
-/// The size of the new environment, and what the environment that the program passes already has.
+/// The size of the new environment, and what the program's own environment contains already.
 struct Size<'a> {
     /// Number of variables that the program passes.
     given: usize,
@@ -205,14 +205,14 @@ struct Size<'a> {
     variables: usize,
     /// Bytes of the new strings, including their NULs.
     bytes: usize,
-    /// The sanitizer's runtime that LD_PRELOAD has to name first. Empty if there is none, or if
-    /// LD_PRELOAD names it already.
+    /// The sanitizer's runtime that the new LD_PRELOAD has to name first. Empty if the program
+    /// needs none, or if its LD_PRELOAD names the runtime already.
     runtime: &'a [u8],
-    /// The first and the last LD_PRELOAD that the program passes: musl's loader uses the first,
-    /// glibc's the last.
+    /// The first and the last LD_PRELOAD that the program passes. musl's loader uses the first one,
+    /// and glibc's the last one.
     preloads: [Option<Preload>; 2],
-    /// One bit for each variable of usring ([`OwnVariables::variables`]): whether the program
-    /// passes it itself.
+    /// One bit for each of usring's variables ([`OwnVariables::variables`]), set if the program
+    /// itself passes the variable.
     present: u32,
 }
 
@@ -225,8 +225,8 @@ struct Preload {
     names_library: bool,
 }
 
-/// Maximum number of variables that are counted, more than any program passes. (The kernel limits
-/// only their bytes.)
+/// Maximum number of variables that are counted. No program passes so many. (The kernel limits only
+/// the number of their bytes.)
 const MOST_VARIABLES: usize = 1 << 20;
 
 fn variable(array: u64, index: usize) -> Result<u64, Errno> {
@@ -260,10 +260,11 @@ fn measure<'a>(array: u64, own_variables: &OwnVariables, mut runtime: &'a [u8]) 
         }
     }
     let own: usize = preloads.iter().map(|preload| preload.map_or(PRELOAD.len(), |preload| preload.length) + 1).sum();
-    // Both LD_PRELOADs name the library and the runtime, with a colon. The runtime is also named in
-    // a variable of its own.
+    // Each of the two LD_PRELOADs may name the library and the runtime, each with a colon. A
+    // variable of its own also names the runtime.
     let bytes = own + 2 * own_variables.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
-    // Four more pointers: LD_PRELOAD, the runtime's variable, the padding, the null.
+    // The four more pointers are for LD_PRELOAD, the runtime's variable, the padding, and the null
+    // at the end.
     let variables = given + own_variables.variables.len() + 4;
     Ok(Size { given, variables, bytes, runtime, preloads, present })
 }
@@ -289,7 +290,7 @@ fn length_of(address: u64) -> Result<usize, Errno> {
     Ok(width::size(length))
 }
 
-/// Builds the new environment in `variables` and `bytes`, and executes with it.
+/// Builds the new environment in `variables` and `bytes`, and executes the program with it.
 fn build(
     execution: &Execution,
     own_variables: &OwnVariables,
@@ -306,8 +307,8 @@ fn build(
     run(execution, variables.as_ptr() as u64)
 }
 
-/// Changes each LD_PRELOAD that a loader uses so that it names the library, or adds one. Returns
-/// the number of variables in the array then.
+/// Makes each LD_PRELOAD that a loader uses name the library. If there is none, adds one. Returns
+/// the number of variables that the array then has.
 fn name_library(
     own_variables: &OwnVariables,
     size: &Size<'_>,
@@ -334,7 +335,8 @@ fn name_library(
     Ok(end)
 }
 
-/// Appends those of usring's variables that the program does not pass, and the null at the end.
+/// Appends those of usring's variables that the program does not pass itself, and the null at the
+/// end.
 fn finish_array(own_variables: &OwnVariables, size: &Size<'_>, variables: &mut [u64], mut end: usize) {
     for (index, variable) in own_variables.variables.iter().enumerate() {
         if size.present & 1 << index == 0 {
@@ -351,8 +353,8 @@ fn finish_array(own_variables: &OwnVariables, size: &Size<'_>, variables: &mut [
 }
 
 /// Writes an LD_PRELOAD: the sanitizer's runtime, the program's own list, then the library. `own`:
-/// the address and length of the program's LD_PRELOAD. Its list is kept even if the list is empty.
-/// Returns the length, including the NUL.
+/// the address and length of the program's own LD_PRELOAD, whose list is kept even if it is empty.
+/// Returns the length of the new LD_PRELOAD, including its NUL.
 fn write_preload(
     own_variables: &OwnVariables,
     size: &Size<'_>,
@@ -373,7 +375,7 @@ fn write_preload(
     Ok(length + write(&mut bytes[length..], &[&own_variables.library]))
 }
 
-/// Writes the parts one after another; returns the sum of their lengths.
+/// Writes the parts one after another. Returns the sum of their lengths.
 fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
     parts.iter().fold(0, |at, part| {
         bytes[at..at + part.len()].copy_from_slice(part);
@@ -381,7 +383,7 @@ fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
     })
 }
 
-/// Makes the exec with this environment; returns only if it failed.
+/// Makes the exec with the given environment. Returns only if the exec failed.
 fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     let mut call = execution.call;
     call.arguments[execution.environment] = environment;
@@ -394,8 +396,8 @@ fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     table::with_ignored(|| stacks::released_by(|| own_numbers::with_program_limit(make)))
 }
 
-/// Makes the exec of a program that runs without usring. Error: `ELIBBAD` if no handler can be
-/// installed in it.
+/// Makes the exec of a program that runs without usring. Error: `ELIBBAD` if no handler of SIGSYS
+/// can be installed in the new program.
 fn make_unserved(execution: &Execution, call: &SystemCall) -> Result<u64, Errno> {
     let make = || {
         explain(execution, "it is statically linked; it runs without usring");

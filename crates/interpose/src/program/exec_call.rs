@@ -1,15 +1,15 @@
 //! Makes execve(2), which replaces the program, by code in the section of the entry points.
 //!
-//! The signal mask at the moment of a successful exec becomes the next program's, so it has to be
-//! the program's own. While the kernel prepares an exec, it holds signals back. The engine does the
-//! same by deferring them:
+//! After a successful exec, the next program has the signal mask of the caller. So the exec must be
+//! made under the program's own mask. While the kernel prepares an exec, it holds signals back. The
+//! engine does the same by deferring them:
 //! 1. A signal that arrives during the preparation is deferred, and blocks all others.
 //! 2. When the preparation is done, [`call`] enters the section of the entry points, and delivers
 //!    the deferred signal.
 //! 3. A signal that arrives later runs its handler, which returns to the next instruction.
 //!
-//! So no preparation is repeated, and a program that executes under a storm of signals makes
-//! progress.
+//! So no preparation is repeated. A program that executes another one while signals arrive at a
+//! high rate makes progress.
 //!
 //! If an exec takes more than one call, it is made with all signals blocked
 //! ([`with_signals_blocked`]).
@@ -24,7 +24,8 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, syscall};
 use usring_uapi::general as linux;
 
-// usring_make_exec(rdi: *const SystemCall) -> the kernel's answer. C calling convention.
+// usring_make_exec(rdi: *const SystemCall): returns the kernel's answer in rax. C calling
+// convention.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_make_exec",
@@ -52,7 +53,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size usring_make_exec, . - usring_make_exec",
-    // usring_block(rdi: *const SignalSet) -> the previous mask. C calling convention.
+    // usring_block(rdi: *const SignalSet): returns the previous mask in rax. C calling convention.
     ".globl usring_block",
     ".hidden usring_block",
     ".type usring_block,@function",
@@ -85,21 +86,20 @@ unsafe extern "C" {
     fn usring_block(all: &SignalSet) -> SignalSet;
 }
 
-/// Runs the handlers of deferred signals, and then `work` with all signals blocked. The argument of
-/// `work` is the program's mask.
+/// Runs the handlers of deferred signals. Then runs `work` with all signals blocked, and passes it
+/// the program's own signal mask.
 pub fn with_signals_blocked<T>(work: impl FnOnce(SignalSet) -> T) -> T {
-    // SAFETY: 1. `usring_block` keeps the C ABI, and the set lives across it. 2. Handlers that run
-    // in between find no lock held and no work half done.
+    // SAFETY: 1. `usring_block` keeps the C ABI, and the set outlives the call. 2. Handlers that
+    // run during the call find no lock held and no work half done.
     let mask = unsafe { usring_block(&ALL_BLOCKED) };
     let result = work(mask);
     set_mask(mask);
     result
 }
 
-/// Makes an exec, after it has delivered deferred signals; returns only if the exec fails.
+/// Delivers deferred signals, and then makes an exec. Returns only if the exec fails.
 pub fn call(call: &SystemCall) -> Result<u64, Errno> {
-    // SAFETY: 1. `usring_make_exec` keeps the C ABI, and the call lives across it. 2. The kernel
-    // checks the arguments. 3. Handlers that run in between find no lock held and no work half
-    // done.
+    // SAFETY: 1. `usring_make_exec` keeps the C ABI, and `call` outlives it. 2. The kernel checks
+    // the arguments. 3. Handlers that run during the call find no lock held and no work half done.
     syscall::check(unsafe { usring_make_exec(call) })
 }

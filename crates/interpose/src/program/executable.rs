@@ -1,5 +1,5 @@
 //! Decides whether the loader will load the library into a program. Examines the file of an exec as
-//! the kernel will. In doubt the exec is made, and the kernel decides.
+//! the kernel will. In doubt, the exec is made, and the kernel decides.
 
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{SystemCall, UserAddress, user_memory, width};
@@ -18,8 +18,8 @@ pub enum Verdict {
 
 use Verdict::{AfterRuntime, Fine, Refused, Static};
 
-/// The name of a sanitizer's runtime. It has to be the first of all libraries: ASan ends the
-/// program if another library comes before it.
+/// The file name of a sanitizer's runtime. The runtime has to be the first of all libraries: ASan
+/// ends the program if another library comes before its runtime.
 pub struct Runtime {
     name: [u8; Runtime::MOST_NAME_BYTES],
     length: usize,
@@ -46,13 +46,13 @@ impl Runtime {
 
 const FOREIGN: &str = "it is not a 64-bit x86-64 program";
 
-/// Maximum number of interpreters in a row that are scripts themselves; Linux's limit.
+/// Maximum number of scripts in a row whose interpreter is a script itself; Linux's limit.
 const MOST_INTERPRETERS: usize = 5;
 /// Bytes that Linux reads of a file to recognise its format (BINPRM_BUF_SIZE).
 const HEAD: usize = 256;
 
 /// Returns whether usring can serve the program that execveat(2) would start with these arguments.
-/// `Fine` in doubt: the kernel then decides.
+/// In doubt, returns `Fine`: the kernel then decides.
 pub fn judge(directory: i32, path: UserAddress, flags: u32) -> Verdict {
     let names_descriptor = flags & linux::AT_EMPTY_PATH != 0 && user_memory::read::<u8>(path) == Ok(0);
     if names_descriptor {
@@ -96,7 +96,7 @@ fn judge_file(file: i32) -> Verdict {
     Fine
 }
 
-/// Reads the first bytes of a file, and returns their number. `None`: it is no regular file.
+/// Reads the first bytes of a file, and returns their number. `None`: the file is no regular file.
 fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
     if !descriptor::identity(file).ok()?.is_regular() {
         return None;
@@ -104,8 +104,8 @@ fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
     Some(read_at(file, head, 0))
 }
 
-/// Ends the interpreter's name in a `#!` line with a NUL; returns the name's range. `None`: the
-/// file is no script, or the name does not end in `head`.
+/// Ends the interpreter's name in a `#!` line with a NUL. Returns the range of the name in `head`.
+/// `None`: the file is no script, or the name does not end in `head`.
 fn isolate_interpreter(head: &mut [u8; HEAD], length: usize) -> Option<core::ops::Range<usize>> {
     if !head[..length].starts_with(b"#!") {
         return None;
@@ -132,8 +132,8 @@ const DT_SONAME: u64 = 14;
 /// Bytes of a program header. At most [`MOST_HEADERS`] headers are examined.
 const PROGRAM_HEADER: usize = 56;
 const MOST_HEADERS: u16 = 64;
-/// Bytes of an entry of a dynamic section. At most [`MOST_DYNAMIC`] bytes of a section are
-/// examined, and [`DYNAMIC_PART`] bytes are read at a time.
+/// Bytes of an entry of the dynamic section. At most [`MOST_DYNAMIC`] bytes of the section are
+/// examined. They are read in parts of [`DYNAMIC_PART`] bytes.
 const DYNAMIC_ENTRY: usize = 16;
 const MOST_DYNAMIC: u64 = 4096;
 const DYNAMIC_PART: usize = 1024;
@@ -167,8 +167,8 @@ fn judge_elf(file: i32, head: &[u8]) -> Verdict {
     if has_loader {
         dynamic.runtime(file, head).map_or(Fine, AfterRuntime)
     } else if dynamic.names_itself {
-        // This is the loader itself, started with a program as its argument. It has no interpreter,
-        // but it is a library with a name.
+        // The program is the loader itself, which will start a program that it gets as an argument.
+        // The loader has no interpreter, but it is a library with a name.
         Fine
     } else {
         Static
@@ -185,7 +185,7 @@ struct Segment {
     size: u64,
 }
 
-/// Returns the program headers; `None` for one that cannot be read.
+/// Returns the program headers. An item is `None` if that header cannot be read.
 fn segments(file: i32, head: &[u8]) -> impl Iterator<Item = Option<Segment>> {
     let (offset, size, count) = (word64(head, 32), word16(head, 54), word16(head, 56));
     (0..count.min(MOST_HEADERS)).map(move |index| {
@@ -206,7 +206,7 @@ fn segments(file: i32, head: &[u8]) -> impl Iterator<Item = Option<Segment>> {
 struct Dynamic {
     /// Whether an entry names the file as a library (DT_SONAME).
     names_itself: bool,
-    /// Offset, in the string table, of the name of the first library that the program needs.
+    /// Offset in the string table of a name: that of the first library that the program needs.
     needed: Option<u64>,
     /// Address of the string table.
     strings: u64,
@@ -232,7 +232,7 @@ impl Dynamic {
     }
 
     /// Returns the first library that the program needs, if it is a sanitizer's runtime. A runtime
-    /// is linked first, because it has to be loaded first.
+    /// is always the first library, because it has to be loaded first.
     fn runtime(&self, file: i32, head: &[u8]) -> Option<Runtime> {
         let address = self.strings.checked_add(self.needed?)?;
         let holds = |segment: &Segment| {

@@ -1,8 +1,8 @@
-//! The next program: execve(2).
+//! The next program, which execve(2) starts in place of this one.
 //!
 //! | file | content |
 //! |---|---|
-//! | [`exec`] | takes the library along into the next program |
+//! | [`exec`] | makes the next program load the library, too |
 //! | [`executable`] | whether that program's loader will load the library |
 //! | [`exec_call`] | makes the call, with deferred signals delivered before |
 //! | [`unserved`] | lets static programs run without the library |

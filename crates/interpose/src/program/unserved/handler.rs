@@ -1,4 +1,4 @@
-//! The SIGSYS handler of an unserved program, in assembler.
+//! The SIGSYS handler of an unserved program (a program that runs without usring), in assembler.
 //!
 //! | trapped call | answer |
 //! |---|---|
@@ -12,10 +12,10 @@
 //!
 //! Invariants:
 //! - The kernel runs the handler under the interrupted mask (SA_NODEFER, empty `sa_mask`). So
-//!   execve(2) passes the program's own mask on, and other signals arrive as they would without
-//!   the trap.
-//! - SIGSYS is unblocked at each instruction. A handler of the program's that runs on top of this
-//!   one may trap.
+//!   execve(2) passes the program's own mask on, and other signals arrive as they would without the
+//!   trap.
+//! - SIGSYS is unblocked at each instruction. If a handler of the program's interrupts this
+//!   handler, its calls may trap.
 //! - The program's memory is copied only after the kernel has read it (`usring_unserved_probe`).
 
 use super::SET_SIZE;
@@ -28,11 +28,11 @@ use usring_uapi::{errno, general as linux};
 
 /// Index of SIGSYS's bit in a signal set.
 const SIGSYS_BIT: u32 = linux::SIGSYS - 1;
-/// An operation that rt_sigprocmask(2) refuses once it has read the set.
+/// An invalid operation of rt_sigprocmask(2). The kernel refuses it after it has read the set.
 const NO_OPERATION: u32 = 99;
 
-// The kernel enters here with rdi signal, rsi siginfo_t, rdx ucontext_t. From here on rbx is the
-// ucontext_t; the 32 bytes at rsp are scratch.
+// The kernel enters here with rdi signal, rsi siginfo_t, rdx ucontext_t. From here on, rbx points
+// to the ucontext_t, and the 32 bytes at rsp are scratch memory.
 global_asm!(
     ".pushsection usring_unserved,\"ax\",@progbits",
     ".globl usring_unserved_handler, usring_unserved_restorer",
@@ -76,11 +76,10 @@ global_asm!(
     "add rsp, 32",
     "pop rbx",
     "ret",
-    // An exec, with a tracer that installs the handler in the new image. If no tracer can be made,
-    // the exec is made without one. A dynamic program does not need it: its loader loads the
-    // library, which has its own handler.
-    // [rsp]: the program's mask. [rsp + 8]: the set of all signals. [rsp + 16]: the tracer's id; 0
-    // if there is no tracer.
+    // Makes an exec, with a tracer that installs the handler in the new image. If no tracer can be
+    // made, makes the exec without one. A dynamic program does not need the tracer: its loader
+    // loads the library, which has its own handler. [rsp]: the program's mask. [rsp + 8]: the set
+    // of all signals. [rsp + 16]: the tracer's process id; 0 if there is no tracer.
     "2:",
     "mov qword ptr [rsp + 8], -1",
     "lea rsi, [rsp + 8]",
@@ -105,15 +104,16 @@ global_asm!(
     "xor edx, edx",
     "call usring_unserved_set_mask",
     "jmp usring_unserved_return",
-    // mmap(2) uses its sixth argument. So the mark by which it passes the filter is a flag.
+    // mmap(2) uses its sixth argument. So it carries a flag as the mark by which the filter lets it
+    // pass.
     "3:",
     "call usring_unserved_load",
     "or r10d, {map_mark}",
     "mov r9, [rbx + {r9}]",
     "syscall",
     "jmp usring_unserved_answer",
-    // io_pgetevents(2) uses its sixth argument for the mask, so it cannot carry PASS_MARK. Without
-    // a mask, io_getevents(2) has the same effect.
+    // io_pgetevents(2) uses its sixth argument for the signal mask, so it cannot carry PASS_MARK.
+    // If the program passes no signal mask, io_getevents(2) has the same effect.
     "4:",
     "mov rax, -{ENOSYS}",
     "cmp qword ptr [rbx + {r9}], 0",
@@ -123,8 +123,8 @@ global_asm!(
     "syscall",
     "jmp usring_unserved_answer",
     ".size usring_unserved_handler, . - usring_unserved_handler",
-    // Loads the trapped call's number and arguments. The sixth argument becomes PASS_MARK, which
-    // lets the call pass the filter.
+    // Loads the trapped call's number and arguments. Replaces the sixth argument by PASS_MARK,
+    // which lets the call pass the filter.
     "usring_unserved_load:",
     "mov rdi, [rbx + {rdi}]",
     "mov rsi, [rbx + {rsi}]",
@@ -134,18 +134,18 @@ global_asm!(
     "mov r9, {mark}",
     "mov eax, [rbx + {rax}]",
     "ret",
-    // Sets the signal mask to the mask at rsi. The previous mask goes to the address in rdx.
+    // Sets the signal mask to the mask at rsi. Stores the previous mask at rdx.
     "usring_unserved_set_mask:",
     change_mask!("{set_mask}"),
     "ret",
-    // Tests whether the kernel can read 8 bytes at rsi. Result: the zero flag is clear if the
-    // kernel can read them.
+    // Tests whether the kernel can read 8 bytes at rsi. Afterwards the zero flag is clear if it
+    // can.
     "usring_unserved_probe:",
     "xor edx, edx",
     change_mask!("{no_operation}"),
     "cmp rax, -{EFAULT}",
     "ret",
-    // Answers as if there were no io_uring. io_uring_setup(0, NULL) makes no ring, but shows
+    // Answers as if the kernel had no io_uring. io_uring_setup(0, NULL) makes no ring, but shows
     // whether a filter denies io_uring_setup(2).
     "usring_unserved_absent:",
     "xor edi, edi",
@@ -157,8 +157,8 @@ global_asm!(
     "je usring_unserved_answer",
     "mov rax, -{ENOSYS}",
     "jmp usring_unserved_answer",
-    // rt_sigprocmask: sets the program's mask, without SIGSYS. The new mask is also written to the
-    // signal frame: the return from this handler restores the mask from there.
+    // rt_sigprocmask: sets the program's mask, without SIGSYS. Also writes the new mask to the
+    // signal frame, because the return from this handler restores the mask from there.
     "usring_unserved_mask:",
     "mov rsi, [rbx + {rsi}]",
     "call usring_unserved_probe",
@@ -203,16 +203,16 @@ global_asm!(
     "mov rsi, rsp",
     "syscall",
     "jmp usring_unserved_answer",
-    // rt_sigaction for SIGSYS: changes nothing. Reports the action of SIGKILL, which is always the
-    // default one, in place of that of SIGSYS.
+    // rt_sigaction for SIGSYS: changes nothing. As the previous action, reports that of SIGKILL,
+    // which is always the default action.
     "5:",
     "call usring_unserved_load",
     "mov edi, {sigkill}",
     "xor esi, esi",
     "syscall",
     "jmp usring_unserved_answer",
-    // The signal is another filter's trap, or was sent: removes this handler and takes the default
-    // action.
+    // Another filter has trapped the call, or a process has sent the signal. Removes this handler
+    // and takes the default action.
     "usring_unserved_die:",
     "xor eax, eax",
     "mov [rsp], rax",

@@ -8,17 +8,17 @@
 //! 2. The tracer closes its files, seizes the process, sets the word, and wakes the process. Until
 //!    the exec, the tracer stops the process at each system call.
 //! 3. The process makes its exec.
-//!    - It fails: the tracer detaches from the process and ends. The process reaps it, and
+//!    - It fails: the tracer detaches from the process and ends. The process reaps the tracer, and
 //!      restores its mask.
-//!    - It succeeds: the tracer maps memory in the new image, by system calls that it has the new
-//!      image make. It copies this section there, installs the handler, sets the mask,
-//!      restores what it has changed, and ends. The new image begins in the copy, which reaps the
-//!      tracer and goes on to the program's first instruction.
+//!    - It succeeds: the tracer maps memory in the new image, by system calls that it makes the new
+//!      image execute. It copies this section there, installs the handler, sets the mask, restores
+//!      what it has changed, and ends. The new image begins in the copy, which reaps the tracer and
+//!      continues at the program's first instruction.
 //!
 //! | failure | consequence |
 //! |---|---|
 //! | a sandbox, another tracer, no memory, before step 3 | `usring_unserved_attend` answers 0; nothing else has changed |
-//! | the tracer is killed before the exec | the process goes on untraced |
+//! | the tracer is killed before the exec | the process continues untraced |
 //! | the tracer is killed after the exec | the kernel kills the process (PTRACE_O_EXITKILL) |
 //! | the memory of the new image cannot be written (a file that may not be read) | the image runs without a handler |
 //!
@@ -33,10 +33,10 @@ use core::mem::offset_of;
 use usring_sys::syscall::PASS_MARK;
 use usring_uapi::{general as linux, prctl, ptrace};
 
-/// Nanoseconds after which the process checks whether the tracer still lives.
+/// Nanoseconds between two checks by the waiting process whether its tracer still lives.
 const POLL_INTERVAL_NS: u32 = 20_000_000;
 const PAGE_SIZE: u32 = 4096;
-/// The signal of a stop at a system call, with PTRACE_O_TRACESYSGOOD.
+/// The signal of a stop at a system call, as PTRACE_O_TRACESYSGOOD reports it.
 const CALL_STOP: u32 = linux::SIGTRAP | 0x80;
 /// PR_SET_PTRACER_ANY.
 const ANY_TRACER: i64 = -1;
@@ -44,7 +44,7 @@ const ANY_TRACER: i64 = -1;
 const CODE_SEGMENT_64: u64 = 0x33;
 /// The `syscall` instruction, as the low half of a word.
 const SYSCALL_INSTRUCTION: u32 = 0x050f;
-/// Bytes for the handler's `struct kernel_sigaction`, after the code.
+/// Bytes for the handler's `struct kernel_sigaction`, which lies after the copied code.
 const ACTION_SIZE: u32 = 32 + 8;
 const ACTION_FLAGS: u32 = linux::SA_SIGINFO | linux::SA_ONSTACK | linux::SA_RESTORER | linux::SA_NODEFER;
 
@@ -76,14 +76,15 @@ struct Frame {
     word: u64,
     /// The registers of the new image at its first instruction.
     first: Registers,
-    /// The registers of a call that the new image makes for the tracer.
+    /// The registers for a system call that the tracer makes the new image execute.
     call: Registers,
 }
 
 const _: () = assert!(size_of::<Registers>() == 27 * 8);
 
-// usring_unserved_attend(rdi: *const u64) -> eax: the tracer's id, or 0 if there is none. All
-// signals must be blocked; rdi is the address of the new image's mask. C calling convention.
+// usring_unserved_attend(rdi: *const u64): returns the tracer's process id in eax, or 0 if there is
+// no tracer. All signals must be blocked. rdi is the address of the mask for the new image. C
+// calling convention.
 global_asm!(
     ".pushsection usring_unserved,\"ax\",@progbits",
     ".globl usring_unserved_attend",
@@ -104,13 +105,14 @@ global_asm!(
     "cmp rax, -4095",
     "jae 5f",
     "mov r13, rax",
-    // Yama lets a process be traced only by its ancestors, and by processes that it names.
+    // Yama, a security module, lets a process be traced only by its ancestors, and by processes
+    // that it names.
     "mov rsi, {any_tracer}",
     "call usring_unserved_permit",
     "mov eax, {gettid}",
     "syscall",
     "mov ebx, eax",
-    // fork(2), but without an exit signal.
+    // As fork(2) does, clone(2) makes the tracer here, but without an exit signal.
     "xor edi, edi",
     "xor esi, esi",
     "xor edx, edx",
@@ -168,8 +170,8 @@ global_asm!(
     "mov eax, {exit_group}",
     "syscall",
     "ud2",
-    // The new image's first code: waits for the end of the tracer, whose id is in edi. Then the
-    // program begins at rbx, with the registers as the kernel has them at an exec.
+    // The new image's first code: waits until the tracer, whose process id is in edi, has ended.
+    // Then the program begins at rbx, with the registers that the kernel sets at an exec.
     "usring_unserved_begin:",
     wait_for_child!("{wait_all}"),
     "mov rcx, rbx",
@@ -197,9 +199,9 @@ global_asm!(
     exit_group = const linux::__NR_exit_group,
 );
 
-// At the beginning, ebx is the thread that will exec, r13 the shared page, r14 the address of the
-// mask. Later, r12d is the traced process, rbp the Frame, r14d whether the exec has begun, and r15d
-// a stop signal that the tracer sends at the detach.
+// At the beginning, ebx is the thread that will make the exec, r13 the shared page, and r14 the
+// address of the mask. Later, r12d is the traced process, rbp the Frame, and r14d whether the exec
+// has begun. r15d is a stop signal that the tracer sends when it detaches.
 global_asm!(
     ".pushsection usring_unserved,\"ax\",@progbits",
     ".p2align 4",
@@ -236,7 +238,7 @@ global_asm!(
     "syscall",
     "mov eax, r14d",
     "xor r14d, r14d",
-    // Handles a stop of the traced process. eax is its status.
+    // Handles a stop of the traced process. eax is the status that wait4(2) returned for it.
     "2:",
     "mov ecx, eax",
     "shr ecx, 16",
@@ -247,7 +249,7 @@ global_asm!(
     "je 4f",
     "cmp edx, {call_stop}",
     "je 5f",
-    // The process stopped for a signal, which is passed on to it.
+    // The process has stopped because of a signal. The tracer passes the signal on to it.
     "mov r10d, edx",
     "3:",
     "mov edi, {PTRACE_SYSCALL}",
@@ -255,7 +257,7 @@ global_asm!(
     "call usring_unserved_trace",
     "call usring_unserved_wait",
     "jmp 2b",
-    // If the whole process is stopped, it stays so until SIGCONT.
+    // A stop signal has stopped the whole process, which stays stopped until SIGCONT.
     "4:",
     "xor r10d, r10d",
     "sub edx, {SIGSTOP}",
@@ -266,8 +268,8 @@ global_asm!(
     "call usring_unserved_trace",
     "call usring_unserved_wait",
     "jmp 2b",
-    // A system call begins or ends. If the system call that ends with this stop is the exec, the
-    // exec has failed.
+    // The process stops at the beginning or the end of a system call. If the system call that ends
+    // with this stop is the exec, the exec has failed.
     "5:",
     "test r14d, r14d",
     "jnz usring_unserved_detach",
@@ -289,14 +291,15 @@ global_asm!(
     "mov r10d, r15d",
     "call usring_unserved_trace",
     "jmp usring_unserved_end",
-    // Calls ptrace(edi, r12d, rdx, r10). The sign flag shows whether that failed.
+    // Calls ptrace(edi, r12d, rdx, r10). The sign flag is set if the call failed.
     "usring_unserved_trace:",
     "mov esi, r12d",
     "mov eax, {ptrace}",
     "syscall",
     "test rax, rax",
     "ret",
-    // Waits for the next stop; eax is its status. After its exec, a thread may have another id.
+    // Waits for the next stop of the traced process; eax is its status. Waits for any thread,
+    // because a thread may have another id after its exec.
     "usring_unserved_wait:",
     "mov rdi, -1",
     "lea rsi, [rbp + {status}]",
@@ -311,8 +314,9 @@ global_asm!(
     "cmp al, 0x7f", // WIFSTOPPED
     "jne usring_unserved_end",
     "ret",
-    // Continues to the next beginning or end of a system call. All signals that can be blocked are
-    // blocked. SIGSTOP cannot be blocked. The tracer keeps it and sends it at the detach.
+    // Lets the traced process run to the next beginning or end of a system call. All signals that
+    // can be blocked are blocked. SIGSTOP cannot be blocked, so the tracer keeps it, and sends it
+    // when it detaches.
     "usring_unserved_step:",
     "mov edi, {PTRACE_SYSCALL}",
     "xor edx, edx",
@@ -379,8 +383,8 @@ global_asm!(
     "lea r10, [rbp + {word}]",
     "call usring_unserved_trace",
     "call usring_unserved_step",
-    // While the new image makes system calls for the tracer, a `syscall` replaces the image's first
-    // instruction.
+    // To make the new image execute system calls, the tracer replaces the image's first instruction
+    // by `syscall` for a time.
     "mov edi, {PTRACE_PEEKTEXT}",
     "mov rdx, [rbp + {first} + {rip}]",
     "lea r10, [rbp + {word}]",
@@ -404,7 +408,7 @@ global_asm!(
     "cmp rax, -4095",
     "jae 3f",
     "mov r13, rax",
-    // Copies the section word by word. r14 is the offset in the section.
+    // Copies the section word by word. r14 is the offset of the word in the section.
     "xor r14d, r14d",
     "2:",
     "lea rax, [rip + __start_usring_unserved]",
@@ -417,8 +421,8 @@ global_asm!(
     "sub rdx, rax",
     "cmp r14, rdx",
     "jb 2b",
-    // The handler's action comes after the section: handler, flags, restorer, mask. Fresh memory is
-    // zero.
+    // The handler's action comes after the copy of the section: handler, flags, restorer, mask. The
+    // mask stays empty, because fresh memory is zero.
     "lea r10, [rip + usring_unserved_handler]",
     "call usring_unserved_relocate",
     "mov r10d, {action_flags}",
@@ -435,7 +439,7 @@ global_asm!(
     "mov r9, {mark}",
     "mov eax, {rt_sigaction}",
     "call usring_unserved_call",
-    // The new image begins in the copy, and waits there until this process has ended.
+    // The new image begins in the copy of the section, and waits there until the tracer has ended.
     "mov rax, [rbp + {first} + {rip}]",
     "mov [rbp + {first} + {rbx}], rax",
     "mov eax, {getpid}",
@@ -450,7 +454,7 @@ global_asm!(
     "jmp 5f",
     "3:",
     "mov rdx, [rbp + {first} + {rip}]",
-    // Restores the first instruction, and sets the registers with which the image begins.
+    // Restores the image's first instruction, and sets the registers with which the image begins.
     "5:",
     "mov edi, {PTRACE_POKETEXT}",
     "mov r10, [rbp + {word}]",
@@ -465,8 +469,8 @@ global_asm!(
     "lea r10, [rbp + {mask}]",
     "call usring_unserved_trace",
     "jmp usring_unserved_detach",
-    // Makes the new image execute a system call. This process's registers contain the number and
-    // arguments.
+    // Makes the traced process execute one system call. The tracer's own registers hold the number
+    // and the arguments; rax returns the result.
     "usring_unserved_call:",
     "mov [rbp + {call} + {rax}], rax",
     "mov [rbp + {call} + {rdi}], rdi",
@@ -488,13 +492,14 @@ global_asm!(
     "call usring_unserved_trace",
     "mov rax, [rbp + {call} + {rax}]",
     "ret",
-    // Converts r10, an address in this section, to the address in the copy, which begins at r13.
-    // Continues with usring_unserved_poke, which writes r10.
+    // Converts r10, an address in this section, to the corresponding address in the copy, which
+    // begins at r13. Continues with usring_unserved_poke, which writes r10.
     "usring_unserved_relocate:",
     "lea rax, [rip + __start_usring_unserved]",
     "sub r10, rax",
     "add r10, r13",
-    // Writes r10 to the copy, at the offset r14. The traced process owns the copy.
+    // Writes r10 to the copy of the section, at the offset r14. The copy lies in the traced
+    // process.
     "usring_unserved_poke:",
     "mov edi, {PTRACE_POKEDATA}",
     "lea rdx, [r13 + r14]",
