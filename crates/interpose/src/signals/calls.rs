@@ -55,8 +55,8 @@ fn read_action(address: UserAddress) -> Result<Action, Errno> {
 
 fn exchange_own(signal: u32, new: Option<Action>) -> Action {
     let before = installed(signal);
-    // A vfork child has signal actions of its own but shares this table, so its change is not
-    // recorded. Little is lost, because the child's exec resets the action.
+    // A vfork child has signal actions of its own but shares this table with its parent. So the
+    // child's change is not recorded. Little is lost, because the child's exec resets the action.
     if let Some(new) = new
         && process::is_own()
     {
@@ -76,12 +76,12 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
         if process::is_own() {
             entry.set(&new);
         }
-        // The wrapper needs the siginfo_t, which the kernel writes only with SA_SIGINFO.
+        // The wrapper needs the siginfo_t, which the kernel passes only with SA_SIGINFO.
         let flags = new.flags & !RESET_HANDLER | u64::from(linux::SA_SIGINFO);
         // libc uses the signal CHANGE_USER to change the credentials of every thread. Its handler
-        // runs even on top of the engine. A second signal would interrupt libc's handler, so the
-        // wrapper would not defer it, although the engine below is not finished. So the handler
-        // blocks signals.
+        // runs even if it interrupts the engine. If a second signal then interrupted libc's
+        // handler, the wrapper would not defer it, although the engine below is not finished. So
+        // libc's handler runs with all signals blocked.
         let alone = if signal == CHANGE_USER.load(Ordering::Relaxed) { ALL_BLOCKED } else { 0 };
         Action { handler: wrapper::address(), flags, mask: (new.mask | alone) & !KEPT_OPEN, ..new }
     });
@@ -89,9 +89,9 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
     Ok(if in_kernel.handler == wrapper::address() { before } else { in_kernel })
 }
 
-/// Puts the wrapper in front of the handlers that are installed when usring starts. `install`
-/// installs usring's own handler of a signal of [`OWN`], and returns the previous action. Then
-/// unblocks the signals of [`OWN`].
+/// Puts the wrapper in front of the handlers that are already installed when usring starts.
+/// `install` installs usring's own handler of a signal of [`OWN`], and returns the signal's
+/// previous action. Then this function unblocks the signals of [`OWN`].
 pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno> {
     for signal in (1..=width::count(LAST_SIGNAL)).filter(|signal| !OWN.contains(signal)) {
         let before = kernel_exchange(signal, None)?;
@@ -102,7 +102,8 @@ pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno>
     for signal in OWN {
         let before = install(signal)?;
         // No code of this program has run yet that could install a handler of SIGSYS. So this
-        // handler is that of `program::unserved`, from the program that executed this one.
+        // handler is that of `program::unserved`: it comes from the unserved program that executed
+        // this one.
         let is_unserved = signal == linux::SIGSYS && before.handler > IGNORE;
         TABLE[signal as usize].set(&if is_unserved { Action::default() } else { before });
     }

@@ -12,7 +12,7 @@ pub const RDX: usize = 136;
 pub const RAX: usize = 144;
 pub const RCX: usize = 152;
 pub const STACK_POINTER: usize = 160;
-/// Offset of the pointer to the floating-point and vector registers.
+/// Offset of the pointer to the state of the floating-point and vector registers.
 pub const REGISTER_STATE: usize = 224;
 pub const MASK: usize = 296;
 /// Bytes of a `ucontext_t`.

@@ -1,4 +1,4 @@
-//! The exit of every entry point: delivers signals that were deferred for this thread, before the
+//! The exit of every entry point. Delivers signals that were deferred for this thread, before the
 //! program's call returns.
 
 use crate::process;
@@ -15,20 +15,20 @@ use usring_sys::wait::{self, SignalInformation};
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-/// Values that an entry point's exit needs while it delivers this thread's deferred signals. The
-/// exit has them on its stack.
+/// Values that an entry point's exit keeps on its stack while it delivers this thread's deferred
+/// signals.
 #[repr(C)]
 pub struct Delivery {
     pub delivery_mask: u64,
     pub original_mask: u64,
     pub has_delivery_mask: u64,
-    /// Set of signals that have to be sent to this thread again.
+    /// Set of signals that the exit has to send to this thread again.
     pub resend: u64,
     pub process: u32,
     pub thread: u32,
-    /// Number of the first signal's saved frame ([`frames`]), or 0.
+    /// Number of the slot in which the first signal's frame is saved ([`frames`]), or 0.
     pub frame: u64,
-    /// Bytes of stack that the first signal's saved frame needs.
+    /// Bytes of stack that the first signal's frame needs when it is put back.
     pub frame_room: u64,
     /// The first signal's handler.
     pub handler: u64,
@@ -37,14 +37,15 @@ pub struct Delivery {
 }
 
 const DELIVERY_SIZE: usize = size_of::<Delivery>();
-/// Bytes of stack: the `Delivery`, the previous mask, and eight bytes for alignment.
+/// Bytes of stack for the `Delivery`, the previous signal mask, and eight bytes of alignment.
 const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 
-// usring_deliver_deferred(): called when some thread has a deferred signal. If it is this thread,
-// delivers the signal. C calling convention. Every signal is blocked while the slots are searched.
-// Otherwise a signal could be deferred during the search, and no later exit would deliver it.
+// usring_deliver_deferred(): called if some thread has a deferred signal. If this thread has one,
+// delivers it. C calling convention. Every signal is blocked while the slots of deferred signals
+// are searched. Otherwise a signal could be deferred during the search, and no later exit would
+// deliver it.
 //
-// The first signal's frame is put back on the stack, and its handler is entered as the kernel would
+// The first signal's frame is put back on the stack. Its handler is entered as the kernel would
 // enter it. After the handler, rt_sigreturn(2) continues the thread at label 9, where only rbp is
 // known. The kernel delivers the other signals once they are unblocked.
 global_asm!(
@@ -88,8 +89,8 @@ global_asm!(
     "call {place_frame}",
     "cmp qword ptr [rbx + {handler}], 0",
     "je 3f",
-    // From here on the frame is the top of its stack, whichever stack that is. So the frame of the
-    // next signal goes below it.
+    // From here on, the frame is the top of its stack, which may be the alternate stack. So the
+    // frame of the next signal goes below it.
     "mov rsp, rax",
     "lea rsi, [rbx + {handler_mask}]",
     "xor edx, edx",
@@ -101,8 +102,8 @@ global_asm!(
     "xor eax, eax",
     "xor r9d, r9d",
     "jmp usring_run_handler",
-    // The handler has returned, and the mask of its frame is in force. If the handler changed that
-    // mask, the change stays in force after this call.
+    // The handler has returned, and the mask in its frame has become the thread's mask. If the
+    // handler changed the mask in the frame, that change remains after this call.
     "9:",
     "lea rsp, [rbp - 40 - {room}]",
     "lea rsi, [rip + {every}]",
@@ -121,7 +122,8 @@ global_asm!(
     "xor edx, edx",
     "cmp qword ptr [rsp + {resend}], 0",
     "je 4f",
-    // No signal is unblocked before all signals have been sent, because a handler may not return.
+    // All signals are sent before any is unblocked, because the handler of an unblocked signal may
+    // not return.
     "lea rsi, [rip + {every}]",
     "call 8f",
     "3:",
@@ -163,7 +165,7 @@ global_asm!(
     "call 8f",
     "jmp 6b",
     ".cfi_endproc",
-    // Sets the signal mask to the mask at rsi. The previous mask goes to the address in rdx.
+    // Sets the signal mask to the mask at rsi. Stores the previous mask at rdx.
     "8:",
     ".cfi_startproc",
     change_mask!("{set_mask}"),
@@ -197,7 +199,7 @@ global_asm!(
 );
 
 /// Moves this thread's deferred signals into `delivery`, with every signal blocked. Returns 0 if
-/// the thread has none. Called by `usring_deliver_deferred`.
+/// the thread has no deferred signal. Called by `usring_deliver_deferred`.
 extern "C" fn take_deferred(delivery: &mut Delivery) -> u32 {
     let Some(deferred) = signals::take() else { return 0 };
     *delivery = Delivery {
@@ -215,14 +217,15 @@ extern "C" fn take_deferred(delivery: &mut Delivery) -> u32 {
     1
 }
 
-/// Puts the saved frame of a signal back: into `room`, or where the kernel had put it on the
-/// alternate stack. After the signal's handler, the thread continues at `resume`, with
-/// `frame_pointer` in rbp and rsp. The thread's mask is then `delivery_mask` if there is one,
-/// otherwise `original_mask`. Returns the frame's address.
+/// Puts the saved frame of a signal back. The frame goes to `room`, or to the place on the
+/// alternate stack where the kernel had put it. After the signal's handler, the thread continues at
+/// `resume`, with `frame_pointer` in rbp and rsp. The thread's mask is then `delivery_mask` if
+/// there is one, otherwise `original_mask`. Returns the frame's address.
 extern "C" fn place_frame(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
-    // SAFETY: `usring_deliver_deferred` passes room of as many bytes as `frames::room_for` said.
+    // SAFETY: `usring_deliver_deferred` passes a `room` of the size that `frames::room_for`
+    // returned.
     let frame = unsafe { frames::place(width::low(delivery.frame), room) };
-    // SAFETY: the frame is a copy of the kernel's, so the offsets lie within it.
+    // SAFETY: the frame is a copy of one that the kernel made, so the offsets lie within it.
     let signal = unsafe {
         let start = frame.add(8);
         let word = |offset: usize, value: u64| start.add(offset).cast::<u64>().write(value);
@@ -236,8 +239,8 @@ extern "C" fn place_frame(delivery: &mut Delivery, room: *mut u8, resume: u64, f
     };
     let action = installed(signal);
     delivery.handler_mask = mask_in_handler(signal, delivery.handler_mask);
-    // If the program has meanwhile set the action to default or ignore, the signal is lost, as an
-    // ignored pending signal would be.
+    // The program may have set the action to default or ignore since the signal arrived. Then the
+    // signal is lost, as an ignored pending signal would be.
     delivery.handler = if action.handler > IGNORE { action.handler } else { DEFAULT };
     if action.flags & RESET_HANDLER != 0 {
         let _ = kernel_exchange(signal, Some(&DEFAULT_ACTION));

@@ -1,10 +1,10 @@
 //! Saves signal frames while their signals are deferred.
 //!
-//! The kernel puts a frame on the stack for a handler: a return address, the ucontext_t, the
+//! For a handler, the kernel puts a frame on the stack: a return address, the ucontext_t, the
 //! siginfo_t, and above them the state of the floating-point and vector registers. The library
-//! copies the frame away when the signal arrives, and puts it back when the signal may be
-//! delivered, perhaps at another address. So the handler sees all that the kernel provided, and
-//! rt_sigreturn(2) accepts the frame.
+//! copies the frame away when the signal arrives. When the signal may be delivered, the library
+//! puts the frame back, perhaps at another address. So the handler sees all that the kernel
+//! provided, and rt_sigreturn(2) accepts the frame.
 //!
 //! When the signal is delivered, the general registers and the low 16 bytes of the vector registers
 //! in the frame are of no use. They are the engine's, and the entry point restores the program's
@@ -16,15 +16,16 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use usring_sys::width;
 
-/// Maximum number of frames saved at one time: one for each thread with a deferred signal.
+/// Maximum number of frames that are saved at one time. A thread with a deferred signal has one
+/// saved frame.
 const MOST_FRAMES: usize = 64;
-/// Bytes of a slot: room for the largest frame on x86-64 processors (11 KiB with AMX).
+/// Bytes that a slot has for a frame. The largest frame on x86-64 processors has 11 KiB (with AMX).
 const SIZE: usize = 16 * 1024;
 
-/// Offset of a magic number, [`MAGIC`], in the register state. The magic number shows that the
-/// state is longer than the legacy 512 bytes.
+/// Offset in the register state of a number that is [`MAGIC`] if the state is longer than the
+/// legacy 512 bytes.
 const STATE_MAGIC: usize = 464;
-/// Offset, in the register state, of the state's length.
+/// Offset in the register state of a number: the length of the state in bytes.
 const STATE_SIZE: usize = 468;
 const MAGIC: u32 = 0x4650_5853;
 const OLD_STATE: usize = 512;
@@ -56,8 +57,8 @@ fn slot(number: u32) -> Option<&'static SavedFrame> {
     TABLE.get((number as usize).wrapping_sub(1))
 }
 
-/// Copies a frame into a free slot. Returns the slot's number, which is never 0; `None` if no
-/// slot is free or large enough.
+/// Copies a frame into a free slot. Returns the slot's number, which is never 0. `None` if no slot
+/// is free, or the frame is larger than a slot.
 ///
 /// # Safety
 /// `frame` must be a signal frame of the kernel's on this thread's stack.
@@ -67,14 +68,14 @@ pub unsafe fn save(frame: *const u8) -> Option<u32> {
     if length > SIZE {
         return None;
     }
-    // Pairs with the releasing store in `give_back`, before which the slot's last user has
-    // finished.
+    // This load pairs with the releasing store in `give_back`. Before that store, the slot's last
+    // user has finished with the bytes.
     let free = |place: &SavedFrame| place.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let index = TABLE.iter().position(free)?;
     let place = &TABLE[index];
     place.origin.store(frame as usize, Ordering::Relaxed);
     place.length.store(length, Ordering::Relaxed);
-    // SAFETY: this thread owns the slot, the frame has this length, and it fits.
+    // SAFETY: this thread owns the slot. The frame has this length, which fits into the slot.
     unsafe { place.bytes.get().cast::<u8>().copy_from_nonoverlapping(frame, length) };
     Some(width::count(index) + 1)
 }
@@ -84,8 +85,8 @@ pub unsafe fn save(frame: *const u8) -> Option<u32> {
 /// # Safety
 /// `frame` must be a signal frame of the kernel's.
 unsafe fn length_of(frame: *const u8) -> usize {
-    // SAFETY: the offsets are those of the kernel's frames. The register state, if there is one,
-    // lies above the head and contains its length.
+    // SAFETY: the offsets are those of the kernel's signal frames. The register state, if there is
+    // one, lies above the head and contains its own length.
     unsafe {
         let state = *frame.add(8 + context::REGISTER_STATE).cast::<*const u8>();
         if state.is_null() {
@@ -104,24 +105,24 @@ pub fn give_back(saved_frame: u32) {
     }
 }
 
-/// Frees all slots in a forked child: they belong to threads of the parent that the child does not
-/// have. (The forking thread has none: `swap::fork` delivers a deferred signal before the fork.)
+/// Frees all slots in a forked child: the child does not have the threads of its parent that used
+/// them. (The forking thread uses none: `swap::fork` delivers a deferred signal before the fork.)
 pub fn forget_after_fork() {
-    // Writes only to slots in use, because each write copies a page that the child shares with its
-    // parent.
+    // Only slots in use are written, because each write copies a page that the child shares with
+    // its parent.
     for place in TABLE.iter().filter(|place| place.used.load(Ordering::Relaxed) != 0) {
         place.used.store(0, Ordering::Relaxed);
     }
 }
 
-/// Returns the maximum number of bytes of stack that [`place`] uses for a frame.
+/// Returns the maximum number of bytes of stack that [`place`] needs to put a frame back.
 pub fn room_for(saved_frame: u32) -> u64 {
-    // The copy may begin up to 63 bytes above `room`, so that the register state keeps its
+    // The copy may begin up to 63 bytes above `room`, because the register state must keep its
     // alignment.
     slot(saved_frame).map_or(0, |place| place.length.load(Ordering::Relaxed) as u64 + 64)
 }
 
-/// Copies a saved frame back, into `room` or to its original address, and returns its address.
+/// Puts a saved frame back, in `room` or at its original address. Returns the frame's address.
 ///
 /// # Safety
 /// `room` must be aligned to 64 bytes and as large as [`room_for`] said. The stack pointer must not
@@ -131,8 +132,8 @@ pub unsafe fn place(saved_frame: u32, room: *mut u8) -> *mut u8 {
     let (origin, length) = (place.origin.load(Ordering::Relaxed), place.length.load(Ordering::Relaxed));
     let saved = place.bytes.get().cast::<u8>();
     // SAFETY: 1. The saved bytes are a whole frame. 2. The target is `room`, or the alternate stack
-    // that the kernel had chosen. This thread does not run on the alternate stack, so no byte of it
-    // is in use.
+    // that the kernel had chosen. This thread does not run on the alternate stack, so no byte of
+    // that stack is in use.
     unsafe {
         let frame =
             if is_on_other_stack(saved, origin, room as usize) { origin as *mut u8 } else { room.add(origin % 64) };
@@ -146,14 +147,14 @@ pub unsafe fn place(saved_frame: u32, room: *mut u8) -> *mut u8 {
     }
 }
 
-/// Returns whether the saved frame was on the alternate stack, and neither the interrupted code nor
-/// the present code runs on that stack.
+/// Returns whether the saved frame was on the alternate stack, while neither the interrupted code
+/// nor the present code runs on that stack.
 ///
 /// # Safety
 /// `saved` must be a frame.
 unsafe fn is_on_other_stack(saved: *const u8, origin: usize, now: usize) -> bool {
-    // SAFETY: the caller guarantees a frame. Its ucontext_t has the alternate stack: start, flags,
-    // size.
+    // SAFETY: the caller guarantees a frame. Its ucontext_t describes the alternate stack by start,
+    // flags and size.
     let (start, size, interrupted) = unsafe {
         let saved = saved.add(8);
         (

@@ -11,9 +11,9 @@
 //! Once a signal is deferred, later signals are blocked and wait in the kernel, so all signals keep
 //! their order.
 //!
-//! In the kernel SIGSYS, SIGSEGV and SIGBUS belong to usring (`entry::own_signal`). The program's
-//! actions for these signals exist only in the table. The three signals are removed from every
-//! mask: if they were blocked, a trap or a fault would kill the process.
+//! In the kernel, usring's own handlers serve SIGSYS, SIGSEGV and SIGBUS (`entry::own_signal`). The
+//! program's actions for these signals exist only in usring's table. The three signals are removed
+//! from every mask: if they were blocked, a trap or a fault would kill the process.
 //!
 //! SA_RESETHAND never reaches the kernel. If it did, a deferred signal would find the default
 //! action when it is sent again. The wrapper implements the flag.
@@ -21,7 +21,7 @@
 //! | file | content |
 //! |---|---|
 //! | [`table`] | the program's actions, and the kernel's |
-//! | [`wrapper`] | the wrapper; puts a signal off |
+//! | [`wrapper`] | the wrapper; defers a signal |
 //! | [`frames`] | the frames of deferred signals |
 //! | [`deliver`] | delivers them at the exit of an entry point |
 //! | [`calls`] | rt_sigaction(2) and rt_sigprocmask(2) |

@@ -9,7 +9,7 @@ pub const LAST_SIGNAL: usize = 64;
 pub const DEFAULT: u64 = 0;
 pub const IGNORE: u64 = 1;
 
-/// Signals whose handlers in the kernel are usring's. No mask contains these signals.
+/// Signals for which the kernel has a handler of usring's. No signal mask contains these signals.
 pub const OWN: [u32; 3] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS];
 pub const KEPT_OPEN: SignalSet = set_of(linux::SIGSYS) | set_of(linux::SIGSEGV) | set_of(linux::SIGBUS);
 
@@ -29,7 +29,7 @@ pub struct Action {
 }
 
 /// The action that the program last installed for a signal. For a signal that is not in [`OWN`], it
-/// is valid only while the kernel's handler is the wrapper.
+/// is valid only while the kernel has the wrapper as the signal's handler.
 #[repr(C)]
 pub struct StoredAction {
     pub handler: AtomicU64,
@@ -81,19 +81,19 @@ pub static EVERY: SignalSet = SignalSet::MAX;
 pub static OPEN: SignalSet = KEPT_OPEN;
 pub static DEFAULT_ACTION: Action = Action { handler: DEFAULT, flags: 0, restorer: 0, mask: 0 };
 
-/// The wrapper's assembler changes only the lower 32 bits of a mask.
+/// The wrapper's assembler code changes only the lower 32 bits of a mask.
 const _: () = assert!(KEPT_OPEN <= i32::MAX as u64);
 
-/// Returns the mask under which the kernel would run the program's handler of a signal that arrives
-/// while `mask` is in force.
+/// Returns the mask under which the kernel would run the program's handler of `signal`. `mask`: the
+/// thread's mask when the signal arrives.
 pub fn mask_in_handler(signal: u32, mask: SignalSet) -> SignalSet {
     let action = installed(signal);
     let itself = if action.flags & u64::from(linux::SA_NODEFER) != 0 { 0 } else { set_of(signal) };
     ((mask | action.mask) & !KEPT_OPEN) | (itself & !set_of(linux::SIGSYS))
 }
 
-/// Returns the kernel's action for a signal. If `new` is given, sets the action to `new`. usring's
-/// filter lets this rt_sigaction(2) pass.
+/// Returns the kernel's action for a signal. If `new` is given, also sets the action to `new`.
+/// usring's filter lets this rt_sigaction(2) pass.
 pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errno> {
     let mut old = Action::default();
     let new = new.map_or(0, |new| &raw const *new as u64);
@@ -101,9 +101,9 @@ pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errn
     SystemCall::new(linux::__NR_rt_sigaction, arguments).run_once().map(|_| old)
 }
 
-/// Runs `exec`. The next program inherits which signals are ignored. So if the program ignores a
-/// signal of [`OWN`], this function first makes the kernel ignore it. If `exec` returns, usring's
-/// actions are restored.
+/// Runs `exec`. The next program inherits which signals the kernel ignores. So if the program
+/// ignores a signal of [`OWN`], this function first makes the kernel ignore that signal. If `exec`
+/// returns, usring's handlers are installed again.
 pub fn with_ignored<T>(exec: impl FnOnce() -> T) -> T {
     let ignore = Action { handler: IGNORE, ..Action::default() };
     let ours = OWN.map(|signal| {

@@ -1,5 +1,5 @@
-//! The wrapper in front of every handler of the program. It defers a signal that finds its thread
-//! in the engine.
+//! The wrapper, which the kernel runs in place of every handler of the program. It defers a signal
+//! that interrupts its thread in the engine.
 
 use crate::process;
 use crate::runtime::assembler::change_mask;
@@ -18,13 +18,13 @@ use usring_sys::wait::{self, SignalInformation};
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-// The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t; rsp is the kernel's frame, and
+// The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t. rsp is the kernel's frame, and
 // the ucontext_t begins eight bytes above it.
 //
 // A second signal may interrupt this wrapper before `usring_signal_decided`. Until then, the
 // wrapper pushes nothing, so the interrupted rsp still points at the first signal's frame. The
-// second wrapper reads the first one's ucontext_t there (rsp + 8). It decides by the code that the
-// first signal interrupted.
+// second wrapper reads the first wrapper's ucontext_t there (rsp + 8). It decides by the code that
+// the first signal interrupted.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_signal_entry, usring_signal_decided",
@@ -36,8 +36,8 @@ global_asm!(
     ".cfi_def_cfa rsp, 8",
     "endbr64",
     // By this signal libc requests a change of credentials from every thread, and waits for each of
-    // them. That includes usring's threads, which never leave the engine. So this signal's handler
-    // runs in the engine, too.
+    // them. That includes usring's threads, which never leave the engine. So the handler of this
+    // signal runs even if it interrupts the engine.
     "cmp edi, [rip + {change_user}]",
     "je 5f",
     "mov r8, rdx",
@@ -60,13 +60,13 @@ global_asm!(
     "sub rcx, [rip + {entry_points}]",
     "cmp rcx, [rip + {entry_points} + 8]",
     "jb 5f",
-    // The engine was interrupted. From here on no signal may arrive, not even the signals that
-    // usring otherwise keeps unblocked in the engine.
+    // The signal has interrupted the engine. From here on no signal may arrive, not even the
+    // signals that usring otherwise keeps unblocked in the engine.
     "lea rsi, [rip + {every}]",
     "xor edx, edx",
     change_mask!("{set_mask}"),
-    // The wrapper has decided. From here on it may push, because a second wrapper no longer reads
-    // its stack.
+    // The wrapper has decided what to do. From here on it may push, because a second wrapper no
+    // longer reads the first wrapper's stack.
     "usring_signal_decided:",
     "lea rsi, [rsp + {information}]",
     "lea rdx, [rsp + 8]",
@@ -80,7 +80,8 @@ global_asm!(
     "jnz 6f",
     "ret",
     // The signal cannot be deferred: all slots for deferred signals are in use, or an instruction
-    // of the engine raised it. So the handler runs now, under the mask that `defer` left in rdx.
+    // of the engine raised the signal. So the handler runs now, under the mask that `defer` left in
+    // rdx.
     "6:",
     "push rdx",
     ".cfi_def_cfa_offset 16",
@@ -89,8 +90,8 @@ global_asm!(
     change_mask!("{set_mask}"),
     "pop rax",
     ".cfi_def_cfa_offset 8",
-    // Runs the program's handler. A sigsuspend(2) or ppoll(2) that usring has not seen may have
-    // blocked usring's own signals, so they are unblocked here.
+    // Runs the program's handler. First unblocks usring's own signals: a sigsuspend(2) or ppoll(2)
+    // that usring has not seen may have blocked them.
     "5:",
     "lea rsi, [rip + {kept_open}]",
     "xor edx, edx",
@@ -149,7 +150,7 @@ global_asm!(
 
 // usring_run_handler(rcx: the program's handler; rdi, rsi, rdx: its arguments; rsp: the kernel's
 // frame): runs the handler and returns to the restorer. The handler may change the mask in its
-// ucontext_t, which rt_sigreturn(2) puts in force. usring's own signals are removed from that mask.
+// ucontext_t, and rt_sigreturn(2) sets that mask. So usring's own signals are removed from it.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_run_handler",
@@ -177,8 +178,8 @@ unsafe extern "C" {
     fn usring_signal_decided();
 }
 
-/// Returns the ucontext_t of the code that was interrupted first. Skips wrappers that were
-/// themselves interrupted before `usring_signal_decided`.
+/// Returns the ucontext_t of the code that the first signal interrupted. A later signal may have
+/// interrupted a wrapper before `usring_signal_decided`. This function skips such wrappers.
 ///
 /// # Safety
 /// `found` must be the ucontext_t of a signal frame of the kernel's.
@@ -199,16 +200,16 @@ pub fn address() -> u64 {
     usring_signal_entry as *const () as u64
 }
 
-/// Whether the handler has to run now, and under which mask.
+/// Whether the program's handler has to run now, and under which mask.
 #[repr(C)]
 struct Decision {
     runs: u64,
     mask: SignalSet,
 }
 
-/// Defers a signal that found its thread in the engine. `first`: the ucontext_t of the frame that
-/// interrupted the engine. `own`: the ucontext_t of this signal's frame. Every signal must be
-/// blocked.
+/// Defers a signal that has interrupted its thread in the engine. `first`: the ucontext_t of the
+/// engine's code that was interrupted. `own`: the ucontext_t of this signal's frame. Every signal
+/// must be blocked.
 extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Decision {
     // SAFETY: these are the kernel's frames on this stack. Only this thread accesses them until the
     // handlers return.
@@ -221,8 +222,8 @@ extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *m
         )
     };
     let runs = |own_mask| Decision { runs: 1, mask: mask_in_handler(information.signal.cast_unsigned(), own_mask) };
-    // An instruction of the engine raised the signal. If the signal were deferred, the instruction
-    // would raise it again, so the handler runs now.
+    // An instruction of the engine has raised the signal. If the signal were deferred, the
+    // instruction would run again and raise it again. So the handler runs now.
     if information.code > 0 && matches!(information.signal.cast_unsigned(), linux::SIGILL | linux::SIGFPE) {
         return runs(*own_mask);
     }
@@ -236,12 +237,12 @@ extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *m
             let itself = set_of(information.signal.cast_unsigned());
             if itself & ALWAYS_OPEN != 0 {
                 // usring keeps this signal unblocked. If it were queued here, the kernel would
-                // deliver it at once, again and again. So it is sent when the call leaves the
+                // deliver it at once, again and again. So it is sent again when the call leaves the
                 // engine.
                 signals::send_again(itself);
             } else {
-                // The signal goes to the end of the kernel's queue. It may lose its position among
-                // signals of its number, but nothing else.
+                // The signal goes to the end of the kernel's queue. Only its position among the
+                // signals with its number may change.
                 queue_again(information);
             }
         }
@@ -257,13 +258,13 @@ extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *m
     Decision { runs: 0, mask: 0 }
 }
 
-/// Puts a signal into this thread's queue, with its siginfo_t.
+/// Queues a signal for this thread, with the siginfo_t of its arrival.
 pub fn queue_again(information: &SignalInformation) {
     let process = process::id();
     let (thread, signal) = (u64::from(signals::thread_id()), width::word(information.signal));
     let arguments = [u64::from(process), thread, signal, &raw const *information as u64, 0];
     if SystemCall::new(linux::__NR_rt_tgsigqueueinfo, arguments).run_once().is_err() {
-        // The queue is full (RLIMIT_SIGPENDING): send the signal without its siginfo_t.
+        // The queue is full (RLIMIT_SIGPENDING), so the signal is sent without its siginfo_t.
         let _ = signals::send_to_thread(width::low(thread), width::low(signal));
     }
 }
