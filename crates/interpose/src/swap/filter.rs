@@ -9,17 +9,19 @@
 //! - calls that must not be trapped, whatever their registers contain;
 //! - calls that a program makes while it starts ([`ADDRESSES`]).
 //!
-//! The loader of the next program runs before there is a handler, so it must not trap:
-//! - It knows no address of the window. But a register that a call does not use may equal one by
-//!   chance: it may contain the time stamp counter, which glibc's loader reads. Hours after the
-//!   machine's start, this counter equals addresses of the window for some minutes. So the filter
-//!   compares only the registers that may contain an address.
-//! - Of the calls that trap by number it uses only writev(2), for error messages. (libc's own
-//!   writev, which programs use, is rewritten when they start.)
-//! - It maps anonymous memory at fixed addresses or in small pieces. The largest piece holds
-//!   thread-local data: of a program or library, or ThreadSanitizer's 800 KiB.
+//! The loader of the next program runs before there is a handler, so its calls must not trap:
+//! - The loader knows no address of the window. But a register that a call does not use may equal
+//!   such an address by chance. It may contain the time stamp counter, which glibc's loader reads.
+//!   Hours after the machine's start, this counter equals addresses of the window for some minutes.
+//!   So the filter compares only the registers that may contain an address.
+//! - Of the calls that trap by number, the loader uses only writev(2), for error messages. (libc's
+//!   own writev, which programs use, is rewritten when they start.)
+//! - The loader maps anonymous memory at fixed addresses or in small pieces. The largest piece
+//!   holds thread-local data: of a program or library, or ThreadSanitizer's 800 KiB.
 //!
 //! So there is one filter for each of several sizes ([`SIZES`]), which traps only mappings of at
+//! least that size. A run gets the filter with the largest size that is not above its option
+//! `min=`.
 //! least that size. A run gets the filter with the largest size that is not above its `min=`.
 
 use crate::filter::{
@@ -31,22 +33,22 @@ use usring_sys::Errno;
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-/// create_module(2), which Linux 2.6 and later do not have. By this call usring tests whether a
-/// filter is installed that traps mappings of as many bytes as the second argument says.
+/// Number of create_module(2), which Linux 2.6 and later do not have. By this call, usring tests
+/// whether a filter for a given size is installed. The second argument is the size in bytes.
 pub const PROBE: u32 = linux::__NR_create_module;
 
-/// First argument of the test call [`PROBE`]. If the filter is installed, the answer is
+/// First argument of the test call [`PROBE`]. If the filter is installed, usring answers
 /// [`PROBE_ANSWER`].
 pub const PROBE_ARGUMENT: u64 = 0x7573_7377;
 pub const PROBE_ANSWER: u64 = 0x7573_0002;
 
-/// Calls that never trap, because they take nothing from registers or do not return. (clone(2) and
-/// similar calls are checked before.)
+/// Calls that never trap, because they use no argument registers or do not return. (clone(2) and
+/// similar calls have rules that the filter checks before these.)
 const EXEMPT: [u32; 4] =
     [linux::__NR_rt_sigreturn, linux::__NR_restart_syscall, linux::__NR_exit, linux::__NR_exit_group];
 
 /// Calls that always trap. Most of them name memory by a structure in memory, or may do so. The
-/// others concern all memory.
+/// others concern all memory of the process.
 const ALWAYS: [u32; 23] = [
     linux::__NR_fork,
     linux::__NR_readv,
@@ -74,8 +76,9 @@ const ALWAYS: [u32; 23] = [
 ];
 
 /// Calls that programs make before there is a handler: those of the loader, and others that a
-/// library may make. The number says how many of the call's first registers may contain an address.
-/// The filter ignores the other registers. For a call that is missing here, it compares all six.
+/// library may make. The second number is how many of the call's first registers may contain an
+/// address. The filter ignores the other registers. For a call that is not in this table, it
+/// compares all six.
 const ADDRESSES: [(u32, u32); 65] = [
     (linux::__NR_getpid, 0),
     (linux::__NR_gettid, 0),
@@ -162,7 +165,7 @@ const OTHER_KINDS: u32 = linux::MAP_SHARED
 
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
-/// For each filter: the length in bytes from which on an mmap(2) of swappable memory traps.
+/// The sizes of the filters, in bytes: an mmap(2) of swappable memory traps from this length on.
 const SIZES: [u32; 4] = [width::count(LEAST_MINIMUM), 256 << 10, 512 << 10, 1 << 20];
 
 /// Assembles a filter; `size` is one of [`SIZES`].
@@ -180,19 +183,20 @@ const fn assemble(size: u32) -> Assembler {
     filter.add(JUMP_GREATER_OR_EQUAL, size, 0, 1);
     filter.answer(RET_TRAP);
     filter.answer(RET_ALLOW);
-    // prctl: trapped if it installs a filter. (glibc's loader may name mappings by it.)
+    // prctl traps if it installs a filter. (Other calls of prctl do not trap: glibc's loader may
+    // make them to name mappings.)
     filter.add(JUMP_EQUAL, linux::__NR_prctl, 0, 4);
     filter.load(low(0));
     filter.add(JUMP_EQUAL, PR_SET_SECCOMP, 0, 1);
     filter.answer(RET_TRAP);
     filter.load(NUMBER);
-    // writev: trapped, except for the loader's error messages.
+    // writev traps, except for the loader's error messages.
     filter.add(JUMP_EQUAL, linux::__NR_writev, 0, 3);
     filter.load(low(0));
     filter.add(JUMP_EQUAL, STANDARD_ERROR, 1, 0);
     filter.answer(RET_TRAP);
     filter.load(NUMBER);
-    // mmap: trapped if the region could serve it and it is large enough. usring's own calls have
+    // mmap traps if the region could serve it and it is large enough. usring's own calls have
     // MAP_DENYWRITE and pass.
     filter.add(JUMP_EQUAL, linux::__NR_mmap, 0, 12);
     filter.load(low(3));
@@ -217,8 +221,9 @@ const fn assemble(size: u32) -> Assembler {
     filter
 }
 
-/// Adds the rule for the register of `argument`: the call traps if the register contains an address
-/// in the window. It does not trap if [`ADDRESSES`] says that this register contains no address.
+/// Adds the rule for the register of `argument`: a call traps if this register contains an address
+/// in the window. The exceptions are calls whose register contains no address according to
+/// [`ADDRESSES`].
 const fn add_window_rule(filter: &mut Assembler, argument: u32) {
     let mut unused = 0;
     let mut index = 0;
@@ -234,7 +239,7 @@ const fn add_window_rule(filter: &mut Assembler, argument: u32) {
     while index < ADDRESSES.len() {
         let (number, count) = ADDRESSES[index];
         if count <= argument {
-            // Jumps over the rest of the comparisons and the answer TRAP.
+            // This jumps over the rest of the comparisons and the answer TRAP.
             filter.add(JUMP_EQUAL, number, unused, 0);
             unused -= 1;
         }
@@ -244,7 +249,7 @@ const fn add_window_rule(filter: &mut Assembler, argument: u32) {
     filter.answer(RET_ALLOW);
 }
 
-/// Adds the rule for clone(2): it traps if it makes a process.
+/// Adds the rule for clone(2), which traps if it makes a process and not a thread.
 const fn add_clone_rule(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_clone, 0, 4);
     filter.load(low(0));
@@ -253,9 +258,9 @@ const fn add_clone_rule(filter: &mut Assembler) {
     filter.answer(RET_TRAP);
 }
 
-/// Adds the rule for vfork(2): it traps unless marked ([`MARK`]). vfork(2) has no argument, so its
-/// mark is in r8. The filter looks there for the mark of no other call. If the mark stays in r8, it
-/// lets no other call pass.
+/// Adds the rule for vfork(2), which traps unless it carries usring's mark ([`MARK`]). vfork(2) has
+/// no argument, so it carries the mark in r8. The filter accepts no mark in r8 for any other call.
+/// So a mark that stays in r8 lets no later call pass.
 const fn add_vfork_rule(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_vfork, 0, 4);
     filter.load(high(VFORK_MARKED));
@@ -264,11 +269,11 @@ const fn add_vfork_rule(filter: &mut Assembler) {
     filter.answer(RET_TRAP);
 }
 
-/// Index of the argument register (r8) that carries usring's mark in its own vfork(2) calls. The
-/// call itself has no arguments.
+/// Index of the argument register (r8) that carries usring's mark in vfork(2), which itself has no
+/// arguments.
 pub const VFORK_MARKED: u32 = 4;
 
-/// Adds the rule that each of these calls gets `answer`.
+/// Adds a rule for each of these calls: the filter answers `answer`.
 const fn answer_for(filter: &mut Assembler, numbers: &[u32], answer: u32) {
     let mut index = 0;
     while index < numbers.len() {
@@ -285,14 +290,15 @@ fn index_for(minimum: usize) -> usize {
     SIZES.iter().rposition(|size| *size as usize <= minimum).unwrap_or(0)
 }
 
-/// Returns whether the filter for `minimum` is installed, and its traps reach usring.
+/// Returns whether the filter for mappings of `minimum` bytes is installed, and its traps reach
+/// usring.
 pub fn is_installed(minimum: usize) -> bool {
     let arguments = [PROBE_ARGUMENT, u64::from(SIZES[index_for(minimum)]), 0, 0, 0, 0];
     // SAFETY: the kernel has no such call, and usring's answer to it accesses no memory.
     unsafe { usring_sys::syscall::syscall6(PROBE, arguments) == PROBE_ANSWER }
 }
 
-/// Installs the filter for `minimum`, for the whole process and all its children.
+/// Installs the filter for mappings of `minimum` bytes, for the whole process and all its children.
 pub fn install(minimum: usize) -> Result<(), Errno> {
     install_one(&FILTERS[index_for(minimum)])
 }

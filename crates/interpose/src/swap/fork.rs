@@ -1,8 +1,8 @@
 //! fork(2) of a process whose memory is swapped. The child gets a copy of that memory, as of all
 //! other memory. `usring_swap::inheritance` describes how.
 //!
-//! This file makes the call itself, with all signals blocked. First it brings all swapped memory to
-//! rest: no thread evicts it or reads it back. From then until parent and child continue, no code
+//! This file makes the system call itself, with all signals blocked. First it freezes all swapped
+//! memory: no thread evicts it or reads it back. From then until parent and child continue, no code
 //! of the program or of libc may run. So the filter traps the call; a handler of libc's
 //! (pthread_atfork) would not be enough.
 //!
@@ -13,11 +13,11 @@
 //! - they have a stack of their own;
 //! - or the memory cannot be frozen.
 //!
-//! In such a child the memory is not mapped, and a touch ends the child. clone3(2) is answered
-//! ENOSYS ([`crate::swap::filter`]).
+//! In such a child, the swapped memory is not mapped, and touching it ends the child. clone3(2) is
+//! answered ENOSYS ([`crate::swap::filter`]).
 //!
 //! A process that shares its parent's memory (vfork, posix_spawn) returns on the stack on which its
-//! parent waits, or on another stack. So the program makes that call itself. Before that, this
+//! parent waits, or on another stack. So the program makes that call itself. Before that call, this
 //! process takes over the memory that it has inherited. The child could not take it over: the
 //! threads of the region would be the child's, and would end with it.
 
@@ -38,13 +38,15 @@ use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
 use usring_sys::{Errno, descriptor, signals, thread, width};
 use usring_uapi::general as linux;
 
-/// Held while a thread forks a child. A vfork child may hold it, too, and may be killed meanwhile.
+/// Locked while a thread forks a child. A vfork child, too, may hold this lock, and may be killed
+/// while it does.
 static FORKING: PerProcess<OwnerLock> = PerProcess::new();
-/// The reasons that [`refuse`] has reported already, one bit each.
+/// The reasons that [`refuse`] has reported already, one bit for each reason.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 
-/// Seconds of one round of waiting. A fork waits until no thread evicts swapped memory, for at most
-/// `ROUNDS` rounds. Between two rounds, evictions may begin again, and a signal may end the wait.
+/// Seconds of one round in which a fork waits until no thread evicts swapped memory. A fork waits
+/// for at most `ROUNDS` rounds. Between two rounds, evictions may begin again, and a signal may end
+/// the wait.
 const ROUND_SECONDS: u64 = 5;
 const ROUND: Nanoseconds = ROUND_SECONDS * 1_000_000_000;
 const ROUNDS: u64 = 12;
@@ -69,7 +71,8 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
     }
     match width::low(call.number) {
         linux::__NR_vfork => call.arguments[VFORK_MARKED as usize] = PASS_MARK_ABOVE_FLAGS,
-        // Linux reads only the lower half of the flags, so the upper half can carry the mark.
+        // Linux reads only the lower half of the flags, so their upper half can carry usring's
+        // mark.
         _ => call.arguments[0] = PASS_MARK_ABOVE_FLAGS | u64::from(flags),
     }
     call.repeat_at_site()
@@ -77,19 +80,19 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
 
 fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let mappings = if region::is_on() { region::mappings() } else { None };
-    // If the caller is a vfork child, it does not have the region's threads, and its child inherits
-    // nothing. A child with a stack of its own often ends by exit(2), which ends the process only
-    // if it has a single thread. So such a child must not start the region's threads.
+    // A vfork child does not have the region's threads, so its own child inherits nothing. A child
+    // with a stack of its own often ends by exit(2), which ends the process only if the process has
+    // a single thread. So such a child must not start the region's threads.
     let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
     let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
     if signals::interrupted() {
-        // The deferred signal is delivered first. The fork must not be made under the signal mask
-        // in force here, because it would become the child's mask.
+        // The deferred signal is delivered first. The signal mask in force here would become the
+        // child's mask, so no child may be forked under it.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
     // Signals are checked before the lock is taken. If a thread released the lock for each signal,
-    // it might never fork under an interval timer.
+    // it might never fork while an interval timer sends signals.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
     let frozen = match inherited.map(freeze).transpose() {
         Ok(frozen) => frozen.filter(|frozen| descriptor::keep_after_fork(frozen.descriptors())),
@@ -100,7 +103,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
             None
         }
     };
-    // A vfork child may be killed while it forks, so it must hold no lock of its parent's.
+    // The caller may be a vfork child, which may be killed while it forks. So it must hold no lock
+    // of its parent's.
     let is_ours = process::is_own();
     let unpaged = if frozen.is_none() { mappings.and_then(|mappings| mappings.without_pager(is_ours)) } else { None };
     let calls = frozen.is_some().then(in_flight::hold);
@@ -130,8 +134,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     syscall::check(answer).into()
 }
 
-/// Freezes swapped memory: no thread evicts, reads back or changes it until the result is
-/// dropped. Errors: `EBUSY` if a signal has come, or if all rounds of waiting have passed; those of
+/// Freezes swapped memory: no thread evicts, reads back or changes it until the result is dropped.
+/// Errors: `EBUSY` if a signal has come, or if all rounds of waiting have passed; those of
 /// [`Mappings::freeze`].
 fn freeze(mappings: &'static Mappings) -> Result<FrozenMemory, Errno> {
     for round in 1..=ROUNDS {
@@ -154,12 +158,13 @@ fn freeze(mappings: &'static Mappings) -> Result<FrozenMemory, Errno> {
     Err(Errno::EBUSY)
 }
 
-/// The stack and the address at which a child with a stack of its own continues. The child is a
-/// single thread, so one variable for each is enough.
+/// The stack and the address at which a child with a stack of its own continues. Only the child
+/// uses them. The child is a single thread, so one variable for each is enough.
 static STACK: AtomicU64 = AtomicU64::new(0);
 static RETURN_ADDRESS: AtomicU64 = AtomicU64::new(0);
 
-// All registers have the program's values, except rcx and r11, which a system call changes.
+// The program continues at RETURN_ADDRESS on its own stack. All other registers have the program's
+// values, except rcx and r11, which a system call changes.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_change_stack",
@@ -201,7 +206,8 @@ fn begin(frozen: FrozenMemory, calls: OfThread) {
     if calls.is_empty() {
         return;
     }
-    // The program forked in a handler that interrupted a call. The child continues that call, too.
+    // The program forked in a signal handler that interrupted a call. The child continues that
+    // call, too.
     let mappings = region::mappings();
     for (address, mut pinned) in calls.into_calls() {
         match mappings {
@@ -214,7 +220,7 @@ fn begin(frozen: FrozenMemory, calls: OfThread) {
     }
 }
 
-/// Ends a child that could read zeroes instead of its parent's memory.
+/// Ends a child that could read zeroes in place of its parent's evicted pages.
 fn die_of_zeroes() -> ! {
     message::say(format_args!(
         "swap: a forked child ends, because its parent's swapped memory cannot be unmapped in it"
@@ -222,9 +228,9 @@ fn die_of_zeroes() -> ! {
     message::abort()
 }
 
-/// Reports why a child does not inherit swapped memory, once for each reason. If the mechanism or
-/// the backing store never supports copies, nothing is reported here. Most children only execute
-/// another program, so the report comes when a child touches the memory.
+/// Reports why a child does not inherit swapped memory, once for each reason. Reports nothing if
+/// the mechanism or the backing store never supports copies. Most children only execute another
+/// program, so in that case usring reports when a child touches the memory.
 fn refuse(error: Errno) {
     let (bit, why) = match error {
         Errno::EOPNOTSUPP => return,

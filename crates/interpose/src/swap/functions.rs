@@ -1,7 +1,7 @@
 //! Swap regions and faults for C (`include/usring.h`): functions for programs that are linked to
-//! this library, or that find it by dlsym(3).
-//! Each call goes through the entry point as a system call does, so signals are deferred during it.
-//! Its number is one that no system call can have. `usring_swap` implements the functions.
+//! this library, or that find the functions by dlsym(3). Each call goes through the entry point as
+//! a system call does, so signals are deferred during it. Its number is one that no system call can
+//! have. `usring_swap` implements the functions.
 
 use crate::call::Call;
 use crate::faults;
@@ -16,7 +16,7 @@ use usring_sys::mutex::Mutex;
 use usring_sys::thread::{self, ThreadId};
 use usring_sys::{Errno, UserAddress, user_memory, width};
 
-/// The first of the numbers that stand for these functions in a [`Call`].
+/// The first of the numbers that a [`Call`] can have for these functions.
 pub const FIRST: u32 = 0x7573_0100;
 
 /// Size of `struct usring_swap_options` in words of 64 bits. The first word of the structure is its
@@ -25,7 +25,8 @@ const OPTIONS: usize = 7;
 /// Maximum number of bytes of an option's text, including its NUL.
 const MOST_TEXT_BYTES: usize = 4096;
 
-/// Passes the functions to the macro `$with`: number, name, and implementation of each.
+/// Passes the functions to the macro `$with`: for each function, its number, its name, and its
+/// implementation.
 macro_rules! for_each_function {
     ($with:ident) => {
         $with! {
@@ -54,14 +55,14 @@ pub(crate) use for_each_function;
 
 macro_rules! serve_functions {
     ($($number:literal $name:ident => $serve:ident;)*) => {
-        /// Last of the numbers that stand for these functions in a [`Call`].
+        /// The last of the numbers that a [`Call`] can have for these functions.
         pub const LAST: u32 = FIRST + width::count([$($number),*].len()) - 1;
 
-        /// Runs the function that the call's number stands for, and returns its answer.
+        /// Runs the function that the call's number stands for, and returns the function's answer.
         pub fn serve(call: &Call) -> Result<u64, Errno> {
             match width::low(call.number) - FIRST {
-                // SAFETY: the functions need valid handles. `usring.h` obliges the program to pass
-                // only such.
+                // SAFETY: the functions need valid handles, and `usring.h` obliges the program to
+                // pass only valid handles.
                 $($number => unsafe { $serve(call.arguments) },)*
                 _ => Err(Errno::ENOSYS),
             }
@@ -103,20 +104,21 @@ unsafe fn arena<'a>(handle: u64) -> &'a Arena {
     unsafe { &*(handle as *const Arena) }
 }
 
-/// Converts addresses to a range of a region's bytes.
+/// Converts a range of addresses to a range of the region's bytes.
 fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, Errno> {
     let first = width::size(start).checked_sub(region.as_ptr() as usize).ok_or(Errno::EINVAL)?;
     let end = first.checked_add(width::size(length)).ok_or(Errno::EINVAL)?;
     Ok(first..end)
 }
 
-/// For each thread, why its last failed `usring_swap_map` failed. The oldest failure is first.
+/// For each thread, the reason why its last failed `usring_swap_map` failed. The oldest failure is
+/// the first element.
 static LAST_FAILURE: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
-/// Maximum number of threads in `LAST_FAILURE`. For a further thread, the oldest failure is
-/// dropped.
+/// Maximum number of threads whose failures are in `LAST_FAILURE`. If one more thread has a
+/// failure, the oldest failure is dropped.
 const MOST_FAILURES: usize = 64;
 
-/// Records why a call of this thread failed, for `usring_swap_error`. Returns `errno`.
+/// Records the reason why a call of this thread failed, for `usring_swap_error`. Returns `errno`.
 fn failed(errno: Errno, reason: String) -> Errno {
     let thread = thread::current();
     let mut failures = LAST_FAILURE.lock();
@@ -128,7 +130,8 @@ fn failed(errno: Errno, reason: String) -> Errno {
     errno
 }
 
-/// Copies the reason for this thread's last failure, as strerror_r(3) does. Returns its length.
+/// Copies the reason for this thread's last failure to the program, as strerror_r(3) does. Returns
+/// the reason's length.
 unsafe fn error([place, room, ..]: Arguments) -> Result<u64, Errno> {
     let thread = thread::current();
     let reason = {
@@ -141,8 +144,8 @@ unsafe fn error([place, room, ..]: Arguments) -> Result<u64, Errno> {
     user_memory::copy_out(UserAddress(place), &bytes).map(|()| reason.len() as u64)
 }
 
-/// Reads the options. A program that was built with another version of the header has options of
-/// another size: missing options become 0, and unknown options must be 0.
+/// Reads the options of a region. A program that was built with another version of the header may
+/// pass options of another size. Missing options become 0, and unknown options must be 0.
 fn read_options(address: u64) -> Result<[u64; OPTIONS], Errno> {
     let size = user_memory::read::<u64>(UserAddress(address))?;
     let words = width::size(size / 8);
@@ -165,7 +168,8 @@ fn read_options(address: u64) -> Result<[u64; OPTIONS], Errno> {
     Ok(options)
 }
 
-/// Words that every version of the options has, and the most that any version may have.
+/// Number of words that every version of the options has, and the maximum number of words that any
+/// version may have.
 const LEAST_OPTIONS: usize = 4;
 const MOST_OPTIONS: usize = 64;
 
@@ -198,8 +202,8 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
 }
 
 unsafe fn unmap([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the handle comes from `Box::into_raw` in `map`, and the program does not use it
-    // again.
+    // SAFETY: the handle comes from `Box::into_raw` in `map`, and the program does not use the
+    // handle again.
     drop(unsafe { Box::from_raw(handle as *mut SwapRegion) });
     Ok(0)
 }
@@ -276,15 +280,15 @@ unsafe fn statistics([handle, place, ..]: Arguments) -> Result<u64, Errno> {
 
 unsafe fn arena_create([handle, place, ..]: Arguments) -> Result<u64, Errno> {
     user_memory::write(UserAddress(place), 0u64)?;
-    // SAFETY: the handle comes from `Box::into_raw` in `map`, and the program does not use it
-    // again.
+    // SAFETY: the handle comes from `Box::into_raw` in `map`, and the program does not use the
+    // handle again.
     let region = unsafe { Box::from_raw(handle as *mut SwapRegion) };
     let arena = Box::into_raw(Box::new(Arena::new(*region)?));
     user_memory::write(UserAddress(place), arena as u64).map(|()| 0)
 }
 
 unsafe fn arena_destroy([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the handle comes from `arena_create`, and the program does not use it again.
+    // SAFETY: the handle comes from `arena_create`, and the program does not use the handle again.
     drop(unsafe { Box::from_raw(handle as *mut Arena) });
     Ok(0)
 }

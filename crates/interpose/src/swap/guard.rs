@@ -1,8 +1,8 @@
-//! Guards system calls on swapped memory, made by the program or by usring for it. Pins the memory
-//! that a call names until the kernel has answered ([`usring_call_memory`]).
+//! Guards system calls on swapped memory, made by the program or by usring for the program. Pins
+//! the memory that a call names until the kernel has answered the call ([`usring_call_memory`]).
 //!
 //! The entry point makes the program's call ([`Outcome::PINNED`]), so that a signal interrupts the
-//! call as it would interrupt the program's own. Then `dispatch` calls [`after`].
+//! call as it would without usring. Then `dispatch` calls [`after`].
 
 use crate::call::{Call, Outcome};
 use crate::runtime::message;
@@ -14,7 +14,7 @@ use usring_swap::mappings::WINDOW;
 use usring_sys::pinned_memory::{self, PinHook};
 use usring_sys::{Errno, SystemCall, width};
 
-/// The pin hook for the system calls that the engine makes.
+/// The hook that pins memory for the system calls that the engine makes.
 pub static PIN_HOOK: PinHook = PinHook { prepare, finish, window: WINDOW.start as u64..WINDOW.end as u64 };
 
 fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
@@ -22,7 +22,8 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
         return Ok(0);
     }
     // The engine makes no call that names memory indirectly, by other memory. A thread that moves a
-    // swapped page is exempt, because pinning that page would wait for the thread itself.
+    // swapped page is exempt. Otherwise it would wait for the owner of that page, which is the
+    // thread itself.
     if !call_memory::may_name_memory(call) || pinned_memory::is_exempt() || is_execution(call.number) {
         return Ok(0);
     }
@@ -31,7 +32,8 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
 }
 
 fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
-    // SAFETY: `kept` comes from `Box::into_raw` in `prepare` or below, and each value is used once.
+    // SAFETY: `kept` comes from `Box::into_raw` in `prepare` or below, and each value is used only
+    // once.
     let mut pinned = unsafe { Box::from_raw(kept as *mut PinnedCall) };
     let answer = proceed(&mut pinned, call, answer);
     if answer.is_none() {
@@ -40,9 +42,8 @@ fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
     answer
 }
 
-/// Handles the kernel's answer to the call, and returns the answer for the program. `None`: the
-/// kernel must make `call` once more, either for the next part of its data, or again after an
-/// EFAULT.
+/// Handles the kernel's answer to the call. Returns the answer for the program. `None`: `call` must
+/// be made once more, for the next part of its data, or again after an EFAULT.
 fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Option<u64> {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     let is_fault = answer == i64::from(Errno::EFAULT.negative()).cast_unsigned();
@@ -56,7 +57,7 @@ fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Optio
     pinned.proceed(call, answer)
 }
 
-/// Serves a call by `serve`. If the kernel has to answer the call, first pins the memory that the
+/// Serves a call by `serve`. If `serve` leaves the call to the kernel, pins the memory that the
 /// call names.
 pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     if !region::exists() {
@@ -98,7 +99,7 @@ fn hold(call: &mut Call) -> Outcome {
     }
 }
 
-/// Handles the kernel's answer to a call that is [`Outcome::PINNED`].
+/// Handles the kernel's answer to a call whose outcome was [`Outcome::PINNED`].
 pub fn after(call: &mut Call, answer: u64) -> Outcome {
     let address = core::ptr::from_ref(call) as usize;
     let done = |answer| Outcome { answer, kind: Outcome::DONE };

@@ -1,10 +1,10 @@
-//! In-flight calls: keeps the pinned memory of the program's calls until they return.
+//! In-flight calls: keeps the memory of the program's calls pinned until they return.
 //!
 //! Some calls never return: a signal's handler leaves by siglongjmp(3), a vfork child executes a
 //! program or is killed, or a thread ends inside the call. The entry point stores the
-//! [`Call`](crate::call::Call) of each system call on the stack of the thread that makes it. If a
-//! later call is stored at that address, wholly or in part, the earlier call cannot return any
-//! more. Then its pinned memory is released.
+//! [`Call`](crate::call::Call) of each system call on the stack of the calling thread. If a later
+//! call is stored at that address, wholly or in part, the earlier call cannot return any more. Then
+//! the pinned memory of the earlier call is released.
 
 use crate::call::CALL_SIZE;
 use alloc::vec::Vec;
@@ -15,7 +15,8 @@ use usring_sys::per_process::PerProcess;
 use usring_sys::spread;
 use usring_sys::thread::{self, ThreadId};
 
-/// An in-flight call: the address on its thread's stack, the thread, and the pinned memory.
+/// An in-flight call: the address of its `Call` on the thread's stack, the thread, and the pinned
+/// memory.
 struct InFlight {
     address: usize,
     thread: ThreadId,
@@ -24,8 +25,8 @@ struct InFlight {
 
 const ROWS: usize = 256;
 
-/// In-flight calls, by a hash of the stack page on which they are stored. Two threads hardly ever
-/// share such a page.
+/// In-flight calls, in rows by a hash of the stack page on which the call is stored. Two threads
+/// hardly ever share such a page.
 static TABLE: PerProcess<[Mutex<Vec<InFlight>>; ROWS]> = PerProcess::new();
 
 fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
@@ -33,29 +34,29 @@ fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
     &TABLE.get_or_make(|| [const { Mutex::new(Vec::new()) }; ROWS])[row]
 }
 
-/// Keeps pinned memory until the call that is stored at this address of a stack returns.
+/// Keeps memory pinned until the call that is stored at `address`, on a stack, returns.
 pub fn keep(address: usize, pinned: PinnedCall) {
     let mut row = row(address).lock();
     row.retain(|other| other.address.abs_diff(address) >= CALL_SIZE);
     row.push(InFlight { address, thread: thread::current(), pinned });
 }
 
-/// Removes and returns the pinned memory of a call that has returned, if memory was pinned for the
-/// call.
+/// Removes and returns the pinned memory of a call that has returned. `None` if no memory was
+/// pinned for the call.
 pub fn take(address: usize) -> Option<PinnedCall> {
     let mut row = row(address).lock();
     let index = row.iter().position(|other| other.address == address)?;
     Some(row.swap_remove(index).pinned)
 }
 
-/// The locked rows of the table that contain calls of the calling thread. There are such rows if
-/// the thread forks in a signal handler that interrupted a call.
+/// The locked rows of the table that contain in-flight calls of the calling thread. Such rows exist
+/// if the thread forks in a signal handler that interrupted a call.
 pub struct OfThread {
     thread: ThreadId,
     rows: Vec<Guard<'static, Vec<InFlight>>>,
 }
 
-/// Locks the rows of this thread's calls, until the value is dropped.
+/// Locks the rows with in-flight calls of this thread, until the value is dropped.
 pub fn hold() -> OfThread {
     let thread = thread::current();
     let is_ours = |row: &Guard<Vec<InFlight>>| row.iter().any(|other| other.thread == thread);
@@ -68,9 +69,9 @@ impl OfThread {
         self.rows.is_empty()
     }
 
-    /// Removes this thread's calls, each with its address, from the child's copy of the rows. (The
-    /// child's own table is empty.) The other calls belong to threads that the child does not have,
-    /// so they stay in the copy.
+    /// Removes this thread's calls, each with its address, from the child's copy of its parent's
+    /// rows. (The child's own table is empty.) The other calls in the copy belong to threads that
+    /// the child does not have, so they stay there.
     pub fn into_calls(self) -> Vec<(usize, PinnedCall)> {
         let mut calls = Vec::new();
         for mut row in self.rows {

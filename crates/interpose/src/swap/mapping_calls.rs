@@ -1,14 +1,15 @@
-//! System calls on mappings that concern swapped memory. They are answered as if the kernel had
-//! mapped the whole range, although it may be a mixture of paged memory, memory released to the
+//! System calls on mappings that concern swapped memory. usring answers them as if the kernel had
+//! mapped the whole range, although the range may consist of paged memory, memory released to the
 //! kernel, and holes.
 //!
 //! The kernel does not know the region's holes, because to the kernel the region is mapped there.
-//! So usring calls the kernel for each part that the kernel owns. A call that has to stop at a hole
-//! stops there.
+//! So usring calls the kernel for each part of the range that the kernel owns. If a call has to
+//! stop at a hole, usring stops there.
 //!
-//! Some requests are impossible on paged memory: another protection, a lock, a stack. For these the
-//! memory is released to the kernel, which keeps it until it is unmapped. If the release fails (a
-//! system call uses the memory), the call is refused, and a message goes to standard error once.
+//! Some requests are impossible on paged memory: another protection, a lock, a stack. For these,
+//! the memory is released to the kernel, which keeps the memory until the program unmaps it. If the
+//! release fails (a system call uses the memory), usring refuses the call. A message goes to
+//! standard error once.
 
 use crate::call::{Call, Outcome};
 use crate::runtime::message;
@@ -23,15 +24,15 @@ use usring_sys::mapping::PAGE;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// The kinds of refusals that [`refused`] has reported already, one bit each.
+/// The kinds of refusals that [`refused`] has reported already, one bit for each kind.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 static IS_FULL_REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Number of a [`Call`] that is no system call: it announces memory that the program chose for a
-/// stack.
+/// Number of a [`Call`] that is no system call: by it, usring's own `pthread_attr_setstack`
+/// announces the memory that the program chose for a stack.
 pub const STACK: u32 = 0x7573_0200;
 
-/// Answer to a call on mappings; `None`: the kernel has to answer.
+/// Answer to a call on mappings. `None`: the kernel has to answer the call.
 type Answer = Option<Result<u64, Errno>>;
 
 /// Answers a call on mappings, if it concerns swapped memory.
@@ -89,8 +90,8 @@ fn kernel(number: u32, [first, second, third, fourth]: [u64; 4]) -> Result<u64, 
     SystemCall::new(number, [first, second, third, fourth, 0]).run()
 }
 
-/// Returns the pages of a range. Errors: `EINVAL` if it does not start at a page, or extends beyond
-/// all addresses.
+/// Returns the pages of a range. Errors: `EINVAL` if the range does not start at a page, or its end
+/// is beyond the highest address.
 fn pages(start: u64, length: u64) -> Result<Range<usize>, Errno> {
     let (start, length) = (width::size(start), width::size(length));
     let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
@@ -98,7 +99,7 @@ fn pages(start: u64, length: u64) -> Result<Range<usize>, Errno> {
     if start.is_multiple_of(PAGE) { Ok(start..end) } else { Err(Errno::EINVAL) }
 }
 
-/// Returns the pages that contain these bytes.
+/// Returns the pages that contain `length` bytes from `start` on.
 fn around(start: u64, length: u64) -> Result<Range<usize>, Errno> {
     let first = start / PAGE as u64 * PAGE as u64;
     pages(first, length.checked_add(start - first).ok_or(Errno::EINVAL)?)
@@ -127,8 +128,8 @@ fn map(arguments: [u64; 6]) -> Answer {
         return if is_in_window(address) { map_over(mappings()?, arguments, is_ours) } else { None };
     }
     if !is_ours || width::size(length) < region::minimum() {
-        // A hint to an address in the window is ignored, because the kernel must not fill the
-        // region's holes.
+        // The address is only a hint here. A hint to an address in the window is dropped, because
+        // the kernel must not fill the region's holes.
         let elsewhere = || map_by_kernel([0, length, protection, u64::from(flags), arguments[4], arguments[5]]);
         return (is_in_window(address) && flags & linux::MAP_ANONYMOUS != 0).then(elsewhere);
     }
@@ -136,7 +137,7 @@ fn map(arguments: [u64; 6]) -> Answer {
     if start.is_none() {
         report_no_room(length);
     }
-    // If the region has no space, the kernel maps the memory.
+    // If the region cannot provide the memory, the kernel maps it.
     start.map(|start| Ok(start as u64))
 }
 
@@ -151,7 +152,7 @@ fn report_no_room(length: u64) {
 }
 
 fn map_by_kernel(mut arguments: [u64; 6]) -> Result<u64, Errno> {
-    // Linux ignores this flag. With it, usring's filter lets the call pass.
+    // Linux ignores this flag. usring's filter lets a call with this flag pass.
     arguments[3] |= u64::from(linux::MAP_DENYWRITE);
     SystemCall::with_six(linux::__NR_mmap, arguments).run()
 }
@@ -178,12 +179,13 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
             Err(error) => return Some(Err(error)),
         }
     }
-    // To the kernel the whole region is mapped, even where the program sees a hole.
+    // To the kernel, the whole region is mapped, even where the program sees a hole. So
+    // MAP_FIXED_NOREPLACE would fail.
     let flags = width::low(flags) & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
     arguments[3] = u64::from(flags);
     match changes.replace(&range, || map_by_kernel(arguments)) {
-        // The file may be one of usring's descriptors, which have no mmap in the kernel.
-        // `make_room` releases the range to the kernel. `descriptor_calls::map` then answers.
+        // The file may be that of a ring, whose descriptor has no mmap in the kernel. `make_room`
+        // then releases the range to the kernel, and `descriptor_calls::map` answers the call.
         Err(Errno::ENODEV) => {
             make_room(&mut changes, &range).err().map(|error| Err(errno_for_program(error, Unsupported::MapOver)))
         }
@@ -191,8 +193,8 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
     }
 }
 
-/// Releases all of a range to the kernel, with its contents; maps memory without access at its
-/// holes.
+/// Releases all of a range to the kernel, with its contents. Maps memory without access at the
+/// holes of the range.
 fn make_room(changes: &mut Changes, range: &Range<usize>) -> Result<(), Errno> {
     changes.release_to_kernel(range)?;
     let holes = changes.parts(range).into_iter().filter(|part| part.owner == Owner::Unmapped);
@@ -237,8 +239,8 @@ fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -
 }
 
 /// Calls `ask` for each part of a range that the kernel owns, up to the first hole. If `becomes` is
-/// given, the range up to that hole is first released to the kernel. If the release fails, the call
-/// is refused, and the message names `becomes`. Errors: `ENOMEM` at a hole.
+/// given, first releases the range up to that hole to the kernel. If the release fails, refuses the
+/// call, with a message that names `becomes`. Errors: `ENOMEM` at a hole.
 fn in_order(
     mappings: &Mappings,
     range: &Range<usize>,
@@ -263,7 +265,7 @@ fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u
     let range = pages(start, length)?;
     let mut changes = mappings.change();
     let parts = changes.parts(&range);
-    // These kinds of advice change what children inherit, or the pages themselves, so the kernel
+    // These kinds of advice change the pages themselves, or what children inherit. So the kernel
     // must own the memory.
     if let linux::MADV_DOFORK
     | linux::MADV_WIPEONFORK
@@ -295,7 +297,7 @@ fn advise_parts(mappings: &Mappings, parts: &[Part], advice: u32) -> Result<u64,
 
 fn advise_paged(mappings: &Mappings, range: &Range<usize>, advice: u32) -> Result<(), Errno> {
     match advice {
-        // After MADV_FREE, Linux may drop the contents at any time; usring drops them at once.
+        // After MADV_FREE, Linux may drop the contents at any time. usring drops them at once.
         linux::MADV_DONTNEED | linux::MADV_FREE | linux::MADV_DONTNEED_LOCKED => mappings.zero(range),
         linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE => {
             range.clone().step_by(PAGE).try_for_each(|page| user_memory::read::<u8>(UserAddress(page as u64)).map(drop))
@@ -316,7 +318,7 @@ fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Resu
     for part in parts.iter().filter(|part| part.owner == Owner::Kernel) {
         ask(part.range.start as u64, part.range.len() as u64)?;
     }
-    // A hole does not end the call, but decides the answer.
+    // A hole does not end the call, but changes its answer to ENOMEM.
     if parts.iter().any(|part| part.owner == Owner::Unmapped) { Err(Errno::ENOMEM) } else { Ok(0) }
 }
 
@@ -408,7 +410,7 @@ fn remap_freely(
     };
     let owner = parts.first().map(|part| part.owner);
     match owner {
-        // Old size 0: shared memory is mapped a second time.
+        // With an old size of 0, mremap(2) maps shared memory a second time.
         None if changes.parts(&(old.start..old.start + PAGE))[0].owner == Owner::Kernel => ask(),
         None => Err(Errno::EINVAL),
         Some(Owner::Unmapped) => Err(Errno::EFAULT),
@@ -419,14 +421,14 @@ fn remap_freely(
         }
         Some(Owner::Pager) if parts.len() == 1 => match changes.remap(old, length, may_move) {
             Err(Errno::ENOMEM) if may_move => {
-                // The region has no room: the kernel maps the memory.
+                // The region has no free range of this length, so the kernel maps the memory.
                 report_no_room((length - old.len()) as u64);
                 changes.release_to_kernel(old)?;
                 by_kernel(changes)
             }
             answer => answer.map(|start| start as u64),
         },
-        // The range is not a single mapping.
+        // The range is not a single mapping, which mremap(2) requires.
         Some(_) => Err(Errno::EFAULT),
     }
 }
@@ -440,20 +442,20 @@ fn keep_stack(start: u64, length: u64) {
     };
     if mappings.change().release_to_kernel(&range).is_err() {
         refused(Unsupported::Stack);
-        // The memory could not be released, so it is pinned permanently instead.
+        // The memory could not be released to the kernel. So it is pinned permanently instead.
         let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
     }
 }
 
 /// Releases an alternate signal stack (sigaltstack(2)) to the kernel, because the kernel may write
-/// there at any time.
+/// to it at any time.
 fn keep_alternate_stack(new: u64) {
     let Ok([start, _, length]) = user_memory::read::<[u64; 3]>(UserAddress(new)) else { return };
     keep_stack(start, length);
 }
 
-/// Requests that are refused on memory of the region if that memory cannot be released to the
-/// kernel. `LockAll` is always refused.
+/// Requests that usring refuses on memory of the region if it cannot release that memory to the
+/// kernel. It always refuses `LockAll`.
 #[derive(Clone, Copy)]
 enum Unsupported {
     MapOver,
@@ -467,12 +469,12 @@ enum Unsupported {
 
 /// Returns the errno that the program gets for a call that failed with `error`. `EBUSY` means that
 /// memory could not be released to the kernel. It becomes `ENOMEM`, and the refusal of `what` is
-/// reported on standard error. Any other errno is the kernel's and is unchanged.
+/// reported on standard error. Any other errno is the kernel's, and the program gets it unchanged.
 fn errno_for_program(error: Errno, what: Unsupported) -> Errno {
     if error == Errno::EBUSY { refused(what) } else { error }
 }
 
-/// Reports a refusal, once for each kind, and returns `ENOMEM`.
+/// Reports a refusal on standard error, once for each kind. Returns `ENOMEM`.
 fn refused(what: Unsupported) -> Errno {
     let call = match what {
         Unsupported::MapOver => "another mapping over it (mmap)",

@@ -3,11 +3,11 @@
 //! | file | content |
 //! |---|---|
 //! | [`region`] | the memory that is swapped |
-//! | [`filter`] | traps the calls that may name it |
+//! | [`filter`] | traps the calls that may name swapped memory |
 //! | [`mapping_calls`] | the calls that map, move and advise it |
-//! | [`guard`] | all other calls: pins what they name |
-//! | [`in_flight`] | what is pinned for calls that have not returned yet |
-//! | [`fork`] | a child's copy |
+//! | [`guard`] | all other calls: pins the memory that they name |
+//! | [`in_flight`] | the pinned memory of calls that have not returned yet |
+//! | [`fork`] | a child's copy of swapped memory |
 //! | [`functions`] | usring's functions for programs that are linked to the library |
 
 pub mod filter;

@@ -1,13 +1,13 @@
 //! The region of an unmodified program's swapped memory (`usring run --swap`, `USRING_SWAP`).
 //!
 //! The region serves mappings that are private, without a file, readable and writable, and large
-//! enough. It is made at the first such mapping. So processes without such mappings leave the
-//! backing store to others. All other mappings are the kernel's. [`crate::swap::mapping_calls`]
-//! answers later calls on mappings.
+//! enough. The region is made at the first such mapping. So processes without such mappings leave
+//! the backing store to others. The kernel serves all other mappings.
+//! [`crate::swap::mapping_calls`] answers later calls on mappings.
 //!
-//! A forked child inherits a copy of the region ([`crate::swap::fork`]) and takes it over at the
-//! first use. If it cannot do that, the child ends when it touches its parent's swapped memory. A
-//! vfork child uses its parent's region and notices nothing.
+//! A forked child inherits a copy of the region ([`crate::swap::fork`]) and takes it over when it
+//! first uses it. If it cannot do that, the child ends when it touches its parent's swapped memory.
+//! A vfork child uses its parent's region and notices nothing.
 
 use crate::process::{self, environment};
 use crate::runtime::message;
@@ -27,15 +27,15 @@ use usring_sys::set_once::SetOnce;
 /// Whether this process's memory may be swapped.
 pub static ON: AtomicBool = AtomicBool::new(false);
 static MAPPINGS: AtomicPtr<Mappings> = AtomicPtr::new(null_mut());
-/// Swapped memory that this process has inherited and not taken over yet; else null.
+/// Swapped memory that this process has inherited and not taken over yet. Null if there is none.
 static INHERITANCE: AtomicPtr<Inheritance> = AtomicPtr::new(null_mut());
-/// Whether a child that is forked now inherits the region. Set before each fork.
+/// Whether a child that is forked now inherits the region. This is set before each fork.
 static CHILD_INHERITS: AtomicBool = AtomicBool::new(false);
 /// Held while a thread makes the region.
 static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
 /// Held while a thread takes the inherited memory over.
 static TAKING_OVER: PerProcess<Mutex<()>> = PerProcess::new();
-/// Pins memory for system calls that usring itself makes. Installed when the process has a region.
+/// Pins memory for system calls that usring itself makes. Installed once the process has a region.
 static HOOK: SetOnce<PinHook> = SetOnce::new();
 /// Minimum length in bytes of a mapping that the region serves.
 static MINIMUM: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -50,24 +50,25 @@ pub fn minimum() -> usize {
     MINIMUM.load(Ordering::Relaxed)
 }
 
-/// Returns whether this process has inherited a region that it has not taken over yet.
+/// Returns whether this process has inherited a region and not taken it over yet.
 fn has_inherited() -> bool {
     !INHERITANCE.load(Ordering::Relaxed).is_null()
 }
 
-/// Returns the region, if this process has one. A region that it has only inherited is taken over
-/// now.
+/// Returns the region of this process; `None` if it has none. Takes the region over now if this
+/// process has only inherited it.
 pub fn mappings() -> Option<&'static Mappings> {
     known().or_else(|| if has_inherited() { take_over() } else { None })
 }
 
-/// Returns the region that this process has made or taken over; `None`: there is none yet.
+/// Returns the region that this process has made or taken over. `None`: it has done neither yet.
 fn known() -> Option<&'static Mappings> {
     // SAFETY: a stored pointer comes from a box that is never freed.
     unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
 }
 
-/// Returns whether there is a region, including an inherited one that is not taken over yet.
+/// Returns whether this process has a region, perhaps one that it has inherited and not taken over
+/// yet.
 #[inline]
 pub fn exists() -> bool {
     !MAPPINGS.load(Ordering::Relaxed).is_null() || has_inherited()
@@ -76,7 +77,8 @@ pub fn exists() -> bool {
 /// Makes `mappings` the process's region, and installs the pin hook.
 fn publish(mappings: Mappings) {
     static FIRST_TOUCH: fn() -> bool = || {
-        // A child that does not inherit the region gives it up here, at its first call to usring.
+        // In a child that does not inherit the region, this first call to usring drops the child's
+        // reference to the region.
         process::current();
         self::mappings().is_some()
     };
@@ -87,7 +89,7 @@ fn publish(mappings: Mappings) {
     }
 }
 
-/// The parsed text of `USRING_SWAP`; not set if no memory is swapped.
+/// The parsed text of `USRING_SWAP`. Not set if no memory is swapped.
 static TEXT: SetOnce<SwapText> = SetOnce::new();
 
 /// Returns the options of the region.
@@ -96,8 +98,8 @@ fn options() -> Option<Options<'static>> {
     Some(Options { text: TEXT.get()?, statistics, socket: environment::swap_socket() })
 }
 
-/// Returns the minimum length in bytes of a mapping to swap, as `USRING_SWAP` says; `None`: no
-/// memory is swapped.
+/// Returns the minimum length in bytes of a mapping to swap, from `USRING_SWAP`. `None`: no memory
+/// is swapped.
 pub fn wanted_minimum() -> Option<usize> {
     TEXT.get().map(|text| text.minimum)
 }
@@ -123,8 +125,8 @@ pub fn read_environment() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Switches swapping on: a region serves mappings of at least `minimum` bytes. `hook` pins the
-/// region's memory that a system call names.
+/// Switches swapping on: from now on, a region serves mappings of at least `minimum` bytes. `hook`
+/// pins the region's memory for the system calls that usring makes.
 pub fn allow(minimum: usize, hook: &'static PinHook) {
     HOOK.set(hook);
     MINIMUM.store(minimum, Ordering::Relaxed);
@@ -139,7 +141,8 @@ pub fn set_child_inherits(inherits: bool) {
 /// Resets this module's state in a forked child. The child may call [`inherit`] afterwards.
 pub fn begin_after_fork() {
     MAPPINGS.store(null_mut(), Ordering::Relaxed);
-    // This child does not inherit memory that the parent has inherited and not taken over yet.
+    // The parent may not have taken over its own inheritance yet. This child does not get that
+    // memory.
     INHERITANCE.store(null_mut(), Ordering::Relaxed);
     if !CHILD_INHERITS.load(Ordering::Relaxed) {
         switch_off();
@@ -152,12 +155,12 @@ pub fn switch_off() {
     pinned_memory::forget_pin_hook();
 }
 
-/// Keeps what this process has inherited, until its first use.
+/// Keeps the memory that this process has inherited, until the process first uses it.
 pub fn inherit(inheritance: Inheritance) {
     INHERITANCE.store(Box::into_raw(Box::new(inheritance)), Ordering::Release);
 }
 
-/// Takes over the inherited memory, if that has not been done.
+/// Takes over the memory that this process has inherited, unless it has done so already.
 #[cold]
 fn take_over() -> Option<&'static Mappings> {
     let statistics = options()?.statistics;
@@ -176,7 +179,7 @@ fn take_over() -> Option<&'static Mappings> {
         return None;
     }
     let _one_at_a_time = TAKING_OVER.get_or_make(|| Mutex::new(())).lock();
-    // The system calls below name no swapped memory, so none of it is pinned for them.
+    // The system calls below name no swapped memory, so none is pinned for them.
     let _exempt = pinned_memory::exempt();
     let inheritance = INHERITANCE.load(Ordering::Acquire);
     if !inheritance.is_null() {
@@ -200,7 +203,7 @@ pub fn made() -> Option<&'static Mappings> {
     if let Some(mappings) = mappings() {
         return Some(mappings);
     }
-    // A vfork child makes no region, because the region's threads would be the child's and end with
+    // A vfork child makes no region. The region's threads would belong to the child and end with
     // it.
     if !process::is_own() {
         return None;
