@@ -1,5 +1,6 @@
-//! Tests the replacements of libc's functions against simple implementations: the memory routines
-//! (this program is linked with usring's instead of libc's) and the allocator.
+//! Tests usring's replacements of libc's functions against simple implementations: the memory
+//! routines and the allocator. (This program is linked with usring's memory routines instead of
+//! libc's.)
 
 #[path = "../src/runtime/allocator.rs"]
 mod allocator;
@@ -19,7 +20,7 @@ unsafe extern "C" {
     fn strlen(text: *const i8) -> usize;
 }
 
-/// Every length at which the routines change their method, and some beyond.
+/// Every length at which the routines change their method, and some lengths beyond.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..200).chain([255, 256, 257, 511, 1000, 1023, 1024, 1025, 1040, 4095, 5000])
 }
@@ -30,7 +31,7 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
 
 const BUFFER_LENGTH: usize = 6000;
 
-/// Returns `bytes` after a copy within it, byte by byte, without the tested routine.
+/// Returns `bytes` after a copy from one part of it to another, without the tested routine.
 fn copied(bytes: &[u8], to: usize, from: usize, count: usize) -> Vec<u8> {
     let moved: Vec<u8> = bytes.iter().skip(from).take(count).copied().collect();
     let place = |index: usize| index.checked_sub(to).and_then(|at| moved.get(at)).copied();
@@ -63,8 +64,7 @@ fn memcpy_copies_every_length_at_every_alignment() {
             let mut both = target.clone();
             both.extend_from_slice(&source);
             let expected = copied(&both, to, BUFFER_LENGTH + from, count);
-            // SAFETY: the allocations are separate, and each has room for `count` bytes at its
-            // offset.
+            // SAFETY: the allocations are separate, and each has `count` bytes from its offset on.
             unsafe { memcpy(target.as_mut_ptr().add(to).cast(), source.as_ptr().add(from).cast(), count) };
             assert!(target[..] == expected[..BUFFER_LENGTH], "{count} bytes from {from} to {to}");
         }
@@ -77,7 +77,7 @@ fn memset_sets_exactly_its_range() {
         for to in [0, 1, 9, 16] {
             let mut bytes = pattern(BUFFER_LENGTH, 1);
             let before = bytes.clone();
-            // SAFETY: the range lies within the array. Only the low byte of the number is used.
+            // SAFETY: the range lies within the array. memset uses only the low byte of the number.
             let answer = unsafe { memset(bytes.as_mut_ptr().add(to).cast(), 0x1_5a, count) };
             assert_eq!(answer, bytes.as_mut_ptr().wrapping_add(to).cast());
             let right = |(index, byte): (usize, &u8)| {
@@ -97,7 +97,7 @@ fn memcmp_finds_the_first_difference_and_its_sign() {
         for at in [0, 1, 6, 7, 8, 9, 15, 100, count.saturating_sub(1), count] {
             let mut other = one.clone();
             other[at] = other[at].wrapping_add(1);
-            // A later difference in the other direction must not count.
+            // The next byte differs in the other direction. This second difference must not count.
             other[at + 1] = other[at + 1].wrapping_sub(1);
             let expected = if at < count { one[at].cmp(&other[at]) as i32 } else { 0 };
             // SAFETY: the ranges lie within their arrays.
@@ -120,7 +120,7 @@ fn strlen_stops_at_the_nul() {
     }
 }
 
-/// A block of the allocator, all of whose bytes are `mark`.
+/// A block of the allocator that the test owns. Each of its bytes is `mark`.
 struct Owned {
     start: *mut u8,
     layout: Layout,
@@ -223,7 +223,7 @@ fn a_block_comes_from_the_reserve_when_the_kernel_refuses_memory() {
     allocator.keep_reserve().unwrap();
     let child = call(linux::__NR_fork, [0; 5]);
     if child == 0 {
-        // Changes only the soft limit of addresses, so the child can raise it again.
+        // This changes only the soft limit of addresses, so the child can raise the limit again.
         let limit = |soft: u64| {
             let limits = [soft, u64::MAX];
             call(linux::__NR_prlimit64, [0, linux::RLIMIT_AS.into(), &raw const limits as u64, 0, 0])

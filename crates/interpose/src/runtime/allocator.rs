@@ -1,4 +1,4 @@
-//! The allocator of all of usring's data. It maps its own pages by mmap(2), so a call that arrives
+//! The allocator of all of usring's data. It maps its own pages by mmap(2). So a call that arrives
 //! while the program is inside malloc needs no lock of the program's.
 //!
 //! Each size class of blocks has a free list. New blocks are cut off a *region*: unused memory from
@@ -7,19 +7,19 @@
 //! handler interrupts a holder of the lock, because signals are deferred (see `signals`).
 //!
 //! # When the kernel has no more memory
-//! The allocator keeps a reserve of [`RESERVE`] bytes of addresses ([`Allocator::keep_reserve`]).
-//! If the kernel has no memory for a block, the block comes off the end of the reserve, and is
-//! freed like any other. From then on [`memory_reserve`] refuses the program's calls until
-//! [`Allocator::refill`] has succeeded.
+//! The allocator keeps a reserve of [`RESERVE`] bytes of mapped memory
+//! ([`Allocator::keep_reserve`]). If the kernel has no memory for a block, the block comes off the
+//! end of the reserve, and is freed like any other. From then on [`memory_reserve`] refuses the
+//! program's calls until [`Allocator::refill`] has succeeded.
 //!
 //! # fork
 //! The lists and the lock lie on a page that is zeroed in a forked child (MADV_WIPEONFORK). So a
 //! child never waits for a lock that another thread of its parent held. The parent's blocks stay
-//! readable in the child and may even be freed there: then they go to the child's lists.
+//! readable in the child. If the child frees one of them, the block goes to the child's lists.
 //!
 //! # Limits
-//! Freed small blocks are kept for their class and never returned to the kernel. Alignment beyond a
-//! page is refused.
+//! Freed small blocks stay in the list of their size class and are never returned to the kernel. A
+//! block cannot be aligned to more than a page.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::null_mut;
@@ -30,12 +30,13 @@ use usring_uapi::general as linux;
 
 /// Bytes of the largest block that is cut off a region.
 const LARGEST: usize = 32 * 1024;
-/// Bytes of the reserve: more than any one call of the program allocates.
+/// Bytes of the reserve, which are more than any one call of the program allocates.
 const RESERVE: usize = 8 << 20;
 /// Bytes requested from the kernel at a time.
 const REGION: usize = 128 * 1024;
-/// Number of size classes. Their sizes are 16, 32, 48, 64, 96, 128 … 32768 bytes: from 32 on two
-/// per power of two. (24 would not be aligned.)
+/// Number of size classes. Their sizes are 16, 32, 48, 64, 96, 128 … 32768 bytes. From 32 on, there
+/// are two classes for each power of two. (24 is no size, because a block of 24 bytes would leave
+/// the next block unaligned.)
 const CLASSES: usize = 22;
 /// Alignment of every block.
 const ALIGNED: usize = 16;
@@ -43,7 +44,7 @@ const ALIGNED: usize = 16;
 /// The free lists and their lock, alone on a page that is zeroed in a forked child.
 #[repr(C)]
 struct Lists {
-    /// 0: free, 1: held, 2: held, and a thread waits.
+    /// State of the lock. 0: free; 1: locked; 2: locked, and another thread waits.
     lock: AtomicU32,
     /// Start of the unused part of the current region.
     next: usize,
@@ -62,17 +63,17 @@ pub struct Allocator {
     reserve: Reserve,
 }
 
-/// Addresses kept for when the kernel has no memory. They change under the lists' lock. A forked
-/// child has a copy.
+/// Mapped memory that is kept for when the kernel has no more memory. Its fields change under the
+/// lists' lock. A forked child has a copy of the reserve.
 struct Reserve {
     start: AtomicUsize,
-    /// Bytes that are left; 0 while the reserve is being filled.
+    /// Number of bytes that are left; 0 while the reserve is being filled.
     left: AtomicUsize,
 }
 
 impl Reserve {
-    /// Cuts pages off the end of the reserve. From then on the pages are a mapping of their own.
-    /// Returns null if too few pages are left.
+    /// Cuts pages off the end of the reserve. From then on, the pages no longer belong to the
+    /// reserve. Returns null if too few pages are left.
     #[cold]
     fn take(&self, length: usize) -> *mut u8 {
         let length = length.next_multiple_of(PAGE);
@@ -82,7 +83,7 @@ impl Reserve {
         (self.start.load(Ordering::Relaxed) + left) as *mut u8
     }
 
-    /// Fills the reserve; returns whether it is full now.
+    /// Fills the reserve. Returns whether the reserve is full afterwards.
     fn fill(&self) -> bool {
         let left = self.left.swap(0, Ordering::Relaxed);
         let filled = match left {
@@ -109,7 +110,7 @@ const fn class_of(size: usize) -> usize {
     if size <= 32 {
         return 1;
     }
-    // `upper` is the smallest power of two that is large enough. A block of three quarters of
+    // `upper` is the smallest power of two that is not below `size`. A block of three quarters of
     // `upper` may be large enough, too.
     let power = usize::BITS - (size - 1).leading_zeros();
     let upper = 1usize << power;
@@ -139,8 +140,9 @@ const _: () = {
     }
 };
 
-/// Returns the size of the block for a layout. If the alignment is above [`ALIGNED`], the size is a
-/// power of two, because such blocks are aligned to their size (up to a page).
+/// Returns the size of the block that a layout gets. If the layout's alignment is above
+/// [`ALIGNED`], the size is a power of two. Blocks of such a size are aligned to their size (up to
+/// a page).
 fn rounded(layout: Layout) -> usize {
     if layout.align() <= ALIGNED { layout.size() } else { layout.size().max(layout.align()).next_power_of_two() }
 }
@@ -151,7 +153,8 @@ impl Allocator {
         Allocator { lists: AtomicPtr::new(null_mut()), reserve }
     }
 
-    /// Returns the page of lists, made on first use; null if there is no memory for it.
+    /// Returns the page with the lists and their lock. Makes it on first use. Returns null if there
+    /// is no memory for it.
     fn lists(&self) -> *mut Lists {
         let lists = self.lists.load(Ordering::Acquire);
         if !lists.is_null() {
@@ -159,7 +162,8 @@ impl Allocator {
         }
         let Ok(page) = mapping::private_pages(PAGE) else { return null_mut() };
         let advice = u64::from(linux::MADV_WIPEONFORK);
-        // Before Linux 4.14 a child inherits the lists, and at worst a held lock.
+        // Before Linux 4.14, this fails. A child then inherits the lists, and perhaps a lock that
+        // no thread of the child releases.
         let _ = SystemCall::new(linux::__NR_madvise, [page as u64, PAGE as u64, advice, 0, 0]).run();
         match self.lists.compare_exchange(null_mut(), page as *mut Lists, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => page as *mut Lists,
@@ -182,7 +186,7 @@ impl Allocator {
         self.locked(|_| self.reserve.fill()).unwrap_or(false)
     }
 
-    /// Returns pages from the kernel, or else from the reserve.
+    /// Returns pages from the kernel. If the kernel has no memory, returns pages from the reserve.
     fn pages(&self, length: usize) -> *mut u8 {
         match mapping::private_pages(length) {
             Ok(address) => address as *mut u8,
@@ -196,9 +200,9 @@ impl Allocator {
         if lists.is_null() {
             return None;
         }
-        // SAFETY: 1. The page is mapped, aligned, and never unmapped. Zero bytes, as at first and
-        // in a forked child, are unlocked empty lists. 2. While the lock is held, no other thread
-        // accesses the other fields.
+        // SAFETY: 1. The page is mapped, aligned, and never unmapped. At first, and in a forked
+        // child, its bytes are zero, which means unlocked empty lists. 2. While the lock is held,
+        // no other thread accesses the other fields.
         unsafe {
             let lock = &(*lists).lock;
             acquire(lock);
@@ -229,13 +233,14 @@ impl Lists {
         if block.is_null() {
             return self.carve(size_of_class(class), reserve);
         }
-        // SAFETY: blocks on the list belong to the allocator, are unused, and hold the link.
+        // SAFETY: a block on the list belongs to the allocator, is unused, and holds the link to
+        // the next.
         self.free[class] = unsafe { (*block).next };
         block.cast()
     }
 
     fn give(&mut self, class: usize, block: *mut Block) {
-        // SAFETY: the caller frees the block, so no other code uses it, and it has room for a link.
+        // SAFETY: the caller frees the block, so no other code uses it. It has room for a link.
         unsafe { (*block).next = self.free[class] };
         self.free[class] = block;
     }
@@ -288,7 +293,7 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller guarantees the layout, as for `alloc`.
         let block = unsafe { self.alloc(layout) };
-        // A larger block is a mapping of its own, which the kernel has zeroed.
+        // A larger block is a mapping of its own, whose pages the kernel has zeroed.
         if !block.is_null() && rounded(layout) <= LARGEST {
             // SAFETY: `alloc` has just returned a block of at least this size.
             unsafe { block.write_bytes(0, layout.size()) };
@@ -297,7 +302,7 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: the caller gives a size that, with this alignment, is a layout.
+        // SAFETY: the caller guarantees that the new size and this alignment form a valid layout.
         let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
         let (old_size, size) = (rounded(layout), rounded(new));
         if old_size > LARGEST && size > LARGEST {
@@ -309,8 +314,8 @@ unsafe impl GlobalAlloc for Allocator {
         if old_size <= LARGEST && size <= LARGEST && class_of(old_size) == class_of(size) {
             return block;
         }
-        // SAFETY: the new block is as large as requested; both blocks hold the shorter of the two
-        // lengths; the caller frees the old one.
+        // SAFETY: the new block is as large as requested. Both blocks are at least as long as the
+        // copied bytes. The caller gives up the old block.
         unsafe {
             let fresh = self.alloc(new);
             if !fresh.is_null() {

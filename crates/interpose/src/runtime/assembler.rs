@@ -1,9 +1,10 @@
-//! Pieces of assembler that several sections share. The user of a piece supplies its operands.
+//! Pieces of assembler that several sections share. The code that uses a piece supplies its
+//! operands.
 
 /// Calls rt_sigprocmask(2) with PASS_MARK, so that usring's filter lets the call pass. rsi: the
-/// address of the set. If rdx is not 0, the previous mask goes there. `$how`: the name, in braces,
-/// of the operand that says how the set changes the mask, such as `"{set_mask}"`. Further operands:
-/// `mark`, `rt_sigprocmask`. The mark stays in r9.
+/// address of the set. If rdx is not 0, the previous mask is stored there. `$how`: the name, in
+/// braces, of the operand that says how the set changes the mask, such as `"{set_mask}"`. Further
+/// operands: `mark`, `rt_sigprocmask`. The mark stays in r9.
 macro_rules! change_mask {
     ($how:literal) => {
         concat!("mov edi, ", $how, "\nmov r10d, 8\nmov r9, {mark}\nmov eax, {rt_sigprocmask}\nsyscall\n")
@@ -11,8 +12,8 @@ macro_rules! change_mask {
 }
 pub(crate) use change_mask;
 
-/// Delivers this thread's deferred signals. Costs one comparison if no thread of the process has
-/// deferred signals. Uses the label 2. Operand: `deferred`.
+/// Delivers this thread's deferred signals. Makes only one comparison if no thread of the process
+/// has deferred signals. Uses the label 2. Operand: `deferred`.
 macro_rules! deliver_deferred {
     () => {
         "cmp dword ptr [rip + {deferred}], 0\nje 2f\ncall usring_deliver_deferred\n2:\n"
@@ -34,7 +35,7 @@ macro_rules! begin_frame {
 }
 pub(crate) use begin_frame;
 
-/// Loads the registers for an mmap(2) of memory without a file. rsi: the length of that memory.
+/// Loads the registers for an mmap(2) of anonymous memory. rsi: the length of that memory.
 /// Operands: `protection`, `flags`, `mmap`.
 macro_rules! load_mmap {
     () => {
@@ -51,7 +52,7 @@ macro_rules! load_mmap {
 pub(crate) use load_mmap;
 
 /// Waits by wait4(2) for the child whose process id is in edi. `$options`: the names, in braces, of
-/// the operands that are its options, such as `"{wait_all}"`. Further operand: `wait4`.
+/// the operands for wait4's options, such as `"{wait_all}"`. Further operand: `wait4`.
 macro_rules! wait_for_child {
     ($options:literal) => {
         concat!("xor esi, esi\nmov edx, ", $options, "\nxor r10d, r10d\nmov eax, {wait4}\nsyscall\n")

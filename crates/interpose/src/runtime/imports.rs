@@ -1,5 +1,5 @@
 //! The slots by which the program and its libraries call functions of other libraries (their global
-//! offset tables), and how a slot is given another function.
+//! offset tables). Makes a slot call another function.
 
 use crate::runtime::libc::{self, Library, Tables};
 use crate::runtime::text;
@@ -28,20 +28,21 @@ struct Relocation {
     addend: i64,
 }
 
-/// Returns the address of the first definition of the function `name` in the loader's list. The
-/// loader binds imports of `name` to this definition. `None`: no library defines the function.
+/// Returns the address of the first definition of the function `name` in the loader's list of
+/// libraries. The loader binds imports of `name` to this definition. `None`: no library defines the
+/// function.
 pub fn function(name: &CStr) -> Option<usize> {
     // SAFETY: the tables are those of a library in the loader's list.
     libc::entries().find_map(|library| unsafe { Tables::of(library)?.find(name) })
 }
 
-/// Binds each import of `name` to `function`: in the program, and in all loaded libraries except
+/// Binds each import of `name` to `function`, in the program and in all loaded libraries except
 /// usring's. Called while the process has one thread.
 pub fn redirect(name: &CStr, function: usize) {
     let Some(maps) = Maps::open() else { return };
     for library in libc::entries().filter(|library| library.base() != text::base()) {
         // SAFETY: the tables and relocations are those of a library in the loader's list. A slot is
-        // a word of its own, and no other thread uses it.
+        // a word of its own, and no other thread uses the slot.
         unsafe {
             let Some(tables) = Tables::of(library) else { continue };
             for (start, bytes) in tables_of_relocations(library) {
@@ -59,7 +60,8 @@ pub fn redirect(name: &CStr, function: usize) {
     }
 }
 
-/// Returns a library's relocations of data and of functions: address and length in bytes.
+/// Returns where a library's relocations are: those of data, then those of functions. Each is an
+/// address and a length in bytes.
 fn tables_of_relocations(library: &Library) -> [(usize, usize); 2] {
     let mut found = [(0, 0); 2];
     for [tag, value] in library.dynamic() {
@@ -74,7 +76,7 @@ fn tables_of_relocations(library: &Library) -> [(usize, usize); 2] {
     found.map(|(start, bytes)| if start == 0 { (align_of::<Relocation>(), 0) } else { (start, bytes) })
 }
 
-/// Writes a slot, which may be read-only (RELRO).
+/// Writes `value` to a slot, even if the slot is read-only (RELRO).
 ///
 /// # Safety
 /// `slot` must be the address of a slot that no other thread uses.

@@ -1,11 +1,11 @@
-//! Finds what the entry points need from the program's libc, if it has one: `errno`, and the
-//! functions whose symbols usring overrides.
+//! Finds what the entry points need from the program's libc, if the program has one: `errno`, and
+//! the functions that usring replaces.
 //!
 //! The library is linked against nothing. The loader fills a small table with the addresses that it
-//! can bind (weak references: zero without a libc). To find a function of libc whose symbol usring
-//! overrides, usring searches the libraries after this one in the loader's list, as
-//! dlsym(RTLD_NEXT) would do. But this search takes no lock of the loader's and calls no malloc,
-//! because the first call of a symbol may come from inside malloc.
+//! can bind (weak references: zero without a libc). usring also needs the functions of libc that it
+//! replaces. To find such a function, it searches the libraries after this one in the loader's
+//! list, as dlsym(RTLD_NEXT) would do. But this search takes no lock of the loader's and calls no
+//! malloc, because the first call of a replaced function may come from inside malloc.
 
 use crate::runtime::text;
 use core::arch::global_asm;
@@ -42,7 +42,7 @@ global_asm!(
 /// A handler of pthread_atfork(3): before the fork, after it in the parent, or in the child.
 type Handler = Option<unsafe extern "C" fn()>;
 
-/// The addresses that the loader binds.
+/// The table of addresses that the loader binds when it loads this library.
 #[repr(C)]
 #[allow(dead_code, reason = "assembler reads it")]
 pub struct Bound {
@@ -55,8 +55,8 @@ pub struct Bound {
     glibc: usize,
     environment: Option<&'static *mut *mut u8>,
     mallopt: Option<unsafe extern "C" fn(i32, i32) -> i32>,
-    /// glibc's name for `pthread_atfork`. Its fourth argument is the library that the handlers
-    /// belong to.
+    /// glibc's function for `pthread_atfork`. The fourth argument is the library that owns the
+    /// handlers.
     register_atfork: Option<unsafe extern "C" fn(Handler, Handler, Handler, *const c_void) -> i32>,
     atfork: Option<unsafe extern "C" fn(Handler, Handler, Handler) -> i32>,
     /// Functions of the sanitizers' runtimes, only compared with zero.
@@ -90,20 +90,20 @@ pub fn has_sanitizer() -> bool {
     bound().sanitizers.iter().any(|function| *function != 0)
 }
 
-/// Lets glibc's malloc map each block of this size separately from now on. By default malloc stops
-/// doing so once such a block has been freed.
+/// Makes glibc's malloc map each block of at least `bytes` bytes separately, for the whole run. By
+/// default, malloc stops doing so once the program has freed such a block.
 pub fn map_large_blocks(bytes: usize) {
     const M_MMAP_THRESHOLD: i32 = -3;
     if let (true, Some(mallopt), Ok(bytes)) = (is_glibc(), bound().mallopt, i32::try_from(bytes)) {
-        // SAFETY: mallopt(3); no thread is in malloc while the program starts. A value that is too
-        // large is refused and changes nothing.
+        // SAFETY: mallopt(3) is called while the program starts, so no thread is in malloc. A value
+        // that is too large is refused and changes nothing.
         unsafe { mallopt(M_MMAP_THRESHOLD, bytes) };
     }
 }
 
-/// Returns the environment of the process, in a constructor that got `given` as an argument. With
-/// glibc, constructors get the environment, and the variable `environ` is set later. With musl, the
-/// variable is set already, and constructors get nothing.
+/// Returns the environment of the process. `given` is the third argument of the constructor. glibc
+/// passes the environment to constructors, and sets the variable `environ` later. musl passes
+/// nothing, but has set the variable already.
 pub fn environment(given: *mut *mut u8) -> *mut *mut u8 {
     match (bound().glibc, bound().environment) {
         (0, Some(environment)) => *environment,
@@ -146,7 +146,7 @@ struct Symbol {
 }
 
 const FUNCTION: u8 = 2;
-/// Flag of a symbol's version that is not the default version.
+/// Flag in a symbol's version: the symbol is not the default version of its name.
 const HIDDEN_VERSION: u16 = 0x8000;
 
 impl Library {
@@ -154,8 +154,8 @@ impl Library {
         self.base
     }
 
-    /// Returns the address that an entry of the dynamic section holds as `value`. Some loaders have
-    /// added the load address to it already, others have not.
+    /// Returns the address that `value`, from an entry of the dynamic section, stands for. Some
+    /// loaders have already added the load address to the entry, others have not.
     pub fn address(&self, value: usize) -> usize {
         if value < self.base { value + self.base } else { value }
     }
@@ -172,7 +172,7 @@ impl Library {
     }
 }
 
-/// The parts of a library's dynamic section that a search for a symbol needs.
+/// The parts of a library's dynamic section that a look-up of a symbol needs.
 pub struct Tables {
     base: usize,
     strings: usize,
@@ -243,12 +243,14 @@ impl Tables {
         }
     }
 
-    /// Returns the address of a symbol, if it is the function of this name.
+    /// Returns the address of the symbol with this index. `None` if the symbol is not the function
+    /// `name`.
     ///
     /// # Safety
     /// `index` must be a symbol of the library.
     unsafe fn matching(&self, index: usize, name: &CStr) -> Option<usize> {
-        // SAFETY: the caller guarantees the index, which is valid in both arrays.
+        // SAFETY: the caller guarantees the index, which is valid in the arrays of symbols and of
+        // versions.
         unsafe {
             let symbol = &*(self.symbols as *const Symbol).add(index);
             let hidden = self.versions != 0 && *(self.versions as *const u16).add(index) & HIDDEN_VERSION != 0;
@@ -274,16 +276,16 @@ pub fn entries() -> impl Iterator<Item = &'static Library> {
     })
 }
 
-/// Returns the path by which the loader has found this library. `None`: the loader's list is not
-/// found, or does not have this library.
+/// Returns the path from which the loader has loaded this library. `None`: the loader's list of
+/// libraries is not found, or this library is not in it.
 pub fn own_path() -> Option<&'static CStr> {
     let own = entries().find(|library| library.base == text::base()).filter(|library| !library.name.is_null())?;
     // SAFETY: the loader's names end with NUL, and stay as long as their libraries.
     Some(unsafe { CStr::from_ptr(own.name) })
 }
 
-/// Returns the address of the next definition of `name` after usring's, as dlsym(3) does with
-/// RTLD_NEXT. `None`: no library after usring defines it.
+/// Returns the address of `name` in the first library after usring's that defines it, as dlsym(3)
+/// does with RTLD_NEXT. `None`: no library after usring's defines it.
 pub fn next(name: &CStr) -> Option<usize> {
     let loader = bound().loader()?;
     let own = text::base();
@@ -305,10 +307,10 @@ pub fn next(name: &CStr) -> Option<usize> {
     None
 }
 
-/// Finds the clock function of the vDSO, which is in the loader's list like a library.
+/// Finds the vDSO's function that reads the clock. The vDSO is in the loader's list like a library.
 pub fn name_clock() {
     let mut library = bound().loader().map_or(core::ptr::null(), |loader| loader.first);
-    // SAFETY: 1. No thread changes the loader's list while the program starts. 2. The function of
+    // SAFETY: 1. No thread changes the loader's list while the program starts. 2. The function with
     // this name is the kernel's, has this signature, and stays mapped.
     unsafe {
         while let Some(this) = library.as_ref() {
@@ -333,7 +335,7 @@ pub fn run_in_children(handler: unsafe extern "C" fn()) {
     }
 }
 
-/// Stores the number of the signal by which this libc changes the credentials of every thread.
+/// Stores the number of the signal by which this libc makes every thread change its credentials.
 pub fn name_change_of_user() {
     if !is_glibc() {
         thread::CHANGE_USER.store(thread::CHANGE_USER_MUSL, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The library's own messages: one line each on standard error, or in the file that `USRING_LOG`
-//! names, written without libc and without allocating.
+//! The library's own messages, of one line each. They go to standard error, or to the file that
+//! `USRING_LOG` names. Written without libc and without allocating.
 
 use core::ffi::{CStr, c_char};
 use core::fmt::{self, Write};
@@ -33,16 +33,16 @@ impl Write for Line {
     }
 }
 
-/// Path of the file for messages; null: they go to standard error.
+/// Path of the file for messages. Null: messages go to standard error.
 static LOG: AtomicPtr<c_char> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Sends all further messages to the end of a file. The file is opened for each message, so the
-/// process keeps no descriptor.
+/// Appends all further messages to a file. The file is opened for each message, so the process
+/// keeps no descriptor.
 pub fn log_to(path: &'static CStr) {
     LOG.store(path.as_ptr().cast_mut(), Ordering::Relaxed);
 }
 
-/// Writes `usring: …` and a newline to the log or, without one, to standard error.
+/// Writes a line `usring: …` to the log. If there is no log, writes it to standard error.
 pub fn say(text: fmt::Arguments) {
     let mut line = Line { bytes: [0; 512], length: 0 };
     let _ = writeln!(line, "usring: {text}");
@@ -51,8 +51,8 @@ pub fn say(text: fmt::Arguments) {
     }
 }
 
-/// Writes a line to the log. Errors: those of opening the log and writing to it; `ENOENT` if there
-/// is no log.
+/// Writes a line to the log file. Errors: those of opening and writing the file; `ENOENT` if there
+/// is no log file.
 fn write_to_log(line: &Line) -> Result<u64, Errno> {
     let path = LOG.load(Ordering::Relaxed);
     if path.is_null() {
@@ -70,7 +70,7 @@ pub fn abort() -> ! {
         let _ = usring_sys::signals::send_to_thread(usring_sys::signals::thread_id(), signal);
     };
     kill(linux::SIGABRT);
-    // The first signal was blocked or ignored, or its handler returned.
+    // The process still runs: SIGABRT was blocked or ignored, or its handler returned.
     kill(linux::SIGKILL);
     loop {
         let _ = SystemCall::new(linux::__NR_exit_group, [134, 0, 0, 0, 0]).run_once();

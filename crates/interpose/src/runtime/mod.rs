@@ -5,7 +5,7 @@
 //! | [`allocator`] | the memory of all of usring's data |
 //! | [`routines`], [`unwinding`] | symbols that compiled code refers to |
 //! | [`text`] | the addresses of the library's own code |
-//! | [`libc`] | what the program's libc is asked for, if it has one |
+//! | [`libc`] | finds functions and data of the program's libc, if it has one |
 //! | [`message`] | lines on standard error; panics |
 //! | [`assembler`] | pieces of assembler that several sections share |
 //! | [`identity`] | the note by which the launcher recognises this build |

@@ -1,15 +1,16 @@
-//! The routines that compiled code calls implicitly, such as memcpy. libc's routines use vector
-//! registers that a system call leaves unchanged, and the library must not call libc. The routines
-//! of this file use only the low 16 bytes of a few xmm registers, which the entry points save.
+//! The routines that compiled code calls implicitly, such as memcpy. The library must not call
+//! libc's routines, which use vector registers that a system call leaves unchanged. The routines of
+//! this file use only the low 16 bytes of a few xmm registers, which the entry points save.
 //!
-//! All symbols are hidden: the program keeps its own.
+//! All symbols are hidden: the program keeps its own routines.
 
 use core::arch::global_asm;
 
 // void *memcpy(rdi to, rsi from, rdx count), void *memmove(rdi to, rsi from, rdx count)
 //
-// Up to 32 bytes are all loaded before any is stored, so memcpy and memmove are the same there. For
-// more, the last 16 bytes are loaded first and stored last, so the loop may stop early.
+// Up to 32 bytes are all loaded before any of them is stored, so memcpy and memmove use the same
+// code for them. Of a longer block, the last 16 bytes are loaded first and stored last. So the loop
+// may stop before it has copied them.
 global_asm!(
     ".globl memcpy, memmove",
     ".hidden memcpy, memmove",
@@ -34,7 +35,7 @@ global_asm!(
     "sub rdx, 32",
     "cmp rdx, 32",
     "ja 5b",
-    // 1 to 32 bytes are left; the first 16 of them were loaded at the beginning.
+    // 1 to 32 bytes are left. The first 16 of them were loaded at the beginning, before any store.
     "cmp rdx, 16",
     "jbe 7f",
     "movups xmm0, [rsi + rdx - 16]",
@@ -74,7 +75,7 @@ global_asm!(
     "3:",
     "test edx, edx",
     "jz 4f",
-    // 1 to 3 bytes: the first, the last, and the middle one.
+    // 1 to 3 bytes are copied: the first byte, the last byte, and the middle byte.
     "movzx ecx, byte ptr [rsi]",
     "movzx r8d, byte ptr [rsi + rdx - 1]",
     "mov r9d, edx",
@@ -158,7 +159,7 @@ global_asm!(
     ".size memset, . - memset",
 );
 
-// int memcmp(rdi, rsi, rdx count). Its answer is valid for bcmp, too.
+// int memcmp(rdi, rsi, rdx count). bcmp has the same code, because it accepts any answer of memcmp.
 global_asm!(
     ".globl memcmp, bcmp",
     ".hidden memcmp, bcmp",
@@ -193,7 +194,8 @@ global_asm!(
     "5:",
     "xor eax, eax",
     "ret",
-    // The first byte in memory that differs decides, so it has to be the most significant byte.
+    // The answer depends on the first byte in memory that differs. So the words are reversed, which
+    // makes their first byte the most significant one.
     "6:",
     "bswap rax",
     "bswap rcx",

@@ -31,8 +31,8 @@ pub static LIBRARY: Range = Range::empty();
 pub static ENTRY_POINTS: Range = Range::empty();
 
 unsafe extern "C" {
-    // Made by the linker: the library's own ELF header, and the bounds of the
-    // section `usring_entry`.
+    // The linker makes these symbols: the library's own ELF header, and the bounds of the section
+    // `usring_entry`.
     static __ehdr_start: u8;
     static __start_usring_entry: u8;
     static __stop_usring_entry: u8;
@@ -45,10 +45,11 @@ const PHENTSIZE: usize = 56;
 const PT_LOAD: u32 = 1;
 const PF_X: u32 = 1;
 
-/// Reads the library's own program headers. Called before the first handler is installed.
+/// Finds the addresses of the library's code, in the library's own program headers. Called before
+/// the first handler is installed.
 pub fn find() {
     let base = &raw const __ehdr_start;
-    // SAFETY: the loader mapped the header and, right after it, the program headers; they are
+    // SAFETY: the loader has mapped the header and, right after it, the program headers. They are
     // read-only.
     let segments = unsafe {
         let first = base.add(width::size(*base.add(PHOFF).cast::<u64>()));
@@ -65,7 +66,7 @@ pub fn find() {
     ENTRY_POINTS.set(&raw const __start_usring_entry as usize, &raw const __stop_usring_entry as usize);
 }
 
-/// Returns whether a thread that was interrupted at this address is inside the engine.
+/// Returns whether an interrupted thread is inside the engine, from its instruction pointer.
 pub fn is_engine(instruction_pointer: usize) -> bool {
     LIBRARY.contains(instruction_pointer) && !ENTRY_POINTS.contains(instruction_pointer)
 }

@@ -1,5 +1,5 @@
-//! Symbols for unwinding that the precompiled `core` and `alloc` refer to. They are never used: a
-//! panic ends the process.
+//! Symbols for unwinding, to which the precompiled `core` and `alloc` refer. Their code never runs,
+//! because a panic ends the process.
 
 use core::arch::global_asm;
 
