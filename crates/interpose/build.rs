@@ -1,5 +1,5 @@
-//! Links the library without libc and libc's start files. Makes the loader run the library's
-//! constructor before all others. Also gives the library the identity of this build.
+//! Links the library without libc and without libc's start files. Makes the loader run the
+//! library's constructor before all others. Also gives the library the identity of this build.
 
 include!("../cli/build_identity.rs");
 include!("soname.rs");
@@ -17,16 +17,18 @@ fn main() {
         "-nostdlib",
         "-Wl,--no-undefined",
         // Binds the library's calls of its own functions to these functions, even if the program
-        // defines functions of the same names.
+        // defines functions with the same names.
         "-Wl,-Bsymbolic",
         "-Wl,-z,now",
         "-Wl,-z,relro",
-        // Puts the data into pages of the file that no other segment has. Otherwise the kernel can
-        // write the probes' semaphore into the wrong copy of such a page, when it maps the library.
+        // Puts each segment into pages of the file that no other segment has. If the data shared
+        // such a page, the kernel could write the probes' semaphore into the wrong copy of the page
+        // when it maps the library.
         "-Wl,-z,separate-loadable-segments",
-        // The entry points must be ready before any other constructor makes a call.
+        // The entry points must be ready before the constructor of any other library makes a call.
         "-Wl,-z,initfirst",
-        // The symbols at the bounds of the entry points are visible in this library only.
+        // Only this library can see the symbols that mark the start and the end of the entry
+        // points.
         "-Wl,-z,start-stop-visibility=hidden",
     ] {
         println!("cargo:rustc-cdylib-link-arg={argument}");

@@ -1,9 +1,9 @@
 //! Faults in the program's plain system calls (`usring run --inject`).
 //!
-//! The run's rules name the calls that trap ([`filter`]). Each such call asks the rules before it
-//! is served. A fault may replace the call: this module then answers, and the call is not made. Any
-//! other fault lets the call be made. The fault's later effects (another answer, a delay, flipped
-//! bits) are a `Change`, which [`after`] applies.
+//! The run's rules name the calls that trap ([`filter`]). Each such call is checked against the
+//! rules before it is served. A fault may replace the call: this module then answers, and the call
+//! is not made. With any other fault, the call is made. The fault's later effects (another answer,
+//! a delay, flipped bits) are a `Change`, which [`after`] applies.
 //!
 //! Calls that the filter cannot tell from the loader's do not trap. usring sees them by the symbols
 //! of libc ([`is_for_symbols`]).
@@ -34,22 +34,23 @@ use usring_uapi::general as linux;
 /// Whether calls ask the rules.
 static ARMED: AtomicBool = AtomicBool::new(false);
 
-/// Number of the call that [`crate::dispatch::frequent`] serves at once. If a rule may name that
-/// call, or if the program is checked, the value is `u32::MAX`. No call is then served at once.
+/// Number of the system call that [`crate::dispatch::frequent`] serves without a check of the
+/// rules. The value is `u32::MAX` if a rule may name that call, or if the program is checked. Then
+/// no call is served without that check.
 pub static FREQUENT: AtomicU32 = AtomicU32::new(linux::__NR_io_uring_enter);
 
-/// Whether this process asks rules.
+/// Returns whether this process checks its calls against rules.
 #[inline(always)]
 pub fn are_armed() -> bool {
     ARMED.load(Ordering::Relaxed)
 }
 
-/// Makes the most frequent call come to [`crate::dispatch::dispatch`], too.
+/// Makes the most frequent call go through [`crate::dispatch::dispatch`], as all other calls do.
 pub fn ask_for_each_call() {
     FREQUENT.store(u32::MAX, Ordering::Relaxed);
 }
 
-/// Connects to the run's rules at a program's start, if the run has any.
+/// Connects a starting program to the run's fault rules, if the run has any.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {
@@ -65,7 +66,7 @@ pub fn learn() -> Result<(), &'static str> {
     arm(page)
 }
 
-/// Applies the fault rules in this page to the program's calls from now on.
+/// Applies the fault rules in `page` to the program's calls from now on.
 fn arm(page: Page) -> Result<(), &'static str> {
     let traps = page.traps();
     armed::arm(page);
@@ -76,11 +77,11 @@ fn arm(page: Page) -> Result<(), &'static str> {
 }
 
 /// Adds a rule that the program gives itself by `usring_inject_once` (`include/usring_inject.h`).
-/// `address`: of the rule's text. The address 0 removes the rules that this process has added and
-/// that have made no fault yet.
+/// `address`: that of the rule's text. The address 0 instead removes the rules that this process
+/// has added and that have made no fault yet.
 ///
-/// Errors: `EINVAL` (usring says why on standard error); `EFAULT`; `ENOSPC` if the rules are too
-/// many; `ENOMEM`; `EPERM` if the calls of the rule cannot be trapped.
+/// Errors: `EINVAL` (a message on standard error has the reason); `EFAULT`; `ENOSPC` if there are
+/// too many rules; `ENOMEM`; `EPERM` if the calls of the rule cannot be trapped.
 pub fn add_once(address: u64) -> Result<u64, Errno> {
     /// Maximum length of a rule's text, in bytes, with its NUL.
     const MOST_TEXT_BYTES: usize = 4096;
@@ -104,10 +105,10 @@ pub fn add_once(address: u64) -> Result<u64, Errno> {
     Ok(0)
 }
 
-/// Makes the calls of a rule trap, unless an earlier rule has done so already. Bit n of `calls`
-/// stands for the system call with the number n.
+/// Makes the calls of a rule trap, except calls that trap already because of an earlier rule. Bit n
+/// of `calls` stands for the system call with the number n.
 fn trap(calls: &[u64; 8]) -> Result<(), Errno> {
-    /// The calls in rules that the program has added by `usring_inject_once`.
+    /// The calls in the rules that the program has added by `usring_inject_once`, one bit each.
     static TRAPPED: Mutex<[u64; 8]> = Mutex::new([0; 8]);
     let mut trapped = TRAPPED.lock();
     let of_run = armed::page().map_or([0; 8], Page::traps);
@@ -117,19 +118,20 @@ fn trap(calls: &[u64; 8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Answers [`filter::FAULTS_PROBE`], the call by which usring tests whether the filter of
+/// Answers [`filter::FAULTS_PROBE`], the test call by which usring finds out whether the filter of
 /// [`filter::install_for_calls`] is installed.
 pub fn answer_probe() -> Outcome {
     Ok::<u64, Errno>(filter::CALLS_PROBE_ANSWER).into()
 }
 
-/// Returns whether a call that came by a symbol of libc has to ask the rules at the symbol, because
-/// it does not trap.
+/// Returns whether a call that arrived by a libc symbol has to be checked against the rules there,
+/// because the call does not trap.
 pub fn is_for_symbols(number: u32) -> bool {
     are_armed() && filter::spares_loader(number) && u16::try_from(number).is_ok_and(|it| armed::names(Kind::Call, it))
 }
 
-/// Asks the rules about a call. If they answer with a fault, injects it. Otherwise calls `serve`.
+/// Checks a call against the rules. If a rule gives the call a fault, injects the fault. Otherwise
+/// calls `serve`.
 pub fn serve(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     let Some(plain) = calls::by_number(width::low(call.number)) else { return serve(call) };
     let arguments = call.arguments;
@@ -193,8 +195,8 @@ fn answer_as(answer: Answer) -> Outcome {
     Outcome { answer, kind: Outcome::DONE }
 }
 
-/// Sleeps for the whole span. Signals that arrive meanwhile are deferred, as for a tracee of
-/// strace.
+/// Sleeps for the whole span. Signals that arrive during the sleep are deferred, as for a program
+/// that strace delays.
 fn pause(span: Nanoseconds) {
     let end = Clock::Monotonic.now().saturating_add(span);
     let mut left = span;
@@ -204,12 +206,12 @@ fn pause(span: Nanoseconds) {
     }
 }
 
-/// Maximum number of members of a vector (UIO_MAXIOV).
+/// Maximum number of buffers in an `iovec` array (UIO_MAXIOV).
 const MOST_MEMBERS: usize = 1024;
 
 /// Limits the bytes of a transfer in `call.arguments`, if the fault shortens transfers. For a call
-/// with a vector, returns the shortened vector. The arguments point to it, so it must outlive the
-/// call.
+/// with an `iovec` array, returns the shortened array. The arguments then point to that array, so
+/// it must outlive the call.
 fn shorten(call: &mut Call, plain: &PlainCall, fault: &Fault) -> Option<Vec<IoVector>> {
     fault.short?;
     match plain.moves {
@@ -251,15 +253,15 @@ fn memory_of(call: &Call, plain: &PlainCall) -> Vec<IoVector> {
     }
 }
 
-/// The part of a fault that is applied after the call.
+/// The part of a fault that takes effect after the call was made.
 struct Change {
     plain: &'static PlainCall,
     answer: Option<Answer>,
     delay: Nanoseconds,
-    /// Memory that the call's arguments point to.
+    /// The shortened `iovec` array to which the call's arguments point.
     vector: Option<Vec<IoVector>>,
     flip: Option<Flip>,
-    /// The memory that the call reads into, if bits are flipped there.
+    /// The memory that the call reads into, if the fault flips bits there.
     memory: Vec<IoVector>,
 }
 
@@ -268,8 +270,8 @@ impl Change {
         self.answer.is_none() && self.delay == 0 && self.vector.is_none() && self.flip.is_none()
     }
 
-    /// Applies the change after the call. Returns the answer for the program. `answer`: the call's
-    /// answer without the fault.
+    /// Applies the change after the call was made. `answer`: the call's answer without the fault.
+    /// Returns the answer for the program.
     fn apply(self, answer: u64) -> Outcome {
         if let Some(flip) = self.flip
             && answer <= i64::MAX as u64
@@ -279,7 +281,7 @@ impl Change {
         pause(self.delay);
         let Some(injected) = self.answer else { return Outcome { answer, kind: Outcome::DONE } };
         if makes_descriptor(self.plain.number) && answer <= i32::MAX as u64 {
-            // The program does not get the descriptor, so nothing else would close it.
+            // The program does not get this descriptor number, so only usring can close it.
             let _ = SystemCall::new(linux::__NR_close, [answer, 0, 0, 0, 0]).run_once();
         }
         answer_as(injected)
@@ -301,8 +303,8 @@ fn makes_descriptor(number: u32) -> bool {
 }
 
 /// The changes of calls that have not returned yet. Their key is the address of the [`Call`], which
-/// the entry point keeps on the program's stack. Once another call occupies that address, the
-/// earlier call can no longer return.
+/// the entry point keeps on the program's stack. A call can no longer return once a later call is
+/// stored at its address.
 static PENDING: PerProcess<Mutex<Pending>> = PerProcess::new();
 
 type Pending = Vec<(usize, Box<Change>)>;
@@ -313,7 +315,8 @@ fn keep(address: usize, change: Change) {
     pending.push((address, Box::new(change)));
 }
 
-/// Handles the kernel's answer to a call: applies the call's change, if there is one.
+/// Handles the kernel's answer to a call: applies the change that is pending for the call, if there
+/// is one.
 pub fn after(call: &Call, answer: u64) -> Outcome {
     let unchanged = Outcome { answer, kind: Outcome::DONE };
     let Some(pending) = PENDING.get() else { return unchanged };

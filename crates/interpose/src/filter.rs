@@ -2,18 +2,18 @@
 //!
 //! It answers TRAP for the calls that usring serves and ALLOW for all others. TRAP takes precedence
 //! over the ERRNO that a container's filter answers for io_uring, so no container has to be
-//! reconfigured. exec passes filters on, and they cannot be removed. So there is one filter, the
+//! reconfigured. exec passes filters on, and nothing can remove them. So there is one filter, the
 //! same for every process and every build: it contains no address and no process id. A program that
-//! finds it in place installs none.
+//! finds it installed installs none.
 //!
 //! A run with devices has a second constant filter, for calls on files. A run whose memory is
 //! swapped has one more ([`crate::swap::filter`]). With `--inject` or `usring crash`, a filter for
 //! exactly the calls in question is added ([`install_for_calls`]). A program that finds these
-//! filters in place installs none.
+//! filters installed installs none.
 //!
-//! usring's own calls carry a mark in their sixth argument. A call with 32 bits of flags there
-//! carries the mark above the flags. mmap(2) needs the whole argument, so it carries MAP_DENYWRITE
-//! instead, a flag that Linux ignores.
+//! usring's own calls carry a mark in their sixth argument, and the filter lets them pass. If the
+//! sixth argument is 32 bits of flags, the mark is above the flags. mmap(2) needs the whole
+//! argument, so it carries MAP_DENYWRITE instead, a flag that Linux ignores.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -22,14 +22,14 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, width};
 use usring_uapi::general as linux;
 
-/// The data of usring's traps (SECCOMP_RET_DATA), "us". It distinguishes them from the traps of
+/// The data of usring's traps (SECCOMP_RET_DATA): "us". By it usring tells its traps from those of
 /// another filter.
 pub const TAG: i32 = 0x7573;
 
 pub const RET_TRAP: u32 = 0x0003_0000 | TAG as u32;
 pub const RET_ALLOW: u32 = 0x7fff_0000;
-/// Answer to clone3(2), whose flags lie in memory, where no filter can see them. As on kernels
-/// before 5.3 and in containers, callers then use clone(2).
+/// Answer to clone3(2), whose flags lie in memory, where no filter can see them. On this answer,
+/// callers use clone(2), as they do on kernels before 5.3 and in containers.
 pub const RET_NO_SUCH_CALL: u32 = 0x0005_0000 | ENOSYS;
 const ENOSYS: u32 = 38;
 
@@ -76,40 +76,42 @@ pub const MARK: u32 = (PASS_MARK >> 32) as u32;
 const BASE: u32 = RESERVED_BASE as u32;
 /// The kernel's value of O_LARGEFILE, which musl's loader passes.
 const LARGE_FILE: u32 = 0o100_000;
-/// Number of bytes that a loader reads of a library at first: glibc's loader, then musl's.
+/// Number of bytes that a loader reads of a library at first: by glibc's loader, then by musl's.
 const LOADER_READS: [u32; 2] = [832, 960];
-/// The loader's reads by pread64 (program headers, notes) are not whole sectors. Reads of whole
-/// sectors trap.
+/// The loader's reads by pread64 (program headers, notes) are not whole sectors of this size. Reads
+/// of whole sectors trap.
 const SECTOR: u32 = 512;
 /// Number of buffers with which musl's loader reads a file.
 const TWO: u32 = 2;
 /// Where the loader writes its error messages.
 const STANDARD_ERROR: u32 = 2;
-/// `ioctl` requests that give a file the contents of another, or report where a file has contents:
-/// FICLONE, FICLONERANGE, FS_IOC_FIEMAP.
+/// `ioctl` requests on the contents of files: FICLONE and FICLONERANGE give a file the contents of
+/// another, and FS_IOC_FIEMAP reports where a file has contents.
 pub const FICLONE: u32 = 0x4004_9409;
 pub const FICLONERANGE: u32 = 0x4020_940d;
 pub const FIEMAP: u32 = 0xc020_660b;
 
-/// The condition under which a call with a rule's number traps.
+/// The condition under which a system call traps, for a number that has a rule.
 #[derive(Clone, Copy)]
 enum When {
     Always,
-    /// The argument, a descriptor, is in the reserved range. It is compared as unsigned, so −1 is
-    /// in the range.
+    /// The argument with this index, a descriptor, is in the reserved range. The filter compares it
+    /// as unsigned, so −1 is in the range.
     Reserved(u32),
-    /// Either of the first two arguments is in the reserved range.
+    /// The first or the second argument, each a descriptor, is in the reserved range, as in
+    /// `Reserved`.
     EitherReserved,
-    /// mmap: the fifth argument is in the reserved range and not −1, and the flags lack two flags:
-    /// MAP_DENYWRITE, which usring's own calls have, and MAP_ANONYMOUS, which needs no descriptor.
+    /// mmap: the fifth argument, a descriptor, is in the reserved range and not −1, and the flags
+    /// lack two flags. MAP_DENYWRITE marks usring's own calls, and MAP_ANONYMOUS needs no
+    /// descriptor.
     MapsReserved,
-    /// fcntl: the first argument is in the reserved range, and the command duplicates.
+    /// fcntl: the descriptor is in the reserved range, and the command duplicates it.
     DuplicatesReserved,
-    /// rt_sigprocmask: there is a set, and the call may block signals.
+    /// rt_sigprocmask: the call passes a set, and may block the signals in it.
     Blocks,
     /// Never: the call fails with ENOSYS.
     Missing,
-    /// The call traps in the filter for devices, under the condition [`FileRule`].
+    /// The call traps only in the filter for devices, under the condition [`FileRule`].
     Concerns(FileRule),
 }
 
@@ -118,17 +120,18 @@ enum When {
 enum FileRule {
     /// Always.
     Any,
-    /// Always, unless the sixth argument has usring's mark above its 32 bits of flags.
+    /// The call always traps, unless it is usring's own. usring's mark is above the 32 bits of
+    /// flags in the sixth argument.
     AnyWithFlags,
-    /// read: except reads like the loader's.
+    /// read: the call traps unless it looks like a read of the loader's.
     Reads,
-    /// pread64: except reads like the loader's.
+    /// pread64: the call traps unless it looks like a read of the loader's.
     ReadsAt,
-    /// readv: except reads like musl's loader's.
+    /// readv: the call traps unless it looks like a read of musl's loader.
     ReadsVector,
-    /// writev: except the loader's error messages.
+    /// writev: the call traps unless it could be an error message of the loader.
     WritesVector,
-    /// open: this argument, the flags, differs from the loader's.
+    /// open: the flags, which are the argument with this index, differ from the loader's.
     Opens(u32),
     /// lseek: searches for data or for holes.
     SeeksHoles,
@@ -140,8 +143,8 @@ enum FileRule {
     Clones,
 }
 
-/// The rules, in the order in which the filter checks them. The kernel remembers which numbers are
-/// allowed whatever their arguments, and does not run the filter for them.
+/// The rules, in the order in which the filter checks them. The kernel notes which call numbers the
+/// filter always allows, and does not run the filter for them.
 const RULES: [(u32, When); 35] = [
     (linux::__NR_mmap, When::MapsReserved),
     (linux::__NR_close, When::Reserved(0)),
@@ -161,8 +164,8 @@ const RULES: [(u32, When); 35] = [
     (linux::__NR_dup, When::Reserved(0)),
     (linux::__NR_dup2, When::EitherReserved),
     (linux::__NR_dup3, When::EitherReserved),
-    // With CLONE_CLEAR_SIGHAND a child would not have the trap's handler, and its first trap would
-    // kill it. posix_spawn of glibc 2.38 and later makes such children.
+    // With CLONE_CLEAR_SIGHAND, a child would not have the trap's handler, and the child's first
+    // trap would kill it. posix_spawn of glibc 2.38 and later makes such children.
     (linux::__NR_clone3, When::Missing),
     (linux::__NR_execve, When::Always),
     (linux::__NR_execveat, When::Always),
@@ -182,13 +185,14 @@ const RULES: [(u32, When); 35] = [
     (linux::__NR_setns, When::Always),
 ];
 
-/// The calls that also trap if the run has devices: all calls that move a file's bytes. A device
-/// may have any number (a shell's redirection, a descriptor from another process).
+/// The calls that also trap if the run has devices: all calls that move a file's bytes. The
+/// condition is not the descriptor's number, because a device may have any number (by a shell's
+/// redirection, or from another process).
 ///
 /// The loader's own calls must not trap: the loader runs before there is a handler, so a trap would
 /// kill the program. The loader uses the lowest free numbers, including standard input's if that is
-/// closed. So its calls are recognised by their arguments. (If a program makes calls with such
-/// arguments by libc's functions, usring sees them by the symbols.)
+/// closed. So the filter recognises the loader's calls by their arguments. (If a program makes
+/// calls with such arguments by libc's functions, usring sees them by the symbols.)
 const DEVICE_RULES: [(u32, When); 28] = [
     (linux::__NR_read, When::Concerns(FileRule::Reads)),
     (linux::__NR_write, When::Concerns(FileRule::Any)),
@@ -217,27 +221,28 @@ const DEVICE_RULES: [(u32, When); 28] = [
     (linux::__NR_copy_file_range, When::Concerns(FileRule::AnyWithFlags)),
     (linux::__NR_mmap, When::Concerns(FileRule::Shares)),
     (linux::__NR_ioctl, When::Concerns(FileRule::Clones)),
-    // No program makes this call for another purpose: it tests whether the filter is installed.
+    // No program makes this call for another purpose. By it, usring tests whether the filter is
+    // installed.
     (PROBE, When::Concerns(FileRule::Any)),
 ];
 
-/// _sysctl(2), which Linux 5.5 and later do not have. By this call usring tests whether the filter
-/// for devices is installed.
+/// Number of _sysctl(2), which Linux 5.5 and later do not have. By this call, usring tests whether
+/// the filter for devices is installed.
 pub const PROBE: u32 = linux::__NR__sysctl;
 
-/// get_kernel_syms(2), which Linux 2.6 and later do not have. By this call usring tests whether the
-/// filter of [`install_for_calls`] is installed.
+/// Number of get_kernel_syms(2), which Linux 2.6 and later do not have. By this call, usring tests
+/// whether the filter of [`install_for_calls`] is installed.
 pub const FAULTS_PROBE: u32 = linux::__NR_get_kernel_syms;
 
-/// Whether the symbols of libc check each call, because a filter lets calls pass that look like the
-/// loader's.
+/// Whether the replaced functions of libc check each call. They must do so if a filter lets calls
+/// pass that look like the loader's.
 pub static SYMBOLS_CHECK: AtomicBool = AtomicBool::new(false);
 
-/// Whether the symbols of libc that take or make descriptors check each call: if
-/// [`SYMBOLS_CHECK`] is set, or if the program is traced.
+/// Whether the replaced functions of libc that take or make descriptors check each call. They do so
+/// if [`SYMBOLS_CHECK`] is set, or if the program is traced.
 pub static DESCRIPTORS_CHECK: AtomicBool = AtomicBool::new(false);
 
-/// Makes the symbols of libc check each call.
+/// Makes the replaced functions of libc check each call.
 pub fn check_symbols() {
     SYMBOLS_CHECK.store(true, Ordering::Relaxed);
     DESCRIPTORS_CHECK.store(true, Ordering::Relaxed);
@@ -272,8 +277,9 @@ impl Assembler {
     }
 
     /// Begins a filter that answers ALLOW for other architectures and for every marked call. Every
-    /// call of usring, except mmap(2), has the mark in the upper half of its sixth argument. If
-    /// that argument is an address, the mark is in the first argument, a number of 32 bits.
+    /// call of usring's, except mmap(2), has the mark in the upper half of its sixth argument. If
+    /// that argument is an address, the mark is in the upper half of the first argument, a number
+    /// of 32 bits.
     pub const fn begin_with_marks(&mut self) {
         self.load(ARCH);
         self.add(JUMP_EQUAL, ARCHITECTURE, 1, 0);
@@ -296,7 +302,7 @@ impl Assembler {
         self.answer(RET_TRAP);
     }
 
-    /// Adds code that answers ALLOW unless the argument is in the reserved range.
+    /// Adds code that answers ALLOW unless the argument, a descriptor, is in the reserved range.
     const fn if_reserved(&mut self, argument: u32) {
         self.load(low(argument));
         self.add(JUMP_GREATER_OR_EQUAL, BASE, 1, 0);
@@ -343,7 +349,7 @@ impl Assembler {
         self.trap_unless_marked();
     }
 
-    /// Adds code that answers ALLOW if the arguments are like the loader's.
+    /// Adds code that answers ALLOW if the arguments look like those of the loader's calls.
     const fn unless_loader(&mut self, file: FileRule) {
         match file {
             FileRule::Reads => {
@@ -442,7 +448,8 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
     let mut rule = 0;
     while rule < rules.len() {
         let (number, when) = rules[rule];
-        // Jumps over the rule's code if the number differs. The distance is filled in below.
+        // If the call's number differs from the rule's, this jumps over the rule's code. The
+        // distance is filled in below.
         let jump = filter.length;
         filter.add(JUMP_EQUAL, number, 0, 0);
         filter.rule(when);
@@ -453,9 +460,9 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
     filter
 }
 
-/// Returns how the filter for faults treats a call. `None`: this filter does not trap the call.
-/// Either the main filter always traps it already, or it is close(2), which the loader calls with
-/// the same arguments as programs.
+/// Returns the condition under which the filter for faults traps a call. `None`: this filter does
+/// not trap the call, for one of two reasons. Either the main filter always traps it already, or it
+/// is close(2), which the loader calls with the same arguments as programs.
 fn rule_for_fault(number: u32) -> Option<When> {
     match number {
         linux::__NR_close => None,
@@ -463,7 +470,8 @@ fn rule_for_fault(number: u32) -> Option<When> {
         _ => Some(DEVICE_RULES.iter().find(|(known, _)| *known == number).map_or(
             When::Concerns(FileRule::Any),
             |(_, when)| match when {
-                // Only some of these calls concern a device, but a fault concerns all of them.
+                // In the filter for devices, only some of these calls trap. A fault concerns all of
+                // them.
                 When::Concerns(FileRule::SeeksHoles | FileRule::SetsFlags | FileRule::AnyWithFlags) => {
                     When::Concerns(FileRule::Any)
                 }
@@ -473,8 +481,8 @@ fn rule_for_fault(number: u32) -> Option<When> {
     }
 }
 
-/// Returns whether a filter lets some calls of this number pass, because the loader makes such
-/// calls. usring sees those calls by the symbols of libc.
+/// Returns whether a filter lets some calls with this number pass, because the loader makes such
+/// calls. usring sees such calls of the program by the symbols of libc.
 pub fn spares_loader(number: u32) -> bool {
     !matches!(rule_for_fault(number), Some(When::Concerns(FileRule::Any) | When::Always))
 }
@@ -483,7 +491,7 @@ fn numbers(calls: &[u64; 8]) -> impl Iterator<Item = u32> {
     (0..512).filter(|number| calls[*number as usize / 64] & 1 << (number % 64) != 0)
 }
 
-/// Returns whether any of these calls needs the filter for faults.
+/// Returns whether the filter for faults has to trap any of these calls.
 fn is_trapped_by_filter(calls: &[u64; 8]) -> bool {
     numbers(calls).any(|number| rule_for_fault(number).is_some())
 }
@@ -491,22 +499,22 @@ fn is_trapped_by_filter(calls: &[u64; 8]) -> bool {
 /// The answer to [`FAULTS_PROBE`] if the filter of [`install_for_calls`] is installed.
 pub const CALLS_PROBE_ANSWER: u64 = 0x7573_0003;
 
-/// Returns the argument that distinguishes the filter for these calls from the filters of other
-/// runs: a hash (FNV-1a).
+/// Returns the argument of the test call for the filter of exactly these calls: a hash (FNV-1a).
+/// Other runs' filters expect other arguments.
 fn probe_argument(calls: &[u64; 8]) -> u32 {
     let bytes = calls.iter().flat_map(|word| word.to_le_bytes());
     bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Returns whether the filter for these calls is installed, and its traps reach usring.
+/// Returns whether the filter for exactly these calls is installed, and its traps reach usring.
 fn is_installed_for(calls: &[u64; 8]) -> bool {
     let arguments = [u64::from(probe_argument(calls)), 0, 0, 0, 0, 0];
     // SAFETY: the kernel has no such call, and usring reads no memory for it.
     unsafe { usring_sys::syscall::syscall6(FAULTS_PROBE, arguments) == CALLS_PROBE_ANSWER }
 }
 
-/// Makes these calls trap, unless a filter for them is installed already. `unreached`: the error if
-/// the filter is accepted but has no effect.
+/// Makes these calls trap, unless a filter for exactly these calls is installed already.
+/// `unreached`: the error if the kernel accepts the filter but the filter has no effect.
 ///
 /// Errors: a message of one sentence.
 pub fn install_for_calls(calls: &[u64; 8], unreached: &'static str) -> Result<(), &'static str> {
@@ -519,7 +527,7 @@ pub fn install_for_calls(calls: &[u64; 8], unreached: &'static str) -> Result<()
 }
 
 /// Installs the filter for calls that may get faults, for the whole process and all its children.
-/// `probe`: the argument of the call that tests for this filter.
+/// `probe`: the argument of the call that tests whether this filter is installed.
 fn install_filter_for(calls: &[u64; 8], probe: u32) -> Result<(), Errno> {
     let mut filter = Box::new(Assembler::new());
     filter.begin_with_marks();
@@ -549,9 +557,9 @@ const PR_SET_NO_NEW_PRIVS: u64 = 38;
 const SECCOMP_SET_MODE_FILTER: u64 = 1;
 /// Flag: the filter applies to all threads that exist.
 const SECCOMP_FILTER_FLAG_TSYNC: u64 = 1;
-/// Without this flag, older kernels protect a filtered thread against speculative execution, which
-/// slows down its branches and stores. This filter guards no secrets, so its threads need no such
-/// protection.
+/// Flag: the kernel does not protect the filtered threads against speculative execution. On older
+/// kernels, that protection is the default, and slows down their branches and stores. This filter
+/// guards no secrets, so its threads need no protection.
 const SECCOMP_FILTER_FLAG_SPEC_ALLOW: u64 = 4;
 
 /// Installs the filter for the whole process and all its children.
@@ -571,7 +579,7 @@ pub fn install_one(filter: &Assembler) -> Result<(), Errno> {
     let arguments = [SECCOMP_SET_MODE_FILTER, flags, &raw const program as u64, 0, 0];
     match SystemCall::new(linux::__NR_seccomp, arguments).run()? {
         0 => Ok(()),
-        // The call returned the id of a thread that cannot be filtered.
+        // The answer is the id of a thread for which the filter could not be installed.
         _ => Err(Errno::ESRCH),
     }
 }

@@ -17,8 +17,8 @@
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
-// Linting the whole workspace at once enables a dependency's feature `std`, which brings a panic
-// handler. Clippy links nothing; every real build has only the handler of `message`.
+// Under Clippy, std supplies the panic handler: linting the whole workspace enables a dependency's
+// feature `std`. A real build links only the panic handler in `runtime::message`.
 #[cfg(clippy)]
 extern crate std;
 

@@ -1,5 +1,5 @@
-//! Records the program's plain system calls (`usring crash`). Requests of rings are recorded where
-//! usring makes their system calls; see [`usring_record`].
+//! Records the program's plain system calls (`usring crash`). Requests of rings are recorded
+//! elsewhere, where usring makes their system calls (see [`usring_record`]).
 
 use crate::call::{Call, Outcome};
 use crate::filter;
@@ -14,8 +14,8 @@ pub fn is_on() -> bool {
     usring_record::is_on()
 }
 
-/// The calls that trap in a recorded program. Bit n of the array stands for the system call with
-/// the number n.
+/// The system calls that trap in a recorded program. Bit n of the array stands for the system call
+/// with the number n.
 const TRAPS: [u64; 8] = {
     let mut traps = [0; 8];
     let mut index = 0;
@@ -27,7 +27,7 @@ const TRAPS: [u64; 8] = {
     traps
 };
 
-/// Begins to record at a program's start, if the program runs under `usring crash`.
+/// Begins to record when a program starts, if it runs under `usring crash`.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {
@@ -39,8 +39,8 @@ pub fn learn() -> Result<(), &'static str> {
     filter::install_for_calls(&TRAPS, "calls on files do not reach usring although the trap filter was accepted")
 }
 
-/// Makes and records a call that changes something below the folder. `None`: the call does not
-/// concern the recorder.
+/// Makes and records a call that changes something below the recorded folder. `None`: the recorder
+/// leaves the call to the program's thread.
 pub fn serve(call: &mut Call) -> Option<Outcome> {
     let number = u32::try_from(call.number).ok().filter(|number| calls::TRAPPED.contains(number))?;
     let system_call = SystemCall::with_six(number, call.marked());

@@ -22,7 +22,7 @@ static HOST: Host = Host {
         Found::Ring(ring) => Some(ring),
         _ => None,
     },
-    // SAFETY: the result is used at once, and this closure takes no ring out of the thread's row.
+    // SAFETY: this closure clones the ring at once, and takes no ring out of the thread's row.
     ring_at_index: |index| unsafe { crate::files::registered::find(index) }.map(|file| file.ring.clone()),
     watch: |number| {
         descriptors::with_inside(number, |file| file.watch(number));
@@ -43,7 +43,7 @@ static CONSTRUCTOR: extern "C" fn(i32, *const *const u8, *mut *mut u8) = start;
 extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     let variables = libc::environment(variables);
     let auxiliary = behind(variables);
-    // SAFETY: the loader passes the environment to constructors, and calls this one first.
+    // SAFETY: the loader passes the environment to constructors. It calls this constructor first.
     unsafe { environment::read(variables) };
     environment::log().into_iter().for_each(message::log_to);
     match prepare(auxiliary) {
@@ -55,7 +55,7 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
         Err(why) => end(why),
     }
     serve().unwrap_or_else(end);
-    // SAFETY: the loader passes the environment to constructors, and calls this one first.
+    // SAFETY: the loader passes the environment to constructors. It calls this constructor first.
     unsafe { environment::hide(variables) };
     environment::report_probe();
 }
@@ -69,7 +69,7 @@ fn end(why: &str) {
 /// Returns the address of the auxiliary vector, which follows the environment.
 fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
     let mut end = variables;
-    // SAFETY: the environment ends with null; the loader passes it as the kernel laid it out.
+    // SAFETY: the environment ends with null. The loader passes it as the kernel laid it out.
     unsafe {
         while !end.is_null() && !(*end).is_null() {
             end = end.add(1);
@@ -78,8 +78,8 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
     }
 }
 
-/// Prepares the process, and then installs the trap filter. If a step fails, no call leads to
-/// usring yet, and the program can still run without usring.
+/// Prepares the process, and then installs the trap filter. If a step fails, no call reaches usring
+/// yet, and the program can still run without usring.
 ///
 /// Errors: a message of one sentence.
 fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
@@ -104,12 +104,12 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Checks the environment's settings, as far as that needs no other process.
+/// Checks those settings in the environment that can be checked without another process.
 ///
 /// Errors: a message of one sentence.
 fn check_settings() -> Result<(), &'static str> {
-    // Rings need descriptors from 600 on. In a run of the launcher, the launcher has checked the
-    // limit, and a program without rings may have a lower limit.
+    // Rings need descriptors from 600 on. The launcher checks the limit for its own runs, and a
+    // program without rings may have a lower limit there.
     if !environment::is_strict() && own_numbers::is_limit_too_low() {
         return Err("rings use descriptors from 600 on, but the hard limit of open files is lower (ulimit -Hn)");
     }
@@ -119,9 +119,10 @@ fn check_settings() -> Result<(), &'static str> {
     region::read_environment()
 }
 
-/// Begins to serve the program. Its calls reach the library now.
+/// Begins to serve the program, whose calls reach the library now.
 ///
-/// Errors: a message of one sentence. The program is then served only in part, and must not run.
+/// Errors: a message of one sentence. After an error the program is served only in part, and must
+/// not run.
 fn serve() -> Result<(), &'static str> {
     if !rings::probe() {
         return Err("io_uring_enter does not reach usring although the trap filter was accepted");
@@ -138,16 +139,16 @@ fn serve() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Prepares a program whose memory is to be swapped. From then on, calls that concern swapped
+/// Prepares a program whose memory is to be swapped. From then on, its calls that concern swapped
 /// memory reach usring.
 ///
 /// Errors: a message of one sentence.
 fn prepare_swap() -> Result<(), &'static str> {
     let Some(minimum) = region::wanted_minimum() else { return Ok(()) };
     if libc::has_sanitizer() {
-        // TSan tolerates no mapping in the address window that usring reserves for swapped memory.
-        // LSan reads the program's memory from a process of its own. If it touches an evicted page
-        // there, usring does not bring the page in.
+        // TSan allows no mapping at the addresses that usring reserves for swapped memory. LSan
+        // reads the program's memory from a process of its own. If it touches an evicted page
+        // there, usring does not page the page in.
         let process = process::id();
         message::say(format_args!(
             "swap: the memory of process {process} stays as it is: a sanitizer keeps account of it"

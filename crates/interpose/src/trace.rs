@@ -1,7 +1,9 @@
-//! Begins to record the program's requests (`usring run --trace`). [`usring_trace`] does the rest.
+//! Begins to record the program's requests (`usring run --trace`). [`usring_trace`] does all other
+//! work.
 //!
-//! The recorder names files by their descriptors. So it has to know when a descriptor begins to
-//! stand for another file: [`note`] gets the calls of libc's symbols that close or replace one.
+//! The recorder names files by their descriptors. So it must be notified when a descriptor begins
+//! to refer to another file. [`note`] gets each call of a libc symbol that closes or replaces a
+//! descriptor.
 
 use crate::call::Call;
 use crate::filter;
@@ -21,8 +23,9 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Begins to record at a program's start, if it runs under `usring run --trace`. A program that
-/// cannot open the trace, because it has another user than the launcher, runs without being traced.
+/// Begins to record when a program starts, if it runs under `usring run --trace`. A program may be
+/// unable to open the trace, because it runs as another user than the launcher. Such a program runs
+/// without being traced.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {
@@ -45,7 +48,7 @@ pub fn learn() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Notes a call that may close or replace a descriptor.
+/// Notifies the recorder of a call that may close or replace a descriptor.
 pub fn note(call: &Call) {
     let [first, second, ..] = call.arguments;
     match width::low(call.number) {

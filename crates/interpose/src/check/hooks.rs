@@ -1,10 +1,11 @@
 //! Functions of libc that the checker has to see: they free or unmap memory, close files, or end
 //! the process.
 //!
-//! The library has no symbols of these names, so a program that is not checked calls libc directly.
-//! For a program that is checked, the constructor writes the addresses of the functions below to
-//! the global offset tables, by which the program and its libraries call libc's functions.
-//! Libraries that the program loads later, and calls within one library, are not seen.
+//! The library exports no symbols with these names, so a program that is not checked calls libc
+//! directly. For a program that is checked, the constructor writes the addresses of the functions
+//! below to the global offset tables. By these tables the program and its libraries call libc's
+//! functions. The checker does not see calls of libraries that the program loads later, or calls
+//! within one library.
 
 use crate::runtime::assembler::{begin_frame, deliver_deferred};
 use crate::runtime::imports;
@@ -35,9 +36,9 @@ static REAL_EXIT: AtomicUsize = AtomicUsize::new(0);
 /// Address of malloc_usable_size(3), or 0.
 static USABLE_SIZE: AtomicUsize = AtomicUsize::new(0);
 
-/// Defines a function that calls [`before`] and then jumps to the real function. `$skip` jumps to
-/// label 3 if no request is in flight, so that `before` is not called. `$skip` is `nop` in a
-/// function that always calls `before`.
+/// Defines a function that calls [`before`] and then jumps to libc's function. `$skip` is an
+/// instruction that jumps to label 3 if no request is in flight, so that `before` is not called. In
+/// a function that always calls `before`, `$skip` is `nop`.
 macro_rules! hook {
     ($name:ident, $real:ident, $number:expr, $skip:literal) => {
         #[unsafe(naked)]
@@ -88,12 +89,12 @@ hook!(munmap, REAL_MUNMAP, MUNMAP, "je 3f");
 hook!(mremap, REAL_MREMAP, MREMAP, "je 3f");
 hook!(madvise, REAL_MADVISE, MADVISE, "je 3f");
 hook!(close, REAL_CLOSE, CLOSE, "je 3f");
-// The checker must see the end of the process even if no request is in flight: completions may have
-// been left in a CQ.
+// The checker must see the end of the process even if no request is in flight: the program may have
+// left completions in a CQ.
 hook!(exit_now, REAL_EXIT, EXIT, "nop");
 
-/// Replaces realloc(3), which frees the old block only if it moves the block. So the real function
-/// is called first.
+/// Replaces realloc(3), which frees the old block only if it moves the block. So this function
+/// calls the real one first.
 #[unsafe(naked)]
 #[unsafe(link_section = "usring_entry")]
 unsafe extern "C" fn realloc() {
@@ -138,18 +139,18 @@ unsafe extern "C" fn realloc() {
 /// Returns the registers that the program had when it called a hook. `frame`: the hook's frame.
 ///
 /// # Safety
-/// `frame` must point to the saved rbp of a hook, which the return address follows.
+/// `frame` must point to a hook's frame: the saved rbp, and after it the return address.
 unsafe fn registers(frame: *const [u64; 2]) -> Registers {
     // SAFETY: the caller guarantees the frame.
     let [saved, instruction] = unsafe { *frame };
     Registers { instruction, stack: frame as u64 + 16, frame: saved }
 }
 
-// Advice of madvise(2) that discards the content.
+// Advice of madvise(2) that discards the memory's content.
 const DISCARDING: [u32; 3] = [linux::MADV_DONTNEED, linux::MADV_FREE, linux::MADV_REMOVE];
 
-/// Runs before the real function of libc. `function`: the number of that function, such as `FREE`.
-/// `first` to `third`: its arguments.
+/// Runs before the real function of libc. `function`: the number of that function in this file,
+/// such as `FREE`. `first` to `third`: the arguments of the function.
 unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, frame: *const [u64; 2]) {
     // SAFETY: the hooks pass their frame.
     let registers = unsafe { registers(frame) };
@@ -165,7 +166,7 @@ unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, 
     }
 }
 
-/// Returns the size of a block of malloc's if memory of a request in flight may lie in it;
+/// Returns the size of a block of malloc's, if a request in flight may use memory in the block;
 /// otherwise 0. Returns 1 if malloc cannot report the size.
 extern "C" fn usable_size(block: u64) -> u64 {
     if block == 0 || !usring_check::has_memory_in_flight(block) {
@@ -174,16 +175,16 @@ extern "C" fn usable_size(block: u64) -> u64 {
     match USABLE_SIZE.load(Ordering::Relaxed) {
         0 => 1,
         address => {
-            // SAFETY: the address is that of malloc_usable_size(3). The program passes the block to
-            // free(3) or realloc(3), so it is a block of malloc's.
+            // SAFETY: the address is that of malloc_usable_size(3). The block is one of malloc's,
+            // because the program passes it to free(3) or realloc(3).
             let function = unsafe { core::mem::transmute::<usize, extern "C" fn(u64) -> usize>(address) };
             function(block) as u64
         }
     }
 }
 
-/// Runs after the real realloc(3). `length`: the size of the old block as [`usable_size`] returned
-/// it.
+/// Runs after the real realloc(3). `length`: the size of the old block, as [`usable_size`] returned
+/// it before.
 unsafe extern "C" fn reallocated(new: u64, old: u64, length: u64, frame: *const [u64; 2]) {
     if length != 0 && new != 0 && new != old {
         // SAFETY: `realloc` passes its frame.

@@ -1,5 +1,5 @@
-//! Detects how the program misuses its rings (`usring run --check`). Notes the program's calls that
-//! [`usring_check`] has to know of:
+//! Detects how the program misuses its rings (`usring run --check`). Notifies the checker
+//! [`usring_check`] of these calls and events of the program:
 //!
 //! - io_uring_enter, whose callers submit requests;
 //! - functions of libc that free or unmap memory, close files, or end the process ([`hooks`]);
@@ -24,7 +24,7 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Begins to check the program at its start, if it runs under `usring run --check`.
+/// Begins to check the program when it starts, if it runs under `usring run --check`.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {
@@ -53,8 +53,9 @@ pub fn enter(call: &mut Call) -> Outcome {
     outcome
 }
 
-/// Bytes between the frame of an entry point and the program's stack pointer: saved registers, the
-/// return address and the red zone. An entry point that is a function of libc's has no red zone.
+/// Bytes between an entry point's frame and the program's stack pointer. They hold saved registers,
+/// the return address and the red zone. An entry point that replaces a function of libc has no red
+/// zone.
 const FRAME_OF_INSTRUCTION: u64 = 144;
 const FRAME_OF_FUNCTION: u64 = 16;
 
@@ -65,7 +66,8 @@ fn registers_of(call: &Call) -> Registers {
     Registers { instruction, stack: call.frame + length, frame }
 }
 
-/// Notes that the process ends. Does nothing in a vfork child, which borrows its parent's memory.
+/// Notifies the checker that the process ends. Does nothing in a vfork child, which borrows its
+/// parent's memory.
 fn end() {
     process::current();
     if !process::is_own() {
