@@ -43,7 +43,7 @@ pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 /// counts until the program polls it in a call that usring sees.
 pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 
-/// What the kernel calls the open file: a ring, which its descriptors and registrations share. When
+/// A ring as an open file, in the kernel's sense: its descriptors and registrations share it. When
 /// the last reference is dropped, the ring is closed.
 pub struct File {
     pub ring: Arc<Ring>,

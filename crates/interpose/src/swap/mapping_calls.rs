@@ -1,6 +1,6 @@
-//! System calls on mappings that concern swapped memory. usring answers them as if the kernel had
-//! mapped the whole range, although the range may consist of paged memory, memory released to the
-//! kernel, and holes.
+//! System calls on mappings that concern swapped memory. Their answers are those that the kernel
+//! would give if it had mapped the whole range. In fact the range may consist of paged memory,
+//! memory released to the kernel, and holes.
 //!
 //! The kernel does not know the region's holes, because to the kernel the region is mapped there.
 //! So usring calls the kernel for each part of the range that the kernel owns. If a call has to
