@@ -21,9 +21,8 @@ const MOST_AT_ONCE: u64 = 0x7fff_f000;
 /// The form in which a call names its buffers.
 pub enum Form {
     Buffer(Buffer),
-    /// The fields are indices of arguments: that of the address of the `iovec` array, and that of
-    /// the file position if the call has one. The argument after the address is the length of the
-    /// array.
+    /// Both fields are indices of the call's arguments. `address`: the address of the `iovec` array;
+    /// the next argument is the array's length. `position`: the file position, if the call has one.
     Vector {
         address: usize,
         position: Option<usize>,

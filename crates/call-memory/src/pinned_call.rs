@@ -55,8 +55,8 @@ impl PinnedCall {
     }
 
     /// Handles the kernel's answer to the call. Returns the answer for the program. `None`: the
-    /// caller makes the call once more. `call` was then changed to transfer the next part of its
-    /// data, or the call is repeated after an EFAULT.
+    /// caller has to make `call` once more, for one of two reasons. Either `call` now transfers the
+    /// next part of its data, or the kernel answered EFAULT and the memory is pinned now.
     pub fn proceed(&mut self, call: &mut SystemCall, answer: u64) -> Option<u64> {
         if answer == error(Errno::EFAULT)
             && let Some(ranges) = self.retried.take()

@@ -22,7 +22,7 @@ static HOST: Host = Host {
         Found::Ring(ring) => Some(ring),
         _ => None,
     },
-    // SAFETY: this closure clones the ring at once, and takes no ring out of the thread's row.
+    // SAFETY: this closure clones the ring at once, and removes none of the registered rings.
     ring_at_index: |index| unsafe { crate::files::registered::find(index) }.map(|file| file.ring.clone()),
     watch: |number| {
         descriptors::with_inside(number, |file| file.watch(number));

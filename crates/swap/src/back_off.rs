@@ -28,9 +28,9 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// Yields the processor and returns `true`. If a recent yield took longer than [`LONG_TURN`],
-    /// does not yield for a while (see the head of this file). Then returns `false`: the caller
-    /// should sleep instead.
+    /// Yields the processor and returns `true`. For a while after a yield that took longer than
+    /// [`LONG_TURN`], does not yield (see the head of this file). It then returns `false`, and the
+    /// caller should sleep instead.
     pub fn try_yield(&mut self, now: Ticks) -> bool {
         if now < self.crowded_until {
             return false;

@@ -110,7 +110,7 @@ pub struct Statistics {
     /// First writes to clean pages, which have equal content in memory and in the store. Each write
     /// made its page dirty.
     pub write_faults: u64,
-    /// Faults on pages that another thread brought in before the fault was served.
+    /// Faults on pages that another thread paged in before the fault was served.
     pub late_faults: u64,
     /// Pages that the reader thread read before a thread touched them.
     pub read_ahead: u64,
@@ -155,9 +155,9 @@ pub mod run {
         pub page_size: u64,
         pub limit: u64,
         pub peak: u64,
-        /// Pages brought in by the thread that touched them.
+        /// Pages that were paged in by the thread that touched them.
         pub swap_ins: u64,
-        /// Pages brought in by the reader.
+        /// Pages that were paged in by the reader.
         pub read_ahead: u64,
         pub first_touches: u64,
         pub evicted: u64,

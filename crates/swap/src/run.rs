@@ -10,7 +10,7 @@ use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::width;
 
-/// Maximum number of pages that one request brings in.
+/// Maximum number of pages that one request pages in.
 pub const MOST: usize = 64;
 
 /// Adjacent evicted pages with consecutive slots. The thread that made this value owns the pages,

@@ -80,7 +80,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size usring_own_signal_entry, . - usring_own_signal_entry",
-    // Unwinders and debuggers recognise a signal frame by the bytes of this restorer.
+    // Unwinders and debuggers recognise a signal frame by the bytes of its restorer, which follow.
     ".p2align 4",
     "nop",
     "usring_restorer_of_own:",

@@ -217,7 +217,7 @@ fn write_jump(address: usize, stub: usize, area: &CodeArea) -> Result<(), Errno>
     synchronise();
     put(0, JUMP);
     synchronise();
-    // If this call fails, the page stays writable, which does no harm to the jump.
+    // If this call fails, the page stays writable, which does no harm.
     let _ = protect(page, area.protection);
     Ok(())
 }

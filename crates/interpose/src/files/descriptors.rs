@@ -72,7 +72,7 @@ impl File {
     }
 
     /// Notes that the program polls the descriptor `number`. From now on, the descriptor is
-    /// readable whenever a ring's descriptor of the kernel would be.
+    /// readable whenever the kernel would make a ring's descriptor readable.
     pub fn watch(&self, number: i32) {
         self.ring.is_polled_as(number);
         let one_at_a_time = self.beginning.lock();

@@ -68,7 +68,7 @@ pub fn claim_row() {
 /// large, or if this thread has never made or registered a ring; `EBADF` if the index has no ring.
 ///
 /// # Safety
-/// The caller may use the result only until this thread next takes a ring out of its row.
+/// The caller may use the result only until this thread next removes one of its registered rings.
 #[inline(always)]
 pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
     if index as usize >= MOST_RINGS {

@@ -38,7 +38,7 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
     enter.check_flags()?;
     let (by_index, by_number);
     let file = if enter.flags & abi::IORING_ENTER_REGISTERED_RING != 0 {
-        // SAFETY: io_uring_enter takes no ring out of the thread's row.
+        // SAFETY: io_uring_enter removes none of the thread's registered rings.
         by_index = unsafe { registered::find(width::low(descriptor))? };
         &*by_index
     } else {
@@ -72,15 +72,15 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     }
     let (registered, by_number);
     let file = if by_index {
-        // SAFETY: only `register` and `unregister` below take a ring out of the row, and `file` is
-        // not used after them.
+        // SAFETY: only `register` and `unregister` below remove registered rings, and `file` is not
+        // used after them.
         registered = unsafe { registered::find(width::low(descriptor))? };
         &*registered
     } else {
         by_number = find(width::int(descriptor))?;
         &*by_number
     };
-    // A tracer gets the ring after the call, which may unregister `file`.
+    // The call may unregister `file`. So the ring is cloned now for a tracer, which gets it later.
     let probed = unusual::is_probed().then(|| file.ring.clone());
     let answer = if opcode == op::IORING_REGISTER_RING_FDS as u32 {
         registered::register(argument, count)

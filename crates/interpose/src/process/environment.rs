@@ -145,7 +145,7 @@ pub unsafe fn hide(variables: *mut *mut u8) {
             from = from.add(1);
         }
         // If the number of removed variables is odd, the last of them stays in the environment,
-        // because the gap is filled with pairs.
+        // because only pairs of words can fill the gap.
         if !from.offset_from(to).unsigned_abs().is_multiple_of(2) {
             *to = last;
             to = to.add(1);

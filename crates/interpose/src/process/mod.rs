@@ -48,7 +48,7 @@ static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
 /// The function that resets, in a forked child, all that the child has inherited. Its arguments are
-/// how the child was made, and the id of its parent, which is the last process that began.
+/// how the child was made, and the process id of its parent.
 pub type ChildReset = fn(ChildDescriptors, u32);
 
 static CHILD_RESET: SetOnce<ChildReset> = SetOnce::new();

@@ -25,8 +25,8 @@ struct InFlight {
 
 const ROWS: usize = 256;
 
-/// In-flight calls, in rows by a hash of the stack page on which the call is stored. Two threads
-/// hardly ever share such a page.
+/// The in-flight calls. A call's row is a hash of the stack page on which the call is stored. Two
+/// threads hardly ever share such a page, so they seldom wait for each other's rows.
 static TABLE: PerProcess<[Mutex<Vec<InFlight>>; ROWS]> = PerProcess::new();
 
 fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
