@@ -21,8 +21,9 @@ const MOST_AT_ONCE: u64 = 0x7fff_f000;
 /// The form in which a call names its buffers.
 pub enum Form {
     Buffer(Buffer),
-    /// Both fields are indices of the call's arguments. `address`: the address of the `iovec` array;
-    /// the next argument is the array's length. `position`: the file position, if the call has one.
+    /// Both fields are indices of the call's arguments. `address`: the address of the `iovec`
+    /// array; the next argument is the array's length. `position`: the file position, if the call
+    /// has one.
     Vector {
         address: usize,
         position: Option<usize>,
