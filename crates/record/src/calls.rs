@@ -61,7 +61,8 @@ const RWF_NOAPPEND: u32 = 0x20;
 pub static HOOK: CallHook = CallHook { during };
 
 /// Returns whether the recorder has to make this call of the program. A write to the command's
-/// standard output is recorded here, and the program's thread then makes the call unchanged.
+/// standard output is recorded by this function. The program's thread then makes that call
+/// unchanged.
 pub fn concerns(call: &SystemCall) -> bool {
     let [first, second, third, fourth, ..] = call.arguments;
     match call.number {
@@ -130,7 +131,8 @@ fn of_file<'a>(kind: Kind, file: &'a File, call: &SystemCall) -> Record<'a> {
 }
 
 /// Makes a call on the file with the descriptor `number`. If the file is below the recorded folder,
-/// the lock is held during the call, and `record` records a call that succeeds.
+/// the function holds the log's lock during the call. `record` then records the call if it
+/// succeeds.
 fn on_file(call: &SystemCall, number: u64, make: Make<'_>, record: impl FnOnce(&File, u64)) -> u64 {
     let Some(file) = paths::file(width::int(number)) else { return make(call) };
     let _locked = lock();
@@ -142,7 +144,7 @@ fn on_file(call: &SystemCall, number: u64, make: Make<'_>, record: impl FnOnce(&
 }
 
 /// Returns the memory that a write names. If the array of vectors cannot be read, returns no
-/// memory: the kernel then refuses the call.
+/// memory, because the kernel then refuses the call.
 fn members(call: &SystemCall) -> Vec<IoVector> {
     let [_, base, length, ..] = call.arguments;
     match call.number {
@@ -191,8 +193,8 @@ fn is_synchronous(call: &SystemCall, status: u32) -> bool {
     status & linux::O_DSYNC != 0 || write_flags(call) & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0
 }
 
-/// Returns the file offset at which a write has put its bytes. The caller has held the lock since
-/// before the write, so no other write came in between.
+/// Returns the file offset at which a write has put its bytes. The caller has held the log's lock
+/// since before the write, so no other recorded write came in between.
 fn offset_of(call: &SystemCall, status: u32, written: u64) -> u64 {
     let number = width::int(call.arguments[0]);
     let flags = write_flags(call);
@@ -218,8 +220,8 @@ fn output(call: &SystemCall) {
 /// Number of syncs of this process so far.
 static SYNCS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a sync, and records its beginning and its end. `when_failed`: flags that the second record
-/// gets, in addition to [`FAILED`], if the sync fails.
+/// Makes a sync, and records its beginning and its end. If the sync fails, the record of the end
+/// gets the flags [`FAILED`] and `when_failed`.
 fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     let is_of_file = matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync);
     let file = if call.number == linux::__NR_sync { None } else { paths::file(width::int(call.arguments[0])) };
@@ -241,9 +243,9 @@ fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     answer
 }
 
-/// Records a sync that is answered with an error and is not made. Does nothing for any other call.
-/// A sync that fails may lose the data that it should have written. If `drops` is set, it certainly
-/// loses these data.
+/// Records a sync that an injected fault answers with an error, so that the sync is not made. Does
+/// nothing for any other call. A sync that fails may lose the data that it should have written. If
+/// `drops` is set, it certainly loses these data.
 pub fn note_failure(call: &SystemCall, drops: bool) {
     if matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs) {
         let io_error = Errno::EIO.negative();
@@ -274,8 +276,8 @@ fn allocated(call: &SystemCall, file: &File) {
 /// Bytes of a copied file that are read back at a time.
 const PIECE: u64 = 1 << 20;
 
-/// Makes and records a call by which the kernel itself copies to a file: reads back the bytes that
-/// the call has written there.
+/// Makes and records a call by which the kernel itself copies data to a file. For the record, reads
+/// back the bytes that the call has written.
 fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
     on_file(call, target, make, |file, copied| {
         let number = width::int(target);

@@ -19,7 +19,7 @@ pub enum Page {
     /// Device and inode of the pipe that is the command's standard output.
     OutputDevice = 1,
     OutputInode = 2,
-    /// Length of the folder's path, in bytes. The path begins at the next word.
+    /// Length of the recorded folder's path, in bytes. The path begins at the next word.
     FolderLength = 3,
     Folder = 4,
 }
@@ -39,10 +39,10 @@ pub enum Kind {
     Grow = 3,
     /// `node`, `offset`, `size`: the number of bytes.
     Clear = 4,
-    /// A new inode `node` with a name in `folder`; `size`: its mode. The second path is the target
-    /// of a symbolic link.
+    /// A new inode `node` with a name in `folder`. `size`: the inode's mode. The second path is the
+    /// target of a symbolic link.
     Create = 5,
-    /// A new file `node` without a name (O_TMPFILE); `size`: its mode.
+    /// A new file `node` without a name (O_TMPFILE). `size`: the file's mode.
     CreateUnnamed = 6,
     /// One more name in `folder` for `node`. The second path is the old name, if it is known.
     Link = 7,
@@ -51,24 +51,25 @@ pub enum Kind {
     /// `node` moves from its name in `folder`, the first path, to a name in `second_folder`, the
     /// second path.
     Rename = 9,
-    /// The names of `node` in `folder` and of the inode `size` in `second_folder` are exchanged.
+    /// The name of `node` in `folder` and the name of the inode `size` in `second_folder` are
+    /// exchanged.
     Exchange = 10,
-    /// fsync(2) of `node` begins; `id` is its number. Node 0 stands for all files (sync(2),
-    /// syncfs(2)).
+    /// fsync(2) of `node` begins. `id` is the number of this sync in its process. Node 0 stands for
+    /// all files (sync(2), syncfs(2)).
     SyncBegin = 11,
     /// The sync `id` of the process has ended. With [`FAILED`], it ended with an error.
     SyncEnd = 12,
     /// The data goes to the command's standard output.
     Output = 13,
-    /// The log does not have all changes of the folder. The path holds the reason, and the second
+    /// The log lacks changes of the folder. The path of the record holds the reason, and the second
     /// path the file that the reason concerns.
     Unknown = 14,
     /// The requests of a batch are submitted; `id` is the batch.
     Batch = 15,
-    /// From here on, the thread's calls belong to request `id` of batch `size`. If `size` is 0, a
-    /// link or a drain has held the request back, and the request begins now.
+    /// From this record on, the thread's calls belong to request `id` of batch `size`. If `size` is
+    /// 0, a link or a drain has held the request back, and the request begins now.
     Request = 16,
-    /// From here on, the thread's calls belong to no request.
+    /// From this record on, the thread's calls belong to no request.
     RequestLeft = 17,
     /// The request `id` is completed.
     Completed = 18,
@@ -101,7 +102,8 @@ pub const SYNCHRONOUS: u32 = 1 << 0;
 pub const DATA_ONLY: u32 = 1 << 1;
 /// Flag: the sync failed.
 pub const FAILED: u32 = 1 << 2;
-/// Flag: the sync failed and certainly lost the data that it should have made durable.
+/// Flag of a sync's end: the sync failed and certainly lost the data that it should have made
+/// durable.
 pub const DROPPED: u32 = 1 << 3;
 
 /// A record without its data.
@@ -170,8 +172,8 @@ impl Record<'_> {
     }
 }
 
-/// Returns the first record, its data, and the bytes behind it. `None`: the bytes are no whole
-/// record.
+/// Returns the first record in `bytes`, its data, and the bytes behind it. `None` if `bytes` begins
+/// with no whole record.
 pub fn decode(bytes: &[u8]) -> Option<(Record<'_>, &[u8], &[u8])> {
     let (header, rest) = bytes.split_at_checked(HEADER)?;
     let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);

@@ -1,7 +1,8 @@
 //! Records the changes of files below one folder, for `usring crash`.
 //!
-//! Every system call that usring makes for the program passes through [`calls::HOOK`], also those
-//! of ring and libaio requests. The calls of the program itself come here if the filter traps them.
+//! Every system call that usring makes for the program passes through [`calls::HOOK`], also for
+//! requests of rings and libaio. The program's own calls come here if the seccomp filter traps
+//! them.
 //!
 //! | file | content |
 //! |---|---|

@@ -80,7 +80,8 @@ fn log() -> &'static Log {
     })
 }
 
-/// Opens the log. Each process does so, because the lock belongs to the open file description.
+/// Opens the log. Each process opens it anew, because the lock belongs to the open file
+/// description.
 fn open() -> Result<OwnedDescriptor, Errno> {
     let path = settings().ok_or(Errno::EBADF)?.log.as_ptr() as u64;
     let flags = u64::from(linux::O_WRONLY | linux::O_APPEND | linux::O_CLOEXEC);
@@ -135,8 +136,8 @@ pub(crate) fn append(record: &Record<'_>, data: &[IoVector]) {
     }
 }
 
-/// Records that the log cannot have all changes, and why. `path`: the file that the reason
-/// concerns, relative to the folder; or a program.
+/// Records that the log lacks changes, and the reason. `path`: the file that the reason concerns,
+/// relative to the recorded folder; or the path of a program.
 pub fn note_unknown(reason: &[u8], path: &[u8]) {
     if is_on() {
         append(&Record { path: reason, second_path: path, ..Record::new(Kind::Unknown) }, &[]);

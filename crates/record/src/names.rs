@@ -10,7 +10,7 @@ use usring_uapi::general as linux;
 
 const HERE: u64 = width::word(linux::AT_FDCWD);
 
-/// Makes a call that may change names, and records it.
+/// Makes a call that may change names of files, and records the change.
 pub(crate) fn during(call: &SystemCall, make: Make<'_>) -> u64 {
     let [a, b, c, d, e, _] = call.arguments;
     match call.number {
@@ -114,8 +114,8 @@ fn rename(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4], fla
         return answer;
     };
     let (Some(source), true) = (source, source.map(|it| it.inode) != target.map(|it| it.inode)) else {
-        // The file is of a kind that is not recorded, or both names lead to one inode: rename(2)
-        // then does nothing.
+        // There is nothing to record: either the file is of a kind that is not recorded, or both
+        // names lead to one inode, and rename(2) did nothing.
         return answer;
     };
     let record = Record {
@@ -178,7 +178,8 @@ pub(crate) fn open(call: &SystemCall, make: Make<'_>) -> u64 {
     let Some(entry) = DirectoryEntry::of(width::int(folder), path) else { return make(call) };
     let before = entry.stat(true);
     if before.is_some_and(|stat| !stat.is(linux::S_IFREG)) {
-        // The open of a FIFO may wait for another process, which may need the lock.
+        // An open of a FIFO may wait until another process opens the FIFO. That process may need
+        // the lock meanwhile.
         return make(call);
     }
     let _locked = lock();

@@ -65,14 +65,15 @@ fn path_of(number: i32) -> Option<Vec<u8>> {
     Some(path)
 }
 
-/// Returns a path relative to the recorded folder. `None`: the path lies outside it.
+/// Returns a path relative to the recorded folder. `None` if the path lies outside the recorded
+/// folder.
 fn relative(path: &[u8]) -> Option<&[u8]> {
     let rest = path.strip_prefix(settings()?.folder.as_slice())?;
     let rest = rest.strip_suffix(b" (deleted)").unwrap_or(rest);
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix(b"/") }
 }
 
-/// An open file in the recorded folder, or in a folder below it.
+/// An open file: the recorded folder itself, or a file or folder below it.
 pub(crate) struct File {
     pub stat: Stat,
     /// Relative to the recorded folder.
@@ -137,8 +138,8 @@ impl DirectoryEntry {
         Some(DirectoryEntry { folder, folder_inode, path, name })
     }
 
-    /// Returns the status of the file that the name leads to. `follows`: if the name is a symbolic
-    /// link, returns the status of the link's target.
+    /// Returns the status of the file to which the name refers. If the name is a symbolic link,
+    /// `follows` selects the link's target instead of the link.
     pub fn stat(&self, follows: bool) -> Option<Stat> {
         let flags = if follows { 0 } else { linux::AT_SYMLINK_NOFOLLOW };
         stat_of(self.folder.number(), self.name.as_ptr() as u64, flags).ok()
@@ -160,8 +161,8 @@ impl DirectoryEntry {
     }
 }
 
-/// Opens a descriptor's file once more, to read it. The program's own descriptor may be for writing
-/// alone. `None`: the file was removed, or cannot be opened.
+/// Opens a descriptor's file once more, for reading, because the program's own descriptor may allow
+/// only writes. `None` if the file was removed or cannot be opened.
 pub(crate) fn reopen(number: i32) -> Option<OwnedDescriptor> {
     let path = path_to_reopen(number)?;
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);

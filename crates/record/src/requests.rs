@@ -1,8 +1,8 @@
 //! Records when a request of a ring or of libaio was submitted and completed.
 //!
-//! A sync covers only what had completed before the sync was submitted. The system calls that
-//! usring makes for requests of one batch follow one another, but the kernel would run these
-//! requests side by side. So their records say to which batch and request they belong.
+//! A sync covers only what had completed before the sync was submitted. usring makes the system
+//! calls of one batch's requests one after the other, but the kernel would run these requests side
+//! by side. So the log says to which batch and request each system call belongs.
 
 use crate::format::{Kind, Record};
 use crate::log::append;
@@ -28,8 +28,8 @@ pub fn new_request() -> u64 {
     number()
 }
 
-/// Makes calls for a request. `batch`: the batch with which the request was submitted; 0 if a link
-/// or a drain has held the request back, and the request begins now.
+/// Makes the system calls of a request. `batch`: the batch with which the request was submitted. 0
+/// if a link or a drain has held the request back, and the request begins now.
 pub fn during<T>(request: u64, batch: u64, work: impl FnOnce() -> T) -> T {
     append(&Record { id: request, size: batch, ..Record::new(Kind::Request) }, &[]);
     let result = work();
@@ -37,7 +37,7 @@ pub fn during<T>(request: u64, batch: u64, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Records that a request is completed, before the program can see it.
+/// Records that a request is completed. Called before the program can see the completion.
 pub fn complete(request: u64) {
     append(&Record { id: request, ..Record::new(Kind::Completed) }, &[]);
 }

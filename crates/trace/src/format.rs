@@ -33,14 +33,14 @@ pub struct Header {
     pub names: u64,
     /// Number of records in the file.
     pub records: u64,
-    /// Number of events of the run, including those that are not in the file.
+    /// Number of events of the run, including events that are not in the file.
     pub events: u64,
     /// Events of the run for which there was no room.
     pub lost: u64,
-    /// Names for which there was no room. Each process counts its own, and may count a name again
-    /// after it has used 2¹⁴ others.
+    /// Number of names for which there was no room. Each process counts its own names. It may count
+    /// a name again after it has used 2¹⁴ other names.
     pub lost_names: u64,
-    /// 1: the file has the last events of the run; 0: the first ones.
+    /// 1 if the file has the last events of the run; 0 if it has the first ones.
     pub keeps_last: u64,
     /// The ring to which the trace is limited; 0: all rings.
     pub ring: u64,
@@ -123,8 +123,8 @@ pub enum NotATrace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum EventKind {
-    /// A process begins to record. `name`: its program. Several threads of a forked child may
-    /// begin to record at the same time, so the event may follow others of the process.
+    /// A process begins to record. `name`: its program. Several threads of a forked child may begin
+    /// to record at the same time, so other events of the process may come before this one.
     Process = 1,
     /// A ring was made. `extra`: the flags of io_uring_setup(2); `b`: SQ and CQ entries.
     Opened = 2,
@@ -137,7 +137,7 @@ pub enum EventKind {
     Issued = 5,
     /// A request waits for its file.
     AwaitsFile = 6,
-    /// A request waits for a time or a number of completions.
+    /// A request waits for a time to pass or for a number of completions.
     AwaitsTime = 7,
     /// A request waits for other processes that share its ring.
     AwaitsProcesses = 8,
@@ -153,7 +153,7 @@ pub enum EventKind {
     OnDevice = 13,
     /// A request goes to another ring.
     OnOtherRing = 14,
-    /// A request posts a CQE and goes on. `extra`: the CQE's flags; `a`: its result; `b`: its
+    /// A request posts a CQE and continues. `extra`: the CQE's flags; `a`: its result; `b`: its
     /// position in the CQ, and the CQ's head.
     Posted = 15,
     /// A request is complete. The fields are those of [`EventKind::Posted`]. `detail`: [`NO_CQE`],
@@ -221,15 +221,16 @@ pub fn reason_of(detail: u8) -> Option<WorkerReason> {
 /// Number of bits of a process id and of a thread id. The kernel's limit of ids is 2²².
 const ID_BITS: u32 = 22;
 const ID_MASK: u64 = (1 << ID_BITS) - 1;
-/// Number of bits of a ring. The highest one marks a context of libaio.
+/// Number of bits of a ring's number. The highest bit marks a context of libaio.
 const RING_BITS: u32 = 64 - 2 * ID_BITS;
 const OF_AIO: u32 = 1 << (RING_BITS - 1);
 
-/// Number of bits of a name. The index of a word among [`crate::page`]'s names has fewer.
+/// Number of bits of a name in a record. A name is the index of a word among the names in
+/// [`crate::page`], and such an index needs fewer bits.
 pub const NAME_BITS: u32 = 21;
 const NAME_MASK: u32 = (1 << NAME_BITS) - 1;
 
-/// Returns the ring's number in records, for its number in the engine
+/// Returns the number that a ring has in records, from its number in the engine
 /// ([`usring_engine::observers::AIO_CONTEXT`]).
 #[inline]
 pub fn ring_of(number: u32) -> u32 {
@@ -255,8 +256,8 @@ pub struct Record {
     pub extra: u32,
     /// The process's id in its own PID namespace.
     pub process: u32,
-    /// The lower bits of the process's number among those of the run that have begun to record. It
-    /// tells processes with one id apart: of different PID namespaces, or one after the other.
+    /// The lower bits of the number that the process got when it began to record. It distinguishes
+    /// processes with the same id: in different PID namespaces, or one after the other.
     pub turn: u32,
     pub thread: u32,
     /// Number of the ring in its process ([`ring_of`]).
@@ -291,7 +292,7 @@ impl Record {
         }
     }
 
-    /// Returns the words of a record, all but the last. [`seal`] makes the last one.
+    /// Returns the words of a record, without the last one. [`seal`] makes the last word.
     #[inline]
     pub fn words(&self) -> [u64; RECORD - 1] {
         let bytes = [self.kind as u8, self.opcode, self.sqe_flags, self.detail];
@@ -307,8 +308,8 @@ impl Record {
         ]
     }
 
-    /// Reads a record. Returns it with the number that it claimed. `None`: the words are not a
-    /// whole record.
+    /// Reads a record. Returns the record and the event number that it claimed. `None` if the words
+    /// are no whole record.
     pub fn read(words: &[u64; RECORD]) -> Option<(u64, Record)> {
         let [ticks, first, ids, second, user_data, a, b, last] = *words;
         let number = unseal(&[ticks, first, ids, second, user_data, a, b], last)?;
@@ -348,14 +349,15 @@ fn halves(word: u64) -> [u32; 2] {
     [width::low(word), width::low(word >> 32)]
 }
 
-/// Numbers up to here can be sealed. A run does not reach it: at 10⁸ events per second it would
-/// take a month.
+/// Largest number that can be sealed into a record. A run does not reach it: at 10⁸ events per
+/// second it would take a month.
 const MOST_NUMBERS: u64 = 1 << 48;
 /// The inverse of [`GOLDEN`] modulo 2⁶⁴.
 const INVERSE: u64 = inverse(GOLDEN);
 
 const fn inverse(odd: u64) -> u64 {
-    // Newton's iteration doubles the number of right bits. The start has three.
+    // Each step of Newton's iteration doubles the number of correct low bits. The first value has
+    // three.
     let mut found = odd;
     let mut step = 0;
     while step < 5 {
@@ -365,13 +367,14 @@ const fn inverse(odd: u64) -> u64 {
     found
 }
 
-/// Returns the last word of a record or a name: its number, plus a checksum of the other words.
+/// Returns the last word of a record or a name: its number, and a checksum of the other words.
 #[inline]
 pub fn seal(words: &[u64], number: u64) -> u64 {
     fold(words).wrapping_add((number + 1).wrapping_mul(GOLDEN))
 }
 
-/// Returns the number in the last word of a record. `None`: some word is not of the same record.
+/// Returns the number that is in the last word of a record. `None` if the words do not all belong
+/// to one record.
 pub fn unseal(words: &[u64], last: u64) -> Option<u64> {
     let number = last.wrapping_sub(fold(words)).wrapping_mul(INVERSE).wrapping_sub(1);
     (number < MOST_NUMBERS).then_some(number)
@@ -392,8 +395,8 @@ fn fold(words: &[u64]) -> u64 {
 /// Longest name, in bytes. A longer one loses its end.
 pub const MOST_NAME: usize = 4096;
 
-/// Returns the words of a name: its length, its text, and the last word, by which [`read_name`]
-/// tells whether the name is whole. `place`: the index of the first word.
+/// Returns the words of a name: its length, its text, and a last word. [`read_name`] tells by the
+/// last word whether the name is whole. `place`: the index of the first word.
 pub fn name_words(text: &[u8], place: u64) -> Vec<u64> {
     let text = &text[..text.len().min(MOST_NAME)];
     let mut words = Vec::with_capacity(text.len() / 8 + 3);
@@ -412,7 +415,7 @@ pub fn name_length(bytes: usize) -> u64 {
     bytes.min(MOST_NAME).div_ceil(8) as u64 + 2
 }
 
-/// Returns the name that a record refers to. `words`: all names. `None`: there is none.
+/// Returns the name to which a record refers. `words`: all names. `None` if there is no such name.
 pub fn read_name(words: &[u64], name: u32) -> Option<Vec<u8>> {
     let place = width::size(u64::from(name).checked_sub(1)?);
     let length = width::size(*words.get(place)?);

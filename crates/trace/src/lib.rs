@@ -14,9 +14,9 @@
 //!   - a request on a descriptor that the process has not named for a millisecond: a lock and
 //!     readlink(2);
 //!   - a thread that records for the first time, or is not libc's: gettid(2).
-//! - A record proves itself by a checksum, so no order between its words is needed. A record that a
-//!   process left half written is not taken for an event.
-//! - The memory is bounded. An event without room is counted.
+//! - A record proves itself by a checksum, so no order between its words is needed. A reader
+//!   ignores a record that a process left half written.
+//! - The memory is bounded. Events for which there is no room are only counted.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]

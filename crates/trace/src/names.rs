@@ -1,8 +1,8 @@
 //! The names of files. A record of a request names the request's file by a number.
 //!
-//! A descriptor number may stand for another file soon. So the name of a descriptor's file is
-//! looked up again after about a millisecond. It is forgotten at once if a request or a function of
-//! libc closes or replaces the descriptor.
+//! A descriptor number may refer to another file soon. So the process looks up the name of a
+//! descriptor's file again after about a millisecond. It forgets the name at once if a request or a
+//! function of libc closes or replaces the descriptor.
 
 use crate::format::MOST_NAME;
 use crate::page::Page;
@@ -19,8 +19,8 @@ use usring_sys::mutex::Mutex;
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-/// Number of descriptors whose names are known. Descriptors that are equal modulo this number
-/// replace each other.
+/// Number of descriptors whose names the process remembers. Descriptors that are equal modulo this
+/// number replace each other.
 const ENTRIES: usize = 1024;
 /// An entry: a name (20 bits), a descriptor number plus 1 (20 bits), and when it was looked up.
 const FIELD_BITS: u32 = 20;
@@ -31,7 +31,8 @@ const UNIT_SHIFT: u32 = 20;
 /// Units after which a name is looked up again.
 const MOST_UNITS: u64 = 3;
 const TIME: u64 = (1 << (64 - 2 * FIELD_BITS)) - 1;
-/// Number of names after which the process forgets which names it has added.
+/// Number of names that the process remembers to have added. With more names, it forgets all of
+/// them.
 const MOST_KNOWN: usize = 1 << 14;
 
 /// The names that one process has added, and those for which there was no room.
@@ -61,10 +62,12 @@ impl Names {
     fn look_up(&self, page: &Page, number: i32, now: u64, entry: &AtomicU64) -> u32 {
         let target = link_target(&CString::new(format!("/proc/self/fd/{number}")).unwrap_or_default());
         if target.is_empty() && !link_target(PROGRAM).is_empty() {
-            // The number stands for no file now, but may soon.
+            // The descriptor number refers to no file now, but may refer to one soon. So this
+            // result is not remembered.
             return 0;
         }
-        // Without /proc, the failure is known for the same time as a name.
+        // Without /proc, the look-up fails. The process remembers the failure for as long as it
+        // remembers a name.
         let name = if target.is_empty() { 0 } else { self.add(page, &target) };
         entry.store(u64::from(name) | field(number) << FIELD_BITS | now << (2 * FIELD_BITS), Ordering::Relaxed);
         name
@@ -77,7 +80,8 @@ impl Names {
             return *name;
         }
         let name = page.add_name(text);
-        // A name without room is known as 0, so that it is counted once. It takes no other's place.
+        // A name for which there is no room is remembered as 0, so that it is counted only once. It
+        // does not make the process forget other names.
         if known.len() >= MOST_KNOWN && name != 0 {
             known.clear();
         }
@@ -103,7 +107,8 @@ pub const PROGRAM: &CStr = c"/proc/self/exe";
 
 /// Returns the target of a symbolic link. It is empty if there is no such link.
 pub fn link_target(link: &CStr) -> Vec<u8> {
-    // The buffer is in the heap: the request may come from a signal handler on a small stack.
+    // The buffer is in the heap, because the request may come from a signal handler with a small
+    // stack.
     let mut target = vec![0u8; MOST_NAME];
     let arguments = [link.as_ptr() as u64, target.as_mut_ptr() as u64, target.len() as u64, 0, 0];
     let length = SystemCall::new(linux::__NR_readlink, arguments).run_unhooked().unwrap_or(0);

@@ -36,7 +36,8 @@ const AT_START: usize = 5;
 const AT_START_OF_DAY: usize = 7;
 const AT_MOST_NAMES: usize = 8;
 const AT_LOST_NAMES: usize = 9;
-/// In a cache line of its own, because each event changes it.
+/// Index of the word that counts events. The word has a cache line of its own, because each event
+/// changes it.
 const AT_NEXT: usize = 64;
 const AT_NAMES: usize = 80;
 const AT_PROCESSES: usize = 81;
@@ -56,7 +57,7 @@ pub struct Settings {
     pub size: u64,
     /// Keep the last events, and not the first ones.
     pub keeps_last: bool,
-    /// The ring to trace, by its number in its process; 0: all rings.
+    /// The number in its process of the ring to trace; 0: all rings.
     pub ring: u32,
 }
 
@@ -87,7 +88,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Fills the new memory `file`, of [`Settings::length`] bytes, and maps it.
+    /// Maps `file`, new memory of [`Settings::length`] bytes, and fills in its header.
     pub fn create(file: &OwnedDescriptor, settings: &Settings) -> Result<Page, Errno> {
         let words = mapping::shared_pages_of_words(file, width::size(settings.length()))?;
         let page = Page {
@@ -135,7 +136,7 @@ impl Page {
         if is_ours && page.fits() { Ok(page) } else { Err(Errno::EINVAL) }
     }
 
-    /// Returns whether the mapping has the names and the records.
+    /// Returns whether the mapping is long enough for the names and the records.
     fn fits(&self) -> bool {
         let records = self.capacity.checked_mul(RECORD as u64);
         let needed = records.and_then(|records| records.checked_add(self.most_names)?.checked_add(NAMES as u64));
@@ -175,7 +176,7 @@ impl Page {
         target[RECORD - 1].store(seal(&words, number), Ordering::Relaxed);
     }
 
-    /// Claims a number for a process that begins to record.
+    /// Claims the next process number for a process that begins to record.
     pub fn claim_process(&self) -> u32 {
         width::low(self.words[AT_PROCESSES].fetch_add(1, Ordering::Relaxed))
     }
@@ -198,13 +199,13 @@ impl Page {
         width::low(place) + 1
     }
 
-    /// Returns the numbers of the events that the memory keeps, if the run has had this many.
+    /// Returns the numbers of the events that the memory keeps after `events` events of the run.
     fn kept(&self, events: u64) -> Range<u64> {
         if self.keeps_last { events.saturating_sub(self.capacity)..events } else { 0..events.min(self.capacity) }
     }
 
-    /// Returns the header of the file of the events so far. Its number of records counts those
-    /// that [`Page::records`] leaves out, too.
+    /// Returns the header of the file for the events so far. Its number of records includes records
+    /// that [`Page::records`] leaves out.
     pub fn header(&self) -> Header {
         let events = self.load(AT_NEXT);
         let kept = self.kept(events);
@@ -233,8 +234,8 @@ impl Page {
         self.words[NAMES..].iter().take(width::size(header.names)).map(|word| word.load(Ordering::Relaxed))
     }
 
-    /// Returns the events, oldest first, and their words. Leaves out a record that its writer has
-    /// not finished, or has begun anew meanwhile.
+    /// Returns the events, oldest first, each with its words. Leaves out a record that its writer
+    /// has not finished, or is overwriting now.
     pub fn records(&self, header: &Header) -> impl Iterator<Item = (Record, [u64; RECORD])> {
         self.kept(header.events).filter_map(|number| {
             let start = self.records_begin() + width::size(number % self.capacity) * RECORD;
@@ -251,6 +252,7 @@ fn moment() -> [u64; 2] {
         let (before, now, after) = (Ticks::now(), Clock::Monotonic.now(), Ticks::now());
         (after.0 - before.0, [before.0 + (after.0 - before.0) / 2, now])
     };
-    // If the thread loses its processor between two reads, another pair is used.
+    // Uses the fastest of four readings. In a slow one, the thread may have lost its processor
+    // between two clocks.
     [pair(), pair(), pair(), pair()].into_iter().min().map_or([0; 2], |(_, moment)| moment)
 }

@@ -23,12 +23,12 @@ const RINGS: usize = 256;
 /// The recorder's state in one process.
 struct Process {
     id: u32,
-    /// The number that the process has claimed in the trace.
+    /// The number that the process has claimed in the trace ([`Page::claim_process`]).
     turn: u32,
-    /// Whether a thread records, or has recorded, that the process begins.
+    /// Whether a thread has recorded, or is recording, that the process begins.
     has_begun: AtomicBool,
     names: Names,
-    /// The CQ's head of each ring, as the last event had it.
+    /// The head of each ring's CQ, as the last event of the ring showed it.
     heads: Box<[AtomicU32]>,
 }
 
@@ -43,7 +43,7 @@ pub fn start(page: Page) {
     process(&page);
 }
 
-/// Notes that a descriptor begins to stand for another file.
+/// Forgets the name of a descriptor's file, because the descriptor begins to refer to another file.
 pub fn forget_descriptor(number: i32) {
     PROCESS.get().into_iter().for_each(|process| process.names.forget(number));
 }
@@ -52,8 +52,8 @@ fn process(page: &Page) -> &'static Process {
     PROCESS.get().unwrap_or_else(|| begin(page))
 }
 
-/// Records that this process begins, unless another thread does. The first thread that records in a
-/// forked child calls it, too.
+/// Records that this process begins, unless another thread does so. In a forked child, the first
+/// thread that records calls this function, too.
 #[cold]
 fn begin(page: &Page) -> &'static Process {
     let process = PROCESS.get_or_make(|| Process {
@@ -128,7 +128,7 @@ fn submitted(submitted: &Submitted) {
     write_at(page, process, ticks, record);
 }
 
-/// Records that the program has taken CQEs, if it has.
+/// Records that the program has taken CQEs, if the CQ's head shows it.
 #[inline]
 fn note_head(page: &Page, process: &Process, ring: u32, head: u32) {
     let known = &process.heads[width::size(ring.into()) % RINGS];
@@ -197,7 +197,7 @@ fn completed(completed: &Completed) {
     write(page, process, record);
 }
 
-/// Forgets the names of descriptors that a request has closed or made.
+/// Forgets the names of the files of descriptors that a request has closed or made.
 #[inline]
 fn forget_changed(process: &Process, opcode: u8, descriptor: i32, result: i32) {
     match opcode {
