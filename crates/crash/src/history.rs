@@ -33,7 +33,8 @@ pub enum Change {
         offset: u64,
         length: u64,
     },
-    /// Gives a new or a known node a name: open(2) with O_CREAT, mkdir(2), symlink(2), link(2).
+    /// Gives a node (file or folder) a name. The node may be new: open(2) with O_CREAT, mkdir(2),
+    /// symlink(2), link(2).
     Name {
         entry: DirectoryEntry,
         node: Node,

@@ -61,8 +61,8 @@ impl Callers {
                     self.open.fetch_or(1 << index, Ordering::Relaxed);
                     return Ok(Seat(seat));
                 }
-                // The device has no further queue pair. This call waits for a seat that has one,
-                // and fails if no seat has.
+                // The device has no further queue pair. This call waits for one that another call
+                // uses, and fails if there is none.
                 Err(error) if self.open.load(Ordering::Relaxed) == 0 => return Err(error),
                 Err(_) => break,
             }

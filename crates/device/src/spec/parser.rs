@@ -59,8 +59,8 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
         match parser.name() {
             POLL => parser.policy(start, Nesting { wrapper: None, depth: 0 })?,
             OVERWRITE => parser.overwrite(start, Nesting { wrapper: None, depth: 0 })?,
-            // The option stands after a wrapper's closing parenthesis. If the outermost layer is a
-            // device, `layer` has parsed all its options before.
+            // The unknown option follows a wrapper's closing parenthesis. After a device, `layer`
+            // has already reported it.
             found => {
                 let (found, kind) = (found.to_owned(), outermost.kind);
                 return Err(parser.error(start, Problem::UnknownOption { found, kind, wrapper: None }));
