@@ -50,8 +50,8 @@ pub fn provide() -> Outcome {
     provide_node()
 }
 
-/// Makes the root folders for the tests of packages. Prints a failure and goes on, because without
-/// the folders these tests count as skipped.
+/// Makes the root folders for the tests of packages. A failure is only printed: without the folders
+/// these tests count as skipped.
 fn provide_roots() {
     if !is_root() {
         return println!("packages: only root can make a root folder, so the tests of packages will be skipped");

@@ -218,7 +218,7 @@ fn a_ring_with_madv_dontfork_gives_an_error_in_a_child() {
 }
 
 /// The engine passes a limited number of requests to the kernel at a time. The other requests wait,
-/// and share one duplicate of their file's descriptor.
+/// and share one duplicate of the descriptor of the file that they name.
 #[test]
 fn a_deep_context_needs_few_descriptors() {
     alone_and_bounded(|| {
