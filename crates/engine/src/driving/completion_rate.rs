@@ -21,8 +21,8 @@ pub(super) struct CompletionRate {
 }
 
 impl CompletionRate {
-    /// Returns the length of a pause for a waiter that has `ready` completions and needs `needed`
-    /// more; `None`: no pause.
+    /// Returns how long a waiter pauses so that several completions gather; `None`: no pause. The
+    /// waiter has `ready` completions and needs `needed` more.
     pub fn pause(&mut self, ready: u32, needed: u32) -> Option<Nanoseconds> {
         if ready == 0 || needed < 2 {
             return None;
@@ -34,8 +34,8 @@ impl CompletionRate {
     }
 }
 
-/// Returns the pause for a waiter that needs `needed` more completions, one per `interval`. `None`:
-/// no pause.
+/// Returns how long a waiter pauses so that several completions gather; `None`: no pause. The
+/// waiter needs `needed` more completions, and one arrives per `interval`.
 fn pause_after(interval: Nanoseconds, needed: u32) -> Option<Nanoseconds> {
     let pause = (interval.saturating_mul(u64::from(needed)) / 2).min(LONGEST_PAUSE_NS);
     // A pause saves wake-ups only if several completions arrive during it.

@@ -25,9 +25,10 @@ use usring_device::DeferredSubmit;
 /// submitted to it.
 type Batch = (usize, DeferredSubmit);
 
-/// Maximum number of flushes that a driver makes before it leaves the remaining requests to a
-/// submit helper. The first flush submits the driver's own requests. Later flushes submit requests
-/// that completions have started (members of a chain), and those usually start more.
+/// Maximum number of flushes (submits of all deferred requests) that a driver makes before it
+/// leaves the remaining requests to a submit helper. The first flush submits the driver's own
+/// requests. Later flushes submit requests that completions have started (members of a chain), and
+/// those usually start more.
 const MOST_FLUSHES: u32 = 8;
 
 /// Submits the deferred requests of a driver that has finished its batch. The submits may sleep, so
@@ -103,8 +104,9 @@ fn wake_polling_waiters(ring: &Ring) {
     }
 }
 
-/// Takes all deferred requests out of the channels. Returns the first channel's batch, and adds the
-/// batches of further channels to `others`. `None`: no request was deferred.
+/// Takes all deferred requests out of the channels (queue pairs on devices). Returns the first
+/// channel's batch, and adds the batches of further channels to `others`. `None`: no request was
+/// deferred.
 #[inline(always)]
 fn begin(locked: &mut LockedRing, others: &mut Vec<Batch>) -> Option<Batch> {
     let closed = locked.closed;

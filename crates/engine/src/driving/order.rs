@@ -29,11 +29,11 @@ const SLEEPS: u64 = 64;
 /// The next step of a waiter that has too few completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It counts the completions again, because a request has continued.
+    /// The waiter counts the completions again, because a request has continued.
     Again,
-    /// It pauses, because a worker or device has the chosen request.
+    /// The waiter pauses, because a worker or device has the chosen request.
     Pause,
-    /// It sleeps, because `usring run --order` holds no request back.
+    /// The waiter sleeps, because `usring run --order` holds no request back.
     Sleep,
 }
 

@@ -39,7 +39,7 @@ use usring_sys::per_process::PerProcess;
 use usring_sys::process_number;
 use usring_uapi::io_uring as abi;
 
-/// Event data of the mailbox's eventfd, which wakes the ring watcher.
+/// Event data of the eventfd by which other threads wake the ring watcher to run tasks.
 const WAKE_EVENT: u64 = 0;
 
 /// The ring watcher's epoll set, and the rings in it by their event data.
@@ -290,7 +290,7 @@ pub(crate) fn disarm(locked: &LockedRing) {
     }
 }
 
-/// Removes a ring that is going away from the ring watcher's list.
+/// Removes a ring from the ring watcher's list, because the ring is being closed.
 pub(crate) fn forget(ring: &Arc<Ring>) {
     let id = ring.watch.id.load(Ordering::Relaxed);
     if id == 0 {

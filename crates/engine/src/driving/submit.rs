@@ -109,7 +109,8 @@ fn submit_batch<const BY_GROUP: bool, const COMMITS_EACH: bool>(locked: &mut Loc
     taken
 }
 
-/// Prepares a request and passes it on. Returns whether the batch continues after this entry.
+/// Prepares a request, and passes it to its chain, to the drain or to issue. Returns whether the
+/// batch continues after this entry.
 #[inline(always)]
 fn submit_one<const BY_GROUP: bool, const COMMITS_EACH: bool>(
     locked: &mut LockedRing,

@@ -40,8 +40,8 @@ pub(crate) struct WaitCall {
 /// Waits until the conditions of `call` hold, or a TIMEOUT request has expired or reached its
 /// number of completions.
 ///
-/// Errors: `EINTR` and `ETIME`, only if the CQ is empty; `EINVAL` if the ring is retired; those of
-/// making the epoll set.
+/// Errors: `EINTR` and `ETIME`, only if the CQ is empty; `EINVAL` if the ring accepts no more waits
+/// (`retired`); those of making the epoll set.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
     // A wait with a time limit leaves deferred submits of other threads to a submit helper. The
@@ -497,8 +497,8 @@ fn forbid_waiter(ring: &Arc<Ring>) {
     locked.release(Exit::Leave);
 }
 
-/// Ends this thread's leadership: handles `events` from the epoll set, and wakes the next leader.
-/// `wanted`: the completions that this thread waits for.
+/// Handles `events` from the epoll set, and makes another waiter the leader, which sleeps on the
+/// set in this thread's place. `wanted`: the completions that this thread waits for.
 fn stop_leading(ring: &Arc<Ring>, events: &[Event], wanted: u32) {
     let mut locked = ring.lock();
     locked.note_poll();

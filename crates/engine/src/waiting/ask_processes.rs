@@ -26,8 +26,9 @@ use usring_ring::change_slot::ChangeSlot;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::{Errno, process_number};
 
-/// Longest time, in nanoseconds, that an unanswered remote change occupies the ring's change slot
-/// while another remote change waits for the slot.
+/// Longest time, in nanoseconds, that a remote change (a change that this process asks another
+/// process to make) uses the ring's change slot without an answer. The limit holds only while
+/// another remote change waits for the slot.
 const LONGEST_USE: Nanoseconds = 20_000_000;
 
 /// Returns the outcome of a request that cancels or changes other requests. `answer`: the result
@@ -129,8 +130,9 @@ fn slot(locked: &LockedRing) -> ChangeSlot {
     locked.ring.control.change_slot(locked.ring.process_number())
 }
 
-/// Advances the queue of remote changes: takes an answer that has arrived, asks the next process,
-/// and completes each remote change for which no process is left.
+/// Advances the queue of remote changes (changes that this process asks other processes to make).
+/// Takes an answer that has arrived, asks the next process, and completes each remote change for
+/// which no process is left.
 pub(crate) fn proceed(locked: &mut LockedRing) {
     let slot = slot(locked);
     while let Some(first) = locked.waiting.remote_changes.first()
@@ -162,8 +164,8 @@ pub(crate) fn proceed(locked: &mut LockedRing) {
     }
 }
 
-/// Frees the ring's change slot. If another process waits for the slot, wakes the other processes
-/// and returns `true`.
+/// Frees the ring's change slot, through which processes ask each other for changes. If another
+/// process waits for the slot, wakes the other processes and returns `true`.
 fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     let is_wanted = slot.free();
     if is_wanted {
@@ -172,9 +174,9 @@ fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     is_wanted
 }
 
-/// Frees the ring's change slot if the asked process has not answered in time and another remote
-/// change waits for the slot. `since`: when the process was asked. Returns whether the next remote
-/// change of this process may use the slot at once.
+/// Frees the ring's change slot if the asked process has not answered within [`LONGEST_USE`], and
+/// another remote change waits for the slot. `since`: when the process was asked. Returns whether
+/// the next remote change of this process may use the slot at once.
 fn make_way_for_next(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseconds) -> bool {
     let is_awaited = locked.waiting.remote_changes.has_several() || slot.is_wanted();
     if !is_awaited || Clock::Monotonic.now() < since + LONGEST_USE {

@@ -206,14 +206,16 @@ impl DeviceQueues {
         None
     }
 
-    /// Records that the poll after a request's sleep has been made.
+    /// Updates the ring's estimate of the sleeps (HYBRID_IOPOLL), after the poll that followed a
+    /// request's sleep.
     pub fn end_pre_poll_sleep(&mut self, sleep: &PrePollSleep) {
         if let Some(hybrid) = &mut self.hybrid {
             hybrid.estimate.record(Ticks::now().since(sleep.since), sleep.span);
         }
     }
 
-    /// Begins a new wait on all channels, including those without requests in flight.
+    /// Begins a new wait on all channels (queue pairs on devices), including those without requests
+    /// in flight.
     pub fn begin_wait(&mut self) {
         for queue in &mut self.channels {
             queue.wait = queue.channel.begin_wait();

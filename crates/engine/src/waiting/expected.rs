@@ -66,8 +66,8 @@ impl Expected {
     }
 
     /// Puts a file at the end of the queue. Returns the entry's time, which the caller stores in
-    /// the file's slot: a queue entry with another time is stale. `None`: guessing pauses, and the
-    /// file was not queued.
+    /// the file's slot of the poll table: a queue entry with another time is stale. `None`:
+    /// guessing pauses, and the file was not queued.
     #[inline]
     pub fn put(&mut self, tag: Tag) -> Option<u32> {
         if !self.guesses {

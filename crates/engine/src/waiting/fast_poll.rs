@@ -39,8 +39,8 @@ use usring_uapi::sqe_flags;
 /// the 32 retries that the kernel allows.
 pub(crate) const SLICE: u32 = 33;
 
-/// Arms a request that has found its file not ready, or has used up its time slice. If the file
-/// cannot be polled, the request goes to a worker.
+/// Makes a request wait for its file. The request has found the file not ready, or has used up its
+/// time slice. If the file cannot be polled, the request goes to a worker.
 pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, slice: TimeSlice) {
     let interest = Interest { events, multishot: request.multishot };
     if locked.waiting.polls.can_go_back(&request, interest) {
@@ -49,7 +49,7 @@ pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: 
     add(locked, request, interest, Begins::Retry(slice));
 }
 
-/// Arms a request that has not tried its file yet.
+/// Makes a request wait for its file, which it has not tried yet.
 pub(crate) fn arm_first(locked: &mut LockedRing, request: RequestEntry, events: u32) {
     let interest = Interest { events, multishot: request.multishot };
     add(locked, request, interest, Begins::First);
@@ -114,8 +114,8 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
 /// event before the multishot runs, the CQE reports that event instead. The kernel merges such
 /// wake-ups, too.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
-    // If the registration will report the present events, and another thread sleeps on the set,
-    // that thread gets the event.
+    // If the epoll entry will still report the present events, and another thread sleeps on the
+    // set, that thread gets the event.
     let is_left_to_sleeper = !assigned.has_reported && locked.ring.is_led();
     let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {
@@ -146,7 +146,7 @@ fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, p
     }
 }
 
-/// Makes the ring's epoll set on first use, with the wake eventfd in it.
+/// Makes the ring's epoll set on first use, and adds the wake eventfd to it.
 pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     if locked.waiting.polls.set().is_some() {
         return Ok(());

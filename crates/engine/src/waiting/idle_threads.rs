@@ -19,8 +19,8 @@ pub(crate) struct IdleThreads {
 }
 
 impl IdleThreads {
-    /// Counts new threads so that each of `queued` jobs has a thread. Adds at most `most` threads,
-    /// up to `limit` threads in all. Returns the number added; the caller starts them.
+    /// Adds to the count the new threads that `queued` jobs need: at most `most` threads, up to
+    /// `limit` threads in all. Returns the number added. The caller starts these threads.
     pub fn add_for(&mut self, queued: usize, most: u32, limit: u32) -> u32 {
         let wanted = width::count(queued).saturating_sub(self.idle);
         let added = wanted.min(limit.saturating_sub(self.all)).min(most);

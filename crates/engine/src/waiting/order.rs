@@ -26,13 +26,15 @@ pub(crate) struct Candidate {
     pub may_block: bool,
 }
 
-/// Longest time, in nanoseconds, for which a chosen request is awaited.
+/// Longest time, in nanoseconds, for which `usring run --order` waits for a chosen request to
+/// complete.
 const LONGEST_WAIT_NS: Nanoseconds = 10_000_000_000;
-/// Longest time, in nanoseconds, for which a chosen request is awaited if it may block.
+/// Longest time, in nanoseconds, for which `usring run --order` waits for a chosen request that may
+/// block.
 const LONGEST_WAIT_FOR_BLOCKING_NS: Nanoseconds = 20_000_000;
 
-/// Number of parts in which the time limit of a request that is held back is counted. Because of
-/// the parts, the whole time for which a process is stopped counts as one part only.
+/// The time limit of a request that is held back is counted in this many parts. While a process is
+/// stopped, only one part is counted.
 pub(crate) const LIMIT_PARTS: u32 = 5;
 
 /// The choices for one ring.
@@ -42,7 +44,7 @@ pub(crate) struct Order {
     candidates: Vec<Candidate>,
     /// Chosen requests that have not completed yet.
     awaited: Vec<Candidate>,
-    /// Time (monotonic clock) until which the requests in `awaited` are awaited.
+    /// Time (monotonic clock) until which threads wait for the requests in `awaited`.
     awaited_until: Nanoseconds,
     /// Parts of the time limit that have passed since a thread last came to choose a request.
     unattended: u32,
@@ -75,8 +77,8 @@ impl Order {
         self.candidates.insert(at, candidate);
     }
 
-    /// Returns whether a chosen request has not completed. `now`: time of the monotonic clock.
-    /// After some time such a request is no longer awaited.
+    /// Returns whether a chosen request is still awaited: it has not completed, and its time is not
+    /// up. `now`: time of the monotonic clock.
     pub fn is_awaiting(&mut self, now: Nanoseconds) -> bool {
         if now >= self.awaited_until {
             self.awaited.clear();

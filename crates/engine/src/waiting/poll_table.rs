@@ -352,7 +352,8 @@ impl PollTable {
         &mut self.numbers[index]
     }
 
-    /// Claims a free slot, and gives it a generation that no pending event names.
+    /// Claims a free slot. Gives it a new generation, so that late events of its earlier file are
+    /// ignored.
     fn claim_slot(&mut self) -> u32 {
         if self.free.is_empty() && self.slots.len() >= self.sweep_at {
             self.sweep();

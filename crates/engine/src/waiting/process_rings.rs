@@ -61,7 +61,7 @@ impl Ring {
 
     /// Finishes the work of a process that died while it held the ring's lock. That process may
     /// have published CQEs or changed the ring without waking the other processes. So this function
-    /// repairs the journal, and wakes the other processes.
+    /// repairs the journal (the list of all processes' requests), and wakes the other processes.
     pub(crate) fn mend(&self, state: &mut RingState) {
         self.journal(state);
         let Queues { journal, cq, sq, .. } = &mut state.queues;

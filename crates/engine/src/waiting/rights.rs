@@ -51,7 +51,8 @@ struct Spawn {
 pub(crate) struct GroupState {
     /// Identifies the group's queues; never used again for another group.
     pub serial: u32,
-    /// The generation whose rights the workers of a common group have; `None` for any other group.
+    /// For a common group, the generation (number of changes of credentials) in which its workers
+    /// must have been started. `None` for any other group.
     generation: Option<u32>,
     /// Futex words on which idle workers sleep, one word per pool. Each job raises its pool's word.
     pub signals: [AtomicU32; 2],
@@ -218,8 +219,8 @@ pub(crate) fn groups() -> &'static Groups {
     GROUPS.get_or_make(Groups::default)
 }
 
-/// Whenever the number of members reaches a multiple of this, members whose threads have ended are
-/// dropped.
+/// Whenever the number of members (threads with a group of their own) reaches a multiple of this,
+/// members whose threads have ended are dropped.
 const MANY_MEMBERS: usize = 64;
 
 impl Groups {
@@ -303,8 +304,8 @@ impl Groups {
         }
     }
 
-    /// Returns the calling thread's entry. `None`: there is none, or the thread's credentials have
-    /// changed since the entry was made.
+    /// Returns the calling thread's [`Member`] entry. `None`: there is none, or the thread's
+    /// credentials have changed since the entry was made.
     fn caller(&self) -> Option<Arc<Member>> {
         let id = signals::thread_id();
         let member = self.state.lock().members.get(&id).cloned()?;
@@ -456,7 +457,7 @@ impl RingRights {
             self.last = Arc::downgrade(&member);
             group = Some(member.group.clone());
         }
-        // If the thread could not be given a group, a request that needs a worker fails with
+        // If the thread could not be given a group, its requests that need a worker fail with
         // `EAGAIN`.
         self.submitter = Some(group);
     }

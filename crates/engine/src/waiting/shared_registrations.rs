@@ -75,9 +75,10 @@ impl Ring {
         Key { object: [self.control.maker_number(), self.number], kind, number }
     }
 
-    /// Puts files into a new deposit, and removes the earlier deposit. Returns the new deposit's
-    /// number. If the files cannot be deposited, the other processes find no registered files. If
-    /// `files` is `None`, only removes the earlier deposit, and returns 0.
+    /// Puts files into a new deposit, from which other processes take duplicates, and removes the
+    /// earlier deposit. Returns the new deposit's number. If the files cannot be deposited, the
+    /// other processes find no registered files. If `files` is `None`, only removes the earlier
+    /// deposit, and returns 0.
     fn deposit(&self, registrations: &Registrations, kind: Deposit, files: Option<([u64; 2], &[Item])>) -> u32 {
         let number = files.map_or(0, |_| registrations.new_number());
         if let Some((words, items)) = files {
@@ -110,9 +111,9 @@ impl Ring {
         state.registered.sharing.event = self.deposit(registrations, Deposit::Event, files);
     }
 
-    /// Takes the files of the latest deposit, which another process has made. Outer `None`: this
-    /// process already knows that deposit (its number is `known`). Inner `None`: nothing is
-    /// registered.
+    /// Takes duplicates of the files in the latest deposit, which another process has made. Outer
+    /// `None`: this process already knows that deposit (its number is `known`). Inner `None`:
+    /// nothing is registered.
     fn taken(&self, registrations: &Registrations, kind: Deposit, known: &mut u32) -> Option<Option<Contents>> {
         let number = registrations.deposit(kind);
         if core::mem::replace(known, number) == number {
@@ -145,7 +146,8 @@ impl Ring {
         core::mem::replace(&mut state.notify.event_descriptor, event)
     }
 
-    /// Removes the deposits of a ring that no other process uses any more.
+    /// Removes the deposits (files that were kept for other processes) of a ring that no other
+    /// process uses any more.
     pub(crate) fn forget_deposits(&self) {
         let Some(registrations) = &self.registrations else { return };
         for kind in [Deposit::Files, Deposit::Event] {

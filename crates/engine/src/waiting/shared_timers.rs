@@ -11,8 +11,8 @@ use usring_ring::{JournalSlot, JournalTimer};
 use usring_sys::clock::Clock;
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-/// Flags of a [`JournalTimer`]: its clock, if that is not the monotonic one; whether expiry counts
-/// as success.
+/// Flags of a [`JournalTimer`]: its clock, if it is not the monotonic clock, and whether expiry
+/// counts as success.
 const REALTIME: u32 = 1;
 const BOOTTIME: u32 = 2;
 const SUCCEEDS: u32 = 4;

@@ -65,8 +65,8 @@ impl StuckCalls {
         self.for_workers = self.penalty;
     }
 
-    /// Returns the [`Caller`] for the next calls. `is_owner`: no other thread makes watched calls
-    /// on this ring.
+    /// Returns the [`Caller`] for the next calls. `is_owner`: the calling thread is the only one
+    /// that makes watched calls on this ring.
     pub fn caller(&mut self, is_owner: bool) -> Caller {
         if !is_owner {
             return Caller(None);

@@ -7,9 +7,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 /// A ring's entry in the ring watcher's set.
 #[derive(Default)]
 pub(crate) struct WatcherEntry {
-    /// Event data of the entry; 0 until the ring is first put into the set.
+    /// Event data of the entry; 0 until the ring is first put into the ring watcher's set.
     pub id: AtomicU64,
-    /// Whether the entry is armed in the set and has not fired since.
+    /// Whether the entry is armed in the ring watcher's set, and has not fired since.
     pub armed: AtomicBool,
     /// Whether the ring has to be driven. Set when the entry fires, and cleared by the next driver.
     pub must_be_driven: AtomicBool,
@@ -29,8 +29,8 @@ impl WatcherEntry {
     }
 }
 
-/// Value of [`Activity::waits`] at which idle watching of a new ring begins
-/// (`driving::idle_watch`).
+/// Value of [`Activity::waits`] at which idle watching of a new ring begins: a cheaper watch at
+/// intervals (`driving::idle_watch`).
 const FIRST_TRIAL: u32 = 64;
 
 /// Largest value of [`Activity::waits`] that idle watching can need. Each time that idle watching
@@ -57,8 +57,8 @@ impl Activity {
         self.idle_watched.load(Ordering::Relaxed)
     }
 
-    /// Records an enter(2) of the program: one that waits (`waits`), or one that only submits. A
-    /// program that submits more than once per wait may be one that reads the CQ in memory.
+    /// Records an enter(2) of the program: one that waits (`waits`), or one that only submits. If a
+    /// program submits more than once per wait, it may read the CQ in memory instead of entering.
     #[inline]
     pub fn note_call(&self, waits: bool) {
         let before = self.waits.load(Ordering::Relaxed);
