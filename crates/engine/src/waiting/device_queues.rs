@@ -1,9 +1,9 @@
 //! A ring's channels, one per device that its requests have named, with the requests in flight on
 //! each. (A channel is the ring's queue pair on a device.)
 //!
-//! `submission::device_submit` puts a request into a channel, and `driving::reap` takes it out, in
-//! any order. If a full queue pair refuses requests, they wait here, in order, until requests in
-//! flight complete. `iopoll` spins on the channels. Waiters of a ring without IOPOLL
+//! `submission::device_submit` puts a request into a channel, and `driving::reap` takes it out. The
+//! order may differ. If a full queue pair refuses requests, they wait here, in order, until
+//! requests in flight complete. `iopoll` spins on the channels. Waiters of a ring without IOPOLL
 //! sleep until the channels' interrupts come.
 
 use crate::registered::registered_buffers::RegisteredBuffers;

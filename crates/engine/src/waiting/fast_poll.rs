@@ -8,9 +8,9 @@
 //!   kernel. A request that would block again goes back to the end of the registration's list,
 //!   without a system call of its own.
 //! - **Time slices.** A multishot is tried again as long as it gives results. After [`SLICE`]
-//!   results it has to yield to all other ready requests. (READ_MULTISHOT yields only once, after
-//!   its first result.) It then waits at its registration, where a cancellation finds it, and is
-//!   marked runnable. The driver tries runnable requests again before it sleeps
+//!   results it has to yield to all other ready requests. (READ_MULTISHOT yields only at its
+//!   submission, after one result.) It then waits at its registration, where a cancellation finds
+//!   it, and is marked runnable. The driver tries runnable requests again before it sleeps
 //!   (`driving::dispatch`). A driver that leaves passes them to another thread. So no data is
 //!   missed although the set has already reported the edge. A receive that collects its data in
 //!   many pieces gets time slices, too.
