@@ -30,8 +30,8 @@ use usring_sys::ticks::Ticks;
 const SPINS: u32 = 16;
 
 /// Longest time, in nanoseconds, between two polls of the devices while some completions raise no
-/// interrupt. No waiter sleeps longer. For a ring without waiters, the ring watcher polls by a
-/// timer.
+/// interrupt. A waiter that sleeps on the epoll set or the sleep word wakes after this time. For a
+/// ring without waiters, the ring watcher polls by a timer.
 const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 
 /// The ring's channels.
