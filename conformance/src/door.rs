@@ -22,7 +22,8 @@ pub fn use_inline() {
     INLINE.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether calls are made by an instruction in this program.
+/// Returns whether this module makes calls by an instruction in this program, in place of libc's
+/// `syscall()`.
 pub fn is_inline() -> bool {
     INLINE.load(Ordering::Relaxed)
 }

@@ -39,7 +39,7 @@ mod requests;
 
 pub use compare::{check, compare, record};
 
-/// Steps of a program. A step makes some plain calls and submits one batch of requests.
+/// Number of steps of a program. A step makes some plain calls and submits one batch of requests.
 const STEPS: u32 = 14;
 /// Most requests in a batch.
 const BATCH: u32 = 6;

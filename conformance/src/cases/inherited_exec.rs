@@ -12,8 +12,8 @@ use crate::time::{self, LONG};
 use crate::transcript::Transcript;
 
 /// Starts a child that submits the requests of `push`, and then executes this program again. The
-/// executed program writes a byte to `begun`, and lives until the case closes the other end of
-/// `end`.
+/// executed program writes a byte to the pipe end `begun`, and lives until the case closes the
+/// other end of the pipe of `end`.
 fn submits_and_executes(ring: &mut Ring, begun: i32, end: i32, push: impl FnOnce(&mut Ring)) -> i32 {
     let shared = Shared::new();
     let child = shared::child(|| {
@@ -158,8 +158,8 @@ case!(creator_executes => "
     data
 ");
 
-/// A ring without close-on-exec reaches the executed program, which maps it and submits an SQE that
-/// was left there. The parent reaps the CQE.
+/// The executed program inherits a ring whose descriptor has no close-on-exec. It maps the ring and
+/// submits an SQE that the earlier program had written. The parent reaps the CQE.
 fn ring_reaches_the_program(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     keep_on_exec(ring.fd);

@@ -44,8 +44,8 @@ case!(child_maps_again => "
 /// the ring again.
 fn mapping_without_inheritance(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // A mapping directly below the ring's, so that the child's next mapping gets other addresses
-    // than the ring had.
+    // Makes a mapping directly below the ring's. So the child's next mapping gets other addresses
+    // than the ring's mapping had.
     // SAFETY: a new mapping, which nothing touches.
     unsafe {
         libc::mmap(std::ptr::null_mut(), 1 << 20, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
@@ -96,8 +96,8 @@ case!(child_closes_and_reaps_from_memory => "
     no cqe
 ");
 
-/// A child duplicates the ring's descriptor by dup(2) and closes the first. The duplicate serves as
-/// the ring.
+/// A child duplicates the ring's descriptor by dup(2) and closes the original. The duplicate works
+/// as the ring's descriptor.
 fn copy_of_the_descriptor(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         shared::run_child(t, |t| {
@@ -221,7 +221,7 @@ case!(request_outlives_the_descriptors => "
     enter = -EBADF
 ");
 
-/// Rings that the case about the number of mappings makes, besides the first one.
+/// Number of unused rings that the case on mappings makes, in addition to its first ring.
 const UNTOUCHED: usize = 64;
 
 /// Returns the number of mappings of this process.

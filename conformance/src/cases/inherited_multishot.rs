@@ -133,7 +133,7 @@ case!(timeout_of_a_child => "
     child: exit 0
 ");
 
-/// A multishot timeout of a killed process fires as often as it would have otherwise.
+/// A multishot timeout of a killed process expires as often as its count says.
 fn timeout_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let partner = Partner::start(ring, |ring| {

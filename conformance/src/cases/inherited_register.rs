@@ -220,8 +220,8 @@ case!(private_buffer_stays_the_parents => "
 ", because
     "usring cannot reach another process's private memory, so the request fails");
 
-/// A child registers private memory, and exits. By the child's address, the parent still writes the
-/// child's bytes to a file.
+/// A child registers private memory, and exits. A request of the parent that names the child's
+/// address still writes the child's bytes to a file.
 fn buffer_of_a_child_outlives_it(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut pages = Pages::new(1);

@@ -17,8 +17,8 @@ use crate::transcript::Transcript;
 
 const GETEVENTS: u32 = u::IORING_ENTER_GETEVENTS;
 
-/// Starts a child that submits a read from its own pipe into slot 0, and then announces step 1. The
-/// child writes to the pipe at step 2, and exits at step 3.
+/// Starts a child that submits a read from its own pipe into slot 0 of `shared`, and then announces
+/// step 1. The child writes to the pipe at step 2, and exits at step 3.
 fn reader(ring: &mut Ring, shared: &Shared, force: bool) -> i32 {
     shared::child(|| {
         let (reader, writer) = files::pipe();
@@ -324,7 +324,8 @@ case!(each_waiter_has_its_count => "
 ");
 
 /// The kernel checks waiters in the order in which they began, and stops at the first that needs
-/// more CQEs. So a process that waits for one CQE sleeps on behind a process that waits for two.
+/// more CQEs. So a process that waits for one CQE sleeps on if it began after a process that waits
+/// for two.
 fn waiter_behind_a_larger_count(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let two = waiter(ring, shared, 2);

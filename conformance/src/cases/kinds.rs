@@ -365,7 +365,7 @@ case!(full_socket => "
     cqe 2: 4
 ");
 
-/// SO_RCVTIMEO limits blocking calls only: a RECV request waits on.
+/// SO_RCVTIMEO limits blocking calls only: a RECV request keeps waiting after that time.
 fn receive_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();

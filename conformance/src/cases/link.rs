@@ -184,8 +184,8 @@ case!(bad_head => "
     no cqe
 ");
 
-/// With SUBMIT_ALL, a chain with a refused SQE is taken up to its end and cancelled. The call then
-/// takes the SQEs behind the chain.
+/// If a chain has a refused SQE, a call with SUBMIT_ALL takes the chain up to its end and cancels
+/// it. The call then takes the SQEs behind the chain.
 fn bad_member_submit_all(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     for sqe in [nop(1).linked(), sqe(200, -1, 2).linked(), nop(3).linked(), nop(4), nop(5)] {
@@ -307,7 +307,7 @@ case!(cancel_head => "
     cqe 4: 0
 ");
 
-/// A cancel does not find a request of a chain that has not started.
+/// A cancel does not find a request that waits for its predecessor in a chain.
 fn cancel_member(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();

@@ -17,8 +17,8 @@ fn waiting(fd: i32, byte: &mut [u8; 1], user_data: u64) -> usring_uapi::Sqe {
     read(fd, byte, 0, user_data).linked()
 }
 
-/// On expiry the timeout's CQE comes before that of the request that it limits. (The manual says
-/// that a chain completes in order.)
+/// On expiry the timeout's CQE comes before the CQE of the request that the timeout limits. (The
+/// manual says that a chain completes in order.)
 fn expires(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -94,8 +94,8 @@ case!(two_in_a_row => "
     cqe 3: -EINVAL
 ");
 
-/// A request behind the timeout runs if the limited request was in time. It is cancelled if the
-/// timeout expired.
+/// A request behind the timeout runs if the limited request completed in time. It is cancelled if
+/// the timeout expired.
 fn middle_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

@@ -1,5 +1,6 @@
-//! Chains whose requests make a file ready that another request waits for. The waiting request is
-//! tried before the chain's next request starts. `link` has the other cases of chains.
+//! Chains whose requests make a file ready that another request waits for. The kernel tries the
+//! waiting request again before it starts the chain's next request. `link` has the other cases of
+//! chains.
 
 use std::fmt::Display;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -83,7 +84,8 @@ case!(poll_comes_before_its_cancellation => "
     cqe 3: -ENOENT
 ");
 
-/// A WRITE to a pipe names an offset or the file's position. A pipe has neither.
+/// A WRITE to a pipe wakes the poll, whether the WRITE names an offset or the file's position. A
+/// pipe has neither.
 fn write_wakes_poll_of_pipe(t: &mut Transcript) {
     for offset in [0, CURRENT] {
         wake_by_chain(t, || {
@@ -133,7 +135,8 @@ case!(read_wakes_poll_for_room => "
     cqe 3: -ENOENT
 ");
 
-/// A SEND beside the chain wakes the poll, and the chain's second request starts after that.
+/// A SEND of the same batch, which is not in the chain, wakes the poll. The chain's second request
+/// starts after that.
 fn send_beside_the_chain(t: &mut Transcript) {
     wake_by_chain(t, || {
         let (reader, writer) = files::sockets();
@@ -154,12 +157,12 @@ case!(send_beside_the_chain => "
     cqe 3: -ENOENT
 ");
 
-/// Prints whether the poll of a file completes before a chain's cancellation of the poll, if
-/// `waker` is the request before the cancellation. `make` returns the file, the poll's events, and
-/// `waker`.
+/// Submits a poll that waits, and then a chain of `waker` and a POLL_REMOVE of that poll. Prints
+/// whether `waker` completes the poll before the POLL_REMOVE. `make` returns the file, the poll's
+/// events, and `waker`.
 ///
-/// The kernel leaves open whether the poll or `waker` completes first if a worker carries out
-/// `waker`. Then the cancellation's error is ENOENT or EALREADY.
+/// If a worker carries out `waker`, the kernel leaves open whether the poll or `waker` completes
+/// first. The POLL_REMOVE then fails with ENOENT or EALREADY.
 fn poll_is_too_late_to_remove<Used>(
     t: &mut Transcript,
     name: impl Display,
@@ -230,7 +233,8 @@ case!(calls_wake_poll => "
     TEE: 0, poll 1, too late to remove: true
 ");
 
-/// Five bytes are there, and the poll waits for a hundred until the request lowers that number.
+/// The socket holds five bytes, and SO_RCVLOWAT is 100. The poll completes when a linked request
+/// sets SO_RCVLOWAT to 1.
 fn socket_option_wakes_poll(t: &mut Transcript) {
     poll_is_too_late_to_remove(t, "SO_RCVLOWAT", || {
         let (reader, writer) = files::tcp();
@@ -276,7 +280,8 @@ case!(changes_of_directory_wake_poll_of_inotify => "
     FTRUNCATE: 0, poll 1, too late to remove: true
 ");
 
-/// The kernel ends a closed pipe only after the chain's next request has begun.
+/// The chain closes the writing end of a polled pipe. On a ring without deferred task work, the
+/// kernel ends the pipe only after the chain's next request has begun.
 fn close_does_not_wake_poll_at_once(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
@@ -305,7 +310,7 @@ case!(close_does_not_wake_poll_at_once => "
     cqe 1: -ECANCELED
 ", because "where task work is deferred, the kernel begins the POLL_REMOVE after the close has ended the pipe");
 
-/// The registered file is the last reference to the pipe's other end.
+/// The chain removes a registered file, which is the last reference to a polled pipe's writing end.
 fn removal_of_file_does_not_wake_poll_at_once(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
@@ -342,7 +347,8 @@ case!(removal_of_file_does_not_wake_poll_at_once => "
     cqe 1: -ECANCELED
 ", because "where task work is deferred, the kernel begins the POLL_REMOVE after the close has ended the pipe");
 
-/// A READ of a file in memory, of which an inotify queue reports reads.
+/// An inotify queue reports reads of a file in memory. The chain's READ of that file wakes the poll
+/// of the queue.
 fn transfer_with_offset_wakes_poll_of_inotify(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);

@@ -253,7 +253,8 @@ fn passes_descriptors(t: &mut Transcript) {
     t.say(files::text(&passed));
     // SAFETY: the call touches no memory.
     t.say(format_args!("close on exec {}", unsafe { libc::fcntl(passed.as_raw_fd(), libc::F_GETFD) }));
-    // A control message that passes a descriptor that is not open, and one at a bad address.
+    // The next control message passes a descriptor that is not open. The one after that is at a bad
+    // address.
     rights(-1, &mut room);
     t.entry(&ring.one(sending(&writer, &sent, 3)));
     sent.msg_control = BAD as *mut libc::c_void;

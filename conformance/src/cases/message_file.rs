@@ -41,7 +41,7 @@ fn pair(flags: u32, slots: usize) -> (Ring, Ring, OwnedFd) {
     (sender, target, writer)
 }
 
-/// Writes to `writer`, and reads it through the target's slot.
+/// Writes three bytes to `writer`, and reads them by `ring` through its registered file in `slot`.
 fn read_by(t: &mut Transcript, ring: &mut Ring, writer: &OwnedFd, slot: i32) {
     files::put(writer, b"abc");
     let mut bytes = [0u8; 8];
@@ -161,7 +161,7 @@ case!(kinds_of_rings => "
     cqe 61726: 0
 ");
 
-/// A target ring with deferred task work has the descriptor at once, before the target enters.
+/// A target ring with deferred task work has the sent file at once, before its owner calls enter.
 fn deferred(t: &mut Transcript) {
     let (mut sender, mut target, writer) = pair(ring::DEFER, 4);
     t.entry(&sender.one(send(target.fd, 0, 2, 1)));

@@ -225,8 +225,8 @@ case!(many_senders => "
 /// descriptor is readable. It never sleeps in enter.
 fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
     for (name, flags) in [("default", 0), ("deferred", ring::DEFER)] {
-        // The CQ has room for all messages, so none goes to the backlog: a flush of the backlog
-        // need not signal the eventfd.
+        // The CQ has room for all messages, so none goes to the backlog. A flush of the backlog
+        // need not signal the eventfd, and the loop could miss it.
         let mut target = Ring::flags(1024, flags);
         let eventfd = eventfd(&target);
         let watched = eventfd.as_ref().map_or(target.fd, AsRawFd::as_raw_fd);
@@ -314,7 +314,7 @@ case!(crossing => "
     deferred: 2000 and 2000
 ");
 
-/// Threads form a circle: each forwards the messages that it gets to the next.
+/// Threads form a circle: each thread forwards the messages that it gets to the next thread.
 fn in_a_circle(t: &mut Transcript) {
     const THREADS: usize = 5;
     const ROUNDS: u64 = 200;

@@ -186,7 +186,7 @@ fn buffer_select(t: &mut Transcript) {
 }
 case!(buffer_select => "cqe 1: -EOPNOTSUPP");
 
-/// NOP checks that `ioprio` is zero, and ignores these other fields.
+/// NOP checks that `ioprio` is zero, and ignores all other fields that the case sets.
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let changed = |user_data, change: fn(&mut Sqe)| nop(user_data).with(change);

@@ -19,8 +19,8 @@ fn large_ring() -> Ring {
     Ring::new(2048)
 }
 
-/// Submits the first request by itself and then all others together, so that the ring already
-/// watches the file.
+/// Submits the first request by itself and then all others together. So the ring already watches
+/// their common file when it gets the others.
 fn submit(t: &mut Transcript, ring: &mut Ring, mut entries: impl Iterator<Item = Sqe>) {
     if let Some(first) = entries.next() {
         ring.push(first);
@@ -86,7 +86,7 @@ case!(many_reads => "
     all read true
 ");
 
-/// Each byte completes one of the waiting reads. The others wait on.
+/// Each byte completes one of the waiting reads. The other reads keep waiting.
 fn reads_one_by_one(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let (reader, writer) = files::pipe();

@@ -21,7 +21,7 @@ fn state(t: &mut Transcript, ring: &Ring) {
     ));
 }
 
-/// Makes a ring with a CQ of four, to which `count` completions were posted.
+/// Makes a ring whose CQ has four entries, and posts `count` completions to it.
 fn overflown(count: u64) -> Ring {
     let mut ring = Ring::with(4, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
@@ -243,7 +243,8 @@ case!(multishot_ends => "
     cqe 9: -ENOENT
 ");
 
-/// A multishot's completion that goes behind a backlog ends the multishot, even if the CQ has room.
+/// If the backlog is not empty, a multishot's completion goes behind it and ends the multishot.
+/// This holds even if the CQ has room.
 fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut ring = tiny(0);

@@ -422,8 +422,8 @@ case!(priority_data_alone => "
     cqe 2: -ENOENT -
 ", because "a poll for POLLPRI alone hears of urgent data");
 
-/// A multishot poll reports the events that the wake-up names, not the state of the file. So data
-/// of a socket is reported with POLLPRI, and without POLLOUT.
+/// On the kernel, a multishot poll reports the events that the wake-up names, not the state of the
+/// file. So it reports data of a socket with POLLPRI, and without POLLOUT.
 fn several_events_of_a_socket(t: &mut Transcript) {
     for events in [IN | libc::POLLPRI, IN | libc::POLLOUT] {
         let mut ring = Ring::new(4);

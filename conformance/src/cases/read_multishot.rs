@@ -424,8 +424,8 @@ case!(incremental => "
     cqe 1: 0
 ");
 
-/// One socket has far more data than the kernel reads for it at a time, while other sockets have
-/// data, too.
+/// One pipe has far more data than the kernel reads from it at a time, while another pipe has data,
+/// too.
 fn many_at_once(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::with(16, |params| {
@@ -511,7 +511,8 @@ case!(deferred => "
     cqe 1: -ECANCELED
 ");
 
-/// How many of the results that are there each wait for a smaller number of them makes.
+/// A wait ends after `wanted` completions, but all of the pipe's data is there. Prints how many
+/// completions each wait finds.
 fn results_of_a_wait(t: &mut Transcript) {
     let memory = Pages::new(1);
     for flags in ring::BOTH {

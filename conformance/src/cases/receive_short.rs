@@ -271,8 +271,8 @@ case!(urgent_data_is_there => "
     ................
 ");
 
-/// The first receive of a multishot ends before TCP's urgent byte, which came before the request.
-/// The last multishot fills its buffer, and may not wait.
+/// The urgent byte of TCP comes before the request. The first receive of a multishot ends before
+/// that byte. The last multishot fills its buffer, and has MSG_DONTWAIT.
 fn urgent_data_of_tcp_is_there(t: &mut Transcript) {
     for receives in [stream, bundles] {
         let (reader, writer) = files::tcp();
@@ -325,8 +325,8 @@ case!(urgent_data_singly => "
     cqe 1: 3
 ");
 
-/// SOCK_NONEMPTY in the CQE of a receive that ended early (at urgent data, after a descriptor)
-/// although data is left.
+/// Prints the CQEs of receives that end early, at urgent data or after a descriptor, although more
+/// data is there. On the kernel SOCK_NONEMPTY says so.
 fn more_behind_the_end(t: &mut Transcript) {
     receive_around_urgent(t, files::tcp());
     let (reader, writer) = files::sockets();

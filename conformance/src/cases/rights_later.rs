@@ -129,8 +129,8 @@ case!(of_a_personality => "
     exit 0
 ");
 
-/// As `user`, submits `open` behind a read, while all threads have equal rights. Then another
-/// thread changes its own rights by `change` and completes the read.
+/// As `user`, submits `open` linked behind a read, while all threads have equal rights. Then
+/// another thread changes its own rights by `change` and completes the read.
 fn opens_behind_a_change(t: &mut Transcript, user: u32, open: Sqe, change: fn()) {
     for flags in [0, sqe_flags::ASYNC] {
         rights::alone(t, |t| {
@@ -158,8 +158,8 @@ fn opens_behind_a_change(t: &mut Transcript, user: u32, open: Sqe, change: fn())
         });
     }
 }
-/// Another thread gets more rights before it completes the read. The open still has its submitter's
-/// rights.
+/// An open is linked behind a read. Another thread gets more rights, and then completes the read.
+/// The open still has its submitter's rights.
 fn another_thread_raises_itself(t: &mut Transcript) {
     let place = Place::new();
     opens_behind_a_change(t, NOBODY, open_secret(&place, 2), || set_effective_user(0));
@@ -171,8 +171,8 @@ case!(another_thread_raises_itself => "
     exit 0
 ");
 
-/// Another thread gives up its rights before it completes the read. The process has effective
-/// capabilities. The open still succeeds.
+/// An open is linked behind a read, in a process with effective capabilities. Another thread gives
+/// up its rights, and then completes the read. On the kernel the open still succeeds.
 fn another_thread_changes_beside_capabilities(t: &mut Transcript) {
     let place = Place::new();
     opens_behind_a_change(t, 0, open_secret(&place, 2), || set_effective_user(NOBODY));
@@ -189,8 +189,9 @@ case!(another_thread_changes_beside_capabilities => "
     exit 0
 ", because "no thread keeps capabilities that a thread of the program has given up");
 
-/// Another thread restricts itself by Landlock before it completes the read. The process has no
-/// effective capabilities. The open still succeeds.
+/// An open is linked behind a read, in a process without effective capabilities. Another thread
+/// restricts itself by Landlock, and then completes the read. On the kernel the open still
+/// succeeds.
 fn another_thread_restricts_itself(t: &mut Transcript) {
     let place = Place::new();
     let open = Sqe { user_data: 2, ..rights::open(place.fd(), c".", libc::O_RDONLY) };
@@ -476,8 +477,8 @@ case!(forked_during_a_change => "
     exit 0
 ");
 
-/// A child of a raw fork(2) starts a thread that changes its rights before the child makes a ring.
-/// Requests of that thread have its rights.
+/// A child of a raw fork(2) starts a thread, and then makes its first ring. The thread changes its
+/// file system user. The thread's requests on that ring have the changed user.
 fn thread_of_a_child_before_its_first_ring(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {

@@ -287,7 +287,8 @@ case!(first_generation => "
     cqe 9: -EPIPE BUFFER(4)
 ");
 
-/// A receive with length 4 that waits returns its buffer of 16 bytes. The next receive gets all 16.
+/// A receive with length 4 waits, so it returns its buffer of 16 bytes to the group. The next
+/// receive gets all 16 bytes of that buffer.
 fn returned_whole(t: &mut Transcript) {
     let buffers = Pages::new(1);
     let mut ring = Ring::new(8);
@@ -329,8 +330,8 @@ const RECEIVES: &[(u8, i32, u32, u32)] = &[
     (opcode::RECVMSG, libc::MSG_TRUNC, 0, 0),
 ];
 
-/// Makes a receive on a group of the kind `kind`. Prints its completions and what it used up of the
-/// group.
+/// Makes a receive with a buffer group: "incremental", "ring", or a classic group. Prints the
+/// completions. Then prints the head and the entries of a buffer ring.
 fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: (u8, i32, u32, u32)) {
     let (operation, flags, options, length) = how;
     let mut ring = Ring::new(16);

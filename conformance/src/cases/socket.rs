@@ -116,8 +116,8 @@ fn wrong(t: &mut Transcript) {
     t.entry(&ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM | 0x1000_0000, 0, 8)));
     t.entry(&ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM | 0x100, 0, 9)));
     t.entry(&ring.one(net::socket(libc::AF_INET, -1, 0, 10)));
-    // FIXED_FILE has no effect, because `fd` is the domain. The upper half of `off` has none,
-    // because the type is 32 bits wide.
+    // FIXED_FILE has no effect, because `fd` is the domain. The upper half of `off` has no effect
+    // either, because the socket's type is 32 bits wide.
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 11).fixed()));
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 12).with(|sqe| sqe.off |= 1 << 40)));
 }

@@ -381,7 +381,8 @@ case!(attached => "
     cqe 6: 0
 ");
 
-/// An SQ thread lives on after the ring for which it was made, for the other ring that shares it.
+/// Two rings share an SQ thread. When the ring for which it was made is closed, the SQ thread lives
+/// on for the other ring.
 fn attached_to_closed(t: &mut Transcript) {
     let mut first = ring(20);
     // SAFETY: the call touches no memory.

@@ -50,7 +50,7 @@ fn of_descriptor(t: &mut Transcript) {
     t.entry(&ring.one(statx(fd, c"", libc::AT_EMPTY_PATH, libc::STATX_SIZE, &mut stat, 1)));
     t.say(format_args!("size {}", stat.stx_size));
     t.entry(&ring.one(statx(fd, c"", 0, libc::STATX_SIZE, &mut stat, 2)));
-    // Since Linux 6.11, statx(2) accepts a null path as an empty one. A request does not.
+    // Since Linux 6.11, statx(2) accepts a null path as an empty one. A STATX request refuses it.
     let null = statx(fd, c"", libc::AT_EMPTY_PATH, libc::STATX_SIZE, &mut stat, 3);
     t.entry(&ring.one(null.with(|sqe| sqe.addr = 0)));
     let here = statx(libc::AT_FDCWD, c"", libc::AT_EMPTY_PATH, libc::STATX_TYPE, &mut stat, 4);

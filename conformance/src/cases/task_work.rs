@@ -324,7 +324,7 @@ case!(deferred_workers => "
     cqe 1: 4
 ");
 
-/// A CQE that is already in the CQ ends a wait for one. Queued task work need not run.
+/// CQEs that are already in the CQ end a wait for as many CQEs. Queued task work need not run.
 fn deferred_wait_is_enough(t: &mut Transcript) {
     let (mut ring, _reader, _writer) = polling(ring::DEFER);
     ring.push(nop(2));

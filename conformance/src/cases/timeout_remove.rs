@@ -318,7 +318,7 @@ case!(unused_fields => "
     cqe 5: -EINVAL
 ");
 
-/// A multishot timeout with a count that is updated repeats for ever.
+/// If a multishot timeout with a count is updated, it repeats for ever.
 fn update_multishot_goes_on(t: &mut Transcript) {
     for repeats in [0, 1, 2, 4] {
         let mut ring = Ring::new(4);

@@ -110,8 +110,8 @@ case!(unbounded_beside_bounded => "
     open 1 = ok
 ");
 
-/// A forced request on a file with poll support occupies no worker while it waits: the worker arms
-/// a poll.
+/// A request with IOSQE_ASYNC on a file with poll support occupies no worker while it waits: the
+/// worker arms a poll.
 fn waiting_pipe_occupies_none(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.result("set", set(&ring, &mut [1, 1]));

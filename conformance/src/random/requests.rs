@@ -356,8 +356,8 @@ impl Program {
     }
 
     fn timeout(&mut self) -> Sqe {
-        // When a timeout with a completion count completes depends on how the kernel batches
-        // completions. So no timeout has such a count. (A multishot's count is that of its
+        // A timeout with a completion count completes at a moment that depends on how the kernel
+        // batches completions. So no timeout has such a count. (A multishot's count is that of its
         // repeats.)
         let time = if self.random.percent(50) { self.soon } else { self.never };
         let kept = Box::leak(Box::new(time));
@@ -486,8 +486,8 @@ impl Program {
             5 => sqe.fd = self.random.of(&[-1, 5000]),
             6 => sqe.addr3 = 1,
             7 => sqe.opcode = self.random.of(&[63, 200]),
-            // How much of 2 GiB a TCP socket takes depends on the state of its buffers. How long
-            // the write of a file takes depends on the machine.
+            // A TCP socket takes a part of 2 GiB that depends on the state of its buffers. The time
+            // that the write of a file takes depends on the machine.
             _ if sqe.opcode == opcode::SEND_ZC || sqe.fd == self.fd(REGULAR) => {}
             _ => sqe.len ^= 0x8000_0000,
         }

@@ -10,8 +10,9 @@ use crate::sqe::{CURRENT, Change, nop, write};
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 
-/// Submits a multishot READ of 20 bytes (1) and chains of a NOP and a WRITE of 8 bytes to the same
-/// pipe, `before` and `behind` the multishot. Prints the first `completions` CQEs.
+/// Submits a multishot READ of 20 bytes (user_data 1), with `before` chains before it and `behind`
+/// chains behind it. A chain is a NOP and a WRITE of 8 bytes to the same pipe. Prints the first
+/// `completions` CQEs.
 fn beside_chains(t: &mut Transcript, before: u64, behind: u64, completions: usize) {
     for flags in ring::BOTH {
         let memory = Pages::new(1);

@@ -1,4 +1,4 @@
-//! A multishot READ on which the submitter does not wait: another thread drives the ring.
+//! A multishot READ whose submitter does not wait for completions: another thread drives the ring.
 
 use super::{GROUP, multishot};
 use crate::buffers::group_of;

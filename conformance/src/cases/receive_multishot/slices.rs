@@ -16,7 +16,7 @@ use crate::transcript::Transcript;
 
 /// Number of buffers, of two bytes each.
 const BUFFERS: u16 = 120;
-/// Longest wait. Every wait of these cases ends earlier, except the last of each.
+/// Time limit of a wait. Waits that find completions end earlier.
 const LIMIT: Duration = Duration::from_millis(50);
 
 struct Stage {
@@ -59,7 +59,7 @@ impl Stage {
     }
 
     /// Waits `times` times for `count` completions, and prints how many are in the CQ after each
-    /// wait. Removes them if `reaps`.
+    /// wait. If `reaps`, removes the completions from the CQ.
     fn waits(&mut self, t: &mut Transcript, times: u32, count: u32, reaps: bool) {
         for _ in 0..times {
             self.ring.enter_for(0, count, LIMIT);
@@ -196,8 +196,8 @@ case!(slices_of_two_sockets => "
     wait for 40: 0 0
 ");
 
-/// The task work of a ring that does not defer it runs when the submission returns. A bundle with
-/// a length has a time slice for each such length.
+/// On a ring that does not defer task work, the task work runs when the submission returns. It
+/// posts as many completions as the CQ has room for, also for a bundle with a length.
 fn slices_at_the_return_of_a_submission(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_COOP_TASKRUN] {
         for (entries, length) in [(256, 0), (64, 0), (256, 2), (64, 2)] {
@@ -243,8 +243,9 @@ case!(slices_at_the_return_of_a_submission => "
     wait for 0: 0
 ");
 
-/// More sockets are ready than usring takes events at a time. The case prints only sums for the
-/// other sockets, because a wait in the kernel runs at most 20 entries of task work.
+/// More sockets are ready than the events that usring takes from its epoll set at a time. The case
+/// prints only sums for the other sockets: one wait in the kernel runs at most 20 entries of task
+/// work.
 fn slices_beside_many_sockets(t: &mut Transcript) {
     const OTHERS: u64 = 40;
     let mut first = stage(256);
@@ -311,8 +312,8 @@ case!(slices_into_a_small_queue => "
     no cqe
 ");
 
-/// A wait gives the multishot one time slice, also if the next request of an earlier chain becomes
-/// due in that wait. Prints the CQEs of the multishot after each wait.
+/// In each wait the multishot posts 33 completions, even if the next request of an earlier chain
+/// starts in that wait. Prints how many CQEs of the multishot each wait finds.
 fn slices_beside_a_chain(t: &mut Transcript) {
     let mut stage = stage(256);
     let (reader, writer) = files::pipe();
