@@ -17,7 +17,8 @@ const REGISTER: libc::c_long = 427;
 
 static INLINE: AtomicBool = AtomicBool::new(false);
 
-/// Switches to calls by an instruction in this program, for all later calls.
+/// Makes all later calls of this module by an instruction in this program, in place of libc's
+/// `syscall()`.
 pub fn use_inline() {
     INLINE.store(true, Ordering::Relaxed);
 }
