@@ -90,13 +90,13 @@ impl Case {
     }
 
     fn sorted(mut cases: Vec<&'static Case>) -> Vec<&'static Case> {
-        // The key is cached, because `group` searches in the path of the module. A debug build of
-        // that search takes longer than most cases.
+        // The sort computes each key once, because `group` searches in the path of the module. In a
+        // debug build that search takes longer than most cases run.
         cases.sort_by_cached_key(|case| (case.group(), case.file, case.line));
         cases
     }
 
-    /// Whether `name` is the full name of the case, or the name of its group.
+    /// Returns whether `name` is the full name of the case, or the name of its group.
     fn is_named(&self, name: &str) -> bool {
         match name.split_once('.') {
             Some((group, behaviour)) => self.behaviour() == behaviour && self.group() == group,

@@ -1,5 +1,5 @@
 //! A listener on which other threads and processes accept, too, by blocking accept4(2) calls. The
-//! ring accepts what it can get, and these calls never block it.
+//! ring accepts the connections that it can get, and the blocking calls never block the ring.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;

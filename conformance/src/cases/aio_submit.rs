@@ -55,8 +55,8 @@ case!(read_and_write => "
     position 0
 ");
 
-/// A write through the page cache completes before io_submit reads the next iocb, so a read behind
-/// it sees its bytes.
+/// A write through the page cache completes before io_submit reads the next iocb. So a later read
+/// of the same call sees the written bytes.
 fn read_behind_write(t: &mut Transcript) {
     let context = Context::new(8);
     let scratch = files::Scratch::new();

@@ -1,5 +1,6 @@
-//! Writes to a pipe or socket that no process can read any more. The result is EPIPE. SIGPIPE is
-//! raised if the submitting thread makes the attempt, but not if a worker or an SQ thread does.
+//! Writes to a pipe or socket that no process can read any more. The result is EPIPE. The kernel
+//! raises SIGPIPE if the submitting thread makes the write, but not if a worker or an SQ thread
+//! makes it.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -37,7 +37,7 @@ fn ring_of(memory: &Pages, buffers: u16) -> (Ring, Group) {
     (ring, group)
 }
 
-/// Prints the group's head: the number of buffers consumed so far.
+/// Prints the buffer group's head: the number of buffers consumed so far.
 fn head(t: &mut Transcript, ring: &Ring) {
     let mut status: u::io_uring_buf_status = crate::memory::zeroed();
     status.buf_group = u32::from(GROUP);
@@ -426,8 +426,8 @@ case!(receive_multishot_bit_by_bit => "
     cqe 1: 1 MORE|BUF_MORE|BUFFER(0)
 ");
 
-/// With MSG_TRUNC, TCP discards the data instead of copying it. The receive still consumes that
-/// much of its buffers.
+/// With MSG_TRUNC, TCP discards the data instead of copying it. The receive still consumes the
+/// buffers that the data would have filled.
 fn receive_throws_away(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(16);

@@ -1,6 +1,6 @@
-//! Requests on a socket on which an earlier request has left data, or has used only part of a
-//! readiness event. The next request must find the data, although no new event occurs. The sockets
-//! are registered files, which a ring keeps open between requests.
+//! Requests on a socket in which an earlier request has left data. The next request must find the
+//! data, although the socket causes no new readiness event. The sockets are registered files, which
+//! a ring keeps open between requests.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

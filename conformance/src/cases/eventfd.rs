@@ -1,5 +1,5 @@
-//! The registered eventfd: the ring signals it for every CQE, or (EVENTFD_ASYNC) only for CQEs that
-//! are not posted inline.
+//! The registered eventfd: the ring signals it for every CQE. With EVENTFD_ASYNC, the ring signals
+//! it only for CQEs that the submitting call does not post itself.
 
 use std::os::fd::AsRawFd;
 
@@ -76,8 +76,8 @@ fn only_async(t: &mut Transcript) {
     let entries = ring.wait(1);
     t.in_order(&entries);
     t.say(format_args!("task work: count {}", files::event_count(&event)));
-    // EVENTFD_ASYNC: the manual page excludes only requests that complete inline. The kernel
-    // signals only completions by workers.
+    // With EVENTFD_ASYNC the kernel signals only completions by workers. (The manual page excludes
+    // only requests that complete inline, within the submitting call.)
     let mut byte = [0u8; 1];
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 3).forced_async());
     ring.submit();

@@ -150,8 +150,8 @@ case!(allocates_until_full => "
     cqe 3: -EBADF
 ");
 
-/// The kernel empties the slot again if it cannot write the slot's index to the array. So the table
-/// does not keep the pipe's writing end open.
+/// FILES_UPDATE cannot write the index of the slot that it has allocated. So the kernel empties the
+/// slot again, and the table of registered files does not keep the pipe's writing end open.
 fn allocation_whose_index_is_not_written(t: &mut Transcript) {
     let mut ring = table(2);
     let (reader, writer) = files::pipe();

@@ -235,7 +235,7 @@ fn several_buffers(t: &mut Transcript) {
     t.sorted(&ring.run(&[
         read_fixed(fd, a.at(0), 3, 0, 1),
         read_fixed(fd, b.at(0), 4, 1, 2),
-        // The index of one registered buffer with an address in another.
+        // This read names one registered buffer by its index, but its address is in another buffer.
         read_fixed(fd, b.at(0), 4, 0, 3),
     ]));
     t.say(format_args!("{} {}", a.bytes()[0], b.bytes()[3]));

@@ -163,8 +163,8 @@ case!(submitter_is_the_process_that_enters => "
     submit again = 0
 ");
 
-/// A descriptor that is closed in the child gives the child's request -EBADF. The parent's request
-/// succeeds.
+/// The child has closed a descriptor, so the child's request on that number gets -EBADF. The
+/// parent's request on the same number succeeds.
 fn closed_number_fails_for_its_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");
@@ -240,7 +240,7 @@ case!(fork_after_use => "
     parent: works true
 ");
 
-/// A child reaps a CQE that the parent has not reaped, and the parent reaps one of the child's.
+/// A child reaps the CQE of a parent's request, and the parent reaps the CQE of a child's request.
 fn cqes_are_the_rings(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         ring.push(nop(1));

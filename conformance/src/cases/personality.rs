@@ -12,7 +12,7 @@ use usring_uapi::opcode;
 
 const NONE: *const u8 = std::ptr::null();
 
-/// Personality ids start at 1. A 0 in a request means no personality.
+/// Personality ids start at 1, because 0 in a request means that it has no personality.
 fn register(t: &mut Transcript) {
     let ring = Ring::new(4);
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));

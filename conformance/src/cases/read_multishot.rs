@@ -53,7 +53,7 @@ case!(pipe => "
     one............. two............. three...........
 ");
 
-/// If more data is there than one buffer holds, each buffer gets a completion.
+/// If the pipe has more data than one buffer holds, each filled buffer gets a completion. #
 fn data_is_there(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 8, 0);

@@ -209,7 +209,7 @@ case!(epoll_oneshot => "
     1 IN data 7
 ");
 
-/// A completion is reaped by a store to the CQ head alone. The descriptor is then no longer
+/// The program reaps a completion only by a store to the CQ head. The descriptor is then no longer
 /// readable.
 fn reaped_in_memory(t: &mut Transcript) {
     let mut ring = Ring::new(8);

@@ -340,7 +340,7 @@ case!(nonblocking_listener_shut_down => "
     cqe 2: -EAGAIN
 ");
 
-/// A waiting ACCEPT keeps the listener open after the program has closed its descriptor.
+/// A waiting ACCEPT keeps the listener open after the program has closed the listener's descriptor.
 fn listener_closed(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
