@@ -28,7 +28,7 @@ static HOST: Host = Host {
         descriptors::with_inside(number, |file| file.watch(number));
     },
     attach: descriptors::attach,
-    // A request on a ring must not close a ring.
+    // As in the kernel, a request on a ring cannot close a ring.
     close: |number| match descriptors::with_inside(number, |_| ()) {
         Found::Ring(()) => Some(Err(Errno::EBADF)),
         _ => crate::files::descriptor_calls::close_number(number),

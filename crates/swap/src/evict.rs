@@ -42,7 +42,8 @@ pub const MOST: usize = 64;
 /// the store counts as failing.
 pub const MOST_FAILURES: u32 = 8;
 
-/// Nanoseconds. Longest sleep of a thread that found no page to evict while other threads evict.
+/// Longest sleep, in nanoseconds, of a thread that found no page to evict while other threads
+/// evict.
 pub const LONGEST_SLEEP_NS: u64 = 1_000_000;
 
 /// How often this process has reported that its limit cannot be kept, for each reason: the store is

@@ -44,7 +44,7 @@ impl Evictions {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Returns whether an eviction has made room since the caller read `ended`, or is under way.
+    /// Returns whether an eviction is under way, or has made room since the caller read `ended`.
     pub fn any_since(&self, ended: u32) -> bool {
         self.running.load(Ordering::Acquire) != 0 || self.ended() != ended
     }

@@ -98,8 +98,9 @@ impl Mappings {
         let space = self.space.lock();
         let we_copy = pager.mechanism.copies_resident();
         if we_copy && space.around((&raw const we_copy).addr()).is_some() {
-            // This thread's stack lies in the memory. Copying takes away all access to the memory
-            // for a time, also to the stack.
+            // This thread's stack lies in the swapped memory. To copy the memory, the parent takes
+            // away all access to it for a time. Without its stack, this thread could not run
+            // meanwhile.
             return Err(Errno::EOPNOTSUPP);
         }
         let pause = EvictionPause::begin(pager);
@@ -300,7 +301,7 @@ impl Pager {
         0..self.cluster(self.clusters() - 1).end
     }
 
-    /// Takes all resident pages that are not pinned. All gates are shut.
+    /// Becomes the owner of all resident pages that are not pinned. The caller has shut all gates.
     fn take_resident(&self) -> (Vec<Taken<'_>>, Resident) {
         let (mut all, mut resident) = (Vec::new(), Resident::default());
         let extend = |runs: &mut Vec<Range<usize>>, start: usize, end: usize| match runs.last_mut() {

@@ -79,7 +79,7 @@ pub fn least(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -
 /// How many pages of the region may be pinned at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pins {
-    /// Any number. For calls that need only a few pages each.
+    /// Any number of pages. Used for calls that need only a few pages each.
     Needed,
     /// At most half of the limit.
     Fitting,

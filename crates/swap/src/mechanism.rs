@@ -156,7 +156,7 @@ pub enum MechanismKind {
 }
 
 impl MechanismKind {
-    /// The mechanisms that a region tries unless the caller chooses one.
+    /// The mechanisms that a region tries, in this order, unless the caller chooses one.
     pub const BY_ITSELF: [MechanismKind; 3] = [MechanismKind::UserFault, MechanismKind::Guard, MechanismKind::Protect];
     pub const ALL: [MechanismKind; 4] =
         [MechanismKind::UserFault, MechanismKind::Guard, MechanismKind::Protect, MechanismKind::Thread];

@@ -17,7 +17,7 @@ pub struct CodeArea {
     /// Address at which the file's beginning is mapped: the nearest mapping of its first page below
     /// the call site. `None`: there is no such mapping.
     pub image: Option<usize>,
-    /// End of the nearest free space below the mapping, for stubs.
+    /// Address at which the nearest free space below the mapping ends. Stubs are made there.
     pub room_below: usize,
 }
 

@@ -99,7 +99,7 @@ unsafe extern "C" {
     fn usring_restorer_of_own();
 }
 
-/// Installs usring's handler in the kernel; returns the previous action.
+/// Installs usring's handler of `signal` in the kernel. Returns the signal's previous action.
 pub fn install(signal: u32) -> Result<Action, Errno> {
     let restorer = linux::SA_RESTORER;
     let ours = Action {

@@ -216,7 +216,8 @@ macro_rules! enter {
             "mov rbp, rsp\n",
             ".cfi_def_cfa rbp, 144\n",
             "push rax\n",
-            // The arithmetic flags; the direction flag is clear by the ABI.
+            // Saves the arithmetic flags. The direction flag is not saved, because it is clear by
+            // the ABI.
             "lahf\n",
             "seto al\n",
             "push rax\n",

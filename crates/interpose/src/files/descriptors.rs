@@ -32,7 +32,7 @@ const INHERITED: usize = 1;
 /// `INHERITED`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
-/// The highest number that was ever a ring's, plus 1.
+/// The highest descriptor number that a ring ever had, plus 1.
 static USED_END: AtomicI32 = AtomicI32::new(0);
 
 /// Number of rings' descriptors below the reserved range, which dup2(2) has made. While there are

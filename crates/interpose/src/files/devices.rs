@@ -29,7 +29,7 @@ const OTHER: usize = 1;
 /// Each table entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` from `into_raw`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUMBERS];
 
-/// The highest number that was ever entered in the table, plus 1.
+/// The highest descriptor number that ever had an entry in the table, plus 1.
 static USED_END: AtomicU32 = AtomicU32::new(0);
 
 /// Number of table entries dropped so far; changes under the lock `descriptors`. While one thread

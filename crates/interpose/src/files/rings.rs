@@ -131,7 +131,7 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
 /// Makes the test call of io_uring_enter(2) by a bare `syscall` instruction. Returns whether usring
 /// answered it.
 pub fn probe() -> bool {
-    // SAFETY: no descriptor is named, so neither usring nor the kernel touches memory.
+    // SAFETY: the call names no descriptor, so neither usring nor the kernel touches memory.
     let answer = unsafe {
         usring_sys::syscall::syscall6(
             usring_uapi::general::__NR_io_uring_enter,

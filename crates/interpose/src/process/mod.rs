@@ -118,8 +118,8 @@ impl ChildDescriptors {
 
 /// The [`ChildDescriptors`] that [`begin_child`] passes to [`begin`], as a number.
 static OF_CHILD: AtomicU8 = AtomicU8::new(ChildDescriptors::Unknown as u8);
-/// The id of the last process that has begun. When a child begins, that process is the child's
-/// parent.
+/// Process id of the last process in which code of usring began to run. When that code begins to
+/// run in a child, this is the id of the child's parent.
 static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
 
 /// Begins a forked child, unless it has begun already: makes its state, and resets what it has

@@ -28,7 +28,7 @@ use usring_sys::mapping::{self, PAGE};
 use usring_sys::{Errno, SystemCall, futex, memory_reserve};
 use usring_uapi::general as linux;
 
-/// Bytes of the largest block that is cut off a region.
+/// Bytes of the largest block that is cut off a region. A larger block is a mapping of its own.
 const LARGEST: usize = 32 * 1024;
 /// Bytes of the reserve, which are more than any one call of the program allocates.
 const RESERVE: usize = 8 << 20;

@@ -246,7 +246,8 @@ impl Changes<'_> {
         if self.space.extend(old.end, length - old.len()) {
             let added = old.end..old.start + length;
             self.begin(&added)?;
-            // The rest of the unit at `old.end` may hold content of an earlier mapping.
+            // The rest of the unit at `old.end` may hold content of an earlier mapping. So zeroes
+            // are written to it.
             let rest = old.end..self.mappings.unit_end(old.end).min(added.end);
             return write_zeroes(&rest).map(|()| old.start).inspect_err(|_| self.give_back(&added));
         }
