@@ -1,8 +1,11 @@
 //! Tables of the command's output. On a terminal, long cells wrap so that the table fits its width.
-//! A file or a pipe gets each row on one line.
+//! A file or a pipe gets each row on one line, unless the table is limited to 80 columns.
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement};
 use std::fmt;
+
+/// Width of a table that a user may paste into a document or a bug report.
+const COLUMNS: u16 = 80;
 
 /// A table without ruled lines. Its columns are two spaces apart.
 pub struct Table(comfy_table::Table);
@@ -23,6 +26,12 @@ impl Table {
     /// Keeps each row on one line, however narrow the terminal is.
     pub fn without_wrapping(mut self) -> Table {
         self.0.set_content_arrangement(ContentArrangement::Disabled);
+        self
+    }
+
+    /// Wraps long cells so that the table fits 80 columns, also in a file or a pipe.
+    pub fn within_columns(mut self) -> Table {
+        self.0.set_width(self.0.width().map_or(COLUMNS, |width| width.min(COLUMNS)));
         self
     }
 

@@ -14,6 +14,11 @@ use super::child::System;
 use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 
+const DESCRIPTION: &str = "\
+    System calls that have nothing to do with rings: bare, under a seccomp filter that allows \
+    everything, and under usring. With any filter the kernel enters system calls by a slower \
+    path.";
+
 const BARE: &str = "kernel";
 const EMPTY: &str = "kernel, empty filter";
 const USRING: &str = "usring";
@@ -28,7 +33,16 @@ const BAR: f64 = 1.35;
 /// Returns the benchmark's cases and limits ([`Bar`]).
 pub fn benchmark() -> Benchmark {
     let metrics = &[Metric::ProcessorTime];
-    Benchmark { name: "call", metrics, rounds: 11, props: &[], rival: BARE, cases: cases(), bars }
+    Benchmark {
+        name: "call",
+        description: DESCRIPTION,
+        metrics,
+        rounds: 11,
+        props: &[],
+        rival: BARE,
+        cases: cases(),
+        bars,
+    }
 }
 
 fn cases() -> Vec<Case> {

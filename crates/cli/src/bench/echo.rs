@@ -13,6 +13,11 @@ use super::child::System;
 use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 
+const DESCRIPTION: &str = "\
+    The example server answers PINGs on 50 connections, one and 16 at a time on each. Server \
+    and clients have a processor each. One executable runs on the kernel's ring and on usring, \
+    and a plain server uses epoll(7).";
+
 const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
 const KERNEL_PLAIN: &str = "kernel, no flags";
@@ -26,6 +31,7 @@ const WORKLOADS: [(&str, u32); 2] = [("PING, one at a time", 1), ("PING, pipelin
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "echo",
+        description: DESCRIPTION,
         metrics: &[Metric::ProcessorTime, Metric::Rate, Metric::Median, Metric::Most, Metric::Tail, Metric::Processor],
         rounds: 21,
         props: &[],

@@ -10,6 +10,11 @@ use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 use super::stage::Prop;
 
+const DESCRIPTION: &str = "\
+    Reads of 4 KiB at random, 128 in flight, submitted and reaped 32 at a time. The rows read \
+    a device that does nothing, memory, and a file. The limit is a copy of 4 KiB from random \
+    places of memory.";
+
 const FLOOR: &str = "floor";
 const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
@@ -26,6 +31,7 @@ const SHAPE: &str = "--depth 128 --batch 32 --wait 32";
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "engine",
+        description: DESCRIPTION,
         metrics: &[Metric::ProcessorTime, Metric::Time, Metric::Rate],
         rounds: 7,
         props: &[Prop::File(64)],

@@ -11,6 +11,11 @@ use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 use super::stage::Prop;
 
+const DESCRIPTION: &str = "\
+    Transfers of 4 KiB of a file with O_DIRECT. A quarter of the depth is submitted and waited \
+    for together. The rival is the kernel's ring in its fastest setup, with registered file \
+    and buffers.";
+
 const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
 /// Label of the rows in which a waiter polls for up to 200 µs before it sleeps.
@@ -24,6 +29,7 @@ const FILE_SIZE: usize = 256;
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "file",
+        description: DESCRIPTION,
         metrics: &[Metric::Rate, Metric::ProcessorTime],
         rounds: 9,
         props: &[Prop::File(FILE_SIZE)],

@@ -63,7 +63,8 @@ impl Row {
         paired::middle(self.values(metric)?)
     }
 
-    fn values(&self, metric: Metric) -> Option<Vec<f64>> {
+    /// Returns a metric's value in each round. `None` if a sample lacks the metric.
+    pub fn values(&self, metric: Metric) -> Option<Vec<f64>> {
         self.samples.as_ref().ok()?.iter().map(|sample| metric.of(sample)).collect()
     }
 
@@ -160,6 +161,16 @@ impl Results {
         row(this)?.against(row(that)?, metric)
     }
 
+    /// Returns the ratio of a row's first metric to that of the rival's row with the same workload
+    /// and parameters, round by round. `None` if there is no such row, or if this row is the
+    /// rival's.
+    pub fn against(&self, row: &Row, rival: &str) -> Option<Ratio> {
+        let same = |other: &Case| other.workload == row.case.workload && other.parameters == row.case.parameters;
+        let rival = self.rows.iter().find(|other| other.case.label == rival && same(&other.case))?;
+        let is_rival = rival.case.label == row.case.label;
+        row.against(rival, *self.metrics.first()?).filter(|_| !is_rival)
+    }
+
     fn row(&self, workload: &str, label: &str, depth: Option<u32>) -> Option<&Row> {
         let has_depth = |case: &Case| depth.is_none_or(|depth| case.parameters.contains(&("queue depth", depth)));
         let wanted = |case: &Case| case.workload == workload && case.label == label && has_depth(case);
@@ -205,7 +216,8 @@ pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results,
     Ok(Results { metrics: benchmark.metrics, rows, priority: priority.words() })
 }
 
-fn is_ours(case: &Case) -> bool {
+/// Returns whether usring serves the case, and not a rival.
+pub fn is_ours(case: &Case) -> bool {
     matches!(case.system, System::Usring(_) | System::Linked)
 }
 
@@ -250,10 +262,16 @@ fn sample(case: &Case, folder: &Path, stage: &Stage, effort: &Effort) -> Result<
     serde_json::from_slice(&output.stdout).map_err(|error| format!("{} did not print a sample ({error})", case.program))
 }
 
-fn beside_us(folder: &Path, program: &str) -> Result<PathBuf, String> {
+/// Returns the path of a measured program. Fails if it is not beside this executable.
+pub fn beside_us(folder: &Path, program: &str) -> Result<PathBuf, String> {
     let path = folder.join(program);
     if !path.is_file() {
-        return Err(format!("{} does not exist; build it with `cargo xtask build --release`", path.display()));
+        let version = env!("CARGO_PKG_VERSION");
+        return Err(format!(
+            "the measured program {} does not exist. Packages of usring do not contain the measured programs. Run \
+             `cargo xtask bench` in a source tree of usring {version}: it builds them, and takes the same arguments",
+            path.display()
+        ));
     }
     Ok(path)
 }

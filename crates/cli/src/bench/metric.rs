@@ -50,6 +50,32 @@ pub enum Metric {
 }
 
 impl Metric {
+    const ALL: [Metric; 13] = [
+        Metric::Time,
+        Metric::ProcessorTime,
+        Metric::Rate,
+        Metric::Bandwidth,
+        Metric::Median,
+        Metric::Most,
+        Metric::Tail,
+        Metric::Processor,
+        Metric::Thread,
+        Metric::Within200,
+        Metric::Within300,
+        Metric::Within400,
+        Metric::Wakes,
+    ];
+
+    /// Returns the metric with this name.
+    pub fn named(name: &str) -> Option<Metric> {
+        Metric::ALL.into_iter().find(|metric| metric.name() == name)
+    }
+
+    /// Returns whether the smaller of two values is the better one.
+    pub fn less_is_better(self) -> bool {
+        self.is_time() || matches!(self, Metric::Processor | Metric::Thread | Metric::Wakes)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Metric::Time => "time per operation",
@@ -116,6 +142,29 @@ impl Metric {
             _ => format!("{value:.1} {}", self.unit()),
         }
     }
+
+    /// Returns two values as a range, with the unit once if both have the same.
+    pub fn range(self, low: f64, high: f64) -> String {
+        let (low, high) = (self.show(low), self.show(high));
+        match (low.rsplit_once(' '), high.rsplit_once(' ')) {
+            (Some((number, unit)), Some((_, other))) if unit == other => format!("{number} – {high}"),
+            _ => format!("{low} – {high}"),
+        }
+    }
+
+    /// Returns the quartiles of a median as a range. The range has no unit if all three values have
+    /// the same unit, because the median is shown beside the range.
+    pub fn quartiles(self, median: f64, [low, high]: [f64; 2]) -> String {
+        let [unit, of_low, of_high] = [median, low, high].map(|value| {
+            let shown = self.show(value);
+            shown.rsplit_once(' ').map_or(String::new(), |(_, unit)| unit.to_owned())
+        });
+        let range = self.range(low, high);
+        match range.strip_suffix(&format!(" {unit}")) {
+            Some(bare) if of_low == unit && of_high == unit => bare.to_owned(),
+            _ => range,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -139,5 +188,22 @@ mod tests {
         let sample: Sample = serde_json::from_str(text).unwrap();
         assert_eq!(Metric::Within300.of(&sample), Some(75.0));
         assert_eq!(Metric::Wakes.of(&sample), Some(0.25));
+    }
+
+    #[test]
+    fn a_range_has_the_unit_once_unless_the_units_differ() {
+        assert_eq!(Metric::Time.range(10.0, 20.5), "10.0 – 20.5 ns");
+        assert_eq!(Metric::Time.range(9_999.0, 10_000.0), "9999.0 ns – 10.0 µs");
+        assert_eq!(Metric::Wakes.range(0.25, 0.5), "0.250 – 0.500");
+        assert_eq!(Metric::Time.quartiles(15.0, [10.0, 20.5]), "10.0 – 20.5");
+        assert_eq!(Metric::Time.quartiles(9_999.0, [10.0, 10_000.0]), "10.0 ns – 10.0 µs");
+        assert_eq!(Metric::Time.quartiles(9_999.0, [10_000.0, 20_000.0]), "10.0 – 20.0 µs");
+        assert_eq!(Metric::Wakes.quartiles(0.3, [0.25, 0.5]), "0.250 – 0.500");
+    }
+
+    #[test]
+    fn every_metric_is_found_by_its_name() {
+        assert!(Metric::ALL.iter().all(|metric| Metric::named(metric.name()) == Some(*metric)));
+        assert_eq!(Metric::named("another"), None);
     }
 }

@@ -5,9 +5,14 @@
 //!   and takes their medians. [`paired`] has the statistics.
 //! - [`server`] runs a case that consists of a server and clients. [`priority`] raises the priority
 //!   of the measured processes.
-//! - [`report`] prints the table and writes the JSON.
+//! - [`report`] prints the tables. [`document`] has the JSON. From the JSON, [`page`] makes a page
+//!   of HTML, and [`compare`] compares two results.
+//! - [`all`] runs every benchmark.
 
+mod all;
 mod call;
+mod compare;
+mod document;
 mod echo;
 mod engine;
 mod file;
@@ -15,6 +20,7 @@ mod frame;
 mod metric;
 mod multishot_accept;
 mod nop;
+mod page;
 mod paired;
 mod polled_aio;
 mod polling;
@@ -35,6 +41,7 @@ use crate::system_error::words;
 use clap::ValueEnum;
 use frame::{Bar, Case, Effort, Results};
 use metric::Metric;
+use serde_json::Value;
 use stage::Prop;
 use std::path::{Path, PathBuf};
 
@@ -45,17 +52,26 @@ const EXAMPLES: &str = "\
 Examples:
   usring bench nop
   usring bench engine --quick --json engine.json
+  usring bench all --json all.json --report all.html
+      Runs every benchmark that can run here. The page has tables and plots.
+  usring bench compare before.json after.json
 
-Exit status: 0 if every bar holds or with --quick, 3 if a bar does not hold, 125 if the benchmark
+The measured programs are not in usring's packages. In a source tree, `cargo xtask bench` builds
+them and takes the same arguments.
+
+Exit status: 0 if every bar holds or with --quick, 3 if a bar does not hold, 125 if a benchmark
 could not run.";
 
 /// Measure usring and its rivals, in alternating order within one run.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Options {
     /// The benchmark to run.
-    #[arg(value_enum)]
-    name: Name,
+    #[arg(value_enum, required = true)]
+    name: Option<Name>,
+
+    #[command(subcommand)]
+    command: Option<Command>,
 
     /// Run three short rounds per case. The figures are too rough to be quoted, and no bar counts.
     #[arg(long)]
@@ -68,11 +84,22 @@ pub struct Options {
     /// Write the result to FILE as JSON, in addition to the printed table.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    /// Write the result to FILE as one page of HTML with tables and plots.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Compare(compare::Options),
 }
 
 /// The benchmarks.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {
+    /// Every benchmark that can run here
+    All,
     /// Cost of a request that does nothing, and of page-cache reads, compared with the kernel's
     /// ring
     Nop,
@@ -107,6 +134,8 @@ enum Name {
 /// A benchmark: its cases, and the bars that its figures must keep.
 struct Benchmark {
     name: &'static str,
+    /// Sentences for the page: the systems that are compared, and the workloads.
+    description: &'static str,
     /// The table's columns. The first is shown with quartiles, and is compared with the rival's.
     metrics: &'static [Metric],
     rounds: usize,
@@ -123,6 +152,7 @@ impl Name {
     /// is missing that the benchmark needs.
     fn benchmark(self, postgres: Option<&Path>) -> Result<Benchmark, String> {
         Ok(match self {
+            Name::All => return Err("`all` is no benchmark of its own".into()),
             Name::Nop => nop::benchmark(),
             Name::Call => call::benchmark(),
             Name::Start => start::benchmark(),
@@ -143,18 +173,60 @@ impl Name {
 
 /// Runs the subcommand.
 pub fn run(options: &Options) -> Outcome {
-    let benchmark = options.name.benchmark(options.postgres.as_deref()).map_err(Failure::new)?;
-    let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
-    let results = frame::measure(&benchmark, &effort).map_err(Failure::new)?;
+    match (&options.command, options.name) {
+        (Some(Command::Compare(options)), _) => compare::run(options),
+        (None, Some(Name::All)) => all::run(options),
+        (None, Some(name)) => single(options, name),
+        (None, None) => Err(Failure::new("name a benchmark; `usring bench --help` lists them")),
+    }
+}
+
+fn single(options: &Options, name: Name) -> Outcome {
+    check_outputs(options)?;
+    let benchmark = name.benchmark(options.postgres.as_deref()).map_err(Failure::new)?;
+    let (document, status) = measure(&benchmark, options.quick).map_err(Failure::new)?;
+    write(options, &document)?;
+    Ok(status)
+}
+
+/// Runs a benchmark and prints its tables. Returns its JSON and its exit status.
+fn measure(benchmark: &Benchmark, is_quick: bool) -> Result<(Value, u8), String> {
+    let effort = if is_quick { Effort::QUICK } else { Effort::FULL };
+    let results = frame::measure(benchmark, &effort)?;
     let bars = (benchmark.bars)(&results);
+    let document = document::of(benchmark, &results, &bars, is_quick);
     super::print(format_args!(
         "{}",
-        report::Table { benchmark: &benchmark, results: &results, bars: &bars, is_quick: options.quick }
+        report::Table { benchmark, results: &results, bars: &bars, document: &document, is_quick }
     ));
-    if let Some(path) = &options.json {
-        let json = report::json(&benchmark, &results, &bars);
-        let write = |error| Failure::new(format!("cannot write {} ({error})", path.display(), error = words(&error)));
-        std::fs::write(path, json).map_err(write)?;
+    let fails = !is_quick && bars.iter().any(|bar| bar.holds == Some(false));
+    Ok((document, if fails { STATUS_BAR } else { 0 }))
+}
+
+/// Fails if a file cannot be written because of its path, so that a long run does not end with that
+/// error.
+fn check_outputs(options: &Options) -> Result<(), Failure> {
+    for path in options.json.iter().chain(&options.report) {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if !folder.is_dir() || path.is_dir() {
+            let why = if path.is_dir() { "it is a folder" } else { "its folder does not exist" };
+            return Err(Failure::new(format!("cannot write {} ({why})", path.display())));
+        }
     }
-    Ok(if !options.quick && bars.iter().any(|bar| bar.holds == Some(false)) { STATUS_BAR } else { 0 })
+    Ok(())
+}
+
+/// Writes the files that the options name.
+fn write(options: &Options, document: &Value) -> Result<(), Failure> {
+    let write = |path: &Path, text: String| {
+        let failed = |error| Failure::new(format!("cannot write {} ({error})", path.display(), error = words(&error)));
+        std::fs::write(path, text).map_err(failed)
+    };
+    if let Some(path) = &options.json {
+        write(path, format!("{document:#}\n"))?;
+    }
+    if let Some(path) = &options.report {
+        write(path, page::html(document))?;
+    }
+    Ok(())
 }

@@ -8,6 +8,11 @@ use super::child::System;
 use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 
+const DESCRIPTION: &str = "\
+    10,000 connections, 1,000 at a time. Each sends 128 bytes, gets them back, and is closed. \
+    They are accepted by one request for all, or by one request each. The rival is the \
+    kernel's ring.";
+
 const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
 const KERNEL_SINGLESHOT: &str = "kernel, singleshot";
@@ -21,6 +26,7 @@ const GAIN: f64 = 1.65;
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "multishot-accept",
+        description: DESCRIPTION,
         metrics: &[Metric::ProcessorTime, Metric::Rate, Metric::Processor],
         rounds: 20,
         props: &[],

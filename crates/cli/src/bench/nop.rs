@@ -6,6 +6,11 @@ use super::child::System;
 use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 
+const DESCRIPTION: &str = "\
+    NOPs through a patched call site, one by one and 32 together, and through a site that \
+    cannot be patched. Reads of 4 KiB from the page cache. The rival is the kernel's ring in \
+    its fastest setup. pread(2) and preadv2(2) show what a read costs without a ring.";
+
 const FLOOR_CALL: &str = "bare system call";
 const FLOOR_COPY: &str = "memcpy";
 const ONE: &str = "NOP, one by one";
@@ -21,7 +26,16 @@ const CALL_WITHOUT_WAITING: &str = "preadv2(2), RWF_NOWAIT";
 /// Returns the benchmark's cases and limits ([`Bar`]).
 pub fn benchmark() -> Benchmark {
     let metrics = &[Metric::Time];
-    Benchmark { name: "nop", metrics, rounds: 11, props: &[], rival: KERNEL, cases: cases(), bars }
+    Benchmark {
+        name: "nop",
+        description: DESCRIPTION,
+        metrics,
+        rounds: 11,
+        props: &[],
+        rival: KERNEL,
+        cases: cases(),
+        bars,
+    }
 }
 
 const USRING_RUN: System = System::Usring(&[]);

@@ -44,6 +44,9 @@ fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
     Some(sorted[low] * (1.0 - part) + sorted[high] * part)
 }
 
+/// Draws for an interval.
+const DRAWS: usize = 2000;
+
 /// Returns the ratio of `these` to `those`, taken round by round, with its confidence interval.
 /// `None` if there are no rounds. The interval is computed by bootstrapping:
 ///
@@ -51,17 +54,33 @@ fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
 /// 2. Repeat this 2,000 times.
 /// 3. The middle 95 % of the medians span the interval.
 pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
-    const DRAWS: usize = 2000;
     let ratios: Vec<f64> = these.iter().zip(those).map(|(this, that)| this / that).collect();
     let median = middle(ratios.clone())?.median;
     let mut random = Rng::with_seed(1);
-    let mut draw = || ratios[random.usize(..ratios.len())];
-    let mut medians = Vec::new();
-    for _ in 0..DRAWS {
-        medians.push(middle((0..ratios.len()).map(|_| draw()).collect())?.median);
+    Some(Ratio { median, interval: interval(|| drawn(&ratios, &mut random))? })
+}
+
+/// Returns the 95 % confidence interval of the ratio of the medians of `these` and `those`, which
+/// were measured in different runs. `None` if one has no rounds. The interval is computed by
+/// bootstrapping, as in [`ratio`], with the rounds of each drawn by themselves.
+pub fn unpaired(these: &[f64], those: &[f64]) -> Option<[f64; 2]> {
+    let mut random = Rng::with_seed(1);
+    interval(|| Some(drawn(these, &mut random)? / drawn(those, &mut random)?))
+}
+
+/// Returns the median of as many values as there are, drawn at random and with repetition.
+fn drawn(values: &[f64], random: &mut Rng) -> Option<f64> {
+    if values.is_empty() {
+        return None;
     }
+    middle(values.iter().map(|_| values[random.usize(..values.len())]).collect()).map(|figure| figure.median)
+}
+
+/// Returns the range of the middle 95 % of what `draw` returns.
+fn interval(mut draw: impl FnMut() -> Option<f64>) -> Option<[f64; 2]> {
+    let mut medians = (0..DRAWS).map(|_| draw()).collect::<Option<Vec<f64>>>()?;
     medians.sort_by(f64::total_cmp);
-    Some(Ratio { median, interval: [share_of(&medians, 0.025)?, share_of(&medians, 0.975)?] })
+    Some([share_of(&medians, 0.025)?, share_of(&medians, 0.975)?])
 }
 
 /// Returns the numbers below `count` in random order. So no case always runs after the same other
@@ -102,6 +121,16 @@ mod tests {
         let Ratio { median, interval: [low, high] } = ratio(&these, &ones).unwrap();
         assert!((median - 1.0).abs() < 1e-9 && low < median && median < high, "{low} {median} {high}");
         assert!(low > 0.91 && high < 1.09, "{low} {high}");
+    }
+
+    #[test]
+    fn runs_differ_if_their_spreads_do_not_explain_it() {
+        let around = |middle: f64| [-2.0, -1.0, 0.0, 1.0, 2.0].map(|off| middle + off);
+        let [low, high] = unpaired(&around(50.0), &around(100.0)).unwrap();
+        assert!(0.45 < low && low < 0.5 && 0.5 < high && high < 0.55, "{low} {high}");
+        let [low, high] = unpaired(&around(100.5), &around(100.0)).unwrap();
+        assert!(low < 1.0 && high > 1.0, "{low} {high}");
+        assert_eq!(unpaired(&[], &[1.0]), None);
     }
 
     #[test]

@@ -11,6 +11,10 @@ use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 use super::stage::Prop;
 
+const DESCRIPTION: &str = "\
+    Reads of 4 KiB at random through libaio's calls. Contexts that poll are compared with \
+    contexts that do not, on the same devices, and with the kernel's AIO on a file.";
+
 const POLLED: &str = "polled";
 const NOT_POLLED: &str = "not polled";
 const KERNEL: &str = "kernel";
@@ -33,6 +37,7 @@ const HELD: [u32; 2] = [1, 32];
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "polled-aio",
+        description: DESCRIPTION,
         metrics: &[Metric::Rate, Metric::ProcessorTime, Metric::Median, Metric::Tail],
         rounds: 7,
         props: &[Prop::BackEnd { queues: 1 }, Prop::File(FILE_SIZE)],

@@ -12,6 +12,10 @@ use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 use super::stage::Prop;
 
+const DESCRIPTION: &str = "\
+    Reads of 4 KiB at random on devices with different latencies. A ring that waits for \
+    interrupts is compared with classic and hybrid polling.";
+
 const INTERRUPT: &str = "interrupt";
 const CLASSIC: &str = "classic";
 const HYBRID: &str = "hybrid";
@@ -26,6 +30,7 @@ const BACK_END: &str = "qemu-storage-daemon";
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "polling",
+        description: DESCRIPTION,
         metrics: &[Metric::Rate, Metric::Median, Metric::Most, Metric::Tail, Metric::Processor],
         rounds: 5,
         props: &[Prop::BackEnd { queues: 1 }],

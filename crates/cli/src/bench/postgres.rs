@@ -13,6 +13,11 @@ use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 use std::path::Path;
 
+const DESCRIPTION: &str = "\
+    PostgreSQL 18 with each io_method. One client scans a table four times as large as the \
+    server's buffers, and 8 clients look up single rows. Processor time is that of all \
+    processes of the server.";
+
 const KERNEL: &str = "io_uring, kernel";
 const USRING: &str = "io_uring, usring";
 const WORKER: &str = "worker";
@@ -36,6 +41,7 @@ pub fn benchmark(programs: Option<&Path>) -> Result<Benchmark, String> {
         works.into_iter().flat_map(|work| [KERNEL, USRING, WORKER, SYNC].map(|label| case(work, label, programs)));
     Ok(Benchmark {
         name: "postgres",
+        description: DESCRIPTION,
         metrics: &[Metric::Rate, Metric::ProcessorTime],
         rounds: 7,
         props: &[],

@@ -1,28 +1,39 @@
-//! Shows a benchmark's result: a table for people, and JSON for programs.
+//! Prints a benchmark's result as tables of at most 80 columns. [`super::document`] has the JSON.
 
 use super::Benchmark;
-use super::frame::{Bar, Case, Results, Row};
+use super::document;
+use super::frame::{Bar, Results, Row};
+use super::metric::Metric;
 use super::paired::Figure;
 use crate::{style, table};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use std::fmt;
+
+/// Columns of metrics in each further table.
+const MORE: usize = 3;
 
 /// The printed table.
 pub struct Table<'a> {
     pub benchmark: &'a Benchmark,
     pub results: &'a Results,
     pub bars: &'a [Bar],
+    pub document: &'a Value,
     pub is_quick: bool,
 }
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, priority) = (self.benchmark.name, self.results.priority);
-        writeln!(f, "usring bench {name}: medians on {}, {priority}", machine_name())?;
+        writeln!(f, "usring bench {name}: medians on {}, {priority}", document::machine_name(self.document))?;
         writeln!(f)?;
-        let mut table = table::Table::new(self.head(), 4);
-        self.results.rows.iter().for_each(|row| table.add(self.cells(row)));
-        writeln!(f, "{table}")?;
+        // A single table of all metrics would be wider than a terminal.
+        let (first, more) = self.results.metrics.split_at(1);
+        for metrics in std::iter::once(first).chain(more.chunks(MORE)) {
+            let mut table = table::Table::new(self.head(metrics), 4).within_columns();
+            let rows = self.results.rows.iter().filter(|row| metrics == first || row.samples.is_ok());
+            rows.for_each(|row| table.add(self.cells(row, metrics)));
+            writeln!(f, "{table}")?;
+        }
         if self.is_quick {
             writeln!(f, "too rough to be quoted: --quick measures a few short rounds, and no bar counts")?;
         }
@@ -50,18 +61,22 @@ impl fmt::Display for Bar {
 }
 
 impl Table<'_> {
-    fn head(&self) -> Vec<String> {
+    fn is_first(&self, metric: Metric) -> bool {
+        self.results.metrics.first() == Some(&metric)
+    }
+
+    fn head(&self, metrics: &[Metric]) -> Vec<String> {
         let mut head: Vec<String> = ["workload", "block", "depth", "system"].map(String::from).into();
-        for metric in self.results.metrics {
+        for metric in metrics {
             head.push(metric.name().into());
-            if head.len() == 5 {
+            if self.is_first(*metric) {
                 head.extend(["quartiles".into(), format!("against {}", self.benchmark.rival)]);
             }
         }
         head
     }
 
-    fn cells(&self, row: &Row) -> Vec<String> {
+    fn cells(&self, row: &Row, metrics: &[Metric]) -> Vec<String> {
         let parameter = |name: &str| {
             let found = row.case.parameters.iter().find(|(known, _)| *known == name);
             found.map_or(String::new(), |(_, value)| value.to_string())
@@ -72,107 +87,30 @@ impl Table<'_> {
             cells.extend(["none".into(), why.clone()]);
             return cells;
         }
-        for metric in self.results.metrics {
-            let Some(Figure { median, quartiles: [low, high] }) = row.figure(*metric) else {
+        for metric in metrics {
+            let Some(Figure { median, quartiles }) = row.figure(*metric) else {
                 cells.push(String::new());
                 continue;
             };
             cells.push(metric.show(median));
-            if cells.len() == 5 {
+            if self.is_first(*metric) {
                 // A single round has no quartiles.
                 let is_single = row.samples.as_ref().is_ok_and(|samples| samples.len() == 1);
-                cells.push(if is_single {
-                    String::new()
-                } else {
-                    format!("{} – {}", metric.show(low), metric.show(high))
-                });
-                cells.push(self.against_rival(row).unwrap_or_default());
+                cells.push(if is_single { String::new() } else { metric.quartiles(median, quartiles) });
+                let ratio = self.results.against(row, self.benchmark.rival);
+                cells.push(ratio.map_or(String::new(), |ratio| format!("{:.2} ×", ratio.median)));
             }
         }
         cells
     }
-
-    /// Returns how this row's first metric compares with that of the rival's row with the same
-    /// parameters, round by round. `None` if there is no such row, or if this row is the rival's.
-    fn against_rival(&self, row: &Row) -> Option<String> {
-        let (metric, rival) = (self.results.metrics[0], self.benchmark.rival);
-        let same = |other: &Case| other.workload == row.case.workload && other.parameters == row.case.parameters;
-        let rival = self.results.rows.iter().find(|other| other.case.label == rival && same(&other.case))?;
-        if rival.case.label == row.case.label {
-            return None;
-        }
-        Some(format!("{:.2} ×", row.against(rival, metric)?.median))
-    }
-}
-
-/// Returns the result as JSON; each row has a figure per metric.
-pub fn json(benchmark: &Benchmark, results: &Results, bars: &[Bar]) -> String {
-    let bar = |bar: &Bar| {
-        json!({
-            "name": bar.name, "value": bar.value, "interval": bar.interval, "target": bar.target, "unit": bar.unit,
-            "comparison": bar.comparison.words(), "holds": bar.holds,
-        })
-    };
-    let unit = |metric: &super::metric::Metric| (metric.name().to_owned(), json!(metric.unit()));
-    let value = json!({
-        "bench": benchmark.name,
-        "machine": machine(),
-        "priority": results.priority,
-        "units": results.metrics.iter().map(unit).collect::<Map<_, _>>(),
-        "rows": results.rows.iter().map(|row| row_value(results, row)).collect::<Vec<_>>(),
-        "bars": bars.iter().map(bar).collect::<Vec<_>>(),
-    });
-    format!("{value:#}\n")
-}
-
-fn row_value(results: &Results, row: &Row) -> Value {
-    let Case { workload, label, parameters, .. } = &row.case;
-    let mut all = Map::from_iter([("workload".into(), json!(workload))]);
-    all.extend(parameters.iter().map(|(name, value)| ((*name).into(), json!(value))));
-    let (mut medians, mut quartiles) = (Map::new(), Map::new());
-    for metric in results.metrics {
-        if let Some(figure) = row.figure(*metric) {
-            medians.insert(metric.name().into(), json!(figure.median));
-            quartiles.insert(metric.name().into(), json!(figure.quartiles));
-        }
-    }
-    let mut value = json!({ "system": label, "parameters": all, "medians": medians, "quartiles": quartiles });
-    if let Err(why) = &row.samples {
-        value["missing"] = json!(why);
-    }
-    value
-}
-
-fn machine() -> Value {
-    json!({
-        "kernel": read("/proc/sys/kernel/osrelease"),
-        "processor": processor(),
-        "processors": processors(),
-    })
-}
-
-fn machine_name() -> String {
-    format!("{} × {}, Linux {}", processors(), processor(), read("/proc/sys/kernel/osrelease"))
-}
-
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-fn read(path: &str) -> String {
-    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
-}
-
-fn processor() -> String {
-    let all = read("/proc/cpuinfo");
-    let named = all.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    named.map_or("an unknown processor".into(), |(_, name)| name.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::frame::Case;
     use super::super::nop;
     use super::*;
+    use serde_json::json;
 
     fn results() -> (Benchmark, Results) {
         let benchmark = nop::benchmark();
@@ -184,17 +122,26 @@ mod tests {
         (benchmark, Results { metrics, rows, priority: "ordinary priority" })
     }
 
+    fn shown(benchmark: &Benchmark, results: &Results) -> String {
+        let bars = (benchmark.bars)(results);
+        let document = document::of(benchmark, results, &bars, false);
+        Table { benchmark, results, bars: &bars, document: &document, is_quick: false }.to_string()
+    }
+
     #[test]
     fn the_json_report_has_the_fields_that_readers_rely_on() {
         let (benchmark, results) = results();
         let bars = (benchmark.bars)(&results);
-        let value: Value = serde_json::from_str(&json(&benchmark, &results, &bars)).unwrap();
+        let value: Value = serde_json::from_str(&document::of(&benchmark, &results, &bars, false).to_string()).unwrap();
         assert_eq!(value["bench"], "nop");
         assert_eq!(value["units"]["time per operation"], "ns");
         assert_eq!(value["rows"][2]["system"], "kernel");
         assert_eq!(value["rows"][2]["parameters"]["queue depth"], 1);
         assert_eq!(value["rows"][2]["medians"]["time per operation"], 50.0);
         assert_eq!(value["rows"][2]["quartiles"]["time per operation"][1], 51.5);
+        assert_eq!(value["rows"][2]["rounds"]["time per operation"], json!([48.0, 50.0, 53.0]));
+        assert_eq!(value["rows"][3]["against_rival"]["median"], 1.0);
+        assert!(value["rows"][2].get("against_rival").is_none(), "{value:#}");
         assert_eq!(value["bars"][0]["holds"], true);
         assert_eq!(value["bars"][1]["holds"], false);
         assert_eq!(value["bars"][1]["target"], 25.0);
@@ -206,10 +153,27 @@ mod tests {
         for row in results.rows.iter_mut().filter(|row| row.case.label == nop::KERNEL) {
             row.samples = Err("no ring: Operation not permitted".into());
         }
-        let bars = (benchmark.bars)(&results);
-        assert_eq!(bars[2].holds, None);
-        let table = Table { benchmark: &benchmark, results: &results, bars: &bars, is_quick: false }.to_string();
-        assert!(table.contains("bar not measured here: page-cache reads"), "{table}");
-        assert!(table.contains("no ring: Operation not permitted"), "{table}");
+        assert_eq!((benchmark.bars)(&results)[2].holds, None);
+        let text = shown(&benchmark, &results);
+        assert!(text.contains("bar not measured here: page-cache reads"), "{text}");
+        assert!(text.contains("no ring:"), "{text}");
+    }
+
+    #[test]
+    fn every_table_fits_80_columns() {
+        for benchmark in [nop::benchmark(), super::super::task_work::benchmark(), super::super::echo::benchmark()] {
+            let sample = json!({
+                "operations": 10, "nanoseconds": 123_456, "processor": 123_456, "p50": 12_345_678, "p95": 23_456_789,
+                "p99": 34_567_890, "within": [0.5, 0.75, 1.0], "wakes": 3, "completions": 12,
+            });
+            let samples = || vec![serde_json::from_value(sample.clone()).unwrap(); 3];
+            let row = |case: &Case| Row { case: case.clone(), samples: Ok(samples()) };
+            let rows = benchmark.cases.iter().map(row).collect();
+            let results = Results { metrics: benchmark.metrics, rows, priority: "at ordinary priority" };
+            let text = shown(&benchmark, &results);
+            // The head and the bars are sentences, not tables.
+            let table = text.lines().skip(1).filter(|line| !line.starts_with("bar "));
+            table.for_each(|line| assert!(line.chars().count() <= 80, "{line}\n{text}"));
+        }
     }
 }

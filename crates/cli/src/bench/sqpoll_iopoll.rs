@@ -13,6 +13,11 @@ use super::metric::Metric;
 use super::stage::Prop;
 use crate::environment::POLLING_ENTER;
 
+const DESCRIPTION: &str = "\
+    Sequential reads of 4 KiB with IOPOLL and SQPOLL. An io_uring_enter(2) that waits on the \
+    completion queue is compared with one that polls beside the SQ thread, as kernels before \
+    5.7 did.";
+
 const BEFORE: &str = "enter polls";
 const AFTER: &str = "enter waits";
 
@@ -41,6 +46,7 @@ fn processors() -> usize {
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "sqpoll-iopoll",
+        description: DESCRIPTION,
         metrics: &[Metric::Bandwidth, Metric::Thread, Metric::Processor, Metric::Median, Metric::Tail],
         rounds: 7,
         props: &[Prop::BackEnd { queues: 1 }],

@@ -7,6 +7,11 @@ use super::child::System;
 use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 
+const DESCRIPTION: &str = "\
+    The time from a program's first io_uring_setup(2) to the completion of its first poll, in \
+    a new process each time. fork(2) in a process with 1,000 rings. The rival is the kernel's \
+    ring.";
+
 const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
 
@@ -23,7 +28,16 @@ const MILLISECOND: f64 = 1e6;
 
 pub fn benchmark() -> Benchmark {
     let metrics = &[Metric::Time, Metric::ProcessorTime];
-    Benchmark { name: "start", metrics, rounds: 21, props: &[], rival: KERNEL, cases: cases(), bars }
+    Benchmark {
+        name: "start",
+        description: DESCRIPTION,
+        metrics,
+        rounds: 21,
+        props: &[],
+        rival: KERNEL,
+        cases: cases(),
+        bars,
+    }
 }
 
 fn cases() -> Vec<Case> {

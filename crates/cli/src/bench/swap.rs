@@ -15,6 +15,11 @@ use super::stage::Prop;
 use crate::swap_probe::region_in_memory;
 use usring_swap::{Mechanism, SwapRegion};
 
+const DESCRIPTION: &str = "\
+    Writes at random places of 256 MiB of memory, of which 64 MiB are resident. Latencies are \
+    those of writes that took longer than a microsecond. The rivals are the kernel's swap \
+    without readahead, a mapped file, and a pager like LLNL's UMap.";
+
 const INTERRUPT: &str = "interrupt";
 const CLASSIC: &str = "classic";
 const HYBRID: &str = "hybrid";
@@ -44,6 +49,7 @@ const ON_FILE: &str = "--path {folder}/file";
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "swap",
+        description: DESCRIPTION,
         metrics: &[Metric::Rate, Metric::Median, Metric::Tail, Metric::ProcessorTime],
         rounds: 5,
         props: &[Prop::BackEnd { queues: QUEUES }, Prop::File(FILE_SIZE)],

@@ -12,6 +12,11 @@ use super::child::System;
 use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 
+const DESCRIPTION: &str = "\
+    Threads with a ring each answer each other's requests, 8 in flight per thread. Two rows \
+    add a signal to each message, without and with a lock that all threads share. The rival is \
+    the kernel's ring.";
+
 const OWN: &str = "per thread";
 const SIGNAL: &str = "signal";
 const SHARED: &str = "signal, shared lock";
@@ -27,6 +32,7 @@ const DEPTH: u32 = 8;
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "task-work",
+        description: DESCRIPTION,
         metrics: &[
             Metric::Rate,
             Metric::ProcessorTime,

@@ -7,6 +7,10 @@ use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 use super::stage::Prop;
 
+const DESCRIPTION: &str = "\
+    Reads of 4 KiB from a null device of qemu-storage-daemon, through a ring of usring's and \
+    through the library blkio. Both poll.";
+
 const WORKLOAD: &str = "qemu-storage-daemon";
 const USRING: &str = "usring";
 const LIBRARY: &str = "blkio";
@@ -15,6 +19,7 @@ const DEPTHS: [u32; 2] = [1, 32];
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "vhost-user",
+        description: DESCRIPTION,
         metrics: &[Metric::Rate, Metric::Median, Metric::Tail, Metric::ProcessorTime],
         rounds: 9,
         props: &[Prop::BackEnd { queues: 1 }],
