@@ -100,7 +100,7 @@ pub(crate) enum Frame {
     /// The frame has ended: the buffer is below the stack pointer.
     HasEnded,
     /// Another function seems to use the frame's memory. The launcher compares the call stack of
-    /// the submission with the present one, and decides.
+    /// the submission with the present one, and decides whether the frame has ended.
     HasChanged,
 }
 

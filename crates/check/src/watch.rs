@@ -282,7 +282,7 @@ impl State {
         }
     }
 
-    /// Judges a request whose file was closed while it was in flight. That is a mistake in two
+    /// Judges a request whose file was closed while it was in flight. The close is a mistake in two
     /// cases:
     ///
     /// - The request waited for the file, and then got data or a connection from it, although the

@@ -26,8 +26,8 @@ pub const MOST_MESSAGE_BYTES: usize = 8192;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum QuestionKind {
-    /// Asks for the devices of the run. Answer: `values[0]` is their number, and the descriptor is
-    /// the page with their policies.
+    /// Asks for the devices of the `usring run`. Answer: `values[0]` is their number, and the
+    /// descriptor is the page with their policies.
     List = 1,
     /// Asks about a device. Answer: `values` are st_dev and st_ino of the device's file, the flag
     /// [`FALLBACK`] or 0, and the device's size in bytes. The text is the device's SPEC, a NUL
@@ -58,11 +58,11 @@ pub enum QuestionKind {
     /// `EBUSY`: the device belongs to another process.
     Claim = 9,
     /// Asks for the rules by which the run makes faults (`--inject`). Answer: the descriptor of the
-    /// memory file with the rules. Error `ENODEV`: the run has none.
+    /// memory file with the rules. Error `ENODEV`: there are no such rules.
     Faults = 10,
     /// Asks for the state of the storage daemon that serves a device. Answer: `values` are its
     /// process id, or 0 if it does not run; 1 if it serves the device, or 0; and how often it was
-    /// started again. Error `EOPNOTSUPP`: the run has started no daemon for this device.
+    /// started again. Error `EOPNOTSUPP`: no daemon was started for this device.
     Health = 11,
 }
 

@@ -1,7 +1,7 @@
-//! The resources that a driver can get only from the process that started the run:
+//! The resources that a driver can get only from the launcher, the process of `usring run`:
 //!
-//! - memory that all processes of the run share,
-//! - queues of a back end, to which only that process is connected.
+//! - memory that all processes of the program share,
+//! - queues of a back end, to which only the launcher is connected.
 
 use alloc::sync::Arc;
 use usring_sys::Errno;
@@ -12,7 +12,7 @@ use usring_sys::unix_socket::Connection;
 /// request. A call is one question and one answer, so a process can forward it to another one.
 pub trait Supply: Send + Sync {
     /// Returns the memory file that holds the device's blocks, of `size` bytes. Every process of
-    /// the run gets the same file.
+    /// the program gets the same file.
     fn memory(&self, size: u64) -> Result<OwnedDescriptor, Errno>;
 
     /// Returns the memory file that holds the queues of a back end

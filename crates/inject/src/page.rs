@@ -1,5 +1,5 @@
-//! The page that all processes of a run share: the rules as text, and the counters. The launcher
-//! makes it as a memory file. The program's processes and `usring ctl` map it.
+//! The page that all processes of a `usring run` share: the rules as text, and the counters. The
+//! launcher makes it as a memory file. The program's processes and `usring ctl` map it.
 //!
 //! | words | content |
 //! |---|---|
@@ -48,7 +48,7 @@ const AT_LOG: usize = 32;
 const LOG_BYTES: usize = 4096;
 
 const RULES: usize = AT_LOG + LOG_BYTES / 8 + 480;
-/// Maximum number of rules of a run, including removed rules.
+/// Maximum number of rules that one `usring run` can have, including removed rules.
 pub const MOST_RULES: usize = 8192;
 const TEXT: usize = RULES + MOST_RULES;
 /// Maximum number of bytes of the texts of all rules together.
@@ -82,7 +82,8 @@ pub enum Counter {
     Matched,
     /// Number of faults that a rule made in calls of one name, in all processes.
     Faults,
-    /// Not a count: the number of a process in the run.
+    /// Not a count: the number of a process, in the order in which processes made their first call
+    /// that a rule names.
     Process,
 }
 
@@ -181,7 +182,8 @@ impl Page {
         Page::create(&mapping::memory_file(c"usring-faults", LENGTH as u64)?, seed, begin)
     }
 
-    /// Maps a run's page. Error: `EINVAL` for a page of another build.
+    /// Maps the page that the processes of a `usring run` share. Error: `EINVAL` for a page of
+    /// another build.
     pub fn open(file: &OwnedDescriptor) -> Result<Page, Errno> {
         if usring_sys::file::measure(file.number())?.size < LENGTH as u64 {
             return Err(Errno::EINVAL);
@@ -379,8 +381,8 @@ impl Page {
         self.counter(key).map_or(0, |counter| counter.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Returns the number of a process in the run, from 1. Gives the process the next number on
-    /// first use. Returns `u32::MAX` if the table has no room.
+    /// Returns the number of a process among those of the `usring run`, from 1. Gives the process
+    /// the next number on first use. Returns `u32::MAX` if the table has no room.
     pub fn number_of_process(&self, process: u32) -> u32 {
         let key = Key { counter: Counter::Process, process, rule: 0, kind: Kind::Ring, number: 0 };
         let Some(counter) = self.counter(key) else { return u32::MAX };

@@ -94,7 +94,7 @@ fn is_regular(number: u64) -> bool {
     paths::stat(width::int(number)).is_ok_and(|stat| stat.is(linux::S_IFREG))
 }
 
-/// Makes a call, and records it if it changes something below the folder.
+/// Makes a call, and records it if it changes something below the recorded folder.
 fn during(call: &SystemCall, make: Make<'_>) -> u64 {
     let [first, second, ..] = call.arguments;
     match call.number {

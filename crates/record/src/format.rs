@@ -24,7 +24,7 @@ pub enum Page {
     Folder = 4,
 }
 
-/// Longest path of the folder, in bytes.
+/// Maximum length of the recorded folder's path, in bytes.
 pub const MOST_FOLDER: usize = PAGE - 8 * Page::Folder as usize;
 
 /// The event that a record describes, and the meaning of the record's numbers.
@@ -61,8 +61,8 @@ pub enum Kind {
     SyncEnd = 12,
     /// The data goes to the command's standard output.
     Output = 13,
-    /// The log lacks changes of the folder. The path of the record holds the reason, and the second
-    /// path the file that the reason concerns.
+    /// The log lacks some changes of the recorded folder. The path of the record holds the reason,
+    /// and the second path the file that the reason concerns.
     Unknown = 14,
     /// The requests of a batch are submitted; `id` is the batch.
     Batch = 15,

@@ -33,14 +33,14 @@ pub struct Header {
     pub names: u64,
     /// Number of records in the file.
     pub records: u64,
-    /// Number of events of the run, including events that are not in the file.
+    /// Number of events of the traced processes, including events that are not in the file.
     pub events: u64,
-    /// Events of the run for which there was no room.
+    /// Number of events of the traced processes for which there was no room.
     pub lost: u64,
     /// Number of names for which there was no room. Each process counts its own names. It may count
     /// a name again after it has used 2¹⁴ other names.
     pub lost_names: u64,
-    /// 1 if the file has the last events of the run; 0 if it has the first ones.
+    /// 1 if the file has the last events of the trace; 0 if it has the first ones.
     pub keeps_last: u64,
     /// The ring to which the trace is limited; 0: all rings.
     pub ring: u64,
@@ -102,7 +102,7 @@ impl Header {
         })
     }
 
-    /// Returns the time of a record in nanoseconds since the start of the run.
+    /// Returns the time of a record in nanoseconds since the trace began.
     pub fn nanoseconds(&self, ticks: u64) -> u64 {
         let since = u128::from(ticks.saturating_sub(self.start[0]));
         let span = u128::from(self.end[0].saturating_sub(self.start[0])).max(1);

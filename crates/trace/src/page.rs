@@ -1,6 +1,6 @@
-//! The memory of a trace, which all processes of a run share: a header, the names, and the records.
-//! The launcher makes it as a memory file and reads it at the end. So the events of a process that
-//! was killed stay readable.
+//! The memory of a trace, which all processes of a `usring run` share: a header, the names, and the
+//! records. The launcher makes it as a memory file and reads it at the end. So the events of a
+//! process that was killed stay readable.
 //!
 //! | word | changed by | content |
 //! |---|---|---|
@@ -115,7 +115,7 @@ impl Page {
         Ok(page)
     }
 
-    /// Maps the memory of a run. Error: `EINVAL` for the memory of another build.
+    /// Maps the memory of a trace. Error: `EINVAL` for the memory of another build.
     pub fn open(file: &OwnedDescriptor) -> Result<Page, Errno> {
         let size = usring_sys::file::measure(file.number())?.size;
         if size < 2 * PAGE as u64 || !size.is_multiple_of(PAGE as u64) {
@@ -199,7 +199,7 @@ impl Page {
         width::low(place) + 1
     }
 
-    /// Returns the numbers of the events that the memory keeps after `events` events of the run.
+    /// Returns the numbers of the events that the memory keeps after `events` events were recorded.
     fn kept(&self, events: u64) -> Range<u64> {
         if self.keeps_last { events.saturating_sub(self.capacity)..events } else { 0..events.min(self.capacity) }
     }

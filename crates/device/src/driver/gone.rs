@@ -1,5 +1,5 @@
-//! A stand-in for a device that can no longer be opened, because the process that started the run
-//! has ended. All requests fail, so no data is lost silently.
+//! A stand-in for a device that can no longer be opened, because the launcher (the process of
+//! `usring run`) has ended. All requests fail, so no data is lost silently.
 
 use super::{Driver, QueueOptions, QueuePair};
 use crate::geometry::Geometry;

@@ -1,4 +1,4 @@
-//! A device whose blocks are in memory that all processes of a run share.
+//! A device whose blocks are in memory that all processes of a `usring run` share.
 //!
 //! The submitting thread copies the data, as in Linux's RAM disk. It does so at the doorbell, for a
 //! whole batch. During one copy the processor prefetches the address translations and the data of

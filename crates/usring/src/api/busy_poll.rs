@@ -1,5 +1,5 @@
 //! The register calls for busy polling of network devices (NAPI). The ring stores the settings and
-//! returns them. They do not change how the ring waits.
+//! returns them. The settings do not change how the ring waits.
 
 use super::submitter::Submitter;
 use crate::types::Napi;

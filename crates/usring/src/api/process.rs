@@ -1,5 +1,5 @@
-//! Prepares a process for its first ring. It needs fault handlers, a function that starts threads
-//! known to libc, and the table of the rings' descriptors.
+//! Prepares a process for its first ring. The process needs fault handlers, a function that starts
+//! threads known to libc, and the table of the rings' descriptors.
 
 use super::descriptor;
 use std::sync::Once;

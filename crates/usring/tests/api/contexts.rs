@@ -103,8 +103,8 @@ fn a_polled_context_transfers_blocks_of_any_direct_file() {
         for command in [IOCB_CMD_PWRITE, IOCB_CMD_PREAD] {
             let iocb_of = |(place, block)| of_block(command, &file, place, block);
             let mut iocbs: Vec<Iocb> = blocks.iter_mut().enumerate().map(iocb_of).collect();
-            // The program submits more requests than the context was made for. They are also more
-            // than one call accepts.
+            // The program submits 200 requests to a context that was made for 8. One call accepts
+            // 127 of them.
             let first = submit(&context, &mut iocbs).unwrap();
             assert_eq!(first, 127);
             assert_eq!(submit(&context, &mut iocbs[first..]).unwrap(), 200 - first);

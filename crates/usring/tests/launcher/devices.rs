@@ -22,7 +22,7 @@ use usring_device::{
 use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 
-/// A temporary folder: the working directory of the runs, and the place of their sockets.
+/// A temporary folder: the working directory of each `usring run`, and the folder of their sockets.
 struct Place(TempDir);
 
 impl Place {
@@ -182,7 +182,7 @@ fn a_file_gets_another_length_only_with_create() {
 fn ctl_finds_a_run_that_has_another_folder_for_temporary_files() {
     let place = Place::new();
     let elsewhere = tempfile::tempdir().unwrap();
-    // Without XDG_RUNTIME_DIR, the run's socket is in one of the system's folders.
+    // Without XDG_RUNTIME_DIR, the socket of `usring run` is in one of the system's folders.
     let mut command = usring(&["run", "--device", "disk=ram:size=1M", "sh", "-c", "echo $$; read -r line"]);
     command.current_dir(place.0.path()).env_remove("XDG_RUNTIME_DIR").env("TMPDIR", elsewhere.path());
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -268,7 +268,8 @@ fn ctl_shows_and_changes_the_devices_of_running_programs() {
     let all = text(&place.ctl(&[]).stdout);
     let (disk, other) = (place.path("disk"), place.path("other"));
     assert!(all.contains(disk.to_str().unwrap()) && all.contains(other.to_str().unwrap()), "{all}");
-    // The path must be absolute, because a process of the run may have another working directory.
+    // The path must be absolute, because a process of the program may have another working
+    // directory.
     let backing = place.path("backing");
     assert!(all.contains(&format!("error(file:path={},eio=0.1),poll=hybrid:5us", backing.display())), "{all}");
     assert!(all.contains(&format!("run     {}", child.id())), "{all}");
