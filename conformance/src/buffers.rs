@@ -25,8 +25,8 @@ impl Group {
         Group { entries, mask: count - 1, tail: 0, buffers: Pages::new(1) }
     }
 
-    /// Appends a buffer of `length` bytes with the id `identifier`. The buffer begins at the slot
-    /// `slot` of this group's pages.
+    /// Appends a buffer of `length` bytes with the id `identifier`. The buffer begins at slot
+    /// `slot` of this group's pages, whose slots have [`SIZE`] bytes each.
     pub fn add(&mut self, slot: u16, length: u32, identifier: u16) {
         let address = self.buffers.at(usize::from(slot) * SIZE as usize);
         self.add_at(address, length, identifier);

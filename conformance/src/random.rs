@@ -7,8 +7,8 @@
 //! - At any time only one request waits for a file, or for buffers of a group.
 //! - A cancellation is the first request of its batch, and comes before any drain. So it meets
 //!   requests that wait, and none that a worker is carrying out.
-//! - No request is linked after a request that a worker carries out. A batch names a file that
-//!   workers write to only once.
+//! - No request is linked after a request that a worker carries out. If workers write to a file, a
+//!   batch names that file only once.
 //! - A shutdown ends its batch, because a worker of the kernel carries it out at some later time.
 //! - If a request inside a chain sends, no other request of the batch sends to the same pair of
 //!   files. Otherwise a request that waits for the data could be woken once or twice.

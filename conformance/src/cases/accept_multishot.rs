@@ -165,8 +165,8 @@ case!(with_other_flags => "
     cqe 1: ok MORE
 ");
 
-/// All completions of a multishot use the same address memory, which then holds the last peer's
-/// address.
+/// The kernel writes all peers' addresses of a multishot to the same memory, which then holds the
+/// last peer's address.
 fn peer_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in [Family::V4, Family::V6] {

@@ -14,9 +14,9 @@ use crate::transcript::Transcript;
 
 const ROUNDS: usize = 200;
 
-/// If the ring's longest pass takes more than this, an accept4(2) of the ring has blocked. The case
-/// offers the next connection only after the current one is served, so no connection ends the
-/// block.
+/// Longest time that the ring may take to submit and reap. A longer time means that the ring's
+/// accept has blocked. The case offers the next connection only after the current one is served, so
+/// no connection would end the block.
 const HELD_UP: Duration = Duration::from_secs(30);
 
 /// Offers connections, one after another, to a ring and to a rival: a thread or process that
@@ -170,7 +170,7 @@ fn serve(listener: i32) -> usize {
 }
 
 /// Connects, one client after another, and waits for a greeting each time. Stops at the first
-/// greeting that does not arrive, and returns the number of those that did.
+/// greeting that does not arrive, and returns the number of greetings.
 fn visit(address: &Address) -> usize {
     (0..ROUNDS)
         .take_while(|_| {

@@ -386,7 +386,7 @@ case!(nonblocking_file_that_is_not_cached => "
     event 1: 4096 0
 ");
 
-/// Several threads submit while one takes events: each event arrives once.
+/// Several threads submit while another thread takes the events: each event arrives once.
 fn threads(t: &mut Transcript) {
     const EACH: u64 = 500;
     let context = Context::new(512);

@@ -1,5 +1,5 @@
 //! SETXATTR, GETXATTR and their variants on descriptors. File systems differ in their answers, so
-//! each answer is compared with that of the system call.
+//! the cases compare each request's result with the result of the system call.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};

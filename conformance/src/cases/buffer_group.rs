@@ -319,8 +319,8 @@ fn error_uses_buffer_up(t: &mut Transcript) {
     let pages = Pages::new(1);
     let (_reader, writer) = files::pipe();
     t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
-    // The kernel checks that a descriptor is open before it selects a buffer. It checks that the
-    // file can be read only after that.
+    // Before the kernel selects a buffer, it checks that the descriptor is open. After the
+    // selection, it checks that the file can be read.
     t.entry(&ring.one(select(writer.as_raw_fd(), SIZE, 1, 2)));
     t.entry(&ring.one(select(-1, SIZE, 1, 3)));
     let root = std::fs::File::open("/").expect("/");

@@ -407,7 +407,7 @@ case!(error_uses_buffer_up => "
     cqe 3: -ENOBUFS
 ");
 
-/// In a ring with IOU_PBUF_RING_INC, each read consumes only the bytes that it fills.
+/// In a buffer ring with IOU_PBUF_RING_INC, each read consumes only the bytes that it fills.
 fn incremental(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);

@@ -124,7 +124,7 @@ fn all_of_user_data(t: &mut Transcript) {
     ring.push(timeout(&LONG, 0, 0, 1));
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 5));
     ring.submit();
-    // One cancel finds requests of every kind. Its result is their number.
+    // One cancel finds requests of every kind. Its result is the number of requests that it found.
     ring.push(cancel(1, ALL, 2));
     ring.submit();
     t.sorted(&ring.wait(4));

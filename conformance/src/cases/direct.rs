@@ -1,4 +1,4 @@
-//! Direct descriptors: OPENAT into the registered table, and CLOSE of its slots.
+//! Direct descriptors: OPENAT into the table of registered files, and CLOSE of its slots.
 
 use std::os::fd::AsRawFd;
 
@@ -172,7 +172,7 @@ fn allocation_range(t: &mut Transcript) {
     for user_data in 1..=4 {
         t.entry(&ring.one(open(ALLOCATE, user_data)));
     }
-    // A slot that the SQE gives may lie outside of the allocation range.
+    // An SQE may name a slot outside of the range in which the kernel allocates slots.
     t.entry(&ring.one(open(8, 5)));
     t.result("range 0..8", range(&ring, 0, 8, 0));
     t.entry(&ring.one(open(ALLOCATE, 6)));

@@ -63,7 +63,7 @@ fn holds_what_follows(t: &mut Transcript) {
     t.in_order(&ring.reap());
     files::put(&writer, b"x");
     t.in_order(&ring.wait(3));
-    // The drain is over: the next request runs at once.
+    // No request waits for the IO_DRAIN request any more: the next request runs at once.
     t.entry(&ring.one(nop(4)));
 }
 case!(holds_what_follows => "
@@ -177,7 +177,8 @@ case!(drains_until_idle => "
     cqe 9: 0
 ");
 
-/// An IO_DRAIN request that is refused for one of its fields still makes the ring drain.
+/// If an IO_DRAIN request is refused for one of its fields, later requests still wait for all
+/// earlier ones.
 fn refused_drain_drains(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     let (reader, writer) = files::sockets();
@@ -197,7 +198,7 @@ case!(refused_drain_drains => "
 ");
 
 /// A refused request counts as in flight until its batch ends. So the next request of the batch
-/// finds an earlier one, and the ring goes on draining.
+/// finds an earlier request in flight, and waits for it.
 fn refused_counts_in_its_batch(t: &mut Transcript) {
     for (flags, chained) in [(u::IORING_SETUP_SUBMIT_ALL, false), (u::IORING_SETUP_SUBMIT_ALL, true), (0, false)] {
         let mut ring = Ring::flags(8, flags);

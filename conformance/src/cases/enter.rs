@@ -151,7 +151,7 @@ fn bad_sqe_ends_batch(t: &mut Transcript) {
     t.say(format_args!("sq head {} tail {}", ring.sq_head(), ring.sq_tail()));
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.in_order(&ring.reap());
-    // A request that fails does not end the batch. Only a bad SQE does.
+    // A request that fails does not end the batch. Only an SQE that the kernel refuses ends it.
     ring.push(nop(1));
     ring.push(read(-1, &mut [0; 4], 0, 2));
     ring.push(nop(3));

@@ -58,7 +58,7 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
             }
             Some(0)
         }
-        // Maps an inherited ring, and submits the SQE that the earlier program left there.
+        // Maps an inherited ring, and submits the SQE that the earlier program left in its SQ.
         "map" => {
             let mapped = door::map(number(), 4096, 0) > 0;
             let entered = door::enter(number(), 1, 0, 0, std::ptr::null(), 0) == 1;

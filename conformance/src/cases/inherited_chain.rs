@@ -97,7 +97,7 @@ case!(enter_cuts_a_chain => "
     cqe 3: 0
 ");
 
-/// Chains of two processes are in flight together, and end in either order.
+/// Chains of two processes are in flight together. The chain that began last ends first.
 fn chains_side_by_side(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -220,7 +220,8 @@ case!(drain_in_flight_at_the_fork => "
     child: exit 0
 ");
 
-/// Requests of three processes wait behind drains. They start in the order of their submission.
+/// Requests of three processes wait behind requests with IO_DRAIN. They start in the order of their
+/// submission.
 fn drains_of_three_processes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();

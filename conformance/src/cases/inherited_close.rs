@@ -150,8 +150,8 @@ case!(child_reaps_the_closers_request => "
     in the parent data
 ");
 
-/// A child closes the ring while a worker of the child is blocked for it. The worker's request
-/// still completes.
+/// A child closes the ring while a worker of the child is in a blocking call for a request of the
+/// ring. The worker's request still completes.
 fn worker_of_the_closer_goes_on(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let fifo = files::Fifo::new();

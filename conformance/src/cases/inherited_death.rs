@@ -232,8 +232,8 @@ case!(counted_timeout_keeps_counting => "
     cqe 3: 0
 ");
 
-/// If a worker is in a blocking call for a request of a process that ends, that call is interrupted
-/// at once. The linked request is cancelled.
+/// When a process ends, the blocking call in which a worker serves the process's request is
+/// interrupted at once. The linked request is cancelled.
 fn worker_is_broken_off(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let fifo = files::Fifo::new();

@@ -229,8 +229,8 @@ fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").expect("a list of mappings").lines().count()
 }
 
-/// fork(2) copies each mapping, so a ring should have few. An unused ring has at most two: one of
-/// the SQEs, and one of both queues.
+/// fork(2) copies each mapping, so a ring should have few mappings. An unused ring has at most two:
+/// one of the SQEs, and one of both queues.
 fn mappings_of_untouched_rings(t: &mut Transcript) {
     let _first = Ring::new(8);
     let before = mappings();

@@ -86,7 +86,7 @@ case!(files_of_a_child_stay_registered => "
 ");
 
 /// A child changes slots of the parent's file table by io_uring_register and by FILES_UPDATE, and
-/// closes one.
+/// closes one of the slots.
 fn child_changes_slots(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"a");

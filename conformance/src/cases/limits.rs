@@ -43,8 +43,8 @@ fn room() -> usize {
     opened.len()
 }
 
-/// Makes socket pairs until the descriptor numbers run out, or until `most`. Submits a receive on
-/// each.
+/// Makes socket pairs until the descriptor numbers run out, or until there are `most` pairs.
+/// Submits a receive on each pair.
 fn wait_for_all(ring: &mut Ring, bytes: &mut [[u8; 1]], most: usize) -> Vec<(OwnedFd, OwnedFd)> {
     let mut pairs = Vec::new();
     while pairs.len() < most {

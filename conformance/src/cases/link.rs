@@ -555,7 +555,7 @@ case!(errors_of_calls => "
 ");
 
 /// A chain's head and a SEND with POLL_FIRST are submitted together. The socket is writable, so the
-/// SEND starts before the chain's second request, which receives its bytes without waiting.
+/// SEND starts before the chain's second request, which receives the sent bytes without waiting.
 fn polled_send_comes_before_successors(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::with(8, |params| params.flags = flags).expect("a ring");

@@ -385,7 +385,8 @@ case!(chains => "
     cqe 7: 0
 ");
 
-/// The sender may name the target by a duplicate of its descriptor, also by one with a low number.
+/// The sender may name the target by any duplicate of the target's descriptor, even by one with a
+/// low number.
 fn other_numbers(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     let mut target = Ring::new(8);

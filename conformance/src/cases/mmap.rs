@@ -142,8 +142,8 @@ case!(bad_offsets => "
     0x10000000000 = ok
 ");
 
-/// Only the upper bits of the offset select the region of the ring (SQ and CQ, or SQEs). The page
-/// number below them is ignored.
+/// Only the upper bits of the offset select the region of the ring (SQ and CQ, or SQEs). The lower
+/// bits, which would be an offset in the region, are ignored.
 fn page_aligned_offset(t: &mut Transcript) {
     let ring = Ring::new(8);
     for offset in [0x1000u64, 0x0800_1000, 0x1000_1000] {

@@ -192,8 +192,8 @@ fn move_to(file: &OwnedFd, number: i32) {
     assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), number) }, number);
 }
 
-/// Requests have waited for a file. Its descriptor number is then reused for other files, also for
-/// files without poll support.
+/// Requests have waited for a file. The file's descriptor number is then reused for other files,
+/// also for files without poll support.
 fn number_used_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     // A number above those that open(2) gives the files.
@@ -282,7 +282,7 @@ fn says_end(t: &mut Transcript, peer: &OwnedFd) {
     }
 }
 
-/// The program's close(2) closes a file on which requests have waited before.
+/// After requests have waited for a file, the program's close(2) still closes the file at once.
 fn end_seen_by_peer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     for _ in 0..3 {

@@ -82,7 +82,8 @@ case!(wrong_flags => "
     0x80000000: -EINVAL [-1, -1]
 ");
 
-/// If the numbers cannot be written, both ends are closed again.
+/// If the kernel cannot write the descriptor numbers to the program's memory, it closes both ends
+/// again.
 fn wrong_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let before = files::open_numbers();
@@ -161,7 +162,7 @@ fn direct(t: &mut Transcript) {
         let [from, to] = numbers;
         passes(t, &mut ring, from, to);
     }
-    // The files that were in the slots before are closed.
+    // The kernel closes the files that were in the two slots before.
     t.entry(&ring.one(pipe(&mut numbers, 0, 3).with(|sqe| sqe.file_index = 1)));
     t.say(format_args!("{numbers:?}"));
     passes(t, &mut ring, 0, 1);

@@ -361,8 +361,8 @@ fn holds_drain(t: &mut Transcript) {
     wake(t, &mut ring, &writer);
     crate::time::long_enough_to_notice();
     show(t, &ring.reap());
-    // The drain holds back both NOPs until the poll ends. A cancel request would queue behind the
-    // drain, but the synchronous cancel does not.
+    // The drain holds back both NOPs until the poll ends. A cancel request would be held back, too,
+    // but the synchronous cancel is not.
     let mut registration: u::io_uring_sync_cancel_reg = crate::memory::zeroed();
     registration.addr = 1;
     registration.fd = -1;

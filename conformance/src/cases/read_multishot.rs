@@ -53,7 +53,7 @@ case!(pipe => "
     one............. two............. three...........
 ");
 
-/// If the pipe has more data than one buffer holds, each filled buffer gets a completion. #
+/// If the pipe has more data than one buffer holds, each filled buffer gets a completion.
 fn data_is_there(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 8, 0);
@@ -511,7 +511,7 @@ case!(deferred => "
     cqe 1: -ECANCELED
 ");
 
-/// A wait ends after `wanted` completions, but all of the pipe's data is there. Prints how many
+/// A pipe has data for 120 completions, and the program waits for a smaller number. Prints how many
 /// completions each wait finds.
 fn results_of_a_wait(t: &mut Transcript) {
     let memory = Pages::new(1);

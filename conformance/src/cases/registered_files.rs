@@ -171,8 +171,8 @@ case!(bad_addresses => "
     update from unmapped = -EFAULT
 ");
 
-/// A ring cannot be a registered file, neither of itself nor of another ring: rings could keep
-/// themselves alive.
+/// A ring cannot be a registered file, neither in its own table nor in another ring's. Otherwise
+/// rings could keep themselves alive.
 fn ring_in_its_own_table(t: &mut Transcript) {
     let ring = Ring::new(4);
     let other = Ring::new(4);

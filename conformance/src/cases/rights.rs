@@ -253,7 +253,7 @@ case!(file_system_user => "
     exit 0
 ");
 
-/// Applies a Landlock ruleset to this thread that forbids all file accesses.
+/// Applies to this thread a Landlock ruleset that forbids all file accesses.
 fn restrict(t: &mut Transcript) {
     call(t, "restrict", restrict_by_landlock());
 }

@@ -99,7 +99,8 @@ case!(behind_a_worker_of_a_personality => "
     exit 0
 ");
 
-/// A request with a personality keeps those credentials, even if its thread's rights change.
+/// A request with a personality keeps the personality's credentials, even if the rights of its
+/// thread change.
 fn of_a_personality(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {

@@ -161,7 +161,7 @@ case!(reserved_fields => "
     file_index: -ENXIO
 ");
 
-/// SOCKET into a given slot returns 0, not the slot's number.
+/// SOCKET into a slot that the SQE names returns 0, not the slot's number.
 fn direct(t: &mut Transcript) {
     let mut ring = sparse(2);
     let stream = |slot: u32, user_data| {

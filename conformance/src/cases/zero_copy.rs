@@ -1,6 +1,6 @@
 //! SEND_ZC and SENDMSG_ZC: each posts a CQE, and later a notification that the program may reuse
-//! the memory. The kernel does not promise when the notification comes. It says whether the data
-//! was copied only if the request asks for that.
+//! the memory. The kernel does not promise when the notification comes. If the request asks for it,
+//! the notification says whether the kernel copied the data.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

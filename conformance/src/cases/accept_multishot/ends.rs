@@ -234,7 +234,7 @@ case!(wrong_files => "
     cqe 5: -EOPNOTSUPP
 ");
 
-/// Two multishots on one listener: each connection is accepted once, by either request.
+/// Two multishots on one listener: the kernel gives each connection to one of them.
 fn two_on_one_listener(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);

@@ -172,8 +172,8 @@ fn many_are_killed(t: &mut Transcript) {
             shared::signal(child, libc::SIGKILL);
             process::ending(child);
         }
-        // The killed processes left SQEs and CQEs, which come first. Some requests may still be in
-        // a worker.
+        // The killed processes left SQEs in the SQ and CQEs in the CQ, which come before those of
+        // this process. Some of their requests may still be in a worker.
         submit_all(ring);
         ring.catch_up();
         ring.push(nop(101));
@@ -281,7 +281,7 @@ fn start_reader(ring: &mut Ring, shared: &Shared) -> Partner {
     Partner::start(ring, |ring| ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1)))
 }
 
-/// No thread of the survivor is in io_uring_enter while its drained request waits.
+/// IO_DRAIN holds back a survivor's request while no thread of the survivor is in io_uring_enter.
 fn drained_request_of_a_survivor_without_a_call(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let reader = start_reader(ring, shared);

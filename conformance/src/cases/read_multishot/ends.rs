@@ -205,7 +205,7 @@ fn descriptor_closes(t: &mut Transcript) {
     ring.push(cancel(1, 0, 2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // The end of the request has closed the file.
+    // Only the request held the file open, so the request's end has closed the file.
     // SAFETY: the call installs no handler and touches no memory.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let gone = crate::time::until(|| files::put(&writer, b"x") < 0);

@@ -26,8 +26,9 @@ fn pairs() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
     ]
 }
 
-/// Receives twice 24 bytes into a buffer of 24, a buffer of 32 without memory, and a buffer of 32.
-/// `is_there`: the bytes are there before the request.
+/// Receives 24 bytes twice. The first buffer has 24 bytes, the second is 32 bytes at an address
+/// without memory, and the third has 32 bytes. If `is_there`, all bytes are there before the
+/// request.
 fn receive(t: &mut Transcript, request: &dyn Fn(&OwnedFd) -> Sqe, is_there: bool) {
     for (name, reader, writer) in pairs() {
         let memory = Pages::new(1);

@@ -155,7 +155,7 @@ fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     ring.push(nop(3));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // Two CQEs count for the timeout 5: the removed timeout's and the removal's.
+    // Two CQEs count for the timeout with user_data 5: the removed timeout's and the removal's.
     ring.push(timeout(&LONG, 0, 0, 4));
     ring.push(timeout(&LONG, 2, 0, 5));
     ring.push(timeout_remove(4, 6));
