@@ -28,7 +28,7 @@ fn run_successors(locked: &mut LockedRing) {
     for _ in 0..locked.queues.successors.len() {
         let Some(Successor { request, slices_before }) = locked.queues.successors.pop_front() else { break };
         if locked.waiting.polls.has_runnable() {
-            fire::run_slices_before(locked, slices_before);
+            fire::run_slices_up_to(locked, slices_before);
         }
         issue::issue(locked, request);
     }

@@ -3,7 +3,7 @@
 //! multishots whose files are expected to be ready. `fire` handles the events.
 
 use crate::driving::batch;
-use crate::driving::fire::{EVENTS, call, fire_all, run_slice, run_slices_before};
+use crate::driving::fire::{EVENTS, call, fire_all, run_slice, run_slices_up_to};
 use crate::ring::LockedRing;
 use crate::waiting::expected;
 use usring_sys::epoll::Event;
@@ -94,7 +94,7 @@ fn run_due(locked: &mut LockedRing, due: DueSlices, fired: usize, wanted: u32) {
 #[cold]
 #[inline(never)]
 fn run_deferred_slices(locked: &mut LockedRing, due: DueSlices, mut attempts: usize, wanted: u32) {
-    run_slices_before(locked, Some(due.last));
+    run_slices_up_to(locked, Some(due.last));
     batch::run_issuable(locked);
     while attempts < width::size(u64::from(wanted)) && locked.waiting.polls.has_runnable() {
         let runnable = locked.waiting.polls.runnable_count();

@@ -52,8 +52,8 @@ fn take_events(locked: &mut LockedRing) {
 /// Begins the due time slices with numbers up to `last`. Slices are numbered in the order in which
 /// they become due.
 #[cold]
-pub(super) fn run_slices_before(locked: &mut LockedRing, last: Option<u32>) {
-    while last.is_some_and(|last| locked.waiting.polls.is_slice_due_before(last)) {
+pub(super) fn run_slices_up_to(locked: &mut LockedRing, last: Option<u32>) {
+    while last.is_some_and(|last| locked.waiting.polls.is_slice_due_up_to(last)) {
         run_slice(locked);
     }
 }

@@ -23,7 +23,7 @@ impl PollTable {
 
     /// Returns whether the next time slice is due and has a number of at most `last`. Slices are
     /// numbered in the order in which they become due.
-    pub fn is_slice_due_before(&self, last: u32) -> bool {
+    pub fn is_slice_due_up_to(&self, last: u32) -> bool {
         self.has_runnable() && last.wrapping_sub(self.slices_begun).cast_signed() > 0
     }
 
