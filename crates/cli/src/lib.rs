@@ -154,7 +154,8 @@ enum Command {
     /// The program that `doctor` runs.
     #[command(hide = true)]
     Probe,
-    /// The program by which `doctor` tries a mechanism of swap.
+    /// The program that `doctor` runs to test swap: one way of catching page faults (such as
+    /// userfaultfd), or the memory of an ordinary program.
     #[command(hide = true)]
     SwapProbe(swap_probe::Options),
 }

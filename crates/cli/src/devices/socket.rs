@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use usring_device::control::Control;
 use usring_sys::Errno;
 
-/// How long `usring ctl` waits for the answer of a run.
+/// Time that `usring ctl` waits for an answer on the socket of a `usring run`.
 const ANSWER_TIMEOUT_SECONDS: u64 = 5;
 
 /// A listening socket. Dropping it removes its file.

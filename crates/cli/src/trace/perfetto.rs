@@ -250,7 +250,8 @@ impl Writer<'_> {
         self.elsewhere(request, name, flow)
     }
 
-    /// Writes the slices of a request on the tracks of workers, and notes those on devices.
+    /// Writes a slice on a worker's track for each wait of the request on that worker. Keeps the
+    /// slices on devices for [`Self::devices`], which writes them in order of time.
     fn elsewhere(&mut self, request: &Request, name: &'static str, flow: u64) -> io::Result<()> {
         for wait in &request.waits {
             match wait.cause {

@@ -163,7 +163,8 @@ impl Joined {
         }
     }
 
-    /// Notes a process's first event, or that of a program that the process has executed.
+    /// Notes an [`EventKind::Process`] record: a process begins to record, or begins again after
+    /// execve(2) with another program.
     fn note_process(&mut self, record: &Record, program: Option<String>, at: u64) {
         let known = self.processes.get(&(record.process, record.turn)).copied();
         let process = match known.filter(|process| !self.begun.contains(process)) {
@@ -210,8 +211,8 @@ impl Joined {
         self.requests.all.push(request);
     }
 
-    /// Returns the index of the request in flight that an event belongs to. If its submission was
-    /// lost, the event begins it.
+    /// Returns the index of the request in flight that an event belongs to. If the trace has no
+    /// record of the request's submission, adds a request that begins with this event.
     fn find(&mut self, process: usize, record: &Record, at: u64) -> usize {
         let all = &mut self.requests.all;
         *self.in_flight.entry((process, record.ring, record.request)).or_insert_with(|| {
