@@ -19,9 +19,9 @@ pub struct Host {
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,
     /// Returns the ring that the calling thread has registered at an index.
     pub ring_at_index: fn(u32) -> Result<Arc<Ring>, Errno>,
-    /// Called before the engine polls a descriptor number. If the number is a ring's, the host
-    /// keeps the descriptor readable from now on exactly while the CQ is not empty
-    /// ([`Ring::watch_readiness`]).
+    /// The engine calls this before it polls a descriptor number. If the number is a ring's, the
+    /// host from then on makes the descriptor readable when the CQ is not empty, and unreadable
+    /// when the CQ is empty ([`Ring::watch_readiness`]).
     pub watch: fn(i32),
     /// Gives the ring the eventfd that stands for its descriptor ([`Ring::attach_descriptor`]), if
     /// this process still has a descriptor number for the ring.

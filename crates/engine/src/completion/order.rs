@@ -192,8 +192,8 @@ pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// Lets a request continue that the seed has chosen, if the request is in the ring's list of
-/// timers. If it is not there, a worker or a device still has it, and nothing happens.
+/// Lets a request that the seed chose continue. A request that is held back is in the ring's list
+/// of timers. If it is not there, a worker or a device still has it, and nothing happens.
 pub(crate) fn release(locked: &mut LockedRing, id: RequestId) {
     if let Some(request) = locked.waiting.timeouts.take(id) {
         faults::resume(locked, request);

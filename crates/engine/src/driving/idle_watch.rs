@@ -124,14 +124,17 @@ impl Watched {
     }
 }
 
-/// Returns whether the ring is under idle watching, so that a leaving driver need not put it into
-/// the ring watcher's set. Begins or ends idle watching if necessary. Idle watching is impossible
-/// in four cases:
+/// Returns whether the ring is under idle watching. If it is, the thread that has driven the ring
+/// and now leaves it need not put the ring into the ring watcher's set. Begins idle watching if the
+/// program has waited on the ring often enough. Ends idle watching in four cases, in which it is
+/// impossible:
 ///
 /// - The program may wait for a signal of the ring's descriptor or of a registered eventfd.
 /// - Requests are in flight on devices.
 /// - Other processes use the ring.
 /// - The ring defers task work.
+///
+/// While a waiter sleeps on the ring's epoll set, returns `false` and changes nothing.
 #[inline]
 pub(super) fn take_care(locked: &LockedRing) -> bool {
     let (ring, activity) = (locked.ring, &locked.ring.watch.activity);

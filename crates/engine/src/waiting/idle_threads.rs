@@ -43,9 +43,10 @@ impl IdleThreads {
     }
 }
 
-/// Sleeps until `signal` differs from `seen`, with the lock of the queue released. Returns the
-/// lock, taken again, and whether the sleep reached [`IDLE_LIMIT`]. `threads`: returns the pool's
-/// counts.
+/// Puts an idle thread of a pool to sleep until `signal` differs from `seen`, for at most
+/// [`IDLE_LIMIT`]. Releases the lock of the pool's job queue meanwhile. Returns the lock, which is
+/// taken again, and whether the limit was reached. `threads`: finds the [`IdleThreads`] in the
+/// state that the lock guards.
 pub(crate) fn sleep<'a, S>(
     queue: &'a Mutex<S>,
     mut state: Guard<'a, S>,
