@@ -240,8 +240,9 @@ impl Pager {
         self.slots[page].load(Ordering::Relaxed)
     }
 
-    /// Copies a page's state and slot number from the pager `other`, whose gates are shut. No
-    /// thread uses the pager `self` yet.
+    /// Copies a page's state and slot number from `other`, the pager of the parent. The parent shut
+    /// all gates for the fork, so no thread changes the page meanwhile. No thread uses the pager
+    /// `self` yet.
     pub fn copy_at_rest(&self, other: &Pager, page: usize) {
         self.page(page).copy_at_rest(other.page(page));
         self.slots[page].store(other.slot_at_rest(page), Ordering::Relaxed);

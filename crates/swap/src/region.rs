@@ -494,9 +494,9 @@ impl SwapRegion {
         self.pager.set_first_touch(first_touch);
     }
 
-    /// Releases whole pages to the kernel without their content. `act` maps something else there.
-    /// Some pages may already be released. Errors, after which no further page is released: `EBUSY`
-    /// if a page is pinned; the error of `act`.
+    /// Releases whole pages to the kernel, and discards their content. `act` maps something else
+    /// there. Some pages may already be released. Errors, after which no further page is released:
+    /// `EBUSY` if a page is pinned; the error of `act`.
     pub(crate) fn replace<R>(&self, range: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.pager.replace(self.pages(&range)?, act)
     }

@@ -63,7 +63,7 @@ impl Pager {
         released
     }
 
-    /// Releases pages to the kernel without their content. `act` maps something else at their
+    /// Releases pages to the kernel, and discards their content. `act` maps something else at their
     /// addresses. Returns the result of `act`.
     pub fn replace<R>(&self, pages: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.release_range(pages, |_| act())

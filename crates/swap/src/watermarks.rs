@@ -117,7 +117,8 @@ impl Limit {
         Share::None
     }
 
-    /// Returns whether there is room for one more page, below the limit or in the excess.
+    /// Returns whether one more page may become resident: within the limit, or within the excess
+    /// that is allowed beyond the limit for now.
     pub fn has_room(&self) -> bool {
         self.resident() < self.get() + self.excess.load(Ordering::Relaxed)
     }

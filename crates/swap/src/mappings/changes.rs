@@ -191,9 +191,9 @@ impl Changes<'_> {
         self.set_extent();
     }
 
-    /// Releases a range to the kernel without its content. `act` maps something else there. Errors,
-    /// after which no content is lost: `EBUSY` if a system call has pinned a page; the error of
-    /// `act`.
+    /// Releases a range to the kernel, and discards the range's content. `act` maps something else
+    /// there. Errors, after which no content is lost: `EBUSY` if a system call has pinned a page;
+    /// the error of `act`.
     pub fn replace<R>(&mut self, range: &Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.reap();
         let within = self.within(range);
