@@ -247,9 +247,9 @@ fn defers(arrival: &mut Arrival, signal: u32) -> bool {
     true
 }
 
-/// Takes the default action, which for all three signals is to kill the process with a core dump.
-/// If an instruction raised the signal, it raises the signal again. In all other cases, the signal
-/// is sent again.
+/// Sets the signal's default action, and makes the signal arrive once more. For SIGSYS, SIGSEGV and
+/// SIGBUS, the default action kills the process with a core dump. A fault arrives again when its
+/// instruction runs again. This function sends the signal again if no instruction would raise it.
 fn die(arrival: &mut Arrival, signal: u32) {
     let _ = table::kernel_exchange(signal, Some(&Action::default()));
     *arrival.word(context::MASK) &= !set_of(signal);

@@ -260,8 +260,9 @@ fn measure<'a>(array: u64, own_variables: &OwnVariables, mut runtime: &'a [u8]) 
         }
     }
     let own: usize = preloads.iter().map(|preload| preload.map_or(PRELOAD.len(), |preload| preload.length) + 1).sum();
-    // Each of the two LD_PRELOADs may name the library and the runtime, each with a colon. A
-    // variable of its own also names the runtime.
+    // The first and the last LD_PRELOAD get the library and the sanitizer's runtime. `own` has one
+    // byte for the colon before the library. The runtime also has a variable of its own. The 3
+    // bytes are a colon after the runtime in each LD_PRELOAD, and the NUL of that variable.
     let bytes = own + 2 * own_variables.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
     // The four more pointers are for LD_PRELOAD, the runtime's variable, the padding, and the null
     // at the end.
