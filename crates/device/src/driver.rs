@@ -142,7 +142,8 @@ pub trait QueuePair: Send {
     /// which is cheaper. Arming the interrupt ends this mode.
     fn suppress_interrupts(&mut self) {}
 
-    /// Returns whether a request is in flight whose completion will not signal an armed interrupt.
+    /// Returns whether a request is in flight that was submitted while interrupts were suppressed.
+    /// Its completion does not signal the interrupt, even if the interrupt has been armed since.
     fn has_suppressed(&self) -> bool {
         false
     }

@@ -41,7 +41,8 @@ pub trait Supply: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Ends the sharing of the memory file with this number.
+    /// Stops sharing a memory file with the back end. `slot`: the number in the [`SharedRegion`]
+    /// that [`Supply::share`] returned.
     fn unshare(&self, slot: u32) {
         let _ = slot;
     }

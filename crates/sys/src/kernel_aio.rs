@@ -350,8 +350,8 @@ mod context {
     }
 
     impl Waiter {
-        /// Maximum number of completions that one sleep may wait for. [`Self::wake`] needs this
-        /// many slots of the context, in addition to those of the context's requests.
+        /// Maximum number of completions that one sleep may wait for. [`Self::wake`] submits one
+        /// poll for each of them. So a context needs this many more slots than its requests take.
         pub const MOST: u32 = 64;
 
         /// Sleeps until the context holds `least` completions; see [`wait::aio_completions`].

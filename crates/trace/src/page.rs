@@ -136,7 +136,8 @@ impl Page {
         if is_ours && page.fits() { Ok(page) } else { Err(Errno::EINVAL) }
     }
 
-    /// Returns whether the mapping is long enough for the names and the records.
+    /// Returns whether the mapping is large enough for the names and the records that the header
+    /// announces, and the header announces at least one record.
     fn fits(&self) -> bool {
         let records = self.capacity.checked_mul(RECORD as u64);
         let needed = records.and_then(|records| records.checked_add(self.most_names)?.checked_add(NAMES as u64));
