@@ -28,7 +28,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use workloads::harness::{Finished, Run, Stage, World};
 
-/// The program, compiled once. The folder stays until the end of all tests.
+/// Returns the path of the program `faulty`, compiled at the first call. The program's folder is
+/// never removed, because Rust drops no static.
 fn faulty() -> &'static PathBuf {
     static PROGRAM: OnceLock<(Stage, PathBuf)> = OnceLock::new();
     &PROGRAM

@@ -1,6 +1,7 @@
-//! A back end written for these tests, for behaviour that Debian's back end does not show. It can
-//! offer almost no features. It can end ("die") at a chosen moment, with or without an in-flight
-//! record. It serves one queue, in order or as a [`Plan`] says.
+//! A back end written for these tests, for behaviour that Debian's back end does not show. Each
+//! test chooses the features that the back end offers, down to almost none. The back end serves one
+//! queue. A [`Plan`] says whether it serves all requests in order, or ends ("dies") at a chosen
+//! request. It may keep an in-flight record.
 
 use std::fs::File;
 use std::io::{Read, Write};
