@@ -56,7 +56,8 @@ impl Shared {
         self.at_word(FIRST + index)
     }
 
-    /// Announces that step `number` is reached. Has no effect after a higher step.
+    /// Announces that step `number` is reached. Has no effect if a higher step was announced
+    /// before.
     pub fn step(&self, number: u32) {
         self.at_word(STEP).fetch_max(number, Ordering::SeqCst);
     }

@@ -49,7 +49,7 @@ pub const fn field(name: &'static str, change: fn(&mut Sqe)) -> Field {
 }
 
 /// Makes a table of changes of one field each: `fields![len = 1, flags |= FIXED_FILE]`. A string
-/// before a field names that change. Otherwise the change has the field's name.
+/// before a field names that change. Without a string, the change has the field's name.
 macro_rules! fields {
     ($($($name:literal)? $field:ident $set:tt $value:expr),* $(,)?) => {
         [$($crate::sqe::field([$($name,)? stringify!($field)][0], |sqe| sqe.$field $set $value)),*]

@@ -476,8 +476,9 @@ impl Program {
             1 => sqe.addr = BAD,
             2 => {
                 let flag = self.random.of(&[1, 0x80, 0x1000, 0x8000_0000]);
-                // A poll for several events of a socket has different results: usring's poll
-                // reports the events that hold at its check, the kernel's those of one wake-up.
+                // A poll for several events of a socket has different results. usring's poll
+                // reports the events that hold at its check. The kernel's poll reports the events
+                // of one wake-up.
                 let is_event = sqe.opcode == opcode::POLL_ADD && flag < 0x1000;
                 sqe.op_flags ^= if is_event { 0 } else { flag };
             }
