@@ -11,7 +11,7 @@ use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, read, read_at, vector, write};
 use crate::transcript::Transcript;
 
-/// Makes a ring in which these pages are registered buffers.
+/// Makes a ring whose registered buffers are the pages in `buffers`.
 fn ring_with(buffers: &[&Pages]) -> Ring {
     let ring = Ring::new(8);
     let vectors: Vec<_> = buffers.iter().map(|pages| vector(pages.at(0), pages.length)).collect();

@@ -397,8 +397,8 @@ case!(child_closes_all => "
     parent's ring works true
 ");
 
-/// A child closes all its descriptors as posix_spawn's file actions do: it runs in the parent's
-/// memory, with a descriptor table of its own.
+/// A child that runs in the parent's memory, but with a descriptor table of its own, closes all its
+/// descriptors. posix_spawn's file actions do the same.
 fn vfork_child_closes_all(t: &mut Transcript) {
     extern "C" fn child(_: *mut libc::c_void) -> i32 {
         // SAFETY: the call closes only the child's numbers.

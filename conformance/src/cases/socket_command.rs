@@ -21,8 +21,8 @@ fn command(fd: i32, number: u64, user_data: u64) -> Sqe {
     Sqe { off: number, ..sqe(opcode::URING_CMD, fd, user_data) }
 }
 
-/// Returns a command for a socket option: `addr` holds level and name, `file_index` the length,
-/// `addr3` the value's address.
+/// Returns a command for a socket option: `addr` holds the option's level and name, `file_index`
+/// the length of its value, and `addr3` the value's address.
 fn option(fd: i32, number: u64, level: i32, name: i32, value: u64, length: u32, user_data: u64) -> Sqe {
     command(fd, number, user_data).with(|sqe| {
         sqe.addr = u64::from(level as u32) | u64::from(name as u32) << 32;

@@ -39,7 +39,8 @@ case!(count_and_time => "
     cqe 2: 0
 ");
 
-/// Requests that were submitted before the timeout count if they complete afterwards.
+/// A timeout with a count also counts requests that were submitted before the timeout, if they
+/// complete afterwards.
 fn count_of_earlier_requests(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = crate::files::pipe();
@@ -84,7 +85,7 @@ case!(several_counts => "
     cqe 5: 0
 ");
 
-/// Requests of the timeout's own batch count, even those before the timeout.
+/// A timeout counts the other requests of its batch, even those in front of it.
 fn counts_its_own_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1));
@@ -214,7 +215,7 @@ case!(counts_no_repeats => "
     cqe 4: 0
 ");
 
-/// A request with CQE_SKIP_SUCCESS that posts no CQE does not count.
+/// A request with CQE_SKIP_SUCCESS that posts no CQE does not count for a timeout.
 fn counts_no_silence(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 2, 0, 1));
@@ -235,7 +236,7 @@ case!(counts_no_silence => "
     cqe 4: 0
 ");
 
-/// A CQE in the backlog counts when it moves to the CQ.
+/// A CQE in the backlog counts for a timeout when it moves to the CQ.
 fn counts_backlog(t: &mut Transcript) {
     let mut ring = Ring::with(2, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
