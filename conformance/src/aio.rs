@@ -26,7 +26,8 @@ pub fn destroy(context: u64) -> i32 {
 
 /// Calls io_submit(2), and returns its result or a negative errno.
 pub fn submit(context: u64, count: i64, list: *const *mut Iocb) -> i32 {
-    // SAFETY: the kernel checks the pointers. Each case keeps the memory that its iocbs name.
+    // SAFETY: the kernel checks the pointers. Each case keeps the memory that its iocbs name alive
+    // until they complete.
     unsafe { door::call(libc::SYS_io_submit, [context as usize, count as usize, list as usize, 0, 0, 0]) as i32 }
 }
 

@@ -73,7 +73,7 @@ impl Group {
             let entry = self.entries.add(usize::from(slot) * 16);
             (entry.cast::<u64>().read_volatile(), entry.add(8).cast::<u32>().read_volatile())
         };
-        // An entry that no buffer was added to has an address outside of this group's pages.
+        // An entry to which no buffer was added has an address outside of this group's pages.
         match address.checked_sub(self.buffers.at(usize::from(slot) * SIZE as usize)) {
             Some(distance) => format!("at {distance} left {length}"),
             None => format!("elsewhere left {length}"),

@@ -128,7 +128,8 @@ fn shared_pages(length: usize) -> *mut u8 {
     address.cast()
 }
 
-/// Where a ring's memory is. Programs can share rings of both kinds with their children.
+/// The kinds of rings, by the owner of their memory. Programs can share rings of both kinds with
+/// their children.
 #[derive(Clone, Copy)]
 pub enum Kind {
     /// Memory of the kernel, which the program maps.

@@ -244,8 +244,8 @@ case!(childs_cqe_wakes_all_waiters => "
     child: exit 0
 ");
 
-/// A wait for two CQEs counts all that were posted since the call began, even if another process
-/// has reaped them.
+/// A wait for two CQEs counts all CQEs that were posted since the call began, even if another
+/// process has reaped them.
 fn waiter_counts_reaped_cqes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = waiter(ring, shared, 2);
@@ -297,8 +297,8 @@ case!(waiter_counts_cqes_in_the_queue => "
     cqe 2: 0
 ");
 
-/// Two processes wait for different numbers of CQEs. The one that waits for fewer began first, and
-/// wakes first.
+/// Two processes wait for different numbers of CQEs. The process that waits for fewer CQEs began
+/// first, and wakes first.
 fn each_waiter_has_its_count(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let one = waiter(ring, shared, 1);

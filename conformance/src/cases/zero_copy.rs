@@ -415,9 +415,8 @@ case!(refused_chain => "
     cqe 3: -EINVAL
 ");
 
-/// A send in a chain is itself refused. It posts its error without F_MORE, and a notification. If
-/// the kernel refuses the send before it has allocated the notification, the send posts no
-/// notification.
+/// A send in a chain is itself refused. It posts its error without F_MORE. It also posts a
+/// notification, unless the kernel refuses the send before it has allocated the notification.
 fn refused_member(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_SUBMIT_ALL);
     let (_reader, writer) = files::tcp();
