@@ -125,7 +125,8 @@ struct Program {
     pending: Vec<Pending>,
     /// Completions that this step has not printed yet.
     entries: Vec<Entry>,
-    /// User data of the zero-copy sends. `notified` has those whose notification has come.
+    /// User data of the zero-copy sends. `notified` has the user data of the sends whose
+    /// notification has come.
     without_copy: BTreeSet<u64>,
     notified: BTreeSet<u64>,
     /// User data of all poll requests.
@@ -248,9 +249,9 @@ impl Program {
         let flags = random.of(&[0, 0, u::IORING_SETUP_COOP_TASKRUN, deferred, u::IORING_SETUP_SINGLE_ISSUER])
             | random.of(&[0, u::IORING_SETUP_SUBMIT_ALL, u::IORING_SETUP_NO_SQARRAY]);
         let drains = seed.is_multiple_of(5);
-        // Without SUBMIT_ALL the program submits again after a refused request. Whether the second
-        // submission still meets the first one's drain would depend on when the kernel runs task
-        // work.
+        // Without SUBMIT_ALL the program submits again after a refused request. The time of the
+        // kernel's task work would then decide whether the first submission's drain still holds
+        // back the second submission.
         let flags = flags | if drains { u::IORING_SETUP_SUBMIT_ALL } else { 0 };
         let entries = 64;
         println!("flags {flags:#x} cq {entries}");

@@ -203,8 +203,8 @@ case!(peer_address => "
     cqe 1: -ECANCELED
 ");
 
-/// If the peer's address cannot be written, the first connection is lost and the multishot ends
-/// with -EFAULT. A later connection stays queued.
+/// If the kernel cannot write the peer's address, the first connection is lost and the multishot
+/// ends with -EFAULT. A later connection stays queued.
 fn peer_address_wrong(t: &mut Transcript) {
     let before = files::settled_numbers();
     let mut ring = Ring::new(4);

@@ -463,7 +463,7 @@ case!(submissions_beside_a_stopped_process => "
 ");
 
 /// The parent cancels the request of a stopped process, and then requests of other processes. The
-/// latter are cancelled while the process is still stopped.
+/// requests of the other processes are cancelled while the first process is still stopped.
 fn cancellations_beside_a_stopped_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();

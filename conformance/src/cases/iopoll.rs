@@ -1,5 +1,5 @@
 //! Rings with IOPOLL: which requests they accept, and how enter waits. Only block devices can be
-//! polled, and those have their own tests.
+//! polled, and tests outside of this suite cover them.
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 

@@ -102,8 +102,8 @@ case!(taken_in_its_batch => "
     cqe 3: IN MORE
 ");
 
-/// A poll first reports the events that hold at its start, and then those that a chain of its batch
-/// causes.
+/// A poll first reports the events that hold at its start. Then it reports the events that a chain
+/// of its batch causes.
 fn chain_of_its_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::sockets();
@@ -296,8 +296,8 @@ case!(update_to_multishot => "
     no cqe
 ");
 
-/// A poll of the ring's own eventfd ends after its own completion has signalled that eventfd. It
-/// would repeat for ever otherwise.
+/// A poll of the ring's own eventfd ends after its own completion has signalled that eventfd. If it
+/// did not end, each completion would cause the next.
 fn own_eventfd_ends_it(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);

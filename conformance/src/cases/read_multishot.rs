@@ -272,7 +272,8 @@ case!(drain => "
     cqe 2: 0
 ");
 
-/// With CQE_SKIP_SUCCESS only the last completion is left out: those with F_MORE are posted.
+/// With CQE_SKIP_SUCCESS the multishot leaves out only its last completion. It posts the
+/// completions that have F_MORE.
 fn skip_success(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);

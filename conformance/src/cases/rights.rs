@@ -353,8 +353,8 @@ case!(thread_inherits => "
     exit 0
 ");
 
-/// A linked request runs with the rights that its thread has when the request starts, not those at
-/// submission.
+/// A linked request runs with the rights that its thread has when the request starts. The thread's
+/// rights at submission do not matter.
 fn behind_a_timeout(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {

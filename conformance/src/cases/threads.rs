@@ -291,7 +291,7 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
 }
 
 /// A thread that is blocked inside one ring does not delay another ring, inside of which no thread
-/// is. This holds even if the blocked ring has had an event before the other one.
+/// is. This holds even if the blocked ring has had an event before the other ring.
 fn slow_close_delays_no_other_ring(t: &mut Transcript) {
     use std::os::fd::IntoRawFd;
     let (mut slow, mut other) = (Ring::new(4), Ring::new(4));

@@ -114,8 +114,8 @@ fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
     lines.map(entry).collect()
 }
 
-/// Runs a seed until its output has the digest `wanted`. Returns `None` if one run has it, and
-/// otherwise the output of the last run.
+/// Runs a seed until its output has the digest `wanted`, and then returns `None`. If no run has
+/// this output, returns the output of the last run.
 fn answers_otherwise(usring: Option<&str>, seed: u64, wanted: &str) -> Option<String> {
     let mut last = None;
     for wait_factor in WAIT_FACTORS {

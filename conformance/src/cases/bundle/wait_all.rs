@@ -135,7 +135,7 @@ fn receive_wait_all_ends_short(t: &mut Transcript) {
 case!(receive_wait_all_ends_short => include_str!("receive_wait_all_ends_short.txt"));
 
 /// On the kernel a receive that waits for more bytes holds only the buffers in which it has bytes.
-/// Other receives use the buffers after those, and keep them when the waiting receive ends.
+/// Other receives use the later buffers, and keep them when the waiting receive ends.
 fn receive_wait_all_beside_another(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 6);

@@ -141,7 +141,7 @@ fn reads(ring: &mut Ring, shared: &Shared, number: usize, force: bool) -> i32 {
 }
 
 /// Four processes read files of their own through one ring. Each process reaps all completions that
-/// it finds, also those of other processes.
+/// it finds, also completions of the other processes' requests.
 fn each_reaps_for_all(t: &mut Transcript) {
     for force in [false, true] {
         shared::each_kind(t, if force { reap_forced } else { reap_direct });

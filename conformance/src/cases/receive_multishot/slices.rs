@@ -243,7 +243,7 @@ case!(slices_at_the_return_of_a_submission => "
     wait for 0: 0
 ");
 
-/// More sockets are ready than the events that usring takes from its epoll set at a time. The case
+/// The ready sockets outnumber the events that usring takes from its epoll set at a time. The case
 /// prints only sums for the other sockets: one wait in the kernel runs at most 20 entries of task
 /// work.
 fn slices_beside_many_sockets(t: &mut Transcript) {
