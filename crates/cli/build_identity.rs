@@ -37,8 +37,8 @@ fn provide_identity() {
     println!("cargo:rustc-env=USRING_BUILD_IDENTITY={version}-{:016x}", hasher.finish());
 }
 
-/// Hashes a file, or all files of a folder in the order of their names. A missing path adds
-/// nothing, so a crate outside the workspace builds too.
+/// Hashes a file, or all files of a folder in the order of their names. A missing path adds nothing
+/// to the hash, because a crate that is built outside the workspace lacks some of these paths.
 fn hash(path: &Path, hasher: &mut impl Hasher) {
     let Ok(entries) = std::fs::read_dir(path) else {
         path.file_name().hash(hasher);

@@ -67,9 +67,10 @@ fn watch() {
     STARTED.call_once(|| {
         signals::watch(|signal, watched| {
             let actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-            // The last one first: a bar is cleared before its folder is removed.
+            // Runs the last action first: a progress bar is cleared before its folder is removed.
             actions.0.iter().rev().for_each(|(_, action)| action.run());
-            // Ends the process as the signal would have, so that a shell sees it.
+            // Raises the signal once more, now with its default action. The shell then sees that a
+            // signal ended this process.
             let _ = watched.thread_unblock();
             let _ = nix::sys::signal::raise(signal);
             std::process::exit(128 + signal as libc::c_int);

@@ -24,9 +24,9 @@ const PROBE: &str = "USRING_PROBE_FD";
 /// constructor removes would otherwise be odd.
 ///
 /// The kernel puts the auxiliary vector directly after the environment, and Go's runtime looks for
-/// it there. Where variables were removed, there must be no gap. So the constructor fills their
-/// space with entries of the auxiliary vector that are ignored. Each entry takes the space of two
-/// variables.
+/// it there. So the variables that the constructor removes must leave no gap. The constructor fills
+/// their space with entries of the auxiliary vector that every reader ignores. Each entry takes the
+/// space of two variables.
 const PAD: &str = "USRING_PAD";
 /// Path of the launcher's socket, if the run has devices.
 const DEVICES: &str = "USRING_DEVICES";
@@ -44,7 +44,7 @@ const SWAP: &str = "USRING_SWAP";
 const SWAP_SOCKET: &str = "USRING_SWAP_SOCKET";
 /// Path of the file in which the program's processes count what their swapped memory does.
 const SWAP_STATISTICS: &str = "USRING_SWAP_STATS";
-/// If set, the library ends a program that it cannot serve. Every program of the launcher has it.
+/// If set, the library ends a program that it cannot serve. The launcher sets it for every program.
 const STRICT: &str = "USRING_STRICT";
 /// Path of a file for the library's messages, set by the user.
 const LOG: &str = "USRING_LOG";

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 /// The search path that execvp(3) uses if PATH is not set.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
-/// Maximum number of `#!` lines to follow, each in the interpreter of the one before. Linux has the
-/// same limit.
+/// Maximum number of interpreters to follow, each named in a `#!` line of the file before it. Linux
+/// has the same limit.
 const MOST_INTERPRETERS: usize = 5;
 /// Bytes that Linux reads of a `#!` line.
 const LONGEST_LINE: usize = 256;
@@ -168,7 +168,7 @@ fn check_own_ids() -> Result<(), Failure> {
 }
 
 /// Returns whether execve(2) grants capabilities of the file (setcap(8)) to this process. For root,
-/// returns `false`.
+/// returns `false`, because the kernel does not set AT_SECURE for root's programs.
 fn grants_capabilities(path: &Path) -> bool {
     let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
     // SAFETY: both names end with NUL. A null buffer with size 0 is not written to.

@@ -1,5 +1,5 @@
-//! Checks two resource limits: that of open files, because rings get high descriptors, and that of
-//! addresses, because the loader must find room for the library.
+//! Checks two resource limits. The limit of open files matters because rings get high descriptor
+//! numbers. The limit of address space matters because the loader must find room for the library.
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use usring_sys::descriptor::RESERVED_BASE;
@@ -15,8 +15,8 @@ pub fn too_low() -> Option<String> {
     })
 }
 
-/// Returns whether addresses are limited (`ulimit -v`). The loader may then find no room for the
-/// library, and starts the program without it.
+/// Returns whether the address space is limited (`ulimit -v`). The loader may then find no room for
+/// the library, and starts the program without it.
 pub fn addresses_are_limited() -> bool {
     getrlimit(Resource::RLIMIT_AS).is_ok_and(|(limit, _)| limit != RLIM_INFINITY)
 }

@@ -6,8 +6,8 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 
-/// Makes a memory file of `length` zero bytes. Seals its length, so that no process can shorten it
-/// under the mappings of the others.
+/// Makes a memory file of `length` zero bytes. Seals its length, so that no process can shorten the
+/// file while other processes have it mapped.
 pub fn sealed(name: &CStr, length: u64) -> io::Result<File> {
     let file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
     file.set_len(length)?;

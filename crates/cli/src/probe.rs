@@ -85,9 +85,9 @@ fn median<T>(call: impl Fn() -> T) -> f64 {
     rounds[ROUNDS / 2]
 }
 
-/// Returns whether the code at `site` differs from what the compiler has made. The code is read
-/// through /proc/self/mem, because the compiler could optimise a direct read away. If that read
-/// fails, the answer is `false`: usring cannot have rewritten the code either.
+/// Returns whether the code at `site` differs from what the compiler has made. Reads the code
+/// through /proc/self/mem, because the compiler could optimise a direct read away. If this read of
+/// /proc/self/mem fails, returns `false`: usring cannot have rewritten the code either.
 fn is_rewritten(site: u64) -> bool {
     let mut bytes = ORIGINAL_SITE;
     let read = File::open("/proc/self/mem").and_then(|memory| memory.read_exact_at(&mut bytes, site));

@@ -1,9 +1,12 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! Without `--stats`, `--device`, `--inject`, `--order`, `--check`, `--trace`, a limit of address
-//! space, and swap on a back end, this process executes the program in place of itself. The program
-//! then has its process id.
-//! Otherwise this process stays as the program's parent, see [`super::supervise`].
+//! This process executes the program in place of itself if nothing needs it any more. The program
+//! then has its process id. This process stays as the program's parent ([`super::supervise`]) in
+//! these cases:
+//!
+//! - The user gives `--stats`, `--device`, `--inject`, `--order`, `--check` or `--trace`.
+//! - The address space is limited.
+//! - Swapped memory is on a back end.
 
 use super::check::{CheckOption, Findings};
 use super::devices::{self, Connected, Devices};
@@ -245,16 +248,16 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns whether the program needs the launcher as its parent, for another reason than
-    /// `--swap`. (`--swap` needs it, too, if the store is a back end.) Where addresses are limited,
-    /// the launcher finds out whether the program has loaded the library.
+    /// Returns whether the program needs the launcher as its parent for another reason than
+    /// `--swap`. (`--swap` needs the launcher only if the store is a back end.) If the address
+    /// space is limited, the launcher stays to find out whether the program has loaded the library.
     fn needs_launcher(&self) -> bool {
         let reports = self.stats.is_some() || self.check.is_some() || self.trace.is_some();
         reports || !self.devices.is_empty() || has_faults(self) || limits::addresses_are_limited()
     }
 
-    /// Returns whether the kernel's io_uring is denied to the program: if the user asks for it, and
-    /// where the program may run without the library.
+    /// Returns whether usring denies the kernel's io_uring to the program: if the user asks for it,
+    /// or if the program may start without the library.
     fn denies_kernel(&self) -> bool {
         self.deny_kernel || limits::addresses_are_limited()
     }
@@ -324,8 +327,8 @@ pub fn run(options: &Options) -> Outcome {
         process = program;
         devices.as_ref().map_or(Ok(()), Devices::serve)
     })?;
-    // Removes the devices' placeholder files before anything below can end this process. Both a
-    // closed standard error and the signal by which the program ended could do so.
+    // Removes the devices' placeholder files before anything below can end this process. That can
+    // be a write to a closed standard error, or the signal by which the program ended.
     drop(devices);
     trace.iter().for_each(Trace::finish);
     let was_served = probe.read().is_ok();
@@ -374,13 +377,15 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
 struct BackEnds {
     devices: Vec<Connected>,
     swap: Option<VhostUser>,
-    /// The daemons that this run has started. They end after the connections to them.
+    /// The storage daemons that this run has started. They are the last field, so that the
+    /// connections are closed before the daemons end.
     daemons: Daemons,
 }
 
 impl BackEnds {
     fn connect(options: &Options, remote_swap: Option<&Checked>) -> Result<BackEnds, Failure> {
-        // Made first, and so dropped last if a connection fails.
+        // Declared first, because Rust drops variables in reverse order: if a connection fails, the
+        // daemons end after the other connections.
         let mut daemons = Daemons::default();
         let connected = options.devices.iter().map(|option| Connected::to(option, &mut daemons));
         let devices = connected.collect::<Result<_, _>>()?;
@@ -422,7 +427,7 @@ fn has_faults(options: &Options) -> bool {
 }
 
 /// Enters the run's rules, and passes the path of their page to the program's processes. Returns
-/// `None` if the run has none.
+/// `None` if the run has no rules.
 fn faults_of(options: &Options, environment: &mut Environment) -> Result<Option<Faults>, Failure> {
     if !has_faults(options) {
         return Ok(None);

@@ -29,7 +29,8 @@ pub fn watch(mut act: impl FnMut(Signal, &SigSet) + Send + 'static) {
     }
 }
 
-/// Lets a child start with an empty signal mask. Otherwise it inherits that of the calling thread.
+/// Lets a child start with an empty signal mask. Otherwise it inherits the mask of the calling
+/// thread.
 pub fn unblock_in_child(command: &mut Command) -> &mut Command {
     let unblock = || SigSet::empty().thread_set_mask().map_err(Into::into);
     // SAFETY: between fork and exec, `unblock` makes one system call, and takes no lock.

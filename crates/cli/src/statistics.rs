@@ -47,7 +47,7 @@ impl StatisticsFile {
     }
 
     /// Opens a file that a process of any user has mapped, if `is_mapped` accepts it and its size
-    /// is that of a statistics file. The user may have put a device in its place, and a device can
+    /// is that of a statistics file. That user may have put a device at its path, and a device can
     /// act when it is opened. So the path is opened with O_PATH first, which opens no device.
     pub fn open_mapped(path: &Path, is_mapped: impl FnOnce(&Metadata) -> bool) -> io::Result<StatisticsFile> {
         let named = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
@@ -102,7 +102,7 @@ impl StatisticsFile {
     }
 
     /// Returns the counts of each open ring. The rings of a process that was killed count as open
-    /// until another process needs their blocks.
+    /// until another process takes over the blocks of the file that hold their counts.
     pub fn read_rings(&self) -> io::Result<Vec<RingCounts>> {
         let owners = self.words(offset_of!(Statistics, owners), BLOCKS)?;
         let used = owners.iter().enumerate().filter(|(_, owner)| **owner != 0);

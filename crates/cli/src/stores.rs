@@ -1,5 +1,6 @@
-//! Checks the files and NBD exports that hold devices and swapped memory. Each must have a single
-//! use, and no other user should have access to pages of the program's memory.
+//! Checks the files and NBD exports that hold devices and swapped memory. No two devices may use
+//! one file or export, nor may a device and swapped memory. No other user should have access to
+//! pages of the program's memory.
 
 use super::Failure;
 use super::devices::DeviceOption;
@@ -37,7 +38,7 @@ pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Re
     Ok(())
 }
 
-/// Identity of a file or an NBD export, whatever its names are.
+/// Identity of a file or an NBD export, independent of the name by which a SPEC names it.
 #[derive(PartialEq, Eq)]
 enum Identity {
     /// A block device: its number.
@@ -52,7 +53,8 @@ enum Identity {
     Export(String, String),
 }
 
-/// Returns the name and the identity of what a SPEC uses. `None`: neither a file nor an NBD export.
+/// Returns the name and the identity of the file or NBD export that a SPEC uses. `None` if it uses
+/// neither.
 fn identity(spec: &Spec) -> Option<(&str, Identity)> {
     let layer = spec.device();
     if let Some(uri) = layer.text("uri") {

@@ -67,8 +67,8 @@ impl Supervisor {
 }
 
 /// Runs in the child. Has the kernel kill the child when the thread that made the child ends, even
-/// by SIGKILL. Returns `false` if `parent` has ended before: the child has another parent now, and
-/// no signal will come. Returns `true` if the kernel refuses.
+/// by SIGKILL. Returns `false` if `parent` has already ended: the child has another parent now, and
+/// no signal will come. If the kernel refuses to kill the child later, returns `true`.
 pub fn die_with(parent: Pid) -> bool {
     set_pdeathsig(Signal::SIGKILL).is_err() || getppid() == parent
 }
@@ -115,8 +115,8 @@ fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
 }
 
 /// Reaps the program if it has ended, or stops this process if the program has stopped. Returns how
-/// the program ended, or `None` if it goes on. One SIGCHLD may stand for several changes of state,
-/// so this function loops.
+/// the program ended, or `None` if it still runs. One SIGCHLD may stand for several changes of
+/// state, so this function loops.
 fn reap(program: Pid) -> Option<Ended> {
     loop {
         let mut status = 0;

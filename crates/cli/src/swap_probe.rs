@@ -1,5 +1,5 @@
-//! The program that `usring doctor` runs for its lines on swap. It tests whether a mechanism brings
-//! pages back on this machine, and measures how long that takes.
+//! The program that `usring doctor` runs for its lines on swap. It tests whether a mechanism pages
+//! memory in on this machine, and measures how long that takes.
 
 use super::child::System;
 use super::{Failure, Outcome, child};

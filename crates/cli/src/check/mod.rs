@@ -45,7 +45,8 @@ impl Findings {
         format!("{mode}:/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// Prints what was found. `process`: the program's first process. `ended`: how it has ended.
+    /// Prints the findings on standard error. `process`: the program's first process. `ended`: how
+    /// that process ended.
     pub fn report(mut self, process: u32, ended: &Ended) {
         let mut bytes = Vec::new();
         let read = self.file.rewind().and_then(|()| std::io::Read::read_to_end(&mut self.file, &mut bytes));

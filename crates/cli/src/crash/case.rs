@@ -6,7 +6,7 @@
 //! | `check` | the check's command |
 //! | `explanation` | which operations the power loss kept, and which it lost |
 //! | `output` | what the recorded command had printed before the power loss |
-//! | `state/` | the folder |
+//! | `state/` | the folder as the power loss left it |
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;

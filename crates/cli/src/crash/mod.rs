@@ -1,7 +1,8 @@
-//! `usring crash`: finds states in which a power loss leaves a folder so that a check fails.
+//! `usring crash`: searches the states in which a power loss can leave a folder for one on which
+//! the user's check fails.
 //!
 //! 1. `programs` runs the setup and then the command, whose changes the library records.
-//! 2. `usring_crash` makes a history of the recording, and plans of power losses.
+//! 2. `usring_crash` turns the recording into a history of changes, and plans power losses.
 //! 3. `search` makes the states and runs the check on each.
 //! 4. `report` says what was found; `case` keeps the failing state.
 //!
@@ -166,7 +167,8 @@ pub fn run(options: &Options) -> Outcome {
         }
         _ => Err(not_run("--state, --run and --check are needed, or --replay")),
     };
-    // Errors of shared modules carry the exit status of `usring run`. Here each is STATUS_NOT_RUN.
+    // A failure of a module that `usring run` uses, too, carries the exit status of `usring run`.
+    // `usring crash` has one status for all of them: STATUS_NOT_RUN.
     outcome.map_err(|failure| Failure { status: STATUS_NOT_RUN, ..failure })
 }
 

@@ -74,8 +74,8 @@ pub struct Worker<'a> {
     search: &'a Search<'a>,
     check: Check,
     /// The folder after the first operations of the history, and the number of these operations.
-    /// They are durable at the power loss of this worker's last plan. If they are also durable at
-    /// the power loss of the next plan, the next tree is built from this one.
+    /// All of them were durable at the power loss that this worker tried last. If they are also
+    /// durable at the next one, the worker builds the next tree from this tree.
     prefix: (Tree, usize),
 }
 

@@ -104,7 +104,7 @@ fn stop(folder: &Path) {
 
 /// Kills the processes that the command has left behind. This process is their subreaper, so they
 /// are its children by now. When one of them dies, its own children become children of this
-/// process, so the search is repeated until none is left.
+/// process, so the loop searches again until none is left.
 pub fn end_orphans() {
     for _ in 0..1000 {
         let task = format!("/proc/self/task/{}/children", std::process::id());

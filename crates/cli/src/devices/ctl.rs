@@ -86,8 +86,8 @@ pub fn run(options: &Options) -> Outcome {
     for path in socket::all_in(&folders) {
         match devices_of(&path) {
             Ok(devices) => found.extend(devices),
-            // No process listens on the socket: its run was killed, and so did not remove the
-            // socket.
+            // No process listens on the socket: SIGKILL ended the run's launcher, which could not
+            // remove the socket.
             Err(Errno::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
             Err(error) => socket::say_unanswered(&path, error),
         }

@@ -87,7 +87,8 @@ pub struct RunDevice {
     geometry: Geometry,
     placeholder: Placeholder,
     supply: Arc<dyn Supply>,
-    /// The state of the storage daemon that this run has started for the device, if it has.
+    /// The state of the storage daemon that serves the device. `None`: this run has started no
+    /// daemon for the device.
     health: Option<Arc<Health>>,
 }
 
@@ -95,10 +96,11 @@ pub struct RunDevice {
 /// answers questions continues until the process ends.
 pub struct Devices {
     list: Arc<Vec<Arc<RunDevice>>>,
-    /// Kept only to stay connected while the run lasts. A program that outlives the launcher then
-    /// gets EIO, because no process is left to reconnect.
+    /// The launcher's connections to the back ends, which last as long as the run. Only the
+    /// launcher can reconnect: a program that outlives it gets EIO.
     _back_ends: Vec<VhostUser>,
-    /// The daemons that this run has started. They end after the connections to them.
+    /// The storage daemons that this run has started. This field comes after `_back_ends`, so that
+    /// the connections are closed before the daemons end.
     _daemons: Daemons,
     /// The interface to the back end of swapped memory. `None`: swapped memory has no back end.
     swap: Option<Arc<dyn Supply>>,
@@ -110,10 +112,10 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens the devices and makes their placeholders. `daemons` come first, so that they are
-    /// dropped last if a device cannot be made. `fallback`: polled rings may wait for interrupts.
-    /// `swap`: the back end of swapped memory, if there is one. `faults`: the memory file with the
-    /// run's rules for faults, if it has any.
+    /// Opens the devices and makes their placeholders. `daemons` is the first parameter, because
+    /// Rust drops parameters in reverse order: if a device cannot be made, the daemons end last.
+    /// `fallback`: polled rings may wait for interrupts. `swap`: the back end of swapped memory, if
+    /// there is one. `faults`: the memory file with the run's rules for faults, if it has any.
     pub fn create<'a>(
         daemons: Daemons,
         options: impl ExactSizeIterator<Item = (&'a DeviceOption, Connected)>,
@@ -226,7 +228,8 @@ fn why_not_opened(spec: &Spec, error: Errno) -> String {
 pub struct Connected {
     supply: Arc<dyn Supply>,
     back_end: Option<VhostUser>,
-    /// The state of the daemon that this run has started for the device, if it has.
+    /// The state of the storage daemon that serves the device. `None`: this run has started no
+    /// daemon for the device.
     health: Option<Arc<Health>>,
 }
 

@@ -46,7 +46,8 @@ struct Reply {
     owned: Vec<OwnedDescriptor>,
     /// Descriptors to send. They stay open in this process.
     kept: Vec<RawFd>,
-    /// The queue or claim that the client holds from now on, if the question asks for one.
+    /// The queue, or the right to ask for queues, that the client holds from now on. `None` if the
+    /// question asks for neither.
     lease: Option<Lease>,
 }
 
@@ -67,15 +68,15 @@ impl Lease {
     }
 }
 
-/// A client that holds a queue or a claim, and its connection.
+/// A client that holds a queue, or the right to ask for queues, and its connection.
 struct User {
     connection: OwnedFd,
     lease: Lease,
 }
 
 impl User {
-    /// Takes the client's queue or claim back, after the client has returned it or has closed its
-    /// connection.
+    /// Takes the client's queue, or its right to ask for queues, back. The client has returned it
+    /// by a message, or has closed its connection.
     fn leave(self) {
         // Reads the client's message, although its content is known. Closing a socket with unread
         // data would give the client an error instead of the answer.
@@ -114,8 +115,8 @@ impl Server {
         }
     }
 
-    /// Waits until a client connects. Meanwhile takes back each queue or claim that a client
-    /// returns, or held when it closed its connection.
+    /// Waits until a new client connects. Meanwhile takes back the [`Lease`] of each client that
+    /// returns it by a message or closes its connection.
     fn wait(&self, users: &mut Vec<User>) {
         loop {
             let mut watched = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];

@@ -65,8 +65,8 @@ impl Drop for Socket {
 /// exists and can be written to. A program that looks for runs looks in all of them, because its
 /// environment may differ from that of the run.
 ///
-/// If the user has chosen another XDG_RUNTIME_DIR than the system's, runs are only looked for
-/// there.
+/// If XDG_RUNTIME_DIR names another existing folder than the system's /run/user/UID, only that
+/// folder is used.
 fn folders() -> Vec<PathBuf> {
     let user = getuid();
     let of_system = PathBuf::from(format!("/run/user/{user}"));

@@ -94,7 +94,8 @@ fn list(run: &str, page: &Page) {
     }
 }
 
-/// Fails if the rule names plain calls that the run's processes do not trap.
+/// Fails if the rule names plain system calls that the run's processes do not trap: no fault can
+/// reach such a call.
 fn check_traps(page: &Page, rule: &Rule) -> Result<(), Failure> {
     let traps = page.traps();
     let is_trapped = |number: &u16| traps[usize::from(*number / 64)] & 1 << (number % 64) != 0;
@@ -113,7 +114,8 @@ fn check_traps(page: &Page, rule: &Rule) -> Result<(), Failure> {
     }
 }
 
-/// Returns the launcher's process id and the page of the run that is meant.
+/// Finds the run with the launcher `wanted`, or this user's only run with rules. Returns its
+/// launcher's process id and the page of its rules.
 fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
     let mut found = Vec::new();
     for path in socket::all() {
@@ -123,7 +125,8 @@ fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
         }
         match page_of(&path) {
             Ok(page) => found.push((run, page)),
-            // The run has no rules, or was killed, or is of another build.
+            // This run has no page of rules, or SIGKILL ended it, or it is of another build of
+            // usring.
             Err(Errno::ENODEV | Errno::ECONNREFUSED | Errno::EINVAL) => {}
             Err(error) => socket::say_unanswered(&path, error),
         }

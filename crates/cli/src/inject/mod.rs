@@ -24,7 +24,7 @@ use usring_sys::mapping;
 #[derive(Clone, Debug)]
 pub enum InjectOption {
     Rule(Box<Rule>),
-    /// `@FILE`: rules, one per line, such as `--inject-log` writes them.
+    /// `@FILE`: rules, one per line, in the form in which `--inject-log` writes them.
     File(PathBuf),
     /// `none`: no rule yet.
     Nothing,

@@ -13,15 +13,16 @@ use usring_device::spec::Layer;
 const NODE: &str = "usring-disk";
 /// Options by which the daemon reads commands (QMP) from its standard input.
 const CONTROL: [&str; 4] = ["--chardev", "stdio,id=usring-control", "--monitor", "chardev=usring-control"];
-/// Number of queues of a device without `queues=`. A process uses up to 16 for its blocking calls.
-/// The others are for rings and for other processes.
+/// Number of queues of a device whose SPEC has no `queues=`. A process uses up to 16 queues for its
+/// blocking calls. The others are for rings and for other processes.
 const USUAL_QUEUES: u32 = 32;
-/// With `reconnect=on`, how long the daemon's requests wait for an NBD server that has gone: ten
-/// years.
+/// With `reconnect=on`, the daemon's requests wait this long for an NBD server that has gone: ten
+/// years, so practically without a limit.
 const WAIT_FOR_SERVER_SECONDS: u32 = 10 * 365 * 24 * 3600;
-/// Time after [`super::process::QUIT`] for the daemon of an `nbd` device, which caches no data.
+/// Time that the daemon of an `nbd` device has to end after [`super::process::QUIT`]. The time is
+/// short, because this daemon caches no data.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
-/// Time after [`super::process::QUIT`] for a daemon whose format caches data.
+/// Time that a daemon whose format caches data has to end after [`super::process::QUIT`].
 const STOP_LIMIT_WITH_CACHE: Duration = Duration::from_secs(30);
 
 /// A node that the storage daemon has to serve.
@@ -31,7 +32,7 @@ pub struct Plan {
     object: Option<String>,
     is_read_only: bool,
     pub queues: u32,
-    /// Whether the daemon is started again when it has ended, and requests wait meanwhile.
+    /// Whether the launcher starts a daemon again that has ended. Requests wait meanwhile.
     pub reconnects: bool,
     /// Time for the daemon to end after it was asked to.
     pub stop_limit: Duration,
@@ -57,11 +58,11 @@ impl Plan {
         })
     }
 
-    /// Returns the daemon's arguments. It listens on `socket`, and makes `ready` when it does. It
-    /// reads commands from its standard input.
+    /// Returns the arguments by which the daemon listens on `socket`. When it listens, it makes the
+    /// file `ready`. It reads commands from its standard input.
     pub fn arguments(&self, socket: &str, ready: &str) -> Vec<String> {
         // A daemon that is killed loses the writes that only its format's caches have. If another
-        // daemon takes its place, the program never learns of that, and its next flush would
+        // daemon takes its place, the program never learns of the loss, and its next flush would
         // succeed. So with `reconnect=on` the daemon flushes each write before completing it.
         let export = json!({
             "type": "vhost-user-blk",

@@ -1,5 +1,6 @@
-//! The private folder of a storage daemon, with its socket. The launcher has the folder locked, so
-//! that a later run can remove the folder of a launcher that was killed.
+//! The private folder of a storage daemon, with its socket. The launcher keeps the folder locked.
+//! So a later run recognises the folder of a launcher that was killed, because that folder is not
+//! locked, and removes it.
 
 use crate::Failure;
 use crate::devices::socket;

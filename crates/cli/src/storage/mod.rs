@@ -39,7 +39,7 @@ use std::time::Duration;
 use usring_device::driver::vhost_user;
 use usring_device::spec::Layer;
 
-/// A process that lived this long is started again at once.
+/// If the daemon's process has lived at least this long, the launcher starts it again at once.
 const LONG_LIFE: Duration = Duration::from_secs(5);
 /// First and longest pause before the next start of a process that lived shorter than
 /// [`LONG_LIFE`]. The pause doubles each time.
@@ -51,7 +51,7 @@ const LONGEST_PAUSE_MS: u16 = 2000;
 pub struct State {
     /// Process id of the daemon, while it runs.
     pub process: Option<u32>,
-    /// Whether the daemon has served the device since its last start, and runs.
+    /// Whether the daemon runs, and has become ready since its last start.
     pub is_alive: bool,
     /// How often the daemon was started again.
     pub restarts: u64,
@@ -178,7 +178,9 @@ impl Keeper {
         let _ = writeln!(std::io::stderr(), "usring: {}: {what}", self.name);
     }
 
-    /// Keeps a daemon running until the device is dropped. Sends the outcome of the first start.
+    /// Starts the daemon, and sends the outcome to `started`. Then watches the daemon until the
+    /// device is dropped. If the daemon ends earlier and the SPEC has `reconnect=on`, starts it
+    /// again.
     fn run(&self, started: &SyncSender<Result<(), String>>) {
         // The launcher receives its signals by a signalfd, so no thread may take them.
         let _ = SigSet::all().thread_block();
@@ -220,8 +222,9 @@ impl Keeper {
         }
     }
 
-    /// Starts a process, as often as needed. Pauses before each start for `pause` milliseconds,
-    /// which grow. `None` if the device was dropped.
+    /// Starts a process, and tries again until the process serves the device. Before each attempt,
+    /// pauses for `pause` milliseconds, and lengthens the pause after a failure. `None` if the
+    /// device was dropped.
     fn start_again(&self, pause: &mut u16) -> Option<Process> {
         let mut last = String::new();
         loop {
@@ -246,8 +249,8 @@ impl Keeper {
         }
     }
 
-    /// Repeats the lines of the process until it has ended, and returns how it ended. If the device
-    /// is dropped, ends the process and returns `None`.
+    /// Prints the lines that the process writes to standard error until it has ended, and returns
+    /// how it ended. If the device is dropped, ends the process and returns `None`.
     fn watch(&self, process: &mut Process) -> Option<String> {
         let mut last = String::new();
         loop {
@@ -275,7 +278,7 @@ impl Keeper {
         }
     }
 
-    /// Tells the user if the daemon did not end in order at the end of the run.
+    /// Tells the user if the daemon did not end cleanly at the end of the run.
     fn say_if_lossy(&self, end: &End) {
         let limit = self.plan.stop_limit.as_secs();
         let consequence = "writes that were not flushed may be lost";

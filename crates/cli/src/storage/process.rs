@@ -23,14 +23,14 @@ pub const PROGRAM: &str = "qemu-storage-daemon";
 const START_LIMIT: Duration = Duration::from_secs(10);
 /// Interval between two checks whether the daemon serves the device or has ended, in milliseconds.
 const CHECK_MS: u16 = 10;
-/// Time for a daemon that is not ready yet to end after it has closed its standard error.
+/// A daemon that closes its standard error before it is ready must end within this time.
 const END_LIMIT: Duration = Duration::from_secs(1);
 /// Longest line of the daemon's that is kept in one piece, in bytes.
 const LONGEST_LINE: usize = 4096;
 /// If the daemon does not start, the message has at most this many of its last lines.
 const MOST_LINES: usize = 4;
-/// Most reads of the daemon's standard error after its end. A pipe has 64 KiB at most, unless a
-/// process that the daemon has started goes on writing.
+/// Most reads of the daemon's standard error after its end. Its pipe then holds at most 64 KiB,
+/// unless another process that the daemon started continues to write to it.
 const MOST_LAST_READS: usize = 64;
 /// Signals that do not end the daemon. A service manager sends them to each process of a service,
 /// and the program's last writes need the daemon.
@@ -86,7 +86,8 @@ impl Process {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let launcher = getpid();
         let prepare = move || {
-            // A terminal's ^C is for the program, which may go on. It must not end the daemon.
+            // A terminal's ^C is for the program, which may survive it. A session of its own keeps
+            // the signal away from the daemon.
             setsid()?;
             close_inherited()?;
             // QEMU adds signals to the mask that it inherits, and removes none of these.
@@ -156,8 +157,8 @@ impl Process {
         found
     }
 
-    /// Reads what the process has written. Returns the finished lines, and whether the process has
-    /// closed its standard error.
+    /// Reads what the process has written to standard error. Returns the finished lines, and
+    /// whether the process has closed its standard error. An overlong line is returned in pieces.
     fn read(&mut self) -> (Vec<String>, bool) {
         let mut buffer = [0; LONGEST_LINE];
         let length = match self.errors.read(&mut buffer) {
@@ -200,8 +201,8 @@ impl Process {
         End { lines, status: "SIGKILL".into(), is_success: false, is_killed: true }
     }
 
-    /// Waits at most for `limit_ms` milliseconds for what the process writes. A process that has
-    /// closed the pipe is about to end, so the pipe is not polled any more.
+    /// Waits up to `limit_ms` milliseconds for the process to write to standard error. A process
+    /// that has closed the pipe is about to end, so the pipe is not polled any more.
     fn said(&mut self, limit_ms: u16, has_closed: bool) -> Found {
         let mut watched = [PollFd::new(self.errors.as_fd(), PollFlags::POLLIN)];
         let ready = poll(if has_closed { &mut [] } else { &mut watched }, PollTimeout::from(limit_ms));
@@ -244,7 +245,7 @@ fn close_inherited() -> nix::Result<()> {
     match Errno::result(done) {
         // Linux before 5.11 does not have the call or the flag.
         Ok(_) | Err(Errno::ENOSYS | Errno::EINVAL) => Ok(()),
-        // A sandbox of containers may refuse calls that it does not know.
+        // A container's seccomp filter may refuse calls that it does not know.
         Err(Errno::EPERM) => Ok(()),
         Err(error) => Err(error),
     }

@@ -30,7 +30,7 @@ pub fn open_output(path: &Path) -> Result<File, Failure> {
     OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(failed)
 }
 
-/// Creates a file that `usring trace` makes. Refuses to overwrite a trace.
+/// Creates a file for the output of `usring trace`. Refuses to overwrite a trace.
 pub fn create_other(path: &Path) -> Result<File, Failure> {
     if path.is_file() && is_trace(path).unwrap_or(false) {
         let path = path.display();
@@ -102,7 +102,8 @@ impl std::fmt::Display for Bytes {
     }
 }
 
-/// Writes the events so far. The header comes last, too, because it counts the records.
+/// Writes the events so far. Writes the header once to reserve its space, and once more at the end,
+/// because it contains the number of records.
 pub fn write(page: &Page, mut output: &File) -> io::Result<Written> {
     let mut header = page.header();
     output.rewind()?;

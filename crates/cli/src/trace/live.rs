@@ -24,7 +24,7 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_trace::format::{EventKind, is_aio};
 use usring_trace::page::Page;
 
-/// The launcher's memory of the trace, as /proc shows it.
+/// The name that /proc/PID/fd shows for the launcher's memory of the trace.
 const LAUNCHER_FILE: &str = "/memfd:usring-trace (deleted)";
 
 /// The run that is meant.
@@ -125,7 +125,8 @@ fn in_flight<'a>(trace: &Loaded, requests: &'a Requests) -> Vec<&'a Request> {
         .collect();
     let exists = |request: &Request| {
         let Process { id, turn, .. } = requests.processes[request.process];
-        // The id of a process can belong to a later program of the run, which has other rings.
+        // A later program of the run can have the same process id, and its rings are not those of
+        // the request.
         let is_last = !requests.processes[request.process + 1..].iter().any(|later| later.id == id);
         is_last && !closed.contains(&(id, turn, request.first.ring)) && Path::new(&format!("/proc/{id}")).exists()
     };
@@ -141,7 +142,8 @@ fn snapshot(page: &Page) -> Result<Loaded, Failure> {
     Loaded::read(Path::new(&format!("/proc/self/fd/{}", copy.as_raw_fd())))
 }
 
-/// Returns the launcher's process id and the memory of the run that is meant.
+/// Finds the run with the launcher `wanted`, or this user's only run with --trace. Returns its
+/// launcher's process id and the memory of its trace.
 fn find(wanted: Option<u32>) -> Result<(u32, Page), Failure> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

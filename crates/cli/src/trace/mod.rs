@@ -1,5 +1,5 @@
 //! `usring run --trace FILE`: the memory in which the program's processes record their requests.
-//! The launcher makes the file of it at the end. `usring trace FILE`: [`show`].
+//! The launcher writes the records to FILE at the end of the run. [`show`] is `usring trace FILE`.
 //!
 //! - `file` writes and reads the file.
 //! - `requests` joins the events of each request.
@@ -27,7 +27,7 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::{mapping, ticks};
 use usring_trace::page::{Page, SIZES, Settings};
 
-/// Bytes of the records, unless the option names a size.
+/// Bytes of memory for the records, unless the option `--trace` names a size.
 const DEFAULT_SIZE: u64 = 256 << 20;
 
 /// A value of `--trace`.

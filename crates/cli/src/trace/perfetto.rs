@@ -26,20 +26,21 @@ const END: u64 = 2;
 const INSTANT: u64 = 3;
 const COUNTER: u64 = 4;
 
-/// The tracks of one name, each of which has one slice at a time.
+/// The lanes of one name. Each lane is a track, on which no two slices overlap in time.
 #[derive(Default)]
 struct Lanes {
     /// The identifiers of the tracks.
     tracks: Vec<u64>,
     /// The lanes without a slice, by index.
     free: BTreeSet<usize>,
-    /// The lanes with a slice, by the time at which it ends.
+    /// The lanes with a slice, ordered by the time at which the slice ends.
     occupied: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
 impl Lanes {
-    /// Occupies the first free lane for a slice, and returns the lane's index. It is the number of
-    /// tracks if the lane needs a new track. Slices come in the order in which they begin.
+    /// Occupies the free lane with the lowest index for a slice, and returns that index. If no lane
+    /// is free, returns the number of tracks, and the caller makes a new track. The caller must
+    /// pass slices in the order in which they begin.
     fn occupy(&mut self, from: u64, until: u64) -> usize {
         while let Some(Reverse((end, lane))) = self.occupied.peek().copied()
             && end <= from
@@ -53,7 +54,8 @@ impl Lanes {
     }
 }
 
-/// A device of a ring: process, ring, and index of the ring's channel.
+/// A device of a ring: index of the process, number of the ring, and index of the ring's channel to
+/// the device.
 type Device = (usize, u32, u64);
 
 /// A slice on the track of a device.
@@ -80,7 +82,8 @@ struct Writer<'a> {
     device_slices: Vec<DeviceSlice>,
 }
 
-/// Writes the selected requests. Their indices in `requests` make the flows.
+/// Writes the selected requests. A request's index in `requests` becomes the identifier of its
+/// flow.
 pub fn write<'a>(
     output: &mut dyn Write,
     trace: &Loaded,
@@ -153,8 +156,8 @@ impl Writer<'_> {
 
     fn event(&mut self, at: u64, kind: u64, track: u64, fill: impl FnOnce(Message) -> Message) -> io::Result<()> {
         let event = fill(Message::default().number(9, kind).number(11, track));
-        // The default clock of a packet is CLOCK_BOOTTIME. The trace has the monotonic clock, whose
-        // origin is the same but for the time that the system was suspended.
+        // Perfetto takes a packet's time as CLOCK_BOOTTIME. The trace has times of CLOCK_MONOTONIC,
+        // which lag behind only by the time that the system was suspended.
         let at = self.trace.header.start[1].saturating_add(at);
         self.packet(Message::default().number(8, at).message(11, &event))
     }
@@ -282,8 +285,8 @@ impl Writer<'_> {
         until.map_or(Ok(()), |until| self.event(until, END, track, |event| event))
     }
 
-    /// Writes the slices on devices. They come in the order of time, which is not that of the
-    /// requests' submissions.
+    /// Writes the slices on devices in the order in which they begin, which `Lanes` needs. This
+    /// order can differ from that in which the requests were submitted.
     fn devices(&mut self) -> io::Result<()> {
         let mut slices = std::mem::take(&mut self.device_slices);
         slices.sort_by_key(|slice| (slice.device, slice.from));

@@ -227,7 +227,7 @@ impl Display for ResultText<'_> {
     }
 }
 
-/// The way of a request: the causes of its waits, and their lengths.
+/// The text of what a request waited for, and how long.
 struct WayText<'a>(&'a Request);
 
 impl Display for WayText<'_> {

@@ -22,9 +22,10 @@ pub enum Cause {
     Fault,
     /// A worker.
     Queue(WorkerReason),
-    /// The worker with this thread id, which carried it out.
+    /// The worker with this thread id, which carried the request out.
     Worker(u32),
-    /// A thread that drives the ring, after a worker had carried it out.
+    /// A thread that drives the ring: a worker has carried the request out, and that thread has to
+    /// complete it.
     TaskWork,
     /// A device: the ring's channel with this index.
     Device(u64),
@@ -48,7 +49,7 @@ pub struct PostedCqe {
     pub result: i32,
     pub flags: u32,
     pub has_cqe: bool,
-    /// When the program was first seen to have taken the CQE.
+    /// When usring first noticed that the program had taken the CQE.
     pub reaped: Option<u64>,
 }
 
@@ -113,11 +114,11 @@ pub struct Requests {
     pub all: Vec<Request>,
 }
 
-/// Identifies a request in flight: index of its process, ring, and its number.
+/// Identifies a request in flight: index of its process, number of its ring, and its own number.
 type Key = (usize, u32, u32);
 
-/// A CQE that the program has not taken yet: its position, its request, and its index among the
-/// request's posted CQEs (`None`: the last CQE).
+/// A CQE that the program has not taken yet: its position in the CQ and the index of its request.
+/// The last number is the CQE's index among the request's posted CQEs (`None`: the last CQE).
 type Ready = (u32, usize, Option<usize>);
 
 /// The state of the joining.
@@ -179,8 +180,8 @@ impl Joined {
     }
 
     fn begin_process(&mut self, record: &Record, program: Option<String>, from: u64) -> usize {
-        // A program that was executed in the process, or a later process with its id, has other
-        // rings.
+        // A later program in this process, or a later process with the same id, has other rings. So
+        // it gets an entry of its own.
         let index = self.requests.processes.len();
         let Record { process: id, turn, .. } = *record;
         self.requests.processes.push(Process { id, turn, program, from });
@@ -262,11 +263,12 @@ impl Joined {
         }
     }
 
-    /// Notes that the program has taken the CQEs before `head`.
+    /// Notes that the program has taken the CQEs before the CQ's head `head`.
     fn reap(&mut self, ring: (usize, u32), head: u32, at: u64) {
         let Some(ready) = self.ready.get_mut(&ring) else { return };
         while let Some((position, index, place)) = ready.front().copied() {
-            // The positions wrap around. The CQ has at most 2^16 entries.
+            // Positions wrap around, so their difference counts. The CQ has at most 2^16 entries: a
+            // large difference means that `head` has not passed `position`.
             if head.wrapping_sub(position).wrapping_sub(1) >= 1 << 31 {
                 return;
             }

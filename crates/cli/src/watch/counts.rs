@@ -27,7 +27,7 @@ pub fn is_statistics(process: u32, mapping: &Mapping) -> bool {
         || open_mapped(&in_root_of(process, mapping), mapping).is_ok_and(|file| file.begins_as_one().unwrap_or(false))
 }
 
-/// Opens the mapped file at `path`. Another file there is not opened.
+/// Opens the file at `path` if it is the file of the mapping. Does not open any other file.
 fn open_mapped(path: &Path, mapping: &Mapping) -> io::Result<StatisticsFile> {
     StatisticsFile::open_mapped(path, |found| is_mapped(found, mapping))
 }
@@ -47,8 +47,8 @@ fn in_root_of(process: u32, mapping: &Mapping) -> PathBuf {
 }
 
 impl Files {
-    /// Opens the statistics files of these processes that are not open yet. Closes those that no
-    /// process has any more.
+    /// Opens the statistics files that these processes have mapped, unless they are open already.
+    /// Closes the files that none of these processes has mapped.
     pub fn update(&mut self, processes: &[Process]) {
         let mapped = |process: &Process| process.statistics.clone().map(|mapping| (mapping.file, process.id));
         let wanted: Vec<_> = processes.iter().filter_map(mapped).collect();
@@ -77,8 +77,8 @@ impl Files {
 /// has the layout of another build.
 fn open(process: u32, mapping: &Mapping) -> Option<StatisticsFile> {
     let paths = if mapping.path == LAUNCHER_FILE {
-        // Only privileged users may open files by map_files. For other users, the launcher's
-        // descriptor is searched in /proc/PID/fd.
+        // Only privileged users may open files in /proc/PID/map_files. For other users, this
+        // searches the process's ancestors for the launcher, whose /proc/PID/fd has the file, too.
         let mut paths = vec![PathBuf::from(format!("/proc/{process}/map_files/{}", mapping.range))];
         paths.extend(ancestors(process).filter_map(|ancestor| descriptor(ancestor, mapping)));
         paths
@@ -115,7 +115,8 @@ mod tests {
         Mapping { range: "1000-2000".into(), file, path: path.display().to_string() }
     }
 
-    /// Returns whether the process's mapping is examined and opened without open(2) of `target`.
+    /// Returns whether this module examines and opens the process's mapping without an open(2) of
+    /// `target`.
     fn leaves_alone(target: &Path, mapping: &Mapping) -> bool {
         let watched = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
         watched.add_watch(target, AddWatchFlags::IN_OPEN).unwrap();

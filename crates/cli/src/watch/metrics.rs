@@ -71,13 +71,13 @@ fn labels(id: u32, name: &str) -> String {
     format!("pid=\"{id}\",program=\"{name}\"")
 }
 
-/// How long a client may take to send its request, and each write of the answer.
+/// Longest time for a client to send its request, and for each write of the answer to it.
 const CLIENT_LIMIT: Duration = Duration::from_secs(5);
 /// Most bytes of a request's head.
 const MOST_HEAD: usize = 8 << 10;
 /// Most clients at a time. Further ones get no answer.
 const MOST_CLIENTS: usize = 16;
-/// Pause after a failed accept(2), such as one without a free descriptor.
+/// Pause after a failed accept(2), for example when no descriptor is free.
 const PAUSE: Duration = Duration::from_millis(100);
 
 fn serve(address: SocketAddr) -> Outcome {

@@ -1,12 +1,13 @@
 //! `usring ps` and `usring top`: the programs that usring serves now, and what their rings do.
 //!
-//! - `processes` finds them in /proc, whether a launcher started them or their environment did.
+//! - `processes` finds these programs in /proc, whether `usring run` started them or the user's
+//!   LD_PRELOAD loaded the library.
 //! - `counts` reads the statistics files of `--stats` and USRING_STATS.
-//! - `rates` is the difference of two such readings.
+//! - `rates` computes the difference of two readings of these files.
 //! - `screen` draws on a terminal.
 //! - `metrics` prints or serves the counts for collectors (`usring ctl metrics`).
 //!
-//! Both commands only read, so a program does not notice them, and they also work if it hangs.
+//! `ps` and `top` only read, so a program does not notice them, and they also work if it hangs.
 
 mod counts;
 pub mod metrics;

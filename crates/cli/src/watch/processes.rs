@@ -9,16 +9,17 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     pub id: u32,
-    /// Its process id in its own PID namespace, which is the id that the library knows.
+    /// The process's id in its own PID namespace. The library writes this id to the statistics
+    /// file.
     pub inner_id: u32,
-    /// Its name, as in /proc/PID/comm, without control characters: a program chooses its name
-    /// itself, and the name goes to a terminal.
+    /// The process's name from /proc/PID/comm, without control characters: a program can choose any
+    /// name, and usring prints it on a terminal.
     pub name: String,
     pub library: PathBuf,
     /// The statistics file that it has mapped.
     pub statistics: Option<Mapping>,
-    /// When it began, in clock ticks since the system's start. A later process with the same id
-    /// has another value.
+    /// When the process began, in clock ticks since the system's start. A later process with the
+    /// same id has another value.
     pub began: u64,
     /// Processor time of all its threads, in clock ticks.
     pub processor: u64,
@@ -27,9 +28,9 @@ pub struct Process {
 /// A mapping of a file, as /proc/PID/maps describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// First and last address, as in the name of the file in /proc/PID/map_files.
+    /// First and last address of the mapping, in the form of the file names in /proc/PID/map_files.
     pub range: String,
-    /// Device and inode. All processes with the file have the same value.
+    /// Device and inode of the file, which are the same in all processes that have mapped it.
     pub file: String,
     /// Path of the file; for a memory file, `/memfd:NAME (deleted)`.
     pub path: String,
@@ -81,7 +82,8 @@ fn printable(text: &str) -> String {
 /// Returns the ids of a process's ancestors, the nearest first.
 pub fn ancestors(id: u32) -> impl Iterator<Item = u32> {
     let parent = |id: &u32| field(&text(*id, "status")?, "PPid:")?.parse().ok().filter(|parent| *parent != 0);
-    // A process has few ancestors. The limit ends the walk if ids are used again meanwhile.
+    // A process has few ancestors. The limit ends the walk if processes end meanwhile and their ids
+    // are used again, so that the walk would turn in a circle.
     std::iter::successors(Some(id), parent).skip(1).take(64)
 }
 

@@ -61,7 +61,8 @@ impl Rates {
 
 /// Returns the share of `part` in `whole`, in per cent. `None` if `whole` is 0.
 pub fn percent(part: u64, whole: u64) -> Option<u64> {
-    // A request may be counted as polled more than once, each time that it waits.
+    // A request counts as polled each time that it waits for its file, so `part` can exceed
+    // `whole`.
     (whole != 0).then(|| (part.saturating_mul(100) / whole).min(100))
 }
 
@@ -74,7 +75,8 @@ fn added(mut sum: Rows, rows: &Rows) -> Rows {
     sum
 }
 
-/// Returns what was counted since `before`. A counter that has fallen counts as unchanged.
+/// Returns how much each counter has grown since `before`. A counter that has fallen counts as
+/// unchanged.
 fn since(before: &Rows, after: &Rows) -> Rows {
     let mut rows = *after;
     let pairs = iter::zip(rows.as_flattened_mut(), before.as_flattened());
@@ -94,28 +96,29 @@ fn of_ring(before: Option<&Rows>, after: &Rows) -> Rows {
 /// closed, its counts can be in the sums twice or not at all, so the sums can fall.
 fn of_files(before: &Sample, after: &Sample) -> Rows {
     let counted = after.readings.iter().filter_map(|(file, reading)| {
-        // The counts of a file that was not known before are older than the interval.
+        // The earlier sample does not have this file, so its counts may be older than the interval.
         let before = before.readings.get(file)?;
         Some(since(before.sums.rows(), reading.sums.rows()))
     });
     counted.fold(empty(), |sum, rows| added(sum, &rows))
 }
 
-/// Returns the process as it was in an earlier sample. Another process with its id is not the same.
+/// Returns the process as it was in an earlier sample. A process with the same id that began at
+/// another time is another process.
 fn earlier<'a>(before: &'a Sample, process: &Process) -> Option<&'a Process> {
     before.processes.iter().find(|other| (other.id, other.began) == (process.id, process.began))
 }
 
-/// Returns the number of a process's open rings and what they have counted. `None`: the process is
-/// not counted.
+/// Returns the number of a process's open rings, and what they have counted since the sample
+/// `before`. `None`: the process is not counted.
 fn of_process_rows(before: &Sample, after: &Sample, process: &Process) -> Option<(usize, Rows)> {
     let file = &process.statistics.as_ref()?.file;
     let rings = after.readings.get(file)?.rings.iter().filter(|ring| ring.process == u64::from(process.inner_id));
     let rings: Vec<&RingCounts> = rings.collect();
-    // The counts of a file that was not known before are older than the interval.
+    // The earlier sample does not have this file, so its counts may be older than the interval.
     let Some(known) = before.readings.get(file) else { return Some((rings.len(), empty())) };
-    // A process that began within the interval has counted from 0, also if another process had its
-    // id before.
+    // If the process began within the interval, its rings have counted from 0. The earlier sample
+    // may have rings of another process with the same id.
     let is_old = earlier(before, process).is_some();
     let rows = rings.iter().fold(empty(), |sum, ring| {
         let is_same = |known: &&RingCounts| is_old && (known.block, known.process) == (ring.block, ring.process);
@@ -151,7 +154,7 @@ mod tests {
         rows
     }
 
-    /// Returns a sample, after some seconds, of a process with one ring.
+    /// Returns a sample of a process with one ring, taken `seconds` after the first sample.
     fn sample(seconds: u64, began: u64, rows: Rows) -> Sample {
         static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
         let statistics = Some(Mapping { range: String::new(), file: FILE.into(), path: String::new() });
@@ -173,7 +176,8 @@ mod tests {
     fn a_ring_is_compared_with_itself_only() {
         let before = sample(0, 1, rows(100, 90));
         assert_eq!(counted(&before, &sample(1, 1, rows(130, 95))), [30, 5]);
-        // Another ring of the process has the block. Only one of its counters is smaller.
+        // Another ring of the process now has the block. Only one of its counters is smaller than
+        // the earlier ring's.
         assert_eq!(counted(&before, &sample(1, 1, rows(110, 20))), [110, 20]);
         // Another process has the id.
         assert_eq!(counted(&before, &sample(1, 2, rows(110, 91))), [110, 91]);

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// A terminal with `usring top` on it. All clones stand for the one terminal.
+/// The terminal that `usring top` draws on. All clones share one state.
 #[derive(Clone)]
 pub struct Screen(Arc<Mutex<State>>);
 
-/// Whether this process has the terminal. Its lock keeps the thread that draws and the one that
-/// waits for signals apart.
+/// Whether `usring top` has taken over the terminal. The lock of this state keeps two threads
+/// apart: one draws, and the other restores the terminal at a signal.
 enum State {
     NotTaken,
     /// The terminal's settings from before. `None`: standard input is no terminal.
@@ -38,8 +38,9 @@ impl Screen {
         let before = tcgetattr(stdin().as_fd()).ok();
         if let Some(before) = &before {
             let mut settings = before.clone();
-            // Keys arrive at once and are not shown. ^C stays a signal. ^Z and ^\ are off, because
-            // they would leave this screen to the shell.
+            // The terminal passes each key on at once and does not show it. ^C stays a signal. The
+            // keys for suspending (^Z) and quitting (^\) are off, because they would leave this
+            // screen to the shell.
             settings.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
             for key in [SpecialCharacterIndices::VSUSP, SpecialCharacterIndices::VQUIT] {
                 settings.control_chars[key as usize] = nix::libc::_POSIX_VDISABLE;

@@ -64,7 +64,8 @@ pub fn run(options: &Options) -> Outcome {
         return print(options, &mut files, first);
     };
     let of_signals = screen.clone();
-    // No signal may end this process between the two calls: the terminal would stay as it is then.
+    // Starts to handle signals before this process takes over the terminal. If a signal ended the
+    // process in between, the terminal would stay changed.
     signals::watch(move |signal, _| {
         of_signals.restore();
         std::process::exit(128 + signal as i32);
@@ -142,7 +143,8 @@ fn is_quit_within(interval: Duration) -> bool {
         let limit = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         if poll(&mut set, limit).is_ok_and(|ready| ready > 0) {
             let mut pressed = [0; MOST_KEYS];
-            // poll(2) does not see keys that a buffer of this process has, so there is no buffer.
+            // Reads the descriptor without a buffer in this process, because poll(2) does not see
+            // the keys in such a buffer.
             match nix::unistd::read(&input, &mut pressed) {
                 Ok(count @ 1..) if pressed[..count].iter().any(|key| matches!(key, b'q' | b'Q')) => return true,
                 Ok(1..) => {}
