@@ -34,8 +34,8 @@ use buffers::{Buffers, GROUP};
 use connection::{Connection, Counts};
 use options::{HELP, Options};
 
-/// Unsent bytes of a connection at which the server stops receiving from it, because the peer does
-/// not read.
+/// If a connection has this many unsent bytes, the server stops receiving from it, because the peer
+/// does not read.
 const PATIENCE: usize = 256 << 10;
 /// Pause after an accept that found no free descriptor.
 static PAUSE: types::Timespec = types::Timespec::new().nsec(50_000_000);
@@ -108,7 +108,7 @@ enum Kind {
     Close,
     /// Cancels the receive of a connection.
     Cancel,
-    /// Reads the eventfd by which the main thread asks this thread to stop.
+    /// Reads the eventfd. The main thread writes to it to stop this thread.
     Bell,
     CancelAll,
     Pause,
@@ -282,7 +282,7 @@ impl Server<'_> {
                 self.push(&pause)
             }
             libc::EINVAL | libc::EOPNOTSUPP | libc::EBADF => Err(io::Error::from_raw_os_error(-result)),
-            // The peer has gone before the accept, or the server is stopping.
+            // The peer has closed the connection before the accept, or the server is stopping.
             _ => self.accept(),
         }
     }
@@ -307,8 +307,8 @@ impl Server<'_> {
             }
             _ if -result == libc::ENOBUFS => {
                 self.counts.without_buffer += 1;
-                // The server returns each buffer at once, so some are free after it has handled all
-                // completions that have arrived.
+                // The server returns each buffer at once. So some buffers are free after it has
+                // handled all completions that have arrived, and it tries again then.
                 self.starved.push(place);
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! Provided buffers: a receive selects one when it has data.
+//! Provided buffers: a receive takes one of them when it has data.
 
 use io_uring::{IoUring, types};
 use std::sync::atomic::{AtomicU16, Ordering};

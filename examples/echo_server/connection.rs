@@ -4,17 +4,17 @@ use std::fmt;
 use std::os::fd::RawFd;
 use workloads::dialogue::Dialogue;
 
-/// Maximum capacity in bytes that a connection's buffer keeps after all its bytes have been sent.
+/// Bytes of capacity that a connection's buffer keeps at most, after all its bytes have been sent.
 /// The next connection in the same slot takes the buffer over.
 const KEPT: usize = 4 << 10;
 
 /// One connection. The server closes it only when none of its requests is in flight. So no
-/// completion of the old connection can arrive after the slot is reused.
+/// completion of this connection can arrive after another connection has got its slot.
 #[derive(Default)]
 pub struct Connection {
     pub socket: RawFd,
     dialogue: Dialogue,
-    /// The bytes of the current send. `sent` of them have been sent.
+    /// The bytes of the current send. The first `sent` of them have been sent.
     outgoing: Vec<u8>,
     pub sent: usize,
     /// The bytes to send after those of `outgoing`.
