@@ -68,8 +68,8 @@ fn registered_files_and_buffers_serve() {
     let fixed = types::Fixed(0);
     let write = opcode::WriteFixed::new(fixed, vectors[0].iov_base.cast(), BLOCK as u32, 0).build();
     let read = opcode::ReadFixed::new(fixed, vectors[1].iov_base.cast(), BLOCK as u32, 1).build();
-    // Both entries are pushed at once. Otherwise the SQ thread might take the first entry alone,
-    // and the chain would end there.
+    // Pushes both entries at once. Otherwise the SQ thread might take the first entry alone, and
+    // the chain would end there.
     // SAFETY: all completions are taken before the memory of the requests is freed.
     unsafe { ring.submission().push_multiple(&[write.flags(squeue::Flags::IO_LINK), read]) }.expect("room for two");
     ring.submit_and_wait(2).expect("submission");

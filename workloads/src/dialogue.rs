@@ -2,10 +2,10 @@
 //! the connection uses that protocol from then on. The server then answers each PING with +PONG,
 //! and echoes any other line. On any other connection the server echoes every byte.
 //!
-//! The bytes may arrive in pieces of any size. The parser does not answer bytes that may be the
-//! beginning of a PING until more arrive. It only counts them, because their text is known.
+//! The bytes may arrive in pieces of any size. Bytes that may be the beginning of a PING are not
+//! answered until more bytes arrive. The parser only counts them, because it knows their text.
 
-/// PING in both of its forms: as a user types it, and as clients send it.
+/// Both forms of a PING: the text that a user types, and the bytes that client libraries send.
 const PINGS: [&[u8]; 2] = [b"PING\r\n", b"*1\r\n$4\r\nPING\r\n"];
 const PONG: &[u8] = b"+PONG\r\n";
 
@@ -48,8 +48,8 @@ impl Dialogue {
         }
     }
 
-    /// Appends the echo of bytes that were not answered yet. Must be called at the end of the
-    /// input.
+    /// Appends the echo of bytes that were held back as the possible beginning of a PING. Must be
+    /// called at the end of the input.
     pub fn finish(&mut self, output: &mut Vec<u8>) {
         if let State::Held { ping, matched } = self.state {
             output.extend_from_slice(&PINGS[usize::from(ping)][..usize::from(matched)]);
@@ -68,7 +68,7 @@ impl Dialogue {
         }
     }
 
-    /// Goes on with a PING after its first `matched` bytes. Returns the input that follows the
+    /// Continues with a PING after its first `matched` bytes. Returns the input that follows the
     /// PING.
     fn go_on<'a>(&mut self, input: &'a [u8], ping: u8, matched: usize, output: &mut Vec<u8>) -> &'a [u8] {
         let text = PINGS[usize::from(ping)];

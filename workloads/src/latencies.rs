@@ -3,7 +3,8 @@
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
-/// Longest duration of the histogram, in nanoseconds. Longer ones count as this one.
+/// Longest duration that the histogram distinguishes, in nanoseconds. A longer duration counts as
+/// this one.
 const MOST_LATENCY_NS: u64 = 100_000_000_000;
 
 /// Counts of operations by duration.
@@ -38,8 +39,8 @@ impl Latencies {
         self.0.reset();
     }
 
-    /// Returns the duration in nanoseconds that the fraction `share` of the operations did not
-    /// exceed. `None` if there are no samples.
+    /// Returns the duration in nanoseconds that is the quantile `share`: this share of the
+    /// operations took at most that long. `None` if there are no samples.
     pub fn within(&self, share: f64) -> Option<u64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(share))
     }

@@ -51,8 +51,8 @@ impl Options {
 
 const WORDS: &str = "words";
 
-/// Runs `main`, a workload, with its options. If it fails, prints the error and exits with status
-/// 1.
+/// Runs the function `main` of a workload with the workload's options. If `main` fails, prints its
+/// error and exits with status 1.
 pub fn run(declared: &[Declared], main: impl FnOnce(&Options) -> Result<(), String>) -> std::process::ExitCode {
     let mut command = Command::new(env!("CARGO_PKG_NAME"));
     for Declared { name, default, help } in COMMON.iter().chain(declared) {

@@ -18,7 +18,8 @@ const REGISTERED_RING: u32 = 1 << 4;
 pub enum Site {
     /// `mov $426, %eax; syscall`, as in liburing.
     Inline,
-    /// A bare `syscall` between bytes that leave no room for a jump, so usring cannot rewrite it.
+    /// A bare `syscall` instruction. The bytes around it leave no space for a jump, so usring
+    /// cannot rewrite it.
     Bare,
     /// libc's `syscall()`, as the `io-uring` crate uses it.
     Libc,

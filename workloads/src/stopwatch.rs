@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Repeats `step` for about `span`, after a warm-up. `step` does some operations and returns their
-/// number. Prints the counts and times of all repetitions after the warm-up, as a line of JSON.
+/// number. Prints the total number of operations and the times after the warm-up, as a line of
+/// JSON.
 pub fn print(span: Duration, step: impl FnMut() -> Result<u64, String>) -> Result<(), String> {
     println!("{{{}}}", measure(span, step)?);
     Ok(())
@@ -35,9 +36,9 @@ impl fmt::Display for Sample {
 }
 
 /// Repeats `step` for about `span`, after a warm-up. `step` does some operations and returns their
-/// number. Returns the counts and times of all repetitions after the warm-up.
+/// number. Returns the total number of operations and the times after the warm-up.
 pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) -> Result<Sample, String> {
-    // Steps between two readings of the clock, so that the readings cost little.
+    // Number of steps between two readings of the clock, so that the readings cost little.
     const STEPS: u32 = 16;
     let mut repeat = |span: Duration| {
         let (start, processor, thread, mut operations) = (Instant::now(), all_time(), thread_time(), 0);
@@ -47,7 +48,7 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
             }
             let time = start.elapsed();
             // On a busy machine the time may be over before the first operation. The measurement
-            // then goes on until there is one.
+            // then continues until there is at least one operation.
             if time >= span && operations > 0 {
                 let (processor, thread) = (all_time() - processor, Some(thread_time() - thread));
                 return Ok(Sample { operations, time, processor, thread });

@@ -1,5 +1,5 @@
-//! `usring bench`: each benchmark runs, measures all rows of usring, and lists them in its JSON.
-//! The tests do not check the figures, because other processes may use the machine.
+//! `usring bench`: each benchmark runs, measures all rows of usring, and lists these rows in its
+//! JSON. The tests do not check the figures, because other processes may use the machine.
 
 use nix::libc;
 use nix::sys::signal::{Signal, killpg};
@@ -13,8 +13,8 @@ use workloads::harness::skipped::skip;
 use workloads::harness::{QEMU_STORAGE_DAEMON, Stage, World, on_kernel, require};
 use workloads::postgres::Postgres;
 
-/// Labels of rows that may be missing: they measure another product, or need more than every
-/// machine has.
+/// Labels of rows that may be missing: they measure another product, or need something that not
+/// every machine has.
 const OTHERS: [&str; 10] = [
     "kernel",
     "io_uring, kernel",
@@ -115,8 +115,8 @@ fn the_benchmark_of_postgres_measures_usring() {
 }
 
 /// Starts `usring` with these arguments, and interrupts it as a terminal's ^C does. The interrupt
-/// comes once `usring` has made the file `made`-PID, or a file in a folder with that name. Fails
-/// unless file and folder are gone at the end.
+/// comes once `usring` has made the file `made`-PID, or a file in the folder `made`-PID. Fails
+/// unless `usring` has removed this file or folder at the end.
 #[track_caller]
 fn assert_an_interrupt_removes(made: &str, arguments: &[&str]) {
     let stage = Stage::with_release();
@@ -151,7 +151,7 @@ fn an_interrupt_removes_the_file_of_the_demo() {
     assert_an_interrupt_removes("usring-demo", &["demo", "--megabytes", "1024"]);
 }
 
-/// A mistyped option is an error, so that it does not silently measure something else.
+/// A workload must refuse a mistyped option. Otherwise it would silently measure something else.
 #[test]
 fn workload_refuses_an_unknown_option() {
     let output = Command::new(env!("CARGO_BIN_EXE_workload-nop")).args(["--bach", "32"]).output().unwrap();

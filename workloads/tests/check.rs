@@ -10,7 +10,8 @@ const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/misused.c");
 /// Ends a program that hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The program, compiled once. The folder stays until the end of all tests.
+/// The path of the program `misused`, compiled on first use. Its stage is in a static, so the
+/// stage's folder is never removed.
 fn misused() -> &'static PathBuf {
     static PROGRAM: OnceLock<(Stage, PathBuf)> = OnceLock::new();
     &PROGRAM

@@ -72,7 +72,8 @@ fn no_thread_keeps_capabilities_that_the_program_gave_up() {
     said_so(&finished.stdout);
 }
 
-/// Fails unless all checks passed. Skips the test if the program needs root for them.
+/// Fails unless all checks of the program passed. Skips the test if the program needs root for its
+/// checks.
 #[track_caller]
 fn said_so(stdout: &str) {
     if stdout == "needs a superuser\n" {
@@ -120,7 +121,8 @@ fn a_process_ends_when_its_threads_end_without_libc() {
     }
 }
 
-/// The program fails if a completion is lost or comes twice, and prints how many.
+/// The program fails if a completion is lost or comes twice, and prints the number of such
+/// completions.
 #[test]
 fn processes_share_rings_while_some_of_them_are_killed() {
     let stage = Stage::new();
@@ -132,7 +134,8 @@ fn processes_share_rings_while_some_of_them_are_killed() {
     }
 }
 
-/// Makes several tries, because the ring watcher seldom looks exactly while a worker ends.
+/// Starts the program several times, because the ring watcher seldom polls exactly while a worker
+/// ends.
 #[test]
 fn an_ending_worker_is_not_taken_for_the_last_thread() {
     if on_kernel() {
@@ -148,7 +151,8 @@ fn an_ending_worker_is_not_taken_for_the_last_thread() {
     }
 }
 
-/// There are two reasons for which the kernel may not report how the last thread ended:
+/// The program runs where the kernel does not report how its last thread ended. There can be two
+/// reasons for this:
 ///
 /// - The kernel is old: Linux before 6.9 has no pidfds of threads, and before 6.15 a thread's pidfd
 ///   does not report its status.
@@ -218,7 +222,7 @@ fn call_sites_are_rewritten_while_threads_run_through_them() {
     };
     assert_eq!(rewritten("1"), (0, 0), "asked to leave them as they are");
     if !on_kernel() {
-        // Of the 256 call sites a few cross the end of a page. usring does not rewrite those.
+        // A few of the 256 call sites cross the end of a page, and usring does not rewrite those.
         let (sites, others) = rewritten("0");
         assert!(sites >= 250 && others == 4, "{sites} sites and {others} others");
     }
@@ -244,8 +248,8 @@ fn a_static_program_executed_by_a_served_program_runs_unserved() {
     let program = stage.compile("unserved.c", &["-luring"]);
     for (world, error) in [(World::Denied, Errno::EPERM), (World::Unpatched, Errno::EPERM)] {
         let run = stage.program(world, &program).env("UNSERVED_ERROR", (error as i32).to_string());
-        // The program executes its child in three ways directly and twice by the shell. Each child
-        // starts four grandchildren, which make one NOP each. The program itself makes one, too.
+        // The program executes its child in three ways directly, and twice by the shell. Each child
+        // starts four grandchildren. Each grandchild makes one NOP, and so does the program itself.
         let finished = run.finish().succeeded().served(&["nop"], 5 * 4 + 1);
         assert!(finished.stdout.ends_with("9 checks hold\n"), "{}", finished.report());
         assert!(finished.stderr.contains("it is statically linked; it runs without usring"), "{}", finished.report());
@@ -286,7 +290,7 @@ fn the_launcher_refuses_a_static_program() {
     assert!(finished.stderr.contains("statically linked"), "{}", finished.report());
 }
 
-/// Runs a compiler other than the harness's. Fails the test if the compiler fails.
+/// Runs a compiler that the harness does not provide. Fails the test if the compiler fails.
 #[track_caller]
 fn compile(command: &mut Command) {
     let output = command.output().unwrap();
@@ -424,7 +428,7 @@ fn the_library_exports_and_imports_only_the_expected_symbols() {
     };
     assert_eq!(of_kind("T"), BTreeSet::from(OFFERED));
     let taken = [
-        // Symbols that sanitizer runtimes define. The library looks them up but never calls them.
+        // Sanitizer runtimes define these symbols. The library looks them up but never calls them.
         "__asan_init",
         "__hwasan_init",
         "__lsan_init",
@@ -432,7 +436,8 @@ fn the_library_exports_and_imports_only_the_expected_symbols() {
         "__tsan_init",
         "__environ",
         "__errno_location",
-        // The library calls this function at its start, to register a handler for forked children.
+        // The library calls `__register_atfork` at its start, to register a handler for forked
+        // children.
         "__register_atfork",
         "pthread_atfork",
         "_dl_debug_addr",

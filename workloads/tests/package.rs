@@ -1,5 +1,5 @@
-//! The files of a release (`cargo xtask package`). The Debian package works in a Debian that has
-//! nothing else, as a user without rights. The other packages are complete.
+//! The files of a release (`cargo xtask package`). The Debian package must work, for a user without
+//! rights, in a Debian in which nothing else is installed. The other packages must be complete.
 
 #[path = "../../xtask/src/cached.rs"]
 mod cached;
@@ -88,7 +88,7 @@ impl Debian {
 }
 
 const WITH_PROC: &str = "mount -t proc proc \"$ROOT/proc\"";
-/// A program that makes a ring and submits a request: the one that `usring doctor` runs.
+/// A program that makes a ring and submits a request. `usring doctor` runs this program, too.
 const RING_PROGRAM: &str = "usring run --deny-kernel --stats -- /usr/bin/usring probe";
 
 #[track_caller]
@@ -199,7 +199,7 @@ fn every_kind_of_package_has_its_files() {
     };
     let listed = lines(rpm().arg("--list"));
     assert!(listed.contains("/usr/bin/usring") && listed.contains("/usr/lib/usring/libusring.so"), "{listed:?}");
-    // Every time in the package is that of the release, so that the same sources make the same
+    // Every time in the package is the time of the release, so that the same sources make the same
     // package.
     let times = lines(rpm().args(["--queryformat", "%{BUILDTIME}\n[%{FILEMTIMES}\n]"]));
     assert_eq!(times.len(), 1, "{times:?}");

@@ -117,7 +117,8 @@ fn sections(file: &Path) -> Vec<(String, u64, u64, u64)> {
     text.lines().filter_map(row).collect()
 }
 
-/// Returns the offset in the file of an address, which must be in the section.
+/// Returns the offset in the file of a symbol's address. The address must lie in the section
+/// `name`.
 #[track_caller]
 fn in_file(sections: &[(String, u64, u64, u64)], name: &str, address: u64) -> usize {
     let section = sections.iter().find(|section| section.0 == name).expect(name);
@@ -125,8 +126,8 @@ fn in_file(sections: &[(String, u64, u64, u64)], name: &str, address: u64) -> us
     usize::try_from(address - section.1 + section.2).unwrap()
 }
 
-/// A second mapping of the semaphore's page could be the one in which the kernel increments the
-/// semaphore, when a program starts after its tracer.
+/// Only one segment may map the page of the probes' semaphore. If a program starts after its
+/// tracer, the kernel could otherwise increment the semaphore in another mapping of this page.
 #[test]
 fn no_second_segment_maps_the_semaphores_page() {
     let stage = Stage::new();
@@ -163,7 +164,7 @@ impl Hit {
     }
 }
 
-/// A traced program. All of its threads are traced by the thread of the test.
+/// A traced program. The thread of the test traces all threads of this program.
 struct Traced {
     process: Pid,
     memory: File,
@@ -210,7 +211,7 @@ impl Traced {
         }
     }
 
-    /// Runs the process to its end, which must be success. Returns the probes that have fired.
+    /// Runs the process until it exits with success. Returns the probes that have fired.
     fn run(&self, documented: &BTreeMap<String, Vec<String>>) -> Vec<Hit> {
         let (begin, mut hits) = (Instant::now(), Vec::new());
         // `__WNOTHREAD` leaves out the children of other tests.
@@ -234,8 +235,8 @@ impl Traced {
         }
     }
 
-    /// Returns the probe at whose breakpoint the thread stands. The thread can continue as it is:
-    /// the breakpoint has replaced an instruction that does nothing.
+    /// Returns the probe at whose breakpoint the thread has stopped. The thread can then continue
+    /// at once, because the breakpoint has replaced a NOP instruction.
     fn hit(&self, thread: Pid, documented: &BTreeMap<String, Vec<String>>) -> Option<Hit> {
         let registers = ptrace::getregs(thread).unwrap();
         let probe = self.probes.values().find(|probe| registers.rip == self.base + probe.location + 1)?;
@@ -266,8 +267,8 @@ impl Traced {
     }
 }
 
-/// Runs the program's steps with breakpoints at the probes. `semaphore`: the value that the tracer
-/// gives the semaphore, while a request of the program waits already.
+/// Runs the program's steps with breakpoints at the probes. The tracer gives the probes' semaphore
+/// the value `semaphore` while a request of the program already waits.
 fn traced_steps(semaphore: u16) -> Vec<Hit> {
     let stage = Stage::new();
     let program = stage.compile("probed.c", &["-luring"]);

@@ -13,7 +13,8 @@ use workloads::harness::{FIO, Finished, Run, Stage, World, require};
 /// Ends a program that hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The program, compiled once. The folder stays until the end of all tests.
+/// The path of the program `traced`, compiled on first use. Its stage is in a static, so the
+/// stage's folder is never removed.
 fn traced() -> &'static PathBuf {
     static PROGRAM: OnceLock<(Stage, PathBuf)> = OnceLock::new();
     &PROGRAM
@@ -217,7 +218,8 @@ fn a_program_that_writes_to_the_memory_of_the_trace_does_not_end_the_launcher() 
 #[test]
 fn a_small_trace_keeps_the_first_or_the_last_events_and_counts_the_others() {
     let stage = Stage::new();
-    // 64 KiB are 1,024 records, and each of these requests takes three or less.
+    // The trace has space for 64 KiB, which are 1,024 records. Each of these requests takes three
+    // records or fewer.
     let first = recorded(&stage, World::Transparent, ",size=64K", traced()).args(["nops", "5000"]).finish().succeeded();
     assert!(said(&first).contains("usring: 1024 events of "), "{}", first.stderr);
     assert!(said(&first).contains(" were lost, because 64K were full"), "{}", first.stderr);
@@ -343,7 +345,8 @@ fn perfetto_gets_a_slice_for_each_request_and_its_waits() {
     let known = |id: u64| tracks.iter().any(|track| track.id == id);
     assert!(tracks.iter().all(|track| track.parent.is_none_or(known)));
     assert!(events.iter().all(|(_, event)| known(event.track) && event.counter.is_none_or(|count| count >= 0)));
-    // Slices of a track nest: at no time have more ended than begun. One request is in flight.
+    // The slices of a track nest, so at no time have more slices ended than begun. One request is
+    // in flight.
     events.sort_by_key(|(at, _)| *at);
     let mut open: BTreeMap<u64, i64> = BTreeMap::new();
     for (_, event) in events {

@@ -1,6 +1,6 @@
 //! Benchmark: random 4 KiB reads of a file or block device through kernel AIO, as fio's t/io_uring
-//! makes them with `-a`. The program keeps a fixed number of reads in flight and submits and
-//! collects them in batches. With `--polled 1` the context is polled. The program makes it by
+//! makes them with `-a`. The program keeps a fixed number of reads in flight. It submits reads and
+//! collects their events in batches. With `--polled 1` the program makes a polled context by
 //! `io_setup2`, a function that only usring's library has.
 //!
 //! `workload-aio --path FILE [--depth N] [--batch N] [--wait N] [--polled 0|1] [--latencies 0|1]
@@ -163,8 +163,8 @@ impl Generator {
         Ok(())
     }
 
-    /// Submits a batch. If then `depth` requests are in flight, collects completions. Returns the
-    /// number of completions.
+    /// Submits a batch. Then, if `depth` requests are in flight, collects completions. Returns the
+    /// number of collected completions.
     fn round(&mut self) -> Result<u64, String> {
         let now = self.measures.then(Instant::now);
         self.list.clear();

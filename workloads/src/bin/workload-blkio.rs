@@ -99,8 +99,8 @@ impl Reader {
         })
     }
 
-    /// Submits a batch. If then `depth` requests are in flight, collects completions. Returns the
-    /// number of completions.
+    /// Submits a batch. Then, if `depth` requests are in flight, collects completions. Returns the
+    /// number of collected completions.
     fn round(&mut self) -> Result<u64, String> {
         let now = if self.measured { Some(Instant::now()) } else { None };
         for _ in 0..self.batch.min(self.free.len()) {

@@ -165,7 +165,7 @@ fn fill(file: &File, blocks: u64) -> Result<(), String> {
     file.sync_all().map_err(|error| error.to_string())
 }
 
-/// A possible request: its buffer, and when the request was submitted.
+/// A request that can be in flight: its buffer, and when it was last submitted.
 struct Slot {
     buffer: *mut u8,
     submitted: Instant,
@@ -210,7 +210,7 @@ struct Generator<'a> {
     entrance: Entrance,
     source: Source,
     slots: Vec<Slot>,
-    /// Memory of the slots' buffers. The slots have pointers to it.
+    /// Memory of the slots' buffers. The slots have pointers into this memory.
     _buffers: Vec<Buffer>,
     free: Vec<u32>,
     latencies: Latencies,
@@ -266,8 +266,8 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Submits a batch. If then `depth` requests are in flight, reaps completions. Returns the
-    /// number of completions.
+    /// Submits a batch. Then, if `depth` requests are in flight, reaps completions. Returns the
+    /// number of reaped completions.
     fn round(&mut self) -> Result<u64, String> {
         let batch = self.shape.batch.min(self.free.len() as u32);
         let now = if self.shape.latencies { Some(Instant::now()) } else { None };
@@ -289,8 +289,8 @@ impl Generator<'_> {
         if wanted == 0 { Ok(0) } else { self.reap() }
     }
 
-    /// Calls io_uring_enter(2) if needed. With an SQ thread it is needed only to wake that thread
-    /// or to wait.
+    /// Calls io_uring_enter(2) if needed. A ring with an SQ thread needs the call only to wake that
+    /// thread or to wait for completions.
     fn enter(&mut self, submitted: u32, wanted: u32) -> Result<(), String> {
         let mut flags = if wanted > 0 { GETEVENTS } else { 0 };
         if self.shape.sq_thread {

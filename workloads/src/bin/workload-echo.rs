@@ -76,7 +76,7 @@ impl Clients {
         Ok(Clients { all, readiness, question, answer, pipeline: pipeline as u64, latencies: Latencies::default() })
     }
 
-    /// Sends requests for about `span`, then waits for the answers that are still missing.
+    /// Sends requests for about `span`, and then waits for the answers to all of them.
     fn run(&mut self, span: Duration, server: i32) -> Result<Sample, String> {
         self.latencies.clear();
         let processor = || if server == 0 { Ok(Duration::ZERO) } else { processor_time(server) };

@@ -40,8 +40,8 @@ fn workload(options: &Options) -> Result<(), String> {
     }
 }
 
-/// Measures futex wake-ups between two threads on one processor. One of the two threads always
-/// sleeps. A thread wakes the other and goes to sleep.
+/// Measures futex wake-ups between two threads on one processor. The threads run in turn: each
+/// wakes the other and goes to sleep.
 fn hand_over(span: Duration) -> Result<(), String> {
     const OURS: u32 = 0;
     const THEIRS: u32 = 1;

@@ -2,8 +2,9 @@
 //!
 //! `workload-fork [--rings N] [--memory mapped|own] [--milliseconds N]`
 //!
-//! An operation is fork, _exit and waitpid. Parent and child touch no ring. With `--memory own` all
-//! rings are in one shared mapping of the program (NO_MMAP), as in PostgreSQL.
+//! One operation of the benchmark consists of fork, _exit and waitpid. Parent and child touch no
+//! ring. With `--memory own` all rings are in one shared mapping of the program (NO_MMAP), as in
+//! PostgreSQL.
 
 use io_uring::IoUring;
 use std::io::Error;
@@ -14,7 +15,8 @@ use usring_uapi::io_uring as u;
 use workloads::options::{self, Declared, Options, option};
 use workloads::stopwatch;
 
-/// Entries in each ring's SQ: the most that PostgreSQL chooses for `io_max_concurrency` by itself.
+/// Entries in each ring's SQ: the largest value that PostgreSQL chooses for its setting
+/// `io_max_concurrency` if the user sets none.
 const ENTRIES: u32 = 64;
 const PAGE: usize = 4096;
 
@@ -44,8 +46,8 @@ fn workload(options: &Options) -> Result<(), String> {
     stopwatch::print(span, || fork_and_wait().map(|()| 1))
 }
 
-/// Makes rings in one shared mapping (NO_MMAP). Each ring has a page of SQEs, followed by a page of
-/// both queues.
+/// Makes rings in one shared mapping (NO_MMAP). Each ring has a page of SQEs, followed by a page
+/// with its SQ and CQ.
 fn rings_in_own_memory(count: usize) -> Result<Vec<OwnedFd>, Error> {
     let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     // SAFETY: a new anonymous mapping, which replaces no other.

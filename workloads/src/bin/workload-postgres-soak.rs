@@ -26,14 +26,14 @@ use workloads::postgres::{Client, Cluster, Entry, Method, Postgres, Recorder, Se
 const LIMIT: Duration = Duration::from_secs(300);
 /// Pause between two checks of the number of commits.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Commits that all recorders together must see before the next kill: a random number, so that the
-/// kills hit the load at different points.
+/// Commits that all recorders together must see before the next kill. The number is random, so that
+/// the kills hit the load at different points.
 const COMMITS: std::ops::Range<usize> = 20..400;
 const RECORDERS: u32 = 3;
 /// Time between two progress messages in the run without kills.
 const REPORTED: Duration = Duration::from_secs(30);
-/// Each time after this many kills, the child to kill is chosen from all children, so it may be a
-/// writer or a checkpointer.
+/// If the number of kills is a multiple of this one, the child to kill is chosen from all children.
+/// So it may be a writer or a checkpointer, too.
 const ANY_CHILD: u32 = 10;
 
 const OPTIONS: &[Declared] = &[
@@ -210,8 +210,8 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // pgbench ends once its connections are lost. If it still runs, `timeout`, its parent,
-        // passes SIGTERM on to it.
+        // pgbench ends once its connections are lost. If it still runs, its parent, the program
+        // timeout(1), passes SIGTERM on to it.
         let process = nix::unistd::Pid::from_raw(self.0.id().cast_signed());
         let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGTERM);
         let _ = self.0.wait();

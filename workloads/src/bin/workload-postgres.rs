@@ -24,7 +24,7 @@ use workloads::stopwatch::Sample;
 const NOBODY: u32 = 65534;
 /// Time limit for each step.
 const LIMIT: Duration = Duration::from_secs(25);
-/// A measurement lasts `LONGER` times as long as `--milliseconds` says, because a server warms up
+/// A measurement lasts this many times as long as `--milliseconds` says, because a server warms up
 /// slowly.
 const LONGER: u32 = 5;
 /// pgbench's scale factor. With 5, its largest table has 64 MiB.
@@ -161,8 +161,8 @@ impl Server {
             let children = children_of(postmaster);
             let running: u64 = children.iter().map(|child| ticks(*child, &[11, 12])).sum();
             let ended = ticks(postmaster, &[11, 12, 13, 14]);
-            // When a child ends, its time moves to the postmaster. So a change of the children
-            // makes another reading necessary.
+            // When a child ends, its time moves to the postmaster. So if the children have changed
+            // meanwhile, the times must be read again.
             if children_of(postmaster) == children {
                 break running + ended;
             }

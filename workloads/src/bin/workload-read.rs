@@ -1,5 +1,5 @@
-//! Benchmark: random 4 KiB reads of a file in the page cache. The result is the cost that a ring
-//! adds to that of the copy.
+//! Benchmark: random 4 KiB reads of a file in the page cache. The result shows the cost that a ring
+//! adds to the cost of copying a block.
 //!
 //! `workload-read [--batch N] [--by ring|pread|preadv2] [--best 0|1] [--milliseconds N] [--folder
 //! DIR]`

@@ -28,8 +28,8 @@ use workloads::sockets;
 const LIMIT: Duration = Duration::from_secs(20);
 /// Most bytes that a client of the kind `Stall` or `StallAndReset` sends before it reads.
 const STALL: usize = 1 << 20;
-/// Growth of the server's memory that the test allows: `GROWTH` KiB plus one `GROWTH_PARTS`th of
-/// the memory.
+/// Growth of the server's memory that the test allows. It is the sum of `GROWTH` KiB and one
+/// `GROWTH_PARTS`th of the memory.
 const GROWTH: u64 = 4096;
 const GROWTH_PARTS: u64 = 10;
 
@@ -46,8 +46,8 @@ fn soak(options: &Options) -> Result<(), String> {
     let connections = options.value("connections")?;
     let words = options.words();
     let mut server = Server::start(&words)?;
-    // The first connection makes the server allocate everything that it needs. That connection
-    // stays open.
+    // The first connection makes the server allocate everything that it needs for itself. That
+    // connection stays open until the end of the test.
     let witness = Crowd::idle(server.port, 1)?;
     let idle = server.idle_descriptors();
     let mut crowd = Crowd::new(server.port, connections)?;
@@ -72,9 +72,9 @@ fn soak(options: &Options) -> Result<(), String> {
     check_account(&said, crowd.answered() + others, crowd.begun + others)
 }
 
-/// Compares the server's memory in the third quarter of the time with that in the last quarter.
-/// Fails if it has grown too much. In the first half it may grow, because the number of quiet
-/// clients still grows.
+/// Compares the server's memory in the last quarter of the time with its memory in the third
+/// quarter. Fails if it has grown too much. The first half does not count, because the number of
+/// quiet clients still grows then.
 fn steady(memory: &[u64]) -> Result<String, String> {
     let quarter = memory.len() / 4;
     let mean = |part: &[u64]| part.iter().sum::<u64>() / part.len().max(1) as u64;
@@ -85,7 +85,7 @@ fn steady(memory: &[u64]) -> Result<String, String> {
 }
 
 /// Checks the server's own counters, which are in its last line of output. The counters may lack
-/// connections that were closed before the server accepted them.
+/// connections that the clients closed before the server accepted them.
 fn check_account(said: &str, certain: u64, begun: u64) -> Result<(), String> {
     let number = |behind: &str| {
         let before = said.split(behind).next().unwrap_or_default();
@@ -228,7 +228,7 @@ struct Client {
     answer: Vec<u8>,
     received: usize,
     rounds: u32,
-    /// Until this time the client does not read. A silent client does nothing at all.
+    /// The client does not read until this time. A client of the kind `Silent` never does anything.
     quiet_until: Option<Instant>,
     half_closed: bool,
     progress: Instant,
@@ -279,9 +279,9 @@ impl Crowd {
         self.kinds.iter().filter(to_the_end).map(|(_, count)| count).sum()
     }
 
-    /// Waits up to 10 ms for events and handles them. Every 100 ms it also handles the clients
-    /// without an event, whose pauses may be over. `refill`: whether new clients replace those that
-    /// are done.
+    /// Waits up to 10 ms for events and handles them. Every 100 ms, also handles the clients
+    /// without an event, because their pauses may be over. `refill`: whether new clients replace
+    /// finished ones.
     fn turn(&mut self, refill: bool) -> Result<(), String> {
         self.readiness.wait(10).map_err(|error| error.to_string())?;
         for at in 0..self.readiness.count() {
@@ -363,7 +363,7 @@ impl Crowd {
 }
 
 impl Client {
-    /// Makes up the bytes to send: PINGs, pieces of PINGs, or random bytes.
+    /// Makes up the bytes that the client sends: PINGs, pieces of PINGs, or random bytes.
     fn ask(&mut self, random: &mut Rng, most: usize) {
         let length = 1 + random.u64(..most as u64) as usize;
         let mut question = Vec::with_capacity(length);

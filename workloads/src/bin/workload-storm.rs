@@ -42,8 +42,8 @@ fn workload(options: &Options) -> Result<(), String> {
     let (start, before) = (Instant::now(), processor().map_err(words)?);
     storm.run(connections)?;
     let time = start.elapsed();
-    // The server may still be working for connections that the clients have closed. `settled` waits
-    // until it is done.
+    // The server may still work for connections that the clients have closed. `settled` waits until
+    // this work is done.
     let processor = settled(processor).map_err(words)? - before;
     println!("{{{}}}", Sample { operations: connections, time, processor, thread: None });
     Ok(())
@@ -85,8 +85,8 @@ impl Storm {
         Ok(Storm { port, server_closes, readiness, clients, begun: 0 })
     }
 
-    /// Makes `connections` connections in all. Each element of `clients` makes one connection after
-    /// another.
+    /// Makes `connections` connections in all. Each element of `clients` makes one connection at a
+    /// time.
     fn run(&mut self, connections: u64) -> Result<(), String> {
         let mut open = 0;
         for place in 0..self.clients.len().min(connections as usize) {
@@ -131,7 +131,8 @@ impl Storm {
 }
 
 impl Client {
-    /// Goes on as far as is possible without waiting. Returns whether the connection is finished.
+    /// Sends and receives as much as is possible without waiting. Returns whether the connection is
+    /// finished.
     fn go_on(&mut self, server_closes: bool) -> Result<bool, String> {
         if !self.sent {
             match self.socket.write(&self.bytes) {

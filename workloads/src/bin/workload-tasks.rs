@@ -3,16 +3,16 @@
 //!
 //! `workload-tasks [--threads N] [--depth N] [--notified own|signal|shared] [--milliseconds N]`
 //!
-//! Each thread keeps `depth` requests to the next thread unanswered. `--notified` selects how a
+//! Each thread keeps `depth` unanswered requests to the next thread. `--notified` selects how a
 //! receiver is notified:
 //! - `own`: by its ring. The receiver sleeps in io_uring_enter(2).
 //! - `shared`: by a signal, as in kernels before 5.11. The sender takes a lock that all threads
 //!   share, and sends the signal unless one is pending. The receiver sleeps in sigwaitinfo(2),
 //!   which needs no handler. It asks its ring for events without waiting, so the message itself
 //!   wakes no thread.
-//! - `signal`: as `shared`, but without the lock. The difference between the two is the cost of the
-//!   lock. The difference between `signal` and `own` is the cost of the signal, and of the system
-//!   calls that send it and wait for it.
+//! - `signal`: as `shared`, but without the lock. The difference between `shared` and `signal` is
+//!   the cost of the lock. The difference between `signal` and `own` is the cost of the signal, and
+//!   of the system calls that send it and wait for it.
 
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 use std::os::fd::AsRawFd;
@@ -25,8 +25,8 @@ use workloads::latencies::Latencies;
 use workloads::options::{self, Declared, Options, option};
 use workloads::site::Site;
 
-/// The kind of a message is in the upper half of its user_data. The lower half has the sender and
-/// the number of the request.
+/// The upper half of a message's user_data has the message's kind. The lower half has the sender
+/// and the number of the request.
 const REQUEST: u64 = 1 << 32;
 const ANSWER: u64 = 2 << 32;
 const END: u64 = 3 << 32;
@@ -74,7 +74,7 @@ struct Common {
     depth: usize,
     /// Descriptors of the rings.
     rings: Vec<AtomicI32>,
-    /// Thread ids for tgkill(2). `signalled` says for each thread whether a signal is pending.
+    /// Thread ids, for tgkill(2). `signalled` says for each thread whether a signal is pending.
     threads: Vec<AtomicI32>,
     signalled: Vec<AtomicBool>,
     lock: Mutex<()>,
@@ -163,7 +163,8 @@ impl Party<'_> {
         let mut party = Party { common, index, ring: ring?, sent, open: 0, tally: Tally::default(), ended: false };
         let slept = sleeps();
         if let Err(why) = party.exchange() {
-            // The other threads wait for answers of this thread, so the whole process exits.
+            // The other threads wait for answers of this thread and would never end, so the whole
+            // process exits.
             eprintln!("{why}");
             std::process::exit(1);
         }
@@ -260,11 +261,12 @@ impl Party<'_> {
         self.ask(number, now).map(Some)
     }
 
-    /// Called when all requests of this thread are answered. The last thread that calls this
-    /// function sends `END` to every thread, which then ends. Returns whether this thread was the
-    /// last.
+    /// Notes that all requests of this thread are answered. The last thread that calls this
+    /// function sends `END` to every thread, which ends when it receives `END`. Returns whether
+    /// this thread was the last.
     fn finish(&mut self) -> Result<bool, String> {
-        // With this value `open` never becomes 0 again, so this thread is counted only once.
+        // This value never falls to 0 again. So this thread calls `finish` only once, and is
+        // counted once.
         self.open = usize::MAX;
         let last = self.common.finished.fetch_add(1, Ordering::Relaxed) + 1 == self.common.rings.len();
         if last {

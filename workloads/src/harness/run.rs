@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Time limit of a program that sets none.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(180);
-/// Most bytes of a failed program's output that a report shows.
+/// A report shows at most this many bytes of a failed program's output, from its end.
 const TAIL: usize = 6000;
 
 /// A program that is ready to be started.
@@ -98,7 +98,7 @@ impl Run {
     }
 
     pub fn start(mut self) -> Started {
-        // The output goes to files. Pipes would need threads that read them.
+        // The output goes to files, because pipes would need threads that read them.
         let output = || tempfile::tempfile().expect("a temporary file");
         let (stdout, stderr) = (output(), output());
         self.command.stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
@@ -124,8 +124,8 @@ pub struct Started {
 }
 
 impl Started {
-    /// Returns the id of the process that was started. If the launcher stays as the program's
-    /// parent, this is the launcher.
+    /// Returns the id of the process that the harness started. If the launcher stays as the
+    /// program's parent, this is the launcher's id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -149,8 +149,9 @@ impl Started {
         }
     }
 
-    /// Stops all threads of the program while `examine` runs, which gets the program's process id.
-    /// Works only if the launcher has replaced itself by the program.
+    /// Stops all threads of the program while the function `examine` runs, and passes the program's
+    /// process id to `examine`. Works only if the launcher has executed the program in place of
+    /// itself.
     pub fn stopped<T>(&self, examine: impl FnOnce(u32) -> T) -> T {
         let process = Pid::from_raw(self.child.id().cast_signed());
         signal::kill(process, Signal::SIGSTOP).expect("a process of ours");
@@ -174,8 +175,8 @@ impl Started {
     pub fn finish(mut self) -> Finished {
         let process = Pid::from_raw(self.child.id().cast_signed());
         let (ended, when_ended) = mpsc::channel();
-        // With WNOWAIT the process stays a zombie, so its id cannot be reused before the wait
-        // below.
+        // With WNOWAIT the process stays a zombie. So its id cannot be reused before the call below
+        // that reaps it.
         std::thread::spawn(move || {
             let _ = waitid(Id::Pid(process), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
             let _ = ended.send(());
@@ -211,8 +212,8 @@ impl Drop for Started {
     }
 }
 
-/// Returns the whole content of a file. It reads at explicit offsets, because the program writes
-/// through the same open file, whose position must not change.
+/// Returns the whole content of a file. Reads at explicit offsets: the program writes through the
+/// same open file description, whose position must not change.
 fn contents(file: &File) -> String {
     let length = file.metadata().unwrap().len();
     let mut bytes = vec![0; usize::try_from(length).unwrap()];

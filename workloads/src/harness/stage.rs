@@ -23,8 +23,8 @@ impl Stage {
         Stage::with(built_usring)
     }
 
-    /// Makes a stage with the release build of usring, for measurements. Uses `USRING_BIN` if that
-    /// is set, and the debug build if there is no release build.
+    /// Makes a stage with the release build of usring, for measurements. If `USRING_BIN` is set,
+    /// uses the build that it names. If there is no release build, uses the debug build.
     pub fn with_release() -> Stage {
         Stage::with(|| {
             let built = built_usring();
@@ -74,9 +74,11 @@ impl Stage {
         path
     }
 
-    /// Copies a file to the stage, where the user `nobody` can read it. The copy is made by cp(1).
-    /// If this process wrote the copy, a child that another test forks could inherit the
-    /// descriptor. The kernel does not execute a file that is open for writing.
+    /// Copies a file to the stage, where the user `nobody` can read it.
+    ///
+    /// cp(1) makes the copy. If this process wrote it, a child that another test forks could
+    /// inherit the descriptor that is open for writing. The kernel executes no file that is open
+    /// for writing.
     pub fn copy(&self, from: &Path, name: &str) -> PathBuf {
         let path = self.path(name);
         let output = Command::new("cp").arg(from).arg(&path).output().expect("cp");

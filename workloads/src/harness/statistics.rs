@@ -14,8 +14,8 @@ const COLUMNS: [&str; 6] = ["submitted", "completed", "errors", "inline", "polle
 
 impl Statistics {
     /// Splits `stderr` into the table and the other text (the program's own output and other
-    /// messages of usring). The table is `None` if `stderr` has none. It has no rows if the program
-    /// made no requests.
+    /// messages of usring). The table is `None` if `stderr` contains no table. The table has no
+    /// rows if the program made no requests.
     pub fn split(stderr: &str) -> (Option<Statistics>, String) {
         let mut begins = stderr.rmatch_indices("usring: ").map(|(begin, _)| begin);
         let Some(begin) = begins.find(|begin| is_summary(&stderr[*begin..])) else {

@@ -17,8 +17,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// File with the counters of a server that runs without the launcher.
 const COUNTS: &str = "counts";
 
-/// How the server gets its rings. The server runs as the user `nobody` under Docker's rules. These
-/// rules deny the kernel's io_uring, except with `Kernel`.
+/// How the server gets its rings. The server runs as the user `nobody` under Docker's seccomp
+/// rules, which deny the kernel's io_uring. Only with `Kernel`, the rules allow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// usring, by `usring run --deny-kernel`.
@@ -38,7 +38,8 @@ pub struct Cluster<'stage> {
 }
 
 impl<'stage> Cluster<'stage> {
-    /// Makes the data folder by initdb, under the user and the rules that the server will have.
+    /// Makes the data folder by initdb, which runs as the same user and under the same rules as the
+    /// server.
     pub fn new(
         stage: &'stage Stage,
         postgres: &Postgres,
@@ -102,8 +103,8 @@ impl<'stage> Cluster<'stage> {
         if said.contains("Bad checksums:  0\n") { Ok(()) } else { Err(said.into_owned()) }
     }
 
-    /// Returns how many reads usring has completed for a server that has ended. `None` with the
-    /// kernel's io_uring, which counts nothing.
+    /// Returns how many reads usring has completed for a server that has ended. `None` if the
+    /// server used the kernel's io_uring, which has no such counter.
     pub fn reads(&self, ended: &Finished) -> Result<Option<u64>, String> {
         const READS: [&str; 2] = ["read", "readv"];
         match self.entry {
@@ -180,7 +181,8 @@ impl Server<'_> {
             }
             std::thread::sleep(PAUSE);
         };
-        // A child that ended meanwhile causes no crash. The caller then tries again.
+        // The child ended before the kill, so the server has not crashed. Tries again with another
+        // child.
         if kill(Pid::from_raw(child), Signal::SIGKILL).is_err() {
             return self.kill_child(choose);
         }
@@ -240,7 +242,8 @@ fn send(process: i32, signal: Signal) -> Result<(), String> {
     kill(Pid::from_raw(process), signal).map_err(|error| format!("cannot send {signal} to {process} ({error})"))
 }
 
-/// Returns the last lines of a log, without those about clients that came during a recovery.
+/// Returns the last lines of a log, without the messages about clients that connect during a
+/// recovery.
 fn tail(log: &str) -> String {
     const LINES: usize = 40;
     const EARLY: [&str; 4] = ["in recovery mode", "not yet accepting", "Consistent recovery state", "starting up"];

@@ -57,10 +57,10 @@ impl Recorder {
         self.shared.committed.lock().map_or(0, |committed| committed.len())
     }
 
-    /// Fails if a row is missing whose commit the server has reported since the last check.
+    /// Fails if the table lacks a row whose commit the server has reported since the last check.
     pub fn check(&mut self) -> Result<(), String> {
         let (checked, last) = self.checked;
-        // The list of committed rows is copied before the query, so the query must find all rows of
+        // Copies the list of committed rows before the query. So the query must find each row of
         // the copy.
         let committed = match self.shared.committed.lock() {
             Ok(committed) => committed[checked..].to_vec(),
@@ -75,8 +75,8 @@ impl Recorder {
         Ok(())
     }
 
-    /// Stops inserting, and fails if any row is missing whose commit was ever reported. Returns the
-    /// number of rows whose commits were reported.
+    /// Stops inserting. Fails if the table lacks any row whose commit the server has ever reported.
+    /// Returns the number of these rows.
     pub fn finish(mut self) -> Result<usize, String> {
         self.stop();
         self.checked = (0, 0);
@@ -112,7 +112,8 @@ fn insert(client: &Client, number: u32, row: &mut u64, shared: &Shared) -> std::
     let (Some(mut statements), Some(answers)) = (psql.stdin.take(), psql.stdout.take()) else { return Ok(()) };
     let mut answers = BufReader::new(answers).lines();
     while !shared.stopping.load(Ordering::Relaxed) {
-        // The number is not used again, even if the commit is never reported.
+        // A later transaction never uses this number again, even if the server does not report this
+        // commit.
         *row += 1;
         let statement = format!("INSERT INTO recorded VALUES ({number}, {row}, repeat('x', 300)) RETURNING row;\n");
         if statements.write_all(statement.as_bytes()).is_err() {

@@ -9,8 +9,8 @@ use workloads::harness::{self, Finished, Run, Stage, World};
 /// Time limit of a test module. Some modules take most of a minute.
 const RUN_TIMEOUT: Duration = Duration::from_secs(480);
 
-/// A test that needs a vsock address, which only a virtual machine has. Elsewhere it waits for
-/// ever.
+/// A test that needs a vsock address, which only a virtual machine has. On other machines the test
+/// waits for ever, so it is left out.
 const NEEDS_VSOCK: &str = "ThreadedVSOCKSocketStreamTest";
 
 fn python(stage: &Stage, world: World, module: &str, only: &BTreeSet<String>) -> Run {
@@ -46,7 +46,8 @@ fn ended(finished: &Finished, how: &str) -> BTreeSet<String> {
 fn no_test_newly_fails(module: &str, at_least: usize) {
     let stage = Stage::new();
     let everything = BTreeSet::new();
-    // The runs with and without usring are at the same time, because the tests mostly sleep.
+    // Runs the tests with and without usring at the same time, to save time. The tests mostly
+    // sleep, so neither run slows the other.
     let bare = python(&stage, World::Bare, module, &everything).start();
     let served = python(&stage, World::Transparent, module, &everything).finish();
     let bare = bare.finish();

@@ -1,6 +1,6 @@
-//! Programs without code for devices, on a device of their run: shells with redirections,
-//! coreutils, Python, and a C program. The C program makes every kind of call through every entry
-//! point and checks the results.
+//! Programs without code for devices, which use a device of their run as a file: shells with
+//! redirections, coreutils, Python, and a C program. The C program makes every kind of call through
+//! every entry point and checks the results.
 
 use crate::devices::is_tidy;
 use workloads::harness::{MUSL, PYTHON, Stage, World, require};
@@ -90,7 +90,7 @@ fn a_shell_redirects_to_and_from_a_device() {
 #[test]
 fn python_uses_a_device_by_every_call_of_its_os_module() {
     for world in [World::Denied, World::Unpatched, World::Confined] {
-        // The script is copied to the stage, where every user can read it.
+        // Copies the script to the stage, where every user can read it.
         let stage = Stage::new();
         let program = stage.copy(&Stage::script("devices.py"), "devices.py");
         let run = stage.program_on_devices(world, &["disk=ram:size=1M,poll=hybrid"], require(&PYTHON));
@@ -103,7 +103,8 @@ fn python_uses_a_device_by_every_call_of_its_os_module() {
 #[test]
 fn every_symbol_of_a_call_reaches_a_device() {
     let stage = Stage::new();
-    // With _FORTIFY_SOURCE, as Debian builds its programs, a program calls other symbols of libc.
+    // Compiles with _FORTIFY_SOURCE, as Debian builds its programs. The program then calls other
+    // symbols of libc, such as `__read_chk`.
     let program = stage.compile("device_calls.c", &["-D_FORTIFY_SOURCE=2"]);
     for world in [World::Denied, World::Unpatched] {
         let run = stage.program_on_devices(world, &["disk=ram:size=1M"], &program);

@@ -4,7 +4,7 @@
 use crate::devices::is_tidy;
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// SPECs of devices that complete a request at once, by a system call, or by a timer.
+/// SPECs of devices. Some complete a request at once, others by a system call or by a timer.
 const DEVICES: [&str; 5] = [
     "ram:size=1M",
     "null:size=1M",
@@ -33,8 +33,8 @@ fn rings_on_devices_lose_no_completion_however_the_program_waits() {
     }
 }
 
-/// All rings of a process share one ring watcher (the thread that polls rings that no thread is
-/// inside of). A device that blocked it would delay all other rings.
+/// A device that does not answer must not delay the other rings. All rings of a process share one
+/// ring watcher, a thread that polls each ring while no other thread drives it.
 #[test]
 fn a_stalled_device_does_not_delay_other_rings() {
     require(&LIBURING);

@@ -16,7 +16,8 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;
 const SIZE: u64 = BLOCK * BLOCKS;
 
-/// fio's options for a polled ring. `TOLD` has those for a ring that is notified of completions.
+/// fio's options for a polled ring. `TOLD` has the options for a ring that is notified of
+/// completions.
 const RING: [&str; 4] = ["ioengine=io_uring", "hipri=1", "direct=1", "bs=4k"];
 const TOLD: [&str; 3] = ["ioengine=io_uring", "direct=1", "bs=4k"];
 
@@ -43,8 +44,8 @@ fn succeeds(stage: &Stage, run: Run) -> (Finished, Value) {
     (finished, document)
 }
 
-/// Returns the sum of the value at `place` in the report of all jobs. Fails the test if a job had
-/// an error.
+/// Returns the sum over all jobs of the value at the JSON pointer `place`. Fails the test if a job
+/// had an error.
 fn sum(document: &Value, place: &str, finished: &Finished) -> u64 {
     let jobs = document["jobs"].as_array().expect("a list of jobs");
     assert!(jobs.iter().all(|job| number(job, "/error") == 0), "{}", finished.report());
@@ -159,7 +160,8 @@ fn a_null_device_accepts_every_request() {
     }
 }
 
-/// fio transfers whole blocks and parts of blocks, and blocks with O_DIRECT.
+/// fio's writes have many sizes: whole blocks with O_DIRECT, and whole blocks and parts of blocks
+/// without it.
 #[test]
 fn fio_verifies_its_writes_by_plain_calls() {
     let stage = Stage::new();
@@ -180,8 +182,8 @@ fn fio_verifies_its_writes_by_plain_calls() {
             let run = fio(&stage, World::Denied, &spec, &[call, &job].concat());
             let (finished, document) = succeeds(&stage, run);
             let written = sum(&document, "/write/io_bytes", &finished);
-            // If the device's size is no multiple of fio's block size, fio leaves the end of the
-            // device unwritten.
+            // If the device's size is no multiple of fio's block size, fio does not write to the
+            // end of the device.
             assert!(written > SIZE / 4 * 3 && written <= SIZE, "{spec} {call:?}: {}", finished.report());
             assert_eq!(sum(&document, "/read/io_bytes", &finished), written, "{spec} {call:?}: {}", finished.report());
         }
@@ -247,7 +249,8 @@ fn a_program_on_a_device_that_never_answers_can_be_killed() {
         assert_eq!(finished.status.signal(), Some(signal as i32), "{}", finished.report());
         is_tidy(&stage);
     }
-    // fio would wait for its requests after a signal that it handles, so the test sends SIGKILL.
+    // After a signal that it handles, fio would wait for its requests, which never complete. So the
+    // test sends SIGKILL.
     let started =
         fio(&stage, World::Denied, "error(ram:size=1M,never=1)", &[&ring[..], &["thread=1"]].concat()).start();
     let children = format!("/proc/{0}/task/{0}/children", started.id());

@@ -64,8 +64,8 @@ impl Server<'_> {
         last
     }
 
-    /// Returns the number of open descriptors of the server's process. If a launcher stays as its
-    /// parent, the server is the child.
+    /// Returns the number of open descriptors of the server's process. If a launcher stays as the
+    /// server's parent, the started process is the launcher, and the server is its child.
     fn descriptors(&self) -> usize {
         let mut process = self.started.id();
         let child = |process: u32| std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).ok();
@@ -75,7 +75,7 @@ impl Server<'_> {
         std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
     }
 
-    /// Waits until the server has at most `descriptors` open descriptors. Fails the test after a
+    /// Waits until the server has exactly `descriptors` open descriptors. Fails the test after a
     /// time limit.
     fn comes_to_hold(&self, descriptors: usize) {
         let start = Instant::now();
@@ -109,8 +109,8 @@ impl Server<'_> {
     }
 }
 
-/// Runs redis-benchmark with 50 and 500 connections, each with 1 and 16 PINGs in flight. PING is
-/// sent in both forms: as a user types it and as clients send it.
+/// Runs redis-benchmark with 50 and 500 connections, each with 1 and 16 PINGs in flight. The tool
+/// sends PING in two forms: as a user types it, and as client libraries send it.
 fn redis_benchmark(world: World, mode: &str) {
     const REQUESTS: u64 = 20_000;
     let benchmark = Path::new(require(&REDIS_BENCHMARK));
@@ -140,8 +140,8 @@ fn redis_benchmark(world: World, mode: &str) {
     account.finished.served(&["recv"], 1).served(&["accept"], 1).served(&["send"], 4 * 2 * REQUESTS / 16);
 }
 
-/// Opens a connection and waits for an answer. After that the server has all descriptors open that
-/// it needs for itself.
+/// Opens a connection and waits for an answer. After the answer, the server has opened all
+/// descriptors that it needs for itself.
 fn answered(server: &Server) -> TcpStream {
     let mut socket = server.connect();
     socket.write_all(b"known").unwrap();
@@ -170,8 +170,8 @@ fn storm(world: World, closes: &str, arguments: &[&str]) {
     account.finished.served(&["send"], CONNECTIONS).served(&["close"], CONNECTIONS);
 }
 
-/// Runs the clients that misbehave, one at a time. A connection that is open meanwhile must still
-/// be answered.
+/// Runs the clients that misbehave, one at a time. Meanwhile another connection is open, and the
+/// server must still answer it.
 fn peers(world: World, arguments: &[&str]) {
     let stage = Stage::new();
     let server = Server::start(&stage, world, arguments);
@@ -209,8 +209,8 @@ fn half_close(server: &Server) {
     assert!(answer == wanted, "{} bytes came back of {}", answer.len(), wanted.len());
 }
 
-/// Sends without reading. The server must stop receiving from this client, so that its unsent
-/// answers take a bounded amount of memory. When the client reads, the server must go on.
+/// Sends without reading. The server must then stop receiving from this client, so that its unsent
+/// answers take a bounded amount of memory. When the client reads, the server must receive again.
 fn stall(server: &Server) {
     const MOST: usize = 64 << 20;
     let mut socket = server.connect();
@@ -264,8 +264,8 @@ fn ten_thousand_short_connections_that_the_client_closes_lose_nothing() {
     storm(World::Denied, "client", &[]);
 }
 
-/// With these options multishots end early, the CQ overflows, and there are fewer buffers than
-/// connections.
+/// The server has a small CQ and fewer buffers than connections, so the CQ overflows and multishots
+/// end early. Nothing may be lost.
 #[test]
 fn ten_thousand_short_connections_lose_nothing_with_scarce_resources() {
     storm(World::Denied, "client", &["--entries", "8", "--buffers", "32", "--mode", "default"]);

@@ -67,9 +67,9 @@ fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str])
     }
 }
 
-/// Runs all 16 combinations of the ring options at two queue depths. Of the two jobs, fio runs one
-/// in a thread of its process and the other in a forked process. With buffered I/O the deep queue
-/// is in the thread, with direct I/O in the forked process.
+/// Runs all 16 combinations of the ring options, each at two queue depths at once. One fio makes
+/// its requests in a thread of its process, the other in a forked process. The deep queue is in the
+/// thread with buffered I/O, and in the forked process with direct I/O.
 pub fn every_combination(world: World, direct: bool) {
     let stage = Stage::new();
     let is_direct = format!("direct={}", u8::from(direct));
@@ -95,9 +95,9 @@ pub fn every_combination(world: World, direct: bool) {
 pub fn sync_mixes(world: World) {
     let stage = Stage::new();
     let size = format!("size={SIZE}");
-    // `syncs` is the least number of syncs: one per N requests, of which the last may be missing.
-    // Because fio does not clear one field of the SQE before SYNC_FILE_RANGE, some of these
-    // requests fail, as on the kernel. Other errors are not allowed.
+    // `syncs` is the least number of syncs: one per N requests, and the last one may be missing.
+    // fio does not clear one field of the SQE before SYNC_FILE_RANGE. So some of these requests
+    // fail, as on the kernel. Other errors are not allowed.
     for (mix, opcode, syncs) in [
         ("fsync=8", "fsync", BLOCKS / 8 - 1),
         ("fdatasync=4", "fsync", BLOCKS / 4 - 1),
@@ -152,7 +152,7 @@ pub fn several_jobs(world: World) {
     }
 }
 
-/// fio uses blocks of many sizes, at offsets that are not aligned to a page.
+/// fio uses blocks of many sizes, at offsets that are not multiples of the page size.
 pub fn uneven_blocks(world: World) {
     let stage = Stage::new();
     let options = [
@@ -199,8 +199,8 @@ fn fio_writes_blocks_of_many_sizes() {
     uneven_blocks(World::Denied);
 }
 
-/// Checks that fio fails without usring in this setup. Otherwise the kernel's io_uring could pass
-/// the other tests.
+/// fio must fail without usring in this setup. If it did not, the other tests could pass on the
+/// kernel's io_uring.
 #[test]
 fn fio_fails_without_usring_where_the_kernels_io_uring_is_denied() {
     let stage = Stage::new();

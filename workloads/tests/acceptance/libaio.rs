@@ -157,7 +157,8 @@ fn files_are_served_normally_with_aio_poll() {
     run.limit(Duration::from_secs(330)).finish().succeeded().served(&[], 200);
 }
 
-/// QEMU never calls io_getevents: an eventfd tells it that the ring has events.
+/// usring must signal an eventfd with `--aio-poll`, too. QEMU never calls io_getevents: it learns
+/// of events in the context's ring from an eventfd.
 #[test]
 fn an_eventfd_is_signalled_with_aio_poll() {
     let stage = Stage::new();

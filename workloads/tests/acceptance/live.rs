@@ -22,7 +22,7 @@ fn start(stage: &Stage, trace: &str) -> (Started, OwnedFd) {
     start_with(stage, format!("--trace={}", stage.path(trace).display()))
 }
 
-/// Starts a program whose requests wait. It ends when the returned pipe is closed.
+/// Starts a program whose requests wait. The program ends when the test closes the returned pipe.
 fn start_with(stage: &Stage, option: String) -> (Started, OwnedFd) {
     require(&LIBURING);
     let program = stage.compile("waiting_requests.c", &["-luring"]);

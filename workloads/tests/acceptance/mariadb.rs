@@ -29,8 +29,8 @@ pub enum Interface {
 }
 
 impl Interface {
-    /// Returns the server's option for this interface, and the message that the server prints about
-    /// it.
+    /// Returns the server's option that selects this interface, and the message by which the server
+    /// confirms it.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Interface::IoUring => ("--innodb-linux-aio=io_uring", "InnoDB: Using io_uring"),
@@ -39,8 +39,9 @@ impl Interface {
     }
 }
 
-/// Prepares a program of the server with the server's options. It reads no configuration of this
-/// machine. The buffer pool is smaller than the rows, so that the server has to read from disk.
+/// Prepares a program of the server with the server's options. The program reads no configuration
+/// of this machine. The buffer pool is smaller than the rows, so that the server has to read from
+/// disk.
 fn server_program(stage: &Stage, (world, interface): (World, Interface), program: &str) -> Run {
     let run = match interface {
         Interface::PolledLibaio => stage.program_with(world, &["--aio-poll".into()], program),
@@ -103,7 +104,7 @@ impl<'stage> Server<'stage> {
         fs::read_to_string(self.stage.path(&self.log)).unwrap_or_default()
     }
 
-    /// Returns the process id of the server itself, even if a launcher is its parent.
+    /// Returns the process id of the server itself. (A launcher may be its parent.)
     fn process_id(&self) -> i32 {
         String::from_utf8(self.stage.read("data/pid")).unwrap().trim().parse().expect("a process id")
     }
@@ -198,7 +199,7 @@ fn nothing_committed_was_lost(server: &Server, before: &[String], last_batch: u3
     assert_eq!(contents(server), before, "the loaded rows have changed");
     let committed = format!("SELECT COUNT(*) FROM t.batches WHERE batch <= {last_batch};");
     assert_eq!(server.ask(&committed), [(last_batch * ROWS_PER_BATCH).to_string()]);
-    // A batch whose commit was not reported must be there completely or not at all.
+    // A batch whose commit the server has not reported must be there completely or not at all.
     let torn = format!("SELECT batch FROM t.batches GROUP BY batch HAVING COUNT(*) <> {ROWS_PER_BATCH};");
     assert_eq!(server.ask(&torn), [""; 0]);
     let checked = server.ask("CHECK TABLE t.loaded, t.batches EXTENDED;");

@@ -5,8 +5,8 @@ use workloads::harness::{LIBURING, Stage, World, require};
 /// Most bytes of memory that an idle ring of 256 entries may take.
 const LIMIT: i64 = 256 * 1024;
 
-/// Returns the bytes per ring: by proportional set size, by resident set size, and by the resident
-/// set size that remains after the rings are closed.
+/// Returns three costs of a ring in bytes: its proportional set size, its resident set size, and
+/// the resident set size that remains after the rings are closed.
 fn cost(rings: u64, entries: u32) -> [i64; 3] {
     require(&LIBURING);
     let stage = Stage::new();

@@ -7,7 +7,8 @@ const FILES: u64 = 300;
 
 pub fn files(world: World) {
     let stage = Stage::new();
-    // The user `nobody` cannot reach Debian's or the cached Node, so it runs a copy on the stage.
+    // Copies Node to the stage, because the user `nobody` cannot reach Debian's Node or the cached
+    // one.
     let node = stage.copy(&harness::node(), "tools/node");
     let script = stage.copy(&Stage::script("files.js"), "files.js");
     stage.make_folder("many");
@@ -15,8 +16,8 @@ pub fn files(world: World) {
     let finished = run.finish().succeeded();
     let bytes: u64 = (0..FILES).map(|index| 128 * (1 + index % 97)).sum();
     assert_eq!(finished.stdout, format!("{FILES} files, {bytes} bytes\n"), "{}", finished.report());
-    // Only one request of each kind is certain. If the ring is full, which depends on the SQ
-    // thread, libuv passes a request to its own threads.
+    // Only one request of each kind is certain to use the ring. If the SQ is full, libuv passes a
+    // request to its own threads.
     finished.served(&["read", "readv"], 1).served(&["write", "writev"], 1).served(&["statx"], 1);
 }
 

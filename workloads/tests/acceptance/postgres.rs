@@ -39,8 +39,9 @@ fn load(client: &Client) -> Result<(), String> {
     Ok(())
 }
 
-/// Fails if the sums of pgbench's tables differ. (Each transaction adds the same number to a row of
-/// each table.) Several clients scan all tables at once, each by several processes.
+/// Fails if the sums of pgbench's tables differ. They must agree, because each transaction adds the
+/// same number to a row of each table. Several clients scan all tables at once, each by several
+/// processes.
 fn sums_agree(client: &Client) -> Result<(), String> {
     const SCAN: &str = "SET max_parallel_workers_per_gather = 2;
         SET min_parallel_table_scan_size = 0; SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0;
@@ -93,7 +94,7 @@ fn serves(entry: Entry, direct: bool) {
         amcheck(&client)?;
         sums_agree(&client)?;
         let reads = stop(&cluster, server)?;
-        // The scans read two million rows four times, which takes far more than this many reads.
+        // The scans read two million rows four times. That takes far more than this many reads.
         if reads.is_some_and(|reads| reads < 5000) {
             return Err(format!("usring has made only {reads:?} of the server's reads"));
         }

@@ -103,7 +103,8 @@ fn a_preloaded_program_does_not_see_the_variables_but_passes_them_on() {
     assert_eq!(completed(&stats(&stage, "stats"), "write"), 256);
 }
 
-/// Variables with which the library cannot serve, their values, and the library's message.
+/// Variables and values with which the library cannot serve a program, and the message that it
+/// prints.
 const UNUSABLE: [(&str, &str, &str); 4] = [
     ("USRING_SWAP", "ram:size=64M", "limit= is missing"),
     ("USRING_SWAP", "file:path=swap,limit=8M", "must begin with /"),
@@ -121,7 +122,7 @@ fn a_program_that_cannot_be_served_runs_with_a_sentence() {
         let run = preloaded(&stage, &[variable(name, value)], "/bin/sh").args(["-c", "echo $LD_PRELOAD"]);
         let finished = run.finish().succeeded();
         assert!(finished.stderr.contains(sentence) && finished.stderr.contains("runs without usring"), "{finished:?}");
-        // The programs that this one executes find the library in LD_PRELOAD.
+        // The library stays in LD_PRELOAD, so that the programs that this program executes load it.
         assert!(finished.stdout.contains("libusring.so"), "{finished:?}");
     }
     let run = preloaded(&stage, &[], "/bin/sh").args(["-c", "ulimit -n 256; exec /bin/echo alive"]);

@@ -6,8 +6,8 @@ use workloads::harness::{QEMU_IMG, Run, Stage, World, require};
 
 const REQUESTS: u64 = 2000;
 const BLOCK: u64 = 4096;
-/// Blocks of the image. The benchmark makes more requests than that, so it starts again at the
-/// beginning.
+/// Number of blocks of the image. The benchmark makes more requests than this, so it reaches the
+/// end and starts again at the beginning.
 const IMAGE_BLOCKS: u64 = 1024;
 
 fn image(stage: &Stage) {

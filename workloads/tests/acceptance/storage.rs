@@ -20,13 +20,14 @@ const LUKS: &str =
     "qemu:node=(driver=luks,key-secret=k,file.driver=file,file.filename=image),object=(secret,id=k,file=key)";
 /// qemu-img's options for an image of LUKS, with a key that costs little time.
 const LUKS_OPTIONS: [&str; 4] = ["--object", "secret,id=k,file=key", "-o", "key-secret=k,iter-time=10"];
-/// The errno that fio gets for requests whose daemon is gone.
+/// The errno that fio gets for requests whose daemon has ended.
 const EIO: u64 = 5;
 const POLLED: [&str; 3] = ["--ioengine=io_uring", "--hipri=1", "--iodepth=16"];
 /// How long a daemon may live after its launcher.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// qemu-nbd, serving the raw file `image` at the socket `nbd`. Dropping it kills it.
+/// The NBD server qemu-nbd, which serves the raw file `image` at the socket `nbd`. Dropping this
+/// value kills the server.
 struct Server(Child);
 
 impl Server {
@@ -58,7 +59,7 @@ impl Drop for Server {
     }
 }
 
-/// Makes the file `image`, with a key in the file `key` if the format is LUKS.
+/// Makes the image file `image`. If the format is LUKS, also makes the file `key` with its key.
 fn make_image(stage: &Stage, format: &str) {
     stage.write("key", "secret");
     let mut command = Command::new(require(&QEMU_IMG));
@@ -67,7 +68,7 @@ fn make_image(stage: &Stage, format: &str) {
     assert!(made.unwrap().success());
 }
 
-/// Makes what the SPEC needs. Returns the NBD server, if the SPEC has one.
+/// Makes the files that the SPEC needs. Returns the NBD server, if the SPEC has one.
 fn prepare(stage: &Stage, spec: &str) -> Option<Server> {
     require(&QEMU_STORAGE_DAEMON);
     let formats = [(NBD, "raw"), (QCOW2, "qcow2"), (LUKS, "luks")];
@@ -97,7 +98,8 @@ struct Shown {
     restarts: u64,
 }
 
-/// Asks `usring ctl` for the daemon of the run's only device. `None` if it does not show a daemon.
+/// Asks `usring ctl` for the daemon of the run's only device. `None` if `usring ctl` shows no
+/// daemon.
 fn daemon(stage: &Stage) -> Option<Shown> {
     let mut command = Command::new(stage.path("tools/usring"));
     let output = command.arg("ctl").env("XDG_RUNTIME_DIR", stage.path("")).output().unwrap();
@@ -110,8 +112,8 @@ fn daemon(stage: &Stage) -> Option<Shown> {
     Some(Shown { process, is_alive: condition == "alive", restarts: restarts.expect("a number of restarts") })
 }
 
-/// Waits until the daemon serves the device and was started again `restarts` times. Returns its
-/// process id.
+/// Waits until the daemon serves the device and the launcher has started it again `restarts` times.
+/// Returns the daemon's process id.
 fn serving(stage: &Stage, restarts: u64) -> i32 {
     soon("a daemon that serves", || {
         daemon(stage).filter(|shown| shown.is_alive && shown.restarts == restarts).and_then(|shown| shown.process)
@@ -176,7 +178,7 @@ fn fio_verifies_on_devices_whose_back_end_usring_starts() {
     }
 }
 
-/// A run that ends in order writes everything to the image, also without a flush.
+/// A run that ends cleanly writes everything to the image, also without a flush.
 #[test]
 fn an_image_has_all_writes_of_a_run_that_has_ended() {
     let stage = Stage::new();
@@ -185,8 +187,8 @@ fn an_image_has_all_writes_of_a_run_that_has_ended() {
     verify_image(&stage, "--size=4m");
 }
 
-/// Kills the daemon and the NBD server in turn while fio writes, in `rounds` rounds of about half a
-/// second each. Between blocks, fio pauses, so that it still writes in the last round.
+/// Kills the daemon and the NBD server in turn while fio writes. Each of the `rounds` rounds takes
+/// about half a second. The job pauses between blocks, so that it still writes in the last round.
 fn killed_in_turn(spec: &str, rounds: u64) {
     let stage = Stage::new();
     let mut server = prepare(&stage, spec);
@@ -228,7 +230,8 @@ fn daemons_and_servers_that_are_killed_twenty_times_lose_nothing() {
     killed_in_turn(QCOW2, 20);
 }
 
-/// A killed daemon loses the writes that only its caches had. Data flushed before is in the image.
+/// Without `reconnect=on`, a program gets EIO after the daemon was killed. A killed daemon loses
+/// the writes that only its caches had, but the image keeps all data that was flushed before.
 #[test]
 fn without_reconnect_a_killed_daemon_gives_eio_and_keeps_what_was_flushed() {
     let stage = Stage::new();
@@ -289,7 +292,7 @@ fn the_daemon_ends_when_the_launcher_is_killed() {
     drop(started.finish());
     ends(process);
     std::fs::remove_file(stage.path("disk")).unwrap();
-    // The next run removes the folder of the daemon, and opens the image.
+    // The next run removes the folder of the killed run's daemon, and opens the image again.
     let run = stage.program_on_devices(World::Denied, &[&format!("disk={QCOW2}")], "/bin/true");
     run.finish().succeeded();
     let left: Vec<_> = stage.sockets().into_iter().filter(|path| path.is_dir()).collect();
@@ -309,8 +312,8 @@ fn the_daemon_ends_when_a_signal_ends_the_run() {
     is_tidy(&stage);
 }
 
-/// A service manager sends a signal to each process of a service. The program here writes after it
-/// has got the signal, and the daemon has got it first.
+/// A service manager sends a signal to each process of a service. Here the daemon gets the signal
+/// first. The program writes to its device after it has got the signal, and the write must succeed.
 #[test]
 fn a_program_writes_after_a_signal_to_all_processes() {
     let stage = Stage::new();
@@ -361,7 +364,8 @@ fn a_daemon_that_fails_at_the_end_of_the_run_says_why() {
     is_tidy(&stage);
 }
 
-/// Each of the two daemons ends only while the other ends, too.
+/// The launcher must end all daemons at once. In this test, a daemon ends only after the other one
+/// has been asked to end, too.
 #[test]
 fn the_daemons_of_a_run_end_at_the_same_time() {
     let stage = Stage::new();
@@ -392,7 +396,8 @@ fn a_read_only_image_is_read_and_refuses_writes() {
     is_tidy(&stage);
 }
 
-/// A terminal sends ^C to the process group. The program here goes on, and so does its device.
+/// A terminal sends ^C to the whole process group. The program here ignores it, and its device must
+/// still work.
 #[test]
 fn a_program_that_ignores_an_interrupt_keeps_its_device() {
     let stage = Stage::new();
@@ -407,7 +412,7 @@ fn a_program_that_ignores_an_interrupt_keeps_its_device() {
     is_tidy(&stage);
 }
 
-/// Runs a program that must not start. Returns the message.
+/// Runs a program that usring must refuse to start. Returns usring's message.
 fn refused(stage: &Stage, spec: &str) -> String {
     let finished = stage.program_on_devices(World::Denied, &[&format!("disk={spec}")], "/bin/true").finish();
     assert_eq!(finished.status.code(), Some(125), "{}", finished.report());

@@ -102,7 +102,8 @@ fn a_control_group_of_limit_plus_slack_holds_four_times_as_much_memory() {
         };
         let swapped = Swapped::new(512, LIMIT, &format!(",mechanism={mechanism}"));
         let run = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "3000"]);
-        // The program prints its result only if the kernel has not killed it for its memory use.
+        // The program prints its result only if it has stayed within the group's limit. Otherwise
+        // the kernel has killed it.
         adds(run.within(&group).finish());
         println!("{mechanism}: {:?} bytes at most", group.peak());
     }
@@ -147,7 +148,8 @@ fn no_more_than_the_limit_is_resident_at_any_moment() {
         program.terminate();
         adds(program.finish());
         assert!(looks.iter().all(|bytes| *bytes <= LIMIT * MIB), "{mechanism}: {looks:?}");
-        // The program must also use its limit: at some moment more than half of it is resident.
+        // The program must also use its limit: at some moment, more than half of the limit is
+        // resident.
         assert!(looks.iter().any(|bytes| *bytes > LIMIT * MIB / 2), "{mechanism}: {looks:?}");
     }
 }
@@ -190,15 +192,16 @@ fn a_back_end_in_another_process_holds_swapped_memory_of_one_process() {
     let mut back_end = BackEnd::start(&swapped.stage, "raw");
     let program = words(&swapped);
     let finished = within_limit(adds(swapped.program(&program).args(["14", THREADS, "1000"]).finish()));
-    // Swap uses as many queues as the device has, and must not ask for more.
+    // Swap uses as many queues as the device has. If it asked for more, usring would print this
+    // message.
     assert!(!finished.stderr.contains("all in use"), "{}", finished.report());
     let nested = "import subprocess, sys\nkept = bytearray(4 << 20)\n\
                   subprocess.run(sys.argv[1:], check=True)\nprint(sum(kept))";
     let finished = swapped.program(python()).args(["-c", nested]).arg(&program).args(["14", "1", "100"]).finish();
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
     assert_eq!(finished.succeeded().stdout, "at work\n100 additions hold\n0\n");
-    // The first process has ended and its swapped memory is released, so another process can use
-    // the device.
+    // The first process has ended and has returned the device's queues. So another process can have
+    // its swapped memory on the device.
     let mut started = swapped.bare(&program).args(["14", THREADS, "0"]).start();
     started.wait_for_line(Duration::from_secs(60));
     back_end.kill();

@@ -7,7 +7,7 @@ use crate::swap_run::{Swapped, within_limit};
 use std::fs::File;
 use workloads::harness::{FIO, Finished, LIBURING, Run, World, require};
 
-/// MiB that may be resident. The buffers are larger than that.
+/// MiB of swapped memory that may be resident. fio's buffers are larger than this.
 const LIMIT: u64 = 8;
 const BUFFERS: &[&str] = &["--size=24m", "--bs=256k", "--iodepth=64"];
 
@@ -33,8 +33,8 @@ fn fio_verifies(options: &[&str]) {
     verified(run, options).served(&[], 90).without_errors(&[]);
 }
 
-/// fio verifies its writes on a device of the run: by a ring that is notified of completions, by a
-/// polled ring, by libaio, and by ordinary calls.
+/// Checks that fio verifies its writes on a device of the run in four ways. These are a ring that
+/// is notified of completions, a polled ring, libaio, and ordinary calls.
 fn fio_verifies_on_device(device: &str) {
     let swapped = swapped();
     let backing = swapped.stage.write("backing", "");

@@ -1,6 +1,6 @@
 //! Programs without code for swap that use more memory than their limit (`usring run --swap`).
 //! Their results must be those of a run without swap. Their resident memory must stay within the
-//! limit, by usring's and by the kernel's count.
+//! limit, as counted by usring and by the kernel.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ impl Swapped {
         self.stage.program_with(World::Transparent, &options, program).limit(Duration::from_secs(600))
     }
 
-    /// Prepares a program in another world, with `--stats` among its options.
+    /// Prepares a program in the world `world`, with the option `--swap`.
     pub fn program_in(&self, world: World, program: impl AsRef<Path>) -> Run {
         self.stage.program_with(world, std::slice::from_ref(&self.options), program)
     }
@@ -108,7 +108,7 @@ assert all(numbers[str(key)] == key for key in range(0, count, 7))
 print('most resident', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 ";
 
-/// Bytes of the Python interpreter that may be resident in addition to swapped memory.
+/// Bytes of the Python interpreter's own memory that may be resident in addition to swapped memory.
 const INTERPRETER: u64 = 32 * MIB;
 
 fn python_builds(count: u64, capacity: u64, limit: u64) {
@@ -124,7 +124,7 @@ fn python_builds_and_checks_a_dictionary_and_an_array_larger_than_its_memory() {
     python_builds(400_000, 512, 24);
 }
 
-/// The program uses a GiB, of which a quarter is resident. That takes minutes.
+/// The program uses far more memory than its limit, a quarter of a GiB. That takes minutes.
 #[test]
 #[ignore = "takes minutes"]
 fn python_builds_and_checks_a_gib_with_256_mib() {
@@ -143,8 +143,8 @@ fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() 
 
 const MECHANISMS: [&str; 3] = ["userfault", "guard", "mprotect"];
 
-/// The program makes random calls on mappings. With the seeds up to `SEEDS` and this number of
-/// steps, the test has found each bug known so far.
+/// The program makes random calls on its mappings, and each result must be that of the kernel. With
+/// the first `SEEDS` seeds and this number of steps, the test has found each bug known so far.
 #[test]
 fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     const STEPS: &str = "1000";
@@ -170,8 +170,8 @@ fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
 
 const SEEDS: u32 = 3;
 
-/// The limit is the smallest possible. 64 threads wait in calls whose memory together is many times
-/// larger.
+/// The memory limit is the smallest possible one. 64 threads wait in calls, whose memory together
+/// is many times larger than the limit.
 #[test]
 fn blocking_and_large_calls_work_on_swapped_memory_by_every_mechanism() {
     for mechanism in MECHANISMS {
@@ -199,9 +199,9 @@ fn fork_copies_swapped_memory_to_the_child_by_every_mechanism() {
     }
 }
 
-/// Children that should not inherit swapped memory touch it, while other threads fork. During a
-/// fork usring makes a copy of that memory for the new child. Even then the touch must kill the
-/// other child, and must not read the copy or zeroes.
+/// A forked child touches swapped memory that it does not inherit, while other threads fork. During
+/// each fork, usring makes a copy of that memory for the new child. The touch must kill the child
+/// that touches, which must read neither the copy nor zeroes.
 #[test]
 fn a_child_that_does_not_inherit_memory_ends_and_reads_no_zeroes() {
     for mechanism in MECHANISMS {
@@ -298,8 +298,8 @@ fn a_second_process_does_not_use_the_firsts_swap_file() {
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
 }
 
-/// The loader maps the thread-local block before usring's library is initialised and can handle
-/// faults.
+/// A program of the run executes a program with a large thread-local block. The loader maps this
+/// block before usring's library is initialised and can handle faults.
 #[test]
 fn a_program_of_the_run_starts_one_with_large_thread_local_storage() {
     let swapped = Swapped::on("ram:size=64M", 4, "");
@@ -310,8 +310,8 @@ fn a_program_of_the_run_starts_one_with_large_thread_local_storage() {
     assert!(finished.stderr.contains("resident at most"), "{}", finished.report());
 }
 
-/// exec(2) keeps the trap filter but not the handler of the traps. So no call of the loader may
-/// trap.
+/// execve(2) keeps the seccomp filter of traps, but not the handler of their signal. So no call
+/// that the loader makes may trap.
 #[test]
 fn a_program_of_the_run_starts_one_whose_unused_registers_name_swapped_memory() {
     let swapped = Swapped::on("ram:size=64M", 4, "");

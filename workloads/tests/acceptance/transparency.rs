@@ -157,8 +157,8 @@ fn bash_controls_its_jobs() {
     let (status, said, _) = alike(|world| stage.program(world, "/bin/bash").arg("jobs.sh"));
     assert_eq!(status.code(), Some(11), "{said}");
     assert!(said.contains("first: 143") && said.contains("second: 137"), "{said}");
-    // The shell has a terminal of its own. It gives the terminal to a job and takes it back
-    // afterwards.
+    // The shell has a terminal of its own. It gives the terminal to a job, and takes it back after
+    // the job.
     let terminal = "bash --norc --noprofile -ic 'stty -a > /dev/null && echo has terminal; \
                     sh -c \"kill -STOP \\$\\$; echo goes on\"; echo stopped: $?; fg; echo ended: $?'";
     let (status, said, _) =

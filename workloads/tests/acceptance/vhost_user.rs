@@ -1,5 +1,5 @@
-//! Devices of another process: QEMU's storage daemon, with raw and with qcow2 images. The tests
-//! kill the daemon and start it again.
+//! Devices that another process serves: QEMU's storage daemon, with raw and with qcow2 images. The
+//! tests kill the daemon and start it again.
 
 use crate::devices::{is_tidy, soon};
 use crate::fio::{job, number, report};
@@ -10,10 +10,10 @@ use std::process::{Child, Command, Stdio};
 use workloads::harness::{FIO, Finished, LIBURING, QEMU_IMG, QEMU_STORAGE_DAEMON, Run, Stage, World, require};
 
 const SIZE: u64 = 16 << 20;
-/// Options with which fio's writes take at least three seconds, because of pauses. (With a rate
-/// limit instead, fio would write faster after a time without a back end.)
+/// Options with which fio's writes take at least three seconds, because fio pauses between them.
+/// (With a rate limit instead, fio would write faster after a time without a back end.)
 const SLOWLY: [&str; 3] = ["--size=12m", "--thinktime=16ms", "--thinktime_blocks=16"];
-/// The errno that fio gets for requests whose back end is gone.
+/// The errno that fio gets for requests whose back end has ended.
 const EIO: u64 = 5;
 
 /// The daemon, serving one image. Dropping it kills the daemon.
@@ -44,8 +44,8 @@ impl BackEnd {
         back_end
     }
 
-    /// Returns whether the daemon listens on the socket, by a flag in /proc/net/unix. (A test
-    /// connection would be the only one that the daemon serves.)
+    /// Returns whether the daemon listens on the socket, by a flag in /proc/net/unix. A test
+    /// connection would not do: the daemon serves only one connection, and would serve that one.
     fn listens(&self) -> bool {
         const ACCEPTS: &str = "00010000";
         let path = self.socket.to_str().expect("a path of letters");
@@ -114,7 +114,7 @@ fn fio_verifies_on_a_qcow2_image_of_another_process() {
     verified("qcow2");
 }
 
-/// fio uses libaio, both with notifications of events and with polling for events.
+/// fio uses libaio in two ways: with notifications of events, and with polling for events.
 #[test]
 fn fio_verifies_through_libaio_on_an_image_of_another_process() {
     let stage = Stage::new();
@@ -138,7 +138,7 @@ fn fio_verifies_through_libaio_on_an_image_of_another_process() {
     }
 }
 
-/// Requests that are in flight when a back end is killed are carried out by the next back end.
+/// A back end is killed with requests in flight. The next back end carries these requests out.
 #[test]
 fn a_back_end_that_is_killed_and_started_again_loses_nothing() {
     for format in ["raw", "qcow2"] {
@@ -180,9 +180,9 @@ fn without_reconnect_the_end_of_a_back_end_gives_eio_and_no_hang() {
     }
 }
 
-/// A background program has requests in flight when the run ends. The launcher, which alone could
-/// connect to another back end, ends with the run. So the requests fail. (A program that waited for
-/// a back end would spin until it is killed.)
+/// The program runs in the background and has requests in flight when the run ends. Only the
+/// launcher could connect to another back end, and it ends with the run. So the requests must fail.
+/// (A program that waited for a back end would spin until it is killed.)
 #[test]
 fn a_program_that_outlives_its_run_gets_eio_and_does_not_wait() {
     let behind = r#"timeout -s KILL 60 "$@" >/dev/null 2>&1 & until test -e enough; do sleep 0.02; done"#;
@@ -211,8 +211,8 @@ fn a_program_that_outlives_its_run_gets_eio_and_does_not_wait() {
     }
 }
 
-/// The test kills the launcher. Every thread that waits for the back end, in whatever way, gets an
-/// error.
+/// The test kills the launcher. Each thread that waits for the back end must get an error, however
+/// it waits.
 #[test]
 fn a_program_that_outlives_a_killed_run_gets_eio() {
     let bounded = ["-s", "KILL", "60", require(&FIO), "--output-format=json", "--output=report", "--name=job"];
@@ -243,7 +243,8 @@ fn a_program_that_outlives_a_killed_run_gets_eio() {
     }
 }
 
-/// A batch takes one notification, whatever the back end's speed and the number of requests.
+/// A batch of requests must notify the back end once, whatever its speed and the number of
+/// requests.
 #[test]
 fn a_batch_of_requests_notifies_the_back_end_once() {
     require(&LIBURING);

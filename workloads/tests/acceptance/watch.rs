@@ -23,7 +23,7 @@ const JOB: [&str; 8] = [
     "--thread",
 ];
 
-/// How long the tests wait for what must appear within a few milliseconds.
+/// Time limit for changes that normally appear within a few milliseconds.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn usring(stage: &Stage, arguments: &[&str]) -> Output {
@@ -115,7 +115,8 @@ fn top_shows_the_rates_of_a_program_and_of_its_opcodes() {
     for counts in [of_process, reads] {
         let submitted = counts["submitted"].as_u64().unwrap_or_default();
         assert_ne!(submitted, 0, "{rates}");
-        // The counters go on while `top` reads them one after the other.
+        // The program continues while `top` reads the counters one after the other, so they differ
+        // a little.
         assert!(counts["completed"].as_u64().unwrap().abs_diff(submitted) <= 1 + submitted / 10, "{rates}");
     }
     let table = String::from_utf8(usring(&stage, &["top", "--once", "--interval", "1"]).stdout).unwrap();
@@ -150,8 +151,8 @@ fn end_of(process: &mut Child) -> ExitStatus {
     }
 }
 
-/// The first table comes long before the end of the first interval. The key `q` counts although it
-/// comes behind another one.
+/// `top` must draw its first table long before the first interval ends. It must notice the key `q`
+/// although another key precedes it.
 #[test]
 fn top_draws_at_once_on_a_terminal_until_q_is_pressed_and_restores_it() {
     if has_no_usring() {
@@ -184,7 +185,8 @@ fn top_draws_at_once_on_a_terminal_until_q_is_pressed_and_restores_it() {
     end(started);
 }
 
-/// The terminal is not the controlling one of `top`, so its end sends no SIGHUP.
+/// `top` must end when its terminal is gone. The terminal is not its controlling terminal, so no
+/// SIGHUP comes.
 #[test]
 fn top_ends_when_its_terminal_is_gone() {
     if has_no_usring() {
@@ -192,7 +194,7 @@ fn top_ends_when_its_terminal_is_gone() {
     }
     let stage = Stage::new();
     let (started, _) = start_counted(&stage);
-    // No other process may have the terminal's first end, so it has O_CLOEXEC from the start.
+    // No other process may inherit the terminal's master side, so it has O_CLOEXEC from the start.
     let mut terminal = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).unwrap();
     grantpt(&terminal).unwrap();
     unlockpt(&terminal).unwrap();

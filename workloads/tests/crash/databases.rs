@@ -1,5 +1,5 @@
-//! Databases of Debian, and PostgreSQL 18. They keep their promises in a power loss, and break them
-//! if they do not sync. Scripts in `programs/crash` start them.
+//! Databases of Debian, and PostgreSQL 18. They keep their promises in a power loss if they sync,
+//! and break them if they do not. Scripts in `programs/crash` start them.
 //!
 //! Redis is quick. The other tests take minutes, so `cargo xtask soak crash` runs them.
 
@@ -33,8 +33,8 @@ fn redis_keeps_what_it_has_acknowledged_only_if_it_syncs_always() {
     assert!(said.contains("key1 is missing"), "{said}");
 }
 
-/// In the model posix a power loss can keep a file's new size but lose the bytes, which are zeroes
-/// then. Redis does not start from such a file.
+/// With the model posix, a power loss can keep a file's new size but lose the new bytes, which then
+/// read as zeroes. Redis does not start from such a file.
 #[test]
 fn redis_does_not_start_if_its_file_has_grown_by_zeroes() {
     require(&REDIS_SERVER);
@@ -60,8 +60,8 @@ fn mariadb_loses_commits_if_it_does_not_flush_its_log() {
     assert!(said.contains("rows of"), "{said}");
 }
 
-/// Searches with PostgreSQL 18, as the user `nobody`. `None`: PostgreSQL 18 is not installed, and
-/// the test counts as skipped.
+/// Searches with PostgreSQL 18, which runs as the user `nobody`. If PostgreSQL 18 is not installed,
+/// returns `None`, and the test counts as skipped.
 fn postgres(fsync: &str) -> Option<Crash> {
     let programs = match Postgres::cached() {
         Ok(postgres) => postgres.program(""),
@@ -98,8 +98,8 @@ fn postgresql_loses_commits_without_fsync() {
     }
 }
 
-/// Searches with LevelDB or RocksDB. `None`: the headers of `library` are not installed, and the
-/// test counts as skipped.
+/// Searches with LevelDB or RocksDB. If the headers of `library` are not installed, returns `None`,
+/// and the test counts as skipped.
 fn key_value(library: &str, sync: &str, model: &str) -> Option<Crash> {
     let header = format!("/usr/include/{library}/c.h");
     if !Path::new(&header).exists() {
@@ -117,8 +117,8 @@ fn key_value(library: &str, sync: &str, model: &str) -> Option<Crash> {
     Some(crash_for("180s", &["--setup", &setup, "--run", &run, "--check", &check, "--model", model]))
 }
 
-/// RocksDB lets CURRENT name a new manifest by a rename, and syncs the folder afterwards. If names
-/// can reach the disk in any order, CURRENT can name a manifest whose own name is lost.
+/// RocksDB renames a file to CURRENT, which names a new manifest, and syncs the folder afterwards.
+/// If names can reach the disk in any order, CURRENT can name a manifest whose own name is lost.
 #[test]
 #[ignore = "takes minutes"]
 fn rocksdb_opens_after_each_power_loss_only_if_the_file_system_orders_names() {
@@ -131,7 +131,7 @@ fn rocksdb_opens_after_each_power_loss_only_if_the_file_system_orders_names() {
     }
 }
 
-/// LevelDB begins a new log without a sync of its folder.
+/// LevelDB begins a new log without a sync of its folder, so the log's name may be lost.
 #[test]
 #[ignore = "takes minutes"]
 fn leveldb_keeps_synced_records_only_if_the_file_system_orders_names() {

@@ -1,8 +1,8 @@
 //! Tests of `usring crash`: programs with planted bugs and their fixed twins, databases, and runs
 //! that end without a verdict.
 //!
-//! - `planted`: each bug of `programs/durable.c` is found, by plain calls and by rings, and no
-//!   fixed twin is accused.
+//! - `planted`: `usring crash` finds each bug of `programs/durable.c`, by plain calls and by rings,
+//!   and accuses no fixed twin.
 //! - `ends`: unknown results, commands that cannot run, and the replay of a case.
 //! - `sqlite`: Debian's SQLite with its settings for durability.
 //! - `databases`: Redis, MariaDB, PostgreSQL, LevelDB and RocksDB.
@@ -23,7 +23,7 @@ fn usring() -> PathBuf {
     std::env::var_os("USRING_BIN").map_or_else(|| built.into(), PathBuf::from)
 }
 
-/// The compiled programs. The folder stays until the end of all tests.
+/// The compiled programs. Their stage is in a static, so the stage's folder is never removed.
 struct Programs {
     _stage: Stage,
     durable: PathBuf,

@@ -8,8 +8,8 @@ fn store(kind: &str, bug: &str, way: &str, more: &[&str]) -> Crash {
     let programs = programs();
     let run = format!("{} {kind} {bug} {way}", programs.durable.display());
     let check = format!("{} {kind}", programs.check.display());
-    // The file "value" begins with 0: for the kind "log" that is a header that counts no record,
-    // for "rename" it is the stored number.
+    // The file "value" begins with 0. In the kind "log", this is a header that counts no record. In
+    // the kind "rename", it is the stored number.
     let setup = "printf '0\\n' > value";
     let arguments = [&["--setup", setup, "--run", &run, "--check", &check], more].concat();
     crash(&arguments)
@@ -63,7 +63,7 @@ fn a_promise_before_fsync_is_found() {
 fn a_header_before_its_body_is_found() {
     for way in WAYS {
         let said = store("log", "header", way, &[]).found();
-        // The first loss found may be that of a later record.
+        // The first loss that the search finds may lose a later record.
         assert!(said.contains("the check said: record "), "{said}");
         assert!(said.contains(" is missing") || said.contains(" is damaged"), "{said}");
     }

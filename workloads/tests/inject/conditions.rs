@@ -75,7 +75,7 @@ fn each_process_counts_for_itself_and_goes_on_after_exec() {
         let run = stage.program_with(World::Transparent, &options, Path::new("/bin/sh"));
         run.args(["-c", script]).finish().stdout
     };
-    // The second write of each process fails. Each echo is a write, and after a failed echo the
+    // The second write of each process fails. Each echo is one write. After a failed echo, the
     // shell writes a message to standard error.
     assert_eq!(shell("echo a; (echo b); echo c"), "a\nb\n");
     assert_eq!(shell("echo a; exec sh -c 'echo b; echo c'"), "a\nc\n");

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::process::Command;
 use workloads::harness::{Finished, Run, Stage, Started};
 
-/// A program that makes its calls one at a time.
+/// A running program that makes its next call only when the test asks for it.
 struct Stepped {
     stage: Stage,
     started: Option<Started>,

@@ -16,9 +16,9 @@ fn results(rule: &str) -> Vec<(String, String)> {
     lines.map(|(name, result)| (name.to_owned(), result.to_owned())).collect()
 }
 
-/// Checks the results of all calls if the first call of each name gets `action`. `expected` gets a
-/// call's result without a fault. If the rule is not for all calls, sync(2) is left out: it may
-/// take long on a busy disk.
+/// Checks the results of all calls when the first call of each name gets `action`. `expected` gets
+/// a call's result without a fault, and returns the result with it. If the rule is not for all
+/// calls, leaves out sync(2), which may take long on a busy disk.
 fn each(set: &str, action: &str, expected: impl Fn(&str) -> String) {
     let usual = results("none");
     for ((name, usual), (same, result)) in usual.iter().zip(results(&format!("call:{set}:{action}:when=1"))) {
@@ -63,7 +63,8 @@ fn a_delay_holds_each_call_up() {
 fn a_signal_comes_with_each_call() {
     let results = results("call:!sync:signal=USR1:when=1");
     let (_, signals) = results.last().unwrap();
-    // Two lines stand for no signal: that of sync(2), and the line that counts the signals.
+    // Two of the lines stand for calls without a signal: the line of sync(2), and the line that
+    // counts the signals.
     assert_eq!(signals.parse::<usize>().unwrap(), results.len() - 2);
 }
 

@@ -1,13 +1,13 @@
-//! Every opcode with every action that all requests have: a program makes one request of each
-//! opcode, and shows the fault that each of them got.
+//! Every opcode with every action that all requests have. A program makes one request of each
+//! opcode, and prints the fault that each request got.
 
 use crate::LIMIT;
 use std::collections::BTreeSet;
 use std::process::Command;
 use workloads::harness::{Stage, World};
 
-/// Opcodes that the program does not make alone: LINK_TIMEOUT needs a chain, a command and a
-/// zero-copy receive need devices, and a multishot has many results.
+/// Opcodes that the program leaves out, because one request alone is not enough. LINK_TIMEOUT needs
+/// a chain, a command and a zero-copy receive need devices, and a multishot has many results.
 const LEFT_OUT: [&str; 7] = [
     "link_timeout",
     "uring_cmd",
@@ -29,7 +29,8 @@ fn results(action: &str, word: &str) -> Vec<(String, String)> {
     lines.map(|(name, result)| (name.to_owned(), result.to_owned())).collect()
 }
 
-/// Checks the results of all opcodes. `expected` gets an opcode and its result without a fault.
+/// Checks the results of all opcodes. `expected` gets an opcode and its result without a fault, and
+/// returns the result with the fault.
 fn each(action: &str, word: &str, expected: impl Fn(&str, &str) -> String) {
     let usual = results("none:error=EIO", "");
     for ((name, usual), (same, result)) in usual.iter().zip(results(action, word)) {
@@ -82,7 +83,7 @@ fn a_signal_comes_with_each_opcode() {
 
 #[test]
 fn each_opcode_can_be_overtaken_overflow_and_be_signalled_without_a_completion() {
-    // In the batch of each request, a NOP overtakes the request.
+    // The program submits each request in a batch with a NOP, which overtakes the request.
     each("!nop:reorder=1", "reorder", |name, usual| match name {
         "nop" => usual.into(),
         _ => format!("{} overtaken", usual.trim_end_matches(" late")),

@@ -1,5 +1,5 @@
-//! Tests of `usring run --inject`: a small program (`programs/faulty.c`) prints which faults its
-//! calls got, by rings, plain system calls, and libaio.
+//! Tests of `usring run --inject`. A small program (`programs/faulty.c`) makes calls by rings, by
+//! plain system calls and by libaio, and prints which faults they got.
 //!
 //! - `table`: every action on every kind of call.
 //! - `every_call`: every plain system call.
@@ -60,8 +60,8 @@ fn with_rule(rule: &str, calls: &str) -> Finished {
     prepare(&Stage::new(), &[&format!("--inject={rule}")], calls).finish().succeeded()
 }
 
-/// Returns what the program printed, in one line. The word `late` is left out, because a busy
-/// machine may be late by itself.
+/// Returns what the program printed, in one line. Leaves out the word `late`, because on a busy
+/// machine a call may be late without a fault.
 fn said(finished: &Finished) -> String {
     said_with_times(finished).replace(" late", "")
 }

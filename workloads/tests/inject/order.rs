@@ -130,7 +130,8 @@ fn a_wrong_seed_is_refused_before_the_program_starts() {
     }
 }
 
-/// The programs check what users of liburing rely on. Their checks must hold under every order.
+/// The program checks what users of liburing rely on. Its checks must hold in every order of
+/// completions.
 fn holds_under_twenty_seeds(name: &str) {
     let stage = Stage::new();
     let program = stage.compile(&format!("{name}.c"), &["-luring", "-lpthread"]);

@@ -6,8 +6,8 @@ use workloads::harness::{Stage, World};
 
 #[test]
 fn a_program_tests_itself_by_faults_under_usring_run() {
-    // A program at fixed addresses (`-no-pie`) must find the library's functions, too. `usring.h`
-    // looks them up by dlsym(3).
+    // Tests a program at fixed addresses (`-no-pie`), too. It must find the library's functions,
+    // which `usring.h` looks up by dlsym(3).
     for flags in [&["-luring"] as &[&str], &["-luring", "-no-pie", "-fno-pie"]] {
         let stage = Stage::new();
         let program = stage.compile("own_faults.c", flags);
@@ -18,8 +18,8 @@ fn a_program_tests_itself_by_faults_under_usring_run() {
     }
 }
 
-/// The program's children inherit the seccomp filter of its rules, so they must load the library,
-/// too.
+/// The program starts children, which inherit the seccomp filter that its rules need. So they must
+/// load the library, too.
 #[test]
 fn a_program_that_is_linked_to_usring_tests_itself_and_starts_others() {
     let stage = Stage::new();

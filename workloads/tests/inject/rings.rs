@@ -22,8 +22,8 @@ fn an_overflow_puts_completions_into_the_backlog_and_loses_none() {
 #[test]
 fn a_completion_that_is_held_back_comes_behind_later_ones() {
     assert_eq!(ring("nop:reorder=4:when=1", &[]), "ready 5 overflow 0 signals 1: 2 3 4 5 1");
-    // The second completion would be held back behind 100 later ones. Only three follow, so usring
-    // releases it at a time limit.
+    // The rule would hold the second completion back until 100 later ones have come. Only three
+    // follow, so usring releases it at a time limit.
     assert_eq!(ring("nop:reorder=100:when=2", &[]), "ready 4 overflow 0 signals 1: 1 3 4 5 2");
 }
 

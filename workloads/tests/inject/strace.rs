@@ -1,11 +1,11 @@
-//! Rules under Debian's strace and under usring: a program prints the same results, and
-//! ends in the same way.
+//! Runs a program with the same rules under Debian's strace and under usring. The program must
+//! print the same results, and end in the same way.
 
 use std::process::Command;
 use workloads::harness::{STRACE, Stage, World, require};
 
-/// Examples of strace's manual, and further forms of its grammar. They name calls that the dynamic
-/// loader does not make, because strace counts the loader's calls, too.
+/// Examples of strace's manual, and further forms of its grammar. They avoid calls that the dynamic
+/// loader makes, because strace counts the loader's calls, too.
 const RULES: [&str; 17] = [
     "chdir:error=ENOENT:when=3+",
     "pwrite64:error=EIO:when=3+2",

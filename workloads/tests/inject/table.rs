@@ -35,7 +35,8 @@ const CALLS: [(&str, &str, &str); 29] = [
     ("ring", "read", "read"),
 ];
 
-/// Runs the program for each call. `expected` gets the call's name and its result without a fault.
+/// Runs the program for each call. `expected` gets the call's name and its result without a fault,
+/// and returns the result with the fault.
 fn each(count: u32, action: &str, expected: impl Fn(&str, &str) -> String) {
     for (kind, name, rule) in CALLS {
         let usual = match (kind, name) {

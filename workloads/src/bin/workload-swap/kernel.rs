@@ -26,12 +26,13 @@ const OVERHEAD: usize = 4 << 20;
 /// parent, because only the parent can remove the swap area.
 const ALARM_SECONDS: u32 = 25;
 
-/// If the kernel is to manage the memory, runs the workload in a child process and returns `true`.
-/// In the child, and for other kinds of memory, returns `false`, and the caller runs the workload.
+/// Runs the workload in a child process if the kernel is to manage the memory, and then returns
+/// `true`. In that child, and for other kinds of memory, returns `false`: the caller runs the
+/// workload.
 pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> {
     let group: String = options.value("group")?;
     if !group.is_empty() {
-        // This process is the child.
+        // This process is the child that runs the workload.
         // SAFETY: alarm(2) takes no address. It ends this process if it hangs.
         unsafe { libc::alarm(ALARM_SECONDS) };
         return ControlGroup::enter(Path::new(&group)).map(|()| false);
@@ -71,7 +72,7 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A swap area in use by the kernel. Dropping it ends that use.
+/// A swap area that the kernel uses. Dropping it calls swapoff(2).
 struct Area {
     path: PathBuf,
     /// The number of the zram device, if this program has made one.

@@ -1,13 +1,13 @@
-//! Benchmark: writes at random places of memory of which only a part is resident, by any number of
-//! threads. It reports writes per second and the latency of those that fault.
+//! Benchmark: writes at random positions in memory, of which only a part is resident, by any number
+//! of threads. It reports writes per second, and the latency of the writes that fault.
 //!
 //! `workload-swap --by region|umap|kernel-file|kernel-zram|mapped-file|first-touch [--threads N]
 //! [--size MIB] [--limit MIB] [--visits many|once] [--verify 0|1] [--milliseconds N]`. A region
 //! also takes `--backing SPEC [--mechanism NAME]`; the kinds that use a file take `--path FILE`.
 //!
 //! Each page belongs to one thread. A write adds to a word of the page and checks the old value, so
-//! a page that returns with wrong content ends the run. With `--visits once` the program evicts all
-//! pages, raises the limit, and touches each page once in random order. That measures faults
+//! a page that is paged in with wrong content ends the run. With `--visits once` the program evicts
+//! all pages, raises the limit, and touches each page once in random order. That measures faults
 //! without evictions.
 //!
 //! | `--by` | pages managed by |
@@ -15,8 +15,8 @@
 //! | `region` | a swap region of usring |
 //! | `umap` | a pager built like LLNL's UMap ([`umap`]) |
 //! | `kernel-file`, `kernel-zram` | the kernel's swap, in a memory cgroup ([`kernel`]) |
-//! | `mapped-file` | the kernel: a mapped file, in such a cgroup |
-//! | `first-touch` | the kernel: the first touch of each page, which is the floor |
+//! | `mapped-file` | the kernel: a mapped file, in a memory cgroup |
+//! | `first-touch` | the kernel: the first touch of each page, the least cost of any fault |
 
 mod kernel;
 mod memory;
@@ -37,13 +37,13 @@ use workloads::stopwatch;
 const FAULTED: Duration = Duration::from_micros(1);
 
 /// A measurement ends only after each thread has made this many faults or, if faults are rare, this
-/// many writes. Otherwise a thread that made no progress on a busy machine would have no result.
+/// many writes. Otherwise a thread that the busy machine did not run would have no result.
 const FEWEST_FAULTS: u64 = 20;
 const MOST_WRITES: u64 = 100_000;
 /// Longest time of a measurement.
 const MEASUREMENT_LIMIT: Duration = Duration::from_secs(30);
 
-/// Less memory for short runs, because filling the memory takes time, too. Each row has a duration
+/// Short runs use less memory, because filling the memory takes time, too. Each row has a duration
 /// and a divisor. The first row whose duration is longer than `--milliseconds` gives the divisor of
 /// the memory's size.
 const SHORTER: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
@@ -173,7 +173,7 @@ impl Share<'_> {
 /// The current phase of a measurement: warm-up, measurement or end.
 struct Phase {
     now: AtomicU32,
-    /// Number of threads with enough faults or writes for a valid measurement.
+    /// Number of threads that have made enough faults or writes for a valid measurement.
     satisfied: AtomicUsize,
 }
 

@@ -18,7 +18,7 @@ const LEAST: usize = 64 * PAGE;
 pub trait Memory: Sync {
     fn start(&self) -> *mut u8;
 
-    /// Evicts all pages but a few. Then raises the limit, so that all of them can return.
+    /// Evicts all pages but a few. Then raises the limit, so that all pages can be resident again.
     fn put_out(&self) -> Result<(), String>;
 
     /// Returns whether an evicted page returns with its content.
@@ -101,11 +101,11 @@ impl Plain {
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
         kernel::forget_cached(&file);
-        // The workload expects that pages hold zeroes before their first write.
+        // The workload expects zeroes in a page that it has not written to yet.
         zero(&file, shape.size)?;
         let memory = Plain::map(shape.size, libc::MAP_SHARED, file.as_raw_fd(), Leaving::ToSwap)?;
-        // Without this advice each fault would also read the neighbouring pages, and so evict
-        // others.
+        // Without this advice, each fault would also read the neighbouring pages, and so evict
+        // other pages.
         // SAFETY: the call only gives advice about a mapping of this program's.
         unsafe { libc::madvise(memory.start.cast::<c_void>(), shape.size, libc::MADV_RANDOM) };
         Ok(memory)

@@ -70,9 +70,9 @@ pub struct Umap {
     buffer: Mutex<Buffer>,
     /// Signalled when there are faults, for the fillers.
     filled: Condvar,
-    /// Signalled when there are pages to evict, for the evictors.
+    /// Signalled when there are pages to evict. The evictors wait for it.
     wanted: Condvar,
-    /// Signalled when a page is no longer busy, or when the buffer has room.
+    /// Signalled when a page is no longer busy, or when the buffer has space for another page.
     changed: Condvar,
 }
 
@@ -126,7 +126,7 @@ impl Umap {
     fn manage(&self) {
         let mut watched = libc::pollfd { fd: self.fault.number(), events: libc::POLLIN, revents: 0 };
         loop {
-            // SAFETY: the array has one entry, as the call says.
+            // SAFETY: the array has one entry, and the call names one.
             unsafe { libc::poll(&raw mut watched, 1, -1) };
             let mut faults: Vec<FaultEvent> = std::iter::from_fn(|| self.fault.read()).take(TOGETHER).collect();
             faults.sort_by_key(|fault| fault.address);
@@ -152,7 +152,7 @@ impl Umap {
             buffer = match buffer.pages[page] {
                 before @ (State::Untouched | State::Out) => self.bring_in(buffer, page, before, fault, &mut block),
                 _ => {
-                    // Another fault has brought the page in meanwhile, or the fault is a write to a
+                    // The page became resident through another fault, or this fault is a write to a
                     // write-protected page.
                     if fault.write {
                         buffer.pages[page] = State::Dirty;
