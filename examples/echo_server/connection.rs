@@ -35,8 +35,8 @@ impl Connection {
         self.outgoing.len() - self.sent + self.queued.len()
     }
 
-    /// Returns the parser, and the buffer to which it appends answers. During a send that buffer is
-    /// `queued`, because the bytes being sent must not move.
+    /// Returns the parser, and the buffer to which it appends answers. During a send, this is the
+    /// buffer `queued`, because the bytes that are being sent must not move.
     pub fn answers(&mut self) -> (&mut Dialogue, &mut Vec<u8>) {
         let output = if self.sending { &mut self.queued } else { &mut self.outgoing };
         (&mut self.dialogue, output)
