@@ -1,5 +1,5 @@
 //! Tests of the probes in libusring.so (USDT): their notes, and their arguments when they fire
-//! (`programs/probed.c`). The tracer is the test itself, by ptrace(2), or bpftrace.
+//! (`programs/probed.c`). The tracer is bpftrace, or the test itself, which uses ptrace(2).
 
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;

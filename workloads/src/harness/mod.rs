@@ -38,9 +38,9 @@ pub enum World {
     Denied,
     /// `usring run --deny-kernel --stats --no-patch`: every call goes through the trap.
     Unpatched,
-    /// `usring run --stats` as the user `nobody`, under no_new_privs and Docker's rules.
+    /// `usring run --stats` as the user `nobody`, under no_new_privs and Docker's seccomp rules.
     Confined,
-    /// Without usring, but as the user `nobody`, under no_new_privs and Docker's rules: the
+    /// Without usring, but as the user `nobody`, under no_new_privs and Docker's seccomp rules: the
     /// baseline for `Confined`.
     ConfinedBare,
 }

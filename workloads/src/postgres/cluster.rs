@@ -53,7 +53,8 @@ impl<'stage> Cluster<'stage> {
         if made.status.success() { Ok(cluster) } else { Err(made.report()) }
     }
 
-    /// Prepares a program of the PostgreSQL installation, which runs as the server does.
+    /// Prepares a program of the PostgreSQL installation. The program runs as the server's user,
+    /// under the rules that the server has.
     fn program(&self, name: &str) -> Run {
         let program = self.postgres.program(name);
         let run = match self.entry {

@@ -101,7 +101,7 @@ fn fio_verifies_its_writes_by_interrupt_driven_rings() {
         for options in [&["iodepth=1"][..], &["iodepth=64"], &["iodepth=32", "sqthread_poll=1"]] {
             verified_by(&stage, World::Denied, spec, &TOLD, options);
         }
-        // fio now uses buffered I/O, with requests smaller than a block.
+        // This fio job uses buffered I/O and registered buffers.
         verified_by(&stage, World::Denied, spec, &TOLD, &["iodepth=16", "direct=0", "bs=4k", "fixedbufs=1"]);
     }
 }

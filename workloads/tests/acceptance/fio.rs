@@ -62,7 +62,8 @@ fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str])
     }
     let finished = finished.served(WRITES, blocks).served(READS, 2 * blocks).without_errors(&[]);
     if options.contains(&"direct=1") {
-        // Kernel AIO makes direct transfers. (A write that makes the file longer goes to a worker.)
+        // usring makes direct transfers by kernel AIO, so no request finishes inline, and no read
+        // needs a worker. (A write that makes the file longer goes to a worker.)
         finished.none_inline(READS_AND_WRITES).none_by_worker(READS);
     }
 }

@@ -1,5 +1,5 @@
-//! Every plain system call that a rule can name, with every action that all calls have; and every
-//! transfer among them with the actions of transfers.
+//! Tests every plain system call that a rule can name, with every action that all calls have. Calls
+//! that transfer bytes are also tested with the actions that only transfers have.
 
 use crate::{LIMIT, run};
 use std::collections::BTreeSet;

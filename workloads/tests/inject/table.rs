@@ -1,4 +1,5 @@
-//! Every action on every kind of call: the results that the program is shown, and the effects.
+//! Every action on every kind of call: the results that the program gets, and the effects of the
+//! calls.
 
 use crate::{run, said, said_with_times, with_rule};
 
