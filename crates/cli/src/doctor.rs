@@ -47,7 +47,8 @@ pub fn run(_options: &Options) -> Outcome {
     Ok(u8::from(!works))
 }
 
-/// Returns whether usring's library is loaded in this process, so that a `usring run` is around it.
+/// Returns whether usring's library is loaded in this process: `usring doctor` then runs under
+/// `usring run`.
 fn is_inside() -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines().filter_map(|line| line.rsplit('/').next()).any(|name| name.starts_with("libusring.so"))

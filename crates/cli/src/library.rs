@@ -34,8 +34,8 @@ pub fn find() -> Result<PathBuf, Failure> {
             executable.display()
         )));
     };
-    // Resolves links in the folder's path, but not the file's name: in a package, that name is a
-    // link to the library, whose own name has the version.
+    // Resolves symbolic links in the folder's path, but not in the file's name. In a package, the
+    // file is a symbolic link to the library, whose own name has the version.
     let library = folder_of(found).canonicalize().map_or_else(|_| found.clone(), |folder| folder.join(NAME));
     check(&library)?;
     Ok(library)

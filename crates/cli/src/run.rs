@@ -290,7 +290,7 @@ pub fn run(options: &Options) -> Outcome {
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})", error = words(&error))))?;
     environment.probe(probe.as_fd().as_raw_fd());
-    // The check of some mechanisms raises signals, so it must precede the blocking of signals.
+    // The check of some swap mechanisms raises signals, so it must come before signals are blocked.
     let checked = options.swap.as_ref().map(SwapOption::check).transpose()?;
     if let Some(swap) = &options.swap {
         environment.swap(&swap.text());
@@ -310,7 +310,7 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(counted) = &counted {
         environment.swap_statistics(&counted.path());
     }
-    // Opened before the program starts, so that a FILE that cannot be written is reported at once.
+    // Opens FILE before the program starts, so that a FILE that cannot be written is reported now.
     let export = options.stats.as_ref().map(Destination::open).transpose()?;
     let statistics = if options.stats.is_some() { Some(StatisticsFile::create()?) } else { None };
     if let Some(statistics) = &statistics {

@@ -17,7 +17,7 @@ use std::path::Path;
 use usring_engine::statistics::{BLOCKS, Block, COLUMNS, Column, Header, MAGIC, OPCODES, SIZE, Statistics, VERSION};
 use usring_uapi::opcode;
 
-/// A file of counters. The launcher's is a memory file (memfd), which disappears with its last
+/// A file of counters. The launcher's file is a memory file (memfd), which disappears with its last
 /// user. The program's processes map the file. The launcher reads and writes it without a mapping.
 pub struct StatisticsFile(File);
 
@@ -76,8 +76,8 @@ impl StatisticsFile {
             && word(offset_of!(Header, block_count))? == BLOCKS as u64)
     }
 
-    /// Returns a path in /proc by which the program's processes open the file. So they need not
-    /// inherit a descriptor.
+    /// Returns a path in /proc by which the program's processes open the file. With this path, the
+    /// processes need not inherit a descriptor.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }

@@ -45,7 +45,8 @@ enum Identity {
     Device(u64),
     /// A file that is no block device: the numbers of its file system and inode.
     File(u64, u64),
-    /// A file that opening may make (`create=on`): the numbers of its folder, and its name.
+    /// A missing file that open(2) may make (`create=on`): the numbers of its folder's file system
+    /// and inode, and its name.
     Missing(u64, u64, OsString),
     /// An export of the NBD server that listens on this socket.
     SocketExport(Box<Identity>, String),

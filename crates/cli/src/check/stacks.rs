@@ -57,9 +57,9 @@ impl Symbols {
         callers
     }
 
-    /// Returns whether the function whose stack frame held `buffer` at the call `then` has returned
-    /// by the thread's later call `now`. Returns `false` if the frame still exists, or if the
-    /// copied stacks are too short to tell.
+    /// Returns whether a stack frame has ended between two calls of its thread. The frame is the
+    /// one that held `buffer` at the earlier call `then`. `now` is the later call. Returns `false`
+    /// if the frame still exists, or if the copied stacks are too short to tell.
     pub fn has_frame_ended(&mut self, buffer: u64, then: &CopiedStack, now: &CopiedStack, maps: &[u8]) -> bool {
         let mapped = Mapped::all(maps);
         let Some(home) = frames(then, &mapped).into_iter().find(|frame| frame.end > buffer) else { return false };

@@ -15,8 +15,8 @@ use usring_inject::glob;
 /// Maximum number of bytes that the files of a folder may have together, because they are held in
 /// memory.
 const MOST_BYTES: u64 = 2 << 30;
-/// Files of at least this size are copied, not written, if they did not change. Then the file
-/// system can let the copy share the original's blocks.
+/// A file of at least this size that the recorded command has not changed is copied, not written.
+/// The file system can then let the copy share the original's blocks.
 const COPIED_SIZE: u64 = 1 << 20;
 
 /// A folder that was read.

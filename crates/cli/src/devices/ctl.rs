@@ -139,7 +139,8 @@ fn show(device: &Found) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Asks for the state of the daemon that serves a device. `None` if the run has started none.
+/// Asks for the state of the storage daemon that serves a device. `None` if the run has started no
+/// daemon for it.
 fn ask_for_storage(control: &Control, device: u32) -> Result<Option<State>, Errno> {
     match control.ask(QuestionKind::Health, device, [0; 4], None) {
         Ok(answered) => {

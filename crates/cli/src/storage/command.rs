@@ -34,7 +34,7 @@ pub struct Plan {
     pub queues: u32,
     /// Whether the launcher starts a daemon again that has ended. Requests wait meanwhile.
     pub reconnects: bool,
-    /// Time for the daemon to end after it was asked to.
+    /// Time that the daemon has to end after the launcher has asked it to.
     pub stop_limit: Duration,
 }
 

@@ -72,7 +72,7 @@ pub struct End {
 pub enum Unready {
     /// The owner of the device wants the process to end.
     Stopped,
-    /// The process has ended, or was killed at the time limit: a sentence.
+    /// The process has ended, or was killed at the time limit. The text is a sentence for the user.
     Failed(String),
 }
 
@@ -251,7 +251,7 @@ fn close_inherited() -> nix::Result<()> {
     }
 }
 
-/// Returns why a daemon has ended at its start, by what it said.
+/// Returns why a daemon has ended at its start, according to the lines that it has written.
 fn complaint(plan: &Plan, lines: &[String], status: &str) -> String {
     let driver = lines.iter().find_map(|line| line.split_once("Unknown driver '")?.1.strip_suffix('\''));
     match driver {

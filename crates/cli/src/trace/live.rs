@@ -1,7 +1,7 @@
 //! `usring ctl trace` and `usring ctl requests`: read the trace of a run while the run goes on.
 //!
-//! The launcher of a run holds the memory of the trace as a descriptor, and its user can open that
-//! descriptor through /proc. So the run itself does nothing for these commands.
+//! The launcher of a run holds the memory of the trace as a descriptor. The user who started the
+//! run can open this descriptor through /proc. So the run itself does nothing for these commands.
 
 use super::file::{self, Loaded};
 use super::print::{Printer, Span, step_of};

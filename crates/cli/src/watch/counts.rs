@@ -20,8 +20,8 @@ pub struct Reading {
     pub rings: Vec<RingCounts>,
 }
 
-/// Returns whether a mapped file of a process is a statistics file: the launcher's by its name, and
-/// a user's by its first word.
+/// Returns whether a mapped file of a process is a statistics file. Recognises the launcher's file
+/// by its name, and a user's file by its first word.
 pub fn is_statistics(process: u32, mapping: &Mapping) -> bool {
     mapping.path == LAUNCHER_FILE
         || open_mapped(&in_root_of(process, mapping), mapping).is_ok_and(|file| file.begins_as_one().unwrap_or(false))

@@ -68,7 +68,8 @@ pub fn read(id: u32) -> Option<Process> {
     Some(Process { id, inner_id, name, library, statistics, began, processor })
 }
 
-/// Returns a file of /proc/PID. Names in it may have any bytes; those that are no UTF-8 become `�`.
+/// Returns the text of a file of /proc/PID. Names in the text may contain any bytes. Bytes that are
+/// no UTF-8 become `�`.
 fn text(id: u32, name: &str) -> Option<String> {
     let bytes = fs::read(format!("/proc/{id}/{name}")).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

@@ -92,8 +92,9 @@ fn of_ring(before: Option<&Rows>, after: &Rows) -> Rows {
     before.filter(has_grown).map_or(*after, |before| since(before, after))
 }
 
-/// Returns the counts of all files. Rings that were closed meanwhile are included. While a ring is
-/// closed, its counts can be in the sums twice or not at all, so the sums can fall.
+/// Returns what all statistics files have counted between two samples, with rings that were closed
+/// meanwhile. While a process closes a ring, the ring's counts can be in the sums twice or not at
+/// all, so the sums can fall.
 fn of_files(before: &Sample, after: &Sample) -> Rows {
     let counted = after.readings.iter().filter_map(|(file, reading)| {
         // The earlier sample does not have this file, so its counts may be older than the interval.
