@@ -7,7 +7,7 @@ use workloads::harness::{FIO, Finished, QEMU_IMG, Run, Stage, World, require};
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/misused.c");
 
-/// Ends a program that hangs.
+/// Time limit that ends a program that hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The path of the program `misused`, compiled on first use. Its stage is in a static, so the

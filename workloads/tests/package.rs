@@ -102,7 +102,7 @@ fn the_installed_debian_package_serves_a_ring_program_of_nobody() {
     Debian::shared().into_iter().for_each(works_for_nobody);
 }
 
-/// The oldest Debian whose glibc the release supports.
+/// Debian 11 is the oldest Debian whose glibc the release supports.
 #[test]
 fn the_debian_package_works_on_debian_11() {
     Debian::install(11).iter().for_each(works_for_nobody);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use workloads::harness::skipped::skip;
 use workloads::harness::{Stage, World, is_root};
 
-/// Ends a program that hangs.
+/// Time limit that ends a program that hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A probe, as a note of the library describes it.

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use workloads::harness::{FIO, Finished, Run, Stage, World, require};
 
-/// Ends a program that hangs.
+/// Time limit that ends a program that hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The path of the program `traced`, compiled on first use. Its stage is in a static, so the

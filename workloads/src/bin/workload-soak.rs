@@ -297,7 +297,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Goes on until every client is done.
+    /// Handles events until every client is done.
     fn drain(&mut self) -> Result<(), String> {
         while self.clients.iter().any(Option::is_some) {
             self.turn(false)?;

@@ -7,7 +7,7 @@ use workloads::harness::{MUSL, PYTHON, Stage, World, require};
 
 const SIZE: usize = 1 << 20;
 
-/// Returns bytes with which all blocks are different.
+/// Returns bytes in which no two blocks are equal.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at ^ at >> 9 ^ at >> 14) as u8).collect()
 }

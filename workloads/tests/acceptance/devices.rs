@@ -106,7 +106,8 @@ fn fio_verifies_its_writes_by_interrupt_driven_rings() {
     }
 }
 
-/// Without polling, fio gets errno 95 (EOPNOTSUPP).
+/// A device with poll=interrupt refuses requests of polled rings: fio gets errno 95 (EOPNOTSUPP).
+/// With --iopoll-fallback it serves them.
 #[test]
 fn a_device_without_polling_refuses_polled_rings_unless_fallback_is_on() {
     const EOPNOTSUPP: u64 = 95;
@@ -190,7 +191,7 @@ fn fio_verifies_its_writes_by_plain_calls() {
     }
 }
 
-/// fio gets errno 5 (EIO).
+/// The device makes some requests fail, and fio must get their errno 5 (EIO).
 #[test]
 fn an_error_of_the_device_reaches_the_program() {
     const EIO: u64 = 5;

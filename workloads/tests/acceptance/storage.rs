@@ -454,7 +454,7 @@ fn without_the_daemon_a_run_names_the_package() {
     is_tidy(&stage);
 }
 
-/// The server accepts the connection and sends nothing.
+/// The NBD server accepts the daemon's connection and sends nothing.
 #[test]
 fn a_server_that_never_answers_ends_the_run_at_the_limit_or_at_an_interrupt() {
     let stage = Stage::new();
@@ -467,7 +467,7 @@ fn a_server_that_never_answers_ends_the_run_at_the_limit_or_at_an_interrupt() {
     send(started.id().cast_signed(), Signal::SIGINT);
     let finished = started.finish();
     assert_eq!(finished.status.signal(), Some(Signal::SIGINT as i32), "{}", finished.report());
-    // The connection ends with the daemon.
+    // The daemon must end, and its connection ends with it.
     waiting.set_read_timeout(Some(END_LIMIT)).unwrap();
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut &waiting, &mut rest).unwrap();

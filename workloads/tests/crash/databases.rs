@@ -19,7 +19,8 @@ fn script(variables: &str, name: &str) -> String {
     format!("{variables} sh {}/programs/crash/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Searches with the three subcommands of a script.
+/// Searches with a script whose subcommands `setup`, `run` and `check` are the commands of `usring
+/// crash`.
 fn search(script: &str, budget: &str, more: &[&str]) -> Crash {
     let [setup, run, check] = ["setup", "run", "check"].map(|subcommand| format!("{script} {subcommand}"));
     crash_for(budget, &[&["--setup", &setup, "--run", &run, "--check", &check], more].concat())

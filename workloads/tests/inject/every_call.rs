@@ -26,7 +26,7 @@ fn each(set: &str, action: &str, expected: impl Fn(&str) -> String) {
         if name == "signals" || name == "sync" && set != "all" {
             continue;
         }
-        // A busy machine may be late by itself.
+        // On a busy machine a call may be late without a fault.
         let result = if action.contains("delay") { result } else { result.replace(" late", "") };
         assert_eq!(result, expected(usual.trim_end_matches(" late")), "{name}: {action}");
     }

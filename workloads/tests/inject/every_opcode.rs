@@ -13,7 +13,7 @@ const LEFT_OUT: [&str; 7] = [
     "uring_cmd",
     "recv_zc",
     "read_multishot",
-    // usring refuses these.
+    // usring refuses these opcodes.
     "futex_wait",
     "futex_wake",
     "futex_waitv",
@@ -36,7 +36,7 @@ fn each(action: &str, word: &str, expected: impl Fn(&str, &str) -> String) {
     for ((name, usual), (same, result)) in usual.iter().zip(results(action, word)) {
         assert_eq!(*name, same);
         if name != "signals" {
-            // A busy machine may be late by itself.
+            // On a busy machine a request may be late without a fault.
             let result = if action.contains("delay") { result } else { result.replace(" late", "") };
             assert_eq!(result, expected(name, usual), "{name}: {action}");
         }

@@ -41,7 +41,7 @@ fn faulty() -> &'static PathBuf {
         .1
 }
 
-/// Ends a program that hangs.
+/// Time limit that ends a program that hangs.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Prepares the program with these options of `usring run`. `calls`: kind, name and number of the

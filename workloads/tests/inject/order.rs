@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use workloads::harness::{Finished, Run, Stage, World};
 
-/// The program, compiled once.
+/// The path of the program `ordered`, compiled on first use.
 fn ordered() -> &'static PathBuf {
     static PROGRAM: OnceLock<(Stage, PathBuf)> = OnceLock::new();
     &PROGRAM

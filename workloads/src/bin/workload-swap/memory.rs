@@ -21,7 +21,7 @@ pub trait Memory: Sync {
     /// Evicts all pages but a few. Then raises the limit, so that all pages can be resident again.
     fn put_out(&self) -> Result<(), String>;
 
-    /// Returns whether an evicted page returns with its content.
+    /// Returns whether an evicted page still has its content when it is resident again.
     fn keeps_content(&self) -> bool {
         true
     }

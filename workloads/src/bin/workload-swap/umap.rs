@@ -68,7 +68,7 @@ pub struct Umap {
     fault: UserFault,
     store: Store,
     buffer: Mutex<Buffer>,
-    /// Signalled when there are faults, for the fillers.
+    /// Signalled when there are faults. The fillers wait for it.
     filled: Condvar,
     /// Signalled when there are pages to evict. The evictors wait for it.
     wanted: Condvar,
