@@ -32,7 +32,7 @@ const PAD: &str = "USRING_PAD";
 const DEVICES: &str = "USRING_DEVICES";
 /// Path of the page with the run's rules for faults.
 const FAULTS: &str = "USRING_FAULTS";
-/// Path of the recorder's log.
+/// Path of the log in which the library records changes of files, for `usring crash`.
 const CRASH: &str = usring_record::format::ENVIRONMENT;
 /// Mode of `--check` and path of the file of findings.
 const CHECK: &str = "USRING_CHECK";

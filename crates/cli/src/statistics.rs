@@ -153,7 +153,7 @@ pub struct RingCounts {
     pub rows: Rows,
 }
 
-/// Most processes whose ids a message has.
+/// A message names at most this many processes by their ids.
 const MOST_NAMED: usize = 8;
 
 /// The sums over all rings.

@@ -41,7 +41,7 @@ pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Re
 /// Identity of a file or an NBD export, independent of the name by which a SPEC names it.
 #[derive(PartialEq, Eq)]
 enum Identity {
-    /// A block device: its number.
+    /// A block device: its device number.
     Device(u64),
     /// A file that is no block device: the numbers of its file system and inode.
     File(u64, u64),
@@ -73,7 +73,7 @@ fn of_file(path: &str) -> Option<Identity> {
     }
 }
 
-/// Two names of one host count as two servers.
+/// Two names of one host count as two servers, because host names are not resolved.
 fn export(NbdUri { server, export }: NbdUri) -> Identity {
     match server["path"].as_str().and_then(of_file) {
         Some(socket) => Identity::SocketExport(Box::new(socket), export),

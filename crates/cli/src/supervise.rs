@@ -81,7 +81,7 @@ fn become_program(launch: &Launch, mask: &SigSet, sigchld: &SigAction) -> ! {
     let _ = unsafe { sigaction(Signal::SIGCHLD, sigchld) };
     let _ = mask.thread_set_mask();
     let Err(failure) = launch.execute();
-    // Without the lock of `std::io::stderr`, see `Supervisor::run`.
+    // Writes without the lock of `std::io::stderr`, which another thread may have had at the fork.
     let _ = write(std::io::stderr(), format!("usring run: {}\n", failure.sentence).as_bytes());
     std::process::exit(failure.status.into());
 }
@@ -156,7 +156,7 @@ impl Ended {
 }
 
 fn die_by(signal: i32) -> u8 {
-    // Only the program should dump core.
+    // The program may have dumped core. The launcher should not dump core, too.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok(named) = Signal::try_from(signal) {
         let _ = reset(named);

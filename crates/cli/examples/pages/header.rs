@@ -80,7 +80,7 @@ fn parts(header: &str) -> Vec<Part> {
             end(&mut code, &mut parts);
         } else if let Some(declaration) = line.strip_prefix("static inline ") {
             let _ = writeln!(code, "{declaration};");
-            // The body is no part of the interface.
+            // Skips the function's body, which is no part of the interface.
             let _ = lines.find(|line| *line == "}");
         } else if !is_frame(line) {
             code.push_str(line);

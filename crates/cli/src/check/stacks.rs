@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use usring_check::format::CopiedStack;
 
-/// Most callers of one stack.
+/// Most callers that are found in one stack.
 const MOST_CALLERS: usize = 24;
 
 /// A program or library that a process has mapped.
 struct Mapped {
     path: PathBuf,
-    /// The addresses at which its code is mapped.
+    /// The addresses at which the file's code is mapped.
     range: Range<u64>,
     /// Difference between a symbol's address in memory and its address in the file.
     bias: u64,
@@ -28,7 +28,7 @@ struct Mapped {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub function: String,
-    /// File and line, or else the program or library.
+    /// Source file and line of the call. If they are unknown, the program or library.
     pub place: String,
 }
 

@@ -16,7 +16,7 @@ use usring_crash::Tree;
 use usring_crash::content::Content;
 use usring_crash::tree::{Body, DirectoryEntry, Inode, Node, ROOT};
 
-/// A case.
+/// A state in which the check fails, with everything that is needed to repeat the check.
 #[derive(Debug)]
 pub struct Case {
     pub check: String,
@@ -25,10 +25,10 @@ pub struct Case {
     pub state: Tree,
 }
 
-/// Bytes of a block of an archive.
+/// Size of a tar archive's block, in bytes.
 const BLOCK: usize = 512;
 
-// Types of an entry.
+// Types of an entry of a tar archive, as its header has them.
 const FILE: u8 = b'0';
 const HARD_LINK: u8 = b'1';
 const SYMBOLIC_LINK: u8 = b'2';

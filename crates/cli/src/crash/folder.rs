@@ -23,7 +23,7 @@ const COPIED_SIZE: u64 = 1 << 20;
 #[derive(Default)]
 pub struct Snapshot {
     pub tree: Tree,
-    /// The node of each inode.
+    /// The tree's node for each inode number.
     pub nodes: BTreeMap<u64, Node>,
     bytes: u64,
 }

@@ -29,7 +29,7 @@ pub struct Search<'a> {
     pub budget: Duration,
     pub seed: u64,
     pub workplace: &'a Workplace,
-    /// The folder as it was at the beginning.
+    /// A copy of the folder as it was before the recorded command.
     pub base: &'a Path,
 }
 
@@ -44,7 +44,7 @@ pub struct Found {
     pub failing: Option<Failing>,
     pub states: u64,
     pub seconds: f64,
-    /// No new state is left.
+    /// Whether the search ended because no new state was left.
     pub is_exhausted: bool,
     /// Whether the check failed on a state and then passed on the same state.
     pub is_unstable: bool,

@@ -27,7 +27,8 @@ pub fn is_stopped() -> bool {
 pub struct Group(i32);
 
 impl Group {
-    /// Takes over the group that a child leads.
+    /// Returns the process group that a child leads. Kills the group if a signal has asked this
+    /// process to end.
     pub fn of(child: &std::process::Child) -> Group {
         let group = i32::try_from(child.id()).unwrap_or(0);
         GROUPS.lock().unwrap_or_else(PoisonError::into_inner).insert(group);

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 use usring_device::spec::Layer;
 
-/// Name of the node that is exported.
+/// Name of the QEMU block node that the daemon exports.
 const NODE: &str = "usring-disk";
 /// Options by which the daemon reads commands (QMP) from its standard input.
 const CONTROL: [&str; 4] = ["--chardev", "stdio,id=usring-control", "--monitor", "chardev=usring-control"];
@@ -25,7 +25,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(3);
 /// Time that a daemon whose format caches data has to end after [`super::process::QUIT`].
 const STOP_LIMIT_WITH_CACHE: Duration = Duration::from_secs(30);
 
-/// A node that the storage daemon has to serve.
+/// A QEMU block node that the storage daemon has to serve, and how.
 #[derive(Debug)]
 pub struct Plan {
     node: String,

@@ -97,7 +97,7 @@ pub struct Storage {
     health: Arc<Health>,
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
-    /// Removed after the daemon has ended.
+    /// The daemon's private folder. It is removed after the daemon has ended.
     _folder: Folder,
 }
 
@@ -162,14 +162,14 @@ impl Drop for Storage {
     }
 }
 
-/// The daemon's thread.
+/// The state of the thread that starts a daemon and watches it.
 struct Keeper {
     plan: Plan,
     name: String,
     socket: String,
     ready: String,
     health: Arc<Health>,
-    /// Readable once the daemon has to end.
+    /// An eventfd that becomes readable when the daemon has to end.
     stop: Arc<EventFd>,
 }
 

@@ -135,7 +135,7 @@ pub struct Event {
 pub struct Loaded {
     pub header: Header,
     names: Vec<u64>,
-    /// In the order of time.
+    /// The events in order of time.
     pub events: Vec<Event>,
     /// Records that the file should have, but does not.
     pub missing: u64,

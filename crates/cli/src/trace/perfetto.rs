@@ -29,7 +29,7 @@ const COUNTER: u64 = 4;
 /// The lanes of one name. Each lane is a track, on which no two slices overlap in time.
 #[derive(Default)]
 struct Lanes {
-    /// The identifiers of the tracks.
+    /// The track identifier of each lane.
     tracks: Vec<u64>,
     /// The lanes without a slice, by index.
     free: BTreeSet<usize>,
@@ -71,7 +71,7 @@ struct Writer<'a> {
     output: &'a mut dyn Write,
     trace: &'a Loaded,
     requests: &'a Requests,
-    /// The last identifier of a track.
+    /// The identifier that the latest track has.
     last: u64,
     processes: HashMap<usize, u64>,
     threads: HashMap<(usize, u32), u64>,
@@ -209,7 +209,7 @@ impl Writer<'_> {
     fn lane(&mut self, lanes: &mut Lanes, parent: u64, from: u64, until: u64) -> io::Result<u64> {
         let lane = lanes.occupy(from, until);
         if lane == lanes.tracks.len() {
-            // The user interface merges tracks of one name.
+            // Perfetto's user interface merges tracks that have the same name.
             lanes.tracks.push(self.track(Some(parent), |track| track.text(2, "requests"))?);
         }
         Ok(lanes.tracks[lane])

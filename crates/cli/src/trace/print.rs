@@ -107,7 +107,7 @@ impl Printer<'_> {
         if has_length {
             write!(text, "{length} bytes, ")?;
         }
-        // −1 stands for the file's position.
+        // Offset −1 means the file's current position.
         if has_offset && first.a != u64::MAX {
             write!(text, "offset {}, ", first.a)?;
         }

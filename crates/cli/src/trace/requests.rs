@@ -12,15 +12,15 @@ pub enum Cause {
     Chain,
     /// Earlier requests, because of an IO_DRAIN.
     Drain,
-    /// Its file.
+    /// The request's file, until it is ready.
     File,
-    /// A time or a number of completions.
+    /// A time or a number of completions, as a timeout does.
     Time,
     /// An answer of other processes that share its ring.
     Processes,
     /// A delay of `usring run --inject` or `--order`.
     Fault,
-    /// A worker.
+    /// A free worker. The request needs one for this reason.
     Queue(WorkerReason),
     /// The worker with this thread id, which carried the request out.
     Worker(u32),
@@ -29,7 +29,7 @@ pub enum Cause {
     TaskWork,
     /// A device: the ring's channel with this index.
     Device(u64),
-    /// Another ring.
+    /// Another ring, to which the request was handed.
     OtherRing,
 }
 
@@ -38,7 +38,7 @@ pub enum Cause {
 pub struct Wait {
     pub cause: Cause,
     pub from: u64,
-    /// `None`: the trace ends before.
+    /// End of the wait. `None`: the trace ends before the wait does.
     pub until: Option<u64>,
 }
 
@@ -121,7 +121,7 @@ type Key = (usize, u32, u32);
 /// The last number is the CQE's index among the request's posted CQEs (`None`: the last CQE).
 type Ready = (u32, usize, Option<usize>);
 
-/// The state of the joining.
+/// The state of [`join`] after the events that it has read.
 #[derive(Default)]
 struct Joined {
     requests: Requests,
@@ -169,7 +169,7 @@ impl Joined {
     fn note_process(&mut self, record: &Record, program: Option<String>, at: u64) {
         let known = self.processes.get(&(record.process, record.turn)).copied();
         let process = match known.filter(|process| !self.begun.contains(process)) {
-            // Another thread of the forked child was faster.
+            // Another thread of the forked child recorded an event before this record.
             Some(process) => {
                 self.requests.processes[process].program = program;
                 process

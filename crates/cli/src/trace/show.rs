@@ -79,7 +79,7 @@ pub fn run(options: &Options) -> Outcome {
         print(&trace, &requests, options.steps, selected)
     };
     match written {
-        // The reader, such as head(1), needs no more.
+        // The reader of the output, such as head(1), has ended, because it needs no more.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
         Err(error) => Ok(cannot_print(&error)),
         Ok(()) => end(options, &trace),

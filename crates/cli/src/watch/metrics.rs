@@ -85,7 +85,7 @@ fn serve(address: SocketAddr) -> Outcome {
     let listener = TcpListener::bind(address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     tell!("metrics are at http://{address}/metrics");
-    // Each client's thread has a clone.
+    // Each client's thread has a clone, so the reference count tells the number of clients.
     let clients = Arc::new(());
     loop {
         // accept(2) also returns errors of a client's connection, so the next call may succeed.

@@ -16,12 +16,12 @@ pub struct Process {
     /// name, and usring prints it on a terminal.
     pub name: String,
     pub library: PathBuf,
-    /// The statistics file that it has mapped.
+    /// The statistics file that the process has mapped.
     pub statistics: Option<Mapping>,
     /// When the process began, in clock ticks since the system's start. A later process with the
     /// same id has another value.
     pub began: u64,
-    /// Processor time of all its threads, in clock ticks.
+    /// Processor time of all threads of the process, in clock ticks.
     pub processor: u64,
 }
 
@@ -37,7 +37,7 @@ pub struct Mapping {
 }
 
 impl Process {
-    /// Returns the processor time of all its threads.
+    /// Returns the processor time of all threads of the process.
     pub fn processor_time(&self) -> Duration {
         // Linux reports times to programs in ticks of 10 ms (USER_HZ).
         Duration::from_millis(self.processor * 10)

@@ -180,7 +180,7 @@ mod tests {
         // Another ring of the process now has the block. Only one of its counters is smaller than
         // the earlier ring's.
         assert_eq!(counted(&before, &sample(1, 1, rows(110, 20))), [110, 20]);
-        // Another process has the id.
+        // Another process now has the same process id.
         assert_eq!(counted(&before, &sample(1, 2, rows(110, 91))), [110, 91]);
     }
 
