@@ -398,7 +398,7 @@ fn bpftrace_runs_the_documented_script_on_programs_before_and_after_their_start(
     let (script, _) = script.split_once('\'').unwrap();
     let library = library(&stage).display().to_string();
     let script = format!(
-        "{} usdt:{library}:io_uring:io_uring_create {{ printf(\"create %d.\", pid); }} \
+        "{} usdt:{library}:io_uring:io_uring_create {{ printf(\"create %d.\n\", pid); }} \
          usdt:{library}:io_uring:io_uring_cqe_overflow, usdt:{library}:io_uring:io_uring_complete \
          /!@seen[pid]/ {{ @seen[pid] = 1; printf(\"complete %d.\\n\", pid); }} interval:s:1 {{ print(@ns); }}",
         script.replace(LIBRARY, &library)
@@ -409,7 +409,8 @@ fn bpftrace_runs_the_documented_script_on_programs_before_and_after_their_start(
     let mut tracer = Tracer::start(&stage, &script);
     tracer.wait_for(&format!("complete {}.", early.id()));
     let late = start();
-    tracer.wait_for(&format!("create {}.complete {}.", late.id(), late.id()));
+    tracer.wait_for(&format!("create {}.\n", late.id()));
+    tracer.wait_for(&format!("complete {}.\n", late.id()));
     // The latencies of opcode 0, NOP.
     tracer.wait_for("@ns[0]:");
 }

@@ -18,7 +18,7 @@ const X32_BIT: u32 = 0x4000_0000;
 pub fn install() -> Result<(), Failure> {
     seccompiler::apply_filter(&program()).map_err(|error| {
         Failure::new(format!(
-            "cannot install the --deny-kernel filter ({error}); does this sandbox forbid seccomp(2)?",
+            "cannot install the filter that denies the kernel's io_uring ({error}); does this sandbox forbid seccomp(2)?",
             error = words(&error)
         ))
     })

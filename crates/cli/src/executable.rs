@@ -109,8 +109,9 @@ struct Started {
 /// Follows `#!` lines to the ELF file that the kernel would start, and checks each file on the way.
 /// `new_privileges`: execve(2) may grant privileges to the program.
 fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<Started, Failure> {
+    check_capabilities(path, new_privileges)?;
     if new_privileges {
-        check_privileges(path)?;
+        check_user_and_group(path)?;
     }
     let refuse = |why: String| Err(Failure::new(format!("{} {why}", path.display())));
     let unreadable = |error: std::io::Error| {
@@ -167,25 +168,51 @@ fn check_own_ids() -> Result<(), Failure> {
     )))
 }
 
-/// Returns whether execve(2) grants capabilities of the file (setcap(8)) to this process. For root,
-/// returns `false`, because the kernel does not set AT_SECURE for root's programs.
-fn grants_capabilities(path: &Path) -> bool {
-    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: both names end with NUL. A null buffer with size 0 is not written to.
-    let size = unsafe { libc::getxattr(name.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
-    size > 0 && !nix::unistd::geteuid().is_root()
+/// Capabilities of a file (setcap(8)).
+#[derive(PartialEq)]
+enum FileCapabilities {
+    None,
+    /// The program gets them, and may raise them itself.
+    Permitted,
+    /// The program gets them raised.
+    Effective,
 }
 
-/// Refuses a program to which execve(2) grants privileges, because the loader of such a program
-/// ignores LD_PRELOAD.
-fn check_privileges(path: &Path) -> Result<(), Failure> {
-    if grants_capabilities(path) {
-        return Err(Failure::new(format!(
-            "{} would gain capabilities when it starts (setcap), and the loader ignores LD_PRELOAD then; with --deny-kernel it \
-             gains none",
-            path.display()
-        )));
+/// Reads the capabilities of a file, as linux/capability.h defines the attribute. For root, returns
+/// `None`, because the kernel does not set AT_SECURE for root's programs.
+fn capabilities_of(path: &Path) -> FileCapabilities {
+    const EFFECTIVE: u8 = 1;
+    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return FileCapabilities::None };
+    let mut value = [0u8; 64];
+    let buffer = value.as_mut_ptr().cast();
+    // SAFETY: both names end with NUL, and the call writes at most the buffer's length.
+    let size = unsafe { libc::getxattr(name.as_ptr(), c"security.capability".as_ptr(), buffer, value.len()) };
+    match size {
+        ..1 => FileCapabilities::None,
+        _ if nix::unistd::geteuid().is_root() => FileCapabilities::None,
+        _ if value[0] & EFFECTIVE != 0 => FileCapabilities::Effective,
+        _ => FileCapabilities::Permitted,
     }
+}
+
+/// Refuses a program with capabilities for which the kernel sets AT_SECURE, because the loader of
+/// such a program ignores LD_PRELOAD. The kernel sets it for effective capabilities of the file
+/// even if no_new_privs keeps the program from gaining them.
+fn check_capabilities(path: &Path, new_privileges: bool) -> Result<(), Failure> {
+    let advice = match capabilities_of(path) {
+        FileCapabilities::Effective => "use a copy of it without capabilities",
+        FileCapabilities::Permitted if new_privileges => "with --deny-kernel it gains none",
+        _ => return Ok(()),
+    };
+    Err(Failure::new(format!(
+        "{} would gain capabilities when it starts (setcap), and the loader ignores LD_PRELOAD then; {advice}",
+        path.display()
+    )))
+}
+
+/// Refuses a set-user-ID or set-group-ID program, because the loader of such a program ignores
+/// LD_PRELOAD.
+fn check_user_and_group(path: &Path) -> Result<(), Failure> {
     let Ok(found) = std::fs::metadata(path) else { return Ok(()) };
     let mode = found.permissions().mode();
     let gains_user = mode & 0o4000 != 0 && found.uid() != nix::unistd::geteuid().as_raw();

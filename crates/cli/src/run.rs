@@ -353,7 +353,7 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     if let Some(sentence) = limits::too_low() {
         return Err(Failure::new(sentence));
     }
-    let new_privileges = !options.denies_kernel() && !nix::sys::prctl::get_no_new_privs().unwrap_or(false);
+    let new_privileges = !options.deny_kernel && !nix::sys::prctl::get_no_new_privs().unwrap_or(false);
     let executable = executable::find(&options.command[0], new_privileges)?;
     stores::check_distinct(&options.devices, options.swap.as_ref())?;
     options.swap.iter().for_each(stores::warn_of_modes);

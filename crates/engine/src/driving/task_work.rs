@@ -34,8 +34,8 @@ use crate::waiting::tasks::tasks;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use usring_sys::epoll::{self, Epoll};
-use usring_sys::process_mutex;
 use usring_sys::queue::{Rest, Urgency};
+use usring_sys::{process_mutex, processor};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
 
@@ -138,15 +138,28 @@ pub(crate) fn announce_files(ring: &Arc<Ring>) {
     event.signal(&ring.memory, false);
 }
 
-/// Returns `false` if the ring's epoll set still reports an event. If it reports none, the owner
-/// has handled the event. Then makes the ring watcher watch the set again, and returns `true`.
+/// Returns `true` if the owner has handled the event since the report: the ring's epoll set reports
+/// nothing. The ring watcher then watches the set again. Returns `false` if a driver keeps the lock
+/// for longer than a few tries, because the ring watcher never waits for a lock.
 fn watch_again_if_handled(ring: &Arc<Ring>) -> bool {
-    let locked = ring.lock();
+    const TRIES: u32 = 16;
+    let mut tries = 0..TRIES;
+    let locked = loop {
+        match (ring.try_lock(), tries.next()) {
+            (Ok(locked), _) => break locked,
+            (Err(_), Some(_)) => processor::yield_now(),
+            (Err(_), None) => return false,
+        }
+    };
     let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN).is_ok_and(|ready| ready != 0);
     if locked.waiting.polls.set().is_some_and(is_ready) {
         return false;
     }
-    locked.release(Exit::FinishedForOthers);
+    locked.release(Exit::FinishedInside);
+    // This thread was the driver for a moment. Another thread may have left work to it.
+    if ring.task_work.is_sealed() {
+        run_inside(ring);
+    }
     true
 }
 

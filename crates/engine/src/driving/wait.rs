@@ -47,7 +47,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // A wait with a time limit leaves deferred submits of other threads to a submit helper. The
     // submits may take longer than the limit, and the caller does not wait for their requests.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
-    let (mut polled, mut is_first) = (false, true);
+    let (mut polled, mut is_first, mut notifies_tracers) = (false, true, true);
     // The time at which this wait began, if it is a wait for a lone transfer (the only request in
     // flight: `lone_poll`). `None`: it is another wait, or its kind is not known yet.
     let mut lone: Option<Ticks> = None;
@@ -79,7 +79,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             continue;
         }
-        let Some(locked) = advance(ring, locked, &call, begins)? else { continue };
+        let Some(locked) = advance(ring, locked, &call, core::mem::take(&mut notifies_tracers))? else { continue };
         let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
             Ok(span) => span,
             // The time is up, but this wait has not polled the files yet: poll them once.
@@ -125,8 +125,8 @@ fn ready(locked: &LockedRing, consumed: u32) -> u32 {
 }
 
 /// Lets a request continue that `usring run --order` holds back, before the waiter sleeps. Returns
-/// `None`, with the lock released, if the waiter has to count its completions again. `begins`:
-/// notifies tracers that the thread waits.
+/// `None`, with the lock released, if the waiter has to count its completions again. With
+/// `notifies_tracers`, notifies tracers that the thread waits.
 ///
 /// Error: `EINTR` if a signal ended a pause.
 #[inline]
@@ -134,10 +134,10 @@ fn advance<'a>(
     ring: &Arc<Ring>,
     mut locked: LockedRing<'a>,
     call: &WaitCall,
-    begins: bool,
+    notifies_tracers: bool,
 ) -> Result<Option<LockedRing<'a>>, Errno> {
     // In the kernel, a thread that polls its devices fires no tracepoint.
-    if begins && probes::is_on(ring) && !ring.is_polled() {
+    if notifies_tracers && probes::is_on(ring) && !ring.is_polled() {
         probes::waits(ring, call.completions);
     }
     if !unusual::has(Unusual::Order) || call.deadline.is_some_and(|(clock, at)| clock.now() >= at) {

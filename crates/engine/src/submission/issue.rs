@@ -27,8 +27,8 @@ pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
         return complete::complete(locked, request, Answer { result, failed: true });
     }
     if probes::is_on(locked.ring) && request.poll_slot == 0 && request.has_flag(HAS_GROUP) {
-        // A link or a drain has held the request back until now, so its submission has not fired
-        // `file_get`.
+        // A link or a drain has held the request back until now, and its submission has not fired
+        // `file_get`. (A request that --inject has delayed fires it twice.)
         probes::file_get(locked, &request);
     }
     let row_of = if request.properties.is_armed { faults::row } else { opcode_table::row };

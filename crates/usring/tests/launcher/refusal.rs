@@ -4,7 +4,7 @@ use crate::skipped::skip;
 use crate::{STUB, copy, installation, run, stub, text, usring, utf8};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 /// Returns the bytes of true(1), a dynamically linked x86-64 program. Tests change some of them.
 fn true_bytes() -> Vec<u8> {
@@ -115,18 +115,30 @@ fn a_program_that_gains_privileges_is_refused_unless_they_are_denied() {
 #[test]
 fn a_program_that_gains_capabilities_is_refused_unless_they_are_denied() {
     let program = installation().write("capable", &true_bytes(), 0o755);
-    let set = Command::new("setcap").arg("cap_net_raw+ep").arg(&program).status();
-    if !set.expect("setcap; as root: apt-get install libcap2-bin").success() {
+    let set = |capabilities: &str| {
+        let set = Command::new("setcap").arg(capabilities).arg(&program).status();
+        set.expect("setcap; as root: apt-get install libcap2-bin").success()
+    };
+    if !set("cap_net_raw+p") {
         return skip("only root can give a file capabilities");
     }
     let as_nobody = |arguments: &[&str]| {
         let mut command = usring(&["run"]);
         command.args(arguments).uid(65534).gid(65534).output().unwrap()
     };
-    let output = as_nobody(&[utf8(&program)]);
-    assert_eq!(output.status.code(), Some(125));
-    assert!(text(&output.stderr).contains("would gain capabilities"), "{}", text(&output.stderr));
-    assert_eq!(as_nobody(&["--deny-kernel", utf8(&program)]).status.code(), Some(0));
+    let refused = |output: Output, advice: &str| {
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        assert!(said.contains("would gain capabilities") && said.contains(advice), "{said}");
+    };
+    refused(as_nobody(&[utf8(&program)]), "with --deny-kernel it gains none");
+    // `--stats` makes the run fail if the program has not loaded the library.
+    let output = as_nobody(&["--deny-kernel", "--stats", utf8(&program)]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    // For effective capabilities the loader ignores the library even if the program gains none.
+    assert!(set("cap_net_raw+ep"));
+    refused(as_nobody(&[utf8(&program)]), "use a copy of it without capabilities");
+    refused(as_nobody(&["--deny-kernel", utf8(&program)]), "use a copy of it without capabilities");
 }
 
 #[test]
