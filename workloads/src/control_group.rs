@@ -18,7 +18,8 @@ impl ControlGroup {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("usring-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let groups = read(Path::new("/proc/self/cgroup"))?;
-        // In cgroup version 1, memory has a hierarchy of its own.
+        // Finds this process's memory group. In cgroup version 1, the controller `memory` has a
+        // hierarchy of its own.
         let own = groups.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
             controllers.split(',').any(|controller| controller == "memory").then_some(path)

@@ -75,7 +75,7 @@ fn documented() -> BTreeMap<String, Vec<String>> {
     .collect()
 }
 
-/// The library beside the launcher, which the programs load.
+/// Returns the path of the library beside the launcher, which the programs load.
 fn library(stage: &Stage) -> PathBuf {
     stage.path("tools/libusring.so")
 }
@@ -214,7 +214,7 @@ impl Traced {
     /// Runs the process until it exits with success. Returns the probes that have fired.
     fn run(&self, documented: &BTreeMap<String, Vec<String>>) -> Vec<Hit> {
         let (begin, mut hits) = (Instant::now(), Vec::new());
-        // `__WNOTHREAD` leaves out the children of other tests.
+        // `__WNOTHREAD` leaves out the children of other threads, which run other tests.
         let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD | WaitPidFlag::WNOHANG;
         loop {
             match waitpid(None, Some(flags)).unwrap() {

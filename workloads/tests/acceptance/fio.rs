@@ -85,7 +85,8 @@ pub fn every_combination(world: World, direct: bool) {
             options.extend([thread, is_direct.as_str()]);
             write_verify_read(&stage, world, if deep { BLOCKS } else { BLOCKS / 4 }, &options);
         };
-        // Both depths run at once, to save time. fio mostly sleeps, so neither slows the other.
+        // Runs both queue depths at once, to save time. fio mostly sleeps, so neither run slows the
+        // other.
         std::thread::scope(|scope| {
             scope.spawn(|| run(false));
             run(true);

@@ -114,8 +114,8 @@ pub fn qemu(world: World) {
         bench(&["-w", "-d", depth, "--pattern", "90"]).served(WRITES, REQUESTS).without_errors(&[]);
         assert!(stage.read("image").iter().all(|byte| *byte == 90), "a byte that was not written");
         bench(&["-d", depth]).served(READS, REQUESTS).without_errors(&[]);
-        // QEMU flushes in a thread of its own without libaio, so `without_errors` would check
-        // nothing.
+        // QEMU flushes by a plain system call in a thread of its own. So there is no request of a
+        // flush for `without_errors` to check.
         bench(&["-w", "-d", depth, "--flush-interval=64"]).served(WRITES, REQUESTS);
     }
 }

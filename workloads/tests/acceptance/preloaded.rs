@@ -47,7 +47,7 @@ fn completed(table: &str, opcode: &str) -> u64 {
     line.split_whitespace().nth(2).unwrap().parse().unwrap()
 }
 
-/// Returns whether the tests run without usring. If so, skips the test.
+/// Skips the test if the tests run without usring. Returns whether they do.
 pub fn has_no_usring() -> bool {
     if on_kernel() {
         skip("there is no usring");

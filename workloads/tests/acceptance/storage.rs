@@ -91,7 +91,7 @@ fn bytes(finished: &Finished, place: &str) -> u64 {
     number(job(&report(finished), "job", finished), place)
 }
 
-/// The line of `usring ctl` on a daemon.
+/// What a line of `usring ctl` says about a daemon.
 struct Shown {
     process: Option<i32>,
     is_alive: bool,

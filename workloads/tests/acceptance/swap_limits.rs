@@ -40,8 +40,8 @@ fn adds(finished: Finished) -> Finished {
 
 #[test]
 fn user_nobody_in_a_container_has_swapped_memory() {
-    // The program runs as the user `nobody` under Docker's rules. Without `mechanism=` usring must
-    // select a mechanism that these rules allow.
+    // The program runs as the user `nobody` under Docker's seccomp rules. Without `mechanism=`
+    // usring must select a mechanism that these rules allow.
     for mechanism in ["", ",mechanism=mprotect"] {
         let swapped = Swapped::new(256, LIMIT, mechanism);
         let finished = swapped.program_in(World::Confined, words(&swapped));

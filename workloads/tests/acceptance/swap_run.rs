@@ -124,7 +124,8 @@ fn python_builds_and_checks_a_dictionary_and_an_array_larger_than_its_memory() {
     python_builds(400_000, 512, 24);
 }
 
-/// The program uses far more memory than its limit, a quarter of a GiB. That takes minutes.
+/// The program uses about a GiB of memory, of which a quarter may be resident. The test takes
+/// minutes.
 #[test]
 #[ignore = "takes minutes"]
 fn python_builds_and_checks_a_gib_with_256_mib() {
