@@ -195,7 +195,7 @@ impl Snapshot {
         counted.map(|(opcode, row)| (opcode_name(opcode), row))
     }
 
-    /// Returns the ids of the processes with an open ring that still run.
+    /// Returns the ids of the processes that still run and have a ring open.
     pub fn running(&self) -> Vec<u64> {
         self.with_rings.iter().copied().filter(|process| is_running(*process)).collect()
     }

@@ -50,7 +50,7 @@ enum Identity {
     Missing(u64, u64, OsString),
     /// An export of the NBD server that listens on this socket.
     SocketExport(Box<Identity>, String),
-    /// An export of the NBD server with this address: QEMU's text of it, in lower case.
+    /// An export of the NBD server with this address, in the text form of QEMU and in lower case.
     Export(String, String),
 }
 

@@ -152,7 +152,7 @@ impl SwapOption {
     }
 }
 
-/// A memory file (memfd) in which the program's processes count.
+/// A memory file (memfd) in which the program's processes count what their swapped memory does.
 pub struct CountedFile(File);
 
 impl CountedFile {

@@ -172,7 +172,7 @@ pub fn run(options: &Options) -> Outcome {
     outcome.map_err(|failure| Failure { status: STATUS_NOT_RUN, ..failure })
 }
 
-/// Runs the check of a case on its state.
+/// Runs the check of a case file on the state in that file.
 fn replay(path: &Path, limit: Duration) -> Outcome {
     let case = Case::read(path)
         .map_err(|error| not_run(format!("cannot read {} ({error})", path.display(), error = words(&error))))?;

@@ -159,7 +159,7 @@ pub fn all_in(folders: &[PathBuf]) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the control of the run with this socket, for questions from outside the run.
+/// Returns a client for the socket of a run, by which a process outside the run asks questions.
 pub fn control(socket: &Path) -> Control {
     Control::at(socket.as_os_str().as_bytes()).within(ANSWER_TIMEOUT_SECONDS)
 }

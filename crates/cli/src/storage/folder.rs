@@ -1,6 +1,5 @@
-//! The private folder of a storage daemon, with its socket. The launcher keeps the folder locked.
-//! So a later run recognises the folder of a launcher that was killed, because that folder is not
-//! locked, and removes it.
+//! The private folder of a storage daemon, with its socket. The launcher keeps the folder locked. A
+//! folder that is not locked belongs to a launcher that was killed, and a later run removes it.
 
 use crate::Failure;
 use crate::devices::socket;

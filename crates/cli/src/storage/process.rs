@@ -226,7 +226,8 @@ impl Process {
 
     /// Has the process write its data to the storage and end. Kills it after `limit`.
     pub fn stop(&mut self, limit: Duration) -> End {
-        // If the process has ended, it reads nothing, and `end` finds its status.
+        // An error is ignored: a process that has already ended cannot read QUIT, and `end` finds
+        // its status.
         let _ = self.commands.write_all(QUIT);
         self.end(limit)
     }

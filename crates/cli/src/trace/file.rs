@@ -12,7 +12,7 @@ use usring_trace::page::Page;
 /// Bytes that are written to a file, or read from it, at a time.
 const BUFFER: usize = 1 << 20;
 
-/// Opens FILE for writing. Refuses a file with other contents than a trace.
+/// Opens FILE for writing. Refuses a file that has contents but is no trace.
 pub fn open_output(path: &Path) -> Result<File, Failure> {
     let failed = |error: io::Error| {
         Failure::new(format!("cannot write the trace {} ({error})", path.display(), error = words(&error)))
@@ -90,7 +90,7 @@ fn plural(count: u64, one: &str, many: &str) -> String {
     if count == 1 { format!("1 {one}") } else { format!("{count} {many}") }
 }
 
-/// A number of bytes, in the unit of the command line.
+/// A number of bytes, shown in the units of SIZE on the command line.
 struct Bytes(u64);
 
 impl std::fmt::Display for Bytes {
@@ -194,7 +194,7 @@ impl Loaded {
     }
 }
 
-/// Reads this many bytes. `None`: the input ends before.
+/// Reads `N` bytes. `None`: the input has fewer bytes left.
 fn read_array<const N: usize>(input: &mut impl Read) -> io::Result<Option<[u8; N]>> {
     let mut bytes = [0; N];
     match input.read_exact(&mut bytes) {

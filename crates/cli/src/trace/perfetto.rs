@@ -5,7 +5,7 @@
 //! | process | the tracks below |
 //! | ring: lanes, so that no two slices of a lane overlap | a slice for each request; in it, slices for its waits |
 //! | ring: counters | requests in flight, and CQEs that the program has not taken |
-//! | thread | an instant for each submission by it; for a worker, a slice for each request |
+//! | thread | an instant for each submission by the thread; for a worker, a slice for each request |
 //! | device of a ring: lanes | a slice for each request |
 //!
 //! A flow connects the submission, the request, and its slices on workers and devices.
@@ -205,7 +205,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Occupies a lane below `parent`, and returns its track.
+    /// Occupies one of the lanes below the track `parent` for a slice, and returns the lane's
+    /// track.
     fn lane(&mut self, lanes: &mut Lanes, parent: u64, from: u64, until: u64) -> io::Result<u64> {
         let lane = lanes.occupy(from, until);
         if lane == lanes.tracks.len() {

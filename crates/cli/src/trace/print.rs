@@ -29,7 +29,7 @@ impl Display for Span {
             1_000_000..1_000_000_000 => (1_000_000, "ms"),
             _ => (1_000_000_000, "s"),
         };
-        // Rounds to three digits behind the point, of which the zeros at the end are left out.
+        // Rounds to three decimal places, and leaves out zeros at the end.
         let thousandths = self.0.saturating_add(unit / 2_000) / (unit / 1_000);
         let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
         write!(f, "{} {name}", text.trim_end_matches('0').trim_end_matches('.'))
@@ -184,7 +184,7 @@ pub fn reason_words(reason: WorkerReason) -> &'static str {
     }
 }
 
-/// The flags of an SQE that have words in the arguments.
+/// The flags of an SQE that a line shows among the request's arguments, with their names.
 const SQE_FLAGS: [(u8, &str); 6] = [
     (sqe_flags::IO_DRAIN, "IO_DRAIN"),
     (sqe_flags::IO_LINK, "IO_LINK"),

@@ -20,7 +20,7 @@ pub enum Cause {
     Processes,
     /// A delay of `usring run --inject` or `--order`.
     Fault,
-    /// A free worker. The request needs one for this reason.
+    /// A free worker, which the request needs for this reason.
     Queue(WorkerReason),
     /// The worker with this thread id, which carried the request out.
     Worker(u32),

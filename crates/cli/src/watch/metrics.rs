@@ -65,7 +65,7 @@ fn text() -> (String, usize) {
     (open_metrics(&sources), sources.len())
 }
 
-/// Returns the labels of a program. Its name has no control characters.
+/// Returns the labels of a program. `name` must have no control characters.
 fn labels(id: u32, name: &str) -> String {
     let name = name.replace('\\', "\\\\").replace('"', "\\\"");
     format!("pid=\"{id}\",program=\"{name}\"")

@@ -83,8 +83,8 @@ fn printable(text: &str) -> String {
 /// Returns the ids of a process's ancestors, the nearest first.
 pub fn ancestors(id: u32) -> impl Iterator<Item = u32> {
     let parent = |id: &u32| field(&text(*id, "status")?, "PPid:")?.parse().ok().filter(|parent| *parent != 0);
-    // A process has few ancestors. The limit ends the walk if processes end meanwhile and their ids
-    // are used again, so that the walk would turn in a circle.
+    // A process has few ancestors. The limit ends the walk if process ids that are used again lead
+    // it in a circle.
     std::iter::successors(Some(id), parent).skip(1).take(64)
 }
 

@@ -74,8 +74,8 @@ fn is_launcher(id: u32) -> bool {
     text("comm").trim_ascii_end() == b"usring" && has_run(&text("cmdline")) && processes::read(id).is_none()
 }
 
-/// Returns whether the first argument in the text of /proc/PID/cmdline is `run`. The other commands
-/// serve no program themselves.
+/// Returns whether the first argument in the text of /proc/PID/cmdline is `run`. Only this
+/// subcommand of usring stays as the parent of a served program.
 fn has_run(cmdline: &[u8]) -> bool {
     cmdline.split(|byte| *byte == 0).nth(1) == Some(b"run")
 }
