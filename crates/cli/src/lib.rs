@@ -4,7 +4,7 @@
 //!   - `executable`, which decides whether a program can be served;
 //!   - `library`, which finds `libusring.so`;
 //!   - `environment`, which passes the options to the library;
-//!   - `limits`, which checks the limit of open files;
+//!   - `limits`, which checks the limits of open files and of address space;
 //!   - `deny`, which denies the kernel's io_uring;
 //!   - `supervise`, which stays beside the program;
 //!   - `statistics`, which holds the counters, and `export`, which writes them for programs;

@@ -91,7 +91,7 @@ fn bytes(finished: &Finished, place: &str) -> u64 {
     number(job(&report(finished), "job", finished), place)
 }
 
-/// What a line of `usring ctl` says about a daemon.
+/// The line that `usring ctl` prints about a daemon.
 struct Shown {
     process: Option<i32>,
     is_alive: bool,

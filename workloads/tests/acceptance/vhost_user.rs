@@ -243,8 +243,8 @@ fn a_program_that_outlives_a_killed_run_gets_eio() {
     }
 }
 
-/// A batch of requests must notify the back end once, whatever its speed and the number of
-/// requests.
+/// A batch of requests must notify the back end once, whatever the back end's speed and the number
+/// of requests.
 #[test]
 fn a_batch_of_requests_notifies_the_back_end_once() {
     require(&LIBURING);
