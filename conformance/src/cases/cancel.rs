@@ -7,7 +7,7 @@ use usring_uapi::{Sqe, io_uring as u, opcode};
 use super::reg;
 use crate::files;
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, fields, nop, poll, read, recv, timeout, write};
+use crate::sqe::{Change, cancel, fields, nop, poll, read, timeout, write};
 use crate::time::LONG;
 use crate::transcript::Transcript;
 use usring_uapi::sqe_flags;
@@ -585,27 +585,4 @@ fn many(t: &mut Transcript) {
 case!(many => "
     submit = 200
     cancelled 200 answer 200
-");
-
-/// A RECV that waits for more data (MSG_WAITALL) ends with the data that it has.
-fn all_with_partly_received(t: &mut Transcript) {
-    for forced in [false, true] {
-        let mut ring = Ring::new(8);
-        let (socket, peer) = files::sockets();
-        let mut memory = [0u8; 100];
-        let receive = recv(socket.as_raw_fd(), &mut memory, 1).op_flags(libc::MSG_WAITALL as u32);
-        ring.push(if forced { receive.forced_async() } else { receive });
-        ring.submit();
-        files::put(&peer, b"0123456789");
-        crate::time::long_enough_to_notice();
-        ring.push(cancel(0, ANY | ALL, 2));
-        ring.submit();
-        t.sorted(&ring.wait(2));
-    }
-}
-case!(all_with_partly_received => "
-    cqe 1: 10
-    cqe 2: 1
-    cqe 1: 10
-    cqe 2: 1
 ");

@@ -227,3 +227,26 @@ case!(packets => "
     cqe 1: 6
     onetwo
 ");
+
+/// A RECV that is cancelled ends with the data that it has.
+fn receive_is_cancelled(t: &mut Transcript) {
+    for forced in [false, true] {
+        let mut ring = Ring::new(8);
+        let (socket, peer) = files::sockets();
+        let mut memory = [0u8; 100];
+        let receive = recv(socket.as_raw_fd(), &mut memory, 1).op_flags(ALL);
+        ring.push(if forced { receive.forced_async() } else { receive });
+        ring.submit();
+        files::put(&peer, b"0123456789");
+        crate::time::long_enough_to_notice();
+        ring.push(cancel(0, u::IORING_ASYNC_CANCEL_ANY | u::IORING_ASYNC_CANCEL_ALL, 2));
+        ring.submit();
+        t.sorted(&ring.wait(2));
+    }
+}
+case!(receive_is_cancelled => "
+    cqe 1: 10
+    cqe 2: 1
+    cqe 1: 10
+    cqe 2: 1
+");

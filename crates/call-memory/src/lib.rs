@@ -5,8 +5,9 @@
 //! datagram, the datagram is then lost. So usring pins the memory of a call before it makes the
 //! call:
 //!
-//! - Structures, names and small data are pinned, however many pages are pinned already.
-//! - Large data is transferred separately.
+//! - Structures, names and small data are pinned, even if more than half of the region's limit is
+//!   pinned already.
+//! - Large data is not pinned as a whole. It goes in pinned parts, or through bounce buffers.
 //! - A call gets ENOMEM if a single range that it names is longer than half of the region's limit.
 //!   (The limit is the number of bytes that may be resident.) Data and execve(2) are exempt.
 //! - A futex word is not pinned while threads sleep on it. If the kernel answers EFAULT because the

@@ -178,8 +178,9 @@ enum FileCapabilities {
     Effective,
 }
 
-/// Reads the capabilities of a file, as linux/capability.h defines the attribute. For root, returns
-/// `None`, because the kernel does not set AT_SECURE for root's programs.
+/// Reads a file's capabilities from its attribute `security.capability`, which linux/capability.h
+/// defines. If the user is root, returns [`FileCapabilities::None`], because the kernel does not
+/// set AT_SECURE for programs that root executes.
 fn capabilities_of(path: &Path) -> FileCapabilities {
     const EFFECTIVE: u8 = 1;
     let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return FileCapabilities::None };

@@ -75,9 +75,9 @@ impl ChangeSlot {
         is_available
     }
 
-    /// Asks the process `target` to make a change to its requests. The caller has found the slot
-    /// available. If this process uses the slot already, the earlier change stays and only the
-    /// target is new.
+    /// Asks the process `target` to make `change` to its requests. The caller has checked that the
+    /// slot is available. If this process holds the slot already, it has asked another process
+    /// before. Then the slot keeps its change, `change` is ignored, and only the target is new.
     pub fn ask(&self, target: u32, change: Change) {
         if !self.is_own() {
             self.set(ASKER, 0);

@@ -129,8 +129,9 @@ impl Mappings {
         Ok(frozen)
     }
 
-    /// Prepares a fork whose child gets no copy of the memory. Returns the memory that the child
-    /// would inherit without a copy and must unmap; `None` if there is none.
+    /// Prepares a fork whose child gets no pager. Its evicted pages would read as zeroes, so the
+    /// child must not keep the memory. Returns the memory that the child inherits all the same, and
+    /// has to unmap; `None` if there is none.
     ///
     /// `is_ours`: whether the forking process owns this memory. If so, the mappings stay locked
     /// until the result is dropped. Otherwise the forking process is a vfork child, which borrows

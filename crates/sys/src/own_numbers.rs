@@ -431,8 +431,8 @@ fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
     answer
 }
 
-/// Closes a descriptor by a call that passes usring's seccomp filter. If its number is in the
-/// reserve, a placeholder gets the number instead.
+/// Closes one of usring's own descriptors, without a trap by usring's seccomp filter. If its number
+/// is in the reserve, dup3(2) replaces the descriptor by a placeholder.
 pub fn close(number: i32) -> Result<(), Errno> {
     if RESERVE.has(number) {
         make_private(number);

@@ -165,8 +165,9 @@ fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 const A_WAITER_LEADS: u32 = 1;
 const NO_WAITER_LEADS: u32 = 2;
 
-/// A waiter of the ring's creator begins to sleep, as leader if the ring is not shared yet. At the
-/// same time a child begins to use the ring, and completes a request.
+/// A waiter of the ring's creator begins to sleep. At the same time a child begins to use the ring,
+/// which makes the ring shared, and completes a request. The waiter is a leader only if it began
+/// before that. It has to wake in either case.
 fn a_child_begins_beside_a_leader() {
     bounded(3, || {
         let memory = memory();

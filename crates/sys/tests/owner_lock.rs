@@ -1,4 +1,5 @@
-//! Tests the lock that a child in its parent's memory may hold when it dies.
+//! Tests `OwnerLock`, the lock that becomes free when its holder dies. The holder here is a child
+//! that shares its parent's memory (CLONE_VM, as after vfork).
 #![cfg(not(loom))]
 
 use std::ffi::c_void;

@@ -183,8 +183,9 @@ pub(super) fn mark_and_drive(ring: &Arc<Ring>) {
     task_work::run_if_unattended(ring);
 }
 
-/// Applies `change` to the list of rings under idle watching. Wakes the ring watcher if `change`
-/// returns `true`. Returns `false` if the ring watcher cannot be started.
+/// Applies `change` to the list of rings under idle watching: the program enters them so often that
+/// the ring watcher only checks them at intervals. Wakes the ring watcher if `change` returns
+/// `true`. Returns `false` if the ring watcher cannot be started.
 pub(super) fn with_idle_watch(change: impl FnOnce(&IdleWatch) -> bool) -> bool {
     let Ok(watcher) = running() else { return false };
     if change(&watcher.idle) {

@@ -26,8 +26,9 @@ fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<M
     selected
 }
 
-/// Selects buffers for a receive, and records in `selections` the facts that limit the request's
-/// next selection.
+/// Selects buffers for a receive. Records in `selections` what limits the request's next selection:
+/// whether the group became empty, whether this selection was cut, and the length of its buffer if
+/// it has only one.
 fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let many = select(locked, request, most)?;
     let selections = &mut transfer_of(request)?.selections;

@@ -314,8 +314,8 @@ pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
     if was_woken { transfer.would_block() } else { transfer.polls_first() }
 }
 
-/// Posts the CQE of one receive of a multishot. Returns the request's outcome if this CQE is its
-/// last.
+/// Posts the CQE of one receive of a multishot. If that is the multishot's last CQE, returns it as
+/// the request's outcome instead.
 fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool, rest: Rest) -> Option<IssueOutcome> {
     let nonempty = if rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
     return_or_use_buffer(locked, request, &IssueOutcome::done(result));

@@ -36,8 +36,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::Command(command) = &request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     let number = request.file.number;
     let answer = match request.file.device.as_deref() {
-        // As in Linux 6.18, a ring with IOPOLL refuses the command: no file with commands has
-        // completions that can be polled for.
+        // As in Linux 6.18, a ring with IOPOLL refuses the command. usring supports commands of
+        // sockets and block devices, and neither can be polled for a command's completion.
         _ if locked.ring.is_polled() => Err(Errno::EOPNOTSUPP),
         Some(file) => match command.refusal(file) {
             None => return IssueOutcome::NeedsWorker,

@@ -19,13 +19,13 @@ pub(crate) struct OwnRegistrations {
 }
 
 impl OwnRegistrations {
-    /// Returns the value for the process that made the ring.
+    /// Makes the registrations of the process that made the ring.
     pub fn of_maker(own: u32) -> OwnRegistrations {
         OwnRegistrations { own, ..OwnRegistrations::default() }
     }
 
-    /// Returns the value for a process that has inherited the ring. `inherited`: the value of
-    /// its parent, as it was at the fork.
+    /// Makes the registrations of a process that has inherited the ring, with the number `own`.
+    /// `inherited`: those of its parent, as they were at the fork.
     pub fn of_child(inherited: &OwnRegistrations, own: u32) -> OwnRegistrations {
         let parent = Origin { owner: inherited.own, number: inherited.last.load(Ordering::Relaxed) };
         let ancestors = inherited.ancestors.iter().copied().chain([parent]).collect();

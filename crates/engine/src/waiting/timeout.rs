@@ -63,8 +63,8 @@ impl Timeouts {
         !self.by_clock[clock_index(clock)].is_empty()
     }
 
-    /// Counts a TIMEOUT that has expired or reached its count. `of_all`: on a shared ring, the new
-    /// number of ended TIMEOUTs of all processes.
+    /// Counts a TIMEOUT that has expired or reached its count. `of_all`: on a shared ring, how many
+    /// TIMEOUTs of all processes have ended, this one included. `None`: the ring is not shared.
     pub fn count_ended(&mut self, of_all: Option<u32>) {
         match of_all {
             Some(of_all) => self.note_ended_of_all(of_all),

@@ -88,8 +88,8 @@ fn a_wait_for_many_separate_events_sleeps_fewer_times_than_events_come() {
             assert_eq!(collect(&mut ring, EVENTS).len(), EVENTS);
         }
         counts.sort_unstable();
-        // The check uses the median of all rounds, because on a busy machine a single round may
-        // need more events.
+        // `counts` has the number of sleeps of each round. The check uses the median, because on
+        // a busy machine the waiter of a single round may sleep more often.
         assert!(counts[counts.len() / 2] <= EVENTS as i64 * 3 / 4, "{counts:?}");
     });
 }

@@ -353,8 +353,9 @@ impl Queue {
         Ok(())
     }
 
-    /// Handles a new generation: lays the rings out for the new back end, and signals the control
-    /// plane; see [`super::generation`].
+    /// Handles a new generation: another back end serves the device (step 3 of
+    /// [`super::generation`]). Rebuilds the available ring from the requests in flight, and tells
+    /// the control plane that the queue is ready. Does neither if no other back end will come.
     #[cold]
     fn change_generation(&mut self, generation: u32) {
         self.generation = generation;
