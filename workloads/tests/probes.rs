@@ -398,7 +398,7 @@ fn bpftrace_runs_the_documented_script_on_programs_before_and_after_their_start(
     let (script, _) = script.split_once('\'').unwrap();
     let library = library(&stage).display().to_string();
     let script = format!(
-        "{} usdt:{library}:io_uring:io_uring_create {{ printf(\"create %d.\n\", pid); }} \
+        "{} usdt:{library}:io_uring:io_uring_create {{ printf(\"create %d.\\n\", pid); }} \
          usdt:{library}:io_uring:io_uring_cqe_overflow, usdt:{library}:io_uring:io_uring_complete \
          /!@seen[pid]/ {{ @seen[pid] = 1; printf(\"complete %d.\\n\", pid); }} interval:s:1 {{ print(@ns); }}",
         script.replace(LIBRARY, &library)
