@@ -8,7 +8,7 @@ use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
 use fastrand::Rng;
 use std::mem::MaybeUninit;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use workloads::latencies::Latencies;
 use workloads::options::{self, Declared, Options, option};
 use workloads::stopwatch;
