@@ -337,7 +337,8 @@ impl Program {
         }
     }
 
-    /// Records at which stream sockets a shutdown ends receiving (`shut`).
+    /// Adds to `shut` the stream sockets that receive nothing more after this shutdown: the socket
+    /// itself (SHUT_RD), or the peer of a Unix socket (SHUT_WR).
     fn note_shutdown(&mut self, index: usize, how: i32) {
         let (is_unix, peer) = (self.files[index].kind != Kind::Tcp, index ^ 1);
         if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {

@@ -68,8 +68,8 @@ impl Dialogue {
         }
     }
 
-    /// Continues with a PING after its first `matched` bytes. Returns the input that follows the
-    /// PING.
+    /// Compares the input with the rest of the PING number `ping`, of which `matched` bytes have
+    /// come already. Answers a complete PING. Returns the input behind the bytes that were equal.
     fn go_on<'a>(&mut self, input: &'a [u8], ping: u8, matched: usize, output: &mut Vec<u8>) -> &'a [u8] {
         let text = PINGS[usize::from(ping)];
         let wanted = &text[matched..];

@@ -250,19 +250,23 @@ case!(socket_option_wakes_poll => "
     SO_RCVLOWAT: 0, poll 1, too late to remove: true
 ");
 
+/// Returns an inotify queue that reports these events of the folder.
+fn inotify_queue(folder: &files::Scratch, events: u32) -> OwnedFd {
+    // SAFETY: the path is a C string. The descriptor is new, and nothing else owns it.
+    unsafe {
+        let queue = OwnedFd::from_raw_fd(libc::inotify_init1(libc::IN_CLOEXEC));
+        libc::inotify_add_watch(queue.as_raw_fd(), folder.path_of(".").as_ptr(), events);
+        queue
+    }
+}
+
 fn changes_of_directory_wake_poll_of_inotify(t: &mut Transcript) {
     for (name, number) in [("OPENAT", opcode::OPENAT), ("UNLINKAT", opcode::UNLINKAT), ("FTRUNCATE", opcode::FTRUNCATE)]
     {
         poll_is_too_late_to_remove(t, name, || {
             let scratch = files::Scratch::new();
             let (file, path) = (scratch.file("file", b"123"), scratch.path_of("file"));
-            // SAFETY: the path is a C string. The descriptor is new, and nothing else owns it.
-            let queue = unsafe {
-                let queue = OwnedFd::from_raw_fd(libc::inotify_init1(libc::IN_CLOEXEC));
-                let events = libc::IN_OPEN | libc::IN_DELETE | libc::IN_MODIFY;
-                libc::inotify_add_watch(queue.as_raw_fd(), scratch.path_of(".").as_ptr(), events);
-                queue
-            };
+            let queue = inotify_queue(&scratch, libc::IN_OPEN | libc::IN_DELETE | libc::IN_MODIFY);
             let waker = match number {
                 opcode::FTRUNCATE => sqe(number, file.as_raw_fd(), 2),
                 _ => sqe(number, libc::AT_FDCWD, 2).with(|sqe| sqe.addr = path.as_ptr() as u64),
@@ -283,28 +287,27 @@ case!(changes_of_directory_wake_poll_of_inotify => "
 /// The chain closes the writing end of a polled pipe. On a ring without deferred task work, the
 /// kernel ends the pipe only after the chain's next request has begun.
 fn close_does_not_wake_poll_at_once(t: &mut Transcript) {
-    for flags in ring::BOTH {
-        let mut ring = Ring::flags(8, flags);
+    wake_by_chain(t, || {
         let (reader, writer) = files::pipe();
-        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
-        ring.submit();
-        ring.push(close(writer.into_raw_fd(), 2).linked());
-        ring.push(poll_remove(1, 3));
-        ring.submit();
-        t.in_order(&ring.wait(3));
-    }
+        let chain = [close(writer.into_raw_fd(), 2).linked(), poll_remove(1, 3)];
+        (poll(reader.as_raw_fd(), libc::POLLIN, 1), chain, reader)
+    });
 }
 case!(close_does_not_wake_poll_at_once => "
+    no cqe
     cqe 2: 0
     cqe 3: 0
     cqe 1: -ECANCELED
+    no cqe
     cqe 2: 0
     cqe 3: -EALREADY
     cqe 1: 16
 ", usring => "
+    no cqe
     cqe 2: 0
     cqe 3: 0
     cqe 1: -ECANCELED
+    no cqe
     cqe 2: 0
     cqe 3: 0
     cqe 1: -ECANCELED
@@ -350,36 +353,30 @@ case!(removal_of_file_does_not_wake_poll_at_once => "
 /// An inotify queue reports reads of a file in memory. The chain's READ of that file wakes the poll
 /// of the queue.
 fn transfer_with_offset_wakes_poll_of_inotify(t: &mut Transcript) {
-    for flags in ring::BOTH {
-        let mut ring = Ring::flags(8, flags);
+    wake_by_chain(t, || {
         let scratch = files::Scratch::new();
         let file = scratch.file("file", b"123");
-        // SAFETY: the path is a C string. The descriptor is new, and nothing else owns it.
-        let queue = unsafe {
-            let queue = OwnedFd::from_raw_fd(libc::inotify_init1(libc::IN_CLOEXEC));
-            libc::inotify_add_watch(queue.as_raw_fd(), scratch.path_of(".").as_ptr(), libc::IN_ACCESS);
-            queue
-        };
-        let mut bytes = [0u8; 3];
-        ring.push(poll(queue.as_raw_fd(), libc::POLLIN, 1));
-        ring.submit();
-        ring.push(read(file.as_raw_fd(), &mut bytes, 0, 2).linked());
-        ring.push(poll_remove(1, 3));
-        ring.submit();
-        t.in_order(&ring.wait(3));
-    }
+        let queue = inotify_queue(&scratch, libc::IN_ACCESS);
+        let mut bytes = vec![0u8; 3];
+        let chain = [read(file.as_raw_fd(), &mut bytes, 0, 2).linked(), poll_remove(1, 3)];
+        (poll(queue.as_raw_fd(), libc::POLLIN, 1), chain, (scratch, file, queue, bytes))
+    });
 }
 case!(transfer_with_offset_wakes_poll_of_inotify => "
+    no cqe
     cqe 2: 3
     cqe 1: 1
     cqe 3: -ENOENT
+    no cqe
     cqe 2: 3
     cqe 1: 1
     cqe 3: -ENOENT
 ", usring => "
+    no cqe
     cqe 2: 3
     cqe 3: 0
     cqe 1: -ECANCELED
+    no cqe
     cqe 2: 3
     cqe 3: 0
     cqe 1: -ECANCELED

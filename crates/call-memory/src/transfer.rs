@@ -193,7 +193,8 @@ impl Transfer {
             let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
             match Pinned::new(mappings, &ranges, pins) {
                 Ok(pins) => self.part_memory = PartMemory::Pinned(pins),
-                // The pins of other threads leave no room at present.
+                // The limit of pinned memory is reached, because other threads have pinned memory.
+                // An append must stay one call, so it goes through a bounce buffer.
                 Err(Errno::ENOMEM) if self.semantics.appends => return self.bounce(),
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
                     self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);

@@ -109,7 +109,7 @@ impl Spec {
         self.outermost.open(supply)
     }
 
-    /// Returns the device's first polling policy: that of `poll=`, or else `Classic`.
+    /// Returns the polling policy with which the device starts: that of `poll=`, or else `Classic`.
     pub fn policy(&self) -> PollPolicy {
         self.poll.unwrap_or_default()
     }

@@ -36,12 +36,11 @@ static DEVICES: PerProcess<RunDevices> = PerProcess::new();
 /// a device fails.
 static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
-/// Whether `usring run --device` gave this run a device. If not, no file of the program stands for
-/// one.
+/// Whether `usring run --device` gave this run a device. While this is `false`, no file that the
+/// program opens needs to be compared with the files that stand for devices.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether `usring run --device` gave this run a device. If not, no file of the program
-/// stands for one.
+/// Returns whether `usring run --device` gave this run a device.
 #[inline(always)]
 pub(crate) fn are_any() -> bool {
     ANY.load(Ordering::Relaxed)

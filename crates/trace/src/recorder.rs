@@ -16,8 +16,9 @@ use usring_uapi::{opcode, sqe_flags};
 /// The recorder as an observer of the engine's requests.
 pub static OBSERVER: Observer = Observer { submitted, completed, stepped: Some(stepped), opened, closed };
 
-/// Number of rings of a process whose CQ heads are known. Rings that are equal modulo this number
-/// share an entry, and then have more events [`EventKind::Reaped`] than needed.
+/// Number of CQ heads that the recorder remembers per process. Two rings whose numbers are equal
+/// modulo this number share an entry and overwrite each other's head. A [`EventKind::Reaped`] may
+/// then be recorded although the head did not change.
 const RINGS: usize = 256;
 
 /// The recorder's state in one process.

@@ -228,7 +228,8 @@ struct Client {
     answer: Vec<u8>,
     received: usize,
     rounds: u32,
-    /// The client does not read until this time. A client of the kind `Silent` never does anything.
+    /// The client does not read until this time. A client of the kind `Silent` neither sends nor
+    /// reads, and closes at this time.
     quiet_until: Option<Instant>,
     half_closed: bool,
     progress: Instant,

@@ -157,8 +157,8 @@ fn files_are_served_normally_with_aio_poll() {
     run.limit(Duration::from_secs(330)).finish().succeeded().served(&[], 200);
 }
 
-/// usring must signal an eventfd with `--aio-poll`, too. QEMU never calls io_getevents: it learns
-/// of events in the context's ring from an eventfd.
+/// Under `--aio-poll`, too, usring must signal a request's eventfd. QEMU never calls io_getevents:
+/// it waits for the eventfd, and then reads the events from the context's ring in memory.
 #[test]
 fn an_eventfd_is_signalled_with_aio_poll() {
     let stage = Stage::new();

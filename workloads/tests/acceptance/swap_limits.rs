@@ -200,8 +200,8 @@ fn a_back_end_in_another_process_holds_swapped_memory_of_one_process() {
     let finished = swapped.program(python()).args(["-c", nested]).arg(&program).args(["14", "1", "100"]).finish();
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
     assert_eq!(finished.succeeded().stdout, "at work\n100 additions hold\n0\n");
-    // The first process has ended and has returned the device's queues. So another process can have
-    // its swapped memory on the device.
+    // The Python process has ended and has given the device's queues back. So the next process can
+    // have its swapped memory on the device.
     let mut started = swapped.bare(&program).args(["14", THREADS, "0"]).start();
     started.wait_for_line(Duration::from_secs(60));
     back_end.kill();

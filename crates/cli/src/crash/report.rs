@@ -25,7 +25,8 @@ pub fn states(found: &Found) -> String {
     format!("{} ({rate:.0} per second)", count(width::size(found.states), "state"))
 }
 
-/// Says that no state was found, and why the search ended.
+/// Reports a search that found no state on which the check fails each time: why the search ended,
+/// and whether the check failed on a state once and then passed.
 pub fn nothing_found(found: &Found) -> String {
     let end = if found.is_exhausted { "no new state is left" } else { "the budget is used up" };
     let verdict = match found.is_unstable {

@@ -77,7 +77,8 @@ pub fn segments_of_any_length_are_filled_in_order(subject: &Subject) {
     if geometry.segments < 4 {
         return;
     }
-    // If a device needs aligned buffers, all lengths but the last must be aligned, too.
+    // If a device needs aligned buffers, the length of each segment but the last must be a multiple
+    // of the alignment, too.
     let unit = geometry.alignment as usize;
     let total = 8 * geometry.block as usize;
     let lengths = [unit, 3 * unit, 2 * unit, total - 6 * unit];

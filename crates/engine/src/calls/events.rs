@@ -59,8 +59,8 @@ pub struct FileUses {
     pub may_write: bool,
     /// The file was opened as a directory.
     pub is_directory: bool,
-    /// `Ok` if completions of direct transfers on the file can be polled for. Otherwise, the error
-    /// of such a transfer.
+    /// `Ok` if usring can poll for the completions of direct (O_DIRECT) transfers on the file.
+    /// Otherwise the errno with which such a transfer fails.
     pub polls: Result<(), Errno>,
     /// The file is open with O_NONBLOCK. Always `false` for a device of usring's.
     pub never_waits: bool,

@@ -185,7 +185,8 @@ fn poll_after_sleep<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> Lock
     let sleep = locked.devices.queues.next_pre_poll_sleep();
     if let Some(sleep) = sleep.as_ref().filter(|sleep| sleep.span > 0) {
         locked.release(Exit::Pause);
-        // If a signal ends the sleep early, `signals::interrupted` reports it to the caller.
+        // The result is not needed: if a signal ends the sleep early, the caller learns that from
+        // `signals::interrupted`.
         let _ = timer_slack::sleep_precisely(sleep.span);
         locked = ring.lock();
     }

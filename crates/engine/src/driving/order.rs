@@ -125,8 +125,8 @@ pub(super) fn note_choice(locked: &mut LockedRing) {
     }
 }
 
-/// Decides by a draw of `usring run --order` whether an SQ thread without work sleeps before its
-/// idle time is over.
+/// Returns whether an SQ thread without work shall sleep now, before its idle time is over. The
+/// random numbers of `usring run --order` decide. Without that option the answer is `false`.
 pub(crate) fn has_sq_thread_sleep() -> bool {
     static CHECKS: AtomicU64 = AtomicU64::new(0);
     if !unusual::has(Unusual::Order) {

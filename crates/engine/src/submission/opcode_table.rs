@@ -140,8 +140,9 @@ const ROWS: [Row; COUNT] = [
 
 static TABLE: [Row; COUNT] = ROWS;
 
-/// Makes the table for requests that may get a fault: a copy in which each row has the function
-/// `issue` and [`Properties::is_armed`]. In each row with blocking work, `work` replaces it.
+/// Makes the table for requests that may get a fault, from a copy of [`ROWS`]. `issue` replaces the
+/// issue function of each row, and `work` the blocking work of each row that has any.
+/// [`Properties::is_armed`] is set in all rows.
 pub(super) const fn armed(issue: Issue, work: Work) -> [Row; COUNT] {
     let mut rows = ROWS;
     let mut index = 0;

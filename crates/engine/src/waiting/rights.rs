@@ -51,8 +51,9 @@ struct Spawn {
 pub(crate) struct GroupState {
     /// Identifies the group's queues; never used again for another group.
     pub serial: u32,
-    /// For a common group, the generation (number of changes of credentials) in which its workers
-    /// must have been started. `None` for any other group.
+    /// For the common group of a generation: that generation (number of changes of credentials). A
+    /// worker that was started in another generation may have other rights, and takes no jobs.
+    /// `None` for the group of a thread or of a personality.
     generation: Option<u32>,
     /// Futex words on which idle workers sleep, one word per pool. Each job raises its pool's word.
     pub signals: [AtomicU32; 2],

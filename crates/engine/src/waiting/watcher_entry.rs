@@ -76,8 +76,9 @@ impl Activity {
         self.waits.load(Ordering::Relaxed) >= FIRST_TRIAL + self.doubt.load(Ordering::Relaxed)
     }
 
-    /// Doubles the number of waits that idle watching needs, because the program has not entered
-    /// the ring for a while.
+    /// Doubles the number of waits after which idle watching begins again, up to [`LAST_TRIAL`].
+    /// Called when idle watching has ended, because the program had not entered the ring for a
+    /// while.
     pub fn doubt(&self) {
         let trial = FIRST_TRIAL + self.doubt.load(Ordering::Relaxed);
         self.doubt.store((2 * trial).min(LAST_TRIAL) - FIRST_TRIAL, Ordering::Relaxed);

@@ -114,7 +114,7 @@ fn a_child_that_does_not_inherit_drops_memory_that_fork_copied() {
         deny_keeping_from_children();
         drop(mappings.freeze(60 * ONE_SECOND).unwrap());
         if mappings.region().mechanism() != Mechanism::UserFault {
-            // These mechanisms map a file, and no child ever inherits the mapping.
+            // All mechanisms but userfaultfd map a file. A child never inherits that mapping.
             assert!(pages_of_child(&few, || {}) == 0 && mappings.without_pager(true).is_none());
             return check(&range, 0);
         }

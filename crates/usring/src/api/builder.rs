@@ -157,9 +157,9 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
         self.flag(abi::IORING_SETUP_COOP_TASKRUN)
     }
 
-    /// Makes [`SubmissionQueue::taskrun`](crate::SubmissionQueue::taskrun) report that completions
-    /// are pending until this thread enters the ring. Needs `setup_coop_taskrun` or
-    /// `setup_defer_taskrun`.
+    /// Makes [`SubmissionQueue::taskrun`](crate::SubmissionQueue::taskrun) return `true` while
+    /// completions are pending that are posted only when this thread enters the ring. Needs
+    /// `setup_coop_taskrun` or `setup_defer_taskrun`.
     pub fn setup_taskrun_flag(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_TASKRUN_FLAG)
     }

@@ -64,8 +64,8 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
         self.half.has_overflow()
     }
 
-    /// Returns whether completions are pending until this thread enters the ring
-    /// ([`setup_taskrun_flag`](crate::Builder::setup_taskrun_flag)).
+    /// Returns whether completions are pending that are posted only when this thread enters the
+    /// ring ([`setup_taskrun_flag`](crate::Builder::setup_taskrun_flag)).
     pub fn taskrun(&self) -> bool {
         self.half.has_task_work()
     }

@@ -1,5 +1,5 @@
-//! `usring doctor`, `demo` and `bench` with a library that serves no program. The three commands
-//! must notice that, and not take the kernel's io_uring for usring's.
+//! `usring doctor`, `demo` and `bench` with a stub in place of libusring.so, so that io_uring calls
+//! reach the kernel. The three commands must not take the kernel's io_uring for usring's.
 
 use crate::skipped::skip;
 use crate::{installation, text, usring};

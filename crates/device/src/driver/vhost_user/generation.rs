@@ -23,7 +23,7 @@ use usring_sys::ordering::Edge;
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::Ordering;
 
-/// Stores the number of the first back end's generation. Called before the memory is shared.
+/// Sets the generation to 2, that of the first back end. Called before the memory is shared.
 pub fn first(memory: &SharedMemory, at: usize) {
     memory.word(at).store(2, Ordering::Relaxed);
 }

@@ -41,7 +41,7 @@ pub struct Queue {
     /// Whether the thread that uses the queue may be asleep on the interrupt.
     armed: bool,
     indirect: bool,
-    /// The generation (number of the back end) for which the rings are laid out: see
+    /// The generation (which back end serves the device) for which the rings are laid out: see
     /// [`super::generation`].
     generation: u32,
     /// Two kinds of descriptors of the main table, by index: heads (first descriptors) that no
