@@ -433,3 +433,25 @@ case!(bad_file_uses_up_no_buffer => "
     cqe 1: -EBADF
     head 0
 ");
+
+/// A bad file does not shorten the next buffer of an incremental ring.
+fn bad_file_uses_up_no_part(t: &mut Transcript) {
+    let pipe = files::pipe().0;
+    for (name, way) in WAYS {
+        for opcode in [opcode::RECV, opcode::READ, opcode::SEND] {
+            let files = if opcode == opcode::READ { &[-1][..] } else { &[-1, pipe.as_raw_fd()] };
+            for (index, fd) in files.iter().enumerate() {
+                t.say(format_args!("{name}, opcode {opcode}, file {index}"));
+                let mut ring = Ring::new(8);
+                let memory = Pages::new(1);
+                let mut group = incremental_group_of(&ring, &memory, 8, GROUP);
+                group.add_slots(0..2);
+                let request = selecting(opcode, &pipe, 0).with(|sqe| (sqe.fd, sqe.len) = (*fd, 4));
+                submit(t, &mut ring, request, way);
+                t.in_order(&ring.wait(1));
+                t.say(group.state(0));
+            }
+        }
+    }
+}
+case!(bad_file_uses_up_no_part => include_str!("forced/bad_file_uses_up_no_part.txt"));

@@ -348,8 +348,9 @@ pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> Iss
 /// Takes a buffer from the request's group. The buffer's length limits the receive.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let wanted = transfer_of(request)?.wanted;
-    let keeps = request.is_forced_once();
-    let buffer = locked.registered.buffer_groups.select(request.sqe.buf_index, wanted, || keeps)?;
+    // The kernel checks the file before it takes a buffer.
+    let keeps = || request.is_forced_once() && send_receive::check_socket(request.file.number).is_ok();
+    let buffer = locked.registered.buffer_groups.select(request.sqe.buf_index, wanted, keeps)?;
     transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     request.buffer = Some(buffer);
     Ok(())

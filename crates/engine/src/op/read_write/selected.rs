@@ -14,7 +14,7 @@ pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> R
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
     let wanted = u32::try_from(transfer.wanted).unwrap_or(u32::MAX);
     let number = request.file.number;
-    let keeps = || is_forced || descriptor::identity(number).is_ok_and(|identity| !identity.can_wait());
+    let keeps = || descriptor::identity(number).is_ok_and(|identity| is_forced || !identity.can_wait());
     let buffer = locked.registered.buffer_groups.select(request.sqe.buf_index, wanted, keeps)?;
     transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     transfer.total = transfer.first.length;
