@@ -259,6 +259,23 @@ fn a_static_program_executed_by_a_served_program_runs_unserved() {
     run.finish().succeeded();
 }
 
+/// A script that starts two static programs several times each gets a line for each program.
+#[test]
+fn a_message_names_each_unserved_program_once() {
+    if on_kernel() {
+        return skip("there is no usring");
+    }
+    let stage = Stage::new();
+    let program = stage.compile("nothing.c", &["-static"]);
+    stage.copy(&program, "other");
+    let script = "for i in 1 2 3; do ./nothing; ./other; (./nothing); done; exec ./other";
+    let finished = stage.program(World::Transparent, "/bin/sh").arg("-c").arg(script).finish();
+    assert!(finished.status.success(), "{}", finished.report());
+    let named =
+        |name: &str| finished.stderr.matches(&format!("cannot serve ./{name}: it is statically linked")).count();
+    assert_eq!((named("nothing"), named("other")), (1, 1), "{}", finished.report());
+}
+
 #[test]
 fn a_static_program_is_refused_where_the_run_has_devices_or_swap() {
     if on_kernel() {

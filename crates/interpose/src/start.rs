@@ -4,6 +4,7 @@ use crate::entry::{own_signal, patch, symbols};
 use crate::files::descriptors::{self, Found};
 use crate::files::{devices, rings};
 use crate::process::{self, counting, environment, stacks};
+use crate::program::unserved::named;
 use crate::runtime::ALLOCATOR;
 use crate::runtime::{libc, message, text};
 use crate::signals::calls;
@@ -98,6 +99,7 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     membarrier::prepare();
     calls::take_over(own_signal::install).map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
     stacks::note_small_stacks(auxiliary);
+    named::prepare();
     if !rings::probe() {
         filter::install().map_err(|_| "the trap filter was refused; does this sandbox forbid seccomp(2)?")?;
     }

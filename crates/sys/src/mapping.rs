@@ -153,6 +153,15 @@ pub fn shared_pages_of_words(file: &OwnedDescriptor, length: usize) -> Result<&'
     Ok(unsafe { core::slice::from_raw_parts(address as *const AtomicU64, length / size_of::<AtomicU64>()) })
 }
 
+/// Maps a zeroed page of words that the process shares with the children that it forks. It is never
+/// unmapped.
+pub fn shared_page_of_words() -> Result<&'static [AtomicU64], Errno> {
+    let address = map(PAGE, linux::MAP_SHARED | linux::MAP_ANONYMOUS, None)?;
+    // SAFETY: 1. The mapping is a whole page, aligned for words, and never unmapped. 2. Other
+    // processes reach the words as atomics, too.
+    Ok(unsafe { core::slice::from_raw_parts(address as *const AtomicU64, PAGE / size_of::<AtomicU64>()) })
+}
+
 /// Maps the pages of a shared mapping a second time, at `fixed` if given: mremap(2) with an old
 /// size of 0. Needs no descriptor.
 fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {

@@ -9,8 +9,8 @@
 //! - If the program is linked to a sanitizer's runtime, the environment names the runtime before
 //!   the library. Otherwise the runtime would end the program.
 //!
-//! A static program runs without usring ([`crate::program::unserved`]), and a message says so. It
-//! is refused if the run has devices or swap, if `usring crash` records it, or if the process
+//! A static program runs without usring ([`crate::program::unserved`]), and a message says so once.
+//! It is refused if the run has devices or swap, if `usring crash` records it, or if the process
 //! cannot be traced.
 //!
 //! The caller is often a vfork child, which runs in its parent's memory. If it allocates a block
@@ -21,13 +21,14 @@ use crate::call::{Call, Outcome};
 use crate::files::descriptors;
 use crate::process::environment::{self, OwnVariables, PADDING, PRELOAD, RUNTIME};
 use crate::process::{self, stacks};
+use crate::program::exec_call;
 use crate::program::executable::{self, Runtime, Verdict};
-use crate::program::{exec_call, unserved};
+use crate::program::unserved::{self, named};
 use crate::runtime::message;
 use crate::signals::table;
 use alloc::vec::Vec;
 use usring_sys::syscall::PASS_MARK;
-use usring_sys::{Errno, SystemCall, UserAddress, own_numbers, user_memory, width};
+use usring_sys::{Errno, SystemCall, UserAddress, descriptor, own_numbers, user_memory, width};
 use usring_uapi::general as linux;
 
 /// The arguments of execve(2) or execveat(2).
@@ -397,11 +398,21 @@ fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     table::with_ignored(|| stacks::released_by(|| own_numbers::with_program_limit(make)))
 }
 
+/// Returns whether no message has named this unserved program yet ([`named`]).
+fn is_named_first(execution: &Execution) -> bool {
+    // fexecve(3) passes the program as `directory`, with an empty path.
+    let file = descriptor::identity_of_path(execution.directory, execution.path)
+        .or_else(|_| descriptor::identity(execution.directory));
+    file.map_or(true, |file| named::is_new(&file))
+}
+
 /// Makes the exec of a program that runs without usring. Error: `ELIBBAD` if no handler of SIGSYS
 /// can be installed in the new program.
 fn make_unserved(execution: &Execution, call: &SystemCall) -> Result<u64, Errno> {
     let make = || {
-        explain(execution, "it is statically linked; it runs without usring");
+        if is_named_first(execution) {
+            explain(execution, "it is statically linked; it runs without usring");
+        }
         call.run_once()
     };
     exec_call::with_signals_blocked(|mask| unserved::attended(mask, make)).unwrap_or_else(|| {

@@ -10,4 +10,4 @@
 pub mod exec;
 mod exec_call;
 mod executable;
-mod unserved;
+pub mod unserved;

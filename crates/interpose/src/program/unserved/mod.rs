@@ -6,14 +6,16 @@
 //!
 //! - [`handler`]: the handler of SIGSYS.
 //! - [`tracer`]: installs the handler in an image that an exec has just made.
+//! - [`named`]: remembers which programs a message has named.
 //!
-//! Both are in one section of assembler (`usring_unserved`), which is copied to the image
+//! The first two are in one section of assembler (`usring_unserved`), which is copied to the image
 //! unchanged. The section has no relocations, uses no thread pointer, and refers to nothing outside
 //! it. The copy installs itself in the next image, so descendants of an unserved program run, too.
 //! If one of them is a dynamic program, its loader loads the library, whose handler replaces this
 //! one.
 
 mod handler;
+pub mod named;
 mod tracer;
 
 use usring_sys::SystemCall;

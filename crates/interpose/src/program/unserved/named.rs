@@ -1,0 +1,50 @@
+//! Remembers which unserved programs a message has named, so that a script that starts a static
+//! tool a thousand times gets one line.
+//!
+//! The memory is a page that a process shares with the children that it forks. So a shell and its
+//! children name each program once. A program that one of them executes, and that usring serves,
+//! begins with an empty page.
+
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use usring_sys::descriptor::FileIdentity;
+use usring_sys::mapping;
+
+/// The page's entries: the marks of the named programs, in the order of their execs. The rest is
+/// 0.
+static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
+const ENTRIES: usize = mapping::PAGE / size_of::<AtomicU64>();
+
+/// Maps the page. Without the page, every exec of an unserved program is named.
+pub fn prepare() {
+    if let Ok(page) = mapping::shared_page_of_words() {
+        PAGE.store(page.as_ptr().cast_mut(), Ordering::Relaxed);
+    }
+}
+
+/// Records that a message names the program in this file. Returns whether that is the first time.
+/// Returns `true`, too, if the page is full.
+pub fn is_new(file: &FileIdentity) -> bool {
+    let page = PAGE.load(Ordering::Relaxed);
+    if page.is_null() {
+        return true;
+    }
+    // SAFETY: `prepare` stores a page of this many words, which is never unmapped.
+    let entries = unsafe { core::slice::from_raw_parts(page, ENTRIES) };
+    is_new_in(entries, mark(file))
+}
+
+fn is_new_in(entries: &[AtomicU64], mark: u64) -> bool {
+    for entry in entries {
+        match entry.compare_exchange(0, mark, Ordering::Relaxed, Ordering::Relaxed) {
+            Err(other) if other == mark => return false,
+            Err(_) => {}
+            Ok(_) => return true,
+        }
+    }
+    true
+}
+
+/// Returns a number for the file that is never 0. Two files with one mark are very improbable.
+fn mark(file: &FileIdentity) -> u64 {
+    file.inode.wrapping_add(file.device.rotate_left(40)).max(1)
+}
