@@ -410,3 +410,57 @@ fn nothing_received(t: &mut Transcript) {
     }
 }
 case!(nothing_received => include_str!("selected_buffer/nothing_received.txt"));
+
+/// While a receive waits, its first attempt limits its length to that of the group's next buffer.
+/// The limit stays if another request takes that buffer meanwhile.
+fn first_selection_limits(t: &mut Transcript) {
+    let header: libc::msghdr = crate::memory::zeroed();
+    let multishot = u::IORING_RECV_MULTISHOT;
+    let ways = [
+        (opcode::RECV, 0, 0),
+        (opcode::RECV, 12, 0),
+        (opcode::RECV, 0, multishot),
+        (opcode::RECVMSG, 1, 0),
+        (opcode::READ, 12, 0),
+        (opcode::READ_MULTISHOT, 0, 0),
+    ];
+    for kind in ["classic", "ring", "incremental"] {
+        for (operation, length, options) in ways {
+            t.say(format_args!("{kind}, opcode {operation}, length {length}, options {options}"));
+            let mut ring = Ring::new(8);
+            let memory = Pages::new(1);
+            let mut group = match kind {
+                "incremental" => Some(incremental_group_of(&ring, &memory, 8, GROUP)),
+                "ring" => Some(group_of(&ring, &memory, 8, GROUP)),
+                _ => None,
+            };
+            for (slot, length) in [(0, 5), (1, 16), (2, 16)] {
+                match &mut group {
+                    Some(group) => group.add(slot, length, slot),
+                    None => drop(ring.one(sqe(opcode::PROVIDE_BUFFERS, 1, 9).with(|sqe| {
+                        (sqe.addr, sqe.len, sqe.off) = (memory.at(64 * usize::from(slot)), length, slot.into());
+                        sqe.buf_index = GROUP;
+                    }))),
+                }
+            }
+            let (reader, writer) = files::sockets();
+            ring.push(select(reader.as_raw_fd(), length, 1).with(|sqe| {
+                (sqe.opcode, sqe.ioprio, sqe.off) = (operation, options as u16, 0);
+                if operation == opcode::RECVMSG {
+                    sqe.addr = &raw const header as u64;
+                }
+            }));
+            ring.submit();
+            let (other, other_writer) = files::sockets();
+            files::put(&other_writer, b"other");
+            t.entry(&ring.one(select(other.as_raw_fd(), 0, 2)));
+            files::put(&writer, b"0123456789ab");
+            ring.enter_for(0, 1, std::time::Duration::from_millis(20));
+            t.in_order(&ring.reap());
+            files::put(&writer, b"0123456789ab");
+            ring.enter_for(0, 1, std::time::Duration::from_millis(20));
+            t.in_order(&ring.reap());
+        }
+    }
+}
+case!(first_selection_limits => include_str!("selected_buffer/first_selection_limits.txt"));

@@ -479,8 +479,9 @@ impl Program {
                 // A poll for several events of a socket has different results. usring's poll
                 // reports the events that hold at its check. The kernel's poll reports the events
                 // of one wake-up.
-                let is_event = sqe.opcode == opcode::POLL_ADD && flag < 0x1000;
-                sqe.op_flags ^= if is_event { 0 } else { flag };
+                let is_event = matches!(sqe.opcode, opcode::POLL_ADD | opcode::POLL_REMOVE) && flag < 0x1000;
+                let is_all = sqe.opcode == opcode::ASYNC_CANCEL && flag == u::IORING_ASYNC_CANCEL_ALL;
+                sqe.op_flags ^= if is_event || is_all { 0 } else { flag };
             }
             3 => sqe.buf_index ^= 1,
             4 => sqe.file_index ^= self.random.of(&[1, 0x7000_0000]),

@@ -331,6 +331,12 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
         request.cqe_flags = flags;
         return Some(IssueOutcome::done(result));
     }
+    let length = request.sqe.len;
+    if request.sqe.opcode == opcode::RECV
+        && let Ok(transfer) = transfer_of(request)
+    {
+        transfer.wanted = length;
+    }
     None
 }
 
@@ -345,13 +351,19 @@ pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> Iss
     IssueOutcome::done(after_file(request, error).negative())
 }
 
-/// Takes a buffer from the request's group. The buffer's length limits the receive.
+/// Takes a buffer from the request's group. The buffer's length limits the receive. As in the
+/// kernel, it also limits the later selections of a RECV, until a multishot has posted a result.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let wanted = transfer_of(request)?.wanted;
     // The kernel checks the file before it takes a buffer.
     let keeps = || request.is_forced_once() && send_receive::check_socket(request.file.number).is_ok();
     let buffer = locked.registered.buffer_groups.select(request.sqe.buf_index, wanted, keeps)?;
-    transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
+    let is_limited = request.sqe.opcode == opcode::RECV;
+    let transfer = transfer_of(request)?;
+    transfer.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
+    if is_limited {
+        transfer.wanted = buffer.length;
+    }
     request.buffer = Some(buffer);
     Ok(())
 }

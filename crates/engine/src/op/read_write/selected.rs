@@ -8,9 +8,11 @@ use crate::ring::LockedRing;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, descriptor};
 
-/// Takes a buffer from the request's group for the read. The buffer's length limits the read.
+/// Takes a buffer from the request's group for the read. The buffer's length limits the read. As in
+/// the kernel, it also limits the later selections of a READ.
 pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let is_forced = request.is_forced_once();
+    let multishot = request.multishot;
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
     let wanted = u32::try_from(transfer.wanted).unwrap_or(u32::MAX);
     let number = request.file.number;
@@ -18,6 +20,9 @@ pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> R
     let buffer = locked.registered.buffer_groups.select(request.sqe.buf_index, wanted, keeps)?;
     transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     transfer.total = transfer.first.length;
+    if !multishot {
+        transfer.wanted = transfer.total;
+    }
     request.buffer = Some(buffer);
     Ok(())
 }
