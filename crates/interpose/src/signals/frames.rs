@@ -13,8 +13,7 @@
 
 use crate::signals::context;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use usring_sys::width;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Maximum number of frames that are saved at one time. A thread with a deferred signal has one
 /// saved frame.
@@ -34,23 +33,22 @@ const OLD_STATE: usize = 512;
 const HEAD: usize = 8 + context::SIZE + 128;
 
 struct SavedFrame {
-    used: AtomicU32,
     /// Address at which the kernel had put the frame.
     origin: AtomicUsize,
     length: AtomicUsize,
     bytes: UnsafeCell<[u8; SIZE]>,
 }
 
-// SAFETY: only the thread that has set `used` accesses the bytes.
+// SAFETY: only the thread that has set the slot's bit of `USED` accesses the bytes.
 unsafe impl Sync for SavedFrame {}
 
+/// The slots in use, as a bitmap. The bits are not in the slots, so that a forked child that frees
+/// all slots touches one page.
+static USED: AtomicU64 = AtomicU64::new(0);
+const _: () = assert!(MOST_FRAMES == u64::BITS as usize);
+
 static TABLE: [SavedFrame; MOST_FRAMES] = [const {
-    SavedFrame {
-        used: AtomicU32::new(0),
-        origin: AtomicUsize::new(0),
-        length: AtomicUsize::new(0),
-        bytes: UnsafeCell::new([0; SIZE]),
-    }
+    SavedFrame { origin: AtomicUsize::new(0), length: AtomicUsize::new(0), bytes: UnsafeCell::new([0; SIZE]) }
 }; MOST_FRAMES];
 
 fn slot(number: u32) -> Option<&'static SavedFrame> {
@@ -68,16 +66,16 @@ pub unsafe fn save(frame: *const u8) -> Option<u32> {
     if length > SIZE {
         return None;
     }
-    // This load pairs with the releasing store in `give_back`. Before that store, the slot's last
+    // This load pairs with the releasing change in `give_back`. Before that change, the slot's last
     // user has finished with the bytes.
-    let free = |place: &SavedFrame| place.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
-    let index = TABLE.iter().position(free)?;
-    let place = &TABLE[index];
+    let take = |used: u64| (used != u64::MAX).then(|| used | (used + 1));
+    let number = USED.fetch_update(Ordering::Acquire, Ordering::Relaxed, take).ok()?.trailing_ones() + 1;
+    let place = slot(number)?;
     place.origin.store(frame as usize, Ordering::Relaxed);
     place.length.store(length, Ordering::Relaxed);
     // SAFETY: this thread owns the slot. The frame has this length, which fits into the slot.
     unsafe { place.bytes.get().cast::<u8>().copy_from_nonoverlapping(frame, length) };
-    Some(width::count(index) + 1)
+    Some(number)
 }
 
 /// Returns the length of a frame.
@@ -100,19 +98,15 @@ unsafe fn length_of(frame: *const u8) -> usize {
 
 /// Frees the slot with this number ([`save`]).
 pub fn give_back(saved_frame: u32) {
-    if let Some(place) = slot(saved_frame) {
-        place.used.store(0, Ordering::Release);
+    if slot(saved_frame).is_some() {
+        USED.fetch_and(!(1 << (saved_frame - 1)), Ordering::Release);
     }
 }
 
 /// Frees all slots in a forked child: the child does not have the threads of its parent that used
 /// them. (The forking thread uses none: `swap::fork` delivers a deferred signal before the fork.)
 pub fn forget_after_fork() {
-    // Only slots in use are written, because each write copies a page that the child shares with
-    // its parent.
-    for place in TABLE.iter().filter(|place| place.used.load(Ordering::Relaxed) != 0) {
-        place.used.store(0, Ordering::Relaxed);
-    }
+    USED.store(0, Ordering::Relaxed);
 }
 
 /// Returns the maximum number of bytes of stack that [`place`] needs to put a frame back.
