@@ -15,9 +15,12 @@ use core::ops::Range;
 use usring_sys::Errno;
 #[cfg(not(loom))]
 use usring_sys::UserAddress;
+#[cfg(loom)]
 use usring_sys::mapping::Mapping;
 #[cfg(not(loom))]
 use usring_sys::mapping::PAGE;
+#[cfg(not(loom))]
+use usring_sys::mapping_pool::MappingPool;
 use usring_sys::ordering::{Edge, Side};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
@@ -38,15 +41,15 @@ pub mod flags {
 
 /// The memory of a ring and its layout. Clones share the memory.
 ///
-/// The memory is one mapping with these parts:
+/// The memory has these parts, one behind the other:
 ///
 /// 1. the SQEs;
 /// 2. from the next page on, both queues;
 /// 3. the words of [`crate::Control`], the journal, the backlog and the registrations.
 ///
-/// A program that maps the SQEs and the queues at adjacent addresses gets one mapping of them,
-/// because they are adjacent here, too. So fork(2) has to copy two mappings of a ring: the engine's
-/// and the program's.
+/// fork(2) has to copy each mapping of a process. So many rings share a mapping of the engine
+/// (`POOL`). A program that maps the SQEs and the queues at adjacent addresses gets one mapping of
+/// them, because they are adjacent here, too.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) rings: Arc<SharedMemory>,
@@ -61,22 +64,30 @@ pub struct Memory {
     control: (Arc<SharedMemory>, usize),
 }
 
+/// The memory of rings, and of the words of rings in the program's memory.
+#[cfg(not(loom))]
+static POOL: MappingPool = MappingPool::new();
+
+/// The pages that replace the program's own memory (`IORING_SETUP_NO_MMAP`). They have a pool of
+/// their own: if the memory of several rings is adjacent, so are these pages, and the kernel merges
+/// their mappings.
+#[cfg(not(loom))]
+static REPLACEMENTS: MappingPool = MappingPool::new();
+
 /// Returns the byte offset of the words of [`Control`], behind a ring's queues.
 #[cfg(not(loom))]
 fn control_offset(layout: &Layout) -> usize {
     layout.rings_length().next_multiple_of(control::ALIGNMENT)
 }
 
-/// Allocates a ring's memory in one mapping. Returns two parts of it: first both queues, with the
+/// Allocates a ring's memory. Returns two parts of it: first both queues, with the
 /// words of [`Control`], the journal, the backlog and the registrations behind them; second the
 /// SQEs.
 #[cfg(not(loom))]
 pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMemory), Errno> {
     let sqes = layout.sqes_length().next_multiple_of(PAGE);
-    let mapping = Mapping::shared(sqes + control_offset(layout) + words_length(layout))?;
-    let mapping = Arc::new(mapping);
-    let rings = SharedMemory::part_of(&mapping, sqes..mapping.length());
-    Ok((rings, SharedMemory::part_of(&mapping, 0..sqes)))
+    let part = POOL.take(sqes + control_offset(layout) + words_length(layout))?;
+    Ok((part.memory(sqes..part.range.len()), part.memory(0..sqes)))
 }
 
 #[cfg(loom)]
@@ -118,16 +129,17 @@ impl Memory {
         let rings_end = sqes_end + layout.rings_length().next_multiple_of(PAGE);
         let lent_rings = SharedMemory::of_program(rings, rings_end - sqes_end)?;
         let lent_sqes = SharedMemory::of_program(sqes, layout.sqes_length())?;
-        // The program's memory has no room for the words of [`Control`]. They follow the program's
-        // pages in usring's mapping.
-        let mapping = Arc::new(Mapping::shared(rings_end + words_length(&layout))?);
-        let part = |lent, address, pages: Range<usize>| match mapping.replace(pages.clone(), address) {
-            Ok(()) => SharedMemory::part_of(&mapping, pages),
+        let pages = REPLACEMENTS.take(rings_end)?;
+        let part = |lent, address, range: Range<usize>| match pages.mapping.replace(pages.inner(range.clone()), address)
+        {
+            Ok(()) => pages.memory(range),
             Err(_) => lent,
         };
         let sqes = part(lent_sqes, sqes, 0..sqes_end);
         let rings = Arc::new(part(lent_rings, rings, sqes_end..rings_end));
-        let words = SharedMemory::part_of(&mapping, rings_end..mapping.length());
+        // The program's memory has no room for the words of [`Control`].
+        let words = POOL.take(words_length(&layout))?;
+        let words = words.memory(0..words.range.len());
         Ok(Memory::of_parts(rings.clone(), sqes, rings, layout, (Arc::new(words), 0)))
     }
 
@@ -231,6 +243,12 @@ impl Memory {
     #[cfg(loom)]
     pub(crate) fn backlog_area(&self) -> Option<Area> {
         None
+    }
+
+    /// Returns the parts that the memory consists of. Parts may overlap.
+    #[cfg(not(loom))]
+    pub fn parts(&self) -> [&SharedMemory; 3] {
+        [&self.sqes, &self.rings, &self.control.0]
     }
 
     /// Returns whether a forked child shares this memory with its parent, instead of getting a

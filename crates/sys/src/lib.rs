@@ -34,6 +34,8 @@ pub mod hazard;
 pub mod hazard_table;
 pub mod kernel_aio;
 pub mod mapping;
+#[cfg(not(loom))]
+pub mod mapping_pool;
 pub mod membarrier;
 pub mod memory_reserve;
 pub mod message;

@@ -18,10 +18,10 @@ pub struct Mapping {
     /// The memfd that holds the memory. `None` if mremap(2) can map the pages a second time, so
     /// that no file is needed.
     file: Option<OwnedDescriptor>,
-    /// Address of the last duplicate of pages of this mapping, minus the offset of these pages in
-    /// the mapping; 0 before the first duplicate. Only a hint: the program may have unmapped the
-    /// duplicate.
-    last_duplicate: AtomicUsize,
+    /// The last duplicate of pages of this mapping: its address, and the offsets of its start and
+    /// its end. Only a hint: the program may have unmapped the duplicate, and two threads that make
+    /// duplicates may mix up their values.
+    last_duplicate: [AtomicUsize; 3],
 }
 
 impl Mapping {
@@ -30,7 +30,7 @@ impl Mapping {
         let length = length.next_multiple_of(PAGE);
         if can_map_twice() {
             let address = map(length, linux::MAP_SHARED | linux::MAP_ANONYMOUS, None)?;
-            return Ok(Mapping { address, length, file: None, last_duplicate: AtomicUsize::new(0) });
+            return Ok(Mapping { address, length, file: None, last_duplicate: Default::default() });
         }
         Mapping::of_file(memory_file(c"usring", length as u64)?, length)
     }
@@ -39,7 +39,7 @@ impl Mapping {
     pub fn of_file(file: OwnedDescriptor, length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
-        Ok(Mapping { address, length, file: Some(file), last_duplicate: AtomicUsize::new(0) })
+        Ok(Mapping { address, length, file: Some(file), last_duplicate: Default::default() })
     }
 
     /// Returns the descriptor of the mapping's memfd, if it has one.
@@ -59,10 +59,10 @@ impl Mapping {
     /// and unmaps it. If `length` is larger than the part, the rest is only reserved addresses,
     /// which must not be accessed. Returns the address.
     ///
-    /// If neighbouring pages were duplicated before, and the addresses next to that duplicate are
-    /// free, the new duplicate lies there. The kernel then merges both into one mapping, which
-    /// halves the cost at fork(2).
-    pub fn duplicate(&self, part: Range<usize>, length: usize) -> Result<usize, Errno> {
+    /// If the last duplicate was of neighbouring pages, and the addresses next to it are free, the
+    /// new duplicate lies there. The kernel then merges both into one mapping, so fork(2) has less
+    /// to copy. For a next duplicate, `room` bytes from the start of the new one are free.
+    pub fn duplicate(&self, part: Range<usize>, length: usize, room: usize) -> Result<usize, Errno> {
         let whole = part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE);
         assert!(whole && part.end <= self.length, "the part is whole pages of this mapping");
         if length == 0 {
@@ -70,22 +70,31 @@ impl Mapping {
         }
         let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
         if length > part.len() {
-            let room = reserve(length)?;
-            return self.map_pages(part, Some(room)).inspect_err(|_| {
-                let _ = unmap(room, length);
+            let address = reserve(length)?;
+            return self.map_pages(part, Some(address)).inspect_err(|_| {
+                let _ = unmap(address, length);
             });
         }
         let pages = part.start..part.start + length;
-        let last = self.last_duplicate.load(Ordering::Relaxed);
-        let claimed = if last == 0 { None } else { claim(last.wrapping_add(part.start), length) };
-        let address = match claimed {
-            Some(room) => self.map_pages(pages, Some(room)).inspect_err(|_| {
-                let _ = unmap(room, length);
-            })?,
-            None => self.map_pages(pages, None)?,
+        let address = match self.beside_last(&pages) {
+            Some(place) => claim(place, length).map_or_else(|| reserve(length), Ok)?,
+            None => with_room(length, room)?,
         };
-        self.last_duplicate.store(address.wrapping_sub(part.start), Ordering::Relaxed);
+        self.map_pages(pages.clone(), Some(address)).inspect_err(|_| {
+            let _ = unmap(address, length);
+        })?;
+        for (place, value) in self.last_duplicate.iter().zip([address, pages.start, pages.end]) {
+            place.store(value, Ordering::Relaxed);
+        }
         Ok(address)
+    }
+
+    /// Returns the address at which a duplicate of `pages` borders on the last duplicate. `None` if
+    /// these are not neighbouring pages.
+    fn beside_last(&self, pages: &Range<usize>) -> Option<usize> {
+        let [address, start, end] = [0, 1, 2].map(|index| self.last_duplicate[index].load(Ordering::Relaxed));
+        let borders = address != 0 && (pages.start == end || pages.end == start);
+        borders.then(|| address.wrapping_add(pages.start).wrapping_sub(start))
     }
 
     /// Copies the program's pages at `address` to the pages of `part`. Then maps the pages of
@@ -227,6 +236,15 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     let flags = u64::from(linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_DENYWRITE);
     let arguments = [0, length as u64, u64::from(linux::PROT_NONE), flags, (-1i64).cast_unsigned(), 0];
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(width::size)
+}
+
+/// Reserves addresses for `length` bytes. If `room` is greater, the addresses behind them are free.
+fn with_room(length: usize, room: usize) -> Result<usize, Errno> {
+    let address = reserve(length.max(room))?;
+    if room > length {
+        let _ = unmap(address + length, room - length);
+    }
+    Ok(address)
 }
 
 /// Reserves the addresses of a range. `None` if some of them are in use.

@@ -97,12 +97,14 @@ mod machine {
             Ok(unsafe { SharedMemory::borrowed(width::size(address.0), length) })
         }
 
-        /// Maps the range a second time, for the program: see [`Mapping::duplicate`]. Error:
-        /// `ENOMEM` if the range is not in a mapping of usring.
-        pub fn duplicate(&self, length: usize) -> Result<usize, Errno> {
+        /// Maps the range a second time, for the program: see [`Mapping::duplicate`]. `behind`: the
+        /// memory that the program is likely to map next, if it follows this range. Error: `ENOMEM`
+        /// if the range is not in a mapping of usring.
+        pub fn duplicate(&self, length: usize, behind: usize) -> Result<usize, Errno> {
             let mapping = self.mapping().ok_or(Errno::ENOMEM)?;
             let start = self.address() - mapping.address();
-            mapping.duplicate(start..start + self.length, length)
+            let room = self.length + behind.next_multiple_of(PAGE);
+            mapping.duplicate(start..start + self.length, length, if behind == 0 { 0 } else { room })
         }
 
         pub fn mapping(&self) -> Option<&Mapping> {

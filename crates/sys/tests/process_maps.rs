@@ -35,7 +35,7 @@ fn a_mapping_looked_up_alone_agrees_with_its_line_in_the_list() {
 fn are_same_holds_for_two_mappings_of_one_page_only() {
     let maps = Maps::open().expect("/proc is mounted");
     let memory = usring_sys::mapping::Mapping::shared(2 * 4096).unwrap();
-    let again = memory.duplicate(0..2 * 4096, 2 * 4096).unwrap();
+    let again = memory.duplicate(0..2 * 4096, 2 * 4096, 0).unwrap();
     let first = memory.address();
     assert!(maps.are_same(first, again));
     assert!(maps.are_same(first + 4096 + 7, again + 4096 + 7));

@@ -37,7 +37,7 @@ fn words_and_entries_lie_where_their_offsets_say() {
 fn a_duplicate_mapping_shows_the_same_memory() {
     install_fault_handler();
     let memory = memory();
-    let copy = memory.duplicate(PAGE).unwrap();
+    let copy = memory.duplicate(PAGE, 0).unwrap();
     let seen = SharedMemory::of_program(UserAddress(copy as u64), PAGE).unwrap();
     memory.word(100).store(42, Ordering::Relaxed);
     assert_eq!(seen.word(100).load(Ordering::Relaxed), 42);
@@ -53,11 +53,11 @@ fn duplicates_of_neighbouring_parts_are_one_mapping() {
     let maps = Maps::open().unwrap();
     let both_are_one = |_| {
         let mapping = Mapping::shared(3 * PAGE).unwrap();
-        let second = mapping.duplicate(PAGE..3 * PAGE, PAGE).unwrap();
-        let first = mapping.duplicate(0..PAGE, PAGE).unwrap();
+        let second = mapping.duplicate(PAGE..3 * PAGE, PAGE, 0).unwrap();
+        let first = mapping.duplicate(0..PAGE, PAGE, 0).unwrap();
         assert!(maps.are_same(first, mapping.address()) && maps.are_same(second, mapping.address() + PAGE));
         // The addresses next to the duplicates are in use now, so a third duplicate lies elsewhere.
-        let again = mapping.duplicate(0..PAGE, PAGE).unwrap();
+        let again = mapping.duplicate(0..PAGE, PAGE, 0).unwrap();
         assert!(again != first && maps.are_same(again, mapping.address()));
         maps.area_of(first).unwrap().range == (first..second + PAGE)
     };
@@ -68,7 +68,7 @@ fn duplicates_of_neighbouring_parts_are_one_mapping() {
 #[test]
 fn a_duplicate_shows_nothing_behind_its_part() {
     let mapping = Mapping::shared(2 * PAGE).unwrap();
-    let address = mapping.duplicate(0..PAGE, 3 * PAGE).unwrap();
+    let address = mapping.duplicate(0..PAGE, 3 * PAGE, 0).unwrap();
     let maps = Maps::open().unwrap();
     assert!(maps.are_same(address, mapping.address()));
     let behind = maps.area_of(address + PAGE).unwrap();

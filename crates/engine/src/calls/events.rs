@@ -102,7 +102,7 @@ impl Ring {
     /// Maps the events' memory once more, for the program. Returns the address.
     pub fn map_events(&self) -> Result<usize, Errno> {
         let events = self.memory.events();
-        events.duplicate(events.length())
+        events.duplicate(events.length(), 0)
     }
 
     /// Returns whether the mapping at `address` shows the ring's events. `false` if there is no

@@ -124,13 +124,17 @@ impl Ring {
         }
         let region = offset & u64::from(abi::IORING_OFF_MMAP_MASK);
         let buffer_ring;
+        let mut behind = 0;
         let lent = self.has(abi::IORING_SETUP_NO_MMAP);
         let memory = match width::low(region) {
             abi::IORING_OFF_SQ_RING | abi::IORING_OFF_CQ_RING | abi::IORING_OFF_SQES if lent => {
                 return Err(Errno::ENOMEM);
             }
             abi::IORING_OFF_SQ_RING | abi::IORING_OFF_CQ_RING => self.memory.rings(),
-            abi::IORING_OFF_SQES => self.memory.sqes(),
+            abi::IORING_OFF_SQES => {
+                behind = self.memory.layout().rings_length();
+                self.memory.sqes()
+            }
             abi::IORING_OFF_PBUF_RING => {
                 let group = (offset & !region) >> abi::IORING_OFF_PBUF_SHIFT;
                 buffer_ring =
@@ -139,7 +143,7 @@ impl Ring {
             }
             _ => return Err(Errno::ENOMEM),
         };
-        memory.duplicate(length)
+        memory.duplicate(length, behind)
     }
 
     /// Closes the ring, because its last descriptor in this process was closed. Cancels the

@@ -17,6 +17,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use usring_engine::Ring;
 use usring_ring::application::{CompletionHalf, SubmissionHalf};
+use usring_sys::shared::SharedMemory;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
@@ -198,11 +199,13 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
 
     /// Applies madvise(2) with MADV_DONTFORK to all of the ring's memory.
     pub(super) fn keep_from_children(&self) -> io::Result<()> {
-        // This mapping includes the SQEs.
-        let Some(mapping) = self.core.ring.memory().rings().mapping() else { return Ok(()) };
         let advice = u64::from(linux::MADV_DONTFORK);
-        let arguments = [mapping.address() as u64, mapping.length() as u64, advice, 0, 0];
-        SystemCall::new(linux::__NR_madvise, arguments).run().map(drop).map_err(os_error)
+        let advise = |part: &SharedMemory| {
+            let arguments = [part.address() as u64, part.length() as u64, advice, 0, 0];
+            SystemCall::new(linux::__NR_madvise, arguments).run().map(drop).map_err(os_error)
+        };
+        let parts = self.core.ring.memory().parts();
+        parts.into_iter().filter(|part| part.mapping().is_some()).try_for_each(advise)
     }
 }
 

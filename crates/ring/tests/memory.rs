@@ -1,0 +1,85 @@
+//! Tests the memory of rings: many rings share few mappings, and each has bytes of its own.
+#![cfg(not(loom))]
+
+use std::collections::BTreeSet;
+use usring_ring::{Layout, Memory};
+use usring_sys::UserAddress;
+use usring_sys::mapping::{Mapping, PAGE};
+use usring_sys::process_maps::Maps;
+use usring_sys::user_memory::install_fault_handler;
+
+const RINGS: usize = 256;
+/// Maximum number of mappings in which the rings lie. The tests share them, because they run at the
+/// same time.
+const MOST_MAPPINGS: usize = RINGS / 2;
+
+fn layout() -> Layout {
+    Layout::new(64, 128, 0)
+}
+
+/// Returns the number of mappings in which these addresses lie.
+fn mappings(addresses: impl Iterator<Item = usize>) -> usize {
+    let maps = Maps::open().unwrap();
+    let start = |address| maps.area_of(address).unwrap().range.start;
+    addresses.map(start).collect::<BTreeSet<usize>>().len()
+}
+
+/// Writes a number of its own to each part of each ring, and finds all of them again.
+fn assert_distinct(rings: &[Memory]) {
+    let numbered = || rings.iter().flat_map(Memory::parts).zip(1..);
+    let last_word = |length: usize| length - 4;
+    for (part, _) in numbered() {
+        assert_eq!(part.read::<u32>(last_word(part.length())), 0, "fresh memory is zero");
+    }
+    for (part, number) in numbered() {
+        part.write::<u32>(last_word(part.length()), number);
+    }
+    // The second and the third part of a mapped ring are one range.
+    let is_kept = |(part, number): (&usring_sys::shared::SharedMemory, u32)| {
+        let found = part.read::<u32>(last_word(part.length()));
+        found == number || (number % 3 == 2 && found == number + 1)
+    };
+    assert!(numbered().all(is_kept));
+}
+
+#[test]
+fn many_rings_share_few_mappings() {
+    let rings: Vec<Memory> = (0..RINGS).map(|_| Memory::allocate(layout()).unwrap()).collect();
+    assert_distinct(&rings);
+    let parts = rings.iter().flat_map(Memory::parts);
+    assert!(mappings(parts.map(|part| part.address())) <= MOST_MAPPINGS);
+}
+
+#[test]
+fn adjacent_rings_in_the_programs_memory_share_few_mappings() {
+    install_fault_handler();
+    let (sqes, queues) =
+        (layout().sqes_length().next_multiple_of(PAGE), layout().rings_length().next_multiple_of(PAGE));
+    let program = Mapping::shared(RINGS * (sqes + queues)).unwrap();
+    let at = |offset: usize| UserAddress((program.address() + offset) as u64);
+    let ring = |index: usize| {
+        let start = index * (sqes + queues);
+        Memory::of_program(at(start + sqes), at(start), layout()).unwrap()
+    };
+    let rings: Vec<Memory> = (0..RINGS).map(ring).collect();
+    assert_distinct(&rings);
+    let pages = (0..program.length()).step_by(PAGE).map(|offset| program.address() + offset);
+    assert!(mappings(pages) <= MOST_MAPPINGS);
+    let parts = rings.iter().flat_map(Memory::parts);
+    assert!(mappings(parts.map(|part| part.address())) <= MOST_MAPPINGS);
+}
+
+#[test]
+fn the_programs_duplicates_of_a_ring_are_one_mapping_in_either_order() {
+    let rings: Vec<Memory> = (0..RINGS).map(|_| Memory::allocate(layout()).unwrap()).collect();
+    let (sqes, queues) = (layout().sqes_length(), layout().rings_length());
+    let duplicates = rings.iter().zip([false, true].into_iter().cycle()).flat_map(|(ring, queues_first)| {
+        if queues_first {
+            return [ring.rings().duplicate(queues, 0).unwrap(), ring.sqes().duplicate(sqes, queues).unwrap()];
+        }
+        let sqes = ring.sqes().duplicate(sqes, queues).unwrap();
+        [sqes, ring.rings().duplicate(queues, 0).unwrap()]
+    });
+    // Other mappings may lie where a duplicate should lie.
+    assert!(mappings(duplicates.collect::<Vec<usize>>().into_iter()) <= RINGS + MOST_MAPPINGS);
+}

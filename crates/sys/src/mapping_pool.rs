@@ -1,0 +1,89 @@
+//! Shared memory of many objects in few mappings. fork(2) copies each mapping of a process. If each
+//! object had its own mapping, the cost of fork(2) would grow with their number.
+//!
+//! - A pool hands out parts of a mapping in ascending order. When the mapping is full, the pool
+//!   makes another, of twice the length.
+//! - No part is handed out twice, because a forked child may still use it. So a part consists of
+//!   zero bytes.
+//! - A mapping ends with the last of its parts. Until then it keeps the memory of parts that are no
+//!   longer used. [`MOST`] limits how much that is.
+//! - A forked child begins with empty pools. Parent and child never get the same part.
+
+use crate::Errno;
+use crate::mapping::{Mapping, PAGE};
+use crate::mutex::Mutex;
+use crate::per_process::PerProcess;
+use crate::shared::SharedMemory;
+use alloc::sync::{Arc, Weak};
+use core::ops::Range;
+
+/// Greatest length of a mapping that several objects share, in bytes.
+const MOST: usize = 4 << 20;
+/// Greatest length of an object that shares a mapping, in bytes. A longer one gets its own mapping.
+const LONGEST: usize = MOST / 8;
+
+/// A pool of shared memory.
+pub struct MappingPool(PerProcess<Mutex<Current>>);
+
+/// The mapping of which parts are handed out, and the length of what has been handed out.
+#[derive(Default)]
+struct Current {
+    mapping: Weak<Mapping>,
+    used: usize,
+}
+
+/// A part of a pool's mapping.
+pub struct Part {
+    pub mapping: Arc<Mapping>,
+    /// The part's bytes in the mapping: whole pages.
+    pub range: Range<usize>,
+}
+
+impl Part {
+    /// Returns shared memory of some pages of the part.
+    pub fn memory(&self, pages: Range<usize>) -> SharedMemory {
+        assert!(pages.end <= self.range.len(), "the pages lie in the part");
+        SharedMemory::part_of(&self.mapping, self.inner(pages))
+    }
+
+    /// Returns the place in the mapping of some pages of the part.
+    pub fn inner(&self, pages: Range<usize>) -> Range<usize> {
+        self.range.start + pages.start..self.range.start + pages.end
+    }
+}
+
+impl Default for MappingPool {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MappingPool {
+    pub const fn new() -> Self {
+        MappingPool(PerProcess::new())
+    }
+
+    /// Returns `length` zero bytes, rounded up to whole pages.
+    ///
+    /// Errors: those of [`Mapping::shared`].
+    pub fn take(&self, length: usize) -> Result<Part, Errno> {
+        let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
+        if length > LONGEST {
+            return Ok(Part { mapping: Arc::new(Mapping::shared(length)?), range: 0..length });
+        }
+        let mut current = self.0.get_or_make(Mutex::default).lock();
+        let known = current.mapping.upgrade();
+        let mapping = match &known {
+            Some(mapping) if length <= mapping.length() - current.used => mapping.clone(),
+            _ => {
+                let grown = known.map_or(0, |full| (2 * full.length()).min(MOST));
+                let fresh = Arc::new(Mapping::shared(grown.max(length))?);
+                *current = Current { mapping: Arc::downgrade(&fresh), used: 0 };
+                fresh
+            }
+        };
+        let range = current.used..current.used + length;
+        current.used = range.end;
+        Ok(Part { mapping, range })
+    }
+}
