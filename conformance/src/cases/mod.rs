@@ -51,6 +51,7 @@ mod inherited_memory;
 mod inherited_multishot;
 mod inherited_overflow;
 mod inherited_register;
+mod inherited_sq_thread;
 mod inherited_wait;
 mod iopoll;
 mod kinds;

@@ -28,7 +28,7 @@ fn ring_with(entries: u32, idle: u32, flags: u32) -> Ring {
     .expect("a ring with a thread")
 }
 
-fn asleep(ring: &Ring) -> bool {
+pub(super) fn asleep(ring: &Ring) -> bool {
     ring.sq_flags() & u::IORING_SQ_NEED_WAKEUP != 0
 }
 

@@ -52,7 +52,8 @@
 //! The word of a ring lies in memory that forked processes share. Only threads of the process that
 //! made the ring ever become leader, and only until another process uses the ring. A waker in the
 //! other process could not write the leader's eventfd. The announcements of a process that died
-//! remain. They cause one needless wake-up.
+//! remain. They cause one needless wake-up. A process may die after it has claimed sleepers and
+//! before it has woken them. Then [`SleepWord::rouse`] of another process wakes them.
 
 use crate::clock::Nanoseconds;
 use crate::ordering::{Edge, Side};
@@ -307,6 +308,15 @@ impl SleepWord {
     /// Wakes all futex sleepers that [`Wake::Futex`] has claimed.
     pub fn wake_futex(&self) {
         futex::wake_shared(&self.futex, u32::MAX);
+    }
+
+    /// Wakes all futex sleepers, also those that another process has claimed and not woken because
+    /// it died.
+    pub fn rouse(&self) {
+        if self.wake_target(u32::MAX) == Wake::NoSleeper {
+            self.futex.fetch_add(1, Ordering::Release);
+        }
+        self.wake_futex();
     }
 
     /// Applies a change and returns the previous state.

@@ -156,6 +156,35 @@ fn a_waker_without_barrier_leaves_the_sleeper_asleep_for_ever() {
     weaken(Edge::Sleep, Side::Waker, || one_sleeper_one_waker(Sleeper::Futex));
 }
 
+/// A process publishes work, claims the sleeper, and dies before it wakes the sleeper. Then another
+/// process wakes the sleeper by `wake`.
+fn a_waker_dies(wake: fn(&Ring)) {
+    bounded(move || {
+        let ring = Ring::new();
+        let dying = spawn(&ring, |ring| {
+            let queued = ring.push(0);
+            let _ = ring.sleep.wake_target(queued);
+        });
+        let survivor = spawn(&ring, move |ring| {
+            dying.join().unwrap();
+            wake(ring);
+        });
+        ring.wait_for_entries(Sleeper::Futex, 1);
+        survivor.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sleeper_whose_waker_died_is_roused() {
+    a_waker_dies(|ring| ring.sleep.rouse());
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_sleeper_whose_waker_died_sleeps_for_ever_if_it_is_only_woken() {
+    a_waker_dies(|ring| ring.carry_out(ring.sleep.wake_target(u32::MAX)));
+}
+
 #[test]
 fn a_sleeper_that_needs_two_entries_is_woken_by_the_second_waker() {
     bounded(|| {

@@ -245,13 +245,14 @@ impl Ring {
         }
         self.sq_thread.check_alive()?;
         if call.has(abi::IORING_ENTER_SQ_WAKEUP) {
-            self.sq_thread.wake();
+            self.sq_thread.wake(self);
         }
         if call.has(abi::IORING_ENTER_SQ_WAIT) {
             self.sq_thread.wait_for_room(self)?;
         }
         if call.has(abi::IORING_ENTER_GETEVENTS) {
-            let waited = if self.is_polled() && iopoll::enters_poll() {
+            let polls = self.is_polled() && !self.is_adopted();
+            let waited = if polls && iopoll::enters_poll() {
                 self.poll_for_events(self.lock(), call)
             } else {
                 self.get_events(call)
@@ -305,7 +306,8 @@ impl Ring {
         }
         let mut wait_call = self.read_argument(call)?;
         wait_call.completions = call.min_complete.min(self.memory.layout().cq_entries);
-        if self.is_polled() && wait_call.mask.is_none() {
+        // A child checks whether the process of the SQ thread is alive, which `cq_wait` does not.
+        if self.is_polled() && wait_call.mask.is_none() && !self.is_adopted() {
             return cq_wait::wait(self, &mut wait_call);
         }
         wait::wait(self, &wait_call)

@@ -92,17 +92,17 @@ impl Ring {
         ring_watcher::start()?;
         let mut ring = new_ring(params.flags, memory);
         ring.number = RINGS.fetch_add(1, Ordering::Relaxed) + 1;
-        let ring = Arc::new(ring);
-        process_rings::enlist(&ring);
+        let mut ring = Arc::new(ring);
         if params.flags & abi::IORING_SETUP_R_DISABLED == 0 {
             ring.issuer.store(thread::current().0, Ordering::Relaxed);
         }
         if params.flags & abi::IORING_SETUP_SQPOLL != 0 {
-            sq_thread::join(&ring, params)?;
+            sq_thread::join(&mut ring, params)?;
         } else if params.flags & abi::IORING_SETUP_ATTACH_WQ != 0 {
             // The rings of a process share its workers even without ATTACH_WQ.
             host::ring_to_attach_to(params.wq_fd.cast_signed())?;
         }
+        process_rings::enlist(&ring);
         params.sq_entries = sq_entries;
         params.cq_entries = cq_entries;
         params.features = FEATURES;

@@ -15,7 +15,8 @@ use usring_sys::{Errno, eventfd, memory_reserve, per_process};
 use usring_uapi::io_uring as abi;
 
 /// Rings that this process has closed and that other processes use. Each stays here until the
-/// requests that this process has submitted to it have completed.
+/// requests that this process has submitted to it have completed. A ring whose SQ thread is one of
+/// this process stays for good: the SQ thread submits for the other processes.
 static LEFT: PerProcess<Mutex<Vec<Arc<Ring>>>> = PerProcess::new();
 
 impl Ring {
@@ -59,8 +60,8 @@ impl Ring {
     }
 
     /// Stops using the ring if other processes use it. Requests of this process continue. Returns
-    /// `false` if the caller may close the ring: no other process uses it, or no request of this
-    /// process is left.
+    /// `false` if the caller may close the ring: no other process uses it, or no process needs this
+    /// one for it.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
         if !self.is_shared() {
             return false;
@@ -69,11 +70,11 @@ impl Ring {
             self.forget_deposits();
             return false;
         }
-        let stays = self.has_requests();
+        let stays = self.is_needed();
         let left = LEFT.get_or_make(Mutex::default);
         // No ring's lock is acquired while the list is locked.
         let mut rings = core::mem::take(&mut *left.lock());
-        let ended: Vec<_> = rings.extract_if(.., |ring| !ring.has_requests()).collect();
+        let ended: Vec<_> = rings.extract_if(.., |ring| !ring.is_needed()).collect();
         if stays {
             rings.push(self.clone());
         }
@@ -82,7 +83,12 @@ impl Ring {
         stays
     }
 
-    fn has_requests(self: &Arc<Self>) -> bool {
+    /// Returns whether a ring that this process has left needs this process: for requests, or for
+    /// its SQ thread.
+    fn is_needed(self: &Arc<Self>) -> bool {
+        if self.sq_thread.is_own() {
+            return true;
+        }
         let locked = self.lock();
         let any = locked.queues.drain.outstanding() != 0;
         locked.release(Exit::Leave);

@@ -14,14 +14,12 @@
 use crate::driving::{order, reap, submit, task_work};
 use crate::host;
 use crate::ring::{Exit, Ring};
-use crate::waiting::sq_thread::SqThread;
+use crate::waiting::sq_thread::{SqThread, SqThreadHandle};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use usring_sys::clock::Nanoseconds;
-use usring_sys::mutex::Mutex;
-use usring_sys::sleep::{SleepWord, Sleeper};
+use usring_sys::sleep::Sleeper;
 use usring_sys::thread::{self, Credentials};
 use usring_sys::ticks::{self, Ticks};
 use usring_sys::{Errno, memory_reserve, processor, timer_slack, wait};
@@ -38,9 +36,10 @@ const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
 /// the SQ thread has only one ring, there is no limit.
 const SHARE: u32 = 8;
 
-/// Gives a new ring its SQ thread. With ATTACH_WQ that is the SQ thread of the ring named by
-/// `wq_fd`, unless that SQ thread has just ended. Otherwise starts a new SQ thread.
-pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
+/// Gives a new ring, which no other thread has, its SQ thread. With ATTACH_WQ that is the SQ thread
+/// of the ring named by `wq_fd`, unless that SQ thread has just ended. Otherwise starts a new SQ
+/// thread.
+pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
     ticks::calibrate();
     if ring.is_polled() {
         // The timer's overshoot is measured once here, so that no wait has to measure it.
@@ -59,8 +58,8 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         let own_rights = locked.waiting.rights.submit_for_creator();
         locked.release(Exit::Pause);
         own_rights?;
+        refer(ring, &shared);
         if shared.add(ring) {
-            *ring.sq_thread.thread.lock() = Some(shared);
             return Ok(());
         }
         // The shared SQ thread has just ended with its last ring, so this ring gets an SQ thread of
@@ -70,18 +69,10 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
     if processor.is_some_and(|number| !processor::is_allowed(number)) {
         return Err(Errno::EINVAL);
     }
-    let own = Arc::new(SqThread {
-        rings: Mutex::new(Vec::new()),
-        changes: AtomicU32::new(0),
-        idle: AtomicU64::new(idle),
-        processor,
-        sleep: SleepWord::new(),
-        room: SleepWord::new(),
-        has_ended: AtomicBool::new(false),
-    });
+    let own = SqThread::new(idle, processor)?;
+    refer(ring, &own);
     let added = own.add(ring);
     debug_assert!(added, "an SQ thread that was not started yet is marked dead");
-    *ring.sq_thread.thread.lock() = Some(own.clone());
     // The SQ thread has its creator's credentials, as in the kernel. So the SQ thread is started by
     // the calling thread, which creates the ring.
     let theirs = own.clone();
@@ -90,6 +81,12 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         own.die();
     }
     started
+}
+
+/// Makes the SQ thread of a new ring known to the ring.
+fn refer(ring: &mut Arc<Ring>, thread: &Arc<SqThread>) {
+    let ring = Arc::get_mut(ring).expect("no other thread has a new ring");
+    ring.sq_thread = SqThreadHandle::new(thread.clone());
 }
 
 /// Removes a ring from its SQ thread. The SQ thread ends when its last ring is removed.
@@ -183,7 +180,7 @@ impl SqThread {
     fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
         // This thread announces itself as a sleeper before it sets NEED_WAKEUP. So a thread in
         // io_uring_enter(2) that sees the flag finds a sleeper to wake.
-        let ticket = self.sleep.announce(Sleeper::Futex, 1);
+        let ticket = self.words.sleep.announce(Sleeper::Futex, 1);
         let mut idle = self.changes.load(Ordering::SeqCst) == seen;
         for ring in rings {
             let mut locked = ring.lock();
@@ -195,11 +192,11 @@ impl SqThread {
             idle &= !ring.has_work_left();
         }
         if idle {
-            let _ = self.sleep.sleep(&ticket, None);
+            let _ = self.words.sleep.sleep(&ticket, None);
         }
         // `retract` returns whether a waker has chosen this thread. That does not matter here,
         // because the thread checks for work in any case.
-        let _ = self.sleep.retract(ticket);
+        let _ = self.words.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();
             locked.queues.sq.end_sleep();

@@ -40,8 +40,8 @@ pub(crate) struct WaitCall {
 /// Waits until the conditions of `call` hold, or a TIMEOUT request has expired or reached its
 /// number of completions.
 ///
-/// Errors: `EINTR` and `ETIME`, only if the CQ is empty; `EINVAL` if the ring accepts no more waits
-/// (`retired`); those of making the epoll set.
+/// Errors: `EINTR`, `ETIME` and `EOWNERDEAD`, only if the CQ is empty; `EINVAL` if the ring accepts
+/// no more waits (`retired`); those of making the epoll set.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
     // A wait with a time limit leaves deferred submits of other threads to a submit helper. The
@@ -80,7 +80,11 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             continue;
         }
         let Some(locked) = advance(ring, locked, &call, core::mem::take(&mut notifies_tracers))? else { continue };
-        let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
+        let left = match ring.sq_thread.is_lost() {
+            true => Err(Errno::EOWNERDEAD),
+            false => time_left(&mut call, ready, locked.waiting.timeouts.until_next()),
+        };
+        let span = match left {
             Ok(span) => span,
             // The time is up, but this wait has not polled the files yet: poll them once.
             Err(_) if !polled && locked.waiting.polls.armed() > 0 => {
@@ -88,11 +92,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
                 poll_and_release(locked);
                 continue;
             }
-            Err(error) => {
-                let is_empty = locked.queues.cq.ready() == 0;
-                locked.release(Exit::Leave);
-                return if is_empty { Err(error) } else { Ok(()) };
-            }
+            Err(error) => return end_early(locked, error),
         };
         let Some(locked) = lone_poll::poll(ring, locked, call.completions, span, &mut lone) else { continue };
         match gather_or_sleep(locked, &call, span, &mut rate) {
@@ -101,6 +101,13 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Ends a wait that has too few CQEs. Returns `error` only if the CQ is empty.
+fn end_early(locked: LockedRing, error: Errno) -> Result<(), Errno> {
+    let is_empty = locked.queues.cq.ready() == 0;
+    locked.release(Exit::Leave);
+    if is_empty { Err(error) } else { Ok(()) }
 }
 
 /// Lets requests continue that `usring run --order` holds back, for a call that waits for no

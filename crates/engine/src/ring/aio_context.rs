@@ -7,7 +7,7 @@ use crate::observers::AIO_CONTEXT;
 use usring_inject::Kind;
 use usring_sys::width;
 use usring_uapi::Sqe;
-use usring_uapi::io_uring::{IORING_SETUP_IOPOLL, IORING_SETUP_SQPOLL};
+use usring_uapi::io_uring::IORING_SETUP_IOPOLL;
 
 impl Ring {
     #[inline]
@@ -51,9 +51,9 @@ impl Ring {
     }
 
     /// Returns whether a child process can use the ring after fork(2). An AIO context belongs to
-    /// one process, and an SQ thread exists only in the parent.
+    /// one process.
     pub(crate) fn is_inheritable(&self) -> bool {
-        !self.is_aio_context() && !self.has(IORING_SETUP_SQPOLL)
+        !self.is_aio_context()
     }
 
     /// Returns whether `usring run --order` may choose the order of the ring's completions.

@@ -131,6 +131,7 @@ impl Ring {
             expected_requests: inherited.expected_requests,
             number: inherited.number,
             creators_watcher: inherited.creators_watcher,
+            sq_thread: SqThreadHandle::inherited_from(&inherited.sq_thread),
             is_adopted: true,
             own_registrations: OwnRegistrations::of_child(&inherited.own_registrations, own),
             ..Ring::with_state(inherited.flags, memory, task_work, state)

@@ -1,18 +1,73 @@
 //! A ring's reference to its SQ thread, and the state that the SQ thread shares with the threads
 //! that enter its rings. The SQ thread itself is in `driving::sq_thread`.
+//!
+//! Children that use an inherited ring have no SQ thread of their own. The SQ thread of the process
+//! that made the ring submits for them, with that process's files and memory. They wake it by words
+//! in memory that they have inherited ([`Words`]).
 
 use crate::ring::Ring;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use usring_sys::clock::Nanoseconds;
+use usring_sys::mapping::PAGE;
+use usring_sys::mapping_pool::MappingPool;
 use usring_sys::mutex::Mutex;
+use usring_sys::shared::View;
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
-use usring_sys::{Errno, wait};
+use usring_sys::{Errno, process_number, wait};
+
+/// Longest sleep, in nanoseconds, of a child that waits for room in the SQ. The process of the SQ
+/// thread may die meanwhile.
+const LONGEST_CHILD_SLEEP: Nanoseconds = 100_000_000;
+
+/// The memory of the words of SQ threads: a page for each.
+static MEMORY: MappingPool = MappingPool::new();
+
+/// The words of an SQ thread that other processes use, too. Clones are views of the same words.
+#[derive(Clone)]
+pub(crate) struct Words {
+    /// Word on which the SQ thread sleeps.
+    pub sleep: View<SleepWord>,
+    /// Word on which callers sleep while they wait for room in an SQ.
+    room: View<SleepWord>,
+    /// 1 once the SQ thread has ended.
+    ended: View<AtomicU32>,
+    /// The number of the process that has the SQ thread.
+    process: u32,
+}
+
+impl Words {
+    /// Allocates words. Errors: those of a mapping.
+    fn new(process: u32) -> Result<Words, Errno> {
+        let memory = Arc::new(MEMORY.take(PAGE)?.memory(0..PAGE));
+        // Each word has a cache line. Fresh memory is zero, and so is a new sleep word.
+        Ok(Words { sleep: View::of(&memory, 0), room: View::of(&memory, 64), ended: View::of(&memory, 128), process })
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst) != 0
+    }
+
+    /// Wakes the SQ thread.
+    fn wake(&self) {
+        wake(&self.sleep);
+    }
+
+    fn announce_room(&self) {
+        wake(&self.room);
+    }
+}
 
 /// A ring's reference to its SQ thread.
 #[derive(Default)]
 pub(crate) struct SqThreadHandle {
+    /// The SQ thread, if it is one of this process and serves the ring.
     pub thread: Mutex<Option<Arc<SqThread>>>,
+    /// The words of the SQ thread. They are fixed before other threads have the ring.
+    words: Option<Words>,
+    /// Whether the SQ thread is one of an ancestor.
+    is_ancestors: bool,
 }
 
 pub(crate) struct SqThread {
@@ -21,57 +76,97 @@ pub(crate) struct SqThread {
     pub changes: AtomicU32,
     pub idle: AtomicU64,
     pub processor: Option<u32>,
-    /// Word on which the SQ thread sleeps.
-    pub sleep: SleepWord,
-    /// Word on which callers sleep while they wait for room in an SQ.
-    pub room: SleepWord,
-    pub has_ended: AtomicBool,
+    pub words: Words,
 }
 
 impl SqThreadHandle {
-    fn get(&self) -> Option<Arc<SqThread>> {
-        self.thread.lock().clone()
+    /// Makes the reference to an SQ thread of this process.
+    pub fn new(thread: Arc<SqThread>) -> SqThreadHandle {
+        let words = Some(thread.words.clone());
+        SqThreadHandle { thread: Mutex::new(Some(thread)), words, is_ancestors: false }
     }
 
-    /// Returns `EOWNERDEAD` if the ring's SQ thread could not be started.
+    /// Makes a child's reference to the SQ thread of an ancestor.
+    pub fn inherited_from(inherited: &SqThreadHandle) -> SqThreadHandle {
+        SqThreadHandle { thread: Mutex::new(None), words: inherited.words.clone(), is_ancestors: true }
+    }
+
+    /// Returns whether a thread of this process serves the ring as its SQ thread.
+    pub fn is_own(&self) -> bool {
+        self.thread.lock().as_ref().is_some_and(|thread| !thread.words.has_ended())
+    }
+
+    /// Returns the words of the SQ thread. Error: `EOWNERDEAD` if the SQ thread has ended or could
+    /// not be started, or if it does not serve the ring any more.
+    fn alive(&self) -> Result<&Words, Errno> {
+        let serves = |words: &&Words| match self.is_ancestors {
+            true => !words.has_ended() && process_number::is_alive(words.process),
+            false => self.is_own(),
+        };
+        self.words.as_ref().filter(serves).ok_or(Errno::EOWNERDEAD)
+    }
+
+    /// Returns whether the SQ thread was one of an ancestor and does not serve the ring any more.
+    /// The ring may then get no further CQE.
+    pub fn is_lost(&self) -> bool {
+        self.is_ancestors && self.words.is_some() && self.alive().is_err()
+    }
+
+    /// Returns `EOWNERDEAD` if the ring has no SQ thread (any more).
     pub fn check_alive(&self) -> Result<(), Errno> {
-        match self.get() {
-            Some(thread) if !thread.has_ended.load(Ordering::SeqCst) => Ok(()),
-            _ => Err(Errno::EOWNERDEAD),
-        }
+        self.alive().map(drop)
     }
 
-    /// Wakes the SQ thread, if there is one.
-    pub fn wake(&self) {
-        if let Some(thread) = self.get() {
-            thread.wake();
+    /// Wakes the SQ thread of `ring`, if there is one.
+    pub fn wake(&self, ring: &Ring) {
+        let Some(words) = &self.words else { return };
+        match ring.is_shared() {
+            // Another process may have died when it was about to wake the SQ thread.
+            true => words.sleep.rouse(),
+            false => words.wake(),
         }
     }
 
     /// Sleeps until the ring's SQ has room (SQ_WAIT). Errors: `EINTR` after a signal; `EOWNERDEAD`
     /// if the ring has no SQ thread (any more).
     pub fn wait_for_room(&self, ring: &Ring) -> Result<(), Errno> {
-        let Some(thread) = self.get() else { return Err(Errno::EOWNERDEAD) };
+        let limit = self.is_ancestors.then_some(LONGEST_CHILD_SLEEP);
         loop {
-            let ticket = thread.room.announce(Sleeper::Futex, 1);
-            let slept = if ring.memory.is_submission_full() && !thread.has_ended.load(Ordering::SeqCst) {
-                wait::futex(thread.room.futex(), ticket.futex_value(), None)
+            let words = self.alive()?;
+            let ticket = words.room.announce(Sleeper::Futex, 1);
+            let slept = if ring.memory.is_submission_full() && !words.has_ended() {
+                wait::futex(words.room.futex(), ticket.futex_value(), limit)
             } else {
                 Ok(())
             };
             // `retract` returns whether the SQ thread has chosen to wake this waiter. That does not
             // matter here: when the SQ thread has made room, it wakes all waiters at once.
-            let _ = thread.room.retract(ticket);
-            match slept {
-                Err(Errno::EINTR) => return Err(Errno::EINTR),
-                _ if !ring.memory.is_submission_full() => return Ok(()),
-                _ => self.check_alive()?,
+            let _ = words.room.retract(ticket);
+            if slept == Err(Errno::EINTR) {
+                return Err(Errno::EINTR);
+            }
+            if !ring.memory.is_submission_full() {
+                return Ok(());
             }
         }
     }
 }
 
 impl SqThread {
+    /// Makes the state of an SQ thread that sleeps after `idle` nanoseconds without work, and runs
+    /// on `processor`. Errors: those of a mapping.
+    pub fn new(idle: Nanoseconds, processor: Option<u32>) -> Result<Arc<SqThread>, Errno> {
+        // Without a number, this process shares no ring (`Ring::from_parts`).
+        let own = process_number::own().unwrap_or(process_number::ALONE);
+        Ok(Arc::new(SqThread {
+            rings: Mutex::new(Vec::new()),
+            changes: AtomicU32::new(0),
+            idle: AtomicU64::new(idle),
+            processor,
+            words: Words::new(own)?,
+        }))
+    }
+
     /// Adds a ring to those that the SQ thread serves. Returns `false` if the SQ thread has ended
     /// or could not be started.
     pub fn add(&self, ring: &Arc<Ring>) -> bool {
@@ -80,7 +175,7 @@ impl SqThread {
             // marked only while `rings` is empty. An SQ thread that could not be started is marked
             // in any case (`die`).
             let mut rings = self.rings.lock();
-            if self.has_ended.load(Ordering::SeqCst) {
+            if self.words.has_ended() {
                 return false;
             }
             rings.push(ring.clone());
@@ -91,14 +186,14 @@ impl SqThread {
     }
 
     pub fn wake(&self) {
-        wake(&self.sleep);
+        self.words.wake();
     }
 
     /// Marks the SQ thread as ended, because it could not be started. Rings that have joined it
     /// meanwhile have no SQ thread: enter(2) on them returns `EOWNERDEAD`.
     pub fn die(&self) {
         let rings = self.rings.lock();
-        self.has_ended.store(true, Ordering::SeqCst);
+        self.words.ended.store(1, Ordering::SeqCst);
         drop(rings);
         self.announce_room();
     }
@@ -110,14 +205,14 @@ impl SqThread {
         if !rings.is_empty() {
             return false;
         }
-        self.has_ended.store(true, Ordering::SeqCst);
+        self.words.ended.store(1, Ordering::SeqCst);
         drop(rings);
         self.announce_room();
         true
     }
 
     pub fn announce_room(&self) {
-        wake(&self.room);
+        self.words.announce_room();
     }
 }
 

@@ -1,0 +1,261 @@
+//! A ring with SQPOLL that several processes use: the SQ thread of the process that made the ring
+//! submits for all of them.
+
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use usring_uapi::io_uring as u;
+
+use super::reg;
+use super::sq_thread::{self, asleep, hand_over, run};
+use crate::files;
+use crate::ring::Ring;
+use crate::shared::{self, Kind, Shared};
+use crate::sqe::{nop, poll, read_at};
+use crate::time::{self, until};
+use crate::transcript::Transcript;
+
+const WAKEUP: u32 = u::IORING_ENTER_SQ_WAKEUP;
+
+/// A child wakes an SQ thread that sleeps. Afterwards the process that made the ring wakes it.
+fn child_wakes_the_thread(t: &mut Transcript) {
+    let mut ring = sq_thread::ring(1);
+    shared::run_child(t, |t| {
+        for round in 0..20 {
+            assert!(until(|| asleep(&ring)), "the SQ thread does not fall asleep");
+            let entries = run(&mut ring, &[nop(round)]);
+            assert!(entries.len() == 1 && entries[0].res == 0, "round {round}");
+        }
+        t.say("20 rounds");
+    });
+    ring.catch_up();
+    assert!(until(|| asleep(&ring)), "the SQ thread does not fall asleep");
+    t.sorted(&run(&mut ring, &[nop(1)]));
+}
+case!(child_wakes_the_thread => "
+    20 rounds
+    child: exit 0
+    cqe 1: 0
+");
+
+/// Processes submit to one ring in turns, while the SQ thread falls asleep between some of them.
+fn three_processes_submit(t: &mut Transcript) {
+    const ROUNDS: u64 = 100;
+    let mut ring = sq_thread::ring(1);
+    let shared = Shared::new();
+    let work = |ring: &mut Ring| {
+        for round in 0..ROUNDS {
+            let entries = shared.exclusively(|| {
+                ring.catch_up();
+                run(ring, &[nop(2 * round), nop(2 * round + 1)])
+            });
+            assert!(entries.len() == 2 && entries.iter().all(|entry| entry.res == 0), "round {round}");
+            if round % 16 == 0 {
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        }
+        0
+    };
+    let children = [0, 1].map(|_| shared::child(|| work(&mut ring)));
+    t.say(work(&mut ring));
+    children.into_iter().for_each(|child| shared::ended(t, child));
+}
+case!(three_processes_submit => "
+    0
+    child: exit 0
+    child: exit 0
+");
+
+/// The SQ is full, and the SQ thread sleeps. A child waits for room until another process wakes the
+/// SQ thread.
+fn child_waits_for_room(t: &mut Transcript) {
+    let mut ring = sq_thread::ring(1);
+    assert!(until(|| asleep(&ring)), "the SQ thread does not fall asleep");
+    // The SQ thread sets the flag before it checks the SQ for the last time.
+    time::long_enough_to_notice();
+    (1..=8).for_each(|data| ring.push(nop(data)));
+    ring.forget_pending();
+    let child = shared::child(|| ring.enter(0, 0, u::IORING_ENTER_SQ_WAIT));
+    t.say(format_args!("sleeps {}", time::until_process_sleeps(child)));
+    t.result("wakeup", ring.enter(8, 0, WAKEUP));
+    shared::ended(t, child);
+    t.in_order(&ring.wait(8));
+}
+case!(child_waits_for_room => "
+    sleeps true
+    wakeup = 8
+    child: exit 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+    cqe 8: 0
+");
+
+/// The process that made the ring closes its descriptor. Its SQ thread goes on to submit for a
+/// child.
+fn creator_closes_the_ring(t: &mut Transcript) {
+    let mut ring = sq_thread::ring(1);
+    let shared = Shared::new();
+    let child = shared::child(|| {
+        t.result("enter", ring.enter(0, 0, 0));
+        t.sorted(&run(&mut ring, &[nop(1)]));
+        shared.step(1);
+        shared.until_step(2);
+        assert!(until(|| asleep(&ring)), "the SQ thread does not fall asleep");
+        t.sorted(&run(&mut ring, &[nop(2)]));
+        0
+    });
+    shared.until_step(1);
+    t.result("close", ring.close());
+    ring.unmap();
+    shared.step(2);
+    shared::ended(t, child);
+}
+case!(creator_closes_the_ring => "
+    enter = 0
+    cqe 1: 0
+    close = 0
+    cqe 2: 0
+    child: exit 0
+");
+
+/// A child waits for a read that the SQ thread has submitted. The process that made the ring is
+/// killed.
+fn creator_is_killed_in_a_wait(t: &mut Transcript) {
+    // SAFETY: the call only makes this process the new parent of orphans.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+    let shared = Shared::new();
+    let (reader, _writer) = files::pipe();
+    let creator = shared::child(|| {
+        let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL);
+        let child = shared::child(|| {
+            t.result("enter", ring.enter(0, 0, 0));
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(8), 8, 0, 1));
+            hand_over(&mut ring);
+            assert!(until(|| ring.sq_head() == 1), "the SQ thread takes nothing");
+            shared.step(1);
+            let waited = ring.enter_for(0, 1, Duration::from_secs(30));
+            shared.until_step(2);
+            t.result("wait", waited);
+            t.in_order(&ring.reap());
+            t.result("enter", ring.enter(0, 0, WAKEUP));
+            0
+        });
+        shared.word(0).store(child as u32, std::sync::atomic::Ordering::SeqCst);
+        shared.until_step(3);
+        0
+    });
+    shared.until_step(1);
+    shared.until_word(0, 1);
+    let child = shared.word(0).load(std::sync::atomic::Ordering::SeqCst) as i32;
+    t.say(format_args!("sleeps {}", time::until_process_sleeps(child)));
+    shared::kill(t, creator);
+    shared.step(2);
+    shared::ended(t, child);
+}
+case!(creator_is_killed_in_a_wait => "
+    enter = 0
+    sleeps true
+    child: signal 9
+    wait = 0
+    cqe 1: -ECANCELED
+    enter = -EOWNERDEAD
+    child: exit 0
+");
+
+/// A child is killed after it has handed a poll over. The poll is the SQ thread's, so it completes.
+fn killed_childs_request_completes(t: &mut Transcript) {
+    let mut ring = sq_thread::ring(1);
+    let shared = Shared::new();
+    let (reader, writer) = files::pipe();
+    let child = shared::child(|| {
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+        hand_over(&mut ring);
+        assert!(until(|| ring.sq_head() == 1), "the SQ thread takes nothing");
+        shared.step(1);
+        shared.until_step(2);
+        0
+    });
+    shared.until_step(1);
+    shared::kill(t, child);
+    files::put(&writer, b"data");
+    ring.catch_up();
+    t.in_order(&ring.wait(1));
+    t.sorted(&run(&mut ring, &[nop(2)]));
+}
+case!(killed_childs_request_completes => "
+    child: signal 9
+    cqe 1: 1
+    cqe 2: 0
+");
+
+/// A child enables a ring whose SQ thread waits for that. A grandchild uses the ring, too.
+fn child_enables_the_thread(t: &mut Transcript) {
+    let mut ring = Kind::Mapped.ring(8, u::IORING_SETUP_SQPOLL | u::IORING_SETUP_R_DISABLED);
+    shared::run_child(t, |t| {
+        t.result("enter", ring.enter(0, 0, WAKEUP));
+        t.result("enable", ring.register(reg::ENABLE_RINGS, std::ptr::null::<u8>(), 0));
+        t.sorted(&run(&mut ring, &[nop(1)]));
+        shared::run_child(t, |t| t.sorted(&run(&mut ring, &[nop(2)])));
+    });
+    ring.catch_up();
+    t.sorted(&run(&mut ring, &[nop(3)]));
+}
+case!(child_enables_the_thread => "
+    enter = -EBADFD
+    enable = 0
+    cqe 1: 0
+    cqe 2: 0
+    child: exit 0
+    child: exit 0
+    cqe 3: 0
+");
+
+/// The SQ thread polls a ring with IOPOLL for a child, too.
+fn polled_ring_of_a_child(t: &mut Transcript) {
+    let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL | u::IORING_SETUP_IOPOLL);
+    let shared = Shared::new();
+    let file = files::memory_file(b"data");
+    shared::run_child(t, |t| {
+        t.sorted(&run(&mut ring, &[nop(1)]));
+        t.sorted(&run(&mut ring, &[read_at(file.as_raw_fd(), shared.slot(0), 4, 0, 2)]));
+    });
+    ring.catch_up();
+    t.sorted(&run(&mut ring, &[nop(3)]));
+}
+case!(polled_ring_of_a_child => "
+    cqe 1: 0
+    cqe 2: -EOPNOTSUPP
+    child: exit 0
+    cqe 3: 0
+");
+
+/// A process whose child uses an inherited ring attaches a new ring to the same SQ thread, and
+/// closes the first.
+fn attached_ring_of_a_parent(t: &mut Transcript) {
+    let mut first = sq_thread::ring(1);
+    let mut second = Ring::with(8, |params| {
+        params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
+        params.sq_thread_idle = 1;
+        params.wq_fd = first.fd as u32;
+    })
+    .expect("an attached ring");
+    t.result("close", first.close());
+    shared::run_child(t, |t| {
+        assert!(until(|| asleep(&second)), "the SQ thread does not fall asleep");
+        t.sorted(&run(&mut second, &[nop(1)]));
+    });
+    second.catch_up();
+    assert!(until(|| asleep(&second)), "the SQ thread does not fall asleep");
+    t.sorted(&run(&mut second, &[nop(2)]));
+}
+case!(attached_ring_of_a_parent => "
+    close = 0
+    cqe 1: 0
+    child: exit 0
+    cqe 2: 0
+");
