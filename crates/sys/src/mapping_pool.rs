@@ -2,7 +2,8 @@
 //! object had its own mapping, the cost of fork(2) would grow with their number.
 //!
 //! - A pool hands out parts of a mapping in ascending order. When the mapping is full, the pool
-//!   makes another, of twice the length.
+//!   makes another, of twice the length. If the process has no room for that (RLIMIT_AS,
+//!   mlockall(2)), the new mapping has one part.
 //! - No part is handed out twice, because a forked child may still use it. So a part consists of
 //!   zero bytes.
 //! - A mapping ends with the last of its parts. Until then it keeps the memory of parts that are no
@@ -77,7 +78,8 @@ impl MappingPool {
             Some(mapping) if length <= mapping.length() - current.used => mapping.clone(),
             _ => {
                 let grown = known.map_or(0, |full| (2 * full.length()).min(MOST));
-                let fresh = Arc::new(Mapping::shared(grown.max(length))?);
+                let fresh = Mapping::shared(grown.max(length)).or_else(|_| Mapping::shared(length));
+                let fresh = Arc::new(fresh?);
                 *current = Current { mapping: Arc::downgrade(&fresh), used: 0 };
                 fresh
             }
