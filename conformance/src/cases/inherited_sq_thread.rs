@@ -259,3 +259,28 @@ case!(attached_ring_of_a_parent => "
     child: exit 0
     cqe 2: 0
 ");
+
+/// A child attaches a new ring to an inherited one. The new ring gets an SQ thread of the child's,
+/// with the child's descriptors.
+fn child_attaches_to_the_ring(t: &mut Transcript) {
+    let inherited = sq_thread::ring(1);
+    let shared = Shared::new();
+    let file = files::memory_file(b"of the parent");
+    shared::run_child(t, |t| {
+        let other = files::memory_file(b"of the child");
+        // SAFETY: both numbers are open, and the first belongs to this case.
+        unsafe { libc::dup2(other.as_raw_fd(), file.as_raw_fd()) };
+        let mut own = Ring::with(8, |params| {
+            params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
+            params.wq_fd = inherited.fd as u32;
+        })
+        .expect("an attached ring");
+        t.sorted(&run(&mut own, &[read_at(file.as_raw_fd(), shared.slot(0), 64, 0, 1)]));
+        t.say(shared.text(0));
+    });
+}
+case!(child_attaches_to_the_ring => "
+    cqe 1: 12
+    of the child
+    child: exit 0
+");

@@ -37,8 +37,7 @@ const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
 const SHARE: u32 = 8;
 
 /// Gives a new ring, which no other thread has, its SQ thread. With ATTACH_WQ that is the SQ thread
-/// of the ring named by `wq_fd`, unless that SQ thread has just ended. Otherwise starts a new SQ
-/// thread.
+/// of the ring named by `wq_fd`, if possible. Otherwise starts a new SQ thread.
 pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
     ticks::calibrate();
     if ring.is_polled() {
@@ -49,21 +48,8 @@ pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(),
         0 => DEFAULT_IDLE,
         milliseconds => u64::from(milliseconds) * MILLISECOND,
     };
-    if ring.has(abi::IORING_SETUP_ATTACH_WQ) {
-        let other = host::ring_to_attach_to(params.wq_fd.cast_signed())?;
-        let shared = other.sq_thread.thread.lock().clone().ok_or(Errno::EINVAL)?;
-        shared.idle.fetch_max(idle, Ordering::Relaxed);
-        // The SQ thread has the credentials of the other ring's creator, not of this ring's.
-        let mut locked = ring.lock();
-        let own_rights = locked.waiting.rights.submit_for_creator();
-        locked.release(Exit::Pause);
-        own_rights?;
-        refer(ring, &shared);
-        if shared.add(ring) {
-            return Ok(());
-        }
-        // The shared SQ thread has just ended with its last ring, so this ring gets an SQ thread of
-        // its own.
+    if ring.has(abi::IORING_SETUP_ATTACH_WQ) && attach(ring, params.wq_fd.cast_signed(), idle)? {
+        return Ok(());
     }
     let processor = ring.has(abi::IORING_SETUP_SQ_AFF).then_some(params.sq_thread_cpu);
     if processor.is_some_and(|number| !processor::is_allowed(number)) {
@@ -81,6 +67,25 @@ pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(),
         own.die();
     }
     started
+}
+
+/// Attaches a new ring to the SQ thread of the ring with the descriptor `number`. Returns `false`
+/// if that SQ thread has just ended, or is one of an ancestor. Error: `EINVAL` if the ring has no
+/// SQPOLL.
+fn attach(ring: &mut Arc<Ring>, number: i32, idle: Nanoseconds) -> Result<bool, Errno> {
+    let other = host::ring_to_attach_to(number)?;
+    if !other.has(abi::IORING_SETUP_SQPOLL) {
+        return Err(Errno::EINVAL);
+    }
+    let Some(shared) = other.sq_thread.thread.lock().clone() else { return Ok(false) };
+    shared.idle.fetch_max(idle, Ordering::Relaxed);
+    // The SQ thread has the credentials of the other ring's creator, not of this ring's.
+    let mut locked = ring.lock();
+    let own_rights = locked.waiting.rights.submit_for_creator();
+    locked.release(Exit::Pause);
+    own_rights?;
+    refer(ring, &shared);
+    Ok(shared.add(ring))
 }
 
 /// Makes the SQ thread of a new ring known to the ring.
