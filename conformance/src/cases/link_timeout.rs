@@ -498,3 +498,33 @@ case!(on_what_waits => "
     cqe 1: -ECANCELED
     cqe 2: -ETIME
 ");
+
+/// A timeout ends a SPLICE that waits for its pipe. On Linux 6.18 a worker carries the SPLICE out,
+/// and the timeout never expires.
+fn on_splice(t: &mut Transcript) {
+    let time = milliseconds(30);
+    let (from, writer) = files::pipe();
+    let (_reader, to) = files::pipe();
+    let mut ring = Ring::new(4);
+    let request = sqe(opcode::SPLICE, to.as_raw_fd(), 1).with(|sqe| {
+        sqe.file_index = from.as_raw_fd() as u32;
+        (sqe.len, sqe.off, sqe.addr) = (16, u64::MAX, u64::MAX);
+    });
+    ring.push(request.linked());
+    ring.push(link_timeout(&time, 0, 2));
+    ring.submit();
+    ring.enter_for(0, 2, std::time::Duration::from_millis(300));
+    t.sorted(&ring.reap());
+    files::put(&writer, b"late");
+    ring.enter_for(0, 2, std::time::Duration::from_millis(300));
+    t.sorted(&ring.reap());
+}
+case!(on_splice => "
+    no cqe
+    cqe 1: 4
+    cqe 2: -ECANCELED
+", usring => "
+    cqe 1: -EINTR
+    cqe 2: -ENOENT
+    no cqe
+", because "the timeout expires");
