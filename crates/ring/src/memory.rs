@@ -129,17 +129,19 @@ impl Memory {
         let rings_end = sqes_end + layout.rings_length().next_multiple_of(PAGE);
         let lent_rings = SharedMemory::of_program(rings, rings_end - sqes_end)?;
         let lent_sqes = SharedMemory::of_program(sqes, layout.sqes_length())?;
+        // The program's memory has no room for the words of [`Control`].
+        let words = POOL.take(words_length(&layout))?;
+        let words = words.memory(0..words.range.len());
         let pages = REPLACEMENTS.take(rings_end)?;
-        let part = |lent, address, range: Range<usize>| match pages.mapping.replace(pages.inner(range.clone()), address)
+        let part = |lent, address, range: Range<usize>| match pages
+            .mapping
+            .replace(pages.in_mapping(range.clone()), address)
         {
             Ok(()) => pages.memory(range),
             Err(_) => lent,
         };
         let sqes = part(lent_sqes, sqes, 0..sqes_end);
         let rings = Arc::new(part(lent_rings, rings, sqes_end..rings_end));
-        // The program's memory has no room for the words of [`Control`].
-        let words = POOL.take(words_length(&layout))?;
-        let words = words.memory(0..words.range.len());
         Ok(Memory::of_parts(rings.clone(), sqes, rings, layout, (Arc::new(words), 0)))
     }
 

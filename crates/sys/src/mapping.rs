@@ -55,13 +55,24 @@ impl Mapping {
         self.length
     }
 
+    /// Sets whether forked children inherit the pages of `part` (madvise(2)). Error: `ENOMEM` if
+    /// the process has too many mappings.
+    pub fn set_inherited(&self, part: Range<usize>, inherited: bool) -> Result<(), Errno> {
+        let whole = part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE);
+        assert!(whole && part.end <= self.length, "the part is whole pages of this mapping");
+        let advice = if inherited { linux::MADV_DOFORK } else { linux::MADV_DONTFORK };
+        let arguments = [(self.address + part.start) as u64, part.len() as u64, advice.into(), 0, 0];
+        SystemCall::new(linux::__NR_madvise, arguments).run().map(drop)
+    }
+
     /// Maps the pages of `part` a second time, for the program. The program owns the new mapping,
     /// and unmaps it. If `length` is larger than the part, the rest is only reserved addresses,
     /// which must not be accessed. Returns the address.
     ///
     /// If the last duplicate was of neighbouring pages, and the addresses next to it are free, the
     /// new duplicate lies there. The kernel then merges both into one mapping, so fork(2) has less
-    /// to copy. For a next duplicate, `room` bytes from the start of the new one are free.
+    /// to copy. If `room` is greater than `length`, the addresses from the duplicate's end to
+    /// `room` bytes from its start stay free. The next duplicate then fits there.
     pub fn duplicate(&self, part: Range<usize>, length: usize, room: usize) -> Result<usize, Errno> {
         let whole = part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE);
         assert!(whole && part.end <= self.length, "the part is whole pages of this mapping");
@@ -71,16 +82,17 @@ impl Mapping {
         let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
         if length > part.len() {
             let address = reserve(length)?;
-            return self.map_pages(part, Some(address)).inspect_err(|_| {
+            let mapped = self.map_pages(part, address).inspect_err(|_| {
                 let _ = unmap(address, length);
             });
+            return mapped.map(|()| address);
         }
         let pages = part.start..part.start + length;
         let address = match self.beside_last(&pages) {
             Some(place) => claim(place, length).map_or_else(|| reserve(length), Ok)?,
             None => with_room(length, room)?,
         };
-        self.map_pages(pages.clone(), Some(address)).inspect_err(|_| {
+        self.map_pages(pages.clone(), address).inspect_err(|_| {
             let _ = unmap(address, length);
         })?;
         for (place, value) in self.last_duplicate.iter().zip([address, pages.start, pages.end]) {
@@ -105,16 +117,19 @@ impl Mapping {
         // SAFETY: the pages of `part` are mapped as long as this value lives, and no references
         // into them exist.
         unsafe { user_memory::copy_to_raw((self.address + part.start) as *mut u8, address, part.len())? };
-        self.map_pages(part, Some(width::size(address.0))).map(drop)
+        self.map_pages(part, width::size(address.0))
     }
 
-    fn map_pages(&self, pages: Range<usize>, fixed: Option<usize>) -> Result<usize, Errno> {
-        let Some(file) = &self.file else { return map_again(self.address + pages.start, pages.len(), fixed) };
-        let source = Some((file.number(), pages.start));
-        match fixed {
-            None => map(pages.len(), linux::MAP_SHARED, source),
-            Some(address) => map_at(address, pages.len(), linux::MAP_SHARED | linux::MAP_FIXED, source),
-        }
+    /// Maps pages of this mapping a second time at `address`, in place of what is there.
+    fn map_pages(&self, pages: Range<usize>, address: usize) -> Result<(), Errno> {
+        let again = match &self.file {
+            None => map_again(self.address + pages.start, pages.len(), Some(address)),
+            Some(file) => {
+                let source = Some((file.number(), pages.start));
+                map_at(address, pages.len(), linux::MAP_SHARED | linux::MAP_FIXED, source)
+            }
+        };
+        again.map(drop)
     }
 }
 

@@ -7,8 +7,11 @@
 //! - No part is handed out twice, because a forked child may still use it. So a part consists of
 //!   zero bytes.
 //! - A mapping ends with the last of its parts. Until then it keeps the memory of parts that are no
-//!   longer used. [`MOST`] limits how much that is.
-//! - A forked child begins with empty pools. Parent and child never get the same part.
+//!   longer used. [`LONGEST_MAPPING`] limits how much that is.
+//! - A forked child begins with empty pools. Parent and child never get the same part. The child
+//!   has no memory from which its parent will take parts: a mapping stays out of children
+//!   (MADV_DONTFORK) except for its parts. (A child that another thread forks just before that
+//!   madvise(2) has the whole mapping.)
 
 use crate::Errno;
 use crate::mapping::{Mapping, PAGE};
@@ -19,9 +22,9 @@ use alloc::sync::{Arc, Weak};
 use core::ops::Range;
 
 /// Greatest length of a mapping that several objects share, in bytes.
-const MOST: usize = 4 << 20;
+const LONGEST_MAPPING: usize = 4 << 20;
 /// Greatest length of an object that shares a mapping, in bytes. A longer one gets its own mapping.
-const LONGEST: usize = MOST / 8;
+const LONGEST_PART: usize = LONGEST_MAPPING / 8;
 
 /// A pool of shared memory.
 pub struct MappingPool(PerProcess<Mutex<Current>>);
@@ -44,11 +47,11 @@ impl Part {
     /// Returns shared memory of some pages of the part.
     pub fn memory(&self, pages: Range<usize>) -> SharedMemory {
         assert!(pages.end <= self.range.len(), "the pages lie in the part");
-        SharedMemory::part_of(&self.mapping, self.inner(pages))
+        SharedMemory::part_of(&self.mapping, self.in_mapping(pages))
     }
 
     /// Returns the place in the mapping of some pages of the part.
-    pub fn inner(&self, pages: Range<usize>) -> Range<usize> {
+    pub fn in_mapping(&self, pages: Range<usize>) -> Range<usize> {
         self.range.start + pages.start..self.range.start + pages.end
     }
 }
@@ -66,10 +69,10 @@ impl MappingPool {
 
     /// Returns `length` zero bytes, rounded up to whole pages.
     ///
-    /// Errors: those of [`Mapping::shared`].
+    /// Errors: those of [`Mapping::shared`] and [`Mapping::set_inherited`].
     pub fn take(&self, length: usize) -> Result<Part, Errno> {
         let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
-        if length > LONGEST {
+        if length > LONGEST_PART {
             return Ok(Part { mapping: Arc::new(Mapping::shared(length)?), range: 0..length });
         }
         let mut current = self.0.get_or_make(Mutex::default).lock();
@@ -77,15 +80,22 @@ impl MappingPool {
         let mapping = match &known {
             Some(mapping) if length <= mapping.length() - current.used => mapping.clone(),
             _ => {
-                let grown = known.map_or(0, |full| (2 * full.length()).min(MOST));
-                let fresh = Mapping::shared(grown.max(length)).or_else(|_| Mapping::shared(length));
-                let fresh = Arc::new(fresh?);
+                let grown = known.map_or(0, |full| (2 * full.length()).min(LONGEST_MAPPING));
+                let fresh = Arc::new(unused(grown.max(length)).or_else(|_| unused(length))?);
                 *current = Current { mapping: Arc::downgrade(&fresh), used: 0 };
                 fresh
             }
         };
         let range = current.used..current.used + length;
+        mapping.set_inherited(range.clone(), true)?;
         current.used = range.end;
         Ok(Part { mapping, range })
     }
+}
+
+/// Makes a mapping that forked children do not inherit.
+fn unused(length: usize) -> Result<Mapping, Errno> {
+    let mapping = Mapping::shared(length)?;
+    mapping.set_inherited(0..mapping.length(), false)?;
+    Ok(mapping)
 }

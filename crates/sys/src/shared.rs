@@ -98,8 +98,8 @@ mod machine {
         }
 
         /// Maps the range a second time, for the program: see [`Mapping::duplicate`]. `behind`: the
-        /// memory that the program is likely to map next, if it follows this range. Error: `ENOMEM`
-        /// if the range is not in a mapping of usring.
+        /// length in bytes of memory that follows this range and that the program is likely to map
+        /// next; 0 if there is none. Error: `ENOMEM` if the range is not in a mapping of usring.
         pub fn duplicate(&self, length: usize, behind: usize) -> Result<usize, Errno> {
             let mapping = self.mapping().ok_or(Errno::ENOMEM)?;
             let start = self.address() - mapping.address();

@@ -57,3 +57,32 @@ fn a_long_part_has_a_mapping_of_its_own() {
     assert_ne!(long.mapping.address(), short.mapping.address());
     assert!(POOL.take(usize::MAX).is_err());
 }
+
+/// A child must not reach the memory of objects that its parent makes after the fork.
+#[test]
+fn a_child_has_only_the_parts_from_before_the_fork() {
+    static POOL: MappingPool = MappingPool::new();
+    let parts: Vec<Part> = (0..5).map(|_| POOL.take(PAGE).unwrap()).collect();
+    let last = &parts[4];
+    assert!(last.mapping.length() > last.range.end, "the mapping has room for a later part");
+    let later = address(last) + PAGE;
+    // SAFETY: the child makes only system calls.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let right = parts.iter().all(|part| is_mapped(address(part))) && !is_mapped(later);
+        // SAFETY: the call ends the child.
+        unsafe { libc::_exit(i32::from(!right)) };
+    }
+    assert!(child > 0 && is_mapped(later));
+    let mut status = -1;
+    // SAFETY: the call waits for this test's child, and writes to `status`.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}
+
+/// Returns whether the page at `address` is mapped.
+fn is_mapped(address: usize) -> bool {
+    let mut resident = 0u8;
+    // SAFETY: the call writes one byte for one page.
+    unsafe { libc::mincore(address as *mut libc::c_void, PAGE, &raw mut resident) == 0 }
+}

@@ -11,20 +11,20 @@ use usring_sys::mapping;
 
 /// The page's entries: the marks of the named programs, in the order of their execs. The rest is
 /// 0.
-static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
+static NAMED: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 const ENTRIES: usize = mapping::PAGE / size_of::<AtomicU64>();
 
 /// Maps the page. Without the page, every exec of an unserved program is named.
 pub fn prepare() {
     if let Ok(page) = mapping::shared_page_of_words() {
-        PAGE.store(page.as_ptr().cast_mut(), Ordering::Relaxed);
+        NAMED.store(page.as_ptr().cast_mut(), Ordering::Relaxed);
     }
 }
 
 /// Records that a message names the program in this file. Returns whether that is the first time.
 /// Returns `true`, too, if the page is full.
 pub fn is_new(file: &FileIdentity) -> bool {
-    let page = PAGE.load(Ordering::Relaxed);
+    let page = NAMED.load(Ordering::Relaxed);
     if page.is_null() {
         return true;
     }
