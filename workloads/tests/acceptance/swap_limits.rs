@@ -49,7 +49,7 @@ fn user_nobody_in_a_container_has_swapped_memory() {
         let unit = if mechanism.is_empty() { "pages of 4 KiB" } else { "pages of 64 KiB" };
         assert!(within_limit(finished).stderr.contains(unit), "{mechanism}");
     }
-    let swapped = Swapped::new(64, 4, "");
+    let swapped = Swapped::in_memory(64, 4, "");
     let program = swapped.stage.compile("swapped.c", &[]);
     let finished = within_limit(swapped.program_in(World::Confined, program).arg("12").finish());
     assert!(finished.stdout.ends_with(" checks hold\n"), "{}", finished.report());

@@ -2,10 +2,13 @@
 //! Their results must be those of a run without swap. Their resident memory must stay within the
 //! limit, as counted by usring and by the kernel.
 
-use std::fs::File;
+use nix::sys::statvfs::statvfs;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use tempfile::TempPath;
 use usring_swap::mappings::WINDOW;
 use workloads::harness::{Finished, REDIS_SERVER, Run, Stage, World, python, require};
 
@@ -15,6 +18,8 @@ pub const MIB: u64 = 1 << 20;
 pub struct Swapped {
     pub stage: Stage,
     options: String,
+    /// The store, if it is not on the stage. It is removed with this value.
+    _store: Option<TempPath>,
 }
 
 impl Swapped {
@@ -25,13 +30,28 @@ impl Swapped {
         let path = stage.write("swap", "");
         File::options().write(true).open(&path).and_then(|file| file.set_len(capacity * MIB)).unwrap();
         let options = format!("--swap=file:path={},limit={limit}M{more}", path.display());
-        Swapped { stage, options }
+        Swapped { stage, options, _store: None }
+    }
+
+    /// Makes a store as [`Swapped::new`] does, but in the file system /dev/shm, if that has room.
+    /// For tests that evict very often and do not depend on a disk.
+    pub fn in_memory(capacity: u64, limit: u64, more: &str) -> Swapped {
+        const FOLDER: &str = "/dev/shm";
+        let room = statvfs(FOLDER).map_or(0, |state| state.blocks_available() * state.fragment_size());
+        if room < 8 * capacity * MIB {
+            return Swapped::new(capacity, limit, more);
+        }
+        let store = tempfile::NamedTempFile::new_in(FOLDER).unwrap();
+        store.as_file().set_len(capacity * MIB).unwrap();
+        store.as_file().set_permissions(Permissions::from_mode(0o666)).unwrap();
+        let options = format!("--swap=file:path={},limit={limit}M{more}", store.path().display());
+        Swapped { stage: Stage::new(), options, _store: Some(store.into_temp_path()) }
     }
 
     /// Uses the device `device` as the store, with a limit of `limit` MiB. `more` is appended to
     /// the option.
     pub fn on(device: &str, limit: u64, more: &str) -> Swapped {
-        Swapped { stage: Stage::new(), options: format!("--swap={device},limit={limit}M{more}") }
+        Swapped { stage: Stage::new(), options: format!("--swap={device},limit={limit}M{more}"), _store: None }
     }
 
     pub fn program(&self, program: impl AsRef<Path>) -> Run {
@@ -135,7 +155,7 @@ fn python_builds_and_checks_a_gib_with_256_mib() {
 #[test]
 fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() {
     for mechanism in MECHANISMS {
-        let swapped = Swapped::new(128, 4, &format!(",mechanism={mechanism}"));
+        let swapped = Swapped::in_memory(128, 4, &format!(",mechanism={mechanism}"));
         let program = swapped.stage.compile("swapped.c", &[]);
         let finished = within_limit(swapped.program(program).args(["12"]).finish());
         assert_eq!(finished.stdout, "7 checks hold\n", "{mechanism}: {}", finished.report());
@@ -158,7 +178,7 @@ fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
             let together = if mechanism == "mprotect" { "16" } else { "1" };
             let arguments = [&seed.to_string(), STEPS, together];
             let expected = Command::new(&program).args(arguments).output().unwrap();
-            let swapped = Swapped::new(128, 8, &format!(",mechanism={mechanism}"));
+            let swapped = Swapped::in_memory(128, 8, &format!(",mechanism={mechanism}"));
             let finished = within_limit(swapped.program(&program).args(arguments).finish());
             let differs = |(expected, found): &(&str, &str)| expected != found;
             let expected = String::from_utf8(expected.stdout).unwrap();
@@ -179,7 +199,7 @@ fn blocking_and_large_calls_work_on_swapped_memory_by_every_mechanism() {
         for (source, size, holds) in
             [("swapped_waiting.c", "16", "9 checks hold\n"), ("swapped_calls.c", "8", "4 checks hold\n")]
         {
-            let swapped = Swapped::new(64, 4, &format!(",mechanism={mechanism}"));
+            let swapped = Swapped::in_memory(64, 4, &format!(",mechanism={mechanism}"));
             let program = swapped.stage.compile(source, &[]);
             let finished = swapped.program(program).args([size, "64"]).finish().succeeded();
             assert_eq!(finished.stdout, holds, "{mechanism}: {}", finished.report());
@@ -191,7 +211,7 @@ fn blocking_and_large_calls_work_on_swapped_memory_by_every_mechanism() {
 #[test]
 fn fork_copies_swapped_memory_to_the_child_by_every_mechanism() {
     for mechanism in MECHANISMS {
-        let swapped = Swapped::new(96, 4, &format!(",mechanism={mechanism}"));
+        let swapped = Swapped::in_memory(96, 4, &format!(",mechanism={mechanism}"));
         let program = swapped.stage.compile("forked.c", &[]);
         let expected = Command::new(&program).arg("6").output().unwrap();
         assert!(expected.status.success(), "by the kernel");
@@ -206,7 +226,7 @@ fn fork_copies_swapped_memory_to_the_child_by_every_mechanism() {
 #[test]
 fn a_child_that_does_not_inherit_memory_ends_and_reads_no_zeroes() {
     for mechanism in MECHANISMS {
-        let swapped = Swapped::new(96, 4, &format!(",mechanism={mechanism}"));
+        let swapped = Swapped::in_memory(96, 4, &format!(",mechanism={mechanism}"));
         let program = swapped.stage.compile("forked.c", &[]);
         let finished = within_limit(swapped.program(&program).args(["10", "touch"]).finish());
         assert_eq!(finished.stdout, "100 killed, 0 fine\n", "{mechanism}: {}", finished.report());
