@@ -65,6 +65,8 @@ pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(),
     let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
     if started.is_err() {
         own.die();
+        // Otherwise the ring and its SQ thread would refer to each other for good.
+        part(ring);
     }
     started
 }
