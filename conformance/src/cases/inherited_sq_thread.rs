@@ -284,3 +284,29 @@ case!(child_attaches_to_the_ring => "
     of the child
     child: exit 0
 ");
+
+/// The process that made a ring with IOPOLL waits for two CQEs. Its child consumes both, which
+/// count for the wait.
+fn maker_of_a_polled_ring_waits(t: &mut Transcript) {
+    let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL | u::IORING_SETUP_IOPOLL);
+    let shared = Shared::new();
+    let maker = std::process::id() as i32;
+    let child = shared::child(|| {
+        shared.until_step(1);
+        t.say(format_args!("sleeps {}", time::until_process_sleeps(maker)));
+        t.sorted(&run(&mut ring, &[nop(1)]));
+        t.sorted(&run(&mut ring, &[nop(2)]));
+        0
+    });
+    shared.step(1);
+    let waited = ring.enter(0, 2, u::IORING_ENTER_GETEVENTS);
+    shared::ended(t, child);
+    t.result("wait", waited);
+}
+case!(maker_of_a_polled_ring_waits => "
+    sleeps true
+    cqe 1: 0
+    cqe 2: 0
+    child: exit 0
+    wait = 0
+");

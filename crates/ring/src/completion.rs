@@ -41,6 +41,14 @@ pub struct CompletionQueue {
     forces_overflow: bool,
 }
 
+impl Memory {
+    /// Returns the CQ's head, as the program has last stored it. The caller needs no lock.
+    #[inline]
+    pub fn consumed(&self) -> u32 {
+        self.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
+    }
+}
+
 impl CompletionQueue {
     pub fn new(memory: &Memory) -> CompletionQueue {
         CompletionQueue {
@@ -230,7 +238,7 @@ impl CompletionQueue {
 
     #[inline]
     fn head(&self) -> u32 {
-        self.memory.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
+        self.memory.consumed()
     }
 
     /// Moves CQEs from the backlog into the CQ, as far as there is room, and publishes them.
@@ -274,7 +282,7 @@ impl CompletionQueue {
     /// Returns the CQ's head, as the program has last stored it.
     #[inline]
     pub fn consumed(&self) -> u32 {
-        self.head()
+        self.memory.consumed()
     }
 
     /// Returns the number of published CQEs from the index `consumed` on. `consumed`: an earlier

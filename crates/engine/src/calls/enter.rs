@@ -1,7 +1,8 @@
 //! io_uring_enter(2).
 
+use crate::driving::cq_wait::{self, CqWait};
 use crate::driving::wait::{self, WaitCall};
-use crate::driving::{cq_wait, dispatch, iopoll, submit};
+use crate::driving::{dispatch, iopoll, submit};
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::waiting::ask_processes;
 use alloc::sync::Arc;
@@ -306,9 +307,12 @@ impl Ring {
         }
         let mut wait_call = self.read_argument(call)?;
         wait_call.completions = call.min_complete.min(self.memory.layout().cq_entries);
-        // A child checks whether the process of the SQ thread is alive, which `cq_wait` does not.
-        if self.is_polled() && wait_call.mask.is_none() && !self.is_adopted() {
-            return cq_wait::wait(self, &mut wait_call);
+        if self.is_polled() && wait_call.mask.is_none() && !self.is_shared() {
+            wait_call.consumed = Some(self.memory.consumed());
+            match cq_wait::wait(self, &mut wait_call)? {
+                CqWait::Over => return Ok(()),
+                CqWait::IsShared => {}
+            }
         }
         wait::wait(self, &wait_call)
     }

@@ -34,10 +34,25 @@ use usring_sys::{Errno, signals, timer_slack};
 /// Polls of the CQ between two readings of the clock.
 const POLLS: u32 = 16;
 
-/// Waits for `call.completions` CQEs. Returns `EINTR` and `ETIME` only if the CQ is empty.
-pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
+/// Longest single sleep, in nanoseconds. A process that begins to use the ring may claim this
+/// sleeper and die before it wakes it.
+const LONGEST_SLEEP: Nanoseconds = 100_000_000;
+
+/// How a wait on the CQ has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CqWait {
+    /// The CQ holds enough CQEs, or the call's time is up or a signal came, and the CQ holds some.
+    Over,
+    /// Another process has begun to use the ring. The caller continues by `wait::wait`, which
+    /// counts the CQEs that other processes consume.
+    IsShared,
+}
+
+/// Waits for `call.completions` CQEs on a ring that no other process uses. Returns `EINTR` and
+/// `ETIME` only if the CQ is empty.
+pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
     if ring.memory.ready() >= call.completions {
-        return Ok(());
+        return Ok(CqWait::Over);
     }
     if probes::is_on(ring) {
         probes::waits(ring, call.completions);
@@ -51,7 +66,7 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
 
 /// Waits in three steps: sleeps by a timer, polls the CQ, and sleeps until the SQ thread wakes it.
 /// Skips the timer or the polling if the estimates say that this step saves no time.
-fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut WaitRecord) -> Result<(), Errno> {
+fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut WaitRecord) -> Result<CqWait, Errno> {
     let (waits, wanted) = (&ring.cq_waits, call.completions);
     let sleep_span = waits.timer_sleep();
     if sleep_span != 0 {
@@ -60,7 +75,7 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut Wai
         set(&waits.late, (7 * get(&waits.late) + late) / 8);
         if ring.memory.ready() >= wanted {
             record.outcome = Outcome::Overslept;
-            return Ok(());
+            return Ok(CqWait::Over);
         }
     }
     let elapsed = Ticks::now().since(start);
@@ -70,7 +85,7 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut Wai
         record.polling = Ticks::now().since(start) - elapsed;
         record.outcome = if found { Outcome::Seen } else { Outcome::Missed };
         if found {
-            return Ok(());
+            return Ok(CqWait::Over);
         }
     }
     let (slept, cost) = waits.metered(|| sleep(ring, call));
@@ -89,11 +104,11 @@ fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
 fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result<Nanoseconds, Errno> {
     let left = match wait::time_left(call, ring.memory.ready(), None) {
         Ok(left) => left.unwrap_or(span),
-        Err(error) => return or_what_there_is(ring, error).map(|()| 0),
+        Err(error) => return or_what_there_is(ring, error).map(|_| 0),
     };
     let (slept, cost) = ring.cq_waits.metered(|| timer_slack::sleep_precisely(span.min(left)));
     match slept {
-        Err(Errno::EINTR) => or_what_there_is(ring, Errno::EINTR).map(|()| cost),
+        Err(Errno::EINTR) => or_what_there_is(ring, Errno::EINTR).map(|_| cost),
         _ => Ok(cost),
     }
 }
@@ -112,13 +127,17 @@ fn poll(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
     false
 }
 
-/// Sleeps until there are enough CQEs. Errors: `EINTR` and `ETIME`, if the CQ is empty.
-fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
+/// Sleeps until there are enough CQEs, or until another process uses the ring. Errors: `EINTR` and
+/// `ETIME`, if the CQ is empty.
+fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
     let word = &ring.wakers.sleep;
     loop {
         let ready = ring.memory.ready();
         if ready >= call.completions {
-            return Ok(());
+            return Ok(CqWait::Over);
+        }
+        if ring.is_shared() {
+            return Ok(CqWait::IsShared);
         }
         let span = match wait::time_left(call, ready, None) {
             Ok(span) => span,
@@ -126,7 +145,8 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
         };
         let ticket = word.announce(Sleeper::Futex, call.completions);
         let slept = if ring.memory.ready() < call.completions {
-            usring_sys::wait::futex(word.futex(), ticket.futex_value(), span)
+            let span = span.map_or(LONGEST_SLEEP, |span| span.min(LONGEST_SLEEP));
+            usring_sys::wait::futex(word.futex(), ticket.futex_value(), Some(span))
         } else {
             Ok(())
         };
@@ -140,6 +160,6 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
 }
 
 /// Ends a wait early: returns `Ok` if the CQ holds a CQE, else `error`.
-fn or_what_there_is(ring: &Ring, error: Errno) -> Result<(), Errno> {
-    if ring.memory.ready() > 0 { Ok(()) } else { Err(error) }
+fn or_what_there_is(ring: &Ring, error: Errno) -> Result<CqWait, Errno> {
+    if ring.memory.ready() > 0 { Ok(CqWait::Over) } else { Err(error) }
 }

@@ -32,6 +32,8 @@ pub(crate) struct WaitCall {
     pub minimum: Option<Nanoseconds>,
     /// Signal mask while the waiter sleeps.
     pub mask: Option<u64>,
+    /// The head of the CQ when this wait began. `None`: not read yet.
+    pub consumed: Option<u32>,
     /// Whether to return as soon as a request is in flight on a device, because the caller is going
     /// to poll for it.
     pub until_devices: bool,
@@ -54,8 +56,6 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut rate = CompletionRate::default();
     // The ring's number of TIMEOUTs that had ended when this wait began. `None`: not read yet.
     let mut ended = None;
-    // The head of the CQ when this wait began. `None`: not read yet.
-    let mut consumed = None;
     if call.completions == 0 {
         choose_some(ring);
     }
@@ -64,7 +64,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         if locked.retired {
             return Err(Errno::EINVAL);
         }
-        let consumed = *consumed.get_or_insert(locked.queues.cq.consumed());
+        let consumed = *call.consumed.get_or_insert(locked.queues.cq.consumed());
         let begins = core::mem::take(&mut is_first);
         complete_and_publish(&mut locked, call.completions, &mut polled, begins, hurries);
         let ready = ready(&locked, consumed);
