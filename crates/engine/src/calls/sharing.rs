@@ -60,8 +60,8 @@ impl Ring {
     }
 
     /// Stops using the ring if other processes use it. Requests of this process continue. Returns
-    /// `false` if the caller may close the ring: no other process uses it, or no process needs this
-    /// one for it.
+    /// `false` if the caller may close the ring: no other process uses it, or this process has
+    /// neither requests nor the SQ thread of the ring.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
         if !self.is_shared() {
             return false;
