@@ -285,6 +285,38 @@ case!(child_attaches_to_the_ring => "
     child: exit 0
 ");
 
+/// Two rings share an SQ thread. A process closes one of them before its child uses it. The child's
+/// call on that ring ends: with success on the kernel, with EOWNERDEAD on usring.
+fn parent_closes_one_of_two_rings(t: &mut Transcript) {
+    let mut first = sq_thread::ring(1);
+    let mut second = Ring::with(8, |params| {
+        params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
+        params.sq_thread_idle = 1;
+        params.wq_fd = first.fd as u32;
+    })
+    .expect("an attached ring");
+    let shared = Shared::new();
+    let child = shared::child(|| {
+        shared.until_step(1);
+        first.push(nop(1));
+        let count = first.forget_pending();
+        let result = first.enter(count, 1, WAKEUP | u::IORING_ENTER_GETEVENTS);
+        t.say(format_args!("ends {}", result == 1 || result == -libc::EOWNERDEAD));
+        0
+    });
+    t.result("close", first.close());
+    first.unmap();
+    shared.step(1);
+    shared::ended(t, child);
+    t.sorted(&run(&mut second, &[nop(2)]));
+}
+case!(parent_closes_one_of_two_rings => "
+    close = 0
+    ends true
+    child: exit 0
+    cqe 2: 0
+");
+
 /// The process that made a ring with IOPOLL waits for two CQEs. Its child consumes both, which
 /// count for the wait.
 fn maker_of_a_polled_ring_waits(t: &mut Transcript) {

@@ -244,9 +244,9 @@ impl Ring {
         if self.memory.flags() & abi::IORING_SQ_CQ_OVERFLOW != 0 {
             self.flush_overflow();
         }
-        self.sq_thread.check_alive()?;
+        self.sq_thread.check_alive(self)?;
         if call.has(abi::IORING_ENTER_SQ_WAKEUP) {
-            self.sq_thread.wake(self);
+            self.sq_thread.wake();
         }
         if call.has(abi::IORING_ENTER_SQ_WAIT) {
             self.sq_thread.wait_for_room(self)?;

@@ -265,7 +265,7 @@ fn enable(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
         locked.ring.control.expect_unjournaled();
     }
     locked.ring.control.enable();
-    locked.ring.sq_thread.wake(locked.ring);
+    locked.ring.sq_thread.wake();
     Ok(0)
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             continue;
         }
         let Some(locked) = advance(ring, locked, &call, core::mem::take(&mut notifies_tracers))? else { continue };
-        let left = match ring.sq_thread.is_lost() {
+        let left = match ring.sq_thread.is_lost(ring) {
             true => Err(Errno::EOWNERDEAD),
             false => time_left(&mut call, ready, locked.waiting.timeouts.until_next()),
         };

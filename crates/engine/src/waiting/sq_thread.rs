@@ -49,13 +49,16 @@ impl Words {
         self.ended.load(Ordering::SeqCst) != 0
     }
 
-    /// Wakes the SQ thread.
+    /// Wakes the SQ thread, also if another process has died when it was about to wake it.
     fn wake(&self) {
-        wake(&self.sleep);
+        self.sleep.rouse();
     }
 
+    /// Wakes the callers that wait for room in an SQ. Only the process of the SQ thread does so.
     fn announce_room(&self) {
-        wake(&self.room);
+        if self.room.wake_target(u32::MAX) == Wake::Futex {
+            self.room.wake_futex();
+        }
     }
 }
 
@@ -96,43 +99,41 @@ impl SqThreadHandle {
         self.thread.lock().as_ref().is_some_and(|thread| !thread.words.has_ended())
     }
 
-    /// Returns the words of the SQ thread. Error: `EOWNERDEAD` if the SQ thread has ended or could
-    /// not be started, or if it does not serve the ring any more.
-    fn alive(&self) -> Result<&Words, Errno> {
+    /// Returns the words of the SQ thread of `ring`. Error: `EOWNERDEAD` if the SQ thread has ended
+    /// or could not be started, or if it does not serve the ring any more.
+    fn alive(&self, ring: &Ring) -> Result<&Words, Errno> {
         let serves = |words: &&Words| match self.is_ancestors {
-            true => !words.has_ended() && process_number::is_alive(words.process),
+            // An SQ thread that serves several rings goes on after its process has ended `ring`.
+            true => !words.has_ended() && ring.control.maker().is_some() && process_number::is_alive(words.process),
             false => self.is_own(),
         };
         self.words.as_ref().filter(serves).ok_or(Errno::EOWNERDEAD)
     }
 
-    /// Returns whether the SQ thread was one of an ancestor and does not serve the ring any more.
-    /// The ring may then get no further CQE.
-    pub fn is_lost(&self) -> bool {
-        self.is_ancestors && self.words.is_some() && self.alive().is_err()
+    /// Returns whether the SQ thread of `ring` was one of an ancestor and does not serve the ring
+    /// any more. The ring may then get no further CQE.
+    pub fn is_lost(&self, ring: &Ring) -> bool {
+        self.is_ancestors && self.words.is_some() && self.alive(ring).is_err()
     }
 
-    /// Returns `EOWNERDEAD` if the ring has no SQ thread (any more).
-    pub fn check_alive(&self) -> Result<(), Errno> {
-        self.alive().map(drop)
+    /// Returns `EOWNERDEAD` if `ring` has no SQ thread (any more).
+    pub fn check_alive(&self, ring: &Ring) -> Result<(), Errno> {
+        self.alive(ring).map(drop)
     }
 
-    /// Wakes the SQ thread of `ring`, if there is one.
-    pub fn wake(&self, ring: &Ring) {
-        let Some(words) = &self.words else { return };
-        match ring.is_shared() {
-            // Another process may have died when it was about to wake the SQ thread.
-            true => words.sleep.rouse(),
-            false => words.wake(),
+    /// Wakes the SQ thread, if there is one.
+    pub fn wake(&self) {
+        if let Some(words) = &self.words {
+            words.wake();
         }
     }
 
-    /// Sleeps until the ring's SQ has room (SQ_WAIT). Errors: `EINTR` after a signal; `EOWNERDEAD`
-    /// if the ring has no SQ thread (any more).
+    /// Sleeps until the SQ of `ring` has room (SQ_WAIT). Errors: `EINTR` after a signal;
+    /// `EOWNERDEAD` if the ring has no SQ thread (any more).
     pub fn wait_for_room(&self, ring: &Ring) -> Result<(), Errno> {
         let limit = self.is_ancestors.then_some(LONGEST_CHILD_SLEEP);
         loop {
-            let words = self.alive()?;
+            let words = self.alive(ring)?;
             let ticket = words.room.announce(Sleeper::Futex, 1);
             let slept = if ring.memory.is_submission_full() && !words.has_ended() {
                 wait::futex(words.room.futex(), ticket.futex_value(), limit)
@@ -213,11 +214,5 @@ impl SqThread {
 
     pub fn announce_room(&self) {
         self.words.announce_room();
-    }
-}
-
-fn wake(word: &SleepWord) {
-    if word.wake_target(u32::MAX) == Wake::Futex {
-        word.wake_futex();
     }
 }
