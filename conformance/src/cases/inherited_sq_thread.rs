@@ -4,14 +4,14 @@
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use usring_uapi::io_uring as u;
+use usring_uapi::{io_uring as u, sqe_flags};
 
 use super::reg;
 use super::sq_thread::{self, asleep, hand_over, run};
 use crate::files;
 use crate::ring::Ring;
 use crate::shared::{self, Kind, Shared};
-use crate::sqe::{nop, poll, read_at};
+use crate::sqe::{Change, nop, poll, read_at, timeout};
 use crate::time::{self, until};
 use crate::transcript::Transcript;
 
@@ -315,6 +315,83 @@ case!(parent_closes_one_of_two_rings => "
     ends true
     child: exit 0
     cqe 2: 0
+");
+
+/// A child hands requests over to the SQ thread, and makes no call while the process that made the
+/// ring is killed. `push` writes the SQEs. Prints what the child's next call returns, the CQEs, and
+/// whether the SQ thread then needs a wake-up.
+fn kill_creator_between_calls(t: &mut Transcript, push: impl Fn(&mut Ring, &Shared)) {
+    // SAFETY: the call only makes this process the new parent of orphans.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+    let shared = Shared::new();
+    let creator = shared::child(|| {
+        let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL);
+        let child = shared::child(|| {
+            t.result("enter", ring.enter(0, 0, 0));
+            push(&mut ring, &shared);
+            hand_over(&mut ring);
+            let all = ring.sq_tail();
+            assert!(until(|| ring.sq_head() == all), "the SQ thread takes too little");
+            shared.step(1);
+            shared.until_step(2);
+            t.result("enter", ring.enter(0, 0, WAKEUP));
+            t.sorted(&ring.reap());
+            t.say(format_args!("needs wakeup {}", asleep(&ring)));
+            0
+        });
+        shared.word(0).store(child as u32, std::sync::atomic::Ordering::SeqCst);
+        shared.until_step(3);
+        0
+    });
+    shared.until_step(1);
+    shared.until_word(0, 1);
+    let child = shared.word(0).load(std::sync::atomic::Ordering::SeqCst) as i32;
+    // The SQ thread has published the SQ's head, and now issues what it took.
+    time::long_enough_to_notice();
+    shared::kill(t, creator);
+    shared.step(2);
+    shared::ended(t, child);
+}
+
+/// The process that made the ring is killed while its child is outside of all calls. The child's
+/// next call finds the CQE of the request.
+fn creator_is_killed_between_calls(t: &mut Transcript) {
+    let (reader, _writer) = files::pipe();
+    kill_creator_between_calls(t, |ring, shared| {
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(8), 8, 0, 1));
+    });
+}
+case!(creator_is_killed_between_calls => "
+    enter = 0
+    child: signal 9
+    enter = -EOWNERDEAD
+    cqe 1: -ECANCELED
+    needs wakeup true
+    child: exit 0
+");
+
+/// Timeouts and requests that a drain holds back end with the process that made the ring, because
+/// they are requests of its SQ thread.
+fn killed_creators_timeout_and_drain(t: &mut Transcript) {
+    let (reader, _writer) = files::pipe();
+    let long = time::LONG;
+    kill_creator_between_calls(t, |ring, shared| {
+        ring.push(timeout(&long, 0, 0, 1));
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(8), 8, 0, 2));
+        ring.push(nop(3).flagged(sqe_flags::IO_DRAIN));
+        ring.push(nop(4));
+    });
+}
+case!(killed_creators_timeout_and_drain => "
+    enter = 0
+    child: signal 9
+    enter = -EOWNERDEAD
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    needs wakeup true
+    child: exit 0
 ");
 
 /// The process that made a ring with IOPOLL waits for two CQEs. Its child consumes both, which

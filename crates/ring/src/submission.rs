@@ -143,8 +143,14 @@ impl SubmissionQueue {
     /// 2. It calls this function for each of its rings, and sleeps if all calls return `true`.
     /// 3. It calls [`SubmissionQueue::end_sleep`] before it looks for entries again.
     pub fn prepare_sleep(&mut self) -> bool {
-        self.set_flag(flags::NEED_WAKEUP);
+        self.need_wakeup();
         self.pending() == 0
+    }
+
+    /// Sets `NEED_WAKEUP` and executes a full barrier. After the end of the SQ thread the flag
+    /// stays set. So the program makes a call, which returns that the SQ thread has ended.
+    pub fn need_wakeup(&self) {
+        self.set_flag(flags::NEED_WAKEUP);
     }
 
     /// Clears `NEED_WAKEUP`, after the SQ thread has woken.

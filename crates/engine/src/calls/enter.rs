@@ -2,7 +2,7 @@
 
 use crate::driving::cq_wait::{self, CqWait};
 use crate::driving::wait::{self, WaitCall};
-use crate::driving::{dispatch, iopoll, submit};
+use crate::driving::{dispatch, ended, iopoll, submit};
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::waiting::ask_processes;
 use alloc::sync::Arc;
@@ -244,7 +244,10 @@ impl Ring {
         if self.memory.flags() & abi::IORING_SQ_CQ_OVERFLOW != 0 {
             self.flush_overflow();
         }
-        self.sq_thread.check_alive(self)?;
+        if let Err(error) = self.sq_thread.check_alive(self) {
+            ended::complete_for_lost_thread(self);
+            return Err(error);
+        }
         if call.has(abi::IORING_ENTER_SQ_WAKEUP) {
             self.sq_thread.wake();
         }

@@ -3,16 +3,19 @@
 //!
 //! The kernel completes such a request when its worker runs or its file becomes ready. Here the
 //! waiter completes all of them at once, because the workers and descriptors that served them ended
-//! with their process. A timeout goes on: it becomes a request of the waiter's process.
+//! with their process. A timeout goes on: it becomes a request of the waiter's process. On a ring
+//! with SQPOLL all requests are those of the SQ thread, and end with its process, as in the kernel.
 
 use crate::driving::expiry;
-use crate::ring::LockedRing;
+use crate::ring::{Exit, LockedRing, Ring};
 use crate::submission::opcode_table;
 use crate::waiting::shared_timers;
+use alloc::sync::Arc;
 use usring_ring::JournalSlot;
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::process_number;
+use usring_uapi::io_uring as abi;
 
 /// Longest sleep of a waiter, in nanoseconds, while other processes have requests in flight. After
 /// it the waiter checks whether those processes are alive.
@@ -22,10 +25,11 @@ const CHECK_INTERVAL_NS: Nanoseconds = 10_000_000;
 /// waking the waiter.
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
-/// Completes the requests of processes that have ended, with −ECANCELED. Only their timeouts go on,
-/// as timeouts of this process. Releases the requests that an IO_DRAIN has held back and that now
-/// have nothing left to wait for. A waiter of a shared ring calls this function before it sleeps.
-/// Returns whether there is anything to publish or to start: the caller then finishes the batch.
+/// Completes the requests of processes that have ended, with −ECANCELED. On a ring without SQPOLL,
+/// their timeouts go on, as timeouts of this process. Releases the requests that an IO_DRAIN has
+/// held back and that now have nothing left to wait for. A waiter of a shared ring calls this
+/// function before it sleeps. Returns whether there is anything to publish or to start: the caller
+/// then finishes the batch.
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     let ended = locked.journal().take_orphans(process_number::is_alive);
@@ -47,9 +51,26 @@ pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     goes_on || locked.queues.cq.has_unannounced() || !locked.queues.successors.is_empty()
 }
 
+/// Completes the requests of an SQ thread that has ended with its process, for a caller that is
+/// about to return `EOWNERDEAD`. Without this call no later call of this process would do so.
+#[cold]
+#[inline(never)]
+pub(crate) fn complete_for_lost_thread(ring: &Arc<Ring>) {
+    let mut locked = ring.lock();
+    locked.queues.sq.need_wakeup();
+    if ring.is_shared() && complete(&mut locked) {
+        locked.finish_batch();
+    }
+    locked.release(Exit::Leave);
+}
+
 /// Turns a timeout of a process that has ended into a timeout of this process. Returns `false` if
-/// the request is no timeout, or if there is no memory for it.
+/// the request is no timeout, or if there is no memory for it. Also returns `false` on a ring with
+/// SQPOLL.
 fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> bool {
+    if locked.ring.has(abi::IORING_SETUP_SQPOLL) {
+        return false;
+    }
     let Some(timer) = locked.journal().timer(slot) else { return false };
     let Some(mut request) = locked.queues.pool.take() else { return false };
     request.sqe = shared_timers::sqe(user_data);

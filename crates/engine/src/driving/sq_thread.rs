@@ -206,7 +206,10 @@ impl SqThread {
         let _ = self.words.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();
-            locked.queues.sq.end_sleep();
+            // A ring that was closed meanwhile keeps the flag for other processes (`Ring::end`).
+            if !locked.closed {
+                locked.queues.sq.end_sleep();
+            }
             locked.release(Exit::Pause);
         }
     }

@@ -75,12 +75,14 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             return Ok(());
         }
+        // First, so that `ended::complete` completes all requests that the lost thread has left.
+        let is_lost = has_lost_thread(&locked);
         if ring.is_shared() && ended::complete(&mut locked) {
             locked.release(Exit::Leave);
             continue;
         }
         let Some(locked) = advance(ring, locked, &call, core::mem::take(&mut notifies_tracers))? else { continue };
-        let left = match ring.sq_thread.is_lost(ring) {
+        let left = match is_lost {
             true => Err(Errno::EOWNERDEAD),
             false => time_left(&mut call, ready, locked.waiting.timeouts.until_next()),
         };
@@ -119,6 +121,17 @@ fn choose_some(ring: &Arc<Ring>) {
         order::choose_some(&mut locked);
         locked.release(Exit::Leave);
     }
+}
+
+/// Returns whether the ring's SQ thread was one of an ancestor and does not serve the ring any
+/// more. If so, sets NEED_WAKEUP, so that the program does not rely on the SQ thread.
+#[inline]
+fn has_lost_thread(locked: &LockedRing) -> bool {
+    let is_lost = locked.ring.sq_thread.is_lost(locked.ring);
+    if is_lost {
+        locked.queues.sq.need_wakeup();
+    }
+    is_lost
 }
 
 /// Returns the number of CQEs that count for a wait. `consumed`: the CQ's head when the wait began.

@@ -21,6 +21,7 @@ use crate::request::{Request, RequestEntry};
 use crate::ring::{LockedRing, Queues};
 use usring_ring::HeldRequest;
 use usring_sys::{Errno, process_number};
+use usring_uapi::io_uring as abi;
 
 impl LockedRing<'_> {
     /// Queues a request behind the requests that it waits for. If it waits for none, releases it at
@@ -165,7 +166,9 @@ impl LockedRing<'_> {
     /// Completes a held-back request of a process that has died, and the other requests of its
     /// chain, with errors.
     fn end_held(&mut self, held: &HeldRequest) {
-        let mut error = Errno::EFAULT;
+        // The kernel cancels the requests of an SQ thread when its process ends.
+        let is_sq_threads = self.ring.has(abi::IORING_SETUP_SQPOLL);
+        let mut error = if is_sq_threads { Errno::ECANCELED } else { Errno::EFAULT };
         for (slot, user_data) in self.journal().take_held(held) {
             self.complete_orphan(slot, user_data, error);
             error = Errno::ECANCELED;
