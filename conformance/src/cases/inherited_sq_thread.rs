@@ -123,6 +123,27 @@ case!(creator_closes_the_ring => "
     child: exit 0
 ");
 
+/// A child uses the ring and closes it. The SQ thread, which is awake, does not ask the other
+/// process to wake it.
+fn child_closes_the_ring(t: &mut Transcript) {
+    let mut ring = sq_thread::ring(10_000);
+    t.sorted(&run(&mut ring, &[nop(1)]));
+    shared::run_child(t, |t| {
+        t.result("enter", ring.enter(0, 0, 0));
+        t.result("close", ring.close());
+    });
+    t.say(format_args!("asks for a wake-up: {}", asleep(&ring)));
+    t.sorted(&run(&mut ring, &[nop(2)]));
+}
+case!(child_closes_the_ring => "
+    cqe 1: 0
+    enter = 0
+    close = 0
+    child: exit 0
+    asks for a wake-up: false
+    cqe 2: 0
+");
+
 /// A child waits for a read that the SQ thread has submitted. The process that made the ring is
 /// killed.
 fn creator_is_killed_in_a_wait(t: &mut Transcript) {

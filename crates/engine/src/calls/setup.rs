@@ -175,11 +175,11 @@ impl Ring {
         locked.closed = true;
         if !self.is_adopted() {
             self.control.note_maker_has_left();
-        }
-        if self.has(abi::IORING_SETUP_SQPOLL) {
-            // A child that has inherited the ring then learns by its next call that the ring has no
-            // SQ thread.
-            locked.queues.sq.need_wakeup();
+            if self.has(abi::IORING_SETUP_SQPOLL) {
+                // A child that has inherited the ring then learns by its next call that the ring
+                // has no SQ thread.
+                locked.queues.sq.need_wakeup();
+            }
         }
         locked.queues.consumer.seal();
         while locked.waiting.polls.extract(|_| true).is_some() {}

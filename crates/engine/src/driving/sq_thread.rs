@@ -191,6 +191,12 @@ impl SqThread {
         let mut idle = self.changes.load(Ordering::SeqCst) == seen;
         for ring in rings {
             let mut locked = ring.lock();
+            if locked.closed {
+                // The program may use the ring's memory for something else.
+                idle = false;
+                locked.release(Exit::Pause);
+                continue;
+            }
             let nothing = locked.queues.sq.prepare_sleep();
             idle &= nothing || ring.is_disabled();
             locked.release(Exit::Pause);
