@@ -7,7 +7,7 @@
 //! - No part is handed out twice, because a forked child may still use it. So a part consists of
 //!   zero bytes.
 //! - A mapping ends with the last of its parts. Until then it keeps the memory of parts that are no
-//!   longer used. [`LONGEST_MAPPING`] limits how much that is.
+//!   longer used. `LONGEST_MAPPING` limits how much that is.
 //! - A forked child begins with empty pools. Parent and child never get the same part. The child
 //!   has no memory from which its parent will take parts: a mapping stays out of children
 //!   (MADV_DONTFORK) except for its parts. (A child that another thread forks just before that
