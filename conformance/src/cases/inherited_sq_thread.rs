@@ -255,16 +255,21 @@ case!(polled_ring_of_a_child => "
     cqe 3: 0
 ");
 
+/// Makes a ring with SQPOLL that asks for the SQ thread of `other` (ATTACH_WQ).
+fn attached_to(other: &Ring) -> Ring {
+    let attached = Ring::with(8, |params| {
+        params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
+        params.sq_thread_idle = 1;
+        params.wq_fd = other.fd as u32;
+    });
+    attached.expect("an attached ring")
+}
+
 /// A process whose child uses an inherited ring attaches a new ring to the same SQ thread, and
 /// closes the first.
 fn attached_ring_of_a_parent(t: &mut Transcript) {
     let mut first = sq_thread::ring(1);
-    let mut second = Ring::with(8, |params| {
-        params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
-        params.sq_thread_idle = 1;
-        params.wq_fd = first.fd as u32;
-    })
-    .expect("an attached ring");
+    let mut second = attached_to(&first);
     t.result("close", first.close());
     shared::run_child(t, |t| {
         assert!(until(|| asleep(&second)), "the SQ thread does not fall asleep");
@@ -291,11 +296,7 @@ fn child_attaches_to_the_ring(t: &mut Transcript) {
         let other = files::memory_file(b"of the child");
         // SAFETY: both numbers are open, and the first belongs to this case.
         unsafe { libc::dup2(other.as_raw_fd(), file.as_raw_fd()) };
-        let mut own = Ring::with(8, |params| {
-            params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
-            params.wq_fd = inherited.fd as u32;
-        })
-        .expect("an attached ring");
+        let mut own = attached_to(&inherited);
         t.sorted(&run(&mut own, &[read_at(file.as_raw_fd(), shared.slot(0), 64, 0, 1)]));
         t.say(shared.text(0));
     });
@@ -310,12 +311,7 @@ case!(child_attaches_to_the_ring => "
 /// call on that ring ends: with success on the kernel, with EOWNERDEAD on usring.
 fn parent_closes_one_of_two_rings(t: &mut Transcript) {
     let mut first = sq_thread::ring(1);
-    let mut second = Ring::with(8, |params| {
-        params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
-        params.sq_thread_idle = 1;
-        params.wq_fd = first.fd as u32;
-    })
-    .expect("an attached ring");
+    let mut second = attached_to(&first);
     let shared = Shared::new();
     let child = shared::child(|| {
         shared.until_step(1);

@@ -47,7 +47,7 @@ pub mod flags {
 /// 2. from the next page on, both queues;
 /// 3. the words of [`crate::Control`], the journal, the backlog and the registrations.
 ///
-/// fork(2) has to copy each mapping of a process. So many rings share a mapping of the engine
+/// fork(2) copies each mapping of a process. Therefore the rings of a process share few mappings
 /// (`POOL`). A program that maps the SQEs and the queues at adjacent addresses gets one mapping of
 /// them, because they are adjacent here, too.
 #[derive(Clone)]

@@ -133,6 +133,9 @@ impl Mapping {
     }
 }
 
+// A forked child must not drop a mapping of its parent's, because it did not inherit all its pages
+// ([`Mapping::set_inherited`]). Other memory of the child may lie in the gap. usring never drops
+// the rings that a child has inherited.
 impl Drop for Mapping {
     fn drop(&mut self) {
         let _ = unmap(self.address, self.length);
