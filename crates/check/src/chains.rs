@@ -1,5 +1,6 @@
-//! Chains of linked requests that a short transfer broke. A program that notices the short transfer
-//! submits the cancelled requests again. If it does not, the work of these requests is never done.
+//! Finds chains of linked requests that a short transfer broke: it cancelled the rest of the chain.
+//! A program that notices this submits the cancelled requests again. Otherwise their work is never
+//! done.
 
 use crate::requests::InFlight;
 use alloc::collections::BTreeMap;
@@ -42,8 +43,8 @@ impl Chains {
         }
     }
 
-    /// Notes a submission. If the request has the opcode and the file of a cancelled request, the
-    /// program continues the broken chain. The chain is then forgotten.
+    /// Notes that the program submits a request. If a cancelled request had the same opcode and
+    /// file number, the program has noticed the short transfer, and its chain is forgotten.
     pub fn submit(&mut self, opcode: u8, number: i32) {
         if !self.broken.is_empty() {
             self.broken.retain(|_, broken| !broken.cancelled.contains(&(opcode, number)));

@@ -94,7 +94,7 @@ pub struct Finding {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     Finding(Finding),
-    /// How often this process has found the misuse with this key so far.
+    /// How often `process` has made the finding `key` so far.
     Again {
         process: u32,
         key: u64,

@@ -65,7 +65,7 @@ fn append(record: &Record) {
         SystemCall::new(linux::__NR_write, [width::word(file), bytes.as_ptr() as u64, bytes.len() as u64, 0, 0]).run();
 }
 
-/// The findings of this process so far: how often each was made, by its key.
+/// How often this process has made each finding, by the finding's key (`key_of`).
 #[derive(Default)]
 pub(crate) struct Findings(BTreeMap<u64, u64>);
 
@@ -102,7 +102,8 @@ impl Findings {
         }
     }
 
-    /// Records how often each finding was made. Called at the end of the process.
+    /// Records the count of each repeated finding, unless [`Self::add`] has just recorded it.
+    /// Called at the end of the process.
     pub fn record_counts(&self) {
         let process = process();
         let repeated = self.0.iter().filter(|(_, count)| **count > 1 && !count.is_power_of_two());
@@ -176,7 +177,8 @@ fn program() -> Vec<u8> {
     path
 }
 
-/// Sends SIGABRT to the calling thread, or to the process if the thread is usring's.
+/// Sends SIGABRT to the calling thread. If the thread is usring's, or the signal cannot be sent to
+/// it, sends SIGABRT to the process.
 fn abort() {
     let thread = signals::thread_id();
     let is_own = matches!(own_threads::owner_of(thread), Owner::Usring | Owner::Submitter);

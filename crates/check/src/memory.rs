@@ -7,7 +7,7 @@ use usring_sys::process_maps::Maps;
 use usring_sys::{SystemCall, UserAddress, thread, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Maximum number of bytes of a request that its checksum covers.
+/// Maximum number of bytes of a request's memory that its checksum covers.
 const MOST_BYTES: u64 = 256 << 10;
 const PIECE: usize = 1024;
 
@@ -85,7 +85,7 @@ fn follows_call(address: u64) -> bool {
     {
         return false;
     }
-    // In an indirect call's second byte (ModRM), the middle bits hold the number 2.
+    // In the second byte (ModRM) of an indirect call, bits 3 to 5 hold 2, which selects `call`.
     let is_indirect = |length: usize| {
         code[MOST_INSTRUCTION_BYTES - length] == 0xff && code[MOST_INSTRUCTION_BYTES - length + 1] >> 3 & 7 == 2
     };
@@ -104,9 +104,9 @@ pub(crate) enum Frame {
     HasChanged,
 }
 
-/// Returns whether the stack frame of a buffer still exists. The frame existed when the request was
-/// submitted. Returns [`Frame::Exists`] unless the buffer and the stack pointer are both in the
-/// thread's own stack: this function cannot judge a signal stack or a coroutine's stack.
+/// Returns whether the stack frame that held a buffer at the request's submission still exists.
+/// Returns [`Frame::Exists`] unless the buffer and the stack pointer are both in the thread's own
+/// stack: this function cannot judge a signal stack or a coroutine's stack.
 pub(crate) fn frame_of(buffer: u64, slot: ReturnSlot, now: Registers, is_main: bool) -> Frame {
     let frame = if buffer < now.stack.saturating_sub(RED_ZONE) {
         Frame::HasEnded

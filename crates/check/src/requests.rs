@@ -37,7 +37,7 @@ pub(crate) struct InFlight {
     pub access: Access,
     pub memory: Vec<IoVector>,
     /// The first return address above the request's memory, if the memory lies in the stack of the
-    /// submitting thread.
+    /// submitting thread. It shows whether the stack frame has ended.
     pub slot: Option<ReturnSlot>,
     /// Checksum of the memory at the submission, if a change of the memory would be a mistake.
     pub checksum: Option<u64>,
@@ -47,7 +47,7 @@ pub(crate) struct InFlight {
     pub held_back: HeldBack,
     /// Number of the request's chain; 0: the request is in no chain.
     pub chain: u64,
-    /// The call that closed the request's file, and the file.
+    /// The call that closed the request's file before the request was complete, and the file.
     pub closed: Option<(Arc<Stack>, FileIdentity)>,
     /// Whether a finding was made about the request's memory, so that no further finding is made.
     pub is_reported: bool,
@@ -113,7 +113,7 @@ pub(crate) struct Done {
     pub request: InFlight,
 }
 
-/// Maximum number of completions of a ring that are remembered.
+/// Maximum number of completions that are remembered for a ring until the program consumes them.
 const MOST_DONE: usize = 4096;
 
 #[derive(Default)]

@@ -44,8 +44,8 @@ struct State {
 
 static STATE: PerProcess<Mutex<State>> = PerProcess::new();
 
-/// Number of requests in flight. A forked child inherits its parent's number until its own first
-/// request.
+/// Number of requests in flight. In a forked child it keeps the parent's value until the child's
+/// first request.
 pub static IN_FLIGHT: AtomicU32 = AtomicU32::new(0);
 
 fn state() -> Guard<'static, State> {
@@ -58,7 +58,7 @@ pub fn is_in_flight() -> bool {
 }
 
 /// Returns whether memory of a request in flight begins in the 1 TiB from the address `start`
-/// upwards. If not, no block of memory that begins at `start` contains such memory.
+/// upwards. If not, no request in flight uses a block of memory that begins at `start`.
 pub fn has_memory_in_flight(start: u64) -> bool {
     is_in_flight()
         && state().requests.in_flight.values().any(|it| it.memory.iter().any(|m| m.base.wrapping_sub(start) < 1 << 40))
