@@ -46,7 +46,7 @@ pub fn operation_with_origin(history: &History, index: usize) -> String {
     }
 }
 
-/// Says why a power loss at a position can undo an operation.
+/// Says why a power loss at the position `cut` can undo the operation with this index.
 pub fn reason(history: &History, index: usize, cut: Position) -> String {
     let change = &history.operations[index];
     let Some(end) = change.end.filter(|end| *end < cut) else {

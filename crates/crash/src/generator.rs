@@ -1,4 +1,4 @@
-//! Generates plans of power losses, those first whose checks are most likely to fail.
+//! Chooses the power losses to try: first those on which the check most probably fails.
 //!
 //! | stage | what the power loss leaves of the operations that it can undo |
 //! |---|---|
@@ -23,7 +23,7 @@ use usring_sys::width;
 /// Sizes of the sectors by which writes are torn.
 const SECTORS: [u64; 2] = [512, 4096];
 /// Maximum number of operations that the stages `Singles` and `Parts` try one by one at a position.
-/// If more are pending, these stages try the newest operations and some random older ones.
+/// If a power loss there can undo more, they try the newest operations and some random older ones.
 const MOST_SINGLES: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,8 +48,8 @@ impl Stage {
     }
 }
 
-/// The sequence of plans. It ends only after a pass over the history in the stage `Random` has
-/// found no operation that a power loss can undo.
+/// The sequence of plans for power losses. It ends only after a pass over the history in the stage
+/// `Random` has found no operation that a power loss can undo.
 pub struct Generator<'a> {
     history: &'a History,
     durability: &'a Durability,
@@ -169,7 +169,8 @@ impl<'a> Generator<'a> {
         let file = |index: usize| history.operations[index].change.file();
         let files: BTreeSet<_> = pending.iter().map(|index| file(*index)).collect();
         for kept in files {
-            // Keeps only the changes of one file, or only the changes of names if `kept` is `None`.
+            // First keeps only the changes of the file `kept` (or of names, if it is `None`), then
+            // only the others.
             self.add(pending, |index| if file(index) == kept { Choice::Whole } else { Choice::Lost });
             self.add(pending, |index| if file(index) == kept { Choice::Lost } else { Choice::Whole });
         }

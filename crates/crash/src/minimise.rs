@@ -1,4 +1,4 @@
-//! Finds a small loss with which a check still fails:
+//! Reduces a power loss on which a check fails to a smaller one on which it still fails:
 //!
 //! 1. Delta debugging removes losses: an operation that was lost or torn becomes whole (Zeller and
 //!    Hildebrandt, "Simplifying and isolating failure-inducing input", 2002).
@@ -9,8 +9,8 @@ use crate::history::History;
 use crate::plan::{Choice, Plan};
 
 /// Returns a smaller plan for which `fails` still returns true. Calls `fails` at most `most_tries`
-/// times. If that number suffices, `fails` returned false for every plan with one loss less, before
-/// the bisection moved the power loss.
+/// times. If these suffice and several losses remain, `fails` returned false for every plan with
+/// one of them less. The later bisection does not try these plans again.
 pub fn minimise(
     history: &History,
     durability: &Durability,

@@ -32,13 +32,12 @@ pub struct Tear {
 pub enum SurvivingSectors {
     First(u64),
     Last(u64),
-    /// Each sector survives with probability one half. The draws are the random sequence of this
-    /// seed.
+    /// Each sector survives with probability one half. The random numbers are those of this seed.
     Random(u64),
 }
 
-/// A power loss at position `cut`. `choices` says what the power loss leaves of each operation that
-/// it can undo. A pending operation that is not in `choices` stays whole.
+/// A power loss at position `cut`. `choices` says what it leaves of each operation that it can
+/// undo. Such an operation stays whole if it is not in `choices`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub cut: Position,
@@ -57,7 +56,7 @@ pub fn sectors(offset: u64, length: u64, sector: u64) -> Vec<Range<u64>> {
 }
 
 impl Tear {
-    /// Returns the parts of a file that a torn write still changes.
+    /// Returns the parts of a file that a torn write still changes: the sectors that survive.
     pub fn pieces(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
         let all = sectors(offset, length, self.sector);
         let count = all.len() as u64;

@@ -20,13 +20,14 @@ pub struct Recording {
     pub gaps: Vec<(String, String)>,
 }
 
-/// A request for which a thread makes system calls at present.
+/// A request of a ring for which a thread makes system calls at this point of the log.
 struct Request {
     key: (u32, u64),
     begin: Position,
 }
 
-/// An event that a request has caused. The event's end is set when the request completes.
+/// An operation or a sync that a ring's request has caused. Its end is set when the request
+/// completes.
 enum Open {
     Operation(usize),
     Sync(usize),
