@@ -36,8 +36,8 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 struct State {
     /// The number that stands for this process in the keys of the page's counters.
     identity: u32,
-    /// Number of this process among the processes of the run; 0 before its first call that a rule
-    /// names.
+    /// Number of this process among the processes of the run, from 1. It is 0 until this process
+    /// first makes a call that a rule names.
     number: Mutex<u32>,
     rules: Mutex<Arc<Rules>>,
 }
@@ -111,15 +111,15 @@ impl State {
     }
 }
 
-/// Counts a call if a rule names it, and returns the fault that the call gets. Counts that fault,
-/// too.
+/// Returns the fault that a call gets, if any. Counts the call if a rule names it, and counts the
+/// fault.
 pub fn ask(call: &Call<'_>) -> Option<Fault> {
     ask_numbered(call, &mut 0)
 }
 
-/// Returns the fault that a request gets. May be called several times for one request, whose `nth`
-/// is 0 at first. Once a rule names the request, this function counts the request and stores its
-/// number in `nth`. Later calls pass that number, and the request is not counted again.
+/// Returns the fault that a request gets, if any. The caller may ask several times for one request,
+/// at first with an `nth` of 0. Once a rule names the request, this function counts the request and
+/// stores its number in `nth`. So a later call with that `nth` does not count it again.
 pub fn ask_numbered(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     let page = PAGE.get()?;
     let state = STATE.get_or_make(|| State::new(page));
@@ -212,8 +212,8 @@ pub fn note_unsure_order() {
     PAGE.get().into_iter().for_each(Page::note_unsure_order);
 }
 
-/// Notes that this thread submits requests to a ring with `--order`. If another thread has done so
-/// before, the seed alone does not determine the order of completions.
+/// Notes that this thread submits requests to a ring in a run with `--order`. If another thread has
+/// done so before, the seed alone does not determine the order of completions.
 pub fn note_submitter(thread: u32) {
     static FIRST: AtomicU32 = AtomicU32::new(0);
     let known = FIRST.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
@@ -263,8 +263,8 @@ fn identity() -> u32 {
 /// Returns when this process was forked, in clock ticks since the system's start. `None`: there is
 /// no /proc.
 fn start_time() -> Option<u64> {
-    /// Index of the start time among the fields of /proc/PID/stat behind the name. The state has
-    /// the index 0.
+    /// Index of the process's start time among the fields that follow its name in /proc/PID/stat.
+    /// The first of these fields, the state, has the index 0.
     const FIELD: usize = 19;
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
     let path = [width::word(linux::AT_FDCWD), c"/proc/self/stat".as_ptr() as u64, flags, 0, 0];
@@ -278,7 +278,7 @@ fn start_time() -> Option<u64> {
     fields.split_whitespace().nth(FIELD)?.parse().ok()
 }
 
-/// Returns the words for a fault in the summary, such as `ring read`.
+/// Returns the words by which the summary names the calls of a counter, such as `ring read`.
 pub fn describe(key: &Key) -> String {
     alloc::format!("{} {}", key.kind.name(), name_of(key.kind, key.number))
 }

@@ -7,7 +7,7 @@ use usring_uapi::general as linux;
 
 /// A file's name is an argument (strace's `%file`).
 pub const FILE: u8 = 1 << 0;
-/// A descriptor is an argument or the result (strace's `%desc`).
+/// Class of the calls that take a descriptor or return one (strace's `%desc`).
 pub const DESC: u8 = 1 << 1;
 /// Sockets (strace's `%net`).
 pub const NET: u8 = 1 << 2;
@@ -16,7 +16,7 @@ pub const SYNC: u8 = 1 << 3;
 /// Transfers data.
 pub const RW: u8 = 1 << 4;
 
-/// The memory that a call transfers, as indices of arguments.
+/// The arguments, by their indices, that describe the memory which a call transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moves {
     Nothing,

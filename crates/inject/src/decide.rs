@@ -1,9 +1,9 @@
-//! The decision which fault a call gets. Depends only on the arguments, so a test or a replay gets
-//! the same faults again.
+//! Decides which fault a call gets. The decision depends only on the function's arguments, so a
+//! test or a replay gets the same faults again.
 //!
 //! A rule matches a call if its SET names the call and all its conditions hold. The last rule that
 //! matches a call decides alone, as in strace: it hides earlier rules. Only this rule counts the
-//! call for `when=` and draws for `p=`.
+//! call for `when=` and draws a random number for `p=`.
 
 pub use crate::set::Kind;
 
@@ -84,9 +84,9 @@ pub struct Fault {
     pub once: bool,
 }
 
-/// Returns the fault of a call. `rules` are pairs of a rule's index and the rule. `count` is called
-/// with the index of the rule that matches the call. It counts the call for that rule in this
-/// process, and returns the new count.
+/// Returns the fault of a call, if any. `rules` are pairs of a rule's index and the rule. `count`
+/// is called with the index of the rule that matches the call. It counts the call for that rule in
+/// this process, and returns the new count.
 pub fn decide<'a>(
     rules: impl DoubleEndedIterator<Item = (u16, &'a Rule)>,
     call: &Call<'_>,

@@ -170,7 +170,8 @@ pub struct Entry {
 }
 
 impl Page {
-    /// Fills a new page that nothing else uses. `begin`: now, on the monotonic clock.
+    /// Maps `file`, a new memory file that no other process uses yet, and fills the page in.
+    /// `begin`: the present time of the monotonic clock.
     pub fn create(file: &OwnedDescriptor, seed: u64, begin: u64) -> Result<Page, Errno> {
         let page = Page(mapping::shared_pages_of_words(file, LENGTH)?);
         page.begin(seed, begin);
@@ -357,7 +358,7 @@ impl Page {
     }
 
     /// Returns the counter with this key; makes it if it is missing. `None`: other counters occupy
-    /// all entries that are searched.
+    /// each of the [`SEARCHED`] entries where it could be.
     fn counter(&self, key: Key) -> Option<&'static AtomicU64> {
         let (word, table) = (key.word(), self.0);
         let first = spread::row(width::size(word), COUNTERS);

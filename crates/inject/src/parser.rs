@@ -330,9 +330,9 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Limits the rule to calls for which `field` has a meaning. `to` is the set of these calls.
-    /// Returns an error for a call that the SET names and that is not in `to`. Drops such calls
-    /// from the SET if a class or `all` includes them.
+    /// Limits the rule to the calls in `to`, for which `field` has a meaning. Another call in the
+    /// SET is an error if the SET names it itself. If only a class or `all` includes it, the rule
+    /// loses it.
     fn narrow(&mut self, to: &CallSet, field: &str, why: &str) -> Result<(), SpecError> {
         let is_list = !self.named.contains(['%', '!']) && !self.named.split(',').any(|name| name == "all");
         let lost = self.rule.set.without(to);

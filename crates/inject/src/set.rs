@@ -216,7 +216,7 @@ pub fn name_of(kind: Kind, number: u16) -> &'static str {
     }
 }
 
-/// Returns the classes of an opcode, by the system call that does the same.
+/// Returns the classes of an opcode: those of the system call that does the same.
 fn classes_of_opcode(index: usize) -> u8 {
     let Ok(number) = u8::try_from(index) else { return 0 };
     match number {
