@@ -60,9 +60,9 @@ const RWF_NOAPPEND: u32 = 0x20;
 /// The hook that sees the calls which usring makes.
 pub static HOOK: CallHook = CallHook { during };
 
-/// Returns whether the recorder has to make this call of the program. A write to the command's
-/// standard output is recorded by this function. The program's thread then makes that call
-/// unchanged.
+/// Returns whether the recorder must make this call for the program. A write to the command's
+/// standard output only needs a record, which this function makes. The program's thread then makes
+/// that call itself.
 pub fn concerns(call: &SystemCall) -> bool {
     let [first, second, third, fourth, ..] = call.arguments;
     match call.number {
@@ -130,9 +130,8 @@ fn of_file<'a>(kind: Kind, file: &'a File, call: &SystemCall) -> Record<'a> {
     Record { node: file.stat.inode, path: &file.path, ..Record::new(kind) }.encoded_for(call)
 }
 
-/// Makes a call on the file with the descriptor `number`. If the file is below the recorded folder,
-/// the function holds the log's lock during the call. `record` then records the call if it
-/// succeeds.
+/// Makes the call on the file with the descriptor `number`. If the file is below the recorded
+/// folder, holds the log's lock during the call. If the call then succeeds, `record` records it.
 fn on_file(call: &SystemCall, number: u64, make: Make<'_>, record: impl FnOnce(&File, u64)) -> u64 {
     let Some(file) = paths::file(width::int(number)) else { return make(call) };
     let _locked = lock();
@@ -220,8 +219,8 @@ fn output(call: &SystemCall) {
 /// Number of syncs of this process so far.
 static SYNCS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a sync, and records its beginning and its end. If the sync fails, the record of the end
-/// gets the flags [`FAILED`] and `when_failed`.
+/// Makes a sync, and records its beginning and its end. If the sync fails, the record of its end
+/// gets the flag [`FAILED`] and the flags `when_failed`.
 fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     let is_of_file = matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync);
     let file = if call.number == linux::__NR_sync { None } else { paths::file(width::int(call.arguments[0])) };

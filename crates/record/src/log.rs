@@ -35,8 +35,8 @@ struct Log {
 }
 
 static SETTINGS: SetOnce<Settings> = SetOnce::new();
-/// The first word of the log's first page ([`Page::Lost`]), as mapped by the process that called
-/// [`start`]. Children inherit the mapping.
+/// The word of the log's first page that says whether a record was lost ([`Page::Lost`]), as mapped
+/// by the process that called [`start`]. Children inherit the mapping.
 static WORDS: SetOnce<[AtomicU64; 1]> = SetOnce::new();
 static LOG: PerProcess<Log> = PerProcess::new();
 

@@ -28,8 +28,8 @@ pub fn new_request() -> u64 {
     number()
 }
 
-/// Makes the system calls of a request. `batch`: the batch with which the request was submitted. 0
-/// if a link or a drain has held the request back, and the request begins now.
+/// Makes the system calls of a request, between records of their beginning and end. `batch`: the
+/// batch with which the request was submitted; 0 if a link or a drain held the request back.
 pub fn during<T>(request: u64, batch: u64, work: impl FnOnce() -> T) -> T {
     append(&Record { id: request, size: batch, ..Record::new(Kind::Request) }, &[]);
     let result = work();
