@@ -185,7 +185,8 @@ const KINDS: [EventKind; 17] = [
 
 /// Detail of [`EventKind::Submitted`]: the request waits for the one before it in its chain.
 pub const HELD_BY_CHAIN: u8 = 1;
-/// Detail of [`EventKind::Submitted`]: the request waits because of an IO_DRAIN.
+/// Detail of [`EventKind::Submitted`]: the request waits for earlier requests because of the flag
+/// IO_DRAIN.
 pub const HELD_BY_DRAIN: u8 = 2;
 /// Detail of [`EventKind::Submitted`]: the request works on a file.
 pub const HAS_FILE: u8 = 4;
@@ -356,8 +357,8 @@ const MOST_NUMBERS: u64 = 1 << 48;
 const INVERSE: u64 = inverse(GOLDEN);
 
 const fn inverse(odd: u64) -> u64 {
-    // Each step of Newton's iteration doubles the number of correct low bits. The first value has
-    // three.
+    // Each step of Newton's iteration doubles the number of correct low bits. The first value,
+    // `odd` itself, has three: the square of an odd number is 1 modulo 8.
     let mut found = odd;
     let mut step = 0;
     while step < 5 {

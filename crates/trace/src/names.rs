@@ -36,7 +36,8 @@ const TIME: u64 = (1 << (64 - 2 * FIELD_BITS)) - 1;
 /// them.
 const MOST_KNOWN: usize = 1 << 14;
 
-/// The names that one process has added, and those for which there was no room.
+/// The names of one process: those of its descriptors' files, and all that it has added to the
+/// trace.
 pub struct Names {
     of_descriptors: Box<[AtomicU64]>,
     known: Mutex<BTreeMap<Vec<u8>, u32>>,
@@ -49,7 +50,7 @@ impl Names {
         Names { of_descriptors, known: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Returns the name of a descriptor's file; 0: it has none.
+    /// Returns the number of the name of a descriptor's file; 0: there is no name.
     #[inline]
     pub fn of_descriptor(&self, page: &Page, number: i32, ticks: u64) -> u32 {
         let Some(entry) = self.entry(number) else { return 0 };

@@ -11,9 +11,8 @@
 //! | a record's | the thread that claimed its number | the record, sealed by its last word |
 //!
 //! All accesses are relaxed. A reader trusts a record only if its last word fits the others
-//! ([`crate::format::seal`]), so no order is needed. That also holds if the recorder overtakes
-//! itself: when two threads write the same record, a whole lap of the memory apart, a mixture of
-//! both does not fit.
+//! ([`crate::format::seal`]), so no order is needed. That also holds if a slow thread still writes
+//! a record when another thread writes a later event there: a mixture of both does not fit.
 //!
 //! The program can write to this memory, too. So its length is sealed, and every process takes the
 //! limits from its own copy of them ([`Page`]).
@@ -57,7 +56,7 @@ pub struct Settings {
     pub size: u64,
     /// Keep the last events, and not the first ones.
     pub keeps_last: bool,
-    /// The number in its process of the ring to trace; 0: all rings.
+    /// The ring to trace, by its number in its process; 0: all rings.
     pub ring: u32,
 }
 

@@ -1,4 +1,5 @@
-//! The engine's reports as events. The engine reports under a ring's lock, or in a worker.
+//! Turns what the engine reports into events of the trace. The engine reports under a ring's lock,
+//! or in a worker.
 
 use crate::format::{self, EventKind, Record};
 use crate::names::{self, Names};
@@ -53,8 +54,8 @@ fn process(page: &Page) -> &'static Process {
     PROCESS.get().unwrap_or_else(|| begin(page))
 }
 
-/// Records that this process begins, unless another thread does so. In a forked child, the first
-/// thread that records calls this function, too.
+/// Records that this process begins to record, unless another thread does so. Called by [`start`]
+/// and, in a forked child, by each thread that finds no state of the process yet.
 #[cold]
 fn begin(page: &Page) -> &'static Process {
     let process = PROCESS.get_or_make(|| Process {
@@ -82,7 +83,8 @@ fn write_at(page: &Page, process: &Process, ticks: u64, record: Record) {
     page.record(&Record { ticks, process: process.id, turn: process.turn, thread: thread_ids::current(), ..record });
 }
 
-/// Returns the memory and the process, if events of this ring are recorded.
+/// Returns the trace's memory and this process's state. `None` if events of this ring are not
+/// recorded.
 #[inline]
 fn recording(ring: u32) -> Option<(&'static Page, &'static Process)> {
     let page = PAGE.get()?;
@@ -129,7 +131,7 @@ fn submitted(submitted: &Submitted) {
     write_at(page, process, ticks, record);
 }
 
-/// Records that the program has taken CQEs, if the CQ's head shows it.
+/// Records that the program has taken CQEs, if the CQ's head differs from the last known one.
 #[inline]
 fn note_head(page: &Page, process: &Process, ring: u32, head: u32) {
     let known = &process.heads[width::size(ring.into()) % RINGS];
