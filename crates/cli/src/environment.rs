@@ -16,9 +16,9 @@ pub const AIO_POLL: &str = "USRING_AIO_POLL";
 /// Limit in nanoseconds. A thread that waits for a single O_DIRECT transfer polls instead of
 /// sleeping if it expects the transfer to take no longer than the limit.
 const SPIN: &str = "USRING_SPIN";
-/// Number of an eventfd. The first process checks, by an io_uring_enter of its own, that the trap
-/// leads to usring. If so, it writes 1 to the eventfd and closes it. Otherwise it says why, and
-/// exits with status 125.
+/// Descriptor number of an eventfd. The program's first process checks, by an io_uring_enter of its
+/// own, that the trap leads to usring. If so, it writes 1 to the eventfd and closes it. Otherwise
+/// it says why, and exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
 /// A variable without a meaning. The launcher adds it if the number of variables that the
 /// constructor removes would otherwise be odd.
@@ -48,8 +48,8 @@ const SWAP_STATISTICS: &str = "USRING_SWAP_STATS";
 const STRICT: &str = "USRING_STRICT";
 /// Path of a file for the library's messages, set by the user.
 const LOG: &str = "USRING_LOG";
-/// A sanitizer's runtime that the launcher has added to LD_PRELOAD. The constructor removes the
-/// runtime from there again.
+/// A sanitizer's runtime that the launcher has added to LD_PRELOAD. The constructor removes it from
+/// LD_PRELOAD again.
 const RUNTIME: &str = "USRING_RUNTIME";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
@@ -79,7 +79,8 @@ const OF_LIBRARY: [&str; 17] = [
 pub struct Environment(Vec<(OsString, OsString)>);
 
 impl Environment {
-    /// Returns this process's environment without the variables of an outer `usring run`.
+    /// Returns this process's environment without the variables that only the processes of an outer
+    /// `usring run` may have.
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
             let ours = [PROBE, STATISTICS, DEVICES, FAULTS, CRASH, CHECK, TRACE, SWAP, SWAP_SOCKET, SWAP_STATISTICS];
@@ -173,8 +174,8 @@ impl Environment {
         *self.entry(DEVICES) = socket.into();
     }
 
-    /// Returns whether the constructor removes this variable. That holds for usring's own
-    /// variables, and for LD_PRELOAD if it has no library of the user's.
+    /// Returns whether the constructor removes this variable. These are usring's own variables, and
+    /// LD_PRELOAD unless it names a library of the user's.
     fn is_for_library(&self, (name, value): &(OsString, OsString)) -> bool {
         let runtime = usize::from(self.0.iter().any(|(name, _)| name == RUNTIME));
         let alone = || parts(value).count() == 1 + runtime;

@@ -66,8 +66,8 @@ pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure
     Ok(Executable { path, needs_shell, runtime })
 }
 
-/// Searches the folders of PATH. A file that may not be executed does not end the search. If no
-/// other file is found, returns the error of the first such file.
+/// Searches the folders of PATH. A file that this user may not execute does not end the search. If
+/// the search finds no other file, returns the error of the first file that may not be executed.
 fn search(command: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
     let mut refusal = None;
     for folder in path.as_bytes().split(|byte| *byte == b':') {
@@ -197,8 +197,8 @@ fn capabilities_of(path: &Path) -> FileCapabilities {
 }
 
 /// Refuses a program with capabilities for which the kernel sets AT_SECURE, because the loader of
-/// such a program ignores LD_PRELOAD. The kernel sets it for effective capabilities of the file
-/// even if no_new_privs keeps the program from gaining them.
+/// such a program ignores LD_PRELOAD. For effective capabilities of the file, the kernel sets
+/// AT_SECURE even if no_new_privs keeps the program from gaining them.
 fn check_capabilities(path: &Path, new_privileges: bool) -> Result<(), Failure> {
     let advice = match capabilities_of(path) {
         FileCapabilities::Effective => "use a copy of it without capabilities",

@@ -18,7 +18,8 @@
 //! - `crash`, which tests what a power loss leaves.
 //! - `doctor`, with `probe` and `swap_probe`.
 //! - `demo` and `bench`.
-//! - `table`: the one form of all tables. `system_error`: that of system errors. `style`: colour.
+//! - `table` formats all tables, and `system_error` all errors of system calls. `style` has the
+//!   colours.
 //! - `memory_file` makes memory that the launcher shares with the program. `signals` and `cleanup`
 //!   act on ^C.
 //!

@@ -1,8 +1,8 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! This process executes the program in place of itself if nothing needs it any more. The program
-//! then has its process id. This process stays as the program's parent ([`super::supervise`]) in
-//! these cases:
+//! If no option needs this process during the run, it executes the program in place of itself, and
+//! the program gets its process id. This process stays as the program's parent
+//! ([`super::supervise`]) in these cases:
 //!
 //! - The user gives `--stats`, `--device`, `--inject`, `--order`, `--check` or `--trace`.
 //! - The address space is limited.
@@ -248,9 +248,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns whether the program needs the launcher as its parent for another reason than
-    /// `--swap`. (`--swap` needs the launcher only if the store is a back end.) If the address
-    /// space is limited, the launcher stays to find out whether the program has loaded the library.
+    /// Returns whether the program needs the launcher as its parent for any reason but `--swap`.
+    /// (`--swap` needs the launcher only if the store is a back end.) If the address space is
+    /// limited, the launcher stays to find out whether the program has loaded the library.
     fn needs_launcher(&self) -> bool {
         let reports = self.stats.is_some() || self.check.is_some() || self.trace.is_some();
         reports || !self.devices.is_empty() || has_faults(self) || limits::addresses_are_limited()
@@ -346,8 +346,8 @@ pub fn run(options: &Options) -> Outcome {
     Ok(ended.mirror())
 }
 
-/// Fails if usring cannot serve the program, as far as that shows before the program runs. Returns
-/// the program's file and its environment.
+/// Finds the program's file, and makes its environment. Fails if usring cannot serve the program,
+/// as far as that can be seen before the program runs.
 fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     let library = library::find()?;
     if let Some(sentence) = limits::too_low() {

@@ -73,7 +73,8 @@ fn of_file(path: &str) -> Option<Identity> {
     }
 }
 
-/// Two names of one host count as two servers, because host names are not resolved.
+/// Returns the identity of an NBD export. Two names of one host count as two servers, because host
+/// names are not resolved.
 fn export(NbdUri { server, export }: NbdUri) -> Identity {
     match server["path"].as_str().and_then(of_file) {
         Some(socket) => Identity::SocketExport(Box::new(socket), export),

@@ -68,7 +68,8 @@ impl Supervisor {
 
 /// Runs in the child. Has the kernel kill the child when the thread that made the child ends, even
 /// by SIGKILL. Returns `false` if `parent` has already ended: the child has another parent now, and
-/// no signal will come. If the kernel refuses to kill the child later, returns `true`.
+/// no signal will come. Returns `true` if the kernel refuses the request; the child then runs on
+/// without it.
 pub fn die_with(parent: Pid) -> bool {
     set_pdeathsig(Signal::SIGKILL).is_err() || getppid() == parent
 }
@@ -107,8 +108,9 @@ fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
                 return Ok(ended);
             }
         } else if signal.ssi_code != libc::SI_KERNEL {
-            // The kernel sends a terminal's signals (interrupt, hang-up) to the whole process
-            // group, so the program has already received this signal.
+            // Passes the signal on, unless it comes from the terminal (SI_KERNEL). The kernel sends
+            // those signals (interrupt, hang-up) to the whole process group, so the program has
+            // already received them.
             send(program, signal.ssi_signo.cast_signed());
         }
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Rounds that a result needs for a statement on a difference.
+/// Least number of rounds of each of two results for a statement on their difference.
 const LEAST_ROUNDS: usize = 5;
 
 const EXAMPLES: &str = "\
@@ -159,7 +159,8 @@ fn cells(metric: Metric, a: &Value, b: Option<&Value>) -> Vec<String> {
     cells
 }
 
-/// Returns a statement on the second row. `None` if the rounds are too few.
+/// Returns whether the second row is better or worse than the first, or not different. `None` if
+/// the rounds are too few.
 fn statement(metric: Metric, a: &Value, b: &Value) -> Option<&'static str> {
     let [these, those] = [b, a].map(|row| document::rounds(row, metric));
     if these.len().min(those.len()) < LEAST_ROUNDS {

@@ -34,7 +34,7 @@ pub fn of(benchmark: &Benchmark, results: &Results, bars: &[Bar], is_quick: bool
 }
 
 /// Returns one document with the results of several benchmarks. `not_run` and `failed` have the
-/// names of the others with the reasons.
+/// names of the benchmarks without a result, each with the reason.
 pub fn of_all(results: &[Value], not_run: &[(String, String)], failed: &[(String, String)]) -> Value {
     let reasons = |list: &[(String, String)]| -> Vec<Value> {
         list.iter().map(|(name, why)| json!({ "bench": name, "why": why })).collect()
@@ -72,8 +72,8 @@ fn row_value(benchmark: &Benchmark, results: &Results, row: &Row) -> Value {
     value
 }
 
-/// Returns the results of single benchmarks that a document has: itself, or its parts. Empty if the
-/// document is no result.
+/// Returns the results of single benchmarks that a document has: the document itself, or the
+/// results in it. Empty if the document is no result.
 pub fn parts(document: &Value) -> Vec<&Value> {
     match document["benchmarks"].as_array() {
         Some(parts) => parts.iter().collect(),
@@ -92,8 +92,8 @@ pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Returns the metrics of a result in the order of the table's columns. A file of a usring without
-/// the list `metrics` has them in alphabetical order.
+/// Returns the metrics of a result in the order of the table's columns. An older usring wrote no
+/// list `metrics` to the file. The metrics of such a file come in alphabetical order.
 pub fn metrics(result: &Value) -> Vec<Metric> {
     let listed = list(&result["metrics"]).iter().map(text);
     let units = result["units"].as_object().into_iter().flat_map(|units| units.keys().map(String::as_str));

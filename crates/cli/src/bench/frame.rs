@@ -179,8 +179,8 @@ impl Results {
 }
 
 /// Runs all cases. If a rival does not run on this machine, its row has the reason instead of
-/// samples. If a case of usring's fails, the benchmark fails, unless a file or back end is missing
-/// that the benchmark needs.
+/// samples. If a case of usring's fails, the benchmark fails. The exception is a machine without a
+/// file or back end that the benchmark needs.
 pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     let cases = &benchmark.cases;

@@ -56,7 +56,8 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Returns whether every prop could be set up. If not, a failing case is no fault of usring's.
+    /// Returns whether every file and back end of the benchmark could be set up. If not, a failing
+    /// case is no fault of usring's.
     pub fn is_whole(&self) -> bool {
         self.missing.is_none()
     }

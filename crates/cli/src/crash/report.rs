@@ -36,7 +36,7 @@ pub fn nothing_found(found: &Found) -> String {
     format!("checked {}; {end}\n{verdict}", states(found))
 }
 
-/// Describes a power loss and what the command had promised.
+/// Describes a power loss, and the last line that the command had printed before it.
 pub fn explanation(history: &History, durability: &Durability, plan: &Plan) -> String {
     let mut lines = explain::plan(history, durability, plan);
     let printed = history.output_before(plan.cut);

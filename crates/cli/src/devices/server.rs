@@ -194,10 +194,11 @@ impl Server {
         let swap = self.swap.as_ref().filter(|_| number == SWAP);
         let supply = device.map(|device| &device.supply).or(swap).ok_or(Errno::ENODEV as i32)?;
         if kind == QuestionKind::Claim {
-            // A process holds the claim of swapped memory, and each queue of the swap device, by a
-            // connection of its own. When the process ends, the kernel closes these connections in
-            // any order. Another process can claim swapped memory only after all are closed,
-            // because a queue of the old process may be in use until then.
+            // One process at a time may use swapped memory's back end. It holds this right (the
+            // claim), and each queue of the back end, by a connection of its own. When the process
+            // ends, the kernel closes these connections in any order. Another process gets the
+            // right only after all are closed, because a queue of the old process may be in use
+            // until then.
             let is_taken = number != SWAP || users.iter().any(|user| user.lease.device == SWAP);
             let lease = Lease { device: number, supply: supply.clone(), queue: None };
             return if is_taken {

@@ -178,7 +178,8 @@ fn report(page: &Page) -> String {
     }
 }
 
-/// Says what `--order` did, and whether another run would do the same.
+/// Returns sentences on what `--order` did, and on whether another run with the seed may have
+/// another order.
 fn order_report(page: &Page, seed: u64) -> String {
     let [ordered, late, bursts, shuffled, signalled, slept] = page.order_counts();
     let parts = [

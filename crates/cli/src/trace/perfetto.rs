@@ -26,7 +26,7 @@ const END: u64 = 2;
 const INSTANT: u64 = 3;
 const COUNTER: u64 = 4;
 
-/// The lanes of one name. Each lane is a track, on which no two slices overlap in time.
+/// The lanes of one ring or device. A lane is a track, on which no two slices overlap in time.
 #[derive(Default)]
 struct Lanes {
     /// The track identifier of each lane.
@@ -39,8 +39,8 @@ struct Lanes {
 
 impl Lanes {
     /// Occupies the free lane with the lowest index for a slice, and returns that index. If no lane
-    /// is free, returns the number of tracks, and the caller makes a new track. The caller must
-    /// pass slices in the order in which they begin.
+    /// is free, returns the index of a lane that does not exist yet, and the caller makes its
+    /// track. The caller must pass slices in the order in which they begin.
     fn occupy(&mut self, from: u64, until: u64) -> usize {
         while let Some(Reverse((end, lane))) = self.occupied.peek().copied()
             && end <= from

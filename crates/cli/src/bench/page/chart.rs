@@ -17,7 +17,7 @@ use serde_json::Value;
 const WIDTH: f64 = 360.0;
 /// Height of a plot over the depth.
 const HEIGHT: f64 = 210.0;
-/// Edges of the area of a plot over the depth.
+/// Edges of the drawing area of a plot over the queue depth, in units of the SVG.
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 344.0;
 const TOP: f64 = 12.0;
@@ -228,8 +228,8 @@ impl Chart<'_> {
         }
     }
 
-    /// Returns the limits of the machine for these rows. A limit of blocks is none for rows without
-    /// blocks.
+    /// Returns the limits of the machine for these rows. A limit that was measured on blocks counts
+    /// only if the rows have blocks, too.
     fn limits(&self, metric: Metric, rows: &[&Value]) -> Vec<(String, f64)> {
         let has_block = |row: &Value| row["parameters"].get("block size").is_some();
         let counts = |limit: &Value| !has_block(limit) || rows.iter().any(|row| has_block(row));

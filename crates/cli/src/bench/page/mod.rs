@@ -74,7 +74,8 @@ fn machine(page: &mut Markup, document: &Value, results: &[&Value]) {
     page.close();
 }
 
-/// Adds the list of benchmarks with their bars, and the benchmarks without a result.
+/// Adds a list of the benchmarks. For each it says how many of the bars (limits of figures) hold,
+/// or why there is no result.
 fn contents(page: &mut Markup, document: &Value, results: &[&Value]) {
     if document["bench"] != document::ALL {
         return;
