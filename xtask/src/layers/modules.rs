@@ -70,8 +70,8 @@ impl Findings {
 }
 
 /// Checks every crate in `xtask/module-order`, and returns the number of breaches. `list` also
-/// prints the pairs of files that use each other's modules upward. `tighten` lowers the limits to
-/// the present counts.
+/// prints the pairs of files that make up each upward arrow, and the files of each circle.
+/// `tighten` lowers the limits to the present counts.
 pub fn check(list: bool, tighten: bool) -> Result<usize, String> {
     let orders = parse_orders(&read(ORDER)?)?;
     let limits = parse_limits(&read(LIMITS)?)?;
