@@ -276,7 +276,8 @@ impl Server<'_> {
                 self.advance(place)
             }
             libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM => {
-                // A descriptor becomes free when this thread or another one closes a connection.
+                // Accepts again after a pause: a descriptor becomes free when a thread closes a
+                // connection.
                 self.counts.without_descriptor += 1;
                 let pause = opcode::Timeout::new(&PAUSE).build().user_data(Kind::Pause.of(0));
                 self.push(&pause)
@@ -307,8 +308,9 @@ impl Server<'_> {
             }
             _ if -result == libc::ENOBUFS => {
                 self.counts.without_buffer += 1;
-                // The server returns each buffer at once. So some buffers are free after it has
-                // handled all completions that have arrived, and it tries again then.
+                // The server returns each buffer as soon as it has handled the completion. So it
+                // submits this receive again after it has handled all completions that have
+                // arrived.
                 self.starved.push(place);
                 return Ok(());
             }
@@ -386,7 +388,8 @@ impl Server<'_> {
         self.counts.closed += 1;
         self.connections[place].reset();
         self.free.push(place);
-        // The accept may have stopped because no descriptor was free.
+        // Submits an accept if none is in flight: it may have failed because no descriptor was
+        // free.
         self.accept()
     }
 
