@@ -325,7 +325,7 @@ fn other_users_cannot_enter_the_folder_of_the_sockets() {
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("only you can enter"), "{}", text(&output.stderr));
     place.assert_tidy();
-    // The file stands for the socket of another user, who would never answer.
+    // This file stands for the socket of another user's run, which would never answer.
     std::fs::write(place.path("usring/1.sock"), "").unwrap();
     let listed = place.ctl(&[]);
     let said = text(&listed.stderr);
