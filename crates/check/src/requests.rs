@@ -80,7 +80,7 @@ impl InFlight {
         )
     }
 
-    /// Returns whether the request waits for its file to have data or connections.
+    /// Returns whether requests with this opcode wait until their file has data or a connection.
     pub fn awaits_file(&self) -> bool {
         matches!(
             self.opcode,
@@ -107,7 +107,8 @@ impl InFlight {
 
 /// A completion that the program may not have consumed.
 pub(crate) struct Done {
-    /// The CQ's tail before this CQE was added: the index of this CQE.
+    /// Index of this CQE in the sequence of the ring's CQEs: the CQ's tail before this CQE was
+    /// added.
     position: u32,
     pub result: i32,
     pub request: InFlight,

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use usring_sys::{UserAddress, user_memory, width};
 
-/// The registers of a thread of the program, in a call.
+/// The registers of a thread of the program when it makes a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Registers {
     /// The address to which the call returns.
