@@ -172,7 +172,7 @@ pub fn add_once(rule: &Rule) -> Option<u16> {
     Some(index)
 }
 
-/// Returns whether a rule that [`add_once`] has added has yet to make its fault.
+/// Returns whether a rule that [`add_once`] has added is still waiting to make its fault.
 pub fn is_active(index: u16) -> bool {
     PAGE.get().is_some_and(|page| page.is_active(index))
 }

@@ -40,9 +40,9 @@ fn one(pattern: &[u8], character: u8) -> Option<usize> {
     }
 }
 
-/// The pattern begins with a set, such as `[abc]`, `[a-c]` or `[!a]`. Returns the length of the
-/// set's text in bytes if the set matches `character`; `None` if not. A bracket that is never
-/// closed stands for itself.
+/// Matches `character` with the set at the beginning of the pattern, such as `[abc]`, `[a-c]` or
+/// `[!a]`. Returns the length of the set's text in bytes; `None` if the set does not match. A
+/// bracket that is never closed stands for itself.
 fn one_of_set(pattern: &[u8], character: u8) -> Option<usize> {
     let negated = matches!(pattern.get(1), Some(b'!' | b'^'));
     let start = 1 + usize::from(negated);

@@ -42,7 +42,7 @@ impl fmt::Display for SpecError {
 
 impl core::error::Error for SpecError {}
 
-/// Returns the known name that is most like an unknown one, if any is.
+/// Returns the known name that is most like `name`. `None` if no known name is like it.
 pub fn similar(name: &str) -> Option<&'static str> {
     let names = opcode::NAMES.into_iter().chain(CALLS.iter().map(|call| call.name));
     nearest(name, names)

@@ -62,7 +62,8 @@ pub const LENGTH: usize = (WORDS * 8).next_multiple_of(PAGE);
 
 const _: () = assert!(LENGTH / 8 < u32::MAX as usize);
 
-/// Maximum number of table entries to search for a counter.
+/// Maximum number of table entries to search for a counter. If other counters occupy all of them,
+/// the call is not counted.
 const SEARCHED: usize = 256;
 
 // A rule's word: offset of its text, length, state.

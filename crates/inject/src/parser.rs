@@ -311,7 +311,8 @@ impl<'a> Parser<'a> {
     }
 
     /// Refuses actions that contradict the rule's `by=`. `cancel` is refused with every `by=`. With
-    /// `by=inline`, every action is refused that would act before the request has been made.
+    /// `by=inline`, `short`, delays before the request, and results without `effect=done` are
+    /// refused: usring knows only after the request that it was done inline.
     fn check_issue_path(&self, action: &Action) -> Result<(), SpecError> {
         let Some(by) = self.given(&["by"]) else { return Ok(()) };
         if let Some(cancel) = self.given(&["cancel"]) {

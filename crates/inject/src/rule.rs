@@ -114,7 +114,7 @@ pub struct Action {
     pub signal: Option<u8>,
     /// Number of bits to flip, and the seed of their positions if the rule gives one.
     pub flip: Option<(u32, Option<u64>)>,
-    /// The completion is held back until this number of later completions have come.
+    /// usring holds the completion back until this number of later completions have come.
     pub reorder: Option<u32>,
     /// The CQE goes to the backlog, as if the CQ were full.
     pub overflow: bool,
