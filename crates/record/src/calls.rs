@@ -285,7 +285,7 @@ fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
             linux::__NR_sendfile => file::position(number).map(|end| end.saturating_sub(copied)),
             linux::__NR_ioctl => Ok(0),
             _ if call.arguments[3] != 0 => {
-                // The call has moved this offset to the end of the copied bytes.
+                // The call has moved the offset at this address to the end of the copied bytes.
                 user_memory::read::<u64>(UserAddress(call.arguments[3])).map(|end| end.saturating_sub(copied))
             }
             _ => file::position(number).map(|end| end.saturating_sub(copied)),

@@ -80,8 +80,8 @@ fn log() -> &'static Log {
     })
 }
 
-/// Opens the log. Each process opens it anew, because the lock belongs to the open file
-/// description.
+/// Opens the log. Each process opens it anew, because the lock (F_OFD_SETLKW) belongs to an open
+/// file description, and each process needs one of its own.
 fn open() -> Result<OwnedDescriptor, Errno> {
     let path = settings().ok_or(Errno::EBADF)?.log.as_ptr() as u64;
     let flags = u64::from(linux::O_WRONLY | linux::O_APPEND | linux::O_CLOEXEC);

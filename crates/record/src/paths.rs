@@ -91,7 +91,8 @@ pub(crate) fn file(number: i32) -> Option<File> {
     Some(File { stat, path: relative(&path)?.into() })
 }
 
-/// Returns whether a descriptor is the command's standard output. `stat`: of the descriptor's file.
+/// Returns whether a descriptor is the command's standard output, by the status of the descriptor's
+/// file.
 pub(crate) fn is_output(stat: &Stat) -> bool {
     settings().is_some_and(|it| it.output_inode == stat.inode && it.output_device == stat.device)
 }
