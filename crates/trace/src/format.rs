@@ -231,8 +231,8 @@ const OF_AIO: u32 = 1 << (RING_BITS - 1);
 pub const NAME_BITS: u32 = 21;
 const NAME_MASK: u32 = (1 << NAME_BITS) - 1;
 
-/// Returns the number that a ring has in records, from its number in the engine
-/// ([`usring_engine::observers::AIO_CONTEXT`]).
+/// Returns the number that a ring has in records. `number` is its number in the engine, where
+/// [`usring_engine::observers::AIO_CONTEXT`] marks a context of libaio.
 #[inline]
 pub fn ring_of(number: u32) -> u32 {
     let context = if number & AIO_CONTEXT != 0 { OF_AIO } else { 0 };
@@ -309,8 +309,8 @@ impl Record {
         ]
     }
 
-    /// Reads a record. Returns the record and the event number that it claimed. `None` if the words
-    /// are no whole record.
+    /// Reads a record, and returns its event number and the record. `None` if the words are no
+    /// whole record.
     pub fn read(words: &[u64; RECORD]) -> Option<(u64, Record)> {
         let [ticks, first, ids, second, user_data, a, b, last] = *words;
         let number = unseal(&[ticks, first, ids, second, user_data, a, b], last)?;

@@ -32,8 +32,8 @@ const UNIT_SHIFT: u32 = 20;
 /// Units after which a name is looked up again.
 const MOST_UNITS: u64 = 3;
 const TIME: u64 = (1 << (64 - 2 * FIELD_BITS)) - 1;
-/// Number of names that the process remembers to have added. With more names, it forgets all of
-/// them.
+/// Number of added names that the process remembers, in order not to add them again. When it has to
+/// remember more, it first forgets all of them.
 const MOST_KNOWN: usize = 1 << 14;
 
 /// The names of one process: those of its descriptors' files, and all that it has added to the
@@ -82,8 +82,8 @@ impl Names {
             return *name;
         }
         let name = page.add_name(text);
-        // A name for which there is no room is remembered as 0, so that it is counted only once. It
-        // does not make the process forget other names.
+        // A name for which there is no room is remembered as 0, so that it is counted only once.
+        // Such a name does not make the process forget other names.
         if known.len() >= MOST_KNOWN && name != 0 {
             known.clear();
         }
@@ -109,7 +109,7 @@ pub const PROGRAM: &CStr = c"/proc/self/exe";
 
 /// Returns the target of a symbolic link. It is empty if there is no such link.
 pub fn link_target(link: &CStr) -> Vec<u8> {
-    // The buffer is in the heap, because the request may come from a signal handler with a small
+    // The buffer is in the heap, because the calling thread may run a signal handler with a small
     // stack.
     let mut target = vec![0u8; MOST_NAME];
     let arguments = [link.as_ptr() as u64, target.as_mut_ptr() as u64, target.len() as u64, 0, 0];

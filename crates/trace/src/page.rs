@@ -246,7 +246,8 @@ impl Page {
     }
 }
 
-/// Returns this moment in ticks, and in nanoseconds of the monotonic clock.
+/// Returns the present time: in ticks of the processor's counter, and in nanoseconds of the
+/// monotonic clock.
 fn moment() -> [u64; 2] {
     let pair = || {
         let (before, now, after) = (Ticks::now(), Clock::Monotonic.now(), Ticks::now());

@@ -200,7 +200,7 @@ fn completed(completed: &Completed) {
     write(page, process, record);
 }
 
-/// Forgets the names of the files of descriptors that a request has closed or made.
+/// Forgets the name of a descriptor's file if a request has closed or made the descriptor.
 #[inline]
 fn forget_changed(process: &Process, opcode: u8, descriptor: i32, result: i32) {
     match opcode {
