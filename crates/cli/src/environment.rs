@@ -54,7 +54,7 @@ const RUNTIME: &str = "USRING_RUNTIME";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
-/// The variables that the library's constructor removes, but for [`PAD`].
+/// The variables that the library's constructor removes, except [`PAD`].
 const OF_LIBRARY: [&str; 17] = [
     PROBE,
     NO_PATCH,

@@ -17,8 +17,9 @@ const NOTE_KIND: u32 = 1;
 /// Identity of this executable's build.
 const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
 
-/// Returns the absolute path of the library. In a build tree or an archive it is in this
-/// executable's folder, in an installed package in `../lib/usring`.
+/// Returns the absolute path of the library. In a build tree or an archive the library is in the
+/// folder of this executable. In an installed package it is in `../lib/usring`, relative to that
+/// folder.
 pub fn find() -> Result<PathBuf, Failure> {
     let executable = std::env::current_exe().map_err(|error| {
         Failure::new(format!(

@@ -9,10 +9,10 @@ use std::process::Command;
 
 const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
-/// Starts a thread that calls `act` for each signal, with the signal and the set of all signals
-/// that it waits for. Signals that this process ignores stay ignored: nohup(1) has its command
-/// ignore SIGHUP. Must be called before any other thread is made, so that every thread blocks the
-/// signals. If the thread cannot be started, signals end the process as always.
+/// Starts a thread that calls `act` for each of these signals, with the signal and the set of all
+/// signals for which the thread waits. Signals that this process ignores stay ignored: nohup(1) has
+/// its command ignore SIGHUP. Must be called before any other thread is made, so that every thread
+/// blocks the signals. If the thread cannot be started, signals end the process as always.
 pub fn watch(mut act: impl FnMut(Signal, &SigSet) + Send + 'static) {
     let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
     let signals: SigSet = ENDING.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect();

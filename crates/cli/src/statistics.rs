@@ -40,15 +40,16 @@ impl StatisticsFile {
         })
     }
 
-    /// Opens the file of a program that runs without the launcher. Does not wait for the other end
-    /// of a FIFO.
+    /// Opens the file of a program that runs without the launcher. If `path` leads to a FIFO, does
+    /// not wait for the FIFO's other end.
     pub fn open(path: &Path) -> io::Result<StatisticsFile> {
         File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map(StatisticsFile)
     }
 
-    /// Opens a file that a process of any user has mapped, if `is_mapped` accepts it and its size
-    /// is that of a statistics file. That user may have put a device at its path, and a device can
-    /// act when it is opened. So the path is opened with O_PATH first, which opens no device.
+    /// Opens `path`, the file that a process of any user has mapped, if `is_mapped` accepts the
+    /// file and its size is that of a statistics file. That user may have put a device at the path,
+    /// and a device can act when it is opened. So the function first opens the path with O_PATH,
+    /// which opens no device.
     pub fn open_mapped(path: &Path, is_mapped: impl FnOnce(&Metadata) -> bool) -> io::Result<StatisticsFile> {
         let named = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
         let found = named.metadata()?;
@@ -225,7 +226,8 @@ impl Snapshot {
         self.processes != 0 || self.rings != 0
     }
 
-    /// Returns a line for each opcode with a count above 0 and, if there are several, their sum.
+    /// Returns a line for each opcode with a count above 0 and, if there are several lines, one
+    /// with the sums.
     fn lines(&self) -> Vec<(&'static str, [u64; COLUMNS])> {
         let mut lines: Vec<_> = self.opcodes().map(|(opcode, row)| (opcode, *row)).collect();
         if lines.len() > 1 {

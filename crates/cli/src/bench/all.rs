@@ -21,8 +21,8 @@ struct Run {
     bar_fails: bool,
 }
 
-/// Runs the benchmarks. Writes the files of the options after each, so that an interrupt loses only
-/// one benchmark.
+/// Runs the benchmarks. After each, writes the files that the options name, so that an interrupt
+/// loses only one benchmark.
 pub fn run(options: &Options) -> Outcome {
     super::check_outputs(options)?;
     let names: Vec<Name> = Name::value_variants().iter().copied().filter(|name| *name != Name::All).collect();

@@ -126,7 +126,7 @@ fn results(shown: &mut String, a: &Value, b: &Value) {
     }
 }
 
-/// Returns the row of a result with this row's system and parameters.
+/// Returns the row of `result` that has the system and the parameters of `row`.
 fn same<'a>(result: &'a Value, row: &Value) -> Option<&'a Value> {
     list(&result["rows"])
         .iter()

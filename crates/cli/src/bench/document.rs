@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 /// The name of a document that has the results of several benchmarks.
 pub const ALL: &str = "all";
 
-/// Returns a benchmark's result; each row has a figure per metric.
+/// Returns a benchmark's result as JSON. Each row has a figure per metric.
 pub fn of(benchmark: &Benchmark, results: &Results, bars: &[Bar], is_quick: bool) -> Value {
     let bar = |bar: &Bar| {
         json!({
@@ -25,7 +25,8 @@ pub fn of(benchmark: &Benchmark, results: &Results, bars: &[Bar], is_quick: bool
         "priority": results.priority,
         "quick": is_quick,
         "rival": benchmark.rival,
-        // An object of serde_json does not keep the order of its members.
+        // A list has the order of the metrics, because an object of serde_json does not keep the
+        // order of its members.
         "metrics": results.metrics.iter().map(|metric| metric.name()).collect::<Vec<_>>(),
         "units": results.metrics.iter().map(unit).collect::<Map<_, _>>(),
         "rows": results.rows.iter().map(|row| row_value(benchmark, results, row)).collect::<Vec<_>>(),

@@ -30,7 +30,7 @@ pub struct Case {
     /// Arguments of the program, separated by spaces.
     pub arguments: String,
     /// If the program is a server: the program of its clients and their arguments. The clients
-    /// drive the server and print the sample.
+    /// drive the server and print the sample (the measured values).
     pub clients: Option<(&'static str, String)>,
     /// Parameters that the table shows: block size, queue depth and so on.
     pub parameters: Vec<(&'static str, u32)>,
@@ -50,7 +50,7 @@ impl Effort {
     pub const QUICK: Effort = Effort { rounds: 3, milliseconds: 20 };
 }
 
-/// A case with a sample per round, or with the reason why the case has none.
+/// A case with its sample (the measured values) of each round, or with the reason why it has none.
 pub struct Row {
     pub case: Case,
     pub samples: Result<Vec<Sample>, String>,
@@ -97,7 +97,7 @@ pub struct Bar {
     pub holds: Option<bool>,
 }
 
-/// Whether a bar's target is an upper or a lower limit.
+/// Whether the target of a [`Bar`] is an upper or a lower limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     AtMost,
@@ -114,25 +114,25 @@ impl Comparison {
 }
 
 impl Bar {
-    /// Makes a bar that holds if `value` is at most `target`.
+    /// Makes a [`Bar`] that holds if `value` is at most `target`.
     pub fn at_most(name: impl Into<String>, value: Option<f64>, target: f64, unit: &'static str) -> Bar {
         let holds = value.map(|value| value <= target);
         Bar { name: name.into(), value, interval: None, comparison: Comparison::AtMost, target, unit, holds }
     }
 
-    /// Makes a bar that holds if `value` is at least `target`.
+    /// Makes a [`Bar`] that holds if `value` is at least `target`.
     pub fn at_least(name: impl Into<String>, value: Option<f64>, target: f64, unit: &'static str) -> Bar {
         let holds = value.map(|value| value >= target);
         Bar { name: name.into(), value, interval: None, comparison: Comparison::AtLeast, target, unit, holds }
     }
 
-    /// Makes a bar that holds if `ratio` is at most `target`.
+    /// Makes a [`Bar`] that holds if `ratio` is at most `target`.
     pub fn times_at_most(name: impl Into<String>, ratio: Option<Ratio>, target: f64) -> Bar {
         let bar = Bar::at_most(name, ratio.map(|ratio| ratio.median), target, "times");
         Bar { interval: ratio.map(|ratio| ratio.interval), ..bar }
     }
 
-    /// Makes a bar that holds if `ratio` is at least `target`.
+    /// Makes a [`Bar`] that holds if `ratio` is at least `target`.
     pub fn times_at_least(name: impl Into<String>, ratio: Option<Ratio>, target: f64) -> Bar {
         let bar = Bar::at_least(name, ratio.map(|ratio| ratio.median), target, "times");
         Bar { interval: ratio.map(|ratio| ratio.interval), ..bar }

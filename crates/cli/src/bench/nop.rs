@@ -20,7 +20,8 @@ pub const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
 const TRAP: &str = "usring, site not patchable";
 const CALL: &str = "pread(2)";
-/// Label of the row for the call that usring makes for each read. No row of usring's can be faster.
+/// Label of the row that measures preadv2(2) alone. usring makes this call for each read, so no row
+/// of usring's can be faster.
 const CALL_WITHOUT_WAITING: &str = "preadv2(2), RWF_NOWAIT";
 
 /// Returns the benchmark's cases and limits ([`Bar`]).

@@ -76,7 +76,7 @@ fn drawn(values: &[f64], random: &mut Rng) -> Option<f64> {
     middle(values.iter().map(|_| values[random.usize(..values.len())]).collect()).map(|figure| figure.median)
 }
 
-/// Returns the range of the middle 95 % of what `draw` returns.
+/// Calls `draw` [`DRAWS`] times, and returns the range of the middle 95 % of the results.
 fn interval(mut draw: impl FnMut() -> Option<f64>) -> Option<[f64; 2]> {
     let mut medians = (0..DRAWS).map(|_| draw()).collect::<Option<Vec<f64>>>()?;
     medians.sort_by(f64::total_cmp);

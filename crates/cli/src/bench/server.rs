@@ -1,5 +1,5 @@
-//! Runs a case of two programs: a server on the measured system, and clients, which drive the
-//! server and print the sample.
+//! Runs a case of two programs: a server on the measured system, and clients. The clients drive the
+//! server and print the sample (the measured values).
 
 use super::child;
 use super::priority;

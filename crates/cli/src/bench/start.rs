@@ -22,7 +22,7 @@ const MANY: &str = "1,000 rings and a poll";
 const FORK: &str = "fork with 1,000 rings";
 const FORK_OWN: &str = "fork with 1,000 rings in own memory";
 
-/// Most time of a fork with usring's rings, relative to a fork with the kernel's rings.
+/// Limit of the time of a fork with usring's rings, as a multiple of that with the kernel's rings.
 const MOST_FORK: f64 = 1.05;
 const MILLISECOND: f64 = 1e6;
 

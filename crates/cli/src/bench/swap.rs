@@ -95,7 +95,7 @@ fn on(store: &str, threads: u32, label: &'static str, arguments: &str) -> Case {
     case(with(threads, store), label, format!("--threads {threads} {arguments}"))
 }
 
-/// Returns the cases of a region with each of these polling modes.
+/// Returns a case for each of these polling modes, on a region whose pages go to `device`.
 fn regions(store: &'static str, device: &str, threads: u32, modes: &[&'static str]) -> Vec<Case> {
     // The back end stores nothing, so its content cannot be verified.
     let verify = u32::from(store != BACK_END);

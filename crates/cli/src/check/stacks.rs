@@ -28,7 +28,8 @@ struct Mapped {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub function: String,
-    /// Source file and line of the call. If they are unknown, the program or library.
+    /// Source file and line of the call. If they are unknown: the file name of the program or
+    /// library, with the address in it if the function is unknown, too.
     pub place: String,
 }
 

@@ -82,7 +82,7 @@ pub struct Settings<'a> {
 }
 
 impl Faults {
-    /// Makes the page, enters the rules, and empties the log.
+    /// Makes the page that the run's processes share, adds the rules to it, and empties the log.
     pub fn create(settings: &Settings<'_>) -> Result<Faults, Failure> {
         let failed = |error| {
             Failure::new(format!("cannot make the memory that holds the rules ({error})", error = words(&error)))

@@ -78,7 +78,8 @@ impl Plan {
         object.chain(rest).chain(CONTROL.map(str::to_owned)).collect()
     }
 
-    /// Returns the options that a message of the daemon's may repeat.
+    /// Returns the options that the daemon repeats in messages about them. Messages to the user
+    /// leave them out.
     pub fn options(&self) -> impl Iterator<Item = (&str, &str)> {
         let object = self.object.iter().map(|object| ("--object", object.as_str()));
         object.chain([("--blockdev", self.node.as_str())])

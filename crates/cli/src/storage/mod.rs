@@ -71,8 +71,8 @@ impl Health {
     }
 }
 
-/// The daemons of a run. Dropping them ends all at once, because each may take some time. They are
-/// dropped after the connections to them.
+/// The daemons of a run. Dropping them ends all daemons at the same time, because the end of each
+/// may take some time. They are dropped after the connections to them.
 #[derive(Default)]
 pub struct Daemons(Vec<Storage>);
 

@@ -53,7 +53,7 @@ pub struct Found {
     /// Lines that the process has written to standard error.
     pub lines: Vec<String>,
     pub has_ended: bool,
-    /// Whether the owner of the device wants the process to end.
+    /// Whether the daemon has to end, because its device was dropped.
     pub is_stopped: bool,
 }
 
@@ -70,7 +70,7 @@ pub struct End {
 
 /// Why a process does not serve its device.
 pub enum Unready {
-    /// The owner of the device wants the process to end.
+    /// The daemon has to end, because its device was dropped.
     Stopped,
     /// The process has ended, or was killed at the time limit. The text is a sentence for the user.
     Failed(String),
@@ -78,7 +78,7 @@ pub enum Unready {
 
 impl Process {
     /// Starts the daemon. The calling thread must live as long as the process, because the kernel
-    /// kills the process when that thread ends. Error: a sentence.
+    /// kills the process when that thread ends. The error is a sentence for the user.
     pub fn start(plan: &Plan, socket: &str, ready: &str) -> Result<Process, String> {
         let _ = std::fs::remove_file(ready);
         let mut command = Command::new(PROGRAM);
@@ -141,8 +141,8 @@ impl Process {
         )))
     }
 
-    /// Waits until the process writes to standard error or closes it, the device's owner asks for
-    /// its end, or `timeout` passes.
+    /// Waits until the process writes to standard error or closes it, the device is dropped (`stop`
+    /// is then readable), or `timeout` passes.
     pub fn wait(&mut self, stop: &EventFd, timeout: PollTimeout) -> Found {
         let mut watched =
             [PollFd::new(stop.as_fd(), PollFlags::POLLIN), PollFd::new(self.errors.as_fd(), PollFlags::POLLIN)];
@@ -177,7 +177,7 @@ impl Process {
         (lines.into_iter().filter(|line| !line.is_empty()).collect(), is_over)
     }
 
-    /// Waits at most for `limit` until the process has ended, and then kills it.
+    /// Waits until the process has ended. Kills it if that takes longer than `limit`.
     pub fn end(&mut self, limit: Duration) -> End {
         let start = Instant::now();
         let (mut lines, mut has_closed) = (Vec::new(), false);
@@ -224,7 +224,8 @@ impl Process {
         lines
     }
 
-    /// Has the process write its data to the storage and end. Kills it after `limit`.
+    /// Asks the process to write its data to the storage and to end. Kills it if that takes longer
+    /// than `limit`.
     pub fn stop(&mut self, limit: Duration) -> End {
         // An error is ignored: a process that has already ended cannot read QUIT, and `end` finds
         // its status.
@@ -264,13 +265,13 @@ fn complaint(plan: &Plan, lines: &[String], status: &str) -> String {
     }
 }
 
-/// Returns the last lines of the daemon as one text, without the options that it repeats.
+/// Returns the last of the daemon's lines as one text, each shortened by [`bare`].
 fn joined(plan: &Plan, lines: &[String]) -> String {
     let last = &lines[lines.len().saturating_sub(MOST_LINES)..];
     last.iter().map(|line| bare(plan, line)).collect::<Vec<_>>().join("; ")
 }
 
-/// Returns a line of the daemon's without its name and the option that it repeats.
+/// Returns a line of the daemon's without the daemon's name and the option that the line is about.
 pub fn bare<'a>(plan: &Plan, line: &'a str) -> &'a str {
     let without_name = |line: &'a str| Some(line.strip_prefix(PROGRAM)?.strip_prefix(": "));
     let line = without_name(line).flatten().unwrap_or(line);

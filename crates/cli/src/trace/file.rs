@@ -142,7 +142,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Reads a file. The error says what the file is instead of a trace.
+    /// Reads a trace. Fails if the file is no trace, or is a trace of another version of usring.
     pub fn read(path: &Path) -> Result<Loaded, Failure> {
         let name = path.display();
         let failed = |error: io::Error| Failure::new(format!("cannot read {name} ({error})", error = words(&error)));

@@ -115,7 +115,7 @@ fn table(trace: &Loaded, requests: &Requests, in_flight: &[&Request], now: u64) 
     table
 }
 
-/// Returns the requests that have not completed, and whose process and ring exist.
+/// Returns the requests that have not completed, and whose process and ring still exist.
 fn in_flight<'a>(trace: &Loaded, requests: &'a Requests) -> Vec<&'a Request> {
     let closed: HashSet<(u32, u32, u32)> = trace
         .events

@@ -194,7 +194,8 @@ const SQE_FLAGS: [(u8, &str); 6] = [
     (sqe_flags::CQE_SKIP_SUCCESS, "CQE_SKIP_SUCCESS"),
 ];
 
-/// Returns whether requests of an opcode have a number of bytes, and a file offset.
+/// Returns whether requests with this opcode have a number of bytes, and whether they have a file
+/// offset.
 fn shape(number: u8) -> (bool, bool) {
     use opcode::{READ, READ_FIXED, READ_MULTISHOT, READV, READV_FIXED, WRITE, WRITE_FIXED, WRITEV, WRITEV_FIXED};
     use opcode::{RECV, RECVMSG, SEND, SEND_ZC, SENDMSG, SENDMSG_ZC, SPLICE, SYNC_FILE_RANGE, TEE};
@@ -227,7 +228,7 @@ impl Display for ResultText<'_> {
     }
 }
 
-/// The text of what a request waited for, and how long.
+/// Formats what a request waited for, and how long.
 struct WayText<'a>(&'a Request);
 
 impl Display for WayText<'_> {

@@ -14,7 +14,7 @@ pub enum Cause {
     Drain,
     /// The request's file, until it is ready.
     File,
-    /// A time or a number of completions, as a timeout does.
+    /// The passing of a time, or a number of completions. Timeouts wait for these.
     Time,
     /// An answer of other processes that share its ring.
     Processes,
@@ -22,9 +22,9 @@ pub enum Cause {
     Fault,
     /// A free worker, which the request needs for this reason.
     Queue(WorkerReason),
-    /// The worker with this thread id, which carried the request out.
+    /// The worker with this thread id, which carries the request out in this time.
     Worker(u32),
-    /// A thread that drives the ring: a worker has carried the request out, and that thread has to
+    /// A thread that drives the ring. A worker has carried the request out, and this thread has to
     /// complete it.
     TaskWork,
     /// A device: the ring's channel with this index.

@@ -47,7 +47,7 @@ pub fn run(options: &Options) -> Outcome {
 }
 
 /// Returns the counts, and the number of programs that they come from. Processes that share a
-/// statistics file are one program, which the lowest process id names.
+/// statistics file count as one program, which is labelled with the lowest of their process ids.
 fn text() -> (String, usize) {
     let processes = processes::find();
     let mut files = Files::default();

@@ -47,7 +47,7 @@ impl Process {
 /// Name of the launcher's statistics file, as /proc shows it.
 pub const LAUNCHER_FILE: &str = "/memfd:usring-statistics (deleted)";
 
-/// Returns all processes with the library that this user may look into, by their ids.
+/// Returns all processes with the library that this user may look into, sorted by their ids.
 pub fn find() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -33,7 +33,7 @@ pub struct ProcessRates {
 }
 
 impl Rates {
-    /// Compares two samples. `only`: the process to show, or all.
+    /// Compares two samples. `only`: the process to show. `None`: all processes are shown.
     pub fn between(before: &Sample, after: &Sample, only: Option<u32>) -> Rates {
         let time = after.at - before.at;
         let is_shown = |process: &&Process| only.is_none_or(|only| only == process.id);
@@ -84,8 +84,9 @@ fn since(before: &Rows, after: &Rows) -> Rows {
     rows
 }
 
-/// Returns what the ring of a block has counted since `before`. If a counter has fallen, the block
-/// belongs to another ring now, whose counters all began at 0.
+/// Returns what a ring has counted since `before`, the earlier counts in its block of the
+/// statistics file. If a counter has fallen, the block belongs to another ring now, whose counters
+/// all began at 0.
 fn of_ring(before: Option<&Rows>, after: &Rows) -> Rows {
     let has_grown =
         |before: &&Rows| iter::zip(before.as_flattened(), after.as_flattened()).all(|(old, new)| old <= new);

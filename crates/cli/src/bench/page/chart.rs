@@ -107,7 +107,7 @@ fn line(page: &mut Markup, class: &str, [x1, y1]: [f64; 2], [x2, y2]: [f64; 2]) 
     page.shape("line", class, &[("x1", x1), ("y1", y1), ("x2", x2), ("y2", y2)]);
 }
 
-/// The rows of a benchmark that have figures, without those of the machine.
+/// The rows of a benchmark that have figures, without the rows that measure the machine.
 struct Chart<'a> {
     rows: &'a [&'a Value],
     /// Rows of the machine's own costs.

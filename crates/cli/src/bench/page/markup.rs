@@ -39,7 +39,7 @@ impl Markup {
         self.tag(name, attributes, "/>\n");
     }
 
-    /// Adds a shape of SVG whose attributes but for the class are numbers.
+    /// Adds a shape of SVG. All its attributes except the class are numbers.
     pub fn shape(&mut self, name: &'static str, class: &str, numbers: &[(&'static str, f64)]) {
         let texts: Vec<_> = numbers.iter().map(|(name, number)| (*name, format!("{number:.1}"))).collect();
         let mut attributes = vec![("class", class)];
@@ -47,7 +47,7 @@ impl Markup {
         self.empty(name, &attributes);
     }
 
-    /// Adds text of SVG. The class has its alignment and colour.
+    /// Adds a text element of SVG. Its class selects the alignment and the colour.
     pub fn label(&mut self, class: &str, [x, y]: [f64; 2], text: &str) {
         self.leaf("text", &[("class", class), ("x", &format!("{x:.1}")), ("y", &format!("{y:.1}"))], text);
     }

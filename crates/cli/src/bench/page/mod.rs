@@ -20,7 +20,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 /// The system of rows that measure the machine and not a ring.
 const FLOOR: &str = "floor";
 
-/// The metrics that can show a cost of the machine, the most telling one first.
+/// The metrics that can show a cost of the machine. Of those that a row has, the first is shown.
 const COSTS: [Metric; 3] = [Metric::Time, Metric::ProcessorTime, Metric::Rate];
 
 /// Returns the page of a result.
