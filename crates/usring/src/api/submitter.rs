@@ -137,8 +137,8 @@ impl<'a> Submitter<'a> {
     }
 
     /// Returns the arguments of the io_uring_enter that submits everything and waits for `want`
-    /// completions. Returns `None` if no call is needed: the SQ thread is awake and the caller
-    /// waits for no completion.
+    /// completions. Returns `None` if no call is needed: the SQ thread is awake, the caller waits
+    /// for no completion, and none is in the backlog or pending as task work.
     #[inline]
     fn prepare(&self, want: usize) -> Option<EnterCall> {
         let memory = self.core.ring.memory();

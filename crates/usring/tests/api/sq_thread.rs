@@ -51,7 +51,7 @@ fn the_thread_sleeps_when_it_is_idle_and_is_woken() {
 /// Returns whether the SQ thread sleeps, in which case a pushed request stays in the SQ. (An SQ
 /// thread that is about to sleep checks the SQ once more, so it may still take the request.)
 fn is_left_alone(ring: &mut IoUring) -> bool {
-    // An SQ thread that is awake takes the request within this time.
+    // An SQ thread that is awake takes the pushed request within this time.
     std::thread::sleep(Duration::from_millis(1));
     // SAFETY: the call has no argument.
     unsafe { ring.submitter().enter::<u8>(0, 0, EnterFlags::GETEVENTS.bits(), None).unwrap() };

@@ -282,8 +282,8 @@ pub fn take_all_descriptors() {
     }
 }
 
-/// Returns whether the descriptor `number` refers to `file`. It may be open and refer to another
-/// file, because another thread can reuse a closed number.
+/// Returns whether the descriptor `number` refers to `file`. The number may be open and refer to
+/// another file, because another thread can reuse a closed number.
 pub fn is_open_as(number: RawFd, file: &File) -> bool {
     // SAFETY: the structures are plain numbers.
     let (mut found, mut wanted): (libc::stat, libc::stat) = unsafe { std::mem::zeroed() };

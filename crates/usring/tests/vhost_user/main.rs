@@ -191,8 +191,8 @@ fn a_back_end_that_dies_ends_every_request_with_an_error() {
         submit(&mut *queue);
         queue.ring_doorbell();
         wait(&mut *queue, 64);
-        // The stopped back end completes nothing. The control plane must complete these requests
-        // with EIO.
+        // The stopped back end completes none of the requests that the test now submits. When it is
+        // killed, the control plane must complete them with EIO.
         backend.stop();
         submit(&mut *queue);
         queue.ring_doorbell();

@@ -51,7 +51,7 @@ impl Drop for Pages {
     }
 }
 
-/// Returns a device request. Its other fields have their usual values.
+/// Returns a device request with these values. All other fields have their usual values.
 pub fn request(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();
     DeviceRequest {
