@@ -86,7 +86,7 @@ fn make_links_relative(folder: &Path, depth: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes the root folder of a Debian in which tests install packages, unless it exists.
+/// Makes the root folder of a release of Debian, unless it exists. Tests install packages in it.
 pub fn provide_root(release: u32, name: &str) -> Outcome {
     provide(&debian_root(release), &format!("a root folder with Debian {release}"), |part| {
         let root = part.join("root");

@@ -31,7 +31,8 @@ pub fn provide() {
     }
 }
 
-/// Fetches and unpacks the packages in the folder `part`, and renames their root to `folder`.
+/// Fetches and unpacks the packages in the folder `part`, and makes `folder` of the parts in
+/// [`KEPT`].
 fn make(part: &Path, folder: &Path) -> Outcome {
     let packages = debian::fetch(part, "sid", &[PACKAGE])?;
     let root = part.join("root");
