@@ -1,7 +1,7 @@
-//! Provided buffers: groups of buffers from which a request takes one when it has data for it. The
-//! buffers of a classic group come from PROVIDE_BUFFERS. The buffers of a buffer ring
-//! (REGISTER_PBUF_RING) are entries in shared memory. usring makes this memory for the program to
-//! map, or it is the program's own memory.
+//! Provided buffers: groups of buffers. A request takes a buffer from a group when there is data
+//! for the request. The buffers of a classic group come from PROVIDE_BUFFERS. The buffers of a
+//! buffer ring (REGISTER_PBUF_RING) are entries in shared memory. Either usring makes this memory
+//! for the program to map, or it is the program's own memory.
 
 use super::OwnRegistrations;
 use super::buffer_ring::{BufferRing, ENTRY_SIZE};
@@ -27,8 +27,8 @@ pub(crate) struct SelectedBuffer {
     pub address: UserAddress,
     /// Bytes that the request may use.
     pub length: u32,
-    /// Bytes of the whole buffer. A buffer that is returned to a classic group has this length
-    /// again.
+    /// Bytes of the whole buffer. If the request returns the buffer unused to a classic group, the
+    /// buffer has this length again.
     pub whole_length: u32,
     /// The buffer comes from a buffer ring.
     pub from_ring: bool,
@@ -48,11 +48,11 @@ impl SelectedBuffer {
 pub(crate) enum Usage {
     /// The whole buffer.
     Whole,
-    /// Not known until the transfer is done, which uses up as many bytes as it transfers. The
-    /// buffer is of an incremental ring (IOU_PBUF_RING_INC).
+    /// Not known until the transfer is done, because a buffer of an incremental ring
+    /// (IOU_PBUF_RING_INC) loses only as many bytes as the transfer has moved.
     Open,
-    /// Only the first bytes of a buffer of an incremental ring. The next request gets the other
-    /// bytes.
+    /// Only the first bytes of a buffer of an incremental ring. The next request gets the rest of
+    /// the buffer.
     Partial,
 }
 
@@ -65,8 +65,8 @@ pub(crate) struct Many {
     pub count: u32,
     /// The group has no buffer after the selected ones.
     pub emptied: bool,
-    /// A buffer was longer than the rest of the selection's limit in bytes. If it was the first
-    /// buffer, the selection contains a part of it. Otherwise, the selection ends before it.
+    /// A buffer was longer than the bytes that were left of the selection's limit. If it was the
+    /// first buffer, the selection contains a part of it. If not, the selection ends before it.
     pub is_cut: bool,
     pub from_ring: bool,
 }
@@ -79,7 +79,7 @@ enum BufferGroup {
 #[derive(Default)]
 pub(crate) struct BufferGroups {
     groups: BTreeMap<u16, BufferGroup>,
-    /// The registrations that all processes of the ring see. `None` until several processes use the
+    /// The registrations that all processes of the ring see. `None` until a second process uses the
     /// ring.
     published: Option<Registrations>,
 }
@@ -87,8 +87,8 @@ pub(crate) struct BufferGroups {
 impl BufferGroups {
     /// Takes the next buffer of a group. The request may use the first `wanted` bytes of the
     /// buffer, or the whole buffer if `wanted` is 0. `decides` is called only for an incremental
-    /// ring. If it returns `true`, the bytes that the request may use count as used up now, however
-    /// short the transfer is.
+    /// ring. If it returns `true`, these bytes count as used up now, even if the transfer turns out
+    /// to be shorter.
     ///
     /// Error: `ENOBUFS` if there is no such group, or no buffer in it.
     pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
@@ -126,9 +126,9 @@ impl BufferGroups {
         matches!(self.groups.get(&group), Some(BufferGroup::Ring(_)))
     }
 
-    /// Selects consecutive buffers of a group that hold at most `most` bytes. If `most` is 0,
-    /// selects only the first buffer. The buffers stay in the group until the caller uses them up
-    /// ([`BufferGroups::use_up`]).
+    /// Selects consecutive buffers of a group that hold at most `most` bytes. If `most` is 0, or if
+    /// the group is classic, selects only the first buffer. The buffers stay in the group until the
+    /// caller uses them up ([`BufferGroups::use_up`]).
     ///
     /// Errors: `ENOENT` if there is no such group; `ENOBUFS` if there is no buffer in it.
     pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
@@ -170,7 +170,8 @@ impl BufferGroups {
         self.use_up(group, many, many.bytes)
     }
 
-    /// Records a selection that was used up, for a request that fills the buffers in several steps.
+    /// Remembers a selection that was used up, for a request that fills the buffers in several
+    /// steps.
     pub fn record_wait_all(&self, group: u16, many: Many) -> WaitAllBuffers {
         let position = match self.groups.get(&group) {
             Some(BufferGroup::Ring(ring)) => Some(ring.position()),
@@ -179,9 +180,9 @@ impl BufferGroups {
         WaitAllBuffers { many, position }
     }
 
-    /// Returns buffers to their group when the request that was filling them completes: all except
-    /// those that hold the first `bytes` bytes. If other requests have taken buffers since, none is
-    /// returned.
+    /// Returns to a buffer ring the buffers that a request has not filled when it completes: all
+    /// but those with the first `bytes` bytes. Returns none to an incremental ring, and none if
+    /// other requests have taken buffers since.
     pub fn return_unfilled(&mut self, group: u16, wait_all: &WaitAllBuffers, bytes: u32) {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && wait_all.position == Some(ring.position())
@@ -199,8 +200,8 @@ impl BufferGroups {
             Some(BufferGroup::Classic(buffers)) if !from_ring => {
                 buffers.push_front(ProvidedBuffer { id, address: address.0, length: whole_length });
             }
-            // A buffer of an incremental ring is not returned: it is still in the group, or already
-            // used up.
+            // A request does not return a buffer to an incremental ring: the buffer is still in the
+            // ring, or is used up.
             Some(BufferGroup::Ring(ring)) if from_ring && !ring.incremental => ring.go_back(1),
             _ => {}
         }
@@ -218,8 +219,8 @@ impl BufferGroups {
         };
     }
 
-    /// Returns the CQE flags that name the buffer that a request has used, and removes the buffer
-    /// from the request. The program owns the buffer from then on.
+    /// Returns the CQE flags that name the buffer that a request has used. Removes the buffer from
+    /// the request, because the program owns the buffer from now on.
     #[inline]
     pub fn flags_of(&mut self, buffer: &mut Option<SelectedBuffer>) -> u32 {
         match buffer.take() {
@@ -266,8 +267,8 @@ impl BufferGroups {
         }
     }
 
-    /// REGISTER_PBUF_RING. The entries lie at `address` in the program's own memory. If `address`
-    /// is `None`, usring makes memory that the program can map.
+    /// REGISTER_PBUF_RING. `address`: where the entries lie in the program's own memory. `None`:
+    /// usring makes memory that the program can map.
     pub fn register_ring(
         &mut self,
         group: u16,
@@ -320,8 +321,8 @@ impl BufferGroups {
         }
     }
 
-    /// Returns the memory of a buffer ring that the program is to map. `None`: the group is no
-    /// buffer ring, or its memory is the program's own.
+    /// Returns the memory that usring has made for a buffer ring, for the program to map. `None`:
+    /// the group is no buffer ring, or the memory is the program's own.
     pub fn ring_memory(&self, group: u16) -> Option<Arc<SharedMemory>> {
         match self.groups.get(&group)? {
             BufferGroup::Ring(ring) => ring.memory_to_map().cloned(),
@@ -332,7 +333,7 @@ impl BufferGroups {
 
 /// Groups that all processes of a ring share.
 impl BufferGroups {
-    /// Publishes all groups, and those that are made later, for the other processes of the ring.
+    /// Publishes all present and future groups for the other processes of the ring.
     pub fn publish(&mut self, registrations: &Registrations) {
         self.published = Some(registrations.clone());
         let groups: Vec<u16> = self.groups.keys().copied().collect();
@@ -356,7 +357,7 @@ impl BufferGroups {
         registrations.count_change();
     }
 
-    /// Brings the groups up to date with those that the other processes have made and removed.
+    /// Adds the groups that other processes have made, and removes those that they have removed.
     pub fn follow(&mut self, registrations: &Registrations, own_registrations: &OwnRegistrations) {
         let known = core::mem::take(&mut self.groups);
         let is_own = |group: &BufferGroup| match group {
@@ -396,7 +397,7 @@ fn follow_one(
 /// The buffers of a request with MSG_WAITALL, which the request keeps until all of them are full.
 pub(crate) struct WaitAllBuffers {
     many: Many,
-    /// The state of the buffer ring ([`BufferRing::position`]) after the buffers were used up.
-    /// `None`: the buffers come from a classic group.
+    /// The identity and the head of the buffer ring ([`BufferRing::position`]) after the buffers
+    /// were used up. `None`: the buffers come from a classic group.
     position: Option<(Origin, u16)>,
 }

@@ -1,5 +1,6 @@
-//! A buffer ring (REGISTER_PBUF_RING): buffers that the program enters in shared memory. usring
-//! makes this memory for the program to map, or it is the program's own memory.
+//! A buffer ring (REGISTER_PBUF_RING): buffers whose addresses the program writes into shared
+//! memory. Either usring makes this memory for the program to map, or it is the program's own
+//! memory.
 
 use super::buffer_group::{Many, Usage};
 use alloc::sync::Arc;
@@ -28,8 +29,8 @@ enum Head {
 }
 
 pub(super) struct BufferRing {
-    /// `None`: another process has registered the buffer ring, in memory that this process does not
-    /// have. Such a buffer ring counts as empty.
+    /// `None`: another process has registered the buffer ring in memory that this process does not
+    /// have. For this process, the buffer ring then counts as empty.
     memory: Option<Arc<SharedMemory>>,
     entries: u32,
     head: Head,
@@ -40,13 +41,13 @@ pub(super) struct BufferRing {
 }
 
 impl BufferRing {
-    /// Makes a buffer ring that no other process uses, over memory with `entries` entries.
+    /// Makes a buffer ring in memory with room for `entries` entries. No other process uses it yet.
     pub fn new(memory: SharedMemory, entries: u32, incremental: bool, origin: Origin) -> BufferRing {
         BufferRing { memory: Some(Arc::new(memory)), entries, head: Head::Own(0), incremental, origin }
     }
 
     /// Makes this process's view of a buffer ring that another process has registered.
-    /// `has_memory`: this process has the memory at the same address.
+    /// `has_memory`: this process has the ring's memory, at the same address.
     pub fn shared(registrations: &Registrations, slot: GroupSlot, ring: SharedBufferRing, has_memory: bool) -> Self {
         let SharedBufferRing { origin, address, entries, is_incremental: incremental } = ring;
         let size = entries as usize * ENTRY_SIZE;
@@ -55,8 +56,8 @@ impl BufferRing {
         BufferRing { memory: memory.map(Arc::new), entries, head, incremental, origin }
     }
 
-    /// Adds the buffer ring to the registrations that all processes see, if it is not there. If
-    /// there is no room, the buffer ring stays private to this process.
+    /// Adds the buffer ring to the registrations that all processes of the io_uring instance see,
+    /// unless it is there. If there is no room, the buffer ring stays private to this process.
     pub fn publish(&mut self, registrations: &Registrations, group: u16) {
         let Head::Own(head) = self.head else { return };
         let address = self.memory.as_ref().map_or(0, |memory| memory.address() as u64);
@@ -110,14 +111,14 @@ impl BufferRing {
         self.memory.as_ref().filter(|memory| memory.mapping().is_some())
     }
 
-    /// Returns the identity and the head of the buffer ring. Both are unchanged as long as no other
-    /// request takes buffers of it.
+    /// Returns the identity and the head of the buffer ring. As long as both are unchanged, no
+    /// other request has taken buffers from it.
     pub fn position(&self) -> (Origin, u16) {
         (self.origin, self.head())
     }
 
     /// Reads a value that the program wrote in the ring. `None`: the program has unmapped the
-    /// ring's memory, or this process does not have it. Such a ring counts as empty.
+    /// ring's memory, or this process does not have it. The ring then counts as empty.
     fn read<T: Plain>(&self, offset: usize) -> Option<T> {
         let memory = self.memory.as_ref()?;
         if memory.mapping().is_some() {
@@ -155,10 +156,10 @@ impl BufferRing {
         (u32::from(self.head()) & (self.entries - 1)) as usize * ENTRY_SIZE
     }
 
-    /// Uses up `length` bytes of an incremental ring's buffers, starting at the next buffer. If the
-    /// last of them is used up in part, it stays the next buffer, and its entry then describes the
-    /// bytes that are left. Returns whether the last buffer stays. A `length` of 0 uses up no
-    /// buffer, so the result is `true`.
+    /// Uses up `length` bytes of an incremental ring's buffers, starting at the next buffer. If
+    /// only a part of the last one is used up, this buffer stays the next one, and its entry then
+    /// describes the rest. Returns whether the last buffer stays. A `length` of 0 uses up nothing,
+    /// so the result is `true`.
     fn consume(&mut self, mut length: u32) -> bool {
         if length == 0 {
             return true;
@@ -229,8 +230,8 @@ impl BufferRing {
         if self.incremental {
             return self.consume(bytes);
         }
-        // With MSG_TRUNC, a truncated message reports its full length, which may exceed the
-        // buffers.
+        // With MSG_TRUNC, a receive reports the full length of a truncated message, which may
+        // exceed the buffers.
         let mut bytes = bytes.min(many.bytes);
         // Buffers of length 0 are used up together with the buffer after them.
         for _ in 0..self.entries {

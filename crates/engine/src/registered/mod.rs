@@ -16,18 +16,19 @@ pub(crate) use own_registrations::OwnRegistrations;
 /// see `waiting::shared_registrations`.
 #[derive(Default)]
 pub(crate) struct RegistrationSharing {
-    /// The other processes see this process's registrations, and this process sees theirs.
+    /// The other processes see this process's registrations, and this process sees those of the
+    /// others.
     pub is_published: bool,
-    /// This process has recorded for the ring that it has registrations which other processes do
-    /// not see.
+    /// Whether this process has recorded in the ring's memory that it has registrations that other
+    /// processes do not see.
     pub is_noted: bool,
-    /// The count of changes of the shared registrations when this process last copied them.
+    /// The count of changes of the shared registrations, when this process last took them over.
     pub generation: u32,
     /// Numbers of the last deposits that this process has made or taken. A deposit (`sys::deposit`)
     /// passes files to other processes: the registered files, or the registered eventfd.
     pub files: u32,
     pub event: u32,
-    /// This process has registered or removed the eventfd, and the other processes do not see that
-    /// yet.
+    /// Whether this process has registered or removed the eventfd, and the other processes do not
+    /// see that change yet.
     pub is_event_changed: bool,
 }

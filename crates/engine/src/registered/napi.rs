@@ -1,5 +1,5 @@
-//! REGISTER_NAPI: settings for a waiter that polls network devices' queues before it sleeps. usring
-//! only stores and reports them, because a process cannot poll those queues.
+//! REGISTER_NAPI: settings for waiters that poll the queues of network devices before they sleep.
+//! usring only stores and reports the settings, because a process cannot poll such a queue.
 
 use alloc::collections::BTreeSet;
 use usring_sys::{Errno, UserAddress, user_memory};
@@ -12,7 +12,7 @@ const DYNAMIC: u32 = tracking::IO_URING_NAPI_TRACKING_DYNAMIC as u32;
 const STATIC: u32 = tracking::IO_URING_NAPI_TRACKING_STATIC as u32;
 const INACTIVE: u32 = tracking::IO_URING_NAPI_TRACKING_INACTIVE as u32;
 
-/// Lowest id of a network device's queue. (Lower values of the field are numbers of processors.)
+/// Lowest id of a network device's queue. (Lower values in its field are processor numbers.)
 const LOWEST_ID: u32 = 1025;
 /// Longest time that a waiter may poll, in microseconds.
 const MOST_POLL_US: u32 = 10_000;
@@ -40,8 +40,8 @@ impl Napi {
         [self.busy_poll, u32::from(self.prefer), tracking, 0]
     }
 
-    /// REGISTER_NAPI: writes the settings so far to `argument`, then carries out the operation that
-    /// `argument` names. `is_polled`: whether the ring has IOPOLL. Error: `EINVAL` on such a ring.
+    /// REGISTER_NAPI: writes the present settings to `argument`, and then carries out the operation
+    /// that `argument` named. `is_polled`: whether the ring has IOPOLL. Error: `EINVAL` if it has.
     pub fn register(&mut self, is_polled: bool, argument: UserAddress) -> Result<(), Errno> {
         if is_polled {
             return Err(Errno::EINVAL);

@@ -1,31 +1,32 @@
 //! Decides whether this process has memory that another process of a shared ring has registered. It
-//! has that memory if the other process is an ancestor that registered it before the fork(2).
+//! has the memory if the other process is an ancestor that registered the memory before the
+//! fork(2).
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_ring::Origin;
 
-/// The registrations of one ring that this process has made, or whose memory it has inherited.
+/// The registrations on one ring that this process has made, or whose memory it has inherited.
 #[derive(Default)]
 pub(crate) struct OwnRegistrations {
     /// This process's number.
     own: u32,
     /// Number of the last registration that this process has made.
     last: AtomicU32,
-    /// Each ancestor, with the number of its last registration before the fork. Fixed when this
-    /// process begins to use the ring, so a child may read the list in its copy of this process's
-    /// memory.
+    /// Each ancestor, with the number of its last registration before the fork. The list does not
+    /// change after this process has begun to use the ring. So a forked child may read it in the
+    /// child's copy of the memory.
     ancestors: Box<[Origin]>,
 }
 
 impl OwnRegistrations {
-    /// Makes the registrations of the process that made the ring.
+    /// Makes the record of the process that made the ring. `own`: the process's number.
     pub fn of_maker(own: u32) -> OwnRegistrations {
         OwnRegistrations { own, ..OwnRegistrations::default() }
     }
 
-    /// Makes the registrations of a process that has inherited the ring, with the number `own`.
-    /// `inherited`: those of its parent, as they were at the fork.
+    /// Makes the record of a process with the number `own`, which has inherited the ring.
+    /// `inherited`: the record of its parent, as it was at the fork.
     pub fn of_child(inherited: &OwnRegistrations, own: u32) -> OwnRegistrations {
         let parent = Origin { owner: inherited.own, number: inherited.last.load(Ordering::Relaxed) };
         let ancestors = inherited.ancestors.iter().copied().chain([parent]).collect();
@@ -43,8 +44,8 @@ impl OwnRegistrations {
         origin.owner == self.own
     }
 
-    /// Returns whether this process has the memory of a registration, at the same address. The
-    /// memory may be a copy.
+    /// Returns whether this process has the memory of a registration, at the same address. After a
+    /// fork, the memory may be a copy.
     pub fn has_memory_of(&self, origin: Origin) -> bool {
         let is_inherited = |ancestor: &Origin| ancestor.owner == origin.owner && origin.number <= ancestor.number;
         origin.owner == self.own || self.ancestors.iter().any(is_inherited)

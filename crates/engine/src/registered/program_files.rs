@@ -1,5 +1,5 @@
 //! Puts the program's descriptors into a ring's table of registered files (REGISTER_FILES and its
-//! updates). The host says which numbers stand for rings or devices. The table itself
+//! updates). Asks the host which numbers stand for rings or devices. The table itself
 //! (`registered_files`) does not ask the host.
 
 use super::registered_files::{Entry, FileSlot, RegisteredFile, RegisteredFiles};
@@ -21,7 +21,8 @@ fn of_program(number: i32) -> Result<Arc<RegisteredFile>, Errno> {
 
 fn hold_of_program(number: i32) -> Result<HeldDescriptor, Errno> {
     if host::ring_of(number).is_some() {
-        // A registered ring could keep itself open for ever, so rings are refused.
+        // A ring that is registered with itself would stay open for ever. So no ring can be
+        // registered.
         return Err(Errno::EBADF);
     }
     // A descriptor that stands only for a path (O_PATH, open(2)) cannot be registered.
@@ -31,8 +32,8 @@ fn hold_of_program(number: i32) -> Result<HeldDescriptor, Errno> {
     descriptor::hold(number)
 }
 
-/// REGISTER_FILES and REGISTER_FILES2: makes the table from the program's arrays of numbers and
-/// tags.
+/// REGISTER_FILES and REGISTER_FILES2: makes the table from the program's arrays of descriptor
+/// numbers and of tags.
 pub(crate) fn register(
     files: &mut RegisteredFiles,
     numbers: UserAddress,

@@ -1,5 +1,5 @@
 //! The ring's table of registered buffers. A buffer is an address range. The memory of a READ_FIXED
-//! or WRITE_FIXED must lie within it. usring does not pin its pages.
+//! or WRITE_FIXED must lie within its buffer. usring does not pin a buffer's pages.
 
 use super::OwnRegistrations;
 use crate::devices;
@@ -17,16 +17,16 @@ const LIMIT: u32 = 1 << 14;
 /// Maximum length of one buffer, in bytes.
 const LENGTH_LIMIT: u64 = 1 << 30;
 
-/// A buffer of the table. If the buffer has a tag, the requests that use the buffer share its
-/// ownership, so that the tag is posted after the last of them.
+/// A buffer of the table. If the buffer has a tag, each request that uses the buffer has a
+/// reference to it: the tag is posted after the last of these requests.
 pub(crate) struct RegisteredBuffer {
     address: u64,
     length: u64,
     tag: u64,
-    /// The registration of this buffer.
+    /// The registration that made this buffer: its process, and its number.
     origin: Origin,
-    /// Transfers of this process reach the buffer's memory. `false`: another process has registered
-    /// memory that this process does not share.
+    /// Whether this process has the buffer's memory. `false`: another process has registered memory
+    /// that this process does not share.
     is_here: bool,
 }
 
@@ -52,8 +52,9 @@ pub(crate) enum BufferReference {
     /// The request uses no registered buffer.
     #[default]
     Nothing,
-    /// The request uses a buffer without a tag. Such requests are not counted, because nothing is
-    /// posted after the last of them. Counting would cost two locked instructions per request.
+    /// The request uses a buffer without a tag. There is no count of these requests, because
+    /// nothing is posted after the last of them. A count would cost two locked instructions per
+    /// request.
     Untagged,
     /// The request uses this buffer, which has a tag. The tag is posted once the buffer has left
     /// the table and no request holds it.
@@ -71,8 +72,7 @@ impl BufferReference {
         if matches!(self, BufferReference::Tagged(_)) {
             *self = BufferReference::Nothing;
         } else {
-            // The value owns nothing. `forget` omits the code that the compiler would make for its
-            // drop.
+            // The value owns nothing. `forget` saves the code for its drop.
             core::mem::forget(core::mem::take(self));
         }
     }
@@ -86,13 +86,14 @@ pub(crate) struct RegisteredBuffers {
     entries: Option<Vec<BufferSlot>>,
     /// Buffers with tags that have left the table and that requests may still hold.
     retired: Vec<Arc<RegisteredBuffer>>,
-    /// Memory of the table's buffers that the back ends of the run's devices can access, merged
+    /// Memory of the table's buffers that the back ends of `usring run --device` can access, merged
     /// into as few ranges as possible.
     shared: Vec<IoVector>,
-    /// Origin (process, and number of the registration) of the buffers that the current call
-    /// registers.
+    /// Origin (process, and number of the registration) of the buffers that the current register
+    /// call adds.
     pub origin: Origin,
-    /// This process has changed the table, and the other processes of the ring do not see that yet.
+    /// Whether this process has changed the table, and the ring's other processes do not see the
+    /// change yet.
     is_changed: bool,
 }
 
@@ -120,9 +121,9 @@ impl RegisteredBuffers {
         Ok(if buffer.tag == 0 { BufferReference::Untagged } else { BufferReference::Tagged(buffer.clone()) })
     }
 
-    /// Returns a reference to the buffer in slot `index`, for a request that transfers these
-    /// pieces. Error: `EFAULT` if the slot is empty, or if a piece is empty or does not lie within
-    /// the buffer.
+    /// Returns a reference to the buffer in slot `index`, for a request that transfers these pieces
+    /// of memory. Error: `EFAULT` if the slot is empty, if a piece is empty or does not lie within
+    /// the buffer, or if this process does not have the buffer's memory.
     pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferReference, Errno> {
         let mut held = self.share_nothing(index)?;
         for piece in pieces {
@@ -152,8 +153,8 @@ impl RegisteredBuffers {
         self.is_changed = true;
     }
 
-    /// Shows the table to the other processes of the ring, if this process has changed it since the
-    /// last call, or if `all` is true.
+    /// Publishes the table for the other processes of the ring, if this process has changed the
+    /// table since the last call, or if `all` is true.
     pub fn publish(&mut self, registrations: &Registrations, all: bool) {
         let is_due = core::mem::take(&mut self.is_changed) || all && self.are_registered();
         if !is_due {
@@ -169,7 +170,7 @@ impl RegisteredBuffers {
         registrations.count_change();
     }
 
-    /// Brings the table up to date with the changes of other processes. Posts no tags.
+    /// Applies the changes that other processes have made to the table. Posts no tags for them.
     pub fn follow(&mut self, registrations: &Registrations, own_registrations: &OwnRegistrations) {
         let mut known = self.entries.take().unwrap_or_default();
         let Some(shared) = registrations.buffers() else { return };
@@ -199,8 +200,8 @@ impl RegisteredBuffers {
         !self.retired.is_empty()
     }
 
-    /// Returns the tags that are to be posted now: those of buffers that have left the table and
-    /// that no request holds any more.
+    /// Returns the tags to post now: the tags of buffers that have left the table, and that no
+    /// request uses any more.
     pub fn take_released(&mut self) -> Vec<u64> {
         let mut tags = Vec::new();
         self.retired.retain(|buffer| {
@@ -214,7 +215,7 @@ impl RegisteredBuffers {
     }
 }
 
-/// Reads the buffer for one slot from member `index` of the program's vector and tags.
+/// Reads the buffer for one slot: element `index` of the program's arrays of vectors and of tags.
 fn read_slot(
     pins: &mut PinCheck,
     vector: UserAddress,
@@ -245,7 +246,8 @@ fn read_slot(
     Ok(Some(Arc::new(RegisteredBuffer { address, length, tag, origin, is_here: true })))
 }
 
-/// REGISTER_BUFFERS and REGISTER_BUFFERS2: makes the table from the program's vector and tags.
+/// REGISTER_BUFFERS and REGISTER_BUFFERS2: makes the table from the program's arrays of vectors and
+/// of tags.
 pub(crate) fn register(
     buffers: &mut RegisteredBuffers,
     vector: UserAddress,
@@ -272,8 +274,8 @@ pub(crate) fn register(
     Ok(0)
 }
 
-/// Returns the memory of the buffers as sorted ranges, and merges buffers that touch or overlap.
-/// The ranges must be few, because a device's back end can map only few.
+/// Returns the memory of the buffers as sorted ranges, in which buffers that touch or overlap are
+/// merged. The ranges must be few, because a device's back end can map only few.
 fn coalesce(slots: &[BufferSlot]) -> Vec<IoVector> {
     let mut parts: Vec<IoVector> =
         slots.iter().flatten().map(|buffer| IoVector { base: buffer.address, length: buffer.length }).collect();
@@ -290,7 +292,8 @@ fn coalesce(slots: &[BufferSlot]) -> Vec<IoVector> {
     whole
 }
 
-/// The slots that CLONE_BUFFERS copies from another ring's table, and where they go.
+/// The slots that CLONE_BUFFERS copies from another ring's table, and the slots to which it copies
+/// them.
 pub(crate) struct Part {
     pub from: u32,
     pub to: u32,
@@ -358,8 +361,8 @@ pub(crate) fn unregister(buffers: &mut RegisteredBuffers) -> Result<u32, Errno> 
     Ok(0)
 }
 
-/// REGISTER_BUFFERS_UPDATE: replaces slots from `offset` on. Returns how many were replaced before
-/// the first error.
+/// REGISTER_BUFFERS_UPDATE: replaces slots from `offset` on. Returns how many slots were replaced
+/// before the first error.
 pub(crate) fn update(
     buffers: &mut RegisteredBuffers,
     offset: u32,

@@ -1,6 +1,6 @@
 //! The ring's table of registered files, whose indices are direct descriptors.
 //!
-//! Each file is a duplicate of usring's, so it stays open when the program closes its own
+//! Each file is a duplicate that usring owns, so it stays open when the program closes its own
 //! descriptor. A file that has left its slot stays open while requests use it. Its tag is posted
 //! when the last of these requests has completed.
 
@@ -20,15 +20,15 @@ use usring_uapi::io_uring as abi;
 pub(crate) const FILE_INDEX_ALLOC: u32 = abi::IORING_FILE_INDEX_ALLOC.cast_unsigned();
 /// A registered file. The table of one ring and the requests that use the file share it.
 pub(crate) struct RegisteredFile {
-    /// The file's entries in the ring's epoll set. They are deleted before the file's number is
-    /// closed.
+    /// The file's entries in the ring's epoll set. usring deletes them before it closes the file's
+    /// number.
     pub registrations: Mutex<Vec<Registration>>,
     descriptor: HeldDescriptor,
     /// The file system (fstat(2)'s `st_dev`) of a file that was open with O_DIRECT when it was
     /// registered. `None` without O_DIRECT, or if the file is neither a regular file nor a block
     /// device.
     direct: Option<u64>,
-    /// The block device of usring's that the file stands for, if any.
+    /// The block device of usring that the file stands for, if any.
     device: Option<Arc<OpenDevice>>,
 }
 
@@ -47,8 +47,8 @@ impl RegisteredFile {
         self.device.as_ref()
     }
 
-    /// Returns whether the file has had an entry in the epoll set. Only a file that can be polled
-    /// gets one.
+    /// Returns whether a request has waited for the file in the epoll set. If so, the file can be
+    /// polled.
     pub fn has_been_waited_for(&self) -> bool {
         !self.registrations.lock().is_empty()
     }
@@ -92,16 +92,16 @@ pub(crate) struct RegisteredFiles {
     retired: Vec<(Arc<RegisteredFile>, u64)>,
     /// Tags to be posted now: no request uses their files.
     released: Vec<u64>,
-    /// The range of slots (first, end) in which a request for any free slot searches. The search
-    /// begins at `next`.
+    /// The slots (first, end) in which a request for any free slot searches. The search begins at
+    /// `next`.
     range: (u32, u32),
     next: u32,
     /// Other processes see the table: see `waiting::shared_registrations`.
     is_published: bool,
     /// This process has changed the table, and the other processes do not see that yet.
     is_changed: bool,
-    /// The driver has CQEs of tags to post, or a change of the table to publish, before it
-    /// publishes its CQEs.
+    /// Whether the driver, before it publishes its CQEs, has to post CQEs of tags, or to publish a
+    /// change of the table.
     is_due: bool,
 }
 
@@ -124,14 +124,14 @@ impl RegisteredFiles {
         self.entries.as_mut().ok_or(Errno::ENXIO)
     }
 
-    /// Puts a new file where a request wants it. Returns the CQE's result.
+    /// Puts a new file into the slot that a request names. Returns the CQE's result.
     pub fn install(&mut self, slot: FileSlot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
         let device = if devices::are_any() { devices::recognise(descriptor.number()) } else { None };
         self.put_in_slot(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
     }
 
-    /// Puts a new socket, or an end of a new pipe, where a request wants it. Such a file has no
-    /// record locks and is no device, so neither is checked. Returns the CQE's result.
+    /// Puts a new socket, or an end of a new pipe, into the slot that a request names. Such a file
+    /// has no record locks and is no device, so neither is checked. Returns the CQE's result.
     pub fn install_unlocked(&mut self, slot: FileSlot, file: OwnedDescriptor) -> Result<i32, Errno> {
         let mut descriptor = HeldDescriptor::new(file);
         descriptor.assume_never_locked();
@@ -171,8 +171,8 @@ impl RegisteredFiles {
         }
     }
 
-    /// Fills an empty slot. As in the kernel, the next search for "any free slot" begins after this
-    /// slot.
+    /// Fills an empty slot. As in the kernel, the next search for a free slot begins after this
+    /// one.
     pub(super) fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
         self.entries()?[index as usize] = entry;
         self.next = index + 1;
@@ -282,7 +282,7 @@ impl RegisteredFiles {
         self.entries.is_some()
     }
 
-    /// Limits "any free slot" to a range of slots (REGISTER_FILE_ALLOC_RANGE).
+    /// Limits the search for a free slot to a range of slots (REGISTER_FILE_ALLOC_RANGE).
     pub fn set_range(&mut self, first: u32, length: u32) -> Result<(), Errno> {
         let last = first.checked_add(length).ok_or(Errno::EOVERFLOW)?;
         if last as usize > self.count() {
@@ -297,15 +297,15 @@ impl RegisteredFiles {
 
 /// A table that the processes of a ring share.
 impl RegisteredFiles {
-    /// Publishes the table for the other processes of the ring from now on.
+    /// From now on, publishes the table for the other processes of the ring.
     pub fn begin_publishing(&mut self) {
         self.is_published = true;
         self.is_changed = self.is_registered();
         self.is_due |= self.is_changed;
     }
 
-    /// Returns the table for the other processes, if this process has changed it since the last
-    /// call. `Some(None)`: there is no table.
+    /// Returns the table to publish, if this process has changed it since the last call.
+    /// `Some(None)`: there is no table any more.
     pub fn take_change(&mut self) -> Option<Option<TableForOthers>> {
         if !self.is_published || !core::mem::take(&mut self.is_changed) {
             return None;
@@ -322,8 +322,8 @@ impl RegisteredFiles {
         }))
     }
 
-    /// Replaces the table by the one that another process has published. Posts no tags. `None`:
-    /// that process has removed the table.
+    /// Replaces the table by the one that another process has published. Posts no tags. `table`:
+    /// `None` if the other process has removed the table.
     pub fn follow(&mut self, table: Option<Contents>) {
         self.entries = None;
         self.is_changed = false;
@@ -348,8 +348,8 @@ impl RegisteredFiles {
 
 /// A table of registered files, for the other processes of a ring.
 pub(crate) struct TableForOthers {
-    /// The first word holds the size of the table, and the slot at which the next search for a free
-    /// slot begins. The second word holds the range (first, end) of that search. Each number has 32
+    /// First word: the size of the table, and the slot at which the next search for a free slot
+    /// begins. Second word: the range (first, end) of this search. Each of the four numbers has 32
     /// bits.
     pub words: [u64; 2],
     /// The files, each with its slot and its tag.
@@ -357,8 +357,8 @@ pub(crate) struct TableForOthers {
 }
 
 impl RegisteredFile {
-    /// Makes a registered file from a duplicate. `device`: the device of usring's that the file
-    /// stands for, if any.
+    /// Makes a registered file from a duplicate of the program's file. `device`: the block device
+    /// of usring that the file stands for, if any.
     pub(super) fn new(descriptor: HeldDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
         let number = descriptor.number();
         let identity = if descriptor::is_direct(number) { descriptor::identity(number).ok() } else { None };

@@ -30,7 +30,8 @@ pub(crate) struct Restrictions {
     in_force: bool,
 }
 
-/// States of the restrictions that all processes of a ring see. 0: there are none.
+/// Values of the shared word by which all processes of a ring see its restrictions. 0: there are
+/// none.
 const REGISTERED: u32 = 1;
 const IN_FORCE: u32 = 2;
 
@@ -39,8 +40,8 @@ impl Restrictions {
         self.rules.is_some()
     }
 
-    /// Sets the restrictions to the program's records. If one record is invalid, sets none
-    /// (`EINVAL`).
+    /// Sets the restrictions that the program's records describe. Error: `EINVAL` if a record is
+    /// invalid; then no restriction is set.
     pub fn register(&mut self, records: &[[u8; width::size(RECORD_SIZE)]]) -> Result<(), Errno> {
         let mut rules = Allowed::default();
         for record in records {
@@ -84,7 +85,7 @@ impl Restrictions {
         if known && required && allowed { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Shows the restrictions to the other processes of the ring, if there are any.
+    /// Publishes the restrictions for the other processes of the ring, if there are any.
     pub fn publish(&self, registrations: &Registrations) {
         let Some(rules) = self.rules.as_deref() else { return };
         let flags = u64::from(rules.flags_allowed) | u64::from(rules.flags_required) << 8;

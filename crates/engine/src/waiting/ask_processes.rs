@@ -2,8 +2,8 @@
 //! have. Serves ASYNC_CANCEL, POLL_REMOVE, TIMEOUT_REMOVE, and the synchronous cancellation.
 //!
 //! A process first searches its own requests. Then it asks each process that may have other
-//! matching requests, one after the other. A cancellation or change for which it asks is a *remote
-//! change*. The remote change and its answers pass through the change slot in the ring's memory
+//! matching requests, one after the other, for a *remote change*: a cancellation or another change.
+//! The remote change and the answers to it pass through the change slot in the ring's memory
 //! (`usring_ring::change_slot`). The request that needs the change completes with the combined
 //! answer. `driving::shared_work` makes the changes that other processes ask for.
 //!
@@ -27,8 +27,8 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::{Errno, process_number};
 
 /// Longest time, in nanoseconds, that a remote change (a change that this process asks another
-/// process to make) uses the ring's change slot without an answer. The limit holds only while
-/// another remote change waits for the slot.
+/// process to make) uses the ring's change slot without an answer. If no other remote change waits
+/// for the slot, there is no limit.
 const LONGEST_USE: Nanoseconds = 20_000_000;
 
 /// Returns the outcome of a request that cancels or changes other requests. `answer`: the result
@@ -79,7 +79,7 @@ pub(crate) fn begin(locked: &mut LockedRing, request: RequestEntry) {
 /// key selects. `answer`: the result for this process's requests.
 ///
 /// Returns `Ok` with the final answer if no process has to be asked. Otherwise returns `Err` with
-/// the word that will get the answer. The word holds [`PENDING`] until then.
+/// the word in which the answer will arrive. Until then the word is [`PENDING`].
 pub(crate) fn begin_call(
     locked: &mut LockedRing,
     key: &CancelKey,
@@ -98,10 +98,10 @@ pub(crate) fn begin_call(
     Err(answer_word)
 }
 
-/// Returns the other processes that have to be asked for a change. If `answer`, the result for this
-/// process's requests, is enough, the list is empty. The journal names the processes that have
-/// requests, but lacks requests from before the ring was shared. So the process that made the ring
-/// is asked, too, while it has such requests.
+/// Returns the other processes that have to be asked for a change. The list is empty if `answer`,
+/// the result for this process's requests, is enough. The journal names the processes that have
+/// requests, but lacks requests from before the ring was shared. While there are such requests, the
+/// process that made the ring is asked, too: they are its own.
 fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
     if !change.needs_next_process(answer) {
         return Vec::new();
@@ -174,9 +174,9 @@ fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     is_wanted
 }
 
-/// Frees the ring's change slot if the asked process has not answered within [`LONGEST_USE`], and
-/// another remote change waits for the slot. `since`: when the process was asked. Returns whether
-/// the next remote change of this process may use the slot at once.
+/// Frees the ring's change slot if the process that was asked has not answered within
+/// [`LONGEST_USE`], and another remote change waits for the slot. `since`: when the process was
+/// asked. Returns whether the next remote change of this process may use the slot at once.
 fn make_way_for_next(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseconds) -> bool {
     let is_awaited = locked.waiting.remote_changes.has_several() || slot.is_wanted();
     if !is_awaited || Clock::Monotonic.now() < since + LONGEST_USE {
@@ -186,7 +186,8 @@ fn make_way_for_next(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseco
     !free(locked, slot)
 }
 
-/// Returns whether a process that has been asked for a change may still answer.
+/// Returns whether a process that was asked for a change may still answer: it is alive, and may
+/// have requests of the ring.
 fn may_answer(locked: &mut LockedRing, target: u32) -> bool {
     let is_there = locked.ring.control.maker() == Some(target) || locked.journal().others(None).contains(&target);
     is_there && process_number::is_alive(target)
@@ -199,8 +200,8 @@ fn end(locked: &mut LockedRing, over: RemoteChange) {
     }
 }
 
-/// Withdraws the remote change of a system call (a synchronous cancellation) that no longer waits
-/// for the answer. The answer may have arrived in `answer_word` just before.
+/// Withdraws the remote change of a synchronous cancellation whose system call no longer waits for
+/// the answer. The answer may have arrived in `answer_word` just before.
 pub(crate) fn withdraw(locked: &mut LockedRing, answer_word: &Arc<AtomicI32>) {
     if locked.waiting.remote_changes.withdraw(answer_word) {
         release_slot(locked);
@@ -216,8 +217,8 @@ fn release_slot(locked: &mut LockedRing) {
     }
 }
 
-/// Drops all remote changes, because the ring is closed. A system call that waits gets the answer
-/// of the processes asked so far.
+/// Drops all remote changes, because the ring is closed. A system call that waits gets the combined
+/// answer of the processes asked so far.
 pub(crate) fn forget(locked: &mut LockedRing) {
     while let Some(ask) = locked.waiting.remote_changes.take_first() {
         release_slot(locked);

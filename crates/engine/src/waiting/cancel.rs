@@ -22,11 +22,11 @@ fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Cancels the first request that matches the key, or all that match if the key says so. Their CQEs
-/// with −ECANCELED follow the caller's own CQE, as in the kernel. Interrupts the system call of a
-/// matching request that a worker runs; that request completes later.
+/// Cancels the first request that matches the key, or all that match if the key says so. The CQEs
+/// of the cancelled requests follow the caller's own CQE, as in the kernel. If a worker runs a
+/// matching request, interrupts the worker's system call; the request completes later.
 ///
-/// Returns 0 if the key cancels one request. Otherwise returns the number of cancelled requests.
+/// Returns 0 if the key is for one request. Otherwise returns the number of cancelled requests.
 ///
 /// Errors:
 /// - `ENOENT` if no request matches a key that cancels one.

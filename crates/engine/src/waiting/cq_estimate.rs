@@ -9,21 +9,22 @@ use usring_sys::{processor, timer_slack};
 /// Longest time, in nanoseconds, for which one wait polls the CQ.
 pub(crate) const MOST_POLL: Nanoseconds = 50_000;
 /// Bounds of the processor time that waits may use, in 64ths of the waits' length. The lower bound
-/// is for waits that get few completions, the upper bound for waits that get many.
+/// holds for waits that get few completions, the upper bound for waits that get many.
 const SHARES: (u64, u64) = (40, 48);
-/// Largest amount of unused processor time, in nanoseconds, that later waits may use. Also the
-/// largest overuse that later waits have to make up for.
+/// Limit of [`CqWaits::balance`], in nanoseconds. At most this much unused processor time is left
+/// to later waits. Of an overuse, later waits have to make up for at most this much.
 const MOST_BALANCE: i64 = 100_000;
-/// Maximum number of consecutive waits that only sleep because earlier polling did not help.
+/// Maximum number of consecutive waits that sleep without polling, because earlier polls were of no
+/// use.
 const MOST_WITHOUT: u64 = 64;
-/// Of this many sleeps, the processor time of one is measured. A measurement takes two system
+/// The processor time of one sleep in this many is measured, because a measurement takes two system
 /// calls.
 const MEASURED: u64 = 8;
 /// Maximum number of nanoseconds that enters the estimates. Longer times count as this.
 const MOST_COUNTED_NS: Nanoseconds = 10_000_000;
 
-/// Measurements of a ring's waits. Times are in nanoseconds. The words are hints: an update may get
-/// lost if two waiters write at once.
+/// Measurements of a ring's waits. Times are in nanoseconds. If two waiters write a value at once,
+/// one of the updates may get lost. That only makes the estimates less exact.
 #[derive(Default)]
 pub(crate) struct CqWaits {
     /// Weighted mean of the time from a wait's start until a completion arrived (`learn_arrival`
@@ -39,7 +40,7 @@ pub(crate) struct CqWaits {
     pub sleep_cost: AtomicU64,
     /// Number of sleeps so far.
     pub sleeps: AtomicU64,
-    /// Mean time by which timers fired late, beyond the machine's usual overshoot
+    /// Mean time by which timers fired late, less the machine's usual lateness
     /// (`timer_slack::overshoot`).
     pub late: AtomicU64,
     /// Mean number of completions per wait, in 16ths.
@@ -83,7 +84,7 @@ pub(crate) fn set(word: &AtomicU64, value: Nanoseconds) {
 }
 
 /// Adds `value` to a weighted mean, in which the latest 8 or so values weigh most. A mean of 0
-/// stands for no value yet.
+/// means that there is no value yet.
 fn average(word: &AtomicU64, value: Nanoseconds) {
     let mean = get(word);
     set(word, if mean == 0 { value } else { (7 * mean + value).div_ceil(8) });
@@ -96,13 +97,13 @@ impl CqWaits {
         let late = timer_slack::overshoot() + get(&self.late);
         let earliest = mean.saturating_sub(2 * spread).max(mean / 2);
         let span = earliest.saturating_sub(late);
-        // A sleep uses about as much processor time as its wake-up is late. So a sleep that is
-        // shorter than that lateness would save nothing.
+        // A timer fires late, and a sleep uses about as much processor time as its timer is late.
+        // So a sleep that is shorter than the lateness would save nothing.
         if span > late {
             return span;
         }
-        // If the waiters no longer sleep by a timer, no sleep measures how late timers fire. So the
-        // estimate of that lateness decays: the machine may be quiet again.
+        // Without sleeps by a timer, no sleep measures how late timers fire. So the estimate of the
+        // lateness shrinks with each wait: the machine may be less busy by now.
         set(&self.late, get(&self.late).saturating_sub(1 + get(&self.late) / 256));
         0
     }

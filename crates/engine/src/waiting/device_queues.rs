@@ -1,10 +1,10 @@
 //! A ring's channels, one per device that its requests have named, with the requests in flight on
 //! each. (A channel is the ring's queue pair on a device.)
 //!
-//! `submission::device_submit` puts a request into a channel, and `driving::reap` takes it out. The
-//! order may differ. If a full queue pair refuses requests, they wait here, in order, until
-//! requests in flight complete. `iopoll` spins on the channels. Waiters of a ring without IOPOLL
-//! sleep until the channels' interrupts come.
+//! `submission::device_submit` puts a request into a channel, and `driving::reap` takes it out.
+//! Requests may complete in another order than they were submitted. If a full queue pair refuses
+//! requests, they wait here, in order, until requests in flight complete. `iopoll` spins on the
+//! channels. Waiters of a ring without IOPOLL sleep until the channels' interrupts come.
 
 use crate::registered::registered_buffers::RegisteredBuffers;
 use crate::request::conditions::RequestId;
@@ -25,11 +25,11 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::ticks::Ticks;
 
-/// Number of quick checks for signs of completions between two polls. A poll takes as long as
-/// several quick checks, and misses a completion that arrives during the poll.
+/// Number of quick checks for signs of completions between two polls. The quick checks are needed
+/// because a poll takes as long as several of them, and misses a completion that arrives meanwhile.
 const SPINS: u32 = 16;
 
-/// Longest time, in nanoseconds, between two polls of the devices while some completions raise no
+/// Longest time, in nanoseconds, between two polls of the devices, if some completions raise no
 /// interrupt. A waiter that sleeps on the epoll set or the sleep word wakes after this time. For a
 /// ring without waiters, the ring watcher polls by a timer.
 const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
@@ -48,8 +48,8 @@ pub(crate) struct DeviceQueues {
     pub pending: u32,
     /// Whether a submit helper has been asked to submit the pending requests.
     pub left_to_helper: bool,
-    /// Whether the ring watcher has to poll the devices by a timer: some completions raise no
-    /// interrupt, and no thread can sleep on them.
+    /// Whether the ring watcher has to poll the devices by a timer, because some completions raise
+    /// no interrupt, and no thread can sleep until they come.
     pub polled_later: bool,
     pub forbids_waiter: bool,
     /// State of HYBRID_IOPOLL; `None` on a ring without that flag.
@@ -85,7 +85,7 @@ pub(crate) struct DeviceQueue {
     pub device: Arc<Device>,
     pub channel: Channel,
     pub wait: Wait,
-    /// Requests in flight on this device. The index of a request is its token.
+    /// Requests in flight on this device, by their tokens.
     pub out: Vec<Option<RequestEntry>>,
     pub free: Vec<u32>,
     /// Requests that wait for a free slot of the queue pair, in order of submission.
@@ -95,23 +95,24 @@ pub(crate) struct DeviceQueue {
     pub must_await_slot: bool,
     /// Whether a submit to this device may sleep, and is therefore made without the ring's lock.
     pub defers_submits: bool,
-    /// `RWF_*` flags that are added to each request's own flags.
+    /// `RWF_*` flags that usring adds to each request's own flags.
     pub added_flags: u32,
     /// Number of requests of this channel whose submit is deferred.
     pub pending: u32,
-    /// Number of this channel's deferred submits that are under way.
+    /// Number of this channel's deferred submits that threads are making now.
     pub in_flush: u32,
     /// Whether the channel's interrupt has been added to the ring's epoll set.
     pub watched: bool,
-    /// Whether the interrupt is armed. It is no longer armed once it fires or a request completes.
+    /// Whether the interrupt is armed: it has not fired, and no request has completed, since it was
+    /// armed.
     pub armed: bool,
 }
 
 impl DeviceQueue {
-    /// Returns whether a worker should try a failed request again. A worker may succeed if the
-    /// transfer would only have blocked, if its file does not support RWF_NOWAIT, or if a filter
-    /// forbids io_submit(2). `false` if the request holds no duplicate of its file, because the
-    /// program's descriptor number may name another file by now.
+    /// Returns whether a worker should try a failed request again. A worker may succeed where
+    /// io_submit(2) would have blocked, where the file does not support RWF_NOWAIT, or where a
+    /// filter forbids io_submit(2). `false` if the request holds no duplicate of its file, because
+    /// the program's descriptor number may name another file by now.
     #[cold]
     pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
@@ -124,8 +125,8 @@ impl DeviceQueue {
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
         let has_file = !matches!(request.file.reference, FileReference::Submitter);
         let is_passing = is_ours && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG);
-        // If the program itself has set RWF_NOWAIT, only a denied io_submit(2) sends the request to
-        // a worker. The worker's attempt has the flag, too.
+        // If the program itself has set RWF_NOWAIT, the worker's attempt has the flag, too. So the
+        // request goes to a worker only if a filter denied io_submit(2).
         self.added_flags != 0 && (is_passing || DENIED.contains(&result)) && has_file
     }
 }
@@ -143,7 +144,7 @@ impl DeviceQueues {
         self.channels.iter().any(|queue| queue.channel.has_suppressed())
     }
 
-    /// Returns `span`, shortened to [`POLL_AGAIN_AFTER`] if some completions raise no interrupt.
+    /// Returns `span`. If some completions raise no interrupt, shortens it to [`POLL_AGAIN_AFTER`].
     pub fn bound_sleep(&self, span: Option<Nanoseconds>) -> Option<Nanoseconds> {
         if self.has_suppressed() {
             Some(span.map_or(POLL_AGAIN_AFTER, |span| span.min(POLL_AGAIN_AFTER)))
@@ -162,9 +163,9 @@ impl DeviceQueues {
         self.forbids_waiter = true;
     }
 
-    /// Returns the time (monotonic clock) at which the ring watcher has to poll the devices again,
-    /// because of [`Self::poll_later`]. Only the first call after `poll_later` returns it. `None`:
-    /// interrupts suffice.
+    /// If [`Self::poll_later`] was called since the last call, returns the time (monotonic clock)
+    /// at which the ring watcher has to poll the devices again. `None`: the ring watcher waits for
+    /// interrupts only.
     pub fn next_poll(&mut self) -> Option<Nanoseconds> {
         core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }
@@ -206,8 +207,8 @@ impl DeviceQueues {
         None
     }
 
-    /// Updates the ring's estimate of the sleeps (HYBRID_IOPOLL), after the poll that followed a
-    /// request's sleep.
+    /// Updates the ring's estimate of the sleeps (HYBRID_IOPOLL). Called after the first poll for a
+    /// request, which follows the request's sleep.
     pub fn end_pre_poll_sleep(&mut self, sleep: &PrePollSleep) {
         if let Some(hybrid) = &mut self.hybrid {
             hybrid.estimate.record(Ticks::now().since(sleep.since), sleep.span);
@@ -222,9 +223,9 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns what to do after a poll that found too few completions. The policy of each channel
-    /// with requests in flight proposes a pause. The shortest pause wins; spinning is shorter than
-    /// any sleep. `begins`: this is the first such poll of its wait.
+    /// Returns what to do after a poll that found too few completions. The polling policy of each
+    /// channel with requests in flight proposes a pause. The shortest pause wins; spinning is
+    /// shorter than any sleep. `begins`: this is the first poll of a wait.
     #[inline]
     pub fn pause(&mut self, begins: bool) -> Pause {
         if begins {
@@ -239,14 +240,15 @@ impl DeviceQueues {
             });
         }
         match all {
-            // On a ring with HYBRID_IOPOLL only the sleeps before first polls count.
+            // On a ring with HYBRID_IOPOLL, a waiter sleeps only before the first poll for a
+            // request.
             Some(Pause::Sleep(_)) if self.hybrid.is_some() => Pause::Spin,
             pause => pause.unwrap_or(Pause::Spin),
         }
     }
 
-    /// Spins for a short while, until a device seems to have completed a request. Returns whether a
-    /// device seems to have done so.
+    /// Spins for a short while, until a device seems to have completed a request. Returns whether
+    /// one seems to have.
     #[inline]
     pub fn spin(&mut self) -> bool {
         for _ in 0..SPINS {
@@ -259,10 +261,10 @@ impl DeviceQueues {
         false
     }
 
-    /// Returns the kernel AIO context to sleep on, and its number of requests in flight. `None` if
-    /// another device has requests in flight, or if no thread can sleep on the context. Also `None`
-    /// while a submit helper may pass a request to a worker: the sleep would miss that request's
-    /// completion.
+    /// Returns the kernel AIO context on which a waiter can sleep, and the number of requests in
+    /// flight on it. `None` if another device has requests in flight, or if no thread can sleep on
+    /// the context. Also `None` while a submit helper may pass a request to a worker: the sleep
+    /// would miss that request's completion.
     pub fn waiter(&self) -> Option<(Waiter, u32)> {
         if self.forbids_waiter {
             return None;
@@ -300,9 +302,9 @@ impl DeviceQueues {
         self.pending != 0 || self.channels.iter().any(|queue| queue.in_flush != 0)
     }
 
-    /// Returns whether a request that had to wait for a free slot is pending. A completion has
-    /// freed the slot. The thread that handles the completion is rarely the request's submitter, so
-    /// it leaves the submit to a helper.
+    /// Returns whether a request that had to wait for a free slot has one now, but its submit is
+    /// deferred. The thread that freed the slot by handling a completion is rarely the request's
+    /// submitter, so it leaves the submit to a helper.
     pub fn has_pending_that_waited(&self) -> bool {
         self.pending != 0 && self.channels.iter().any(|queue| queue.must_await_slot && queue.pending != 0)
     }

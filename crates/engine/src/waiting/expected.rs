@@ -26,9 +26,10 @@ const MOST: usize = 32;
 pub(crate) const MOST_MISSES: u32 = 2;
 /// Number of right guesses that save as much time as one miss costs.
 const WORTH: u32 = 4;
-/// Longest pause after wrong guesses, as a number of waits that return many events.
+/// Longest pause of guessing after wrong guesses, as a number of waits that return many events.
 const LONGEST_PAUSE: u32 = 1024;
-/// Maximum number of entries of the queue. On a ring with more files guesses gain nothing.
+/// Maximum number of entries of the queue. A full queue is emptied: with so many files, guesses
+/// gain nothing.
 const LIMIT: usize = 4096;
 
 /// State of the guesses of one poll table.
@@ -65,9 +66,9 @@ impl Expected {
         }
     }
 
-    /// Puts a file at the end of the queue. Returns the entry's time, which the caller stores in
-    /// the file's slot of the poll table: a queue entry with another time is stale. `None`:
-    /// guessing pauses, and the file was not queued.
+    /// Puts a file at the end of the queue. Returns the number of files queued so far, which the
+    /// caller stores in the file's slot of the poll table. A queue entry with another number is
+    /// stale. `None`: guessing pauses, and the file was not queued.
     #[inline]
     pub fn put(&mut self, tag: Tag) -> Option<u32> {
         if !self.guesses {
@@ -103,8 +104,8 @@ impl Expected {
         self.was_right = false;
     }
 
-    /// Judges one series of guesses by its `hits` and `misses`. After too many misses, guessing
-    /// pauses.
+    /// Judges one series of guesses by its `hits` (tries that found data) and `misses`. After too
+    /// many misses, guessing pauses.
     pub fn judge(&mut self, hits: u32, misses: u32) {
         self.was_right |= hits > 0;
         if hits >= WORTH * misses {

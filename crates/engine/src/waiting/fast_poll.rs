@@ -35,12 +35,12 @@ use usring_sys::epoll::{self, Epoll};
 use usring_sys::{Errno, timerfd};
 use usring_uapi::sqe_flags;
 
-/// Maximum number of results that a multishot gives in a row while other requests wait: one, and
+/// Maximum number of results that a multishot gives before it yields to other requests: one, and
 /// the 32 retries that the kernel allows.
 pub(crate) const SLICE: u32 = 33;
 
-/// Makes a request wait for its file. The request has found the file not ready, or has used up its
-/// time slice. If the file cannot be polled, the request goes to a worker.
+/// Makes a request wait for its file, which it has found not ready, or for its next time slice. If
+/// the file cannot be polled, the request goes to a worker.
 pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, slice: TimeSlice) {
     let interest = Interest { events, multishot: request.multishot };
     if locked.waiting.polls.can_go_back(&request, interest) {
@@ -84,16 +84,16 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
         (Ok(assigned), Begins::First) => begin_first(locked, request, interest, assigned),
         (Ok(assigned), Begins::Report) => begin_report(locked, request, interest, assigned),
         // The program has meanwhile opened another file under this descriptor number, and that file
-        // cannot be polled. The request is issued again and treats the new file accordingly. The
-        // driver issues all issuable requests before it leaves.
+        // cannot be polled. The driver issues the request again, for the new file, before it leaves
+        // the ring.
         (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.queues.issuable.push_back(request),
         (Err(error), _) => refused(locked, request, interest, purpose, error),
     }
 }
 
-/// Returns the events that the file has now and that the entry of the epoll set will not report
-/// again. The entry is edge-triggered. If it has reported an event, it reports only later ones. The
-/// earlier event may have woken a request that no longer exists.
+/// Returns the events that the file has now, if the epoll set will not report them. The set's entry
+/// is edge-triggered: after its first report, it reports only later events. The request that the
+/// first report woke may no longer exist.
 fn missed_events(request: &Request, interest: Interest, assigned: AssignedSlot) -> u32 {
     if !assigned.has_reported {
         return 0;
@@ -110,12 +110,12 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
 }
 
 /// Begins a POLL_ADD. The first CQE of a multishot reports the events that are present now, even if
-/// a later request consumes their data. So the multishot is runnable at once. If the set reports an
-/// event before the multishot runs, the CQE reports that event instead. The kernel merges such
-/// wake-ups, too.
+/// another request reads the data before the multishot runs. So the multishot is runnable at once.
+/// If the epoll set reports an event before the multishot runs, the CQE reports that event instead.
+/// The kernel merges such wake-ups, too.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
-    // If the epoll entry will still report the present events, and another thread sleeps on the
-    // set, that thread gets the event.
+    // If the epoll set will still report the present events, and another thread sleeps on the set,
+    // that thread completes the request.
     let is_left_to_sleeper = !assigned.has_reported && locked.ring.is_led();
     let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {
@@ -157,12 +157,12 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Arms the timer in the ring's epoll set for the time `due`. If the timer is already set for an
-/// earlier time, leaves it: the thread that handles the timer's event calls this function again. So
-/// a far-away timeout costs the ring's drivers no system call.
+/// Arms the timer in the ring's epoll set for the time `due`. Leaves a timer that is set for an
+/// earlier time: the thread that handles the timer's event calls this function again. So a timeout
+/// that is due after another one costs no system call.
 ///
-/// On a ring that defers task work, the timer is always set. There the ring watcher sees the
-/// timer's event, but only notifies the ring's owner and does not handle the event.
+/// On a ring that defers task work, every call sets the timer. The ring watcher gets the timer's
+/// event there, but only notifies the ring's owner, and does not call this function.
 #[inline]
 pub(crate) fn arm_timer(locked: &mut LockedRing, due: Option<Nanoseconds>) -> Result<(), Errno> {
     let Some(due) = due else { return Ok(()) };
@@ -195,8 +195,8 @@ pub(crate) fn dissolve(locked: &mut LockedRing) {
     locked.waiting.polls = Default::default();
 }
 
-/// Removes and returns the waiting request with this id. `None`: no such request waits for a file.
-/// The caller cancels the request because its LINK_TIMEOUT has expired.
+/// Removes and returns the waiting request with this id, because its LINK_TIMEOUT has expired.
+/// `None`: no request with this id waits for a file.
 pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Option<RequestEntry> {
     locked.waiting.polls.extract(|request| request.id == id)
 }

@@ -19,8 +19,8 @@ pub(crate) struct IdleThreads {
 }
 
 impl IdleThreads {
-    /// Adds to the count the new threads that `queued` jobs need: at most `most` threads, up to
-    /// `limit` threads in all. Returns the number added. The caller starts these threads.
+    /// Adds to the count the new threads that `queued` jobs need: at most `most` at once, and no
+    /// more than `limit` threads in all. Returns the number added. The caller starts these threads.
     pub fn add_for(&mut self, queued: usize, most: u32, limit: u32) -> u32 {
         let wanted = width::count(queued).saturating_sub(self.idle);
         let added = wanted.min(limit.saturating_sub(self.all)).min(most);
@@ -28,7 +28,7 @@ impl IdleThreads {
         added
     }
 
-    /// Returns whether an idle thread sleeps, which a new job can wake.
+    /// Returns whether a thread of the pool sleeps, so that a new job can wake it.
     pub fn has_idle(&self) -> bool {
         self.idle > 0
     }
@@ -44,9 +44,9 @@ impl IdleThreads {
 }
 
 /// Puts an idle thread of a pool to sleep until `signal` differs from `seen`, for at most
-/// [`IDLE_LIMIT`]. Releases the lock of the pool's job queue meanwhile. Returns the lock, which is
-/// taken again, and whether the limit was reached. `threads`: finds the [`IdleThreads`] in the
-/// state that the lock guards.
+/// [`IDLE_LIMIT`]. Releases the lock of the pool's job queue (`state`) meanwhile. Returns the lock,
+/// which is taken again, and whether the sleep has lasted [`IDLE_LIMIT`]. `threads` finds the
+/// [`IdleThreads`] in the state that the lock guards.
 pub(crate) fn sleep<'a, S>(
     queue: &'a Mutex<S>,
     mut state: Guard<'a, S>,

@@ -2,12 +2,12 @@
 //! transfer is the only request in flight.
 //!
 //! A sleep with its wake-up takes some ten microseconds. A transfer of a file that the kernel
-//! serves may take hardly longer. The waiter then polls for the completion in the kernel's AIO
+//! serves may take hardly longer. So the waiter first polls for the completion in the kernel's AIO
 //! ring. That ring lies in memory, so a poll needs no system call.
 //!
 //! - Earlier waits give an estimate of a transfer's time. A waiter polls at most twice as long.
 //! - There is no polling if the estimate is above a limit ([`set_limit`]).
-//! - A poll that finds nothing lengthens the wait, and so the estimate. Polling ceases when the
+//! - A poll that finds nothing lengthens the wait, and so the estimate. Polling ends when the
 //!   estimate is above the limit.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +15,8 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::processor;
 use usring_sys::ticks::Ticks;
 
-/// Longest expected wait, in nanoseconds, for which a waiter polls, unless [`set_limit`] changes
-/// it.
+/// Unless [`set_limit`] changes it, a waiter polls only if the expected wait is at most this long,
+/// in nanoseconds.
 pub const DEFAULT_LIMIT: Nanoseconds = 15_000;
 static LIMIT: AtomicU64 = AtomicU64::new(DEFAULT_LIMIT);
 

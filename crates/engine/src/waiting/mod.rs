@@ -18,9 +18,9 @@
 //!
 //! `process_rings` lets the processes of a shared ring wake each other's ring watchers, and
 //! `shared_registrations` lets them use each other's registrations. `tasks` makes the ring watcher
-//! start threads. `idle_threads` counts the threads of a pool. `watchdog` interrupts a driver whose
-//! system call sleeps although it should not (`stuck_calls`). `cancel` ends a request's wait. The
-//! threads that complete the requests are in `driving`.
+//! start threads. `idle_threads` counts the threads of a pool. `watchdog` interrupts a driver's
+//! system call that sleeps while the driver holds its ring's lock (`stuck_calls`). `cancel` ends a
+//! request's wait. The threads that complete the requests are in `driving`.
 
 pub(crate) mod ask_processes;
 pub(crate) mod cancel;

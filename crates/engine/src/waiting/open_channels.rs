@@ -31,9 +31,9 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns the index of the ring's channel to the kernel's AIO, which serves all files that are
-    /// not on a device of usring's. Opens the channel at the first call, and keeps the error if
-    /// opening it fails for good.
+    /// Returns the index of the ring's channel to the kernel's AIO, which serves all files that do
+    /// not stand for a device of usring. The first call opens the channel. If that fails for good,
+    /// all later calls return the same error.
     #[inline]
     pub fn channel_to_kernel_files(&mut self, ring: &Ring) -> Result<ChannelIndex, Errno> {
         match self.kernel_files {
@@ -56,8 +56,8 @@ impl DeviceQueues {
         let interrupts = !ring.is_polled() || device.waits_when_polled();
         let mut channel = device.open_channel(QueueOptions { depth, interrupts })?;
         if ring.defers_task_work() {
-            // If the ring's owner waits only for transfers, it sleeps in io_getevents(2), which
-            // needs no interrupts.
+            // The ring's owner is the only thread that waits. If it waits only for transfers, it
+            // sleeps in io_getevents(2), which needs no interrupts.
             channel.suppress_interrupts();
         }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
@@ -67,9 +67,8 @@ impl DeviceQueues {
             device: device.clone(),
             wait: channel.begin_wait(),
             defers_submits: channel.defers_submits(),
-            // If a transfer would block, the kernel's io_uring passes it to a worker. RWF_NOWAIT
-            // makes such a transfer fail in io_submit(2), so that usring can pass it to a worker,
-            // too.
+            // If a transfer would block, the kernel's io_uring passes it to a worker. usring does
+            // so, too: RWF_NOWAIT makes io_submit(2) fail instead of blocking.
             added_flags: if is_of_kernel && !ring.may_block_in_submit() { linux::RWF_NOWAIT } else { 0 },
             pending: 0,
             in_flush: 0,

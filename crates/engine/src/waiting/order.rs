@@ -19,8 +19,8 @@ use usring_sys::clock::Nanoseconds;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub id: RequestId,
-    /// The file that the request changes, if the kernel makes the changes of that file in the order
-    /// of submission.
+    /// The file that the request changes, if the kernel completes the changes of that file in the
+    /// order of submission.
     pub key: Option<FileKey>,
     /// The request may wait for something that the program does later, such as OPENAT of a FIFO.
     pub may_block: bool,
@@ -33,11 +33,11 @@ const LONGEST_WAIT_NS: Nanoseconds = 10_000_000_000;
 /// block.
 const LONGEST_WAIT_FOR_BLOCKING_NS: Nanoseconds = 20_000_000;
 
-/// The time limit of a request that is held back is counted in this many parts. While a process is
-/// stopped, only one part is counted.
+/// `usring run --order` counts the time limit of a request that it holds back in this many parts.
+/// If the process is stopped (SIGSTOP), however long, only one part counts as passed.
 pub(crate) const LIMIT_PARTS: u32 = 5;
 
-/// The choices for one ring.
+/// The state of `usring run --order` for one ring.
 pub(crate) struct Order {
     random: Random,
     /// In the order of the candidates' ids, which is the order of submission.
@@ -48,7 +48,7 @@ pub(crate) struct Order {
     awaited_until: Nanoseconds,
     /// Parts of the time limit that have passed since a thread last came to choose a request.
     unattended: u32,
-    /// Time (monotonic clock) at which the last part was counted.
+    /// Time (monotonic clock) at which [`Order::is_unattended`] last counted a part.
     counted_at: Nanoseconds,
 }
 
@@ -67,7 +67,8 @@ impl Order {
         usring_sys::width::size(self.random.below(end as u64))
     }
 
-    /// Returns whether an earlier change of this file has not completed. `false` without a `key`.
+    /// Returns whether an earlier change of the file `key` has not completed. `false` without a
+    /// `key`.
     pub fn is_changing(&self, key: Option<FileKey>) -> bool {
         key.is_some() && self.candidates.iter().chain(&self.awaited).any(|other| other.key == key)
     }
@@ -77,8 +78,8 @@ impl Order {
         self.candidates.insert(at, candidate);
     }
 
-    /// Returns whether a chosen request is still awaited: it has not completed, and its time is not
-    /// up. `now`: time of the monotonic clock.
+    /// Returns whether a request that was chosen still runs, and threads still wait for it. They
+    /// wait for a limited time. `now`: time of the monotonic clock.
     pub fn is_awaiting(&mut self, now: Nanoseconds) -> bool {
         if now >= self.awaited_until {
             self.awaited.clear();
@@ -86,14 +87,14 @@ impl Order {
         !self.awaited.is_empty()
     }
 
-    /// Notes that a thread is there to choose.
+    /// Notes that a thread has come to choose a request. The time limit begins anew.
     pub fn attend(&mut self) {
         self.unattended = 0;
     }
 
-    /// Counts a part of a request's time limit as passed. Returns whether all [`LIMIT_PARTS`] have
-    /// passed since a thread last came to choose a request. `part`: the length of one part. Several
-    /// calls within one part count once.
+    /// Counts one more part of the time limit as passed, at most once per `part` nanoseconds.
+    /// Returns whether all [`LIMIT_PARTS`] have passed since a thread last came to choose a
+    /// request. `now`: time of the monotonic clock.
     pub fn is_unattended(&mut self, now: Nanoseconds, part: Nanoseconds) -> bool {
         if now.saturating_sub(self.counted_at) >= part {
             self.counted_at = now;
@@ -113,8 +114,8 @@ impl Order {
         self.candidates.iter().any(|other| other.id == id)
     }
 
-    /// Chooses one of the candidates, which is then awaited. `None`: no candidate can be chosen
-    /// now. `now`: time of the monotonic clock.
+    /// Chooses one of the candidates at random as the next request to complete. Threads then wait
+    /// for it. `None`: no candidate can be chosen now. `now`: time of the monotonic clock.
     pub fn choose(&mut self, now: Nanoseconds) -> Option<RequestId> {
         let may_be = |index: &usize| {
             let key = self.candidates[*index].key;
@@ -134,8 +135,8 @@ impl Order {
     }
 }
 
-/// Returns the descriptor number of the file that an event of the epoll set names; `None`: the
-/// event's slot in the poll table has another file by now.
+/// Returns the descriptor number of the file for which the epoll set reported an event. `None`: the
+/// event is late, and its slot in the poll table has another file by now.
 pub(crate) fn number_of_event(polls: &mut PollTable, tag: Tag) -> Option<i32> {
     polls.slot(tag).map(|slot| slot.number())
 }

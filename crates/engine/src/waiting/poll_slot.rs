@@ -10,8 +10,8 @@ use alloc::sync::{Arc, Weak};
 #[derive(Clone, Copy)]
 pub(crate) struct AssignedSlot {
     pub tag: Tag,
-    /// Whether the epoll set has reported an event since the registration was switched on. From
-    /// then on the set reports only new events, not those that were present before.
+    /// Whether the epoll set has reported an event since the registration was switched on. If so,
+    /// the set reports only new events, not those that are present now.
     pub has_reported: bool,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum SlotFile {
         of: i32,
     },
     /// A registered file, which the ring's table of registered files keeps open. `number`: the
-    /// descriptor number under which the epoll set has the file.
+    /// descriptor number under which the file is in the epoll set.
     Registered {
         file: Weak<RegisteredFile>,
         number: i32,
@@ -49,19 +49,19 @@ pub(super) struct Slot {
     /// Changes whenever the slot gets another file, so that a late event of the earlier file is
     /// recognised and ignored.
     pub(super) generation: u32,
-    /// Number of rounds so far. Each event begins a round, which wakes only the requests that began
-    /// to wait in an earlier round.
+    /// Number of rounds so far. A round is the handling of one event. It wakes the requests that
+    /// wait in the slot when it begins, and not those that begin to wait during the round.
     pub(super) round: u32,
     pub(super) switch: Switch,
     /// Whether the epoll set has reported an event since `switch` was last turned on.
     pub(super) has_reported: bool,
-    /// Whether the slot's requests are being woken. The slot must not be closed meanwhile.
+    /// Whether an event's handling is waking the slot's requests. Meanwhile the slot stays open.
     pub(super) firing: bool,
-    /// Whether the last try of the file's multishots was a guess of `expected`, without an event,
-    /// and found no data.
+    /// Whether the last try of a multishot on this file was a guess of `expected` (a try without an
+    /// event) and found no data.
     pub(super) had_nothing: bool,
-    /// Time (a count of `Expected`) at which the file was last put into the queue of files that are
-    /// expected to be ready.
+    /// Time at which the file was last put into the queue of files that are expected to be ready,
+    /// as counted by `Expected`.
     pub(super) expected: u32,
     pub(super) interest: Interest,
     /// The next slot with a file of the same descriptor number, or [`NONE`].
@@ -110,8 +110,8 @@ impl Slot {
 pub(super) struct Number {
     /// First of the slots that hold a file of this number, or [`NONE`].
     pub(super) first: u32,
-    /// Whether the epoll set still has the registration of usring's duplicate of this number,
-    /// although the duplicate is closed.
+    /// Whether the epoll set still has the entry of usring's duplicate of this number, although the
+    /// duplicate is closed.
     pub(super) registered: bool,
     /// Whether one of the number's files was of a kind that takes record locks.
     pub(super) lockable: bool,

@@ -85,13 +85,14 @@ pub(crate) struct PollTable {
     free: Vec<u32>,
     numbers: Vec<Number>,
     waiting: u32,
-    /// Slots with a runnable request. Since its slot was queued, the request may have been removed.
+    /// Slots with a runnable request. The request may have been removed since its slot was queued
+    /// here.
     runnable: VecDeque<Tag>,
-    /// Number of entries that were taken from `runnable`.
+    /// Number of slots taken from `runnable` so far.
     slices_begun: u32,
-    /// Whether the epoll set may report a file that it has not reported yet. `true` if, since the
-    /// set was last asked, a request has begun to wait for a file that it has not tried
-    /// (POLL_FIRST), or may have made a file ready.
+    /// Whether the epoll set may have an event that it has not reported yet. Set when a request
+    /// begins to wait for a file that it has not tried (POLL_FIRST), and when a request may have
+    /// made a file ready. Cleared when the set is asked.
     pub may_report: bool,
     /// The files that are expected to be ready, in the order in which they are tried.
     pub expected: Expected,
@@ -99,8 +100,8 @@ pub(crate) struct PollTable {
     low: usize,
     /// When the table has this many slots, `claim_slot` frees the slots of closed files.
     sweep_at: usize,
-    /// Timer in the epoll set. It fires when the ring's next timeout is due, so that the thread
-    /// that watches the set completes that timeout.
+    /// Timer in the epoll set. It fires when the ring's next timeout is due, and so wakes the
+    /// thread that sleeps on the set. That thread completes the timeout.
     pub timer: Option<OwnedDescriptor>,
     /// Time at which the timer fires, on the monotonic clock; 0 once its event has been handled.
     pub timer_fires: Nanoseconds,
@@ -122,8 +123,8 @@ impl PollTable {
         self.set = Some(Arc::new(set));
     }
 
-    /// Returns whether a request has waited for the file of this descriptor number. The file can
-    /// then be polled, unless the number means another file by now.
+    /// Returns whether a request of this ring has waited for the file of this descriptor number. If
+    /// so, the file can be polled, unless the number names another file by now.
     pub fn knows(&self, number: i32) -> bool {
         self.numbers.get(width::index(number)).is_some_and(|known| known.registered || known.first != NONE)
     }
@@ -168,9 +169,9 @@ impl PollTable {
         }
     }
 
-    /// Returns the slot in which requests wait for this file and these events; `None`: there is
-    /// none. If a slot in the number's list has a file that the number no longer names, unlinks
-    /// that slot.
+    /// Returns the slot in which requests wait for these events of the file that `number` names.
+    /// `None`: there is no such slot. Removes slots of files that `number` no longer names from the
+    /// number's list.
     fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
         let mut index = self.numbers.get(width::index(number))?.first;
         let mut before = NONE;
@@ -397,7 +398,7 @@ impl PollTable {
         self.low = self.low.min(width::low(tag) as usize);
     }
 
-    /// Begins a round of a slot after an event: the requests that wait in the slot now are to be
+    /// Begins the handling of an event (a round): the requests that wait in the slot now are to be
     /// woken. Returns `false` if no request waits there.
     pub fn begin_round(&mut self, tag: Tag) -> bool {
         let Some(slot) = self.slot(tag) else { return false };
@@ -431,7 +432,8 @@ impl PollTable {
         }
     }
 
-    /// Removes and returns the next request to be woken in this round.
+    /// Removes and returns the next request that the slot's last event wakes. `None`: all are
+    /// woken.
     pub fn next_of_round(&mut self, tag: Tag) -> Option<Waiter> {
         let slot = self.slot(tag)?;
         if slot.waiters.front()?.round == slot.round {
@@ -442,9 +444,9 @@ impl PollTable {
         waiter
     }
 
-    /// Queues the file of a multishot that has just been tried among the files that are expected to
-    /// be ready. `nothing`: the try found no data. Then the file gets one more try, after all
-    /// others. After a second try without data, the file is not queued.
+    /// Appends a file to the queue of files that are expected to be ready, unless two tries in a
+    /// row have found no data. The caller has just tried a multishot on the file. `nothing`: the
+    /// try found no data.
     #[inline]
     pub fn expect(&mut self, tag: Tag, nothing: bool) {
         let Some(slot) = self.slot(tag) else { return };
@@ -465,7 +467,7 @@ impl PollTable {
     }
 
     /// Removes and returns a multishot whose file is expected to be ready. The caller tries the
-    /// request and then ends the slot's round.
+    /// request, and then calls [`Self::end_round`].
     pub fn begin_expected(&mut self) -> Option<(Tag, Waiter)> {
         loop {
             let (tag, time) = self.expected.take()?;
@@ -478,7 +480,7 @@ impl PollTable {
         }
     }
 
-    /// Prefetches the next request to be tried, because the system calls of the tries evict
+    /// Prefetches the request that the driver tries next. The system calls of earlier tries evict
     /// requests from the near caches.
     #[inline]
     fn prefetch_expected(&self) {
@@ -507,9 +509,9 @@ impl PollTable {
         }
     }
 
-    /// Makes a multishot that was woken in this round wait in its slot again, behind the slot's
-    /// other requests. `slice`: `Runnable` if the slot was in the queue `runnable` before the round
-    /// began.
+    /// Makes a multishot wait again in the slot from which the current round has taken it, behind
+    /// the slot's other requests. `slice`: `Runnable` if the slot is still in the queue `runnable`
+    /// for this request.
     #[inline]
     pub fn waits_on(&mut self, tag: Tag, request: RequestEntry, slice: TimeSlice) {
         let index = width::low(tag) as usize;
@@ -529,8 +531,8 @@ impl PollTable {
         }
     }
 
-    /// Adapts a slot after its waiters have changed: switches the registration on if requests wait,
-    /// closes the duplicate if none waits.
+    /// Adapts a slot's registration after requests have left the slot. If requests still wait,
+    /// switches the registration on. If none waits, closes the duplicate.
     fn after_change(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.firing || !matches!(slot.file, SlotFile::Duplicate { .. }) {

@@ -8,7 +8,7 @@
 //!
 //! A notice announces a change of a shared ring that other processes have to handle, such as a
 //! registration or a remote change. Each notice raises a count in the ring's memory. The ring
-//! watcher of a woken process compares that count with the last one that the process has seen.
+//! watcher of a woken process compares this count with the last one that the process has seen.
 
 use crate::ring::{LockedRing, Queues, Ring, RingState};
 use alloc::sync::{Arc, Weak};
@@ -36,9 +36,8 @@ fn shared_rings(is_concerned: impl Fn(&Ring) -> bool) -> Vec<Arc<Ring>> {
     rings.iter().filter_map(Weak::upgrade).filter(|ring| ring.is_shared() && is_concerned(ring)).collect()
 }
 
-/// Wakes the leaders of rings that have become shared. A leader sleeps on the ring's epoll set. A
-/// shared ring has no leader, so these threads must sleep on the sleep word, like the other
-/// waiters.
+/// Wakes the leaders of rings that have become shared. A leader is a waiter that sleeps on the
+/// ring's epoll set. A shared ring has no leader: all its waiters sleep on the sleep word.
 ///
 /// Returns the shared rings for which this process has not called [`LockedRing::take_part`] yet,
 /// except for rings that defer task work. Only the ring watcher calls this function.
@@ -47,8 +46,8 @@ pub(crate) fn newly_shared() -> Vec<Arc<Ring>> {
     shared_rings(|ring| !ring.takes_part.load(Ordering::Relaxed) && !ring.defers_task_work())
 }
 
-/// Returns the rings with an unseen notice: another process announces a change that this process
-/// has to handle.
+/// Returns the rings with a notice that this process has not seen: another process announces a
+/// change that this process has to handle.
 pub(crate) fn with_unseen_notices() -> Vec<Arc<Ring>> {
     // The owner of a ring that defers task work handles the notices in its next enter(2).
     shared_rings(|ring| ring.has_unseen_notices() && !ring.defers_task_work())
@@ -59,13 +58,13 @@ impl Ring {
         self.control.notices() != self.seen_notices.load(Ordering::Relaxed)
     }
 
-    /// Finishes the work of a process that died while it held the ring's lock. That process may
+    /// Finishes the work of a process that died while it held the ring's lock. The dead process may
     /// have published CQEs or changed the ring without waking the other processes. So this function
     /// repairs the journal (the list of all processes' requests), and wakes the other processes.
     pub(crate) fn mend(&self, state: &mut RingState) {
         self.journal(state);
         let Queues { journal, cq, sq, .. } = &mut state.queues;
-        // The next CQEs overwrite those that the dead driver had not published.
+        // The next CQEs overwrite those that the dead process had posted, but not published.
         journal.iter_mut().for_each(|journal| journal.mend(cq, sq.head()));
         cq.show_overflow();
         state.notify.published = true;
@@ -73,10 +72,10 @@ impl Ring {
         process_number::wake_all();
     }
 
-    /// Applies to this process's state what drivers of other processes have changed. The first
-    /// driver of this process that gets the ring's lock from another process calls this function.
-    /// If a notice is unseen, the driver runs all due work of the ring after it has released the
-    /// lock ([`crate::ring::ReleaseCheck`]).
+    /// Applies the changes that other processes have made to the ring to this process's state.
+    /// Called when a driver of this process gets the ring's lock after another process had it. If
+    /// there is an unseen notice, the driver runs all due work of the ring after it has released
+    /// the lock ([`crate::ring::ReleaseCheck`]).
     pub(crate) fn apply_shared_changes(&self, state: &mut RingState) {
         state.waiting.timeouts.note_ended_of_all(self.control.timeouts_ended());
         state.queues.drain.follow(self.control.is_draining(), self.control.refuses_drains());
@@ -99,9 +98,9 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Posts a notice of a shared ring and wakes all processes, so that each of them drives the
-    /// ring once, soon. In each process, the next thread that gets the ring's lock sees the notice.
-    /// If no program thread does, the ring watcher takes the lock
+    /// Posts a notice of a shared ring, and wakes all processes, so that each of them soon drives
+    /// the ring once. In each process, the next thread that gets the ring's lock sees the notice.
+    /// If no thread of the program takes the lock, the ring watcher does
     /// ([`crate::driving::ring_watcher`]).
     ///
     /// Only for rare events: every process is woken, whether or not the notice concerns it.
@@ -112,8 +111,8 @@ impl LockedRing<'_> {
         process_number::wake_all();
     }
 
-    /// Wakes the other processes if one of them listens for CQEs of this shared ring. The caller
-    /// has published CQEs.
+    /// Wakes the other processes if one of them waits for CQEs of this shared ring (a timeout there
+    /// counts completions). Called after CQEs were published.
     pub fn call_cqe_listeners(&mut self) {
         if self.ring.control.take_cqe_listeners(self.ring.process_number()) {
             self.call_other_processes();
@@ -127,8 +126,8 @@ impl LockedRing<'_> {
         self.ring.listen_for_cqes(self);
     }
 
-    /// Prepares this process for a ring that is shared with other processes. Only the first call
-    /// for a ring has an effect.
+    /// Prepares this process's state of a ring that several processes use. Only the first call for
+    /// a ring has an effect.
     pub fn take_part(&mut self) {
         if self.ring.takes_part.swap(true, Ordering::Relaxed) {
             return;
@@ -141,8 +140,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Adds 1 to the number of TIMEOUTs that have expired or have reached their number of
-    /// completions. On a shared ring, all processes see that number.
+    /// Counts a TIMEOUT that has expired or reached its number of completions. On a shared ring,
+    /// all processes see the count.
     pub fn count_ended_timeout(&mut self) {
         let of_all = self.ring.is_shared().then(|| self.ring.control.count_ended_timeout());
         self.waiting.timeouts.count_ended(of_all);

@@ -16,8 +16,8 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::width;
 use usring_uapi::{io_uring as abi, opcode};
 
-/// A cancellation or a change of requests. It selects the requests by values that mean the same in
-/// every process, such as `user_data`.
+/// A cancellation or another change of waiting requests. It selects the requests by values that
+/// mean the same in every process, such as `user_data`.
 #[derive(Clone, Copy)]
 pub(crate) enum Change {
     Cancel(CancelKey),
@@ -25,9 +25,9 @@ pub(crate) enum Change {
     Timeout(TimeoutUpdate),
 }
 
-/// The kinds of an encoded change. The low byte of the change's first word is its kind. The next
-/// three bytes hold flags, and the high half holds a poll's events. For a cancellation, the three
-/// bytes hold the opcode, and the high half the flags of the cancellation.
+/// The kinds of an encoded change. The low byte of a change's first word is its kind. The next
+/// three bytes hold flags, or the opcode of a cancellation. The high half holds a poll's events, or
+/// the flags of a cancellation.
 const CANCEL: u64 = 1;
 const POLL: u64 = 2;
 const REMOVE_TIMEOUT: u64 = 3;
@@ -62,8 +62,8 @@ impl Change {
         }
     }
 
-    /// Returns the `user_data` by which the change selects requests; `None`: it selects by other
-    /// means.
+    /// Returns the `user_data` by which the change selects requests. `None`: it does not select by
+    /// `user_data`.
     pub fn user_data(&self) -> Option<u64> {
         match self {
             Change::Cancel(key) => {
@@ -76,9 +76,9 @@ impl Change {
         }
     }
 
-    /// Returns the filter by which the journal selects the orphans (requests of processes that have
-    /// ended) that the change removes. `None`: the change removes no orphans, or selects requests
-    /// by a file or by an opcode other than TIMEOUT.
+    /// Returns the filter for the orphans (requests of processes that have ended) that the change
+    /// removes from the journal. `None`: the change removes no orphans, or selects requests by a
+    /// file or by an opcode other than TIMEOUT.
     pub fn orphan_filter(&self) -> Option<OrphanFilter> {
         let (user_data, is_timeout) = match self {
             Change::Cancel(key) if key.has(abi::IORING_ASYNC_CANCEL_FD) => return None,
@@ -102,8 +102,8 @@ impl Change {
     }
 
     /// Returns whether one more process has to be asked. `answer`: the combined answer of the
-    /// processes so far. `false` for a cancellation by a descriptor: the number means a file of
-    /// this process, which no other process can look up.
+    /// processes so far. `false` for a cancellation by a descriptor: its number means a file of
+    /// this process, and other processes cannot look it up.
     pub fn needs_next_process(&self, answer: i32) -> bool {
         if let Change::Cancel(key) = self
             && key.has(abi::IORING_ASYNC_CANCEL_FD)
@@ -174,8 +174,8 @@ impl Change {
     }
 }
 
-/// Value of the word for a system call's answer until the answer arrives. No change has this
-/// answer.
+/// Value of the word in which a waiting system call gets its answer, until the answer arrives. No
+/// change has this value as its answer.
 pub(crate) const PENDING: i32 = i32::MIN;
 
 /// The request or system call that gets the answer to a remote change.
@@ -187,7 +187,7 @@ pub(crate) enum Asker {
 
 /// A change that this process asks other processes to make, one process after the other.
 pub(crate) struct RemoteChange {
-    /// Each remote change of this process has a higher number than the one before.
+    /// Number of the remote change; counts up in this process.
     pub number: u64,
     pub change: Change,
     pub asker: Asker,
@@ -200,7 +200,7 @@ pub(crate) struct RemoteChange {
 }
 
 impl RemoteChange {
-    /// Combines the answer of the asked process with the answers so far.
+    /// Combines the answer of the process that was asked last with the answers so far.
     pub fn note(&mut self, answer: i32) {
         self.target = None;
         self.answer = self.change.combined(self.answer, answer);
@@ -228,7 +228,7 @@ impl RemoteChanges {
         self.next_number
     }
 
-    /// Returns whether a [`RemoteChange`] with a number in `numbers` still waits for its answer.
+    /// Returns whether a remote change with one of these numbers still waits for its answer.
     pub fn has(&self, numbers: &Range<u64>) -> bool {
         self.queue.iter().any(|ask| numbers.contains(&ask.number))
     }
@@ -239,7 +239,7 @@ impl RemoteChanges {
     }
 
     /// Adds a remote change at the end of the queue. `rest`: the processes to ask. `answer`: the
-    /// result for this process's own requests.
+    /// change's result for the requests of this process.
     pub fn add(&mut self, change: Change, asker: Asker, rest: Vec<u32>, answer: i32) {
         self.queue.push_back(RemoteChange { number: self.next_number, change, asker, target: None, rest, answer });
         self.next_number += 1;
@@ -265,8 +265,8 @@ impl RemoteChanges {
         }
     }
 
-    /// Removes the remote change whose answer goes to `answer_word`. Returns whether it was the
-    /// first of the queue.
+    /// Removes the remote change of the system call that waits for `answer_word`. Returns whether
+    /// the remote change was the first of the queue.
     pub fn withdraw(&mut self, answer_word: &Arc<AtomicI32>) -> bool {
         let is_meant = |ask: &RemoteChange| matches!(&ask.asker, Asker::Call(other) if Arc::ptr_eq(other, answer_word));
         let index = self.queue.iter().position(is_meant);

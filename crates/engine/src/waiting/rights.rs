@@ -49,13 +49,14 @@ struct Spawn {
 
 /// State that a group's threads share. It outlives the [`Group`] while jobs or workers are left.
 pub(crate) struct GroupState {
-    /// Identifies the group's queues; never used again for another group.
+    /// Number of the group's queues in the worker pool; never used again for another group.
     pub serial: u32,
     /// For the common group of a generation: that generation (number of changes of credentials). A
     /// worker that was started in another generation may have other rights, and takes no jobs.
     /// `None` for the group of a thread or of a personality.
     generation: Option<u32>,
-    /// Futex words on which idle workers sleep, one word per pool. Each job raises its pool's word.
+    /// Futex words on which idle workers sleep: one for each of the group's two pools. Each queued
+    /// job raises the word of its pool.
     pub signals: [AtomicU32; 2],
     retired: AtomicBool,
     spawns: Mutex<Vec<Spawn>>,
@@ -123,8 +124,9 @@ impl Group {
         Group { number, state: Arc::new(state), has_anchor: Mutex::new(false) }
     }
 
-    /// Starts an anchor with the rights of the calling thread. The new anchor first calls `begun`.
-    /// Returns `false`, without calling `begun`, if the group already has an anchor.
+    /// Starts the group's anchor (the thread that starts its workers), with the rights of the
+    /// calling thread. The new anchor first calls `begun`. Returns `false`, without calling
+    /// `begun`, if the group already has an anchor.
     fn start_anchor_after(&self, begun: impl FnOnce() + Send + 'static) -> Result<bool, Errno> {
         let mut has_anchor = self.has_anchor.lock();
         if *has_anchor {
@@ -144,8 +146,9 @@ impl Group {
         self.start_anchor_after(|| ())
     }
 
-    /// Makes the group's anchor start a worker. If the common group has no anchor, the ring watcher
-    /// starts the worker. Calls `spawn_failed` if the worker cannot be started.
+    /// Makes the group's anchor (the thread that starts its workers) start a worker. If the common
+    /// group has no anchor, the ring watcher starts the worker. Calls `spawn_failed` if the worker
+    /// cannot be started.
     pub fn start_worker(&self, tasks: &'static Tasks, life: Action, spawn_failed: Action) {
         if *self.has_anchor.lock() {
             self.state.spawns.lock().push(Spawn { life, spawn_failed });
@@ -179,9 +182,9 @@ struct Member {
 }
 
 impl Member {
-    /// Returns whether the calling thread is this member, with unchanged credentials. Makes two
-    /// system calls. They exclude a later thread with the thread-local block or the thread id of
-    /// this member's thread: by then, the `life` of this member's thread has ended.
+    /// Returns whether the calling thread is this member, with unchanged credentials. Another
+    /// thread may have this member's thread-local block and thread ID by now. In that case, `life`
+    /// says that the member's thread has ended. Makes two system calls.
     fn is_caller(&self) -> bool {
         self.thread == thread::current()
             && self.changes == credentials::changes_of(self.id)
@@ -194,7 +197,7 @@ impl Member {
 struct GroupsState {
     common: Option<Arc<Group>>,
     /// The common group from just before the threads' credentials began to differ. This group has
-    /// an anchor.
+    /// an anchor: a thread that keeps the rights of that time, and starts the group's workers.
     last_alike: Option<Arc<Group>>,
     /// The threads that have a group of their own, by thread id.
     members: BTreeMap<u32, Arc<Member>>,
@@ -221,7 +224,7 @@ pub(crate) fn groups() -> &'static Groups {
 }
 
 /// Whenever the number of members (threads with a group of their own) reaches a multiple of this,
-/// members whose threads have ended are dropped.
+/// the members whose threads have ended are dropped.
 const MANY_MEMBERS: usize = 64;
 
 impl Groups {
@@ -255,14 +258,14 @@ impl Groups {
         fresh
     }
 
-    /// Gives the common group an anchor, because the threads' credentials are about to differ. The
-    /// ring watcher calls this function while it still has the rights that all threads share. So
-    /// requests submitted until now keep these rights. Calls `done` when the anchor has started, or
-    /// if no anchor can be started.
+    /// Gives the common group an anchor (a thread that starts its workers), because the threads'
+    /// credentials are about to differ. The ring watcher calls this function while it still has the
+    /// rights that all threads share. So the workers of requests submitted until now get these
+    /// rights. Calls `done` when the anchor has started, or if no anchor can be started.
     pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
         if credentials::differ() {
-            // Another thread has already changed its credentials. `last_alike`, from before that
-            // change, stays.
+            // Another thread has already changed its credentials. `last_alike` stays: it is the
+            // common group from before that change.
             return done();
         }
         let group = self.common_of_now();
@@ -295,10 +298,10 @@ impl Groups {
                 Some(member) => member,
                 None => self.enter()?,
             };
-            // The anchor gets the credentials that the thread has now. They may have changed since
-            // the entry was made: for setuid(2), libc sends all threads a signal, whose handler
-            // changes them. In that case the entry is out of date, and the loop makes another
-            // entry.
+            // The anchor, a new thread, gets the credentials that this thread has now. They may
+            // have changed since the entry was made: libc's setuid(2) sends a signal to all
+            // threads, and its handler changes their credentials. The entry is then out of date,
+            // and the loop makes another one.
             if !member.group.start_anchor()? || credentials::changes_of(member.id) == member.changes {
                 return Ok(member);
             }
@@ -328,8 +331,8 @@ impl Groups {
     }
 
     /// Returns whether the calling thread has the rights of the group with this number. `true` for
-    /// the thread's own group, and for the group of a personality with the rights that all threads
-    /// share.
+    /// the thread's own group. Also `true` for the group of a personality, if the personality has
+    /// the rights that all threads share.
     fn has_rights_of(&self, number: GroupNumber) -> bool {
         if self.caller().is_some_and(|member| member.group.number == number) {
             return true;
@@ -368,8 +371,8 @@ impl Groups {
         self.state.lock().numbers.get(&number).and_then(Weak::upgrade)
     }
 
-    /// Retires the groups whose rights no thread has any more. The ring watcher calls this function
-    /// after a thread has changed its credentials.
+    /// Retires the groups whose rights no thread of the program has any more. The ring watcher
+    /// calls this function after a thread has changed its credentials.
     pub fn sweep(&self) {
         let mut state = self.state.lock();
         let generation = Some(credentials::generation());
@@ -384,7 +387,7 @@ impl GroupsState {
     fn new_group(&mut self) -> Result<Arc<Group>, Errno> {
         if self.members.len() >= MANY_MEMBERS && self.members.len().is_multiple_of(MANY_MEMBERS) {
             // The threads of these members have ended. Their groups can be dropped under the lock,
-            // because that only wakes the groups' anchors and idle workers.
+            // because the drop of a group only wakes the group's anchor and idle workers.
             drop(self.take_stale(|_, member| !member.life.has_ended()));
         }
         self.numbers.retain(|_, group| group.strong_count() > 0);
@@ -432,8 +435,8 @@ impl RingRights {
         !self.held.is_empty()
     }
 
-    /// Returns the calling thread's group, if this thread was also the last to submit. Does not
-    /// take the lock of [`Groups`].
+    /// Returns the calling thread's group, if this thread was also the last to submit. Unlike a
+    /// search of [`Groups`], takes no lock.
     fn of_last(&self) -> Option<Arc<Group>> {
         let last = self.last.upgrade()?;
         last.is_caller().then(|| last.group.clone())
@@ -458,8 +461,7 @@ impl RingRights {
             self.last = Arc::downgrade(&member);
             group = Some(member.group.clone());
         }
-        // If the thread could not be given a group, its requests that need a worker fail with
-        // `EAGAIN`.
+        // Without a group, requests of this submission that need a worker fail with `EAGAIN`.
         self.submitter = Some(group);
     }
 
@@ -512,8 +514,8 @@ impl RingRights {
         }
     }
 
-    /// Returns whether the calling thread's rights differ from those of the request's group. The
-    /// thread must not issue such a request.
+    /// Returns whether the calling thread's rights differ from those of the request's group. If
+    /// they do, the thread must not issue the request.
     pub fn is_foreign(&self, request: &Request) -> bool {
         let number = request.sqe.personality;
         if !request.has_flag(HAS_GROUP) {
@@ -522,16 +524,16 @@ impl RingRights {
         if number == COMMON {
             return credentials::differ() || !credentials::has_common();
         }
-        // If this ring uses another ring's SQ thread, that thread submits for a group that is not
-        // its own.
+        // If this ring uses another ring's SQ thread, the SQ thread submits for the group of this
+        // ring's creator. The SQ thread itself has other rights.
         let submitter = self.submitter.as_ref().and_then(Option::as_ref);
         let submits = submitter.is_some_and(|group| group.number == number) && self.creator.is_none();
         let is_own = || self.of_last().is_some_and(|group| group.number == number);
         !submits && !is_own() && !groups().has_rights_of(number)
     }
 
-    /// Gives all requests of the ring the calling thread's rights, no matter which thread submits
-    /// them.
+    /// Makes all requests of the ring run with the calling thread's rights, no matter which thread
+    /// submits them.
     pub fn submit_for_creator(&mut self) -> Result<(), Errno> {
         if credentials::differ() {
             self.creator = Some(groups().of_this_thread()?.group.clone());

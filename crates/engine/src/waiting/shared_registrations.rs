@@ -1,6 +1,6 @@
 //! The registrations of a ring that several processes use: when a process publishes its own
-//! registrations, and when it takes over those of other processes. `usring_ring::Registrations` has
-//! the shared words.
+//! registrations, and when it takes over those of other processes. The shared memory for them is in
+//! `usring_ring::Registrations`.
 //!
 //! 1. While one process uses the ring, its registrations are in its own tables. They count as
 //!    unpublished.
@@ -12,10 +12,10 @@
 //!
 //! A process may register something while a child begins to use the ring: see `sys::sharing`.
 //!
-//! A process puts registered files and the registered eventfd into a deposit (`sys::deposit`), from
-//! which each other process takes duplicates. So a file that has left the table stays open until
-//! every process has dropped its duplicate. A process that changes the table posts a notice, so
-//! that the other processes soon exchange their duplicates.
+//! A process puts registered files and the registered eventfd into a deposit (`sys::deposit`). Each
+//! other process takes duplicates of the files from the deposit. So a file that has left the table
+//! stays open until every process has dropped its duplicate. A process that changes the table posts
+//! a notice, so that the other processes soon exchange their duplicates.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::ring::{LockedRing, Ring, RingState};
@@ -26,16 +26,16 @@ use usring_sys::deposit::{self, Contents, Item, Key, Taken};
 use usring_sys::process_number;
 
 /// Longest time, in nanoseconds, that a child waits until the process that made the ring has
-/// published its registrations. Without this limit, the child would hang while that process is
+/// published its registrations. Without this limit, the child would hang while the other process is
 /// stopped.
 const LONGEST_WAIT: Nanoseconds = 1_000_000_000;
 /// Longest single sleep, in nanoseconds, of a child that waits until registrations are published.
-/// After it the child checks whether the publishing process is alive.
+/// After each sleep, the child checks whether the publishing process is alive.
 const CHECK_INTERVAL_NS: Nanoseconds = 5_000_000;
 
 impl Ring {
     /// Waits until the process that made the ring has published its registrations, or has ended.
-    /// The caller is a child that has marked the ring as shared.
+    /// The caller is a child that has just marked the ring as shared.
     pub(crate) fn await_registrations(&self) {
         let Some(registrations) = self.registrations.as_ref().filter(|all| all.are_unpublished()) else { return };
         let end = Clock::Monotonic.now() + LONGEST_WAIT;
@@ -76,9 +76,9 @@ impl Ring {
     }
 
     /// Puts files into a new deposit, from which other processes take duplicates, and removes the
-    /// earlier deposit. Returns the new deposit's number. If the files cannot be deposited, the
-    /// other processes find no registered files. If `files` is `None`, only removes the earlier
-    /// deposit, and returns 0.
+    /// earlier deposit. Returns the new deposit's number. If the deposit fails, the other processes
+    /// find no registered files. If `files` is `None`, only removes the earlier deposit, and
+    /// returns 0.
     fn deposit(&self, registrations: &Registrations, kind: Deposit, files: Option<([u64; 2], &[Item])>) -> u32 {
         let number = files.map_or(0, |_| registrations.new_number());
         if let Some((words, items)) = files {
@@ -112,7 +112,7 @@ impl Ring {
     }
 
     /// Takes duplicates of the files in the latest deposit, which another process has made. Outer
-    /// `None`: this process already knows that deposit (its number is `known`). Inner `None`:
+    /// `None`: this process has taken them before (the deposit's number is `known`). Inner `None`:
     /// nothing is registered.
     fn taken(&self, registrations: &Registrations, kind: Deposit, known: &mut u32) -> Option<Option<Contents>> {
         let number = registrations.deposit(kind);
@@ -146,8 +146,8 @@ impl Ring {
         core::mem::replace(&mut state.notify.event_descriptor, event)
     }
 
-    /// Removes the deposits (files that were kept for other processes) of a ring that no other
-    /// process uses any more.
+    /// Removes the deposits of a ring that no other process uses any more. A deposit keeps files
+    /// open for other processes.
     pub(crate) fn forget_deposits(&self) {
         let Some(registrations) = &self.registrations else { return };
         for kind in [Deposit::Files, Deposit::Event] {
@@ -157,7 +157,7 @@ impl Ring {
         }
     }
 
-    /// Takes over what other processes have registered and removed since this process last held the
+    /// Takes over what other processes have registered and removed since this process last had the
     /// ring's lock. The caller holds the lock.
     pub(crate) fn follow_registrations(&self, state: &mut RingState) {
         self.publish_registrations(state);
@@ -176,16 +176,16 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Returns an origin (this process and a new number) for the registration that this process is
-    /// about to make. The caller then makes the registration and calls
+    /// Returns an origin (this process's number, and a number of its own) for the registration that
+    /// this process is about to make. After the registration, the caller calls
     /// [`LockedRing::note_registration`].
     pub fn new_origin(&self) -> Origin {
         let number = self.ring.registrations.as_ref().map_or(0, |registrations| registrations.new_number());
         Origin { owner: self.ring.process_number(), number }
     }
 
-    /// Shows the other processes of the ring what this process has just registered or removed.
-    /// `origin`: the origin of newly registered memory, if any.
+    /// Publishes, for the other processes of the ring, what this process has just registered or
+    /// removed. `origin`: the result of [`LockedRing::new_origin`], if memory was registered.
     pub fn note_registration(&mut self, origin: Option<Origin>) {
         let ring = self.ring;
         let Some(registrations) = &ring.registrations else { return };
@@ -205,8 +205,8 @@ impl LockedRing<'_> {
         self.registered.sharing.generation = registrations.generation();
     }
 
-    /// Shows the other processes of the ring how this process has changed the table of registered
-    /// files, if it has.
+    /// If this process has changed the table of registered files, publishes the table for the other
+    /// processes of the ring.
     #[cold]
     pub fn publish_files(&mut self) {
         if let Some(registrations) = &self.ring.registrations {
@@ -215,7 +215,7 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Registers an eventfd; `None`: removes the registered one. Returns the eventfd that was
+    /// Registers `event`. `None`: removes the registered eventfd. Returns the eventfd that was
     /// registered before.
     pub fn set_event(&mut self, event: Option<Arc<EventDescriptor>>) -> Option<Arc<EventDescriptor>> {
         self.registered.sharing.is_event_changed = true;

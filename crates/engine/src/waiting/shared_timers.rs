@@ -11,7 +11,7 @@ use usring_ring::{JournalSlot, JournalTimer};
 use usring_sys::clock::Clock;
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-/// Flags of a [`JournalTimer`]: its clock, if it is not the monotonic clock, and whether expiry
+/// Flags of a [`JournalTimer`]: its clock (neither flag: the monotonic clock), and whether expiry
 /// counts as success.
 const REALTIME: u32 = 1;
 const BOOTTIME: u32 = 2;
@@ -20,8 +20,8 @@ const SUCCEEDS: u32 = 4;
 const SKIPS: u32 = 8;
 
 impl LockedRing<'_> {
-    /// Records a timeout in the journal, if it has a slot there. `count`: the number of completions
-    /// at which the timeout ends.
+    /// Records a timeout in the journal, if the timeout has a slot there. `count`: the count of
+    /// completions at which the timeout ends.
     pub fn note_timer(&mut self, journaled: &JournaledTimeout, count: Option<u32>) {
         let deadline = &journaled.deadline;
         let Some(slot) = journaled.slot.filter(|_| deadline.watches.is_none()) else { return };

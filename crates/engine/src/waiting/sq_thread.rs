@@ -1,9 +1,9 @@
 //! A ring's reference to its SQ thread, and the state that the SQ thread shares with the threads
 //! that enter its rings. The SQ thread itself is in `driving::sq_thread`.
 //!
-//! Children that use an inherited ring have no SQ thread of their own. The SQ thread of the process
-//! that made the ring submits for them, with that process's files and memory. They wake it by words
-//! in memory that they have inherited ([`Words`]).
+//! A child that uses an inherited ring has no SQ thread of its own. The SQ thread of the process
+//! that made the ring submits for the child, with the maker's files and memory. The child wakes it
+//! through words in shared memory, which fork(2) passes on ([`Words`]).
 
 use crate::ring::Ring;
 use alloc::sync::Arc;
@@ -17,14 +17,15 @@ use usring_sys::shared::View;
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::{Errno, process_number, wait};
 
-/// Longest sleep, in nanoseconds, of a child that waits for room in the SQ. The process of the SQ
-/// thread may die meanwhile.
+/// Longest sleep, in nanoseconds, of a child that waits for room in the SQ. After each sleep, the
+/// child checks whether the process that has the SQ thread is still alive.
 const LONGEST_CHILD_SLEEP: Nanoseconds = 100_000_000;
 
-/// The memory of the words of SQ threads: a page for each.
+/// Shared memory for the [`Words`] of SQ threads: one page for each SQ thread.
 static MEMORY: MappingPool = MappingPool::new();
 
-/// The words of an SQ thread that other processes use, too. Clones are views of the same words.
+/// The state of an SQ thread that other processes use, too, in shared memory. Clones are views of
+/// the same memory.
 #[derive(Clone)]
 pub(crate) struct Words {
     /// Word on which the SQ thread sleeps.
@@ -49,12 +50,13 @@ impl Words {
         self.ended.load(Ordering::SeqCst) != 0
     }
 
-    /// Wakes the SQ thread, also if another process has died when it was about to wake it.
+    /// Wakes the SQ thread, even if another process died in the middle of waking it.
     fn wake(&self) {
         self.sleep.rouse();
     }
 
-    /// Wakes the callers that wait for room in an SQ. Only the process of the SQ thread does so.
+    /// Wakes the callers that wait for room in an SQ. Only the process that has the SQ thread calls
+    /// this function.
     fn announce_room(&self) {
         if self.room.wake_target(u32::MAX) == Wake::Futex {
             self.room.wake_futex();
@@ -67,9 +69,9 @@ impl Words {
 pub(crate) struct SqThreadHandle {
     /// The SQ thread, if it is one of this process and serves the ring.
     pub thread: Mutex<Option<Arc<SqThread>>>,
-    /// The words of the SQ thread. They are fixed before other threads have the ring.
+    /// The words of the SQ thread. Set before other threads can use the ring, and never changed.
     words: Option<Words>,
-    /// Whether the SQ thread is one of an ancestor.
+    /// Whether the SQ thread belongs to an ancestor of this process.
     is_ancestors: bool,
 }
 
@@ -103,15 +105,15 @@ impl SqThreadHandle {
     /// or could not be started, or if it does not serve the ring any more.
     fn alive(&self, ring: &Ring) -> Result<&Words, Errno> {
         let serves = |words: &&Words| match self.is_ancestors {
-            // An SQ thread that serves several rings goes on after its process has ended `ring`.
+            // An SQ thread that serves several rings continues after its process has closed `ring`.
             true => !words.has_ended() && ring.control.maker().is_some() && process_number::is_alive(words.process),
             false => self.is_own(),
         };
         self.words.as_ref().filter(serves).ok_or(Errno::EOWNERDEAD)
     }
 
-    /// Returns whether the SQ thread of `ring` was one of an ancestor and does not serve the ring
-    /// any more. The ring may then get no further CQE.
+    /// Returns whether `ring` used the SQ thread of an ancestor, and that SQ thread does not serve
+    /// the ring any more. The ring may then get no further CQE.
     pub fn is_lost(&self, ring: &Ring) -> bool {
         self.is_ancestors && self.words.is_some() && self.alive(ring).is_err()
     }
@@ -140,8 +142,8 @@ impl SqThreadHandle {
             } else {
                 Ok(())
             };
-            // `retract` returns whether the SQ thread has chosen to wake this waiter. That does not
-            // matter here: when the SQ thread has made room, it wakes all waiters at once.
+            // The result says whether the SQ thread has chosen to wake this waiter. It does not
+            // matter: when the SQ thread has made room, it wakes all waiters at once.
             let _ = words.room.retract(ticket);
             if slept == Err(Errno::EINTR) {
                 return Err(Errno::EINTR);
@@ -157,7 +159,7 @@ impl SqThread {
     /// Makes the state of an SQ thread that sleeps after `idle` nanoseconds without work, and runs
     /// on `processor`. Errors: those of a mapping.
     pub fn new(idle: Nanoseconds, processor: Option<u32>) -> Result<Arc<SqThread>, Errno> {
-        // Without a number, this process shares no ring (`Ring::from_parts`).
+        // A process without a process number shares no ring with others (`Ring::from_parts`).
         let own = process_number::own().unwrap_or(process_number::ALONE);
         Ok(Arc::new(SqThread {
             rings: Mutex::new(Vec::new()),
@@ -172,9 +174,9 @@ impl SqThread {
     /// or could not be started.
     pub fn add(&self, ring: &Arc<Ring>) -> bool {
         {
-            // The SQ thread is marked as ended only under this lock. An SQ thread that runs is
-            // marked only while `rings` is empty. An SQ thread that could not be started is marked
-            // in any case (`die`).
+            // This lock also guards the end of the SQ thread. An SQ thread that runs is marked as
+            // ended only while `rings` is empty. An SQ thread that could not be started is marked
+            // as ended in any case (`die`).
             let mut rings = self.rings.lock();
             if self.words.has_ended() {
                 return false;

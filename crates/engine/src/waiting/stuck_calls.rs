@@ -26,8 +26,8 @@ const FIRST_PENALTY: u32 = 256;
 /// Largest number of accept4(2) calls that go to workers after one stuck call.
 const LAST_PENALTY: u32 = 1 << 20;
 
-/// Thread id of the thread that makes the next accept4(2) calls, looked up once for several calls;
-/// `None`: not looked up yet.
+/// Thread id of the calling thread, which makes several accept4(2) calls. `None`: not looked up
+/// yet.
 pub(crate) struct Caller(pub Option<u32>);
 
 /// A ring's watched calls (accept4(2) under the ring's lock), and how many of the next calls go to
@@ -35,9 +35,9 @@ pub(crate) struct Caller(pub Option<u32>);
 #[derive(Default)]
 pub(crate) struct StuckCalls {
     pub watch: Option<Arc<WatchedCalls>>,
-    /// Number of coming accept4(2) calls that go to workers instead of the driver.
+    /// Number of coming accept4(2) calls that workers make instead of the driver.
     for_workers: u32,
-    /// Number of accept4(2) calls that go to workers after the last stuck call.
+    /// The number of calls that the last stuck call sent to workers.
     penalty: u32,
     /// Thread-local block and thread id of the only thread that drives a ring with deferred task
     /// work. After that thread has ended, a new thread may get the same block. In the kernel, the
@@ -48,18 +48,18 @@ pub(crate) struct StuckCalls {
 }
 
 impl StuckCalls {
-    /// Returns whether a worker has to make the next accept4(2) call, and counts that call. A
-    /// worker holds no ring's lock, so it may sleep.
+    /// Returns whether a worker has to make the next accept4(2) call, and counts the call. A worker
+    /// may sleep in the call, because it holds no ring's lock.
     pub fn leaves_to_worker(&mut self) -> bool {
         let leaves = self.for_workers != 0;
         self.for_workers -= u32::from(leaves);
         leaves
     }
 
-    /// Makes workers run the next calls, because a call got stuck: the watchdog interrupted the
+    /// Sends the next calls to workers, because a call got stuck: the watchdog interrupted the
     /// call, and the connection that it was to accept is gone. So another process has accepted the
-    /// connection. (If the connection is still there, the call was only slow, because it got no
-    /// processor.)
+    /// connection. (If the connection is still there, the call was only slow, because its thread
+    /// got no processor.)
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
         self.for_workers = self.penalty;

@@ -1,7 +1,7 @@
 //! Tasks for the ring watcher: threads that it has to start, and actions that need a thread without
-//! locks. Because the ring watcher starts threads, usring creates none in the middle of a program's
-//! call, which may be inside malloc or a signal handler. `driving::ring_watcher` is the ring
-//! watcher's thread. It sleeps until the wake eventfd is readable.
+//! locks. usring starts no thread in the middle of a program's call, which may be inside malloc or
+//! a signal handler. The ring watcher starts threads instead. `driving::ring_watcher` is its
+//! thread, which sleeps until the wake eventfd is readable.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -24,21 +24,22 @@ enum Task {
     Run(Action),
 }
 
-/// Functions to prepare the ring watcher's thread, and to undo the preparation if the thread cannot
-/// be started.
+/// The functions that prepare the ring watcher's thread, and undo the preparation if the thread
+/// cannot be started.
 pub(crate) struct Service {
-    /// Makes what the ring watcher needs. Returns the function that its thread runs.
+    /// Makes the descriptors that the ring watcher needs. Returns the function that its thread
+    /// runs.
     pub prepare: fn(&Arc<Mailbox>) -> Result<Action, Errno>,
     /// Undoes `prepare`, because the thread could not be started.
     pub undo: fn(),
 }
 
-/// The functions that prepare the ring watcher. Set when the process makes its first ring; before
-/// that there is nothing to watch.
+/// The functions that prepare the ring watcher. Set when the process makes its first ring: without
+/// a ring there is nothing to watch.
 static SERVICE: SetOnce<Service> = SetOnce::new();
 
-/// Work that the ring watcher has to do before a thread changes its credentials. Signal handlers
-/// read and write these words.
+/// Work that the ring watcher has to do before a thread changes its credentials. The fields are
+/// atomic, because signal handlers read and write them.
 #[derive(Default)]
 struct Preparation {
     /// Number of requested workers and anchors (threads that start a group's workers) that have not
@@ -66,8 +67,8 @@ impl Preparation {
         self.announce();
     }
 
-    /// Waits for at most a second until the ring watcher has started the requested threads. The
-    /// limit is needed because the calling thread may hold a lock that the ring watcher needs.
+    /// Waits until the ring watcher has started the requested threads, but for at most a second:
+    /// the calling thread may hold a lock that the ring watcher needs.
     fn wait(&self) {
         let end = Clock::Monotonic.now() + credentials::ANSWER_TIMEOUT_NS;
         loop {
@@ -88,8 +89,8 @@ pub(crate) struct Tasks {
     /// Descriptor number of the wake eventfd, plus 1; 0 while there is no ring watcher. A signal
     /// handler reads this word without taking `mailbox`'s lock ([`Tasks::note_change`]).
     wake_event: AtomicI32,
-    /// Descriptor number of the wake eventfd, plus 1, if all descendants of the process keep it
-    /// open; else 0.
+    /// Descriptor number of the wake eventfd, plus 1, if all descendants of the process keep the
+    /// eventfd open; else 0.
     kept_event: AtomicI32,
     /// Whether a thread has changed its credentials since [`Tasks::take_change`] was last called.
     has_changed: AtomicBool,
@@ -112,9 +113,9 @@ pub(crate) struct Mailbox {
     tasks: Mutex<Vec<Task>>,
 }
 
-/// Wakes the ring watcher, because a duplicate of a program's file was parked: closing it would
-/// drop the program's record locks on the file. The ring watcher closes the duplicate once the
-/// program has no record locks on the file.
+/// Wakes the ring watcher, because usring has parked a duplicate of a program's file, that is, kept
+/// it open: a close(2) would drop the program's record locks on the file. The ring watcher closes
+/// the duplicate when the program has no record locks on the file.
 static WAKE: fn() = || tasks().wake();
 
 static OBSERVER: credentials::Observer = credentials::Observer {
@@ -162,7 +163,7 @@ impl Tasks {
             watch();
         };
         if let Err(error) = thread::spawn("usring-watcher", Credentials::Following, Box::new(life)) {
-            // The eventfd is about to be closed. The program may then get its number at any moment.
+            // The eventfd is about to be closed, and the program may then get the eventfd's number.
             self.wake_event.store(0, Ordering::Release);
             (service.undo)();
             return Err(error);
@@ -192,22 +193,22 @@ impl Tasks {
     pub fn start_worker(&'static self, life: Action, spawn_failed: Action) {
         let preparation = &self.preparation;
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
-        // The worker reports its start from its own thread. By then the generation of its
-        // credentials is fixed.
+        // The worker itself reports that it has started. By then, the generation of its credentials
+        // is fixed.
         let life = move || (preparation.end_spawn(), life()).1;
         let spawn_failed = move || (preparation.end_spawn(), spawn_failed()).1;
         self.start_thread("iou-wrk", Credentials::OfSpawn, Box::new(life), Box::new(spawn_failed));
     }
 
-    /// Returns whether the calling thread is the ring watcher. A task that the ring watcher adds
-    /// runs only after its current task.
+    /// Returns whether the calling thread is the ring watcher. If it is, it must not wait for a
+    /// task that it has added: the task runs only after the current one.
     pub fn is_current(&self) -> bool {
         self.thread.load(Ordering::Relaxed) == thread::current().0
     }
 
-    /// Called by a thread that is about to change its credentials, perhaps in a signal handler.
     /// Waits until the threads that were requested under the present credentials have started, but
-    /// for at most a second.
+    /// for at most a second. Called by a thread that is about to change its credentials, perhaps in
+    /// a signal handler.
     ///
     /// `will_differ`: this change is the first by which the credentials of the program's threads
     /// differ. The ring watcher then also starts an anchor: a thread that keeps the present
@@ -233,15 +234,15 @@ impl Tasks {
         self.has_changed.swap(false, Ordering::Acquire)
     }
 
-    /// If an anchor of the common group (`rights`) is wanted, clears that wish and returns a
-    /// function to call once the anchor has started. `None`: no anchor is wanted.
+    /// Returns a function to call once an anchor of the common group (`rights`) has started, if an
+    /// anchor is wanted, and clears the wish. `None`: no anchor is wanted.
     pub fn take_anchor_wish(&'static self) -> Option<impl Fn() + Send + Clone + 'static> {
         let preparation = &self.preparation;
         if !preparation.wants_anchor.load(Ordering::Acquire) {
             return None;
         }
-        // The anchor counts as a spawn before the wish is cleared. In the other order,
-        // [`Preparation::wait`] could see neither and return too early.
+        // The anchor is counted in `spawns` before the wish is cleared. In the other order,
+        // [`Preparation::wait`] could see neither the wish nor the count, and return too early.
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
         preparation.wants_anchor.store(false, Ordering::SeqCst);
         Some(|| preparation.end_spawn())
@@ -270,7 +271,7 @@ impl Tasks {
         }
     }
 
-    /// Makes the ring watcher run an action soon. The ring watcher holds no lock then.
+    /// Makes the ring watcher run an action soon, at a time when it holds no lock.
     pub fn run(&'static self, action: Action) {
         if let Ok(mailbox) = self.mailbox() {
             mailbox.ask(Task::Run(action));

@@ -14,12 +14,12 @@ use usring_uapi::io_uring as abi;
 pub(crate) struct Timer {
     pub request: RequestEntry,
     pub deadline: Deadline,
-    /// Result of [`Timeouts::count_to`] at which the timer ends early; `None`: the timer counts no
-    /// completions.
+    /// The timer ends early when [`Timeouts::count_to`] returns this number. `None`: the timer
+    /// counts no completions.
     completes_at: Option<i64>,
 }
 
-/// Key of a timer: its time, then the request's id, so that timers of equal times have an order.
+/// Key of a timer: its time, and the request's id, which orders timers of the same time.
 type TimerKey = (Nanoseconds, RequestId);
 
 pub(crate) const CLOCKS: [Clock; 3] = [Clock::Monotonic, Clock::Realtime, Clock::Boottime];
@@ -36,10 +36,10 @@ pub(crate) struct Timeouts {
     counted_to: u32,
     /// The CQ's tail just before the current batch of requests was issued.
     batch_began_at: u32,
-    /// Number of TIMEOUTs that have expired or reached their count. Each of them ends a wait for
-    /// CQEs, even if the wait still needs completions (the kernel's `cq_timeouts`).
+    /// Number of TIMEOUTs that have expired or reached their count of completions. Each of them
+    /// ends a wait for CQEs, even if the wait still needs completions (the kernel's `cq_timeouts`).
     pub ended: i64,
-    /// The number of ended TIMEOUTs of all processes, when it was last added to `ended`.
+    /// The number of ended TIMEOUTs of all processes of a shared ring that `ended` contains so far.
     ended_of_all: u32,
     /// Whether a TIMEOUT has ended since sleepers were last woken.
     pub just_ended: bool,
@@ -63,8 +63,9 @@ impl Timeouts {
         !self.by_clock[clock_index(clock)].is_empty()
     }
 
-    /// Counts a TIMEOUT that has expired or reached its count. `of_all`: on a shared ring, how many
-    /// TIMEOUTs of all processes have ended, this one included. `None`: the ring is not shared.
+    /// Counts a TIMEOUT that has expired or reached its count of completions. `of_all`: on a shared
+    /// ring, how many TIMEOUTs of all processes have ended, this one included. `None`: the ring is
+    /// not shared.
     pub fn count_ended(&mut self, of_all: Option<u32>) {
         match of_all {
             Some(of_all) => self.note_ended_of_all(of_all),
@@ -114,9 +115,9 @@ impl Timeouts {
     }
 
     /// Counts the CQEs up to this tail of the CQ. Returns the number of CQEs so far, less the
-    /// TIMEOUTs that have expired or reached their count. Timeouts that count completions use this
-    /// number. (The CQE of a TIMEOUT that is removed or refused counts like any other CQE. So does
-    /// the CQE for the tag of a released file or buffer.)
+    /// TIMEOUTs that have expired or reached their count. Timeouts that count completions compare
+    /// this number with their own. (The CQE of a TIMEOUT that is removed or refused counts like any
+    /// other CQE. So does the CQE for the tag of a released file or buffer.)
     pub fn count_to(&mut self, tail: u32) -> i64 {
         self.completions += i64::from(tail.wrapping_sub(self.counted_to).cast_signed());
         self.counted_to = tail;
@@ -142,9 +143,9 @@ impl Timeouts {
             .find_map(|(index, timers)| timers.iter().find(|(_, timer)| matches(timer)).map(|(key, _)| (index, *key)))
     }
 
-    /// Removes and returns a TIMEOUT for which `matches` returns true. Skips LINK_TIMEOUTs: a
-    /// LINK_TIMEOUT ends only with the request that it watches. Skips requests whose completion a
-    /// fault of `--inject` delays (`is_leaving`): they are done.
+    /// Removes and returns a TIMEOUT for which `matches` returns true. Skips LINK_TIMEOUTs, because
+    /// a LINK_TIMEOUT cannot be cancelled alone. Skips requests that are done, but whose completion
+    /// `--inject` or `--order` delays (`is_leaving`).
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
         let may_end = |timer: &Timer| timer.deadline.watches.is_none() && !timer.request.is_leaving();
         let (index, key) = self.find(|timer| may_end(timer) && matches(&timer.request))?;
@@ -193,8 +194,8 @@ impl Timeouts {
         if key.0 <= now { self.remove(index, key) } else { None }
     }
 
-    /// Removes and returns a timer that has reached its number of completions. The timer with the
-    /// smallest number comes first. `completions`: the result of [`Timeouts::count_to`].
+    /// Removes and returns a timer that has reached its number of completions; of several, the one
+    /// with the smallest number. `completions`: the result of [`Timeouts::count_to`].
     pub fn pop_counted(&mut self, completions: i64) -> Option<Timer> {
         let counts = self.by_clock.iter().enumerate().flat_map(|(index, timers)| {
             let reached = timers.iter().filter_map(|(key, timer)| Some((timer.completes_at?, *key)));
@@ -204,22 +205,22 @@ impl Timeouts {
         self.remove(index, key)
     }
 
-    /// Begins a batch of requests to issue, at this tail of the CQ. A counting timeout in the batch
-    /// counts the completions of all requests of the batch.
+    /// Begins a batch of requests that are to be issued, at this tail of the CQ. A timeout in the
+    /// batch that counts completions counts those of all requests of the batch.
     #[inline]
     pub fn begin_batch(&mut self, tail: u32) {
         self.batch_began_at = tail;
     }
 
-    /// Returns the number of completions at which a timeout of the current batch ends. The timeout
-    /// waits for `completions` more completions. All processes of a shared ring count completions
-    /// alike.
+    /// Returns the count at which a timeout of the current batch ends, if it waits for
+    /// `completions` completions. All processes of a shared ring use the same count: the CQ's tail
+    /// less the number of ended TIMEOUTs.
     pub fn shared_count(&self, completions: u32) -> u32 {
         self.batch_began_at.wrapping_sub(self.ended_of_all).wrapping_add(completions)
     }
 
     /// Arms a timeout of a process that has died. `count`: the result of [`Timeouts::shared_count`]
-    /// in that process. `tail`: the CQ's tail. The timeout may have reached its count already.
+    /// in the dead process. `tail`: the CQ's tail. The timeout may have reached its count already.
     pub fn adopt(&mut self, request: RequestEntry, deadline: Deadline, count: Option<u32>, tail: u32) {
         let completes_at = count.map(|count| {
             let left = count.wrapping_sub(tail.wrapping_sub(self.ended_of_all)).cast_signed();
@@ -228,8 +229,8 @@ impl Timeouts {
         self.insert(request, deadline, completes_at);
     }
 
-    /// Arms a TIMEOUT. If it counts completions, its count begins at the CQ's tail before its own
-    /// batch.
+    /// Arms a TIMEOUT. If it counts completions, it counts from the CQ's tail at which its batch of
+    /// requests began.
     pub fn arm(&mut self, request: RequestEntry) {
         let Operation::Timeout(deadline) = request.operation else { unreachable!("only a timeout waits for time") };
         let completes_at = (deadline.completions != 0).then(|| {
@@ -239,8 +240,8 @@ impl Timeouts {
         self.insert(request, deadline, completes_at);
     }
 
-    /// Arms the LINK_TIMEOUT that follows a request in its chain, if there is one. The request is
-    /// about to wait.
+    /// If the request, which is about to wait, is followed by a LINK_TIMEOUT in its chain, arms the
+    /// LINK_TIMEOUT.
     pub fn arm_link_timeout(&mut self, request: &mut Request) {
         if !request.link.as_ref().is_some_and(|next| next.is_link_timeout()) {
             return;
@@ -288,15 +289,15 @@ impl JournaledTimeout {
     }
 }
 
-/// Returns the deadline of a LINK_TIMEOUT, with a relative time counted from now; `None`: the
-/// request is no LINK_TIMEOUT.
+/// Returns the deadline of a LINK_TIMEOUT. A relative time counts from now. `None`: the request is
+/// no LINK_TIMEOUT.
 fn link_deadline(request: &Request) -> Option<Deadline> {
     let Operation::LinkTimeout(deadline) = request.operation else { return None };
     Some(Deadline { at: point(request.sqe.op_flags, deadline.clock, deadline.at), ..deadline })
 }
 
-/// Returns the absolute time of a timeout. Without `IORING_TIMEOUT_ABS`, `span` counts from now, so
-/// the time is fixed when the timeout is issued.
+/// Returns the absolute time of a timeout. Without `IORING_TIMEOUT_ABS`, `span` counts from now,
+/// when the timeout is issued.
 pub(crate) fn point(flags: u32, clock: Clock, span: Nanoseconds) -> Nanoseconds {
     if flags & abi::IORING_TIMEOUT_ABS != 0 { span } else { clock.now().saturating_add(span) }
 }

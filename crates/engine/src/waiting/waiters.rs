@@ -1,6 +1,6 @@
-//! The requests that wait at one registration in the epoll set, in order of arrival. Nearly always
-//! there is only one request, which is stored in the slot of the poll table itself. Separate
-//! memory, last used long ago, would cost one more cache miss when the event comes.
+//! The requests that wait at one entry of the epoll set, in order of arrival. Nearly always there
+//! is only one request. The slot of the poll table holds that request itself: separate memory, last
+//! used long ago, would cost one more cache miss when the event comes.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::{Purpose, TimeSlice};
@@ -16,9 +16,9 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Returns whether a guess of `expected` may try the request without an event. A guess may try
-    /// only a multishot that an event has woken before. Until its first event, the request's
-    /// `ready_for` is 0, which an opcode takes for the request's first try.
+    /// Returns whether the driver may try the request although the epoll set has reported no event
+    /// (a guess of `expected`). It may, if the request is a multishot that an event has woken
+    /// before. Until then, `ready_for` is 0, which the opcode takes for the request's first try.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_woken = self.request.ready_for != 0;

@@ -24,8 +24,8 @@ const QUIET_CHECKS: u32 = 20;
 /// Nanoseconds of sleep after which the watchdog's thread ends.
 const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
 
-/// Makes a system call that is expected not to sleep. Returns `None` if the call has no result: the
-/// watchdog interrupted it, because it slept or was slow, or a signal came.
+/// Makes a system call that is not expected to sleep. Returns `None` if the call was interrupted:
+/// by the watchdog, because it slept or was slow, or by a signal.
 pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let watch = stuck.watch.get_or_insert_with(|| {
         let watch = Arc::new(WatchedCalls::default());
@@ -74,9 +74,10 @@ impl Watchdog {
         };
         let tasks = tasks();
         if tasks.is_current() {
-            // The calling thread is the ring watcher. A task to start the watchdog would run only
-            // after this call, in which the ring watcher may get stuck. So the ring watcher starts
-            // the watchdog at once. If two watchdogs are started, one of them ends immediately.
+            // The calling thread is the ring watcher. As a task, the start of the watchdog would
+            // come only after the call that is to be watched, in which the ring watcher may get
+            // stuck. So the ring watcher starts the watchdog at once. If two watchdogs are started,
+            // one of them ends immediately.
             let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
         } else if is_new {
             // If the thread cannot be started, the next watched call tries again.
@@ -85,8 +86,8 @@ impl Watchdog {
         }
     }
 
-    /// Runs the watchdog's thread: checks while calls are made, then sleeps, and ends after
-    /// [`IDLE_LIMIT`].
+    /// Runs the watchdog's thread: checks while drivers make watched calls, then sleeps, and ends
+    /// after a sleep of [`IDLE_LIMIT`].
     fn keep_watch(&self) {
         if !self.watcher.begin() {
             return;
@@ -110,8 +111,8 @@ impl Watchdog {
         }
     }
 
-    /// Checks the watched calls of every ring. Returns whether a driver is in such a call, or has
-    /// made one since the last check.
+    /// Checks the watched calls of every ring, and interrupts a call that has lasted since the last
+    /// check. Returns whether a driver is in a watched call, or has made one since the last check.
     fn check(&self) -> bool {
         let mut busy = false;
         self.watches.lock().retain_mut(|(watch, last)| {
@@ -121,7 +122,8 @@ impl Watchdog {
             }
             busy |= now != *last || !now.is_outside();
             *last = now;
-            // The ring holds the other reference. If the ring is gone, the entry is removed.
+            // The ring has the other reference to its watched calls. If the ring is gone, this
+            // entry goes, too.
             Arc::strong_count(watch) > 1
         });
         busy

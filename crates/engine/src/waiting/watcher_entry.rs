@@ -22,27 +22,27 @@ impl WatcherEntry {
         self.must_be_driven.load(Ordering::Relaxed)
     }
 
-    /// Clears `must_be_driven`, for a driver that is about to handle all that is due. Returns
-    /// whether it was set.
+    /// Clears `must_be_driven`, because the calling driver is about to do all due work of the ring.
+    /// Returns whether `must_be_driven` was set.
     pub fn take_drive_mark(&self) -> bool {
         self.must_be_driven() && self.must_be_driven.swap(false, Ordering::SeqCst)
     }
 }
 
-/// Value of [`Activity::waits`] at which idle watching of a new ring begins: a cheaper watch at
-/// intervals (`driving::idle_watch`).
+/// Value of [`Activity::waits`] at which idle watching of a new ring begins. Idle watching is a
+/// cheaper watch at intervals (`driving::idle_watch`).
 const FIRST_TRIAL: u32 = 64;
 
-/// Largest value of [`Activity::waits`] that idle watching can need. Each time that idle watching
-/// ends, the value for its next beginning doubles, up to this limit.
+/// Largest value of [`Activity::waits`] at which idle watching begins. When idle watching ends
+/// because the program is not in the ring, the value for its next beginning doubles, up to this.
 const LAST_TRIAL: u32 = 2048;
 
-/// Estimate of how a ring's program behaves. All words are hints, except `idle_watched`.
+/// Estimate of how a ring's program behaves. Only `idle_watched` is exact.
 #[derive(Default)]
 pub(crate) struct Activity {
     pub idle_watched: AtomicBool,
     /// Number of times that a waiting thread has looked for work on the ring (`driving::wait`).
-    /// Only the driver writes it. Calls that do not wait do not count.
+    /// Only the thread that holds the ring's lock writes it. Calls that do not wait do not count.
     pub visits: AtomicU32,
     /// Rises with each wait, and falls with each call that only submits: see
     /// [`Activity::note_call`].
@@ -57,8 +57,8 @@ impl Activity {
         self.idle_watched.load(Ordering::Relaxed)
     }
 
-    /// Records an enter(2) of the program: one that waits (`waits`), or one that only submits. If a
-    /// program submits more than once per wait, it may read the CQ in memory instead of entering.
+    /// Records an enter(2) of the program: one that waits (`waits`), or one that only submits. A
+    /// program that submits more than once per wait may read the CQ in memory instead of waiting.
     #[inline]
     pub fn note_call(&self, waits: bool) {
         let before = self.waits.load(Ordering::Relaxed);
@@ -76,9 +76,9 @@ impl Activity {
         self.waits.load(Ordering::Relaxed) >= FIRST_TRIAL + self.doubt.load(Ordering::Relaxed)
     }
 
-    /// Doubles the number of waits after which idle watching begins again, up to [`LAST_TRIAL`].
-    /// Called when idle watching has ended, because the program had not entered the ring for a
-    /// while.
+    /// Doubles the value of [`Activity::waits`] at which idle watching begins again, up to
+    /// [`LAST_TRIAL`]. Called when idle watching has ended, because no thread of the program has
+    /// visited the ring for a while.
     pub fn doubt(&self) {
         let trial = FIRST_TRIAL + self.doubt.load(Ordering::Relaxed);
         self.doubt.store((2 * trial).min(LAST_TRIAL) - FIRST_TRIAL, Ordering::Relaxed);

@@ -3,11 +3,12 @@
 //! work that may wait for ever. Each group of requests with the same rights (`rights`) has both
 //! pools.
 //!
-//! - The group's anchor, a thread with the group's rights, starts workers on demand. (If the common
-//!   group has no anchor, the ring watcher starts its workers.) Idle workers end after some
-//!   seconds.
-//! - Buffered writes to one file run in order, also across groups.
+//! - The group's anchor, a thread with the group's rights, starts workers on demand. If the common
+//!   group has no anchor, the ring watcher starts its workers. Idle workers end after some seconds.
+//! - Buffered writes to one file run one at a time, also across groups. The writes of one group run
+//!   in the order in which they were queued.
 //! - A queued job belongs to the pool's queue, a running job to its worker. A finished request goes
+//!   back to its ring as task work.
 //!   back to its ring as task work.
 
 use crate::probes;
@@ -42,7 +43,7 @@ pub(crate) enum Class {
     Unbounded = 1,
 }
 
-/// Device and inode of a file whose buffered writes must run in order.
+/// Device and inode of a regular file. Its buffered writes run one at a time.
 type OrderKey = (u64, u64);
 
 struct Job {
@@ -82,7 +83,7 @@ impl JobView {
     }
 }
 
-/// One worker, as seen by a thread that cancels a request.
+/// The state of a worker by which another thread cancels the request that the worker runs.
 #[derive(Default)]
 struct WorkerSlot {
     thread: AtomicU32,
@@ -150,8 +151,8 @@ pub(crate) fn queue_for_worker(locked: &mut LockedRing, request: RequestEntry) {
     workers().enqueue(class, job);
 }
 
-/// Returns a request's pool and its order key. Work on regular files and block devices always ends,
-/// so it goes to the bounded pool. Only buffered writes to a regular file have an order key.
+/// Returns a request's pool, and its order key if it is a buffered write to a regular file. Work on
+/// regular files and block devices always ends, so it goes to the bounded pool.
 fn classify(request: &Request) -> (Class, Option<OrderKey>) {
     let row = request.properties;
     if !row.needs_file {
@@ -195,8 +196,9 @@ impl WorkerPool {
         }
     }
 
-    /// Handles a worker that could not be started. If its pool has no other worker, the queued jobs
-    /// fail with `EAGAIN`, as on a kernel without workers.
+    /// Handles a worker that could not be started, or that has other rights than its group. If the
+    /// pool has no other worker, the queued jobs fail with `EAGAIN`, as on a kernel without
+    /// workers.
     fn spawn_failed(&self, class: Class, group: &GroupState) {
         let mut state = self.state.lock();
         let pool = state.pool(group, class);
@@ -252,7 +254,7 @@ impl WorkerPool {
         };
         let mut state = self.state.lock();
         state.running.retain(|running| running.view.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
-        // A queued job of the same file, in any group, may have waited for this job to end.
+        // A queued job of the same file, in any group, may have waited until this job ended.
         let successors = if job.order.is_some() { state.held_up(job.order) } else { Vec::new() };
         drop(state);
         for group in successors {
@@ -271,8 +273,9 @@ impl WorkerPool {
         placement.processors = processors.unwrap_or_else(|| Mask::default().map(|_| u64::MAX));
     }
 
-    /// Sets the limits of both pools and returns the previous limits. A zero in `new` leaves that
-    /// limit unchanged. Starts the workers that a raised limit allows for queued jobs.
+    /// Sets the maximum number of workers for each of the two pools, and returns the previous
+    /// limits. A zero in `new` leaves the pool's limit unchanged. Starts the workers that a raised
+    /// limit allows for queued jobs.
     pub fn exchange_limits(&'static self, new: [u32; 2]) -> [u32; 2] {
         let mut state = self.state.lock();
         let old = [Class::Bounded, Class::Unbounded].map(|class| state.limit(class));
@@ -283,7 +286,7 @@ impl WorkerPool {
             for pools in state.groups.values_mut() {
                 let pool = &mut pools[index];
                 let count = pool.threads.add_for(pool.queue.len(), u32::MAX, limit);
-                // Any queued job has a reference to the group.
+                // `start` needs a reference to the group. The first queued job has one.
                 spawns.extend(pool.queue.front().map(|job| (job.group.clone(), class, count)));
             }
         }
@@ -332,8 +335,8 @@ impl PoolState {
         queues.filter_map(|queue| queue.iter().find(|job| job.order == order)).map(|job| job.group.clone()).collect()
     }
 
-    /// Dequeues the oldest job that overtakes no other job of its file, and records it as running.
-    /// `None`: no queued job may run now.
+    /// Dequeues the oldest job that may run now, and records it as running. A buffered write may
+    /// not run while another write to its file runs. `None`: no queued job may run now.
     fn next_job(&mut self, group: &GroupState, class: Class, slot: &Arc<WorkerSlot>) -> Option<Job> {
         let queue = &mut self.groups.get_mut(&group.serial)?[class as usize].queue;
         let running = &self.running;
@@ -398,7 +401,7 @@ pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Ca
     Cancelled::Running(running.view.sqe.opcode)
 }
 
-/// Returns whether workers have requests of the ring, queued or running.
+/// Returns whether workers run requests of the ring, or have them in their queues.
 pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
     let state = workers().state.lock();
     let is_of_ring = |other: &Arc<Ring>| Arc::ptr_eq(other, ring);
