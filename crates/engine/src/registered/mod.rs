@@ -19,8 +19,8 @@ pub(crate) struct RegistrationSharing {
     /// The other processes see this process's registrations, and this process sees those of the
     /// others.
     pub is_published: bool,
-    /// Whether this process has recorded in the ring's memory that it has registrations that other
-    /// processes do not see.
+    /// Whether the ring's memory says that this process has registrations that other processes do
+    /// not see.
     pub is_noted: bool,
     /// The count of changes of the shared registrations, when this process last took them over.
     pub generation: u32,

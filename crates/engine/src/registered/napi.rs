@@ -65,7 +65,8 @@ impl Napi {
         }
     }
 
-    /// UNREGISTER_NAPI: writes the settings to `argument`, unless it is null, and then resets them.
+    /// UNREGISTER_NAPI: writes the settings to `argument`, unless `argument` is null. Then resets
+    /// them.
     pub fn unregister(&mut self, argument: UserAddress) -> Result<(), Errno> {
         if !argument.is_null() {
             user_memory::write(argument, self.words(0))?;

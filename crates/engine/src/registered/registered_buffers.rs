@@ -31,9 +31,9 @@ pub(crate) struct RegisteredBuffer {
 }
 
 impl RegisteredBuffer {
-    /// Returns this process's view of a buffer that another process has registered. If the buffer
-    /// lies in private memory of the other process, this process cannot use it, because a forked
-    /// child has only a copy of that memory.
+    /// Returns this process's view of a buffer that another process has registered. This process
+    /// cannot use a buffer in private memory of the other process: after the fork(2), each
+    /// process has its own copy of that memory.
     fn of_other_process(
         shared: &SharedBuffer,
         own_registrations: &OwnRegistrations,

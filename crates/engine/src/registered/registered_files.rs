@@ -90,7 +90,7 @@ pub(crate) struct RegisteredFiles {
     entries: Option<Vec<Entry>>,
     /// Files with tags that have left their slots while requests still used them.
     retired: Vec<(Arc<RegisteredFile>, u64)>,
-    /// Tags to be posted now: no request uses their files.
+    /// Tags to post now: their files have left the table, and no request uses the files.
     released: Vec<u64>,
     /// The slots (first, end) in which a request for any free slot searches. The search begins at
     /// `next`.
@@ -98,7 +98,8 @@ pub(crate) struct RegisteredFiles {
     next: u32,
     /// Other processes see the table: see `waiting::shared_registrations`.
     is_published: bool,
-    /// This process has changed the table, and the other processes do not see that yet.
+    /// Whether this process has changed the table, and the other processes do not see the change
+    /// yet.
     is_changed: bool,
     /// Whether the driver, before it publishes its CQEs, has to post CQEs of tags, or to publish a
     /// change of the table.
@@ -193,8 +194,8 @@ impl RegisteredFiles {
         (next..last).find(free).or_else(|| (first..next).find(free))
     }
 
-    /// Empties a slot. Errors: `ENXIO` without a table, `EINVAL` beyond the table, `EBADF` if the
-    /// slot is empty.
+    /// Empties a slot. Errors: `ENXIO` without a table; `EINVAL` if `index` is beyond the table;
+    /// `EBADF` if the slot is empty.
     pub fn remove(&mut self, index: u32) -> Result<(), Errno> {
         let count = self.count();
         if count == 0 {

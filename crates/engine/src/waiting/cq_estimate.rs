@@ -11,8 +11,8 @@ pub(crate) const MOST_POLL: Nanoseconds = 50_000;
 /// Bounds of the processor time that waits may use, in 64ths of the waits' length. The lower bound
 /// holds for waits that get few completions, the upper bound for waits that get many.
 const SHARES: (u64, u64) = (40, 48);
-/// Limit of [`CqWaits::balance`], in nanoseconds. At most this much unused processor time is left
-/// to later waits. Of an overuse, later waits have to make up for at most this much.
+/// Largest value of [`CqWaits::balance`] (processor time that waits may still use), in nanoseconds.
+/// The smallest value is the negative of this.
 const MOST_BALANCE: i64 = 100_000;
 /// Maximum number of consecutive waits that sleep without polling, because earlier polls were of no
 /// use.

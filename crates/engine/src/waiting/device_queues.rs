@@ -46,7 +46,7 @@ pub(crate) struct DeviceQueues {
     pub needs_doorbell: bool,
     /// Number of accepted requests whose submit is deferred: see `driving::deferred_submit`.
     pub pending: u32,
-    /// Whether a submit helper has been asked to submit the pending requests.
+    /// Whether a submit helper (a thread of usring) has been asked to submit the pending requests.
     pub left_to_helper: bool,
     /// Whether the ring watcher has to poll the devices by a timer, because some completions raise
     /// no interrupt, and no thread can sleep until they come.
@@ -54,8 +54,9 @@ pub(crate) struct DeviceQueues {
     pub forbids_waiter: bool,
     /// State of HYBRID_IOPOLL; `None` on a ring without that flag.
     pub hybrid: Option<Box<Hybrid>>,
-    /// The channel to the files that the kernel serves, or the error with which opening it has
-    /// failed. `None`: no request has needed the channel yet, or opening it may succeed later.
+    /// The channel to the files that the kernel serves, or the error with which every attempt to
+    /// open it fails. `None`: no request has needed the channel yet, or the next attempt may
+    /// succeed.
     pub kernel_files: Option<Result<ChannelIndex, Errno>>,
     pub lone_waits: LoneWaits,
 }
@@ -90,8 +91,8 @@ pub(crate) struct DeviceQueue {
     pub free: Vec<u32>,
     /// Requests that wait for a free slot of the queue pair, in order of submission.
     pub awaiting_slot: VecDeque<RequestEntry>,
-    /// Whether new requests have to wait, too: requests wait in `awaiting_slot`, or are just being
-    /// submitted from there.
+    /// Whether new requests have to wait, too, because earlier ones wait in `awaiting_slot`, or are
+    /// being submitted from there.
     pub must_await_slot: bool,
     /// Whether a submit to this device may sleep, and is therefore made without the ring's lock.
     pub defers_submits: bool,
@@ -170,8 +171,8 @@ impl DeviceQueues {
         core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }
 
-    /// Removes the first request that `matches` from the requests that wait for a free slot, and
-    /// returns it. No device has that request yet.
+    /// Among the requests that wait for a free slot, removes the first for which `matches` returns
+    /// true, and returns it. No device has that request yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
             if let Some(index) = queue.awaiting_slot.iter().position(&mut matches) {
@@ -310,8 +311,8 @@ impl DeviceQueues {
     }
 }
 
-/// Resources of a closed ring. They are released when the last of its deferred submits has ended.
-/// If they were released earlier, a submit could pass released memory to the kernel.
+/// Resources of a closed ring. usring releases them when the ring's last deferred submit has ended.
+/// Before that, the submit could still pass their memory to the kernel.
 #[derive(Default)]
 pub(crate) struct Departing {
     pub devices: DeviceQueues,

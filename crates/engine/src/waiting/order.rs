@@ -6,7 +6,8 @@
 //! - A request is a candidate from its submission until it is chosen. So the choice does not depend
 //!   on when a worker or a device ends the request.
 //! - Of candidates with the same key (changes of one file), only the oldest can be chosen.
-//! - A chosen request is awaited until it completes, for at most [`LONGEST_WAIT_NS`].
+//! - After a choice, threads wait until the chosen request completes, for at most
+//!   [`LONGEST_WAIT_NS`].
 
 use super::poll_table::PollTable;
 use crate::request::conditions::{RequestId, Tag};
@@ -30,7 +31,7 @@ pub(crate) struct Candidate {
 /// complete.
 const LONGEST_WAIT_NS: Nanoseconds = 10_000_000_000;
 /// Longest time, in nanoseconds, for which `usring run --order` waits for a chosen request that may
-/// block.
+/// block. Such a request may wait for something that the program does later.
 const LONGEST_WAIT_FOR_BLOCKING_NS: Nanoseconds = 20_000_000;
 
 /// `usring run --order` counts the time limit of a request that it holds back in this many parts.
@@ -46,7 +47,8 @@ pub(crate) struct Order {
     awaited: Vec<Candidate>,
     /// Time (monotonic clock) until which threads wait for the requests in `awaited`.
     awaited_until: Nanoseconds,
-    /// Parts of the time limit that have passed since a thread last came to choose a request.
+    /// Parts of a request's time limit (see [`LIMIT_PARTS`]) that have passed since a thread last
+    /// came to choose a request.
     unattended: u32,
     /// Time (monotonic clock) at which [`Order::is_unattended`] last counted a part.
     counted_at: Nanoseconds,

@@ -42,7 +42,7 @@ impl Words {
     /// Allocates words. Errors: those of a mapping.
     fn new(process: u32) -> Result<Words, Errno> {
         let memory = Arc::new(MEMORY.take(PAGE)?.memory(0..PAGE));
-        // Each word has a cache line. Fresh memory is zero, and so is a new sleep word.
+        // Each word has a cache line of its own. Fresh memory is zero, and so is a new sleep word.
         Ok(Words { sleep: View::of(&memory, 0), room: View::of(&memory, 64), ended: View::of(&memory, 128), process })
     }
 

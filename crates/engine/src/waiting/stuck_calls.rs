@@ -65,8 +65,8 @@ impl StuckCalls {
         self.for_workers = self.penalty;
     }
 
-    /// Returns the [`Caller`] for the next calls. `is_owner`: the calling thread is the only one
-    /// that makes watched calls on this ring.
+    /// Returns the calling thread's id, if it is known, for the next accept4(2) calls. `is_owner`:
+    /// no other thread makes watched calls on this ring, so the id is looked up once and kept.
     pub fn caller(&mut self, is_owner: bool) -> Caller {
         if !is_owner {
             return Caller(None);

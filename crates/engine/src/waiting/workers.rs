@@ -9,7 +9,6 @@
 //!   in the order in which they were queued.
 //! - A queued job belongs to the pool's queue, a running job to its worker. A finished request goes
 //!   back to its ring as task work.
-//!   back to its ring as task work.
 
 use crate::probes;
 use crate::request::conditions::RequestId;
@@ -151,8 +150,9 @@ pub(crate) fn queue_for_worker(locked: &mut LockedRing, request: RequestEntry) {
     workers().enqueue(class, job);
 }
 
-/// Returns a request's pool, and its order key if it is a buffered write to a regular file. Work on
-/// regular files and block devices always ends, so it goes to the bounded pool.
+/// Returns a request's pool. For a buffered write to a regular file, also returns the file's
+/// [`OrderKey`]. Work on regular files and block devices always ends, so it goes to the bounded
+/// pool.
 fn classify(request: &Request) -> (Class, Option<OrderKey>) {
     let row = request.properties;
     if !row.needs_file {
@@ -409,8 +409,8 @@ pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
     waits || state.running.iter().any(|running| is_of_ring(&running.ring))
 }
 
-/// Interrupts the running system calls of a closed ring and drops its queued jobs, except for
-/// transfers that outlive the ring.
+/// Interrupts the system calls of workers that run a closed ring's requests, and drops its queued
+/// jobs. Leaves jobs that continue after the close ([`JobView::outlives_ring`]).
 pub(crate) fn interrupt_running(ring: &Arc<Ring>) {
     let ends = |view: &JobView| !view.outlives_ring;
     while let Cancelled::Waiting(_) = cancel(ring, ends) {}
