@@ -1,7 +1,7 @@
 //! Tasks for the ring watcher: threads that it has to start, and actions that need a thread without
-//! locks. usring starts no thread in the middle of a program's call, which may be inside malloc or
-//! a signal handler. The ring watcher starts threads instead. `driving::ring_watcher` is its
-//! thread, which sleeps until the wake eventfd is readable.
+//! locks. If a call of the program needs a worker, the ring watcher starts the worker, because the
+//! call may come from a signal handler or from inside malloc. `driving::ring_watcher` is the ring
+//! watcher's thread. It sleeps until the wake eventfd is readable.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
