@@ -1,7 +1,7 @@
 //! Bounce buffers: usring's memory for data on its way between the kernel and the program's swapped
-//! memory. They serve system calls that may wait for ever: the program's pages cannot stay pinned
-//! for so long. A buffer's pages take up memory only once they are written to. So a receive that
-//! still waits takes up addresses, but no memory.
+//! memory. They serve system calls that may wait for ever, because the program's pages cannot stay
+//! pinned for so long. A buffer's pages take up memory only once they are written to. So a receive
+//! that still waits for data takes up address space, but no memory.
 
 use crate::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
 use crate::plain::IoVector;
@@ -100,8 +100,8 @@ impl BounceBuffer {
     }
 }
 
-/// Copies page by page, up to the first page that cannot be read. Returns the number of bytes
-/// copied.
+/// Copies the program's memory at `from` page by page, up to the first page that cannot be read.
+/// Returns the number of bytes copied.
 fn copy_pages(to: &mut [u8], from: u64) -> usize {
     let mut copied = 0;
     while copied < to.len() {

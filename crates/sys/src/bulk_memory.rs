@@ -1,6 +1,6 @@
 //! Large memory that several processes map: the content of a RAM disk. usring only copies and
-//! zeroes it, and never interprets it. If several threads or processes write the same bytes at the
-//! same time, the bytes then hold any mixture, as after concurrent writes to a disk.
+//! zeroes it, and never interprets it. Several threads or processes may write the same bytes at the
+//! same time. The result is then any mixture of their data, as after concurrent writes to a disk.
 //!
 //! No reference into the memory is ever made. All copies use the assembler routines of
 //! [`crate::user_memory`], in which a fault becomes `EFAULT`. Offsets come from usring, so an

@@ -38,7 +38,8 @@ pub type Reader = unsafe extern "C" fn(clock: u32, time: *mut Timespec) -> i32;
 
 static VDSO: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Sets the vDSO's clock_gettime, for use if the system call is denied.
+/// Stores the address of the vDSO's clock_gettime, which is called only if the system call is
+/// denied.
 ///
 /// # Safety
 /// `reader` must stay mapped and be callable at any time on any thread. It must write one timespec

@@ -70,15 +70,17 @@ impl Generations {
         self.begun.store(self.ended.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Returns the generation of the calling thread, which has just started. `seen` is the value
-    /// that [`Generations::ended`] returned to the thread's creator before clone(2). `None` if a
-    /// change has begun since: the thread may have the credentials from before or after it.
+    /// Returns the generation of the credentials of the calling thread, which has just started.
+    /// `seen` is the value that [`Generations::ended`] returned to the thread's creator before
+    /// clone(2). Returns `None` if a change has begun since then: the thread may have the
+    /// credentials from before or after it.
     pub fn of_newborn(&self, seen: u32) -> Option<u32> {
         (self.begun.load(Edge::Change.acquire()) == seen).then_some(seen)
     }
 }
 
-/// The source of the credentials that a new thread has.
+/// Source of a new thread's credentials, from which the thread determines their generation (the
+/// number of changes of credentials so far).
 #[derive(Clone, Copy, Debug)]
 pub enum Origin {
     /// The number of changes that had ended before clone(2). The thread has credentials of this
@@ -143,9 +145,9 @@ impl Order {
     }
 
     /// Returns the newest order and its number. `made` is the number of the last order that the
-    /// caller has carried out. Returns `None` if no order is newer, or if a thread is writing one.
-    /// The writer signals the service thread again later. So no thread mixes the words of two
-    /// orders.
+    /// caller has carried out. Returns `None` if no order is newer, or if a thread is writing one,
+    /// so that the caller never mixes the words of two orders. The writer signals the caller again
+    /// later.
     pub fn take(&self, made: u32) -> Option<(u32, [u64; ORDER_WORDS])> {
         let sequence = self.sequence.load(Edge::Change.acquire());
         if sequence == made || sequence % 2 == 1 {
@@ -156,7 +158,7 @@ impl Order {
         (self.sequence.load(Ordering::Relaxed) == sequence).then_some((sequence, words))
     }
 
-    /// Returns the number of the last order.
+    /// Returns the number of the last order that was given to the service threads.
     pub fn last(&self) -> u32 {
         self.sequence.load(Edge::Change.acquire())
     }
@@ -179,8 +181,9 @@ impl Follower {
         }
     }
 
-    /// Returns the generation of the calling thread, which has just started. If the generation is
-    /// known, records that the thread has carried out all orders so far: their effect is inherited.
+    /// Returns the generation of the credentials of the calling thread, which has just started. If
+    /// the generation is known, records that the thread has carried out all orders so far: their
+    /// effect is inherited.
     pub fn begin(&self, origin: Origin, generations: &Generations, order: &Order) -> Option<u32> {
         // `last` is read before the generation. If a change begins after this read, the thread
         // still has to carry out the order of that change.
@@ -208,8 +211,8 @@ impl Follower {
         self.made.store(order, Edge::Change.release());
     }
 
-    /// Returns the hash of the thread's credentials after an order. `None` if the order is not the
-    /// last that the thread has carried out.
+    /// Returns the hash of the service thread's credentials after `order`. Returns `None` if
+    /// `order` is not the last order that the thread has carried out.
     pub fn state_after(&self, order: u32) -> Option<u64> {
         let made = self.made.load(Edge::Change.acquire());
         (made == order).then(|| self.state.load(Ordering::Relaxed))

@@ -33,7 +33,7 @@ const MSG_DONTWAIT: u64 = 0x40;
 const FILES_OF_PART: usize = 250;
 /// Number of words that describe each file.
 pub const WORDS_OF_FILE: usize = 2;
-/// Number of words in front of the files' words: see [`Head`].
+/// Number of words at the start of a message, before the words of its files: see [`Head`].
 const HEAD: usize = 8;
 const MESSAGE: usize = HEAD + WORDS_OF_FILE * FILES_OF_PART;
 /// Maximum number of messages of a deposit.
@@ -42,7 +42,7 @@ pub const MOST_PARTS: usize = 64;
 /// `net.core.wmem_max` is less.
 const QUEUE_BYTES: u32 = 1 << 20;
 
-/// Name of a deposit.
+/// Name of a deposit (a set of files that related processes may take).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     /// The object that the deposited files belong to, such as a ring.
@@ -184,13 +184,13 @@ fn rewind(queue: &QueueLock) {
     set_option(queue.receiver(), SO_PEEK_OFF, 0);
 }
 
-/// Makes later peeks and removals take the first message.
+/// Makes later peeks and removals take the first message of the queue.
 fn stay_at_first(queue: &QueueLock) {
     set_option(queue.receiver(), SO_PEEK_OFF, u32::MAX);
 }
 
-/// Deposits files, so that related processes can take duplicates. `words` are stored for the
-/// deposit as a whole. The files stay open in this process.
+/// Deposits files, so that related processes can take duplicates of them. `words` are stored for
+/// the deposit as a whole. The files stay open in this process.
 ///
 /// Errors: `EAGAIN` if the queue is full; `ETOOMANYREFS` if the user has too many files in flight
 /// (RLIMIT_NOFILE); `EMFILE` for too many files; `ENXIO` without a queue.
@@ -216,8 +216,8 @@ pub fn put(key: Key, words: [u64; 2], items: &[Item]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Makes duplicates of the files of the deposit `key`, at private numbers. Returns `None` if no
-/// deposit has this key, or a message of the deposit is missing.
+/// Makes duplicates of the files of the deposit `key`, at descriptor numbers that are private to
+/// usring. Returns `None` if no deposit has this key, or a message of the deposit is missing.
 ///
 /// Errors: `EMFILE`; `ENXIO` without a queue.
 pub fn take(key: Key) -> Result<Option<Contents>, Errno> {

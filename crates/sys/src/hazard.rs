@@ -63,7 +63,8 @@ fn retired() -> &'static RetiredList {
     RETIRED.get_or_make(|| Mutex::new(Vec::new()))
 }
 
-/// The use of an object, which a hazard pointer protects. Dropping this value ends the use.
+/// A thread's use of an object, which a hazard pointer protects from being freed. Dropping this
+/// value ends the use.
 pub struct Use(&'static hazard_table::Pointer);
 
 /// Finds an object by `find` and protects it by the calling thread's hazard pointer

@@ -140,9 +140,9 @@ impl<const ROWS: usize> Table<ROWS> {
         self.retired.fetch_add(1, Ordering::SeqCst);
         let is_known = Edge::Hazard.barrier_everywhere(Side::Waker);
         if is_known && self.is_used(object) {
-            // The user may have ended its use meanwhile, and have swept before the object was in
-            // the list. So this thread sweeps, too. Because of the list's lock, this thread sees
-            // the pointer that the user has cleared.
+            // A user of the object may have ended its use meanwhile, and may have swept the list
+            // before the object was in it. So this thread sweeps, too. Because of the list's lock,
+            // it sees the pointer that the user has cleared.
             list().lock().push(Retired { object, free });
             return self.sweep(list());
         }
@@ -153,7 +153,7 @@ impl<const ROWS: usize> Table<ROWS> {
         }
     }
 
-    /// Frees the objects of the list that no hazard pointer has.
+    /// Frees the retired objects of `list` that no hazard pointer names any more.
     #[cold]
     pub fn sweep(&self, list: &RetiredList) {
         // The request is reset before the rows are read. A thread that ends its use after the reset

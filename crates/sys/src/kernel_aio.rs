@@ -309,8 +309,8 @@ mod context {
             }
         }
 
-        /// Returns a waiter, by which threads sleep until the context has completions. The waiter
-        /// polls `writable`, an eventfd, to wake them.
+        /// Returns a waiter, by which threads sleep until the context has completions. To wake them
+        /// early, the waiter submits polls of `writable`, an eventfd that is always writable.
         pub fn waiter(&self, writable: Arc<OwnedDescriptor>) -> Waiter {
             Waiter { kernels: self.kernels.clone(), writable }
         }

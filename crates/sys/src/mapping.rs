@@ -133,9 +133,9 @@ impl Mapping {
     }
 }
 
-// A forked child must not drop a mapping of its parent's, because it did not inherit all its pages
-// ([`Mapping::set_inherited`]). Other memory of the child may lie in the gap. usring never drops
-// the rings that a child has inherited.
+// A forked child must not drop a mapping that its parent made. The child did not inherit all pages
+// of the mapping ([`Mapping::set_inherited`]), and other memory of the child may lie in the gap.
+// usring never drops the rings that a child has inherited.
 impl Drop for Mapping {
     fn drop(&mut self) {
         let _ = unmap(self.address, self.length);
@@ -256,7 +256,8 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(width::size)
 }
 
-/// Reserves addresses for `length` bytes. If `room` is greater, the addresses behind them are free.
+/// Reserves addresses for `length` bytes. Keeps the addresses after them free, up to `room` bytes
+/// from the start.
 fn with_room(length: usize, room: usize) -> Result<usize, Errno> {
     let address = reserve(length.max(room))?;
     if room > length {

@@ -6,12 +6,12 @@
 //!   mlockall(2)), the new mapping has one part.
 //! - No part is handed out twice, because a forked child may still use it. So a part consists of
 //!   zero bytes.
-//! - A mapping ends with the last of its parts. Until then it keeps the memory of parts that are no
-//!   longer used. `LONGEST_MAPPING` limits how much that is.
+//! - A mapping is unmapped when the last of its parts is dropped. Until then it keeps the memory of
+//!   parts that are no longer used. `LONGEST_MAPPING` limits how much that is.
 //! - A forked child begins with empty pools. Parent and child never get the same part. The child
-//!   has no memory from which its parent will take parts: a mapping stays out of children
-//!   (MADV_DONTFORK) except for its parts. (A child that another thread forks just before that
-//!   madvise(2) has the whole mapping.)
+//!   has no memory from which its parent will take parts: only the parts that were handed out are
+//!   inherited, and the rest of a mapping is not (MADV_DONTFORK). (A child that another thread
+//!   forks just before that madvise(2) has the whole mapping.)
 
 use crate::Errno;
 use crate::mapping::{Mapping, PAGE};
@@ -29,7 +29,7 @@ const LONGEST_PART: usize = LONGEST_MAPPING / 8;
 /// A pool of shared memory.
 pub struct MappingPool(PerProcess<Mutex<Current>>);
 
-/// The mapping of which parts are handed out, and the length of what has been handed out.
+/// The mapping from which the pool hands out parts, and the number of bytes handed out so far.
 #[derive(Default)]
 struct Current {
     mapping: Weak<Mapping>,
@@ -50,7 +50,7 @@ impl Part {
         SharedMemory::part_of(&self.mapping, self.in_mapping(pages))
     }
 
-    /// Returns the place in the mapping of some pages of the part.
+    /// Converts a range of bytes of the part to the range of those bytes in the mapping.
     pub fn in_mapping(&self, pages: Range<usize>) -> Range<usize> {
         self.range.start + pages.start..self.range.start + pages.end
     }

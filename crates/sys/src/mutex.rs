@@ -118,8 +118,8 @@ impl<T> fmt::Debug for Mutex<T> {
     }
 }
 
-/// Proof that the lock is held. Dropping it unlocks and is a full barrier. The holder of a ring's
-/// lock then checks for work (see "Hand-over" at the head of this file).
+/// Proof that the lock is held. Dropping it unlocks and is a full barrier. A thread that has
+/// released a ring's lock then checks for work (see "Hand-over" at the head of this file).
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<'a, T> {
     value: ManuallyDrop<MutPtr<T>>,

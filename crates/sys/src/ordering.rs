@@ -6,7 +6,7 @@
 //! There are two shapes:
 //! * *Publication*: one side writes data, then a word with release. The other side reads the word
 //!   with acquire, then the data.
-//! * *Store, barrier, look*, on both sides: each side stores its word, passes a full barrier, and
+//! * *Store, barrier, load*, on both sides: each side stores its word, passes a full barrier, and
 //!   reads the other's word. Then at least one of the two sees the other's store. So no thread
 //!   sleeps while it has work, and no work stays undone because a lock was held.
 
@@ -34,11 +34,10 @@ pub enum Edge {
     /// The SQ thread sets NEED_WAKEUP, then reads the SQ tail. The application stores the SQ tail,
     /// then reads NEED_WAKEUP.
     NeedWakeup,
-    /// Index of a virtqueue's available ring: the driver publishes descriptors to
-    /// the back end.
+    /// Index of a virtqueue's available ring: the driver publishes descriptors to the back end.
     AvailableIndex,
-    /// Index of a virtqueue's used ring: the back end publishes completions to the driver, and the
-    /// data that it has written to the driver's memory.
+    /// Index of a virtqueue's used ring: the back end publishes to the driver the completions, and
+    /// the data that it has written to the driver's memory.
     UsedIndex,
     /// The back end stores the available index at which it wants a notification, then reads the
     /// available index. The driver stores the available index, then reads at which index to notify.
@@ -102,10 +101,10 @@ pub enum Side {
     Release,
     /// Reads the word of a publication.
     Acquire,
-    /// For the shape "store, barrier, look": the side that has announced its sleep or released a
+    /// For the shape "store, barrier, load": the side that has announced its sleep or released a
     /// lock, and then reads whether there is work.
     Sleeper,
-    /// For the shape "store, barrier, look": the side that has published work, and then reads
+    /// For the shape "store, barrier, load": the side that has published work, and then reads
     /// whether the other side sleeps or holds the lock.
     Waker,
 }

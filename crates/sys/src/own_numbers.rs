@@ -119,7 +119,7 @@ const AMPLE: u64 = 8192;
 /// Lowest number that usring borrows from the program's range if the program's limit is ample
 /// ([`AMPLE`]). A low number keeps the kernel's descriptor table small.
 const BORROWED_ABOVE: u16 = 3040;
-/// Count of numbers at the start of usring's range that no preferred number ([`preferred`]) uses.
+/// Count of numbers at the start of usring's range for duplicates without a preferred number.
 const BELOW_PREFERRED: i32 = 32;
 /// If the program's limit is ample ([`AMPLE`]): a duplicate of a descriptor below this number gets
 /// a number borrowed from the program. A duplicate of any other descriptor gets a number of the
@@ -278,8 +278,8 @@ fn duplicate_by(layout: Layout, of: i32, wish: Option<i32>) -> Result<OwnedDescr
     Ok(duplicate)
 }
 
-/// Makes a duplicate for the program, at a number of the reserve: the descriptor of a ring. Unlike
-/// usring's private descriptors, the program may use and close it.
+/// Makes a duplicate for the program, at a number of the reserve: the descriptor of a ring. The
+/// program may use and close it, unlike usring's private descriptors.
 ///
 /// Errors: `EMFILE` if there is no reserve, or no number is left in it; those of dup3(2).
 pub fn duplicate_for_program(of: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
@@ -313,7 +313,7 @@ fn replace(of: i32, number: i32, flags: u32) -> Result<(), Errno> {
 }
 
 /// Removes a placeholder's number from `IDLE`, so that the caller can replace the placeholder.
-/// Takes the number `wish`, or any other.
+/// Takes the number `wish`, or another if `wish` is not idle.
 fn take(wish: i32) -> Option<i32> {
     let end = || width::int(RAISED.load(Ordering::Relaxed));
     if wish >= end() {
@@ -543,8 +543,8 @@ pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     forget_reserve();
 }
 
-/// Clears this process's record of the reserve, and leaves its descriptors open. A child that
-/// shares its parent's descriptor table calls this: the parent still uses them.
+/// Clears this process's record of the reserve (usring's numbers), and leaves its descriptors open.
+/// A child that shares its parent's descriptor table calls this: the parent still uses them.
 pub fn leave_to_parent() {
     forget_reserve();
 }

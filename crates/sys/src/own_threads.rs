@@ -180,8 +180,8 @@ pub(crate) fn forget() {
     }
 }
 
-/// A slot reserved for one thread. The kernel frees the slot of a bare thread (made by clone(2));
-/// otherwise dropping this value does.
+/// A slot of the table, reserved for one thread of usring. The kernel frees the slot of a bare
+/// thread (made by clone(2)). For any other thread, dropping this value frees the slot.
 #[derive(Debug)]
 pub struct ThreadSlot {
     index: usize,
@@ -190,7 +190,7 @@ pub struct ThreadSlot {
 
 impl ThreadSlot {
     /// Reserves a slot for a thread that the caller is about to make. `generation` is the number of
-    /// changes of credentials that had ended before.
+    /// changes of credentials that have ended so far.
     ///
     /// Errors: `EAGAIN` if there are too many threads.
     pub fn reserve(kind: Credentials, generation: u32) -> Result<ThreadSlot, Errno> {
@@ -206,7 +206,8 @@ impl ThreadSlot {
         Ok(ThreadSlot { index, origin })
     }
 
-    /// Returns the word to which clone(2) writes the thread's id, and which the kernel clears.
+    /// Returns the word to which clone(2) writes the thread's id, and which the kernel clears when
+    /// the thread ends.
     pub fn thread_word(&self) -> *mut u32 {
         TABLE[self.index].thread.as_ptr()
     }

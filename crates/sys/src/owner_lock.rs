@@ -1,7 +1,7 @@
 //! A lock that becomes free when its holder dies.
 //!
 //! A vfork child works in its parent's memory and may be killed at any instruction, while the
-//! parent goes on with the same locks. If such a child acquires a lock of the process, the kernel
+//! parent continues with the same locks. If such a child acquires a lock of the process, the kernel
 //! must know the lock's owner. So the lock's word holds the owner's thread id (a PI futex):
 //! - The kernel reports a dead holder by `ESRCH`.
 //! - If the holder dies while other threads sleep, the kernel passes the lock on.

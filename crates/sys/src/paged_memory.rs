@@ -145,7 +145,7 @@ impl PagedMemory {
         self.advise(self.address + offset, length, advice)
     }
 
-    /// Returns the window of inherited anonymous memory, in a forked child.
+    /// In a forked child, makes the window of the anonymous memory that the child has inherited.
     pub fn inherit(&self) -> Window {
         assert!(self.alias.is_none(), "a child does not inherit memory of a file");
         let process = PROCESS.get_or_make(|| 0);

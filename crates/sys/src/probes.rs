@@ -7,8 +7,9 @@
 //! - the address of the semaphore, which a tracer increments ([`crate::unusual`]);
 //! - the registers of the arguments: `8@%rdi` is 8 bytes without a sign, `-8@%rdi` with one.
 //!
-//! The section is not loaded. All probes share one semaphore, so their callers meet a single check.
-//! The format is described at <https://sourceware.org/systemtap/wiki/UserSpaceProbeImplementation>.
+//! The section is not loaded. All probes share one semaphore, so a caller checks a single word
+//! before it calls any of them. The format is described at
+//! <https://sourceware.org/systemtap/wiki/UserSpaceProbeImplementation>.
 
 use crate::unusual;
 use core::arch::asm;
@@ -108,8 +109,8 @@ probe! {
     op_str: u64 = "r9"
 }
 probe! {
-    /// A CQE goes to the CQ. `req`: 0 unless it is the last CQE of a request. `extra1`, `extra2`:
-    /// the second half of a CQE of 32 bytes.
+    /// A CQE goes to the CQ. `req` is 0 for each CQE of a request but its last. `extra1` and
+    /// `extra2` are the second half of a CQE of 32 bytes.
     complete: ctx: u64 = "rdi", req: u64 = "rsi", user_data: u64 = "rdx", res: i64 = "rcx", cflags: u64 = "r8",
     extra1: u64 = "r9", extra2: u64 = "r10"
 }
@@ -129,9 +130,9 @@ probe! {
     op_str: u64 = "r9"
 }
 probe! {
-    /// An SQE was refused. `error` is not the last field, because bpftrace before 0.24 reads six
-    /// arguments only. A probe has at most twelve arguments, so some of the tracepoint's fields are
-    /// missing.
+    /// An SQE was refused. `error` comes sixth, not last as in the tracepoint, because bpftrace
+    /// before 0.24 reads only six arguments. A probe has at most twelve arguments, so some of the
+    /// tracepoint's fields are missing.
     req_failed: ctx: u64 = "rdi", req: u64 = "rsi", user_data: u64 = "rdx", opcode: u64 = "rcx", flags: u64 = "r8",
     error: i64 = "r9", ioprio: u64 = "r10", off: u64 = "r11", addr: u64 = "rax", len: u64 = "r12",
     op_flags: u64 = "r13", op_str: u64 = "r14"
@@ -145,10 +146,11 @@ probe! {
     task_work_run: tctx: u64 = "rdi", count: u64 = "rsi"
 }
 probe! {
-    /// The owner of a ring that defers task work has run `count` entries of its list.
+    /// The owner of a ring with DEFER_TASKRUN has run `count` entries of the ring's task-work list.
     local_work_run: ctx: u64 = "rdi", count: i64 = "rsi", loops: u64 = "rdx"
 }
 probe! {
-    /// A write has moved `got` of `wanted` bytes, and a worker goes on. `fpos`: where it began.
+    /// A write has moved `got` of `wanted` bytes, and a worker continues it. `fpos`: the file
+    /// position at which the write began.
     short_write: ctx: u64 = "rdi", fpos: u64 = "rsi", wanted: u64 = "rdx", got: u64 = "rcx"
 }

@@ -205,8 +205,8 @@ pub fn run_unattended<G>(
     }
 }
 
-/// Proof that the lock is held. Dropping it unlocks and is a full barrier. After that the thread
-/// checks for published work (see "Hand-over of work" at the head of this file).
+/// Proof that the lock is held. Dropping it unlocks and is a full barrier. After the drop, the
+/// thread must check for published work (see "Hand-over of work" at the head of this file).
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<'a, T, W: Deref<Target = AtomicU32>> {
     value: ManuallyDrop<MutPtr<T>>,

@@ -24,8 +24,9 @@ pub fn count() -> u32 {
     allowed().iter().map(|word| word.count_ones()).sum::<u32>().max(1)
 }
 
-/// Returns the processor's answer to CPUID for this leaf, of subleaf 0. The leaf has to be at most
-/// the `eax` of leaf 0 (of leaf `0x8000_0000`, for leaves from there on).
+/// Returns the processor's answer to CPUID for `leaf`, subleaf 0. The caller checks that the
+/// processor has this leaf: `eax` of leaf 0 is the last one, and `eax` of leaf `0x8000_0000` is the
+/// last extended one.
 pub fn features(leaf: u32) -> CpuidResult {
     // SAFETY: every x86-64 processor has this instruction, and it changes no memory.
     #[allow(unused_unsafe, reason = "it is unsafe before Rust 1.94")]

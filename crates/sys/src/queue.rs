@@ -101,7 +101,8 @@ const TORN: u32 = 1 << 29;
 const URGENT: u32 = 1 << 30;
 const SEALED: u32 = 1 << 31;
 
-/// Returns whether entries were pushed since the consumer last began, or the consumer left entries.
+/// Returns whether entries were pushed since the consumer last began to take entries, or the
+/// consumer left entries in the list.
 #[inline(always)]
 fn is_marked(state: u32) -> bool {
     state & !(SEALED | TORN) != 0
@@ -121,11 +122,12 @@ pub enum Urgency {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the consumer has to be notified, and a sealed queue has none"]
 pub struct Pushed {
-    /// This pusher has to notify a thread that takes entries. Either the list was empty, and later
-    /// pushers rely on this notification. Or the consumer stopped at a broken link, which may be
-    /// this pusher's.
+    /// Whether this pusher has to notify a thread that takes entries. It has to if the list was
+    /// empty: later pushers rely on this notification. It also has to if the consumer stopped at a
+    /// link that was not stored yet, which may be this pusher's.
     pub first: bool,
-    /// Number of entries pushed since the consumer last began; `u32::MAX` if one of them is urgent.
+    /// Number of entries pushed since the consumer last began to take entries; `u32::MAX` if one of
+    /// them is urgent.
     pub queued: u32,
     /// The queue is sealed: its consumer takes no more entries. This pusher must see to it that the
     /// entries in the queue are taken out.
@@ -194,9 +196,9 @@ impl<T> Queue<T> {
         Pushed { first, queued, sealed: state & SEALED != 0 }
     }
 
-    /// Returns whether there is nothing to take: no entry was pushed since the consumer last began,
-    /// and the consumer left none. One relaxed load: a caller that relies on the answer executes a
-    /// barrier first.
+    /// Returns whether there is nothing to take: no entry was pushed since the consumer last began
+    /// to take entries, and the consumer left none. This is one relaxed load, so a caller that
+    /// relies on the answer executes a barrier first.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         !is_marked(self.0.state.load(Ordering::Relaxed))

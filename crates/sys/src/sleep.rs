@@ -7,11 +7,11 @@
 //! sleeper                                waker
 //!   announce(kind, needed)                 publish the work
 //!   (full barrier, inside announce)        (full barrier, inside wake_target)
-//!   look at the work                       wake_target(queued)
+//!   check for work                         wake_target(queued)
 //!     there is enough: do not sleep          Futex: futex::wake_shared(word.futex(), u32::MAX)
 //!     else: sleep in the kernel              Epoll: write the leader's eventfd
 //!   retract(ticket)                          NoSleeper: no thread was asleep
-//!   look at the work again
+//!   check for work again
 //! ```
 //! Each side stores its own word, executes a full barrier, and then reads the other side's word. So
 //! at least one side sees the other's store ([`Edge::Sleep`]).
@@ -39,7 +39,7 @@
 //! - a futex sleeper's, if `claims` is unchanged (a waker claims the whole group).
 //!
 //! If a waker has claimed the announcement, it relies on this thread to do the work. The thread
-//! must then look at the work, even if a timeout or a signal ended its sleep.
+//! must then check for work, even if a timeout or a signal ended its sleep.
 //!
 //! A waker may write the leader's eventfd late, after the leader woke for another reason. That only
 //! causes one needless wake-up. But the leader never drains the eventfd between its announcement
@@ -229,8 +229,8 @@ impl SleepWord {
     }
 
     /// Claims the threads to wake, as [`Self::wake_target`] does, but without its barrier on
-    /// x86-64. A read-modify-write on any word (a push, an unlock) must stand between the
-    /// publication and this call.
+    /// x86-64. So the caller must execute a read-modify-write on any word (a push, an unlock) after
+    /// it has published the work and before this call.
     #[inline]
     pub fn wake_target_after_rmw(&self, queued: u32) -> Wake {
         Edge::Sleep.barrier_beside_rmw(Side::Waker);
@@ -262,8 +262,8 @@ impl SleepWord {
         self.release_futex(wake)
     }
 
-    /// Increments the futex word if futex sleepers were claimed, so that none of them falls asleep
-    /// now.
+    /// Increments the futex word if futex sleepers were claimed. A claimed sleeper that is not
+    /// asleep yet then finds another value of the word, and does not fall asleep.
     fn release_futex(&self, wake: Wake) -> Wake {
         if wake == Wake::Futex {
             self.futex.fetch_add(1, Ordering::Release);

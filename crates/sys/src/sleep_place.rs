@@ -17,8 +17,8 @@
 use crate::mutex::Mutex;
 use crate::sync::{AtomicU32, Ordering};
 
-/// The place where a ring's leader sleeps, other than the ring's epoll set. `P` describes the
-/// place, such as an AIO context.
+/// A place other than the ring's epoll set where the ring's leader sleeps. `P` describes the place,
+/// such as an AIO context.
 pub struct SleepPlace<P> {
     /// Number of events for which the leader sleeps at `place`; 0 if the leader does not sleep
     /// there. While this word is 0, wakers need not lock `place`.

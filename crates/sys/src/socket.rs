@@ -43,8 +43,8 @@ pub fn shutdown(number: i32, how: i32) -> Result<(), Errno> {
 }
 
 /// Builds an accept4(2) call, for a caller that may wait in it. The call blocks unless the listener
-/// has O_NONBLOCK, which usring must not set. The kernel writes the peer's address to the program's
-/// memory.
+/// has O_NONBLOCK. usring must not set this flag, because the listener is the program's. The kernel
+/// writes the peer's address to the program's memory.
 pub fn accept_call(number: i32, address: UserAddress, length: UserAddress, flags: u32) -> SystemCall {
     SystemCall::new(linux::__NR_accept4, [width::word(number), address.0, length.0, u64::from(flags), 0])
 }

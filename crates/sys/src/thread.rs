@@ -193,8 +193,8 @@ fn change_mask(mask: u64) -> u64 {
     old
 }
 
-/// While this value lives, no handler of the program interrupts the thread that made it. It serves
-/// for work on a thread of the program that must not stop halfway.
+/// While this value lives, no handler of the program interrupts the thread that made it. A thread
+/// of the program makes it for work that must not stop halfway.
 #[derive(Debug)]
 #[must_use = "signals are open again when it is dropped"]
 pub struct ClosedSignals(u64);

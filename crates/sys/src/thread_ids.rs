@@ -16,7 +16,7 @@ use crate::{UserAddress, signals, user_memory, width};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Number of entries for ids that are known to be right. Ids with the same entry replace each
+/// Number of entries of [`KNOWN`]. Each holds one thread id; ids with the same entry replace each
 /// other.
 const ENTRIES: usize = 1024;
 /// Ids of threads whose word behind the thread pointer holds their id. A forked child begins with

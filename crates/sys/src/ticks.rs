@@ -14,8 +14,9 @@ pub struct Ticks(pub u64);
 /// counter does not run at a constant rate: ticks are then nanoseconds of the monotonic clock.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 const SLOW: u64 = u64::MAX;
-/// How long [`calibrate`] compares the time-stamp counter with the monotonic clock. The error of a
-/// reading is some tens of nanoseconds at each end: 0.01 % of this span.
+/// How long [`calibrate`] compares the time-stamp counter with the monotonic clock. The times of
+/// the beginning and the end are wrong by some tens of nanoseconds, so the measured rate is wrong
+/// by about 0.01 %.
 const COMPARISON: Nanoseconds = 1_000_000;
 
 /// Measures the rate of the time-stamp counter, if no call has done so yet. Takes a millisecond.

@@ -190,7 +190,8 @@ impl Watcher {
         self.change(doing::STARTING, doing::CHECKING)
     }
 
-    /// Announces that the watchdog sleeps. Withdraws the announcement if `check` finds a call.
+    /// Announces that the watchdog is about to sleep. Withdraws the announcement if `check` returns
+    /// `true`, because a thread is inside a watched call.
     pub fn prepare_sleep(&self, check: impl FnOnce() -> bool) {
         self.state.store(doing::SLEEPING, Ordering::Relaxed);
         // The other end of this edge is in `WatchedCalls::begin`.

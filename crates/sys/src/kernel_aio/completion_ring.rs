@@ -2,9 +2,9 @@
 //! process's memory, whose address is the context's id (`aio_context_t`). A poll costs one load and
 //! no system call.
 //!
-//! The kernel writes the tail. usring writes the head; so no thread may call io_getevents(2) on the
-//! context. The kernel's side of the orderings is described at [`Edge::AioTail`] and
-//! [`Edge::AioHead`].
+//! The kernel writes the ring's tail, and usring its head. io_getevents(2) would write the head,
+//! too, so no thread may make that call on the context. The kernel's side of the orderings is
+//! described at [`Edge::AioTail`] and [`Edge::AioHead`].
 
 use crate::ordering::Edge;
 use crate::shared::SharedMemory;
@@ -24,7 +24,8 @@ pub struct CompletionRing {
 }
 
 impl CompletionRing {
-    /// Checks the ring's header. `None` if its layout is not that of every Linux since 2.6.
+    /// Checks the ring's header. Returns `None` if its layout differs from that of all Linux
+    /// versions since 2.6.
     pub fn new(memory: Arc<SharedMemory>) -> Option<Self> {
         let header = memory.read::<AioRing>(0);
         let known = header.magic == AIO_RING_MAGIC && header.incompat_features == AIO_RING_INCOMPAT_FEATURES;

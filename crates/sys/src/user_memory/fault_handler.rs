@@ -184,9 +184,9 @@ fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_
         *information.byte_add(SIGINFO_SIGNAL).cast::<u32>() = signal;
         *information.byte_add(SIGINFO_CODE).cast::<i32>() = code;
     }
-    // The predecessor may have removed usring's handler for `signal` at an earlier fault, to make
-    // the process die of the next one (std's handler does this). The next fault may still arrive
-    // here, as the other signal.
+    // The predecessor may have removed usring's handler for `signal` at an earlier fault, so that
+    // the next fault ends the process (std's handler does this). That next fault still arrives here
+    // if it raises the other of the two signals.
     let mut now = Action::default();
     exchange(signal, None, Some(&mut now));
     let is_ours = now.handler == on_fault as *const () as u64;
