@@ -20,8 +20,8 @@
 //!
 //! - A process that dies in step 1 leaves a free slot, because `ASKER` is stored last.
 //! - A slot whose asking process has died counts as free.
-//! - If the asked process has died, the asking process goes on without an answer. No process wakes
-//!   it for that, so it checks from time to time whether the asked process is alive.
+//! - If the asked process has died, the asking process continues without an answer. The death wakes
+//!   no process. So the asking process checks from time to time whether the asked process is alive.
 //! - A process that dies before it has woken the others holds the ring's lock. The next holder
 //!   wakes them.
 
@@ -76,8 +76,9 @@ impl ChangeSlot {
     }
 
     /// Asks the process `target` to make `change` to its requests. The caller has checked that the
-    /// slot is available. If this process holds the slot already, it has asked another process
-    /// before. Then the slot keeps its change, `change` is ignored, and only the target is new.
+    /// slot is available. If this process uses the slot already, it has asked another process
+    /// before. Then the slot keeps the earlier change, and only the target is new: `change` is
+    /// ignored.
     pub fn ask(&self, target: u32, change: Change) {
         if !self.is_own() {
             self.set(ASKER, 0);

@@ -149,8 +149,8 @@ impl CompletionQueue {
         self.free -= 1;
     }
 
-    /// Makes CQEs go to the backlog as if the CQ were full, until a call with `false`. Serves the
-    /// faults of `usring run --inject`.
+    /// Makes CQEs go to the backlog as if the CQ were full, until a call with `false`. A fault of
+    /// `usring run --inject` calls this.
     pub fn force_overflow(&mut self, forces: bool) {
         self.forces_overflow = forces;
         if forces {
@@ -187,8 +187,8 @@ impl CompletionQueue {
 
     /// Shows the program all CQEs added so far except the last, while a batch is still being
     /// posted. [`CompletionQueue::publish`] shows the last CQE, and therefore returns `true` for
-    /// the batch. Does nothing for AIO contexts. With a backlog, the program already sees all CQEs
-    /// of the CQ.
+    /// the batch. Does nothing for AIO contexts. Does nothing while there is a backlog either: then
+    /// the program already sees all CQEs of the CQ.
     pub fn publish_early(&mut self) {
         let shown = self.tail.wrapping_sub(1);
         let is_behind = self.published != self.tail && self.published != shown && self.backlog.is_empty();
@@ -269,8 +269,8 @@ impl CompletionQueue {
     }
 
     /// Returns the number of published CQEs that the program has not consumed. Of an AIO context's
-    /// ring, counts the events that [`Memory::take_events`] would take. So if the program has
-    /// removed events by overwriting the tail, a waiter sleeps.
+    /// ring, counts the events that [`Memory::take_events`] would take. So a waiter does not wake
+    /// for events that the program has removed by overwriting the tail.
     #[inline(always)]
     pub fn ready(&self) -> u32 {
         if self.memory.layout.has_events() {

@@ -29,7 +29,7 @@
 //! - A process frees a `POSTED` slot right after it has published the CQE. If the process dies
 //!   before that, it holds the ring's lock. The next holder then clears `POSTED` in the slots whose
 //!   CQEs do not exist ([`Journal::mend`]).
-//! - Further requests are not entered in a full journal. Such a request gets no CQE if its process
+//! - A request that finds the journal full is not entered. It gets no CQE if its process is killed.
 //!   is killed.
 
 mod timers;
@@ -309,10 +309,10 @@ impl Journal {
         Some(self.take_over(found))
     }
 
-    /// Takes over the requests of each process that is not alive. Leaves the requests that an
-    /// IO_DRAIN holds back to [`Journal::take_held`], if it also holds back the first request of
-    /// their chain. Returns the slots whose requests have no published CQE, each with its
-    /// `user_data`. For each, the caller calls [`Journal::end`] and posts its CQE.
+    /// Takes over the requests of each process that is not alive, except chains whose first request
+    /// an IO_DRAIN still holds back ([`Journal::take_held`] takes those). Frees the slots of
+    /// requests whose CQE is published. Returns the other slots, each with its `user_data`. For
+    /// each, the caller calls [`Journal::end`] and posts its CQE.
     pub fn take_orphans(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<(JournalSlot, u64)> {
         let mut known: Vec<(u32, bool)> = Vec::new();
         let mut taken = Vec::new();
@@ -408,7 +408,7 @@ impl Journal {
     }
 
     /// Returns whether an IO_DRAIN holds back the first request of a chain. `slot` has a held
-    /// request of that chain, perhaps the first one.
+    /// request of the same chain, which may be the first request itself.
     fn has_held_head(&self, slot: u32) -> bool {
         let position = self.index(slot) & ORDER;
         self.used().filter_map(|slot| self.held_index(slot)).any(|index| index & !DRAINS == position)

@@ -80,9 +80,8 @@ fn control_offset(layout: &Layout) -> usize {
     layout.rings_length().next_multiple_of(control::ALIGNMENT)
 }
 
-/// Allocates a ring's memory. Returns two parts of it: first both queues, with the
-/// words of [`Control`], the journal, the backlog and the registrations behind them; second the
-/// SQEs.
+/// Allocates a ring's memory. Returns two parts of it: first both queues, with the words of
+/// [`Control`], the journal, the backlog and the registrations behind them; second the SQEs.
 #[cfg(not(loom))]
 pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMemory), Errno> {
     let sqes = layout.sqes_length().next_multiple_of(PAGE);

@@ -1,7 +1,7 @@
 //! The registrations that the processes of a shared ring see: registered buffers, buffer groups,
-//! restrictions, files and an eventfd. Of files and the eventfd these words hold only the number of
-//! a deposit, from which each process takes the descriptors ([`usring_sys::deposit`]). The engine's
-//! `registered::published` decides when a process writes and reads these words.
+//! restrictions, files and an eventfd. For files and the eventfd, the words hold only the number of
+//! a deposit. Each process takes the descriptors from that deposit ([`usring_sys::deposit`]). The
+//! engine's `registered::published` decides when a process writes and reads these words.
 //!
 //! All words change under the ring's lock only, except `UNPUBLISHED`. A process may die between any
 //! two stores. So it writes an entry's words first, and last the word that makes the entry valid:
@@ -164,8 +164,8 @@ impl Registrations {
         self.get(GENERATION)
     }
 
-    /// Counts a change of the registrations, whose stores the caller has made. Returns the new
-    /// number of changes.
+    /// Counts a change of the registrations, after the caller has stored the change. Returns the
+    /// new number of changes.
     pub fn count_change(&self) -> u32 {
         let next = self.get(GENERATION).wrapping_add(1).max(1);
         self.set(GENERATION, next);

@@ -147,8 +147,8 @@ impl SubmissionQueue {
         self.pending() == 0
     }
 
-    /// Sets `NEED_WAKEUP` and executes a full barrier. After the end of the SQ thread the flag
-    /// stays set. So the program makes a call, which returns that the SQ thread has ended.
+    /// Sets `NEED_WAKEUP` and executes a full barrier. When the SQ thread ends, the flag stays set.
+    /// So the program calls io_uring_enter(2), which reports that the SQ thread has ended.
     pub fn need_wakeup(&self) {
         self.set_flag(flags::NEED_WAKEUP);
     }
