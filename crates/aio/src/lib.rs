@@ -67,11 +67,12 @@ pub fn setup_with_flags(
     make(trust, requests, place, if flags & IOCTX_FLAG_IOPOLL != 0 { ContextKind::Polled } else { ContextKind::Plain })
 }
 
-/// Whether a thread that asks an unpolled context for events polls the devices before it sleeps.
+/// Whether a thread polls the devices before it sleeps, when it asks for the events of a context
+/// that is not polled (`IOCTX_FLAG_IOPOLL`).
 static POLLS_BEFORE_SLEEP: AtomicBool = AtomicBool::new(false);
 
-/// Makes threads poll the devices when they ask for events. Affects only contexts that are made
-/// after this call.
+/// Makes threads poll the devices when they ask a context for events. Affects only contexts that
+/// are made after this call.
 pub fn poll_devices_before_sleep() {
     POLLS_BEFORE_SLEEP.store(true, Ordering::Relaxed);
 }

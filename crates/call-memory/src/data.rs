@@ -37,8 +37,8 @@ pub enum Form {
     },
 }
 
-/// A call's only buffer. Three fields are indices of arguments: that of the buffer's address, that
-/// of its length, and that of the file position if the call has one.
+/// A call's only buffer. `address`, `length` and `position` are indices of the call's arguments: of
+/// the buffer's address, its length, and the file position if the call has one.
 #[derive(Clone, Copy)]
 pub struct Buffer {
     pub address: usize,
@@ -50,8 +50,8 @@ pub struct Buffer {
     pub access: Access,
 }
 
-/// Data that usring transfers separately from the other memory that a call names. It is large data,
-/// and the data of vmsplice(2).
+/// Data that usring transfers separately from the other memory that a call names: large data, and
+/// the data of vmsplice(2).
 pub struct Data {
     pub form: Form,
     pub access: Access,

@@ -116,8 +116,8 @@ pub fn is_execution(number: u32) -> bool {
     matches!(number, linux::__NR_execve | linux::__NR_execveat)
 }
 
-/// Returns whether the call is a futex wait: it only sleeps until a word changes. After an EFAULT,
-/// it has changed nothing and can be repeated.
+/// Returns whether the call is a futex wait, which only sleeps until a word changes. After EFAULT
+/// such a call has changed nothing, so usring can make it again.
 fn is_sleep(call: &SystemCall) -> bool {
     let operation = width::low(call.arguments[1]) & !(linux::FUTEX_PRIVATE_FLAG | linux::FUTEX_CLOCK_REALTIME);
     match call.number {

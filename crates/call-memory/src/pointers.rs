@@ -179,8 +179,8 @@ fn add_futexes(ranges: &mut MemoryRanges, address: u64, count: u64) {
     let _ = each_word(address, count.min(MOST) * 3, |words: [u64; 3]| add(ranges, words[1], 4, Access::Write));
 }
 
-/// Returns the size of a structure of ioctl(2), as the ioctl's number declares it. `OLD` if the
-/// number declares no size.
+/// Returns the size of the structure that an ioctl(2) takes, as the ioctl's number declares it.
+/// Assumes 64 bytes if the number declares no size.
 fn ioctl_size(command: u32) -> u64 {
     const OLD: u64 = 64;
     match u64::from(command >> 16 & 0x3fff) {

@@ -433,8 +433,8 @@ const fn table() -> [Option<&'static [Pointer]>; COUNT] {
     table
 }
 
-/// Length that is assumed for the memory of an unknown call, because no structure and no path is
-/// longer.
+/// Length that is assumed for the memory at each argument of an unknown call: no structure and no
+/// path is longer.
 const ASSUMED: Extent = Bytes(16 << 10);
 
 /// The address arguments of a call that is not known: any argument may be an address.

@@ -26,8 +26,8 @@ use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Bytes up to which a part of a file's data is pinned even if the pins of other threads leave no
-/// room.
+/// Length in bytes of the smallest part of a file's data. A part of this length is pinned even if
+/// the pins of other threads have reached the limit.
 const LEAST_PART: u64 = 8 << 10;
 
 /// Ranges of swapped memory that stay pinned until the value is dropped.
