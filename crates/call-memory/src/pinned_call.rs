@@ -78,7 +78,7 @@ impl PinnedCall {
     }
 
     /// Pins the memory of this call again in a forked child, which has no pins. If a signal handler
-    /// interrupted the call and forked, the child, too, returns into the call.
+    /// interrupted the call and forked, the child returns into the call, too, and needs the pins.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         self.mappings = mappings;
         if let Some(pinned) = &mut self.pinned {
@@ -106,7 +106,7 @@ fn error(error: Errno) -> u64 {
     width::word(error.negative())
 }
 
-/// Returns whether more than `most` bytes are mapped, in one mapping, from the start of a range on.
+/// Returns whether more than `most` bytes, from the start of a range on, belong to one mapping.
 fn is_longer(mappings: &Mappings, range: &MemoryRange, most: usize) -> bool {
     mappings.around(range.start).is_some_and(|around| around.end - range.start > most)
 }

@@ -19,7 +19,7 @@ pub enum Extent {
     Each(usize, u64),
     /// `EachOfInt(count, size)`: an array of elements of `size` bytes. `count` is the index of the
     /// argument that holds the number of elements, a C `int`. The kernel ignores the argument's
-    /// upper half, in which C compilers leave anything.
+    /// upper half, in which a C compiler may leave any bits.
     EachOfInt(usize, u64),
     /// `Declared(address)`: a 32-bit word in memory holds the length in bytes. `address` is the
     /// index of the argument that points to this word.

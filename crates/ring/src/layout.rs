@@ -51,9 +51,9 @@ const LINE: usize = 64;
 pub struct Layout {
     pub sq_entries: u32,
     pub cq_entries: u32,
-    /// Binary logarithm of the bytes per SQE: 64, or 128 with `SQE128`.
+    /// Binary logarithm of the bytes per SQE (64, or 128 with `SQE128`).
     pub(crate) sqe_shift: u32,
-    /// Binary logarithm of the bytes per CQE: 16, or 32 with `CQE32`.
+    /// Binary logarithm of the bytes per CQE (16, or 32 with `CQE32`).
     pub(crate) cqe_shift: u32,
     /// Byte offset of the SQ's index array; `None` with `NO_SQARRAY`.
     pub(crate) array: Option<usize>,

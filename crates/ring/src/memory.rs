@@ -64,7 +64,8 @@ pub struct Memory {
     control: (Arc<SharedMemory>, usize),
 }
 
-/// The memory of rings, and of the words of rings in the program's memory.
+/// The pool for the memory of rings. A ring in the program's memory (`IORING_SETUP_NO_MMAP`) has
+/// only its engine's words from this pool.
 #[cfg(not(loom))]
 static POOL: MappingPool = MappingPool::new();
 

@@ -407,7 +407,7 @@ const TOO_LARGE: u32 = u32::MAX;
 /// The table of registered buffers.
 impl Registrations {
     /// Returns the table of registered buffers. Outer `None`: there is no table. A slot is `None`
-    /// if it is empty. A table that is too large for other processes has no slots here.
+    /// if it is empty. If the table is too large to be published, returns no slots.
     pub fn buffers(&self) -> Option<Vec<Option<SharedBuffer>>> {
         let slots = match self.get(BUFFERS) {
             0 => return None,

@@ -1,7 +1,9 @@
-//! Loom models of the SQ's two sleeps, each of which the other side ends. `NEED_WAKEUP`: the
-//! application pushes an SQE, reads the flag, and calls io_uring_enter(2) only if the flag is set.
-//! The SQ thread sleeps when it finds no entry. `SQ_WAIT`: the application sleeps for room in the
-//! SQ. If a wake-up is lost, the sleeper sleeps for ever, which loom reports as a deadlock.
+//! Loom models of the two sleeps at an SQ, each of which the other side has to end:
+//! - `NEED_WAKEUP`: the SQ thread sleeps when it finds no entry. The application pushes an SQE,
+//!   reads the flag, and calls io_uring_enter(2) only if the flag is set.
+//! - `SQ_WAIT`: the application sleeps until the SQ has room.
+//!
+//! If a wake-up is lost, the sleeper sleeps for ever, which loom reports as a deadlock.
 #![cfg(loom)]
 
 use loom::thread;

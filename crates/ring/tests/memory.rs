@@ -9,8 +9,8 @@ use usring_sys::process_maps::Maps;
 use usring_sys::user_memory::install_fault_handler;
 
 const RINGS: usize = 256;
-/// Maximum number of mappings in which the rings lie. The tests share them, because they run at the
-/// same time.
+/// Maximum number of mappings in which the rings lie. All tests of this file share these mappings,
+/// because the tests run at the same time.
 const MOST_MAPPINGS: usize = RINGS / 2;
 
 fn layout() -> Layout {
@@ -24,7 +24,7 @@ fn mappings(addresses: impl Iterator<Item = usize>) -> usize {
     addresses.map(start).collect::<BTreeSet<usize>>().len()
 }
 
-/// Writes a number of its own to each part of each ring, and finds all of them again.
+/// Writes a different number to each part of each ring, and checks that each part keeps its number.
 fn assert_distinct(rings: &[Memory]) {
     let numbered = || rings.iter().flat_map(Memory::parts).zip(1..);
     let last_word = |length: usize| length - 4;
@@ -34,7 +34,8 @@ fn assert_distinct(rings: &[Memory]) {
     for (part, number) in numbered() {
         part.write::<u32>(last_word(part.length()), number);
     }
-    // The second and the third part of a mapped ring are one range.
+    // The second and the third part of a mapped ring are one range, which keeps the number of the
+    // third part.
     let is_kept = |(part, number): (&usring_sys::shared::SharedMemory, u32)| {
         let found = part.read::<u32>(last_word(part.length()));
         found == number || (number % 3 == 2 && found == number + 1)

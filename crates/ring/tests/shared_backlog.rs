@@ -86,7 +86,7 @@ fn a_second_process_carries_on_the_extensions_of_wide_cqes() {
 #[test]
 fn a_process_that_dies_leaves_what_is_in_its_backlog_and_no_half_batch() {
     let (mut first, mut second, mut half, _) = ring(0);
-    // Posted but never published: this CQE fits into the CQ, so it is not in the backlog.
+    // This CQE is posted and never published. It fits into the CQ, so it is not in the backlog.
     first.catch_up();
     first.post(cqe(1));
     assert_eq!(reap(&mut second, &mut half), []);

@@ -29,7 +29,8 @@ pub struct Generations {
     ended: AtomicU32,
 }
 
-/// Declares a function that makes atomics: `const`, except in loom models.
+/// Declares a function that makes atomics. The function is `const`, except in loom models, whose
+/// atomics cannot be made at compile time.
 macro_rules! constant_but_in_models {
     ($($item:tt)*) => {
         #[cfg(not(loom))]

@@ -73,7 +73,7 @@ pub fn is_in_memory(number: i32) -> bool {
 /// another process, as opening a FIFO would.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY);
-    // With O_CREAT, only the user can read the new file.
+    // If `flags` has O_CREAT, only the user can read the new file.
     let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0o600, 0];
     let number = SystemCall::new(linux::__NR_openat, arguments).run()?;
     // The program may have record locks on this file. Closing a `HeldDescriptor` does not drop
@@ -210,7 +210,7 @@ fn allocate(number: i32, mode: u32, offset: u64, length: u64) -> Result<(), Errn
     SystemCall::new(linux::__NR_fallocate, [width::word(number), mode, offset, length, 0]).run().map(drop)
 }
 
-/// Opens a file for reading and writing, whose content several processes share.
+/// Opens a file, whose content several processes share, for reading and writing.
 pub fn open_shared(path: &CStr) -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC);
     let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0, 0];

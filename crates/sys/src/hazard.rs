@@ -106,7 +106,7 @@ impl Drop for Use {
 }
 
 /// Frees an object that was just removed from its table: at once, or when its last use has ended.
-/// If membarrier(2) fails here, the object's users cannot be known, and the object is never freed.
+/// If membarrier(2) fails here, a thread may still use the object, so the object is never freed.
 ///
 /// # Safety
 /// No thread can find the object any more, and `free` may be called for it once.

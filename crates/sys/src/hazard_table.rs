@@ -131,8 +131,8 @@ impl<const ROWS: usize> Table<ROWS> {
         self.rows.iter().any(|row| row.used.iter().any(|pointer| pointer.0.load(Ordering::Acquire) == object))
     }
 
-    /// Frees an object that was just removed from its table, or retires it if a thread uses it.
-    /// If membarrier(2) fails, the object's users cannot be known, and the object is never freed.
+    /// Frees an object that was just removed from its table, or retires it if a thread uses it. If
+    /// membarrier(2) fails, a thread may still use the object, so the object is never freed.
     ///
     /// # Safety
     /// No thread can find the object any more, and `free` may be called for it once.

@@ -33,7 +33,8 @@ pub fn prepare() {
 /// kernel refuses membarrier(2), only this thread executes a barrier.
 pub fn everywhere() -> bool {
     fence(Ordering::SeqCst);
-    // EPERM: this process, for example a forked child, has not registered yet.
+    // The answer EPERM means that this process, for example a forked child, has not registered yet.
+    // It then registers and tries again.
     membarrier(PRIVATE_EXPEDITED)
         .or_else(|_| membarrier(REGISTER_PRIVATE_EXPEDITED).and_then(|_| membarrier(PRIVATE_EXPEDITED)))
         .or_else(|_| membarrier(GLOBAL))

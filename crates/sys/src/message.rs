@@ -116,8 +116,8 @@ fn option(number: i32, level: u32, name: u32) -> Result<u32, Errno> {
     let (to, size) = (&raw mut value as u64, &raw mut length as u64);
     let arguments = [width::word(number), u64::from(level), u64::from(name), to, size];
     SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
-    // TCP_ULP returns a protocol's name, whose first four bytes are enough here. Length 0 means
-    // that the socket has no such protocol.
+    // The option TCP_ULP returns the name of a protocol such as TLS, whose first four bytes are
+    // enough here. Length 0 means that the socket has no such protocol.
     Ok(if length == 0 { 0 } else { value })
 }
 

@@ -40,11 +40,11 @@ use linux_raw_sys::general as linux;
 
 /// Alignment of both views, in bytes. A read fault also maps neighbouring pages, within an aligned
 /// window that is smaller than this (fault_around_bytes). So in the contents' view one read fault
-/// maps pages of one cluster only: of pages that the pager evicts together. Another thread may be
-/// evicting the next cluster.
+/// maps pages of one cluster only (pages that the pager evicts together). Another thread may be
+/// evicting the next cluster meanwhile.
 ///
-/// [`PagedMemory::prepare_reading`] maps the pages before they are read. But the kernel may have
-/// unmapped some of them since then, to swap them itself, so the read can still fault.
+/// Reads can fault there although [`PagedMemory::prepare_reading`] has mapped the pages: the kernel
+/// may have unmapped some of them since then, to swap them itself.
 const ALIGNED: usize = 2 << 20;
 
 /// Maximum number of attempts to make a call that the kernel refuses for lack of memory; and the
@@ -284,8 +284,8 @@ impl PagedMemory {
         self.advise(self.address + offset, length, linux::MADV_GUARD_REMOVE)
     }
 
-    /// Permits or forbids all access to a part of the program's view by mprotect(2). In the kernel,
-    /// neighbouring parts with different protections are separate mappings.
+    /// Permits or forbids all access to a part of the program's view by mprotect(2). Neighbouring
+    /// parts with different protections are separate mappings, whose number the kernel limits.
     pub fn permit(&self, offset: usize, length: usize, permitted: bool) -> Result<(), Errno> {
         self.check(offset, length);
         let protection = if permitted { u64::from(linux::PROT_READ | linux::PROT_WRITE) } else { 0 };

@@ -64,7 +64,8 @@ fn refuses_pins(maps: &Maps, area: &Area) -> bool {
     if !area.is_shared || area.inode == 0 {
         return false;
     }
-    // Major number 0: the file system has no block device of its own.
+    // A major number other than 0 means that the file system has a block device of its own, and
+    // writes dirty pages back to it.
     if area.device.0 != 0 {
         return true;
     }

@@ -146,7 +146,7 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     fn wait(&self) -> u32 {
         let mut spins = SPINS;
         // A thread that has slept cannot know whether other threads sleep on the word. So it
-        // acquires the lock with `CONTENDED` set.
+        // acquires the lock with `CONTENDED` set (in `slept`).
         let mut slept = 0;
         loop {
             let word = self.word.load(Ordering::Relaxed);

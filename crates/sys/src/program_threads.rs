@@ -156,7 +156,8 @@ impl ThreadDescriptor {
         match SystemCall::new(linux::__NR_ioctl, arguments).run() {
             Ok(_) if information.mask & EXIT != 0 => Ok(Some(width::byte(width::word(information.exit_status >> 8)))),
             Ok(_) => Err(Errno::EAGAIN),
-            // ENOTTY before Linux 6.13. ESRCH before 6.15, once Linux no longer lists the thread.
+            // The kernel answers ENOTTY before Linux 6.13. Before 6.15 it answers ESRCH once it no
+            // longer lists the thread.
             Err(_) => Ok(None),
         }
     }

@@ -48,7 +48,7 @@ use core::ptr;
 /// Pointer to the next newer entry; null until its pusher has linked it.
 type Link = AtomicPtr<Header>;
 
-/// The link of an entry in the list, or of the stub.
+/// The link of an entry in the list, or of the stub (the list's own node).
 struct Header {
     newer: Link,
 }

@@ -87,7 +87,8 @@ mod machine {
             if !address.0.is_multiple_of(LEAST as u64) {
                 return Err(Errno::EINVAL);
             }
-            // If the length is rounded up to a cache line, the added bytes lie on the same page.
+            // The address is aligned to a cache line. So if the length is rounded up to a cache
+            // line, the added bytes lie on the same page.
             let length = length.max(LEAST);
             user_memory::probe_writable(address, length)?;
             PinCheck::default().check(address, length)?;
@@ -262,7 +263,7 @@ mod machine {
             return unsafe { from.cast::<T>().read_volatile() };
         }
         // The copy is made word by word, because a volatile copy of a structure is made field by
-        // field.
+        // field, with more accesses.
         let mut value = MaybeUninit::<T>::uninit();
         for index in 0..size_of::<T>() / 8 {
             // SAFETY: the caller guarantees that a `T` fits at `from`. A type aligned to 8 consists

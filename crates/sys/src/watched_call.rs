@@ -93,8 +93,8 @@ impl WatchedCalls {
         while self.state.load(Edge::Interrupt.acquire()) & phase::MASK != phase::INTERRUPTED {
             relax_and_yield();
         }
-        // The signal is pending for this thread by now. It is delivered at the end of the thread's
-        // next system call at the latest.
+        // The signal is pending for this thread by now. It is delivered at the latest when the
+        // thread's next system call ends, which `relax_and_yield` makes.
         relax_and_yield();
         self.cancelled.store(0, Ordering::Relaxed);
         self.state.store(outside, Edge::Interrupt.release());

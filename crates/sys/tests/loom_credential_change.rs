@@ -30,8 +30,8 @@ impl Process {
         Arc::new(Process { generations: Generations::new(), order: Order::new(), follower: Follower::new() })
     }
 
-    /// Changes the credentials to those of `generation`, as a thread of the program does: gives the
-    /// service thread an order to change its own, and does not wait for it. Returns the number of
+    /// Changes the credentials to those of `generation`, as a thread of the program does: orders
+    /// the service thread to make the change, too, and does not wait for it. Returns the number of
     /// the order.
     fn change(&self, generation: u32) -> u32 {
         self.generations.begin();

@@ -30,8 +30,8 @@ fn holders_exclude_each_other_and_a_sleeper_is_woken() {
     two_threads_count();
 }
 
-/// All interleavings of three threads would take hours. With two preemptions, at any places, two
-/// threads can sleep on the mutex and be woken one after the other.
+/// All interleavings of three threads would take hours. So the model has two preemptions, at any
+/// places: enough for two threads to sleep on the mutex and to be woken one after the other.
 #[test]
 fn both_of_two_sleepers_are_woken() {
     let mut model = loom::model::Builder::new();

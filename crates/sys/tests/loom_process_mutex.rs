@@ -94,8 +94,8 @@ fn a_lock_without_acquire_shows_partial_writes_of_another_process() {
     weaken(Edge::Lock, Side::Acquire, two_processes_count);
 }
 
-/// The second process dies while it holds the lock. The first one acquires the lock, whether it was
-/// waiting for it or comes later.
+/// The second process dies while it holds the lock. The first process acquires the lock, whether it
+/// waited already or comes later.
 #[test]
 fn the_lock_of_a_dead_process_is_taken() {
     loom::model(|| {
@@ -224,8 +224,7 @@ impl Ring {
     }
 }
 
-/// Another thread publishes work while this thread calls `here`. Work must then be done `done`
-/// times.
+/// Calls `here` while another thread publishes work. Checks that work is then done `done` times.
 fn beside_a_worker(here: fn(&Ring), done: u32) {
     loom::model(move || {
         let memory = Memory::new();
@@ -261,7 +260,7 @@ fn a_try_lock_without_barrier_leaves_work_behind() {
     weaken(Edge::HandOver, Side::Waker, work_comes_while_the_lock_is_held);
 }
 
-/// Work that comes while another thread does the earlier work is done by that thread.
+/// If work comes while another thread does earlier work, that other thread does both.
 #[test]
 fn work_of_two_threads_is_done() {
     beside_a_worker(Ring::bring, 2);

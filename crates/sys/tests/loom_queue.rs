@@ -97,7 +97,8 @@ fn exactly_one_of_two_pushers_is_the_first() {
 }
 
 /// A consumer checks the queue `looks` times, as if it had been notified, and takes the entries
-/// that it can reach. `stop` reports an entry that is left and that no pusher announces.
+/// that it can reach. Checks that `stop` reports each entry that is left and that no pusher
+/// announces.
 fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
     bounded(move || {
         let (queue, mut consumer) = queue();
@@ -171,7 +172,7 @@ fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
 }
 
 /// Models the close of a ring. The sealing thread takes the entries that are in the queue. A pusher
-/// that sees the seal takes later ones. Both hold the ring's lock.
+/// that sees the seal takes the later ones. Each of them holds the ring's lock meanwhile.
 fn sealed_while_two_push() {
     bounded(|| {
         let (queue, consumer) = queue();

@@ -84,7 +84,7 @@ impl Ring {
         match self.memory.sleep.wake_target_after_rmw(u32::MAX) {
             Wake::NoSleeper => return false,
             Wake::Futex => self.memory.sleep.wake_futex(),
-            // A leader always belongs to the process that claims it.
+            // A thread can only claim a leader of its own process.
             Wake::Epoll => self.wake_event.signal(),
         }
         true
@@ -167,7 +167,7 @@ const NO_WAITER_LEADS: u32 = 2;
 
 /// A waiter of the ring's creator begins to sleep. At the same time a child begins to use the ring,
 /// which makes the ring shared, and completes a request. The waiter is a leader only if it began
-/// before that. It has to wake in either case.
+/// before the ring was shared. It has to wake in either case.
 fn a_child_begins_beside_a_leader() {
     bounded(3, || {
         let memory = memory();
@@ -216,7 +216,7 @@ fn a_process_that_looks_without_barrier_leaves_the_leader_asleep() {
 }
 
 /// A worker of the ring's creator publishes a finished request. At the same time a child begins to
-/// use the ring, and waits for the completion.
+/// use the ring, and waits for the completion. The child must be woken for it.
 #[test]
 fn a_process_that_begins_is_woken_for_the_work_of_another_process() {
     bounded(3, || {

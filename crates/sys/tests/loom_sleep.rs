@@ -34,7 +34,7 @@ impl Ring {
     }
 
     /// Takes the entries that can be reached. Returns the number of entries taken so far, and the
-    /// number that are still missing to `needed`.
+    /// number that is missing until `needed` entries were taken.
     fn take(&self, needed: u32) -> (u32, u32) {
         let (consumer, taken) = &mut *self.consumer.lock();
         if consumer.begin() {
@@ -42,8 +42,8 @@ impl Ring {
                 *taken += 1;
             }
         }
-        // The entry that is not linked yet may be the only one that is counted from now on. So a
-        // wake-up must come after 1 entry.
+        // The entry that is not linked yet may be the only one that the next wake-up counts. So
+        // this thread must be woken after 1 entry.
         let missing = if consumer.stop() == Rest::OutOfReach { 1 } else { needed.saturating_sub(*taken) };
         (*taken, missing)
     }
@@ -195,8 +195,8 @@ fn a_sleeper_that_needs_two_entries_is_woken_by_the_second_waker() {
     });
 }
 
-/// The number that the waker passes to `wake_target` decides on a wake-up, not the number of
-/// entries in the list.
+/// The number that the waker passes to `wake_target` decides whether the sleeper is woken. The
+/// number of entries in the list does not matter.
 #[test]
 fn a_sleeper_that_needs_two_cqes_is_woken_by_the_second_post() {
     loom::model(|| {
@@ -390,8 +390,9 @@ fn a_waiter_without_barrier_sleeps_although_its_work_is_queued() {
     weaken(Edge::Sleep, Side::Sleeper, a_worker_completes_for_a_waiter);
 }
 
-/// A leader sleeps on an AIO context until it has two completions, and other work comes. If the
-/// leader notes the context before it announces its sleep, the waker finds the context.
+/// A leader sleeps on an AIO context until the context has two completions. Meanwhile other work
+/// comes. If the leader notes the context before it announces its sleep, the waker finds the
+/// context.
 fn a_leader_sleeps_on_completions(notes_place_first: bool) {
     bounded(move || {
         let ring = Ring::new();

@@ -35,7 +35,7 @@ fn push<T>(queue: &Queue<T>, value: T) -> Pushed {
 }
 
 /// Takes all entries that the consumer can reach, oldest first, if any were pushed since it last
-/// began.
+/// began to take entries.
 fn take<T>(consumer: &mut Consumer<T>) -> Vec<T> {
     let mut taken = Vec::new();
     if consumer.begin() {

@@ -68,7 +68,8 @@ fn bytes_of_every_length_and_alignment_are_copied() {
     }
 }
 
-/// Tests lengths around 512 bytes, where the copy routine changes, and around the size of pages.
+/// Tests lengths around 512 bytes, from which on another copy routine is used, and around multiples
+/// of the page size.
 #[test]
 fn a_long_copy_writes_exactly_its_length() {
     install_fault_handler();
