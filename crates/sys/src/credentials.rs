@@ -276,8 +276,8 @@ fn is_only_thread() -> bool {
     SystemCall::new(linux::__NR_unshare, [u64::from(linux::CLONE_THREAD), 0, 0, 0, 0]).run_once().is_ok()
 }
 
-/// The /proc/self/task directory is read at most this many times. It is read again while a thread
-/// of usring is being started: that thread may be listed before it is known as usring's.
+/// The /proc/self/task directory is read at most this many times. It is read again while it lists a
+/// thread that is not known as usring's, because usring may just be starting that thread.
 const MOST_READS: u32 = 20;
 
 /// Returns whether the caller is the program's only thread. `false` also if that cannot be

@@ -117,8 +117,8 @@ static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
 /// files, so usring borrows descriptor numbers below the limit.
 const AMPLE: u64 = 8192;
 /// Lowest number that usring borrows from the program's range if the program's limit is ample
-/// ([`AMPLE`]). Preferred numbers then lie below 4096, so the kernel's descriptor table stays
-/// small.
+/// ([`AMPLE`]). Duplicates of descriptors below [`FEW`] then have preferred numbers below 4096, so
+/// the kernel's descriptor table stays small.
 const BORROWED_ABOVE: u16 = 3040;
 /// Count of numbers at the start of usring's range for duplicates without a preferred number.
 const BELOW_PREFERRED: i32 = 32;

@@ -1,7 +1,9 @@
-//! A model of the ring to which the kernel's AIO writes completions. usring reads each event once,
-//! and completely written. The kernel does not write to a slot while usring reads it. The kernel's
-//! half follows `fs/aio.c`. If the head says that there is room, the kernel writes an event,
-//! executes a write barrier, and writes the tail.
+//! A model of the ring to which the kernel's AIO writes completions. It checks that usring reads
+//! each event once, and completely written. It also checks that the kernel writes to no slot while
+//! usring reads the slot.
+//!
+//! The kernel's half follows `fs/aio.c`. If the head says that there is room, the kernel writes an
+//! event, executes a write barrier, and writes the tail.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-sys --release --test 'loom_*'`
 #![cfg(loom)]

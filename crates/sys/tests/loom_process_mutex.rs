@@ -1,6 +1,7 @@
-//! Models of the mutex that processes share. One or two threads stand for each process. At most one
-//! thread holds the lock, and a holder may die. Two threads of a process hand over work while
-//! another process competes for the lock.
+//! Models of the mutex that processes share. One or two threads stand for each process. The models
+//! check that at most one thread holds the lock, and that a thread can acquire the lock of a dead
+//! process. In some models two threads of a process hand over work while another process competes
+//! for the lock.
 #![cfg(loom)]
 
 use loom::thread;

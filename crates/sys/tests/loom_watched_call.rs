@@ -1,5 +1,5 @@
-//! Models of watched calls. The watchdog's signal interrupts only the call that it is meant for.
-//! The watchdog does not sleep while a thread is inside a call.
+//! Models of watched calls. They check that the watchdog's signal interrupts only the call that it
+//! is meant for, and that the watchdog does not sleep while a thread is inside a call.
 #![cfg(loom)]
 
 use loom::cell::Cell;
