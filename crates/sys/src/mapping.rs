@@ -135,7 +135,7 @@ impl Mapping {
 
 // A forked child must not drop a mapping that its parent made. The child did not inherit all pages
 // of the mapping ([`Mapping::set_inherited`]), and other memory of the child may lie in the gap.
-// usring never drops the rings that a child has inherited.
+// Therefore usring never drops the rings that a child has inherited.
 impl Drop for Mapping {
     fn drop(&mut self) {
         let _ = unmap(self.address, self.length);
