@@ -126,7 +126,8 @@ impl AddressSpace {
             .all(|kind| self.parts(range, *kind).is_empty())
     }
 
-    /// Returns the mapped extent that contains an address, if there is one.
+    /// Returns the extent of the kind [`ExtentKind::Mapped`] that contains an address. `None` if
+    /// there is none.
     pub fn around(&self, address: usize) -> Option<Range<usize>> {
         let (start, (end, kind)) = self.extents.range(..=address).next_back()?;
         (*kind == ExtentKind::Mapped && address < *end).then_some(*start..*end)
@@ -155,8 +156,8 @@ impl AddressSpace {
         self.insert(range.start, range.end, kind);
     }
 
-    /// Returns the units of a range that the caller has just freed. Leaves out the first and the
-    /// last unit if an extent still lies in it.
+    /// Returns the units of a range of addresses that the caller has just freed. Leaves out the
+    /// first and the last unit if another extent still lies in it.
     pub fn idle_units(&self, range: &Range<usize>) -> Range<usize> {
         let (mut start, mut end) = (self.down(range.start), self.up(range.end));
         let is_idle = |unit: usize| self.is_free(&(unit..unit + self.unit));

@@ -28,9 +28,8 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// Yields the processor and returns `true`. For a while after a yield that took longer than
-    /// [`LONG_TURN`], does not yield (see the head of this file). It then returns `false`, and the
-    /// caller should sleep instead.
+    /// Yields the processor and returns `true`. During a pause (see the head of this file), does
+    /// not yield and returns `false`: the caller should sleep instead.
     pub fn try_yield(&mut self, now: Ticks) -> bool {
         if now < self.crowded_until {
             return false;

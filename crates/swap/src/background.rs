@@ -20,10 +20,10 @@ use usring_sys::{Errno, eventfd, futex, page_fault, processor, thread};
 pub struct Background {
     pager: Arc<Pager>,
     running: Arc<AtomicU32>,
-    /// Eventfd that [`Background::stop`] signals to end the pager thread. `None` if there is no
+    /// The eventfd that [`Background::stop`] signals to end the pager thread. `None` if there is no
     /// pager thread.
     end_of_service: Option<Arc<OwnedDescriptor>>,
-    /// Whether the threads are started without libc, which then does not know them.
+    /// Whether the region's threads are started without libc, so that libc does not know them.
     unknown: bool,
 }
 
@@ -83,8 +83,8 @@ impl Background {
 const FAULT_EVENT_DATA: u64 = 0;
 const END_EVENT_DATA: u64 = 1;
 
-/// Nanoseconds that the evictor sleeps after an eviction that freed no page. The time doubles, up
-/// to [`MOST_PAUSE`], as long as the store accepts no writes.
+/// Nanoseconds that the evictor sleeps after an eviction that freed no page. As long as the store
+/// is full or fails, each further sleep is twice as long, up to [`MOST_PAUSE`].
 const LEAST_PAUSE: Nanoseconds = 10_000_000;
 const MOST_PAUSE: Nanoseconds = 1_000_000_000;
 
@@ -101,8 +101,8 @@ impl Pager {
                 if self.limit.resident() <= self.limit.low() || self.limit.is_stopped() {
                     break;
                 }
-                // While writes to the store fail, only this thread tries to write, once per
-                // eviction. All other threads evict only clean pages, which need no write.
+                // While the store fails, only the evictor tries to write to it, once per eviction.
+                // All other threads evict only clean pages, which need no write.
                 let failures = if self.store_fails() { 1 } else { MOST_FAILURES };
                 let outcome = self.evict(&mut queue, EvictionGoal { pages: 1, kept: 0, failures }, fault_slot);
                 if outcome.freed > 0 {

@@ -54,7 +54,7 @@ pub enum Refusal {
     /// The store is a block device that is mounted, or that another program has opened exclusively.
     Mounted,
     ReadOnly,
-    /// Data that is written to the device cannot be read back.
+    /// Reading back what was written to the device returns other data, as with the device `null`.
     KeepsNothing,
     /// The store is swap space of the kernel.
     KernelSwap,
@@ -197,9 +197,9 @@ impl Backing {
         Ok(backing)
     }
 
-    /// Writes the header to the start of the store, unless the store has it. `found`: the result if
-    /// the store's file was examined already. `None`: this function examines the store through the
-    /// device. With `overwrite`, a store with other data is accepted, too.
+    /// Writes the header to the start of the store, unless the store has it. `found`: what an
+    /// earlier examination of the store's file found. `None`: this function examines the store
+    /// through the device. With `overwrite`, a store with other data is accepted, too.
     fn mark(&self, found: Option<Content>, overwrite: bool, purpose: Purpose) -> Result<(), Refusal> {
         let size = self.device.geometry().size;
         if size < self.header {
@@ -337,7 +337,7 @@ impl StoreFile {
         Ok(StoreFile { number: opened.number(), claim: Some(opened), size, buffer: Bounce::new(CHUNK)? })
     }
 
-    /// Decides whether a block device may be used although it cannot be opened exclusively. If
+    /// Decides whether a block device may be used although opening it with O_EXCL failed. If
     /// usring's header is on the device, another process swaps to it. Otherwise a file system on it
     /// is mounted, or another program uses it.
     ///

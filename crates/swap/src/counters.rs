@@ -1,6 +1,6 @@
-//! The counters of a swap region. Each of the first 64 fault slots has a row of counters. A thread
-//! holds a fault slot while its page fault is served, so up to 64 faulting threads share no cache
-//! line.
+//! The counters of a swap region. A thread holds a fault slot while its page fault is served. Each
+//! of the first 64 fault slots has a row of counters of its own, so up to 64 faulting threads share
+//! no cache line.
 
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
@@ -110,7 +110,8 @@ pub struct Statistics {
     /// First writes to clean pages, which have equal content in memory and in the store. Each write
     /// made its page dirty.
     pub write_faults: u64,
-    /// Faults on pages that another thread paged in before the fault was served.
+    /// Faults that needed nothing, because another thread had paged the page in before the fault
+    /// was served.
     pub late_faults: u64,
     /// Pages that the reader thread read before a thread touched them.
     pub read_ahead: u64,
@@ -165,8 +166,8 @@ pub mod run {
         pub over_limit: u64,
     }
 
-    /// Returns counters in a part of the file that no other process uses. `None` if no part is
-    /// left, or the file cannot be opened or mapped.
+    /// Returns counters in a part of the run's file that no other process uses. `None` if no part
+    /// is left, or the file cannot be opened or mapped.
     pub fn take(path: &CStr) -> Option<Counters> {
         let file = usring_sys::file::open_shared(path).ok()?;
         let part = width::size(mapping::shared_words(&file).ok()?[0].fetch_add(1, Ordering::Relaxed));
@@ -174,7 +175,7 @@ pub mod run {
         words.map(Counters::of).ok()
     }
 
-    /// Returns the counts of each process, from the words of the file.
+    /// Returns the counts of each process. `words`: the content of the run's file of counters.
     pub fn sums(words: &[u64]) -> Result<Vec<Sums>, Errno> {
         let parts = words.get(mapping::PAGE / size_of::<u64>()..).ok_or(Errno::EINVAL)?;
         let taken = width::size(words[0]).min(MOST);

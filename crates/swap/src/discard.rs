@@ -58,7 +58,7 @@ impl Pager {
         }
     }
 
-    /// Discards pages of one cluster, in order. Stops at a page that is pinned, is released to the
+    /// Discards pages of one cluster, in order. Stops at a page that is pinned, was released to the
     /// kernel, or is owned by another thread. The caller has shut the cluster's gate.
     fn discard_some(&self, pages: Range<usize>) -> Result<DiscardStep, Errno> {
         let mut taken_pages = TakenPages { first: pages.start, taken: [const { None }; MOST] };
@@ -86,8 +86,8 @@ impl Pager {
         let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
         let gone =
             match (taken_pages.taken.iter().position(is_resident), taken_pages.taken.iter().rposition(is_resident)) {
-                // This thread owns each page between the first and the last resident page, or the
-                // page has no memory. So one call covers all of them.
+                // Of the pages between the first and the last resident page, this thread owns each
+                // one that has memory. So one call can cover all of them.
                 (Some(first), Some(last)) => {
                     let (offset, length) = (self.offset(taken_pages.first + first), (last + 1 - first) * self.unit());
                     self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))

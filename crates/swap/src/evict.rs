@@ -38,8 +38,8 @@ use usring_sys::sync::Ordering;
 /// Maximum number of pages in a cluster.
 pub const MOST: usize = 64;
 
-/// An eviction gives up after this number of failed writes. After this number of failures in a row,
-/// the store counts as failing.
+/// Number of failed writes after which an eviction gives up. After this number of failed writes in
+/// a row, the store counts as failing.
 pub const MOST_FAILURES: u32 = 8;
 
 /// Longest sleep, in nanoseconds, of a thread that found no page to evict while other threads
@@ -63,9 +63,9 @@ pub enum EvictionFailure {
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MadeRoom {
-    /// The caller has room for its page: it has evicted a page without lowering the count
-    /// `resident`. Lowering the count while the limit is exceeded could let two threads evict each
-    /// other's pages for ever.
+    /// The caller has room for its page. It has evicted another page, and leaves the count
+    /// `resident` unchanged: the new page takes the old page's place. Lowering the count while the
+    /// limit is exceeded could let two threads evict each other's pages for ever.
     Taken,
     /// The caller has no room yet, and should try again.
     Perhaps,
@@ -79,8 +79,8 @@ pub struct EvictionGoal {
     /// Up to this number of the freed pages still count as resident after the eviction. The caller
     /// uses their room for its own pages.
     pub kept: usize,
-    /// The eviction also ends when writing has failed for this number of clusters. With 0, only
-    /// clean pages are evicted, which need no write.
+    /// If writing fails for this number of clusters, the eviction ends before it has freed `pages`
+    /// pages. With 0, only clean pages are evicted, which need no write.
     pub failures: u32,
 }
 
@@ -89,8 +89,8 @@ pub struct EvictionGoal {
 pub struct Outcome {
     pub freed: usize,
     pub failure: Option<EvictionFailure>,
-    /// Whether this thread could not evict from a cluster. Either another thread had claimed the
-    /// cluster, or a fork was about to claim all clusters.
+    /// Whether this thread skipped a cluster, because another thread had claimed the cluster, or
+    /// because a fork was about to claim all clusters.
     pub found_claimed: bool,
 }
 
@@ -120,7 +120,7 @@ impl Pager {
     /// - Nothing can be evicted.
     /// - The store became full during the eviction.
     /// - The store was full or failing before, and fewer than [`LEAST_CHUNK`] clean pages were
-    ///   evicted. One instruction may touch more pages than that.
+    ///   evicted. One instruction may touch more pages than were evicted.
     pub fn evict_directly(&self, fault_slot: usize) -> MadeRoom {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
@@ -204,9 +204,9 @@ impl Pager {
         }
     }
 
-    /// Evicts pages: moves the clock's hand from cluster to cluster until `goal` is reached, or
-    /// three times around all clusters. The third time, the hand does not spare clusters in use:
-    /// other threads may use every cluster between two visits of the hand.
+    /// Evicts pages: moves the hand of the eviction clock from cluster to cluster until `goal` is
+    /// reached, or three times around all clusters. In the third round, the hand does not spare
+    /// clusters in use, because other threads may use every cluster between two visits of the hand.
     pub fn evict(&self, queue: &mut StoreQueue, goal: EvictionGoal, fault_slot: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
@@ -234,8 +234,8 @@ impl Pager {
         outcome
     }
 
-    /// Returns whether a page of the cluster can be evicted. If not, the evictor does not shut the
-    /// cluster's gate, because faulting threads would wait for nothing.
+    /// Returns whether a page of the cluster can be evicted. If no page can, the evictor does not
+    /// shut the cluster's gate, because faulting threads would wait at it for nothing.
     fn has_victim(&self, cluster: usize, goal: EvictionGoal) -> bool {
         let victims = self.victims(goal);
         self.cluster(cluster)
@@ -443,7 +443,8 @@ impl Pager {
         dropped
     }
 
-    /// Releases all pages of the batch. Returns how many were evicted.
+    /// Ends this thread's ownership of all pages of the batch. Returns how many of them were
+    /// evicted.
     fn release(&self, mut batch: Batch) -> usize {
         let mut freed = 0;
         for (taken, next) in batch.taken.iter_mut().zip(batch.next) {

@@ -50,7 +50,7 @@ use usring_sys::ticks::Ticks;
 pub struct FrozenMemory {
     mappings: &'static Mappings,
     user: Option<SlotUser>,
-    /// The private descriptors that must stay open in the child.
+    /// usring's own descriptors that must stay open in the child.
     descriptors: Vec<i32>,
     /// The parts of the region, as ranges of offsets, that the pager manages: all but the memory
     /// that was released to the kernel.
@@ -84,8 +84,8 @@ impl Mappings {
     ///   the parent has to copy the memory in which the caller's stack lies.
     /// - `EBUSY`: another thread keeps the claim of a cluster for longer than `timeout`, because
     ///   its device does not answer.
-    ///   long.
-    /// - `ENOMEM`.
+    /// - `EBUSY`: another thread keeps the claim of a cluster for longer than `timeout`, because
+    ///   its device does not answer.
     pub fn freeze(&'static self, timeout: Nanoseconds) -> Result<FrozenMemory, Errno> {
         let pager = &*self.region.pager;
         let mut descriptors = Vec::new();
@@ -129,9 +129,9 @@ impl Mappings {
         Ok(frozen)
     }
 
-    /// Prepares a fork whose child gets no pager. Its evicted pages would read as zeroes, so the
-    /// child must not keep the memory. Returns the memory that the child inherits all the same, and
-    /// has to unmap; `None` if there is none.
+    /// Prepares a fork whose child gets no pager. Evicted pages would read as zeroes in the child,
+    /// so it must not keep the memory. Returns the memory that the kernel gives to the child all
+    /// the same, and that the child must unmap. `None` if there is none.
     ///
     /// `is_ours`: whether the forking process owns this memory. If so, the mappings stay locked
     /// until the result is dropped. Otherwise the forking process is a vfork child, which borrows
@@ -185,8 +185,8 @@ impl FrozenMemory {
     /// Errors: the kernel's, together with the result of unmapping the memory
     /// ([`UnpagedMemory::unmap_in_child`]).
     pub fn inherit(mut self) -> Result<Inheritance, (Errno, Result<(), Errno>)> {
-        // With `parts` empty, the child drops this value without a further effect. Only the parent
-        // undoes what [`Mappings::freeze`] did.
+        // With `parts` empty and `taken` removed, dropping this value in the child does not undo
+        // what [`Mappings::freeze`] did. Only the parent undoes it.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
         // The parent's thread owns the taken pages. So dropping this value in the child must not
@@ -212,9 +212,9 @@ impl Drop for FrozenMemory {
     }
 }
 
-/// Keeps threads from beginning an eviction while a fork claims all clusters. Otherwise these
-/// threads would claim clusters that the fork still needs. A thread that needs room waits until
-/// this value is dropped, as it would wait for another thread's eviction.
+/// Keeps threads from beginning an eviction while a fork claims all clusters, because each eviction
+/// claims a cluster that the fork still needs. A thread that needs room waits until this value is
+/// dropped, as it would wait for another thread's eviction.
 struct EvictionPause<'a>(&'a Pager);
 
 impl<'a> EvictionPause<'a> {
@@ -279,7 +279,7 @@ impl Inheritance {
         let region = SwapRegion::start(window, pager, queues, true)?;
         let claim = parent.claim.as_ref().map(|claim| {
             // The child inherited the lock's open file description under the parent's descriptor
-            // number. From now on, the child owns this number.
+            // number. From now on, this number belongs to the child's `Mappings`.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
         });
         let mappings = Mappings { region, space: Mutex::new(space), claim, exposed: AtomicBool::new(false) };

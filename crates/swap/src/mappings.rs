@@ -152,7 +152,8 @@ impl Mappings {
         Changes { mappings: self, space: self.space.lock() }
     }
 
-    /// Returns the mapped extent that contains an address, if there is one.
+    /// Returns the addresses of the mapped extent that contains an address. `None` if there is
+    /// none.
     pub fn around(&self, address: usize) -> Option<Range<usize>> {
         self.space.lock().around(address)
     }
@@ -230,8 +231,7 @@ impl Mappings {
     }
 
     /// Returns whether a part that was just pinned is still mapped. If not, unpins the part and
-    /// drops the content that the pin has paged in. Otherwise a later mapping would find that
-    /// content.
+    /// drops the content that the pin has paged in, so that no later mapping finds this content.
     fn is_still_mapped(&self, part: &Range<usize>) -> bool {
         let space = self.space.lock();
         if space.around(part.start).is_some_and(|around| part.end <= around.end) {

@@ -31,7 +31,7 @@ use usring_sys::userfault::UserFault;
 /// The operations of a mechanism on a region's mapping. Offsets and lengths are multiples of the
 /// region's unit ([`MechanismKind::unit`]).
 ///
-/// Before a thread calls a function on pages, it has taken these pages. The thread is also inside
+/// A thread that calls a function on pages owns these pages ([`crate::page`]). It is also inside
 /// the gate of their cluster, or has claimed the cluster.
 pub trait Mechanism: Send + Sync {
     /// Makes the first `length` bytes usable. Each page that becomes usable is absent, so a touch
@@ -79,8 +79,8 @@ pub trait Mechanism: Send + Sync {
         Ok(())
     }
 
-    /// Maps the region's memory again where pages were released to the kernel. All these pages are
-    /// absent afterwards.
+    /// Maps the region's memory again at the addresses of pages that were released to the kernel.
+    /// The pages are absent afterwards.
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
     /// Sets whether a forked child inherits the resident pages of `parts`. If `inherited` is set,

@@ -85,7 +85,7 @@ impl Pager {
             return Ok(Moved::Not);
         }
         let Some(source) = page.take(before, Pins::Ignored) else { return Ok(Moved::Not) };
-        // No pin can be added while this thread owns the page.
+        // No thread can pin the page while this thread owns it.
         let goes = !page.is_pinned();
         let is_clean = goes && before == State::Clean;
         let copied = self.copy_to(from, to, is_clean, bounce);
@@ -139,15 +139,15 @@ impl Pager {
         taken.release(state);
     }
 
-    /// Moves content back to its source page, after a later page could not be moved. Drops what
-    /// another thread has written to the source page meanwhile.
+    /// Moves the content of page `from` back to page `to`, its source page, after a later page
+    /// could not be moved. Drops what another thread has written to the source page meanwhile.
     fn move_back(&self, from: usize, to: usize, bounce: &mut [u8]) {
         if self.page(from).state() == State::Untouched {
             return;
         }
         let back = match self.discard(to..to + 1) {
             Ok(()) => self.move_page(from, to, bounce),
-            // The discard failed, so the source page still has the content, and the moved content
+            // The discard failed, so the source page still has the content. The copy in page `from`
             // is dropped.
             Err(_) => self.discard(from..from + 1),
         };

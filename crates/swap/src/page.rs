@@ -31,7 +31,7 @@ pub enum State {
     Out,
     /// Owned by one thread, which is changing the page.
     Busy,
-    /// In memory and in its slot, with equal content; write-protected.
+    /// The page is in memory and in its slot, with equal content. It is write-protected.
     Clean,
     /// In memory only.
     Dirty,
@@ -120,7 +120,7 @@ impl<'a> Page<'a> {
     /// Returns the state that a page had before its owner took it, or the page's state if it is not
     /// busy. The caller guarantees that the gate of the page's cluster is shut. So the owner of a
     /// busy page is one of these:
-    /// - The thread that shut the gate. A page that was clean counts as dirty.
+    /// - The thread that shut the gate. If the page was clean, this function returns dirty.
     /// - A thread that waits at the gate to page the page in. The page is not in memory.
     pub fn at_rest(&self) -> State {
         let word = self.0.load(Ordering::Relaxed);
@@ -190,7 +190,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Adds a pin to the page if it is resident and, for `write`, dirty.
+    /// Adds a pin to the page. The page must be resident and, if `write` is set, dirty.
     pub fn pin(&self, write: bool) -> Pinned {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -220,8 +220,8 @@ impl<'a> Page<'a> {
 pub enum Pinned {
     First,
     Again,
-    /// The page is not pinned: it is not resident, or a pin for writing found it not dirty. Holds
-    /// the page's state.
+    /// No pin was added: the page is not resident, or `write` was set and the page is not dirty.
+    /// The field is the page's state.
     No(State),
     TooOften,
 }

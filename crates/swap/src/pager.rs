@@ -48,7 +48,7 @@ const CLUSTER: usize = 256 << 10;
 /// Bits in a word of `Pager::in_use`.
 const BITS: usize = 64;
 
-/// A faulting access to a page, or the access for which a system call's memory is pinned.
+/// The access to a page that faulted, or the access for which a system call's memory is pinned.
 #[derive(Clone, Copy, Debug)]
 pub struct PageAccess {
     pub write: bool,
@@ -178,8 +178,8 @@ impl Pager {
     }
 
     /// Marks pages as used or unused. The caller then discards the pages that became unused. Faults
-    /// that begin after this call see the mark. The discard waits for the faults that did not see
-    /// it.
+    /// that begin after this call see the mark. The discard waits for faults that began before and
+    /// did not see the mark.
     pub fn set_in_use(&self, pages: Range<usize>, in_use: bool) {
         let Some(words) = &self.in_use else { return };
         let mut page = pages.start;
@@ -445,9 +445,9 @@ impl FaultServer for Pager {
         }
         let index = (fault.address - self.memory.address()) / self.unit;
         if self.page(index).state() == State::Unmanaged {
-            // There are two cases. If the kernel allows the access, the fault came before the
-            // release to the kernel, and the access is repeated. Otherwise the program gets the
-            // fault.
+            // The page was released to the kernel. If the kernel allows the access now, the fault
+            // came before the release, and the thread repeats the access. Otherwise the program
+            // gets the fault.
             let is_allowed = page_fault::allows(fault.address, fault.write);
             return if is_allowed { Served::Again } else { Served::Foreign };
         }

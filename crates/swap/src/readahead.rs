@@ -67,8 +67,8 @@ impl Streams {
         self.most
     }
 
-    /// Notes that a fault with this fault slot has paged `page` in. Returns the pages to read
-    /// ahead. `None` if the fault does not continue a sequence.
+    /// Notes that a fault has paged `page` in for the thread with this fault slot. Returns the
+    /// pages to read ahead. `None` if the fault does not continue the fault slot's sequence.
     fn next(&self, page: usize, fault_slot: usize) -> Option<Range<usize>> {
         let word = &self.expected[fault_slot % ROWS];
         let (expected, before) = unpack(word.load(Ordering::Relaxed));
@@ -155,10 +155,12 @@ impl Pager {
     /// of them. Returns the end of the range if the range has no evicted page, or if there is no
     /// room for one.
     fn read_ahead_once(&self, pages: Range<usize>, queue: &mut StoreQueue) -> usize {
-        // Pages that were never touched, or are in memory, are not read from the store.
+        // Only evicted pages (`Out`) are read from the store. Other pages were never touched, or
+        // are in memory.
         let Some(first) = pages.clone().find(|page| self.page(*page).state() == State::Out) else { return pages.end };
         let Some(run) = self.take_run(first..pages.end, || self.limit.take_spare(1)) else {
-            // Either there is no room, or another thread has taken the first page.
+            // If the first page is still evicted, there is no room for it. Otherwise another thread
+            // has taken it.
             return if self.page(first).state() == State::Out { pages.end } else { first + 1 };
         };
         let end = first + run.count();

@@ -138,8 +138,8 @@ impl Builder {
         self
     }
 
-    /// Makes the region. When the region is dropped, its backing store keeps no content that
-    /// anything can use.
+    /// Makes the region. The content in its backing store is lost when the region is dropped: only
+    /// the region knows which slot belongs to which page.
     ///
     /// Errors:
     /// - [`Refusal`]: the store cannot be used, or has no room for all of the region.
@@ -570,7 +570,7 @@ impl Drop for SwapRegion {
         if self.pager.memory.is_ours() {
             self.background.stop();
         } else if let Some(registration) = registration {
-            // This is a forked child. It has neither the region's threads nor its memory.
+            // A forked child drops the region. It has neither the region's threads nor its memory.
             registration.forget();
         }
     }

@@ -56,8 +56,8 @@ impl Pager {
         (run.count > 0).then_some(run)
     }
 
-    /// Returns the device's byte at which the slots of a run begin, and the length of the run in
-    /// bytes.
+    /// Returns the offset on the device at which the slots of a run begin, and the length of the
+    /// run in bytes.
     pub fn device_range(&self, run: &Run) -> (u64, usize) {
         (self.store.offset(run.slot), run.count * self.unit())
     }
@@ -92,8 +92,8 @@ impl Pager {
     }
 
     /// Pages in pages from the start of a range by one request. Returns `false` if fewer than two
-    /// pages there are evicted, if there is no room, or if a page could not be read or mapped. The
-    /// caller then pages in the first page alone, which also reports an error.
+    /// pages at the start of the range are evicted, if there is no room, or if a page could not be
+    /// read or mapped. The caller then pages in the first page alone, which also reports an error.
     pub fn page_in_range(&self, pages: Range<usize>, access: PageAccess) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();

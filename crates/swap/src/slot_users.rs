@@ -29,8 +29,8 @@ use usring_sys::{Errno, file, width};
 /// Maximum number of processes that share a table at the same time.
 pub const MOST_USERS: usize = 32;
 
-/// States of a user's number, in the low half of its word. `TAKEN_BY + n`: user n is assigning the
-/// number to a new user, or is freeing the slots of the number's former user.
+/// States of a user's number, in the low half of the number's word. `TAKEN_BY + n`: user n is
+/// assigning the number to a new user, or is freeing the slots of the number's former user.
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
@@ -168,8 +168,9 @@ impl SlotUsers {
             if used == FREE || !self.is_gone(by, number, used) {
                 continue;
             }
-            // Another user may have assigned the number again since this function read the word.
-            // The count in the word shows that. Only the former user of the number has ended.
+            // If the exchange fails, another user has assigned the number again since this function
+            // read the word: the count in the word differs. Then only the number's former user has
+            // ended.
             if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
@@ -185,8 +186,9 @@ impl SlotUsers {
         }
     }
 
-    /// Returns whether the user of a number has ended. If the number is being assigned or cleared,
-    /// the process that does so must have ended, too. `used` is the number's state.
+    /// Returns whether the user of a number has ended. `used` is the number's state. If another
+    /// process is assigning the number or freeing its slots, returns `true` only if that process
+    /// has ended, too.
     fn is_gone(&self, by: &SlotUser, number: usize, used: u64) -> bool {
         let is_claimed = |number: usize| file::is_byte_claimed(by.file.number(), number).unwrap_or(true);
         let in_hand = |owner: usize| owner == by.number || is_claimed(owner);

@@ -18,8 +18,8 @@ use usring_sys::width;
 /// Maximum number of slots in a run, which lies in one word of the table.
 pub const MOST_SLOTS_OF_RUN: u32 = 64;
 
-/// Number of words that are searched for a run of the wanted length. If none of them has such a
-/// run, the longest run found is allocated.
+/// Number of words that are searched for a run of the wanted length. After that, the longest
+/// shorter run is allocated; if there is none, the search continues.
 const LOOKED_AT: usize = 64;
 
 pub struct Slots {
@@ -281,8 +281,8 @@ mod tests {
         let childs = slots.inherit(child);
         childs.take(60).unwrap();
         slots.take(64).unwrap();
-        // This is the state after a process was killed between setting the bits and raising the
-        // count.
+        // The words now look as if a process had been killed after it set the bits and before it
+        // raised the count.
         slots.table.words[0].fetch_or(u64::MAX << 60, Ordering::Relaxed);
         assert_eq!(slots.take(1), None);
         drop(childs);

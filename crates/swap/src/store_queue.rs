@@ -83,7 +83,8 @@ impl StoreQueue {
         Ok(bounce.bytes(length))
     }
 
-    /// Writes the content of the segments to the device. May change the entries of `segments`.
+    /// Writes the content of the segments to the device. May change the addresses and lengths in
+    /// `segments`.
     pub fn write(&mut self, device: &Device, offset: u64, segments: &mut [IoVector]) -> Result<(), Errno> {
         self.whole(device, Operation::Write, offset, segments, Waiting::Asleep)
     }
@@ -116,8 +117,8 @@ impl StoreQueue {
             };
             let done = self.one(device, &request, waiting)?;
             segments[count - 1].length = rest;
-            // Of a short transfer, only whole blocks count as done. The next request transfers the
-            // rest.
+            // If a transfer was short, only its whole blocks count as done. The next request
+            // transfers the rest.
             let done = done - done % self.block;
             if done == 0 {
                 return Err(Errno::EIO);
@@ -187,7 +188,8 @@ impl StoreQueue {
         if self.channel.arm_interrupt()
             && let Some(interrupt) = self.channel.interrupt()
         {
-            // If the kernel has no memory, this fails at once, and the caller polls again.
+            // If the kernel has no memory, `wait_readable` fails at once, and the caller polls
+            // again.
             let _ = epoll::wait_readable(interrupt);
         }
     }

@@ -46,8 +46,8 @@ pub fn parse(text: &str) -> Result<SwapText, String> {
     let of_swap = "limit=, min= and mechanism= are options of --swap itself";
     let backing = rest.join(",");
     let spec = spec::parse(&backing).map_err(|error| {
-        // The error's column counts from the start of the SPEC. So the caret is right only if the
-        // user's text begins with the SPEC.
+        // The error's column counts from the start of the SPEC. So a caret can mark the column only
+        // if the user's text begins with the SPEC.
         let caret = if text.starts_with(&backing) { error.caret(text, 0) } else { String::new() };
         format!("{error}; {of_swap}{caret}")
     })?;

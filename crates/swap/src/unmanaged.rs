@@ -23,7 +23,7 @@ use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory, wait};
 
 /// Time, in nanoseconds, for which a thread yields the processor while another thread has the claim
-/// of a cluster. After that, the thread sleeps this long between two attempts.
+/// of a cluster. After that, it sleeps for this time before each further attempt.
 const RETRY_INTERVAL_NS: Nanoseconds = 200_000;
 
 /// The pages to release, from page `first` on. The calling thread owns them, and has claimed their
@@ -80,8 +80,8 @@ impl Pager {
         let taken_pages = self.take_pages(pages.clone())?;
         match act(&taken_pages) {
             Ok(answer) => {
-                // If this fails, the region keeps the pages' old memory, although no mapping of the
-                // program shows it.
+                // If `leave` fails, the region keeps the pages' old memory, although no mapping of
+                // the program shows it.
                 let _ = self.mechanism.leave(self.offset(pages.start), pages.len() * self.unit());
                 self.finish_release(taken_pages);
                 Ok(answer)

@@ -117,8 +117,7 @@ impl Limit {
         Share::None
     }
 
-    /// Returns whether one more page may become resident: within the limit, or within the excess
-    /// that is allowed beyond the limit for now.
+    /// Returns whether one more page may become resident within the limit and its present excess.
     pub fn has_room(&self) -> bool {
         self.resident() < self.get() + self.excess.load(Ordering::Relaxed)
     }
@@ -130,8 +129,8 @@ impl Limit {
         let limit = self.get();
         let needed = (self.resident() + (limit / CHUNK).max(LEAST_CHUNK)).saturating_sub(limit);
         if needed > excess {
-            // If this fails, another thread has raised the excess meanwhile. This thread then uses
-            // that excess.
+            // If the exchange fails, another thread has raised the excess meanwhile. This thread
+            // then uses that excess.
             let _ = self.excess.compare_exchange(excess, needed, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -145,8 +144,8 @@ impl Limit {
         }
     }
 
-    /// Reserves room for pages to read ahead, unless the evictor would have to wake. Returns
-    /// whether there was room.
+    /// Reserves room for pages to read ahead. Returns `false`, and reserves nothing, if there is no
+    /// room or if the evictor would have to wake.
     pub fn take_spare(&self, pages: usize) -> bool {
         self.resident() + pages <= self.high() && self.take(pages) != Share::None
     }
@@ -161,7 +160,7 @@ impl Limit {
         self.resident.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Wakes the evictor if it sleeps and less memory is free than the evictor should keep free.
+    /// Wakes the evictor if it sleeps and fewer pages are free below the limit than it keeps free.
     #[inline]
     pub fn wake_evictor(&self) {
         if self.resident() <= self.high() {

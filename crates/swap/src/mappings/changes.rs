@@ -185,15 +185,16 @@ impl Changes<'_> {
             self.space.keep(part, ExtentKind::Unmanaged);
         }
         for hole in self.space.holes(units) {
-            // If this fails, the memory stays mapped although the program does not use it.
+            // If this unmapping fails, the memory stays mapped although the program does not use
+            // it.
             let _ = unmap(hole.start, hole.len());
         }
         self.set_extent();
     }
 
     /// Releases a range to the kernel, and discards the range's content. `act` maps something else
-    /// there. Errors, after which no content is lost: `EBUSY` if a system call has pinned a page;
-    /// the error of `act`.
+    /// at the range's addresses. Errors: `EBUSY` if a system call has pinned a page; the error of
+    /// `act`. If the function fails, the content is not discarded.
     pub fn replace<R>(&mut self, range: &Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.reap();
         let within = self.within(range);
@@ -212,10 +213,10 @@ impl Changes<'_> {
         Ok(answer)
     }
 
-    /// Maps zeroed memory over a range, whatever was mapped there. Unmaps the parts that were
-    /// released to the kernel first. Returns `false` if one of the range's units has another part,
-    /// outside the range, that is released to the kernel. The kernel then has to map the range.
-    /// Errors: `ENOMEM`, `EIO`; some content may be lost then.
+    /// Maps zeroed memory over a range, whatever is mapped there. First unmaps the parts of the
+    /// range that were released to the kernel. Returns `false` if one of the range's units
+    /// contains, outside the range, memory that was released to the kernel. The kernel then has to
+    /// map the range. Errors: `ENOMEM`, `EIO`; some content may be lost then.
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
         self.reap();
         self.reach(range.end)?;
@@ -287,7 +288,7 @@ impl Changes<'_> {
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {
-            // If this fails, the part stays recorded as released to the kernel.
+            // If the unmapping fails, the part stays recorded as released to the kernel.
             let _ = self.unmap_given(&part);
         }
         self.set_extent();

@@ -59,7 +59,7 @@ impl Aliased {
         }
     }
 
-    /// Makes the resident pages of parts accessible. A forked child has just mapped these parts,
+    /// Makes the resident pages of `parts` accessible. A forked child has just mapped these parts,
     /// without access.
     fn show(&self, parts: &[Range<usize>], resident: &Resident) -> Result<(), Errno> {
         let extent = if self.guards { self.extent.load(Ordering::Relaxed) } else { 0 };

@@ -103,7 +103,8 @@ fn an_unreadable_page_raises_sigbus_and_a_message_names_its_slot() {
         let region = builder.mechanism(mechanism).build().unwrap();
         number_pages(&region);
         switch.fails_reads.store(true, Ordering::Relaxed);
-        // Some of the pages read here are evicted, and the device fails to read them back.
+        // Some of the pages read here are evicted. The device fails to read them, which raises
+        // SIGBUS.
         let sum: u64 = (0..64).map(|page| word(&region, page * region.page_size()).load(Ordering::Relaxed)).sum();
         panic!("read {sum} although some pages are unreadable");
     }

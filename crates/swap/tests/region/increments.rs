@@ -12,7 +12,7 @@ use usring_swap::{Access, SwapRegion};
 /// of any block changes the sum.
 const PART: usize = 512;
 
-/// Returns the counter of a part of the region. Its offset within the part differs from part to
+/// Returns the counter in the given part of the region. The counter's offset differs from part to
 /// part.
 fn counter(region: &SwapRegion, part: usize) -> &AtomicU64 {
     word(region, part * PART + part * 8 % PART)

@@ -13,7 +13,7 @@ use usring_sys::Errno;
 /// One second in nanoseconds.
 const ONE_SECOND: u64 = 1_000_000_000;
 
-/// Touches enough pages to start the evictor, but too few for this thread to evict pages itself.
+/// Touches so many pages that the evictor starts, but so few that this thread evicts none itself.
 /// Returns the addresses of these pages.
 fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
     let start = mappings.change().map(LIMIT).unwrap();
@@ -77,8 +77,8 @@ fn deny_keeping_from_children() {
     }
 }
 
-/// Forks a child that runs `begin`. Returns how many pages of `range` the child has mapped, which
-/// is all of them or 0.
+/// Forks a child that runs `begin`. Returns how many pages of `range` are mapped in the child: all
+/// of them, or 0.
 fn pages_of_child(range: &Range<usize>, begin: impl FnOnce()) -> usize {
     let (start, length) = (range.start as *mut libc::c_void, range.len());
     // SAFETY: the forked child only makes system calls and exits, so it needs no lock of another
@@ -114,7 +114,8 @@ fn a_child_that_does_not_inherit_drops_memory_that_fork_copied() {
         deny_keeping_from_children();
         drop(mappings.freeze(60 * ONE_SECOND).unwrap());
         if mappings.region().mechanism() != Mechanism::UserFault {
-            // All mechanisms but userfaultfd map a file. A child never inherits that mapping.
+            // The mechanism is `guard` or `mprotect`, which map a file. A child never inherits this
+            // mapping.
             assert!(pages_of_child(&few, || {}) == 0 && mappings.without_pager(true).is_none());
             return check(&range, 0);
         }

@@ -13,7 +13,7 @@ use usring_sys::Errno;
 
 pub const LIMIT: usize = 8 * MIB;
 
-/// Runs `work` once for each mechanism, in a new process. By the `Switch` that it gets, `work`
+/// Runs `work` once for each mechanism, in a new process. `work` also gets a `Switch`, by which it
 /// makes the region's device fail.
 pub fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
     if is_child() {
@@ -52,8 +52,8 @@ fn number(range: &Range<usize>, more: u64) {
     range.clone().step_by(PAGE).for_each(|page| word(page).store((page as u64 ^ 0x5555) + more, Ordering::Relaxed));
 }
 
-/// Checks that each page holds the number that [`numbered`] wrote to the page `away` bytes after
-/// it.
+/// Checks that each page of `range` holds the number that [`numbered`] wrote to the page `away`
+/// bytes after it.
 #[track_caller]
 pub fn check(range: &Range<usize>, away: usize) {
     for page in range.clone().step_by(PAGE) {
@@ -198,7 +198,7 @@ fn a_remapped_range_keeps_its_contents() {
         check(&neighbour, 0);
         let statistics = mappings.region().statistics();
         assert!(statistics.resident <= statistics.limit && statistics.over_limit == 0, "{statistics:?}");
-        // The next change of the mappings frees the pinned pages of the old range.
+        // The next change of the mappings frees the pages of the old range that were pinned.
         assert_eq!(mappings.change().map(range.len()), Some(range.start));
         assert!(range.clone().step_by(PAGE).all(|page| word(page).load(Ordering::Relaxed) == 0));
     });
