@@ -1,6 +1,6 @@
 //! A queue of completions for drivers that give all requests of a batch the same latency. A batch
-//! is the completions of one doorbell's requests. They become due together, in the order in which
-//! they were added.
+//! is the completions of the requests that one doorbell submitted. They become due together, in the
+//! order in which they were added.
 //!
 //! Drivers whose own cost must stay small use this queue. A request costs one store at submission
 //! and a copy at completion, because due times are kept per batch.
@@ -66,8 +66,8 @@ impl Batches {
         true
     }
 
-    /// Ends the current batch, if it has a completion, and sets its due time. A batch never becomes
-    /// due before the batches that were added before it.
+    /// Ends the current batch and sets its due time, unless the batch is empty. A batch never
+    /// becomes due before the batches that were added before it.
     #[inline]
     pub fn end_batch(&mut self, due: impl FnOnce() -> Ticks) {
         let mask = self.batches.len() - 1;

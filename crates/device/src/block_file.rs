@@ -60,8 +60,8 @@ impl<'a> BlockFile<'a> {
         })
     }
 
-    /// Writes the content of the segments; see [`BlockFile::transfer`]. `direct`: the file is open
-    /// with O_DIRECT. `durable`: the data must be durable when the call returns.
+    /// Writes the content of the segments to the device; see [`BlockFile::transfer`]. `direct`: the
+    /// file is open with O_DIRECT. `durable`: the data must be durable when the call returns.
     pub fn write(&self, offset: u64, segments: &[IoVector], direct: bool, durable: bool) -> Result<u64, Errno> {
         self.transfer(&Transfer { operation: Operation::Write, durable, registered: false, direct, offset, segments })
     }
@@ -107,8 +107,9 @@ impl<'a> BlockFile<'a> {
         let whole =
             Whole { operation: transfer.operation, durable: transfer.durable, offset, length: left - left % block };
         match caller.straight(self.device, whole, transfer.registered, cursor) {
-            // The device must not access this memory, or a part of the memory is invalid. The
-            // bounce buffer transfers the bytes before the first invalid address.
+            // `straight` has transferred nothing: the device must not access this memory, or a part
+            // of the memory is invalid. The bounce buffer transfers the bytes before the first
+            // invalid address.
             Ok(0) | Err(Errno::EFAULT) => self.bounced(caller, transfer, cursor, whole),
             other => other,
         }

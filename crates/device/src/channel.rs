@@ -5,9 +5,9 @@
 //!   requests have completed.
 //! - `pause` follows the device's policy, which may change between two polls.
 //! - Requests are tracked only while the policy is hybrid: when each was submitted (the clock is
-//!   read once per batch), which is the oldest, and how long earlier requests took. Otherwise a
-//!   submission only loads the policy, and a poll only tests a pointer.
-
+//! - Only while the policy is hybrid, requests are tracked: when each was submitted (the clock is
+//!   read once per batch), which is the oldest, and how long earlier requests took. Under the other
+//!   policies, a submission only loads the policy, and a poll only tests a pointer.
 use crate::driver::{DeferredSubmit, QueueOptions, QueuePair, Submission};
 use crate::policy::{PolicyWord, PollPolicy};
 use crate::request::{Completions, DeviceRequest};
@@ -64,8 +64,9 @@ impl Channel {
         channel
     }
 
-    /// Allocates the tracker, which hybrid policies need, and keeps it. A user that must not
-    /// allocate later calls this: the policy may change to hybrid at any time.
+    /// Allocates the tracker of submission times, which hybrid policies need, and keeps it. Users
+    /// that must not allocate later call this first, because the policy may change to hybrid at any
+    /// time.
     pub fn keep_tracking(&mut self) {
         self.keeps_tracking = true;
         self.tracker();

@@ -18,7 +18,7 @@ use usring_sys::width;
 
 /// First word of every message. It is changed whenever a message of this file changes.
 pub const MAGIC: u32 = 0x7573_0001;
-/// Maximum length of a message in bytes: a header and the text of a device.
+/// Maximum length of a message in bytes: a header and a device's SPEC.
 pub const MOST_MESSAGE_BYTES: usize = 8192;
 
 /// The kind of a question. Each comment names the question's parameters and the content of the
@@ -43,7 +43,7 @@ pub enum QuestionKind {
     /// descriptors are kick, call and ready ([`QueueGrant`]). The process that started the run
     /// frees the queue when this connection ends for any reason.
     Queue = 5,
-    /// Returns the queue that the process got on this connection. The answer is empty. It comes
+    /// Returns the queue that the process got on this connection. The answer is empty. It is sent
     /// after the back end has released the queue.
     ReturnQueue = 6,
     /// Shares memory with the back end. `values[0]` is the length, and the descriptor is a memory

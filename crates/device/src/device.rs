@@ -64,7 +64,7 @@ impl Device {
         if polls || self.polls_without_polling { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
-    /// Returns whether a polled ring may have to sleep on the device's interrupts.
+    /// Returns whether a polled ring on this device may have to sleep on the device's interrupts.
     pub fn waits_when_polled(&self) -> bool {
         self.polls_without_polling
     }

@@ -48,8 +48,8 @@ impl Distribution {
         }
     }
 
-    /// Converts the parameters from nanoseconds to ticks, so that a draw needs no conversion. The
-    /// caller has called [`usring_sys::ticks::calibrate`] before.
+    /// Converts the parameters from nanoseconds to ticks, so that drawing a time span needs no
+    /// conversion. The caller has called [`usring_sys::ticks::calibrate`] before.
     pub fn in_ticks(self) -> Distribution {
         let ticks = |span: Nanoseconds| Ticks(0).after(span).0;
         match self {
@@ -108,7 +108,8 @@ fn standard_normal(random: &mut Random) -> f64 {
         let four = random.draw();
         sum += (four & 0xffff) + (four >> 16 & 0xffff) + (four >> 32 & 0xffff) + (four >> 48);
     }
-    // Each 16-bit number stands for the middle of its step, so 12 halves are added.
+    // Each of the twelve 16-bit numbers stands for the middle of its step. So half a step is added
+    // for each number, 6 in all.
     (sum as f64 + 6.0) / 65_536.0 - 6.0
 }
 

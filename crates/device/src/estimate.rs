@@ -143,8 +143,8 @@ struct Expectation {
 
 impl Expectations {
     /// Begins a poll. The completions of one poll may all be late for one reason, such as a busy
-    /// machine. So each latency counts at most as four times the mean before the poll. One poll
-    /// thus raises the mean at most to that value.
+    /// machine. So each latency counts at most as four times the mean before the poll, and one poll
+    /// raises the mean to at most four times its value.
     #[inline]
     pub fn begin_poll(&mut self) {
         self.found = 0;

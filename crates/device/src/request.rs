@@ -18,7 +18,7 @@ pub enum Operation {
 }
 
 /// A request of whole blocks within the device (see [`crate::Geometry`]). `block_file` splits or
-/// copies all other reads and writes, so that they become such requests.
+/// copies all other reads and writes into requests of this form.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRequest<'a> {
     /// Number that the completion returns. Below [`crate::QueueOptions::depth`], because queue

@@ -14,7 +14,8 @@ pub(crate) struct TimerInterrupt {
     /// or [`NEVER`] if no completion is held back. `None` if that thread is awake. For a completion
     /// that is due before this time, the timer must be set again.
     armed: Option<Ticks>,
-    /// Whether the timer runs or has fired, so that its descriptor is readable or will be.
+    /// Whether the timer's descriptor is readable or will become readable: the timer runs or has
+    /// fired.
     set: bool,
 }
 

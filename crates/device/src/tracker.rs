@@ -32,7 +32,8 @@ pub(crate) struct Tracker {
     newest: u32,
     /// When the first request since the last doorbell was submitted.
     batch: Option<Ticks>,
-    /// Since when the channel's user sleeps and does not poll. `None` while the user is awake.
+    /// The time since which the channel's user sleeps and does not poll. `None` while the user is
+    /// awake.
     asleep_since: Option<Ticks>,
     estimate: Estimate,
     overshoot: Nanoseconds,

@@ -312,14 +312,14 @@ impl VirtQueue {
     }
 
     /// Prepares the queue for a new device, which starts at the used index. From that index on, the
-    /// available ring holds exactly `heads`, the requests not completed yet. Called only while no
-    /// device works on the queue.
+    /// available ring then holds exactly `heads`, the requests that have not completed yet. Called
+    /// only while no device works on the queue.
     pub fn make_over(&mut self, heads: impl Iterator<Item = u16>) {
         self.added = self.used_index();
         heads.for_each(|head| self.add(head));
         self.published = self.added;
-        // Asks for a notification of the next head in the new device's place. The old device may
-        // have asked for none.
+        // Asks the driver, in place of the new device, for a notification of the next head. The old
+        // device may have asked for none.
         self.used_flags.half_word(0).store(0, Ordering::Relaxed);
         self.available_event.half_word(0).store(self.added, Ordering::Relaxed);
         self.available_index.half_word(0).store(self.added, Edge::AvailableIndex.release());

@@ -1,5 +1,6 @@
 //! Tests of a device as a file. The expected results are those of a Linux block device (each
-//! measured on a loop device). The results must not depend on what the device under test supports.
+//! measured on a loop device). They are the same whichever operations the device under test
+//! supports.
 #![cfg(not(loom))]
 
 mod test_device;
@@ -315,8 +316,8 @@ fn a_call_waits_as_the_current_poll_policy_says() {
         assert_eq!(read(device.as_file(), 0, 512, true), Ok(vec![0; 512]));
         controls.get(|c| &c.polls) - before
     };
-    // On a busy machine, this thread may get no processor until the device has completed. Then the
-    // attempt fails, and the next one follows.
+    // On a busy machine, this thread may get no processor until the device has completed the
+    // request. Then the attempt fails and is repeated.
     let spins = || repeat_until_good(polls, |polls| *polls > 50);
     spins();
     policy.set(PollPolicy::Interrupt);

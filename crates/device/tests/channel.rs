@@ -55,8 +55,7 @@ struct Work {
     looks: u64,
     waits: u64,
     sleeps: Vec<Nanoseconds>,
-    /// Number of waits whose sleep was too short: it ended before the device had completed the
-    /// request.
+    /// Number of waits whose sleep ended before the device had completed the request.
     short: u64,
 }
 
@@ -70,7 +69,7 @@ impl Work {
     }
 
     /// Returns whether most waits sleep at least `least` and wake before the request has completed.
-    /// Not all waits need to, because on a busy machine the device seems slower than it is.
+    /// Not all waits have to pass, because on a busy machine the device seems slower than it is.
     fn sleeps_for_most(&self, least: Nanoseconds) -> bool {
         self.typical_sleep() >= least && 2 * self.short > self.waits
     }
@@ -257,7 +256,8 @@ fn a_calls_wait_sleeps_for_half_the_mean_latency_of_the_last_window() {
 #[test]
 fn a_fixed_sleep_counts_from_the_oldest_request() {
     let (device, controls, policy) = latency(0);
-    // A latency much longer than this thread waits for a processor on a busy machine.
+    // This latency is much longer than the time that this thread may wait for a processor on a busy
+    // machine.
     const SPAN: u64 = 2_000_000_000;
     policy.set(HybridFixed(SPAN));
     let mut channel = device.open_channel(POLLED).unwrap();

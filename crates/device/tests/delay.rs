@@ -64,8 +64,8 @@ fn reads_writes_and_other_operations_have_separate_delays() {
                 assert!(took >= Duration::from_micros(milliseconds * 999), "{operation:?} took {took:?}");
                 took
             };
-            // The attempt must also be shorter than the next delay in this list (20 ms more), so
-            // that each operation has its own delay.
+            // The attempt must take less time than the next delay in this list, which is 20 ms
+            // longer. This shows that each operation has its own delay.
             repeat_until_good(attempt, |took| *took < Duration::from_millis(milliseconds + 20));
         }
     }

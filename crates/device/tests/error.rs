@@ -1,4 +1,4 @@
-//! Tests of the wrapper that makes random errors, and the same errors for the same seed.
+//! Tests of the wrapper that makes random errors. The same seed must give the same errors.
 
 mod common;
 

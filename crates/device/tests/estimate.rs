@@ -131,7 +131,7 @@ fn a_wait_for_several_requests_of_variable_latency_does_not_sleep() {
 fn sleeps_with_many_requests_in_flight_do_not_exceed_the_device_time() {
     const EVEN: u64 = 200 * MICROSECOND;
     let mut expectations = Expectations::default();
-    // The user sleeps once and polls once for all 32 requests. The poll comes after the sleep.
+    // For all 32 requests together, the user sleeps once and then polls once.
     let mut serve = |latency: u64| {
         let slept = match expectations.sleep(reads(4096), 0, false, OVERSHOOT) {
             0 => 0,

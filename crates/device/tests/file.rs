@@ -247,7 +247,8 @@ fn paths_other_than_regular_files_and_block_devices_are_refused() {
     fs::remove_file(&file.path).unwrap();
     assert_eq!(refused("/dev/null"), Some(Errno::EINVAL));
     assert_eq!(refused(&std::env::temp_dir().display().to_string()), Some(Errno::EISDIR));
-    // The fifo has no writer. If opening the device waited for one, it would never return.
+    // The path is a fifo without a writer. If opening the device waited for a writer, it would
+    // never return.
     let path = std::ffi::CString::new(file.path.as_str()).unwrap();
     let mode = u64::from(linux::S_IFIFO | 0o600);
     let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, mode, 0, 0];
@@ -394,7 +395,8 @@ fn a_batch_holds_the_largest_number_of_segments_of_a_request() {
     }
 }
 
-/// A misaligned request that follows a full batch is refused at once: it needs no room in a batch.
+/// A misaligned request follows a full batch. It is refused at once, because it needs no room in a
+/// batch.
 #[test]
 fn a_refused_request_behind_a_full_batch_does_not_block_it() {
     let file = Place::on_disk();

@@ -11,8 +11,8 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 
-/// Offsets in the memory of the models: a queue of two descriptors here, and below the device's
-/// result and the two generation words.
+/// Offsets in the memory of the models: a queue of two descriptors (`PLACES`), the device's result,
+/// and the two words of `generation`.
 const PLACES: QueueLayout = QueueLayout { descriptors: 0, available: 32, used: 44, size: 2 };
 const ANSWER: usize = 80;
 const GENERATION: usize = 88;

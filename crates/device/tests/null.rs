@@ -141,7 +141,7 @@ fn the_interrupt_comes_early_for_a_later_request_that_is_due_first() {
     rig.submit(&read(0));
     rig.queue.ring_doorbell();
     assert!(rig.queue.arm_interrupt());
-    // Of 255 requests with random latency, at least one is due soon.
+    // Of these 255 requests with random latencies, at least one completes before request 0.
     (1..256).for_each(|token| rig.submit(&read(token)));
     rig.queue.ring_doorbell();
     let number = rig.queue.interrupt().unwrap();

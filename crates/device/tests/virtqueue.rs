@@ -33,7 +33,7 @@ fn a_polling_device_is_never_notified() {
 
     let (memory, mut queue_by_event) = queue(true);
     assert!(publish(&mut queue_by_event, 1), "event index 0 asks for the first entry's notification");
-    // The event index is still 0: a device that has seen the first entry, and polls from then on,
+    // The event index is still 0, because a device that has seen the first entry and then polls
     // does not change it.
     assert!(!publish(&mut queue_by_event, 3));
     memory.half_word(AVAILABLE_EVENT).store(4, Ordering::Relaxed);

@@ -22,8 +22,8 @@ const BOUNCE: u32 = 64 << 10;
 pub struct Caller {
     channel: Channel,
     completions: Completions,
-    /// The part of the call's transfer that each request in flight makes, indexed by the request's
-    /// token.
+    /// For each request in flight, indexed by the request's token: the part of the call's transfer
+    /// that the request makes.
     pieces: [Piece; DEPTH as usize],
     /// One bit for each token, set if the token is not in use.
     free: u32,
@@ -69,7 +69,7 @@ struct Run {
     whole: Whole,
     /// Whether the program's memory is registered; see [`DeviceRequest::registered`].
     registered: bool,
-    /// Bytes of the transfer for which requests have been submitted.
+    /// Bytes of the call's transfer for which requests have been submitted.
     made: u64,
     unreachable: bool,
     failure: Option<Failure>,
@@ -137,8 +137,8 @@ impl Caller {
                 self.wait();
                 self.collect(&mut run);
             } else if run.wants_more() {
-                // The queue pair is full although this call has no request in flight: other users
-                // of the device fill it.
+                // The device accepts no request although this call has none in flight: the device
+                // is full of requests of its other users.
                 processor::yield_now();
             } else {
                 break;

@@ -65,7 +65,7 @@ pub struct FileOptions {
     /// Size of the device in bytes. If the file is longer, the device is the start of the file.
     /// `None`: as many whole blocks as the file has.
     pub size: Option<u64>,
-    /// Whether to create a missing file, and to make a shorter file as long as `size`.
+    /// Whether to create a missing file, and to lengthen a file that is shorter than `size`.
     pub create: bool,
     /// Whether to bypass the page cache. `None`: bypass it if the file system can.
     pub direct: Option<bool>,
@@ -123,7 +123,7 @@ impl FileDriver {
         if size == 0 || !size.is_multiple_of(u64::from(block)) {
             return Err(Errno::EINVAL);
         }
-        // The size was checked first, so that a refused size does not change the file.
+        // The size was checked before, so that a size that is refused does not change the file.
         if size > measure.size {
             lengthen(file.number(), size, &measure, options.create)?;
         }

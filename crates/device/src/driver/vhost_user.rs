@@ -66,7 +66,8 @@ pub struct Options<'a> {
     /// Number of queues. `None`: all queues that the back end has, up to a limit of the control
     /// plane.
     pub queues: Option<u32>,
-    /// The last part of the message that all queues of a device are in use: how to get more queues.
+    /// How to get more queues: the last part of the error message that all queues of the device are
+    /// in use.
     pub more_queues: &'static str,
 }
 

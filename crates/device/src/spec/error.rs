@@ -21,7 +21,7 @@ pub enum Problem {
     UnknownOption {
         found: String,
         kind: &'static DeviceKind,
-        /// The wrapper around the device. It does not know the option, either.
+        /// The wrapper around the device, if there is one. It does not have this option, either.
         wrapper: Option<&'static DeviceKind>,
     },
     OptionTwice(&'static str),

@@ -4,8 +4,8 @@ use super::DeviceKind;
 use crate::driver::{file, null, ram, storage, vhost_user};
 use crate::wrapper::{delay, error};
 
-/// Devices and wrappers. No wrapper has an option with the name of a device's option. No option is
-/// named `poll`.
+/// All kinds of devices and wrappers. No wrapper has an option with the name of a device's option.
+/// No option is named `poll`, because `poll=` belongs to the whole text.
 pub static KINDS: &[&DeviceKind] = &[
     &null::KIND,
     &ram::KIND,

@@ -59,8 +59,8 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
         match parser.name() {
             POLL => parser.policy(start, Nesting { wrapper: None, depth: 0 })?,
             OVERWRITE => parser.overwrite(start, Nesting { wrapper: None, depth: 0 })?,
-            // The unknown option follows a wrapper's closing parenthesis. After a device, `layer`
-            // has already reported it.
+            // The unknown option follows a wrapper's closing parenthesis. For a device without a
+            // wrapper, `parser.layer` has already reported an unknown option.
             found => {
                 let (found, kind) = (found.to_owned(), outermost.kind);
                 return Err(parser.error(start, Problem::UnknownOption { found, kind, wrapper: None }));
@@ -125,7 +125,8 @@ impl Parser<'_> {
             self.expect(')', "',' and an option, or ')',")?;
         } else {
             if self.next() != Some(':') {
-                // A device without any option may lack one that it needs. `finish` reports that.
+                // A device without any option may lack a required option. `finish` reports a
+                // missing one.
                 if matches!(self.next(), None | Some(',' | ')')) {
                     self.finish(start, &layer)?;
                 }

@@ -45,7 +45,8 @@ pub enum Value {
 }
 
 impl ValueKind {
-    /// Returns a description of the values of this kind, to complete the sentence "… which is".
+    /// Returns a description of the values of this kind. In an error message it follows the words
+    /// "which is".
     pub fn description(self) -> &'static str {
         match self {
             ValueKind::Size => "a size like 4096, 64K, 1MiB, 1.5G or 1T",
@@ -143,7 +144,8 @@ fn in_parentheses(text: &str) -> Option<&str> {
     (!inside.is_empty() && !inside.contains('\0')).then_some(inside)
 }
 
-/// Parses a number of digits only: `str::parse` alone would accept a sign. `None` for other texts.
+/// Parses a number that consists of digits only; `str::parse` alone would accept a sign. `None` for
+/// any other text.
 fn number(text: &str) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }

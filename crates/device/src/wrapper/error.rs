@@ -95,7 +95,7 @@ impl Faulty {
 #[derive(Clone, Copy)]
 struct Drawn {
     outcome: DrawnOutcome,
-    /// The part of a request that is transferred if the outcome is a short transfer, in units of
+    /// If the outcome is a short transfer: the part of the request that is transferred, in units of
     /// 2⁻⁶⁴ of the request's length.
     share: u64,
 }

@@ -76,7 +76,7 @@ pub fn is_readable(number: i32, within: Duration) -> bool {
     SystemCall::new(linux::__NR_poll, arguments).run() == Ok(1)
 }
 
-/// Returns a read or write of the total length of the segments.
+/// Returns a request that reads or writes as many bytes as the segments have together.
 pub fn transfer(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();
     DeviceRequest {

@@ -54,7 +54,7 @@ pub fn a_full_queue_refuses_requests_and_then_continues(subject: &Subject) {
         }
         if rig.in_flight == POLLED.depth as usize {
             let segments = [memory.segment(0, block)];
-            // Requests that a worker has executed need no room in the queue.
+            // A request that a worker executes needs no room in the queue pair.
             let answer = rig.queue.submit(&transfer(0, Operation::Read, 0, &segments));
             assert!(matches!(answer, Submission::Full | Submission::NeedsWorker), "{answer:?}");
         }
@@ -203,7 +203,8 @@ pub fn a_dropped_queue_no_longer_changes_memory(subject: &Subject) {
         drop(rig);
         let mine = vec![0x5a; block * depth];
         memory.set(0, &mine);
-        // This traffic takes so long that the requests of the dropped queue would end meanwhile.
+        // This traffic takes long enough for the requests of the dropped queue pair to end
+        // meanwhile.
         let options = POLLED;
         let part = LEAST_SIZE / 2..LEAST_SIZE;
         Traffic { part, options, requests: 200, keeps_data: false, seed: 77 }.run(&*driver);

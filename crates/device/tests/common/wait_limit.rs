@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// Limit of every wait in a test. A test that reaches it fails.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Repeats an attempt until its result is good. On a busy machine correct code succeeds at some
-/// attempt, and defective code at none.
+/// Repeats an attempt until its result is good. On a busy machine, correct code may need several
+/// attempts. Defective code fails at every attempt.
 pub fn repeat_until_good<T: std::fmt::Debug>(mut attempt: impl FnMut() -> T, good: impl Fn(&T) -> bool) {
     let start = Instant::now();
     loop {

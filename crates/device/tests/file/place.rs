@@ -80,7 +80,7 @@ pub fn lock(file: &File, command: i32) -> io::Result<()> {
     }
 }
 
-/// Returns a driver whose queue pairs are opened as in a sandbox that denies io_setup(2).
+/// Returns a driver whose queue pairs are opened while io_setup(2) is denied, as in a sandbox.
 pub fn denied(driver: Box<dyn Driver>) -> Box<dyn Driver> {
     Box::new(Denied(driver))
 }
@@ -128,8 +128,8 @@ fn install(number: libc::c_long, second: Option<u32>, error: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = |place: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, place);
     let unless = |k: u32, skip: u8| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, skip, k);
-    // Without `second`, the filter's second comparison repeats the first, of the system call's
-    // number.
+    // Without `second`, the filter's second comparison repeats the first one: it compares the
+    // number of the system call.
     let (place, value) = second.map_or((0, number as u32), |value| (24, value));
     let mut filter = [
         load(0),

@@ -231,7 +231,7 @@ impl Drop for TestQueue {
     }
 }
 
-/// A page that may be accessed, followed by pages that may not.
+/// A page that may be accessed, followed by pages that may not be accessed.
 pub struct HalfUsable(usize);
 
 const PAGE: usize = usring_sys::mapping::PAGE;

@@ -16,7 +16,8 @@ use usring_sys::{Errno, eventfd, file, width};
 use usring_uapi::aio::{self, IoEvent, Iocb};
 use usring_uapi::general as linux;
 
-/// Bit of a request's `aio_data`, above its token: a result of 0 bytes counts as an error.
+/// Bit of a request's `aio_data`, above its token: a result of 0 bytes is an error, because it
+/// means that the file has become shorter than the device.
 const EXPECTS_BYTES: u64 = 1 << 32;
 /// Bit of a request's `aio_data`: the completion does not signal the interrupt's eventfd.
 const SILENT: u64 = 1 << 33;
@@ -32,7 +33,7 @@ struct Interrupt {
 }
 
 impl Interrupt {
-    /// Clears earlier signals of the eventfd. The caller must poll afterwards.
+    /// Clears earlier signals of the eventfd. The caller must poll the queue pair afterwards.
     fn drain(&mut self) {
         eventfd::drain(self.eventfd.number());
     }
@@ -63,8 +64,8 @@ fn interrupt_by(eventfd: Option<OwnedDescriptor>) -> Option<Interrupt> {
 /// A queue pair on the kernel's AIO.
 pub struct AioQueue {
     context: Context,
-    /// The current batch: requests accepted since the last batch was closed, not submitted to the
-    /// kernel yet.
+    /// The current batch: requests accepted since the last batch was closed, and not yet submitted
+    /// to the kernel.
     open: Box<PendingBatch>,
     /// Closed batches, not submitted yet: each was replaced because it had no room for more
     /// segments.
@@ -103,8 +104,8 @@ pub enum Target {
 }
 
 pub struct DeviceTarget {
-    /// The device's own file, which stays open for later requests. The kernel itself keeps the file
-    /// open for each request that was submitted.
+    /// The device's own file, which stays open for later requests. For a submitted request, the
+    /// kernel itself keeps the file open.
     file: Arc<HeldDescriptor>,
     read_only: bool,
     /// Bits that must be 0 in the address and the length of every segment.

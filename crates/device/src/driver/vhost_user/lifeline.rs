@@ -50,8 +50,8 @@ impl Lifeline {
     }
 
     /// Returns whether the control plane has closed the connection, which ends the device for the
-    /// whole run. An unread answer on the connection is no end, nor is a descriptor that the
-    /// program has closed.
+    /// whole run. An unread answer on the connection does not count as its end, and neither does a
+    /// descriptor that the program has closed.
     pub fn is_cut(&self) -> bool {
         let connection = self.connection.as_ref();
         connection.is_some_and(|connection| {

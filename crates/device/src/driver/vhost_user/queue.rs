@@ -354,15 +354,16 @@ impl Queue {
     }
 
     /// Handles a new generation: another back end serves the device (step 3 of
-    /// [`super::generation`]). Rebuilds the available ring from the requests in flight, and tells
-    /// the control plane that the queue is ready. Does neither if no other back end will come.
+    /// [`super::generation`]). Rebuilds the available ring from the requests in flight, and
+    /// notifies the control plane that the queue is ready. Does neither if no other back end will
+    /// come.
     #[cold]
     fn change_generation(&mut self, generation: u32) {
         self.generation = generation;
         if self.interrupts {
             // The control plane has signalled this eventfd for the new generation. The back end may
-            // have signalled it, too. No completion is lost, because the caller looks for used
-            // heads in any case.
+            // have signalled it, too. No completion is lost, because the caller checks the used
+            // ring in any case.
             eventfd::drain(self.grant.call.number());
         }
         if self.is_dead() {
@@ -451,7 +452,7 @@ impl Queue {
                 return;
             }
             // The interrupt was for a round (virtio request) that is not the last of its request.
-            // So the queue asks for another interrupt.
+            // The request is still in flight, so the queue asks for another interrupt.
             eventfd::drain(self.grant.call.number());
             if self.ask_for_call() {
                 return;
