@@ -59,9 +59,9 @@ fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
 }
 
 impl Connection {
-    /// Connects to the back end and asks for its features. With `reconnects`, the device must
-    /// survive a restart of the back end. So the back end is asked to record the requests in
-    /// flight, which costs it time for each request.
+    /// Connects to the back end and asks for its features. If `reconnects` is set, the device must
+    /// survive a restart of the back end. usring then asks the back end to record its requests in
+    /// flight, which costs the back end time for each request.
     pub fn open(path: &str, reconnects: bool) -> Result<Connection, Failure> {
         let stream = exchange_timeout::connect(Path::new(path))?;
         let socket = stream.try_clone().map_err(failed("allow its socket to be watched"))?;
@@ -184,8 +184,8 @@ impl Connection {
         })
     }
 
-    /// Passes the record of the previous back end to this back end. `false` if this back end keeps
-    /// no record.
+    /// Passes the previous back end's record of requests in flight to this back end. Returns
+    /// `false` if this back end keeps no record.
     pub fn go_on_with_record(&mut self, record: &VhostUserInflight, file: &File) -> Result<bool, Failure> {
         if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             return Ok(false);
@@ -204,7 +204,8 @@ impl Connection {
 
     /// Returns how many memory regions the back end accepts.
     pub fn most_regions(&self) -> usize {
-        // Without memory slots, one message carries all regions, and at most eight descriptors.
+        // Without memory slots, one message carries all regions. A message has at most eight
+        // descriptors, one for each region.
         if self.has_memory_slots() { self.memory_slots } else { 8 }
     }
 

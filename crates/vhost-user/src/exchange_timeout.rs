@@ -120,8 +120,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the deadline of an exchange, or removes it. Returns whether a deadline of this
-    /// connection has passed.
+    /// Sets the deadline of an exchange, or removes the deadline. Returns whether a deadline of
+    /// this connection has ever passed.
     fn set(&self, deadline: Option<Instant>) -> bool {
         let mut state = self.lock();
         state.deadline = deadline;

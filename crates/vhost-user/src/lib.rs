@@ -35,8 +35,9 @@ const USUAL_QUEUES: u32 = 16;
 /// Milliseconds between two attempts to reconnect, or to free a returned queue.
 const RETRY_MS: u16 = 100;
 
-/// How long a call that returns a queue waits for the queue's requests to complete. After that time
-/// the watcher thread waits for them instead. The queue stays allocated until they have completed.
+/// How long a thread that returns a queue waits for the queue's requests to complete. After this
+/// time, the watcher thread waits for them instead. The queue stays allocated until they have
+/// completed.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a user that asks for a queue waits for a queue that another user is returning.
@@ -49,8 +50,8 @@ const REGIONS: u64 = BASE * 2;
 /// A function that receives messages for the user.
 pub type Report = Box<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
 
-/// A connected device. Dropping it closes the connection; requests that are then in flight fail
-/// with EIO.
+/// A connected device. Dropping it closes the connection. Requests that are in flight at that
+/// moment fail with EIO.
 pub struct VhostUser {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
@@ -129,8 +130,8 @@ impl VhostUser {
         self.shared.parameters.size
     }
 
-    /// Returns how many reads and writes the allocated queues have made: first those that copied
-    /// the data, then those that did not.
+    /// Returns two counts of the reads and writes that the allocated queues have made: those whose
+    /// data was copied, and those whose data was not.
     pub fn counts(&self) -> (u64, u64) {
         let state = self.shared.lock();
         let used = (0..).zip(&state.queues).filter(|(_, queue)| queue.is_some());
@@ -270,8 +271,8 @@ impl Shared {
         state.call_all();
     }
 
-    /// Tries to connect to a new back end, and passes it the record and the memory of the previous
-    /// one.
+    /// Tries to connect to a new back end. Passes it the memory and the record of requests in
+    /// flight that the previous back end had.
     fn reconnect(&self, state: &mut State) {
         let mut attempt = || {
             let mut connection = Connection::open(&self.socket, true)?;
@@ -294,8 +295,8 @@ impl Shared {
             }
             Err(failure) => {
                 let failure: Failure = failure;
-                // The user already has a message that the back end is gone. "cannot be reached"
-                // would add nothing.
+                // The user already has a message that the connection to the back end is lost.
+                // "cannot be reached" would add nothing to it.
                 if failure != state.last_failure && !failure.starts_with("cannot be reached") {
                     self.say(format_args!("{failure}"));
                 }
