@@ -4,10 +4,10 @@
 //! - A wait is one `begin_wait`, followed by alternating calls of `poll` and `pause`, until enough
 //!   requests have completed.
 //! - `pause` follows the device's policy, which may change between two polls.
-//! - Requests are tracked only while the policy is hybrid: when each was submitted (the clock is
-//! - Only while the policy is hybrid, requests are tracked: when each was submitted (the clock is
-//!   read once per batch), which is the oldest, and how long earlier requests took. Under the other
+//! - Requests are tracked only while the policy is hybrid: when each was submitted, which is the
+//!   oldest, and how long earlier requests took. The clock is read once per batch. Under the other
 //!   policies, a submission only loads the policy, and a poll only tests a pointer.
+
 use crate::driver::{DeferredSubmit, QueueOptions, QueuePair, Submission};
 use crate::policy::{PolicyWord, PollPolicy};
 use crate::request::{Completions, DeviceRequest};
