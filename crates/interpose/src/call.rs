@@ -16,13 +16,14 @@ pub struct Call {
     /// The address at which the program continues: after its `syscall` instruction, unless
     /// [`Call::repeat_at_site`] changes it.
     pub return_address: u64,
-    /// 1 if the call came by the trap, so its call site is not rewritten yet; else 0.
+    /// 1 if the call arrived by the trap, which means that its call site is not rewritten yet;
+    /// otherwise 0.
     pub trapped: u64,
     /// Address of the entry point's frame. The frame holds the program's rbp, and the address at
     /// which the program continues.
     pub frame: u64,
     pub forward: Forward,
-    /// Space in which the entry point keeps the outcome of the dispatch.
+    /// Space in which the entry point stores the outcome that `dispatch` returned.
     pub outcome: Outcome,
 }
 
@@ -78,10 +79,9 @@ impl Call {
             linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
-            // These calls trap only if memory is swapped. The filter for swapped memory checks only
-            // the upper half of the mark. So the mark goes to the upper half of an argument of
-            // which Linux reads only the lower 32 bits. For these calls, that is the sixth
-            // argument.
+            // These calls trap only if memory is swapped. The filter for swapped memory compares
+            // only the upper half of the mark. So the mark goes to the upper half of an argument of
+            // which Linux reads only the lower 32 bits. In these calls, this is the sixth argument.
             linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }

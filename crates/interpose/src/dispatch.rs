@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-/// Serves the most frequent call (io_uring_enter), if it did not arrive by the trap. `None`: the
+/// Serves the most frequent call (io_uring_enter), unless the call arrived by the trap. `None`: the
 /// caller continues with [`dispatch`].
 #[inline(always)]
 pub fn frequent(call: &Call) -> Option<Outcome> {

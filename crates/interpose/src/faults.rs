@@ -34,9 +34,9 @@ use usring_uapi::general as linux;
 /// Whether calls ask the rules.
 static ARMED: AtomicBool = AtomicBool::new(false);
 
-/// Number of the system call that [`crate::dispatch::frequent`] serves without a check of the
-/// rules. The value is `u32::MAX` if a rule may name that call, or if the program is checked. Then
-/// no call is served without that check.
+/// Number of the system call that [`crate::dispatch::frequent`] serves directly, without
+/// [`crate::dispatch::dispatch`]. The value is `u32::MAX`, which is no call's number, if the
+/// process has fault rules or runs under `usring run --check`.
 pub static FREQUENT: AtomicU32 = AtomicU32::new(linux::__NR_io_uring_enter);
 
 /// Returns whether this process checks its calls against rules.
@@ -77,8 +77,8 @@ fn arm(page: Page) -> Result<(), &'static str> {
 }
 
 /// Adds a rule that the program gives itself by `usring_inject_once` (`include/usring_inject.h`).
-/// `address`: that of the rule's text. The address 0 instead removes the rules that this process
-/// has added and that have made no fault yet.
+/// `address`: the address of the rule's text. With the address 0, the function instead removes the
+/// rules that this process has added and that have made no fault yet.
 ///
 /// Errors: `EINVAL` (a message on standard error has the reason); `EFAULT`; `ENOSPC` if there are
 /// too many rules; `ENOMEM`; `EPERM` if the calls of the rule cannot be trapped.
@@ -124,8 +124,8 @@ pub fn answer_probe() -> Outcome {
     Ok::<u64, Errno>(filter::CALLS_PROBE_ANSWER).into()
 }
 
-/// Returns whether a call that arrived by a libc symbol has to be checked against the rules there,
-/// because the call does not trap.
+/// Returns whether the libc symbol of a call has to check the call against the rules. It has to if
+/// a rule may name the call and the filter does not trap all calls with this number.
 pub fn is_for_symbols(number: u32) -> bool {
     are_armed() && filter::spares_loader(number) && u16::try_from(number).is_ok_and(|it| armed::names(Kind::Call, it))
 }
@@ -195,8 +195,8 @@ fn answer_as(answer: Answer) -> Outcome {
     Outcome { answer, kind: Outcome::DONE }
 }
 
-/// Sleeps for the whole span. Signals that arrive during the sleep are deferred, as for a program
-/// that strace delays.
+/// Sleeps for the whole span. Signals that arrive during the sleep are deferred, as strace(1) does
+/// for a program whose calls it delays.
 fn pause(span: Nanoseconds) {
     let end = Clock::Monotonic.now().saturating_add(span);
     let mut left = span;
@@ -261,7 +261,7 @@ struct Change {
     /// The shortened `iovec` array to which the call's arguments point.
     vector: Option<Vec<IoVector>>,
     flip: Option<Flip>,
-    /// The memory that the call reads into, if the fault flips bits there.
+    /// The memory into which the call reads, if the fault flips bits of the data. Otherwise empty.
     memory: Vec<IoVector>,
 }
 

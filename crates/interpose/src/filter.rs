@@ -22,7 +22,7 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, width};
 use usring_uapi::general as linux;
 
-/// The data of usring's traps (SECCOMP_RET_DATA): "us". By it usring tells its traps from those of
+/// The data of usring's traps (SECCOMP_RET_DATA): "us". It distinguishes them from the traps of
 /// another filter.
 pub const TAG: i32 = 0x7573;
 
@@ -98,7 +98,7 @@ enum When {
     /// The argument with this index, a descriptor, is in the reserved range. The filter compares it
     /// as unsigned, so −1 is in the range.
     Reserved(u32),
-    /// The first or the second argument, each a descriptor, is in the reserved range, as in
+    /// The first or the second argument, or both, is a descriptor in the reserved range, as in
     /// `Reserved`.
     EitherReserved,
     /// mmap: the fifth argument, a descriptor, is in the reserved range and not −1, and the flags
@@ -107,7 +107,7 @@ enum When {
     MapsReserved,
     /// fcntl: the descriptor is in the reserved range, and the command duplicates it.
     DuplicatesReserved,
-    /// rt_sigprocmask: the call passes a set, and may block the signals in it.
+    /// rt_sigprocmask: the call passes a signal set, and its operation is not SIG_UNBLOCK.
     Blocks,
     /// Never: the call fails with ENOSYS.
     Missing,
@@ -234,12 +234,12 @@ pub const PROBE: u32 = linux::__NR__sysctl;
 /// whether the filter of [`install_for_calls`] is installed.
 pub const FAULTS_PROBE: u32 = linux::__NR_get_kernel_syms;
 
-/// Whether the replaced functions of libc check each call. They must do so if a filter lets calls
-/// pass that look like the loader's.
+/// Whether libc's functions that usring replaces check each call. They must check it if a filter
+/// lets calls pass that look like the loader's.
 pub static SYMBOLS_CHECK: AtomicBool = AtomicBool::new(false);
 
-/// Whether the replaced functions of libc that take or make descriptors check each call. They do so
-/// if [`SYMBOLS_CHECK`] is set, or if the program is traced.
+/// Whether those functions of libc that usring replaces and that take or make descriptors check
+/// each call. They check it if [`SYMBOLS_CHECK`] is set, or if the program is traced.
 pub static DESCRIPTORS_CHECK: AtomicBool = AtomicBool::new(false);
 
 /// Makes the replaced functions of libc check each call.
@@ -461,8 +461,8 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
 }
 
 /// Returns the condition under which the filter for faults traps a call. `None`: this filter does
-/// not trap the call, for one of two reasons. Either the main filter always traps it already, or it
-/// is close(2), which the loader calls with the same arguments as programs.
+/// not trap the call, because the main filter always traps it already, or because it is close(2).
+/// The loader calls close(2) with the same arguments as programs.
 fn rule_for_fault(number: u32) -> Option<When> {
     match number {
         linux::__NR_close => None,
@@ -470,8 +470,8 @@ fn rule_for_fault(number: u32) -> Option<When> {
         _ => Some(DEVICE_RULES.iter().find(|(known, _)| *known == number).map_or(
             When::Concerns(FileRule::Any),
             |(_, when)| match when {
-                // In the filter for devices, only some of these calls trap. A fault concerns all of
-                // them.
+                // The filter for devices traps only some calls with these numbers. The filter for
+                // faults has to trap all of them.
                 When::Concerns(FileRule::SeeksHoles | FileRule::SetsFlags | FileRule::AnyWithFlags) => {
                     When::Concerns(FileRule::Any)
                 }
@@ -481,8 +481,8 @@ fn rule_for_fault(number: u32) -> Option<When> {
     }
 }
 
-/// Returns whether a filter lets some calls with this number pass, because the loader makes such
-/// calls. usring sees such calls of the program by the symbols of libc.
+/// Returns whether a filter lets some calls with this number pass, because the loader makes calls
+/// like them. If the program makes one of these calls, usring sees it by the symbols of libc.
 pub fn spares_loader(number: u32) -> bool {
     !matches!(rule_for_fault(number), Some(When::Concerns(FileRule::Any) | When::Always))
 }
@@ -499,8 +499,8 @@ fn is_trapped_by_filter(calls: &[u64; 8]) -> bool {
 /// The answer to [`FAULTS_PROBE`] if the filter of [`install_for_calls`] is installed.
 pub const CALLS_PROBE_ANSWER: u64 = 0x7573_0003;
 
-/// Returns the argument of the test call for the filter of exactly these calls: a hash (FNV-1a).
-/// Other runs' filters expect other arguments.
+/// Returns the argument of the call that tests for a filter of exactly these calls: a hash of the
+/// calls (FNV-1a). Filters for other calls have other hashes.
 fn probe_argument(calls: &[u64; 8]) -> u32 {
     let bytes = calls.iter().flat_map(|word| word.to_le_bytes());
     bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))

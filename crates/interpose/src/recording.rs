@@ -39,8 +39,8 @@ pub fn learn() -> Result<(), &'static str> {
     filter::install_for_calls(&TRAPS, "calls on files do not reach usring although the trap filter was accepted")
 }
 
-/// Makes and records a call that changes something below the recorded folder. `None`: the recorder
-/// leaves the call to the program's thread.
+/// Makes and records a call that may change something below the recorded folder. `None`: the
+/// recorder has not made the call, and the program's thread has to make it.
 pub fn serve(call: &mut Call) -> Option<Outcome> {
     let number = u32::try_from(call.number).ok().filter(|number| calls::TRAPPED.contains(number))?;
     let system_call = SystemCall::with_six(number, call.marked());

@@ -110,8 +110,9 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
 ///
 /// Errors: a message of one sentence.
 fn check_settings() -> Result<(), &'static str> {
-    // Rings need descriptors from 600 on. The launcher checks the limit for its own runs, and a
-    // program without rings may have a lower limit there.
+    // Rings need descriptors from 600 on. Only processes without the launcher check the limit here.
+    // The launcher checks the limit of its runs itself, and a program without rings may run there
+    // with a lower limit.
     if !environment::is_strict() && own_numbers::is_limit_too_low() {
         return Err("rings use descriptors from 600 on, but the hard limit of open files is lower (ulimit -Hn)");
     }
@@ -149,8 +150,8 @@ fn prepare_swap() -> Result<(), &'static str> {
     let Some(minimum) = region::wanted_minimum() else { return Ok(()) };
     if libc::has_sanitizer() {
         // TSan allows no mapping at the addresses that usring reserves for swapped memory. LSan
-        // reads the program's memory from a process of its own. If it touches an evicted page
-        // there, usring does not page the page in.
+        // reads the program's memory from a process of its own. If this process touches an evicted
+        // page, usring does not page it in.
         let process = process::id();
         message::say(format_args!(
             "swap: the memory of process {process} stays as it is: a sanitizer keeps account of it"

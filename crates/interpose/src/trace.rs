@@ -23,9 +23,9 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Begins to record when a program starts, if it runs under `usring run --trace`. A program may be
-/// unable to open the trace, because it runs as another user than the launcher. Such a program runs
-/// without being traced.
+/// Begins to record when a program starts, if it runs under `usring run --trace`. A program that
+/// runs as another user than the launcher may be unable to open the trace. It then runs without
+/// being traced.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {

@@ -97,7 +97,8 @@ fn memcmp_finds_the_first_difference_and_its_sign() {
         for at in [0, 1, 6, 7, 8, 9, 15, 100, count.saturating_sub(1), count] {
             let mut other = one.clone();
             other[at] = other[at].wrapping_add(1);
-            // The next byte differs in the other direction. This second difference must not count.
+            // The byte after the first difference differs in the opposite direction. memcmp must
+            // ignore this second difference.
             other[at + 1] = other[at + 1].wrapping_sub(1);
             let expected = if at < count { one[at].cmp(&other[at]) as i32 } else { 0 };
             // SAFETY: the ranges lie within their arrays.
@@ -223,7 +224,7 @@ fn a_block_comes_from_the_reserve_when_the_kernel_refuses_memory() {
     allocator.keep_reserve().unwrap();
     let child = call(linux::__NR_fork, [0; 5]);
     if child == 0 {
-        // This changes only the soft limit of addresses, so the child can raise the limit again.
+        // Only the soft limit of address space is changed, so the child can raise it again.
         let limit = |soft: u64| {
             let limits = [soft, u64::MAX];
             call(linux::__NR_prlimit64, [0, linux::RLIMIT_AS.into(), &raw const limits as u64, 0, 0])

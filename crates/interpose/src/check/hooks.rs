@@ -93,8 +93,8 @@ hook!(close, REAL_CLOSE, CLOSE, "je 3f");
 // left completions in a CQ.
 hook!(exit_now, REAL_EXIT, EXIT, "nop");
 
-/// Replaces realloc(3), which frees the old block only if it moves the block. So this function
-/// calls the real one first.
+/// Replaces realloc(3). Calls the real realloc first, because only its result shows whether the old
+/// block was freed: it is freed only if the block moves.
 #[unsafe(naked)]
 #[unsafe(link_section = "usring_entry")]
 unsafe extern "C" fn realloc() {
@@ -166,8 +166,8 @@ unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, 
     }
 }
 
-/// Returns the size of a block of malloc's, if a request in flight may use memory in the block;
-/// otherwise 0. Returns 1 if malloc cannot report the size.
+/// Returns the size of a block that malloc made, if a request in flight may use memory in the
+/// block. Otherwise returns 0. Returns 1 if malloc cannot report the size.
 extern "C" fn usable_size(block: u64) -> u64 {
     if block == 0 || !usring_check::has_memory_in_flight(block) {
         return 0;

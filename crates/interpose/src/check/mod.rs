@@ -53,9 +53,9 @@ pub fn enter(call: &mut Call) -> Outcome {
     outcome
 }
 
-/// Bytes between an entry point's frame and the program's stack pointer. They hold saved registers,
-/// the return address and the red zone. An entry point that replaces a function of libc has no red
-/// zone.
+/// Bytes between an entry point's frame and the program's stack pointer. At a `syscall` instruction
+/// they hold saved registers, the return address and the red zone. At a replaced function of libc,
+/// there is no red zone.
 const FRAME_OF_INSTRUCTION: u64 = 144;
 const FRAME_OF_FUNCTION: u64 = 16;
 

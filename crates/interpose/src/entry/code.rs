@@ -28,7 +28,7 @@ pub const MOV_EAX: u8 = 0xb8;
 /// The bytes of the instruction `syscall`.
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 pub const MOV: usize = 5;
-/// Maximum number of bytes between the `mov` and the `syscall`.
+/// Maximum number of bytes between the `mov` and the `syscall` of a call site.
 pub const MOST_BETWEEN: usize = 12;
 
 /// Longest x86 instruction, in bytes.
@@ -95,8 +95,8 @@ impl Form {
         if address.checked_sub(function)? > MOST_CODE {
             return None;
         }
-        // Finds the last `mov` that loads the call's number. Only moves between registers may
-        // follow it.
+        // Finds the last `mov` that loads the call's number. Between this `mov` and the `syscall`,
+        // only moves between registers are allowed.
         let (mut start, mut call) = (None, None);
         for (at, length) in instructions(function..address + SYSCALL.len()) {
             if at >= address {
@@ -122,8 +122,8 @@ impl Form {
     }
 }
 
-/// Returns whether an instruction is `mov` or `xor` between registers. Such an instruction can be
-/// copied to the stub, because it works at any address.
+/// Returns whether an instruction is `mov` or `xor` between registers. Only these instructions are
+/// copied to the stub, because they work at any address.
 fn is_between_registers(start: usize, length: usize) -> bool {
     let has_prefix = matches!(byte(start), 0x40..=0x4f);
     let opcode = start + usize::from(has_prefix);

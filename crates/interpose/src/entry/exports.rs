@@ -8,7 +8,7 @@ use crate::files::contexts::SETUP2;
 use crate::runtime::assembler::begin_frame;
 use crate::swap::functions::{FIRST, for_each_function};
 
-/// Defines a function of at most five arguments. It enters the entry point as a system call would,
+/// Defines a function of at most five arguments. It runs the entry point as a system call would,
 /// with `$number` in place of the system call's number.
 macro_rules! exported {
     ($(#[$attribute:meta])* $name:ident, $number:expr) => {

@@ -76,8 +76,9 @@ pub unsafe extern "C" fn vfork() {
     )
 }
 
-/// Begins a child that has its own memory. If usring has private descriptors, resets what the child
-/// has inherited. `shares_descriptors`: not 0 if the child was made with CLONE_FILES.
+/// Called at the beginning of a forked child that has its own memory. If usring has private
+/// descriptors, resets what the child has inherited. `shares_descriptors`: not 0 if the child was
+/// made with CLONE_FILES.
 extern "C" fn begin(shares_descriptors: u32) {
     if descriptor::has_private() {
         process::begin_child(if shares_descriptors == 0 { ChildDescriptors::Own } else { ChildDescriptors::Shared });
@@ -148,7 +149,7 @@ pub unsafe extern "C" fn clone() {
         "je 3f",
         "test edx, {shares_memory}",
         "jnz 2f",
-        // Without a function or a stack, libc reports the error.
+        // If the program passes no function or no stack, libc's `clone` reports the error.
         "test rdi, rdi",
         "jz 2f",
         "test rsi, rsi",

@@ -14,8 +14,8 @@ use usring_uapi::general as linux;
 /// The resource: number of open files.
 const FILES: u32 = linux::RLIMIT_NOFILE;
 
-/// Defines a libc function that only makes one system call. `$register`: the register of the
-/// argument that names the resource.
+/// Defines a libc function that only makes one system call, on a resource limit. `$register`: the
+/// register of the argument that names the resource.
 macro_rules! limit_call {
     ($real:ident, $number:expr, $register:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -59,9 +59,10 @@ limit_call!(REAL_GETRLIMIT, linux::__NR_getrlimit, "edi", getrlimit getrlimit64)
 limit_call!(REAL_SETRLIMIT, linux::__NR_setrlimit, "edi", setrlimit setrlimit64);
 limit_call!(REAL_PRLIMIT, linux::__NR_prlimit64, "esi", prlimit prlimit64);
 
-/// Defines a libc function that answers how many files the program may open. It returns the
-/// program's limit if usring has raised the kernel's limit and `$condition` sets the zero flag.
-/// Otherwise it jumps to libc's function.
+/// Defines a libc function that returns how many files the program may open. `$condition` is an
+/// instruction that sets the zero flag if the program asks for this number. If usring has raised
+/// the kernel's limit and the program asks for this number, the function returns the program's own
+/// limit. In all other cases it jumps to libc's function.
 macro_rules! limit_question {
     ($real:ident, $name:ident, $condition:literal) => {
         static $real: AtomicUsize = AtomicUsize::new(0);

@@ -8,16 +8,17 @@ use usring_uapi::general as linux;
 
 /// The mapping that contains a call site, from /proc/self/maps.
 pub struct CodeArea {
-    /// The addresses of the mapping, and of readable code of its file that lies directly before it.
-    /// (A page that was written to is a mapping of its own.)
+    /// The addresses of the mapping. If readable code of the same file lies directly before the
+    /// mapping, they include this code. (A page that was written to is a mapping of its own.)
     pub code: Range<usize>,
     pub protection: u32,
     /// Whether the mapping is private and of a file.
     is_private_file: bool,
-    /// Address at which the file's beginning is mapped: the nearest mapping of its first page below
-    /// the call site. `None`: there is no such mapping.
+    /// Address at which the beginning of the mapping's file is mapped: the nearest such mapping
+    /// below the call site. `None`: the beginning is not mapped there.
     pub image: Option<usize>,
-    /// Address at which the nearest free space below the mapping ends. Stubs are made there.
+    /// Address at which the nearest free space below the mapping ends. Stubs of call sites are made
+    /// in this space.
     pub room_below: usize,
 }
 

@@ -80,7 +80,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size usring_own_signal_entry, . - usring_own_signal_entry",
-    // Unwinders and debuggers recognise a signal frame by the bytes of its restorer, which follow.
+    // The bytes of the restorer follow. By them, unwinders and debuggers recognise a signal frame.
     ".p2align 4",
     "nop",
     "usring_restorer_of_own:",
@@ -177,9 +177,9 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
 }
 
 /// Makes a call of the program that changes credentials. glibc makes this call in every thread, in
-/// the handler of a signal. That signal may have interrupted the engine, and no thread may enter
-/// the engine a second time. So the call is made here, in the trap's handler, and not at the entry
-/// point.
+/// the handler of a signal. If the signal has interrupted the engine, the thread must not enter the
+/// engine a second time. So the trap's handler makes the call here, and does not lead it to the
+/// entry point.
 fn change_credentials(arrival: &mut Arrival, number: u32) {
     let arguments = [context::RDI, context::RSI, context::RDX].map(|register| *arrival.word(register));
     *arrival.word(context::RAX) = match process::caller() {

@@ -40,9 +40,9 @@ const HALT: u8 = 0xf4;
 /// quarters of the table are used.
 const SITES: usize = 1024;
 
-/// Number of the trap at which a call site is rewritten, because rewriting costs as much as about
-/// twenty traps. (A call site of io_uring_enter is rewritten at its first trap, because it will be
-/// used again.)
+/// Number of the trap at which a call site is rewritten. Rewriting costs as much as about twenty
+/// traps, so it does not pay for a call site that traps only a few times. (A call site of
+/// io_uring_enter is rewritten at its first trap, because it will be used again.)
 const REWRITE_AT_TRAP: u32 = 12;
 
 struct Site {
@@ -51,7 +51,7 @@ struct Site {
     traps: AtomicU32,
     /// Address of the `mov`.
     start: AtomicUsize,
-    /// Target of the jump at `start`; 0 if the call site was not rewritten.
+    /// Target of the jump that was written at `start`; 0 if the call site was not rewritten.
     stub: AtomicUsize,
 }
 
@@ -86,8 +86,8 @@ fn sites_from(address: usize) -> impl Iterator<Item = &'static Site> {
     (0..SITES).map(move |step| &TABLE[(start + step) % SITES])
 }
 
-/// Returns the table's entry of the call site at this address. Claims a free entry if the call site
-/// has none. `None`: three quarters of the table are used.
+/// Returns the entry that the call site at this address has in the table of call sites. Claims a
+/// free entry if the call site has none. `None`: three quarters of the table are used.
 fn site_of(address: usize) -> Option<&'static Site> {
     for site in sites_from(address) {
         match site.address.load(Ordering::Acquire) {
@@ -115,7 +115,8 @@ pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
 }
 
-/// Returns the table's entry of the call site at this address; `None` if it has no entry.
+/// Returns the entry that the call site at this address has in the table of call sites. `None` if
+/// it has no entry.
 fn known(address: usize) -> Option<&'static Site> {
     sites_from(address)
         .map(|site| (site, site.address.load(Ordering::Acquire)))
@@ -129,15 +130,16 @@ pub fn consider(call: &Call) {
     let address = width::size(call.return_address.wrapping_sub(SYSCALL.len() as u64));
     let may_share = matches!(width::low(call.number), linux::__NR_clone | linux::__NR_vfork);
     if environment::forbids_patching() || text::is_library(address) || may_share {
-        // clone and vfork may share memory with the child. Such a call may return at the call site
-        // on another stack, or twice on one stack. So these call sites are never rewritten.
+        // clone and vfork may share memory with the child. They may then return at the call site on
+        // another stack, or twice on one stack. So the call sites of clone and vfork are never
+        // rewritten.
         return;
     }
     let Some(site) = site_of(address) else { return };
     let rewrite_at = if width::low(call.number) == linux::__NR_io_uring_enter { 1 } else { REWRITE_AT_TRAP };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
-    // A call site is rewritten only once, unless other code has been mapped at its address since
-    // then.
+    // A call site that was rewritten is rewritten again only if other code has been mapped at its
+    // address since then.
     let is_anew = || {
         let is_old = site.stub.load(Ordering::Acquire) != 0;
         is_old && site.rewritten(site.start.load(Ordering::Relaxed)).is_none()
@@ -147,8 +149,9 @@ pub fn consider(call: &Call) {
     }
 }
 
-/// Rewrites the call sites at the beginning of a libc function before any of them has trapped. This
-/// is for a call that must not trap in some children, or that a filter cannot trap in all cases.
+/// Rewrites the call sites at the beginning of a libc function before any of them has trapped. Used
+/// for two kinds of call: those that must not trap in some children, and those that a filter cannot
+/// trap in all cases.
 pub fn rewrite_ahead(function: usize, number: u32) {
     /// Bytes of the function that are searched. The function has one `syscall` for processes with
     /// one thread and one for processes with several. Both lie well within this length.
@@ -171,8 +174,8 @@ fn rewrite(site: &Site, address: usize, number: u32) {
     let mut patching = process::current().patching.lock();
     let Some(area) = maps::area_of(address).filter(CodeArea::may_be_rewritten) else { return };
     let Some(function) = code::function_around(address, &area) else { return };
-    // This is checked under the lock, because another thread may have rewritten the call site by
-    // now.
+    // The code is decoded under the lock `patching`, because another thread may have rewritten the
+    // call site by now.
     let Some(form) = Form::of(function, address, number) else { return };
     if !*patching.get_or_insert_with(register_for_membarrier) {
         return;
@@ -188,7 +191,7 @@ fn rewrite(site: &Site, address: usize, number: u32) {
     }
 }
 
-/// Returns the operand of a jump at `address` to the stub.
+/// Returns the operand of a jump instruction at `address` that jumps to the stub.
 fn distance(address: usize, stub: usize) -> i32 {
     relative(address + 5, stub)
 }
@@ -217,7 +220,7 @@ fn write_jump(address: usize, stub: usize, area: &CodeArea) -> Result<(), Errno>
     synchronise();
     put(0, JUMP);
     synchronise();
-    // If this call fails, the page stays writable, which does no harm.
+    // If `protect` fails, the page stays writable, which does no harm.
     let _ = protect(page, area.protection);
     Ok(())
 }

@@ -312,8 +312,8 @@ global_asm!(
 );
 
 // Entry points for programs with small stacks (see `stacks`). The call runs on a stack of usring's.
-// This thread may be on that stack already, because a signal handler has interrupted usring's exit.
-// Then the call runs on the current stack.
+// If a signal handler has interrupted usring's exit, the thread may be on this stack already. Then
+// the call runs on the current stack.
 global_asm!(
     entrance!("usring_trap_entry_aside", "usring_patched_entry_aside"),
     "push rdi",

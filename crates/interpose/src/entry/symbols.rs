@@ -265,8 +265,8 @@ macro_rules! sleeping {
     };
 }
 
-/// Defines a function that makes a system call without libc. It serves calls before the constructor
-/// has found libc's function, and if libc has no such function.
+/// Defines a function that makes a system call without libc. It serves calls that come before the
+/// constructor has found libc's function. If libc has no such function, it serves all calls.
 macro_rules! raw {
     ($name:ident, $number:expr, $adjust:literal) => {
         #[unsafe(naked)]
@@ -313,8 +313,8 @@ with_devices!(REAL_OPENAT, raw_openat, linux::__NR_openat, openat openat64);
 sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
 sleeping!(REAL_PPOLL, raw_ppoll, linux::__NR_ppoll, "mov r8d, 8", ppoll __ppoll_chk);
 sleeping!(REAL_SELECT, raw_select, linux::__NR_select, "nop", select);
-// pselect6(2) takes the signal mask in a structure with its size. The fallback passes no mask,
-// because no caller passes one before the constructor has found libc's function.
+// pselect6(2) takes the signal mask in a structure, together with the mask's size. The fallback
+// passes no mask, because no caller passes one before the constructor has found libc's function.
 sleeping!(REAL_PSELECT, raw_pselect, linux::__NR_pselect6, "xor r9d, r9d", pselect);
 sleeping!(REAL_EPOLL_WAIT, raw_epoll_wait, linux::__NR_epoll_wait, "nop", epoll_wait);
 sleeping!(REAL_EPOLL_PWAIT, raw_epoll_pwait, linux::__NR_epoll_pwait, "mov r9d, 8", epoll_pwait);
@@ -490,11 +490,11 @@ pub fn libc_writev() -> Option<usize> {
     Some(REAL_WRITEV.load(Ordering::Acquire)).filter(|address| *address != 0)
 }
 
-/// Returns whether usring has to answer a call that arrived by a libc symbol. If not, libc's
-/// function answers it.
+/// Returns whether usring has to answer a call that arrived by a libc symbol. Otherwise libc's
+/// function answers the call.
 extern "C" fn concerns(call: &Call) -> u64 {
-    // In a forked child, this resets what the child has inherited, before the child makes objects
-    // of its own.
+    // In a forked child, `current` resets what the child has inherited, before the child makes
+    // objects of its own.
     process::current();
     let is_ours = |number: u64| {
         let number = width::int(number);
@@ -516,7 +516,8 @@ extern "C" fn concerns(call: &Call) -> u64 {
     u64::from(ours || faults::is_for_symbols(width::low(call.number)))
 }
 
-/// Prepares a system call that the program makes through libc's `syscall`, if it is a poll call.
+/// Prepares a system call that the program makes through libc's `syscall`, if the call is poll(2),
+/// select(2), epoll_wait(2) or a variant of them.
 extern "C" fn before_call(call: &Call) {
     match width::low(call.number) {
         linux::__NR_poll
@@ -530,8 +531,9 @@ extern "C" fn before_call(call: &Call) {
     }
 }
 
-/// Prepares a poll call. From now on, the rings among its descriptors keep their readiness up to
-/// date. If the program has emptied the CQ of such a ring, its descriptor becomes unreadable.
+/// Prepares a call of poll(2), select(2), epoll_wait(2) or a variant. From now on, the rings among
+/// the call's descriptors keep their readiness up to date. If the program has emptied the CQ of one
+/// of these rings, the ring's descriptor becomes unreadable.
 extern "C" fn before_sleep(call: &Call) {
     process::current();
     if UNWATCHED.load(Ordering::Relaxed) != 0 {

@@ -2,9 +2,9 @@
 //! no device and not to usring itself, the kernel answers the call unchanged.
 //!
 //! A vfork child has descriptors of its own but shares usring's tables with its parent. So its
-//! changes of numbers are made in the kernel and not recorded. It also uses usring's memory, and
-//! pages swapped memory in as its parent does. For that it needs usring's private descriptors, so
-//! it, too, must not close them. (Its copies of them are closed by its exec.)
+//! changes of numbers are made in the kernel and not recorded. It runs in its parent's memory, and
+//! pages swapped memory in as its parent does. For this it needs usring's private descriptors, so
+//! it must not close them either. (Its exec closes its copies of them.)
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors::{self, Found};
@@ -42,8 +42,8 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
         devices::forget(number);
         return Some(closed);
     }
-    // The number is first removed from the table and then closed. Otherwise the kernel could give
-    // it to another file while the table still names a ring.
+    // The number is removed from the table before it is closed. In the other order, the kernel
+    // could give the number to another file while the table still names a ring.
     let file = descriptors::remove(number);
     let closed = descriptor::close(number);
     drop(file);
@@ -59,8 +59,8 @@ fn may_be_device(number: i32) -> bool {
 // CLOSE_RANGE_UNSHARE of linux/close_range.h.
 const UNSHARE: u64 = 2;
 
-/// Answers close_range(2). With CLOSE_RANGE_CLOEXEC, the call closes nothing before the exec, so
-/// the kernel answers it.
+/// Answers close_range(2). If the call has any flag but CLOSE_RANGE_UNSHARE, the kernel answers it:
+/// with CLOSE_RANGE_CLOEXEC, it closes nothing before the exec.
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let (first, last) = (width::low(first), width::low(last));
@@ -115,8 +115,8 @@ pub fn control(call: &mut Call) -> Outcome {
     duplicate_from(call, width::int(number), lowest, close_on_exec)
 }
 
-/// Duplicates a descriptor. A duplicate of a ring's or a device's descriptor gets a number in the
-/// reserved range, too.
+/// Duplicates a descriptor. If the descriptor is a ring's or a device's, the duplicate gets a
+/// number in the reserved range.
 fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool) -> Outcome {
     if descriptor::is_private(number) {
         return Err::<u64, _>(Errno::EBADF).into();
@@ -143,7 +143,7 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     devices::forget(new);
     if descriptor::is_private(old) || descriptor::is_private(new) {
         // Linux answers EBUSY while another thread opens a file that gets the number `new`. usring
-        // also answers EBUSY if `new` is a private number of its own.
+        // answers EBUSY as well if `new` is a private number of its own.
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
     }
     let file = descriptors::get(old);
@@ -181,7 +181,7 @@ pub fn map(call: &mut Call) -> Outcome {
         if length == 0 || flags & (linux::MAP_SHARED | linux::MAP_PRIVATE) == 0 {
             return Err(Errno::EINVAL);
         }
-        // The kernel, too, chooses a ring's address itself and accepts no address from the program.
+        // As in the kernel, the program cannot choose the address of a ring's mapping.
         if address != 0 || flags & (linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE) != 0 {
             return Err(Errno::EINVAL);
         }

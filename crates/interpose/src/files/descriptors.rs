@@ -35,7 +35,7 @@ static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 /// The highest descriptor number that a ring ever had, plus 1.
 static USED_END: AtomicI32 = AtomicI32::new(0);
 
-/// Number of rings' descriptors below the reserved range, which dup2(2) has made. While there are
+/// Number of descriptors of rings that dup2(2) has made below the reserved range. While there are
 /// any, the entry points of libc's symbols check every descriptor number.
 pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 
@@ -50,8 +50,8 @@ pub struct File {
     watched: AtomicBool,
     /// Locked while a thread begins to watch the ring's descriptor, so that only one thread does.
     beginning: Mutex<()>,
-    /// The id of the ring's eventfd ([`eventfd_id`]). It is stored when a number below the reserved
-    /// range becomes the ring's, and is 0 until then.
+    /// The id of the ring's eventfd ([`eventfd_id`]). It is 0 until dup2(2) gives the ring a number
+    /// below the reserved range.
     identity: AtomicU64,
 }
 
@@ -125,7 +125,7 @@ fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(width::index(number))
 }
 
-/// A reference to a ring's file that keeps the file alive as long as this value.
+/// A reference to a ring's file. The file stays alive at least until this value is dropped.
 pub struct Using {
     file: ManuallyDrop<Arc<File>>,
     /// The hazard pointer that protects the table's reference to the file. `None`: this value has a
@@ -186,8 +186,8 @@ fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
     }
 }
 
-/// Returns a counted reference to the file of a table entry. Holds the lock `descriptors`
-/// meanwhile.
+/// Returns a counted reference to the file of a table entry. The function takes and releases the
+/// lock `descriptors`.
 fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     if entry.load(Ordering::Relaxed) == 0 {
         return Found::Other;
@@ -244,8 +244,8 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
 }
 
 /// A reference to a ring's file, for the engine. The engine looks the file up while it holds the
-/// lock of a ring, perhaps of this ring. If the program closes the ring's last number meanwhile,
-/// the ring is closed later, when the thread holds no lock.
+/// lock of a ring, perhaps of this ring. If the program closes the ring's last number while the
+/// reference exists, the ring is closed later, when the thread holds no lock.
 pub struct Inside(Option<Arc<File>>);
 
 impl Drop for Inside {
@@ -407,9 +407,10 @@ pub fn reset_in_child() {
     UNWATCHED.store(inherited, Ordering::Relaxed);
 }
 
-/// Makes a descriptor for a ring, with a number in the reserved range, closed on exec. It is always
-/// readable until [`File::watch`] is called. Some polls are not seen by usring: by a bare `syscall`
-/// instruction, or in another process. Such a poll may wake once without need, but misses no event.
+/// Makes a descriptor for a ring, with a number in the reserved range, closed on exec. The
+/// descriptor is always readable until [`File::watch`] is called. usring does not see a poll by a
+/// bare `syscall` instruction, or in another process. Such a poll may wake without need, but misses
+/// no event.
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     let low = eventfd::create_readable()?;
     let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;

@@ -32,7 +32,7 @@ pub fn between_files(call: &mut Call) -> Outcome {
 }
 
 /// Refuses ioctl(2) requests by which the kernel itself would read the file that stands for a
-/// device. That file is empty, so cp(1), which makes such requests, would copy nothing.
+/// device. The file is empty, so cp(1), which makes these requests, would copy nothing.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, argument, ..] = call.arguments;
     let is_device = |number: u64| devices::is_device(width::int(number));
@@ -100,7 +100,7 @@ fn open_device(call: &Call) -> Result<u64, Errno> {
     let close_on_exec = width::low(flags) & linux::O_CLOEXEC != 0;
     let reserved = numbers::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec);
     // If the limit of open files leaves no number in the reserved range, fcntl(2) answers EINVAL.
-    // open(2) answers EMFILE in such a case.
+    // open(2) has to answer EMFILE.
     let reserved = reserved.map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })?;
     Ok(width::word(devices::enter(reserved)))
 }

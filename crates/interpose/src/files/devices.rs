@@ -33,8 +33,8 @@ static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUM
 static USED_END: AtomicU32 = AtomicU32::new(0);
 
 /// Number of table entries dropped so far; changes under the lock `descriptors`. While one thread
-/// closes a number, another thread may look the number up and find its old file. If this count has
-/// changed meanwhile, the second thread does not record that file.
+/// closes a number, another thread may look the number up and find its old file. The second thread
+/// records the file only if this count has not changed since it began.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the run has devices.
@@ -72,7 +72,7 @@ pub fn learn() -> Result<(), &'static str> {
 const PROBE_ARGUMENT: u64 = 0x7573_6465;
 const PROBE_ANSWER: u64 = 0x7573_0001;
 
-/// Returns whether the filter for devices makes calls on files reach usring.
+/// Returns whether the filter for devices is installed and its traps reach usring.
 fn traps() -> bool {
     // SAFETY: the kernel has no such call, and usring's answer to it accesses no memory.
     unsafe { usring_sys::syscall::syscall6(filter::PROBE, [PROBE_ARGUMENT, 0, 0, 0, 0, 0]) == PROBE_ANSWER }
@@ -119,8 +119,8 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
     }
     let forgotten = FORGOTTEN.load(Ordering::Acquire);
     let device = devices::recognise(number);
-    // A vfork child has its own descriptors, but this table is its parent's. So the child records
-    // nothing.
+    // This table is the parent's, but a vfork child has descriptors of its own. So a vfork child
+    // records nothing.
     if process::is_own() {
         remember(number, device.as_ref(), forgotten);
     }
@@ -136,8 +136,8 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
             let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
             work(&file)
         });
-        // The engine may call this function while it holds the lock of a ring. So if this was the
-        // device's last use, the device is freed later, without that lock.
+        // The engine may call this function while it holds the lock of a ring. If this was the
+        // device's last use, the device must not be freed under that lock. So it is freed later.
         if let Some(held) = held {
             numbers::end_inside(held);
         }
@@ -242,8 +242,8 @@ unsafe fn drop_share(object: usize) {
     drop(unsafe { Arc::from_raw(object as *const OpenDevice) });
 }
 
-/// Clears the table in a forked child. The devices' queue pairs are the parent's, and the child
-/// does not touch them. It opens a device again when it uses the device.
+/// Clears the table in a forked child. The devices in it have queue pairs of the parent, which the
+/// child must not touch. The child opens a device again when it uses the device.
 pub fn reset_in_child() {
     for entry in &TABLE[..USED_END.load(Ordering::Relaxed) as usize] {
         if entry.load(Ordering::Relaxed) != UNKNOWN {

@@ -8,8 +8,9 @@ use usring_uapi::general as linux;
 /// ring nor to a device.
 pub const NUMBERS: usize = 65536;
 
-/// Ends the use of an object of the tables while the thread holds the lock of a ring. If this was
-/// the last use, the object is freed later, when the thread holds no lock.
+/// Ends the use of an object of the tables of rings and devices while the thread holds the lock of
+/// a ring. If this was the object's last use, the object is freed later, when the thread holds no
+/// lock.
 pub fn end_inside(held: hazard::Use) {
     if held.end_inside() {
         usring_engine::host::run_later(hazard::sweep);

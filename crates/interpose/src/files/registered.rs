@@ -58,8 +58,9 @@ fn row_of_this_thread() -> Option<&'static ThreadRings> {
     None
 }
 
-/// Claims a row of the table for the calling thread, which has made a ring. From now on, an index
-/// without a ring gets `EBADF` in this thread's calls, and no longer `EINVAL`, as in the kernel.
+/// Claims a row of the table for the calling thread, which has made a ring. From now on, this
+/// thread's calls with an index without a ring fail with `EBADF` instead of `EINVAL`, as in the
+/// kernel.
 pub fn claim_row() {
     let _ = claim();
 }

@@ -10,7 +10,7 @@ use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, unusual, user_memory, width};
 use usring_uapi::io_uring as abi;
 
-/// A value of `to_submit` that makes io_uring_enter a test call, together with the descriptor −1:
+/// Value of `to_submit` in a test call of io_uring_enter(2) with the descriptor −1. The call tests
 /// whether io_uring calls reach usring.
 const PROBE: u64 = 0x7573_7270;
 /// The answer to the test call. No other call returns it.
@@ -23,9 +23,9 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
     if to_submit == PROBE && width::int(descriptor) == -1 {
         return Ok(PROBE_ANSWER);
     }
-    // Most calls have no argument. Then the size means nothing and is not read. (If both were read,
-    // the compiler would read them by one load. The entry point has just stored the two words
-    // separately, and such a load waits until both stores are done.)
+    // Most calls pass no `argument`. Then `argument_size` means nothing and is not read. (If both
+    // were read, the compiler would read them by one load. The entry point has just stored the two
+    // words separately, and one load of both waits until both stores are done.)
     let has_argument = argument != 0 || width::low(flags) & abi::IORING_ENTER_EXT_ARG != 0;
     let argument_size = if has_argument { argument_size } else { 0 };
     let enter = EnterCall {

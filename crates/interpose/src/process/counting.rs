@@ -12,8 +12,8 @@ use usring_uapi::general as linux;
 
 static FILE: AtomicPtr<Statistics> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Counts the rings of this process, if the environment names a file for that. A forked child calls
-/// this again with its own process id.
+/// Counts the rings of this process, if the environment names a file for the counters. A forked
+/// child calls this function again, with its own process id.
 pub fn count_for(process: u32) {
     // SAFETY: the stored pointer is null, or points to the mapping, which is never unmapped.
     let known = unsafe { FILE.load(Ordering::Acquire).as_ref() };
@@ -27,7 +27,7 @@ pub fn count_for(process: u32) {
             FILE.store(&raw const *statistics as *mut Statistics, Ordering::Release);
             usring_engine::set_statistics(statistics, process);
         }
-        // Under the launcher, a process may lack the rights for the file. Such a process counts
+        // Under the launcher, a process may lack the rights to open the file. It then counts
         // nothing.
         Err(_) if environment::is_strict() => {}
         Err(error) => message::say(format_args!(

@@ -62,8 +62,8 @@ const OF_ALL_PROGRAMS: [&[u8]; 15] = [
     LOG,
 ];
 
-/// usring's own variables of the environment, for this process and its children. They are copies,
-/// because programs overwrite the originals to change their title.
+/// Copies of usring's own variables of the environment, for this process and its children. They are
+/// copies because programs overwrite the original strings to change their title.
 #[derive(Default)]
 pub struct OwnVariables {
     /// The library's path, with a NUL. It comes from LD_PRELOAD. In a program that is linked to the
@@ -208,8 +208,8 @@ unsafe fn keeps(own_variables: &OwnVariables, variable: *mut u8) -> bool {
     let ours = |part: &[u8]| part.is_empty() || part == own_variables.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    // An empty part of the list shows that the program has an empty LD_PRELOAD of its own. The
-    // variable stays in that case, so that an exec appends the library to it.
+    // An empty part of the list shows that the program has an empty LD_PRELOAD of its own. Then the
+    // variable stays, so that an exec appends the library to it.
     let has_own_list = list.split(separates).any(<[u8]>::is_empty);
     if rest.is_empty() && !has_own_list {
         return false;

@@ -26,8 +26,8 @@ use usring_uapi::general as linux;
 /// State that a forked child must not inherit.
 pub struct Process {
     id: u32,
-    /// Locked while both actions of a signal change together: the kernel's, and the one in usring's
-    /// table.
+    /// Locked while a signal's action in the kernel and its action in usring's table change
+    /// together.
     pub actions: Mutex<()>,
     /// Locked while the tables of rings' and devices' descriptors change.
     pub descriptors: Mutex<()>,
@@ -40,11 +40,11 @@ pub struct Process {
 
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
-/// Whether this process has begun: whether code of usring has run in it. (The process id does not
-/// show that, because a child in another PID namespace may have the id of its parent.)
+/// Whether code of usring has run in this process. (The process id does not show this, because a
+/// child in another PID namespace may have the id of its parent.)
 static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
-/// Whether this process or one of its ancestors has begun. If an ancestor has, a forked child has
-/// tables to reset.
+/// Whether code of usring has run in this process or in one of its ancestors. If it has run in an
+/// ancestor, a forked child has tables to reset.
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
 /// The function that resets, in a forked child, all that the child has inherited. Its arguments are
@@ -74,8 +74,8 @@ fn begin() -> &'static Process {
     let id = getpid();
     let is_first = !BEGUN.get_or_make(|| AtomicBool::new(false)).swap(true, Ordering::Relaxed);
     if HAS_TABLES.swap(true, Ordering::Relaxed) && is_first {
-        // A child starts with one thread. It begins here before it makes another thread
-        // (`entry::fork_symbols`). So no other thread exists now.
+        // A child starts with one thread. usring's code runs here before the child makes another
+        // thread (`entry::fork_symbols`). So no other thread exists now.
         let descriptors = ChildDescriptors::take();
         if let Some(reset_in_child) = CHILD_RESET.get() {
             reset_in_child(descriptors, LAST_BEGUN.load(Ordering::Relaxed));
@@ -122,8 +122,8 @@ static OF_CHILD: AtomicU8 = AtomicU8::new(ChildDescriptors::Unknown as u8);
 /// run in a child, this is the id of the child's parent.
 static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
 
-/// Begins a forked child, unless it has begun already: makes its state, and resets what it has
-/// inherited.
+/// Prepares a forked child, unless code of usring has run in it already: makes its state, and
+/// resets what it has inherited.
 pub fn begin_child(descriptors: ChildDescriptors) {
     if PROCESS.get().is_none() {
         OF_CHILD.store(descriptors as u8, Ordering::Relaxed);
@@ -143,7 +143,7 @@ pub enum Caller {
     Own,
     /// A vfork child, which borrows its parent's memory.
     Borrower,
-    /// A forked child in its own memory, before any code of usring has run there.
+    /// A forked child that has its own memory, and in which no code of usring has run yet.
     NotBegun,
 }
 

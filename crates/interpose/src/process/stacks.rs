@@ -19,8 +19,8 @@ pub const ROWS: usize = 16384;
 /// Bytes of a stack. The kernel allocates pages when they are touched.
 pub const SIZE: usize = 128 * 1024;
 
-/// A thread pointer, and the address of the top of that thread's stack. The entry points read both.
-/// The word at the top shows whether the stack is in use.
+/// A thread pointer, and the address of the top of that thread's stack. The entry points read both
+/// words. The word at the top of the stack shows whether the stack is in use.
 #[repr(C)]
 pub struct OwnStack {
     thread: AtomicU64,
@@ -38,8 +38,8 @@ pub fn are_small() -> bool {
     SMALL.load(Ordering::Relaxed) != 0
 }
 
-/// Returns the word that shows whether the calling thread's stack of usring's is in use. `None`:
-/// usring has made no stack for the thread.
+/// Returns a word that shows whether the stack that usring has made for the calling thread is in
+/// use. `None`: usring has made no stack for the thread.
 fn in_use() -> Option<&'static AtomicU32> {
     let thread = thread::current().0 as u64;
     let start = spread::row(width::size(thread), ROWS);

@@ -117,9 +117,9 @@ fn judge(execution: &Execution) -> Verdict {
     }
 }
 
-/// Returns whether the effective user or group differs from the real one. If so, the kernel makes
-/// the loader ignore libraries in the environment (AT_SECURE). Files with set-user-ID bits do not
-/// matter: the filter requires no_new_privs.
+/// Returns whether the effective user or group differs from the real one. If it differs, the kernel
+/// makes the loader ignore libraries in the environment (AT_SECURE). Files with set-user-ID bits do
+/// not matter: the filter requires no_new_privs.
 fn has_other_ids() -> bool {
     [linux::__NR_getresuid, linux::__NR_getresgid].into_iter().any(|number| {
         let mut ids = [0u32; 3];
@@ -129,8 +129,8 @@ fn has_other_ids() -> bool {
     })
 }
 
-/// Returns whether the next program's loader will find the library. It may not find the library if
-/// the process has changed its root directory or its user.
+/// Returns whether the next program's loader will find the library. If the process has changed its
+/// root directory or its user, the loader may not find it.
 fn is_library_visible() -> bool {
     const READ: u64 = 4;
     let Some(own_variables) = environment::own_variables().filter(|own_variables| !own_variables.library.is_empty())
@@ -168,7 +168,8 @@ fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
     else {
         return run(execution, execution.call.arguments[execution.environment]);
     };
-    // If the program passes a bad array of variables, the kernel would return this error, too.
+    // If the program passes a bad array of variables, the call fails here with the error that the
+    // kernel would return.
     let size = measure(execution.call.arguments[execution.environment], own_variables, runtime)?;
     if size.variables <= 64 && size.bytes <= 512 {
         on_stack::<64, 512>(execution, own_variables, &size)
@@ -309,8 +310,8 @@ fn build(
     run(execution, variables.as_ptr() as u64)
 }
 
-/// Makes each LD_PRELOAD that a loader uses name the library. If there is none, adds one. Returns
-/// the number of variables that the array then has.
+/// Makes each LD_PRELOAD that a loader uses name the library. If the program passes no LD_PRELOAD,
+/// adds one. Returns the number of variables that the array then has.
 fn name_library(
     own_variables: &OwnVariables,
     size: &Size<'_>,
@@ -398,7 +399,7 @@ fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     table::with_ignored(|| stacks::released_by(|| own_numbers::with_program_limit(make)))
 }
 
-/// Returns whether no message has named this unserved program yet ([`named`]).
+/// Returns `true` if no message has named this unserved program yet ([`named`]).
 fn is_named_first(execution: &Execution) -> bool {
     // fexecve(3) passes the program as `directory`, with an empty path.
     let file = descriptor::identity_of_path(execution.directory, execution.path)

@@ -206,7 +206,7 @@ fn segments(file: i32, head: &[u8]) -> impl Iterator<Item = Option<Segment>> {
 struct Dynamic {
     /// Whether an entry names the file as a library (DT_SONAME).
     names_itself: bool,
-    /// Offset in the string table of a name: that of the first library that the program needs.
+    /// Offset in the string table of the name of the first library that the program needs.
     needed: Option<u64>,
     /// Address of the string table.
     strings: u64,
@@ -231,8 +231,8 @@ impl Dynamic {
         dynamic
     }
 
-    /// Returns the first library that the program needs, if it is a sanitizer's runtime. A runtime
-    /// is always the first library, because it has to be loaded first.
+    /// Returns the first library that the program needs, if this library is a sanitizer's runtime.
+    /// Later libraries need no check, because a runtime has to be loaded first.
     fn runtime(&self, file: i32, head: &[u8]) -> Option<Runtime> {
         let address = self.strings.checked_add(self.needed?)?;
         let holds = |segment: &Segment| {

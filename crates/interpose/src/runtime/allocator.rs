@@ -63,8 +63,8 @@ pub struct Allocator {
     reserve: Reserve,
 }
 
-/// Mapped memory that is kept for when the kernel has no more memory. Its fields change under the
-/// lists' lock. A forked child has a copy of the reserve.
+/// A reserve of mapped memory, for the time when the kernel has no more memory. Its fields change
+/// under the lock of the free lists. A forked child has a copy of the reserve.
 struct Reserve {
     start: AtomicUsize,
     /// Number of bytes that are left; 0 while the reserve is being filled.
@@ -141,8 +141,8 @@ const _: () = {
 };
 
 /// Returns the size of the block that a layout gets. If the layout's alignment is above
-/// [`ALIGNED`], the size is a power of two. Blocks of such a size are aligned to their size (up to
-/// a page).
+/// [`ALIGNED`], the size is rounded up to a power of two. A block whose size is a power of two is
+/// aligned to its size (up to a page).
 fn rounded(layout: Layout) -> usize {
     if layout.align() <= ALIGNED { layout.size() } else { layout.size().max(layout.align()).next_power_of_two() }
 }

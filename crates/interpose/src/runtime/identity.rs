@@ -9,7 +9,7 @@ const KIND: u32 = 1;
 
 const TEXT: &str = env!("USRING_BUILD_IDENTITY");
 
-/// elf(5): three words, the name and the content, each padded to four bytes.
+/// An ELF note (elf(5)): three words, then the name and the content, each padded to four bytes.
 #[repr(C, align(4))]
 struct Note {
     name_size: u32,

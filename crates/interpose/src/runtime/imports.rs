@@ -60,8 +60,8 @@ pub fn redirect(name: &CStr, function: usize) {
     }
 }
 
-/// Returns where a library's relocations are: those of data, then those of functions. Each is an
-/// address and a length in bytes.
+/// Returns the addresses and lengths (in bytes) of a library's two tables of relocations: first
+/// that of data, then that of functions.
 fn tables_of_relocations(library: &Library) -> [(usize, usize); 2] {
     let mut found = [(0, 0); 2];
     for [tag, value] in library.dynamic() {

@@ -91,7 +91,7 @@ pub fn has_sanitizer() -> bool {
 }
 
 /// Makes glibc's malloc map each block of at least `bytes` bytes separately, for the whole run. By
-/// default, malloc stops doing so once the program has freed such a block.
+/// default, malloc raises this limit when the program frees such a block.
 pub fn map_large_blocks(bytes: usize) {
     const M_MMAP_THRESHOLD: i32 = -3;
     if let (true, Some(mallopt), Ok(bytes)) = (is_glibc(), bound().mallopt, i32::try_from(bytes)) {

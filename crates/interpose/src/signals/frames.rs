@@ -21,10 +21,10 @@ const MOST_FRAMES: usize = 64;
 /// Bytes that a slot has for a frame. The largest frame on x86-64 processors has 11 KiB (with AMX).
 const SIZE: usize = 16 * 1024;
 
-/// Offset in the register state of a number that is [`MAGIC`] if the state is longer than the
-/// legacy 512 bytes.
+/// Offset in the register state of the number that shows the state's format. It is [`MAGIC`] if the
+/// state is longer than the legacy 512 bytes.
 const STATE_MAGIC: usize = 464;
-/// Offset in the register state of a number: the length of the state in bytes.
+/// Offset in the register state of the number that contains the state's length in bytes.
 const STATE_SIZE: usize = 468;
 const MAGIC: u32 = 0x4650_5853;
 const OLD_STATE: usize = 512;
@@ -66,8 +66,8 @@ pub unsafe fn save(frame: *const u8) -> Option<u32> {
     if length > SIZE {
         return None;
     }
-    // This load pairs with the releasing change in `give_back`. Before that change, the slot's last
-    // user has finished with the bytes.
+    // This load of `USED` pairs with the releasing change in `give_back`. Before that change, the
+    // slot's last user has finished with the slot's bytes.
     let take = |used: u64| (used != u64::MAX).then(|| used | (used + 1));
     let number = USED.fetch_update(Ordering::Acquire, Ordering::Relaxed, take).ok()?.trailing_ones() + 1;
     let place = slot(number)?;
@@ -141,11 +141,8 @@ pub unsafe fn place(saved_frame: u32, room: *mut u8) -> *mut u8 {
     }
 }
 
-/// Returns whether the saved frame was on the alternate stack, while neither the interrupted code
-/// nor the present code runs on that stack.
-///
-/// # Safety
-/// `saved` must be a frame.
+/// Returns whether the saved frame was on the alternate stack, and whether that stack is unused
+/// otherwise: neither the interrupted code nor the present code runs on it.
 unsafe fn is_on_other_stack(saved: *const u8, origin: usize, now: usize) -> bool {
     // SAFETY: the caller guarantees a frame. Its ucontext_t describes the alternate stack by start,
     // flags and size.

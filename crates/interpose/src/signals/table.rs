@@ -28,8 +28,8 @@ pub struct Action {
     pub mask: SignalSet,
 }
 
-/// The action that the program last installed for a signal. For a signal that is not in [`OWN`], it
-/// is valid only while the kernel has the wrapper as the signal's handler.
+/// The action that the program last installed for a signal. For a signal that is not in [`OWN`],
+/// the entry is valid only while the kernel has the wrapper as the signal's handler.
 #[repr(C)]
 pub struct StoredAction {
     pub handler: AtomicU64,
@@ -92,8 +92,8 @@ pub fn mask_in_handler(signal: u32, mask: SignalSet) -> SignalSet {
     ((mask | action.mask) & !KEPT_OPEN) | (itself & !set_of(linux::SIGSYS))
 }
 
-/// Returns the kernel's action for a signal. If `new` is given, also sets the action to `new`.
-/// usring's filter lets this rt_sigaction(2) pass.
+/// Returns the kernel's action for a signal. If `new` is given, sets the action to `new`. The
+/// rt_sigaction(2) carries the mark by which usring's filter lets it pass.
 pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errno> {
     let mut old = Action::default();
     let new = new.map_or(0, |new| &raw const *new as u64);

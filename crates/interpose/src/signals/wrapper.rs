@@ -35,8 +35,8 @@ global_asm!(
     ".cfi_startproc",
     ".cfi_def_cfa rsp, 8",
     "endbr64",
-    // By this signal libc requests a change of credentials from every thread, and waits for each of
-    // them. That includes usring's threads, which never leave the engine. So the handler of this
+    // By this signal, libc asks every thread to change its credentials, and waits for each of them.
+    // libc asks usring's threads, too, and these never leave the engine. So the handler of this
     // signal runs even if it interrupts the engine.
     "cmp edi, [rip + {change_user}]",
     "je 5f",
@@ -237,12 +237,12 @@ extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *m
             let itself = set_of(information.signal.cast_unsigned());
             if itself & ALWAYS_OPEN != 0 {
                 // usring keeps this signal unblocked. If it were queued here, the kernel would
-                // deliver it at once, again and again. So it is sent again when the call leaves the
-                // engine.
+                // deliver it at once, again and again. So usring sends it again when the call
+                // leaves the engine.
                 signals::send_again(itself);
             } else {
-                // The signal goes to the end of the kernel's queue. Only its position among the
-                // signals with its number may change.
+                // The signal goes to the end of the kernel's queue. Only its order relative to
+                // other signals with the same number may change.
                 queue_again(information);
             }
         }

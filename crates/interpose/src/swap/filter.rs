@@ -22,7 +22,6 @@
 //! So there is one filter for each of several sizes ([`SIZES`]), which traps only mappings of at
 //! least that size. A run gets the filter with the largest size that is not above its option
 //! `min=`.
-//! least that size. A run gets the filter with the largest size that is not above its `min=`.
 
 use crate::filter::{
     Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, MARK, NUMBER, RET_ALLOW, RET_NO_SUCH_CALL, RET_TRAP, high,
@@ -75,10 +74,10 @@ const ALWAYS: [u32; 23] = [
     linux::__NR_mlockall,
 ];
 
-/// Calls that programs make before there is a handler: those of the loader, and others that a
-/// library may make. The second number is how many of the call's first registers may contain an
-/// address. The filter ignores the other registers. For a call that is not in this table, it
-/// compares all six.
+/// Calls that programs make before usring's handler is installed: calls of the loader, and others
+/// that a library may make. The second number of an entry is how many of the call's first registers
+/// may contain an address. The filter ignores the call's remaining registers. For a call that is
+/// not in this table, the filter compares all six.
 const ADDRESSES: [(u32, u32); 65] = [
     (linux::__NR_getpid, 0),
     (linux::__NR_gettid, 0),
@@ -239,7 +238,8 @@ const fn add_window_rule(filter: &mut Assembler, argument: u32) {
     while index < ADDRESSES.len() {
         let (number, count) = ADDRESSES[index];
         if count <= argument {
-            // This jumps over the rest of the comparisons and the answer TRAP.
+            // If the call has this number, the jump skips the remaining comparisons and the answer
+            // TRAP.
             filter.add(JUMP_EQUAL, number, unused, 0);
             unused -= 1;
         }

@@ -38,8 +38,8 @@ use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
 use usring_sys::{Errno, descriptor, signals, thread, width};
 use usring_uapi::general as linux;
 
-/// Locked while a thread forks a child. A vfork child, too, may hold this lock, and may be killed
-/// while it does.
+/// Locked while a thread forks a child. A vfork child may hold this lock as well, and may be killed
+/// while it holds the lock.
 static FORKING: PerProcess<OwnerLock> = PerProcess::new();
 /// The reasons that [`refuse`] has reported already, one bit for each reason.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
@@ -81,8 +81,8 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
 fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let mappings = if region::is_on() { region::mappings() } else { None };
     // A vfork child does not have the region's threads, so its own child inherits nothing. A child
-    // with a stack of its own often ends by exit(2), which ends the process only if the process has
-    // a single thread. So such a child must not start the region's threads.
+    // with a stack of its own often ends by exit(2), which ends the process only if no other thread
+    // is left. So this child must not start the region's threads, and inherits nothing either.
     let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
     let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
@@ -91,8 +91,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
         // child's mask, so no child may be forked under it.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
-    // Signals are checked before the lock is taken. If a thread released the lock for each signal,
-    // it might never fork while an interval timer sends signals.
+    // Signals are checked before the lock is taken. If a thread gave up the lock whenever a signal
+    // arrived, it might never fork while an interval timer sends signals.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
     let frozen = match inherited.map(freeze).transpose() {
         Ok(frozen) => frozen.filter(|frozen| descriptor::keep_after_fork(frozen.descriptors())),
@@ -206,8 +206,8 @@ fn begin(frozen: FrozenMemory, calls: OfThread) {
     if calls.is_empty() {
         return;
     }
-    // The program forked in a signal handler that interrupted a call. The child continues that
-    // call, too.
+    // The program forked in a signal handler that had interrupted another call. The child will
+    // return to this call, so its memory stays pinned in the child.
     let mappings = region::mappings();
     for (address, mut pinned) in calls.into_calls() {
         match mappings {

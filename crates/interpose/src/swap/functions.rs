@@ -111,8 +111,8 @@ fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, E
     Ok(first..end)
 }
 
-/// For each thread, the reason why its last failed `usring_swap_map` failed. The oldest failure is
-/// the first element.
+/// For each thread whose last `usring_swap_map` failed, the reason. The first element is the oldest
+/// failure.
 static LAST_FAILURE: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
 /// Maximum number of threads whose failures are in `LAST_FAILURE`. If one more thread has a
 /// failure, the oldest failure is dropped.

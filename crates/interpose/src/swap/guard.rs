@@ -21,9 +21,9 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
     if !region::exists() {
         return Ok(0);
     }
-    // The engine makes no call that names memory indirectly, by other memory. A thread that moves a
-    // swapped page is exempt. Otherwise it would wait for the owner of that page, which is the
-    // thread itself.
+    // The engine makes no call that names memory indirectly, by a structure in other memory. A
+    // thread that moves a swapped page is exempt, because it would wait for the page's owner, which
+    // is the thread itself.
     if !call_memory::may_name_memory(call) || pinned_memory::is_exempt() || is_execution(call.number) {
         return Ok(0);
     }
@@ -42,8 +42,8 @@ fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
     answer
 }
 
-/// Handles the kernel's answer to the call. Returns the answer for the program. `None`: `call` must
-/// be made once more, for the next part of its data, or again after an EFAULT.
+/// Handles the kernel's answer to `call`, and returns the answer for the program. `None`: `call`
+/// must be made once more, for the next part of its data or after an EFAULT.
 fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Option<u64> {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     let is_fault = answer == i64::from(Errno::EFAULT.negative()).cast_unsigned();

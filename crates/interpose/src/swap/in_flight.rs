@@ -25,8 +25,8 @@ struct InFlight {
 
 const ROWS: usize = 256;
 
-/// The in-flight calls. A call's row is a hash of the stack page on which the call is stored. Two
-/// threads hardly ever share such a page, so they seldom wait for each other's rows.
+/// The in-flight calls. A hash of the stack page on which a call is stored selects the call's row.
+/// Two threads hardly ever store calls on one page, so they seldom wait for each other's rows.
 static TABLE: PerProcess<[Mutex<Vec<InFlight>>; ROWS]> = PerProcess::new();
 
 fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
@@ -49,8 +49,8 @@ pub fn take(address: usize) -> Option<PinnedCall> {
     Some(row.swap_remove(index).pinned)
 }
 
-/// The locked rows of the table that contain in-flight calls of the calling thread. Such rows exist
-/// if the thread forks in a signal handler that interrupted a call.
+/// The locked rows of the table that contain in-flight calls of the calling thread. The thread has
+/// in-flight calls if it forks in a signal handler that interrupted a call.
 pub struct OfThread {
     thread: ThreadId,
     rows: Vec<Guard<'static, Vec<InFlight>>>,

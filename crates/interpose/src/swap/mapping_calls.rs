@@ -28,8 +28,8 @@ use usring_uapi::general as linux;
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 static IS_FULL_REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Number of a [`Call`] that is no system call: by it, usring's own `pthread_attr_setstack`
-/// announces the memory that the program chose for a stack.
+/// Number of a [`Call`] that is no system call. By this number, usring's replacement of
+/// `pthread_attr_setstack` announces the memory that the program chose for a stack.
 pub const STACK: u32 = 0x7573_0200;
 
 /// Answer to a call on mappings. `None`: the kernel has to answer the call.
@@ -128,8 +128,8 @@ fn map(arguments: [u64; 6]) -> Answer {
         return if is_in_window(address) { map_over(mappings()?, arguments, is_ours) } else { None };
     }
     if !is_ours || width::size(length) < region::minimum() {
-        // The address is only a hint here. A hint to an address in the window is dropped, because
-        // the kernel must not fill the region's holes.
+        // Here the address is only a hint. A hint in the window is dropped, because the kernel must
+        // not map memory in the holes of the region.
         let elsewhere = || map_by_kernel([0, length, protection, u64::from(flags), arguments[4], arguments[5]]);
         return (is_in_window(address) && flags & linux::MAP_ANONYMOUS != 0).then(elsewhere);
     }
@@ -265,8 +265,8 @@ fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u
     let range = pages(start, length)?;
     let mut changes = mappings.change();
     let parts = changes.parts(&range);
-    // These kinds of advice change the pages themselves, or what children inherit. So the kernel
-    // must own the memory.
+    // These kinds of advice change the pages themselves, or what children inherit. The pager cannot
+    // do this, so the kernel must own the memory.
     if let linux::MADV_DOFORK
     | linux::MADV_WIPEONFORK
     | linux::MADV_HWPOISON
@@ -454,8 +454,8 @@ fn keep_alternate_stack(new: u64) {
     keep_stack(start, length);
 }
 
-/// Requests that usring refuses on memory of the region if it cannot release that memory to the
-/// kernel. It always refuses `LockAll`.
+/// Requests that the pager cannot carry out. usring refuses a request if it cannot release the
+/// memory to the kernel. It always refuses `LockAll`.
 #[derive(Clone, Copy)]
 enum Unsupported {
     MapOver,
@@ -468,8 +468,9 @@ enum Unsupported {
 }
 
 /// Returns the errno that the program gets for a call that failed with `error`. `EBUSY` means that
-/// memory could not be released to the kernel. It becomes `ENOMEM`, and the refusal of `what` is
-/// reported on standard error. Any other errno is the kernel's, and the program gets it unchanged.
+/// memory could not be released to the kernel. The program then gets `ENOMEM`, and the refusal of
+/// `what` is reported on standard error. Any other errno is the kernel's, and the program gets it
+/// unchanged.
 fn errno_for_program(error: Errno, what: Unsupported) -> Errno {
     if error == Errno::EBUSY { refused(what) } else { error }
 }

@@ -77,8 +77,8 @@ pub fn exists() -> bool {
 /// Makes `mappings` the process's region, and installs the pin hook.
 fn publish(mappings: Mappings) {
     static FIRST_TOUCH: fn() -> bool = || {
-        // In a child that does not inherit the region, this first call to usring drops the child's
-        // reference to the region.
+        // In a child that does not inherit the region, `current` drops the child's reference to the
+        // region.
         process::current();
         self::mappings().is_some()
     };

@@ -203,8 +203,8 @@ global_asm!(
     "mov rsi, rsp",
     "syscall",
     "jmp usring_unserved_answer",
-    // rt_sigaction for SIGSYS: changes nothing. As the previous action, reports that of SIGKILL,
-    // which is always the default action.
+    // rt_sigaction for SIGSYS: changes nothing. Reports SIGKILL's action as the previous one,
+    // because SIGKILL always has the default action.
     "5:",
     "call usring_unserved_load",
     "mov edi, {sigkill}",

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use usring_sys::descriptor::FileIdentity;
 use usring_sys::mapping;
 
-/// The page's entries: the marks of the named programs, in the order of their execs. The rest is
-/// 0.
+/// The page's entries: the marks of the programs that a message has named, in the order of their
+/// execs. The remaining entries are 0.
 static NAMED: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 const ENTRIES: usize = mapping::PAGE / size_of::<AtomicU64>();
 
@@ -21,8 +21,9 @@ pub fn prepare() {
     }
 }
 
-/// Records that a message names the program in this file. Returns whether that is the first time.
-/// Returns `true`, too, if the page is full.
+/// Records that a message names the program in this file. Returns `false` if an earlier message has
+/// named the program. If the page is full, the program cannot be recorded, and each call returns
+/// `true`.
 pub fn is_new(file: &FileIdentity) -> bool {
     let page = NAMED.load(Ordering::Relaxed);
     if page.is_null() {
@@ -44,7 +45,7 @@ fn is_new_in(entries: &[AtomicU64], mark: u64) -> bool {
     true
 }
 
-/// Returns a number for the file that is never 0. Two files with one mark are very improbable.
+/// Returns the file's mark, a number that is never 0. Two files hardly ever have equal marks.
 fn mark(file: &FileIdentity) -> u64 {
     file.inode.wrapping_add(file.device.rotate_left(40)).max(1)
 }
