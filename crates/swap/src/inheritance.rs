@@ -84,8 +84,7 @@ impl Mappings {
     ///   the parent has to copy the memory in which the caller's stack lies.
     /// - `EBUSY`: another thread keeps the claim of a cluster for longer than `timeout`, because
     ///   its device does not answer.
-    /// - `EBUSY`: another thread keeps the claim of a cluster for longer than `timeout`, because
-    ///   its device does not answer.
+    /// - `ENOMEM`.
     pub fn freeze(&'static self, timeout: Nanoseconds) -> Result<FrozenMemory, Errno> {
         let pager = &*self.region.pager;
         let mut descriptors = Vec::new();
