@@ -172,7 +172,7 @@ fn hybrid_sleeps_adapt_to_a_slower_and_to_a_faster_device() {
     let (device, controls, policy) = latency(100);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, WaiterKind::Ring, 1);
-    // These latencies are well above the delay of a timer on a busy machine (at most 60 µs).
+    // Each of these latencies is well above the delay of a timer on a busy machine (at most 60 µs).
     for microseconds in [300, 1_200, 400] {
         controls.latency.store(microseconds * MICROSECOND, Relaxed);
         repeat_until_good(|| user.work(20), |work| work.sleeps_for_most(microseconds * 400));

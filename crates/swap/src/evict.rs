@@ -352,7 +352,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Allocates slots for the dirty pages and writes them there. A page of zeroes needs no slot.
+    /// Allocates slots for the dirty pages of the batch and writes the pages to these slots. A page
+    /// of zeroes needs no slot.
     fn write_out(&self, batch: &mut Batch, queue: &mut StoreQueue, fault_slot: usize) -> Result<(), EvictionFailure> {
         self.prepare_reading(batch)?;
         let mut wanted = 0;
@@ -437,8 +438,8 @@ impl Pager {
             say(format_args!("swap: the memory of evicted pages cannot be freed ({failure:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.leaves_memory(position);
-        // If this fails, the page stays write-protected. The next write to it faults, and that
-        // fault makes it writable.
+        // If a page cannot be opened now, it stays write-protected. The next write to it faults,
+        // and that fault makes it writable.
         self.for_neighbours(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
         dropped
     }

@@ -335,7 +335,7 @@ impl Pager {
     }
 
     /// Makes the pages that were copied writable again, and ends this thread's ownership of them.
-    /// If a page cannot be made writable now, the next write fault on it does so.
+    /// If a page cannot be made writable now, the next write fault on it makes it writable.
     fn give_back_resident(&self, all: Vec<Taken>, resident: &Resident) {
         for run in &resident.taken {
             let _ = self.mechanism.open(run.start, run.len());

@@ -131,7 +131,7 @@ impl Pager {
     }
 
     /// Releases a page that stays in memory. If the page cannot be made writable now, the next
-    /// write fault on it does so.
+    /// write fault on it makes it writable.
     fn reopen(&self, index: usize, taken: Taken, state: State) {
         if state == State::Dirty {
             let _ = self.mechanism.open(self.offset(index), self.unit());

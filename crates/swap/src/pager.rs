@@ -265,8 +265,8 @@ impl Pager {
         let outcome = loop {
             match page.state() {
                 State::Busy => page.wait(),
-                // The faulting thread repeats its access, which then reaches the memory that the
-                // kernel has mapped there.
+                // The page was released to the kernel. The faulting thread repeats its access,
+                // which then reaches the memory that the kernel has mapped at this address.
                 State::Unmanaged => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
                     if let Some(outcome) = self.let_in(index, state, access) {

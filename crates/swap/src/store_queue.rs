@@ -19,8 +19,8 @@ use usring_sys::{Errno, epoll, pinned_memory, processor, timer_slack};
 /// the device, which add latency or errors to requests.
 const DEPTH: u32 = 4;
 
-/// Nanoseconds of polling after which the thread sleeps. A wake-up takes some tens of microseconds.
-/// That is a few per cent of a transfer that takes longer than this.
+/// Nanoseconds of polling after which the thread sleeps. A transfer that takes longer becomes only
+/// a few per cent slower by the wake-up, which takes some tens of microseconds.
 const LONGEST_POLL: u64 = 1_000_000;
 
 /// How a thread waits for its request to complete.

@@ -176,7 +176,7 @@ impl Pager {
     }
 
     /// Releases the pages, each in the state that it had before it was taken. If a page cannot be
-    /// made writable now, the next write fault on it does so.
+    /// made writable now, the next write fault on it makes it writable.
     fn put_back(&self, taken_pages: TakenPages) {
         for (step, taken) in taken_pages.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };

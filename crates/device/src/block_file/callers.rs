@@ -61,8 +61,8 @@ impl Callers {
                     self.open.fetch_or(1 << index, Ordering::Relaxed);
                     return Ok(Seat(seat));
                 }
-                // The device has no further queue pair. This call waits for one that another call
-                // uses, and fails if there is none.
+                // The device has no further queue pair. This call waits for a queue pair that
+                // another call uses. It fails if no call has one.
                 Err(error) if self.open.load(Ordering::Relaxed) == 0 => return Err(error),
                 Err(_) => break,
             }

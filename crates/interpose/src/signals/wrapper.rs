@@ -65,8 +65,8 @@ global_asm!(
     "lea rsi, [rip + {every}]",
     "xor edx, edx",
     change_mask!("{set_mask}"),
-    // The wrapper has decided what to do. From here on it may push, because a second wrapper no
-    // longer reads the first wrapper's stack.
+    // The wrapper has decided what to do. From here on it may push to the stack, because a second
+    // wrapper no longer reads the first wrapper's stack.
     "usring_signal_decided:",
     "lea rsi, [rsp + {information}]",
     "lea rdx, [rsp + 8]",

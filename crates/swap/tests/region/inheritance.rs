@@ -26,8 +26,8 @@ fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
 fn a_fork_does_not_wait_for_a_stalled_device() {
     in_child("inheritance::a_fork_does_not_wait_for_a_stalled_device", |mappings, switch| {
         if mappings.region().page_size() != PAGE {
-            // This mechanism evicts large units, so the region has few of them. A thread that needs
-            // room evicts a unit itself, and the evictor never runs.
+            // The mechanism `mprotect` has large units, so the region has few of them. A thread
+            // that needs room evicts a unit itself, and the evictor never runs.
             return;
         }
         let mappings: &'static Mappings = Box::leak(Box::new(mappings));

@@ -7,7 +7,7 @@ use usring_sys::mutex::Mutex;
 use usring_sys::plain::IoVector;
 use usring_sys::sync::{AtomicU32, Ordering};
 
-/// Whole pages of the program that are shared with the back end, and their address there.
+/// Whole pages of the program that are shared with the back end, and their address in the back end.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     pub start: u64,
