@@ -1,4 +1,4 @@
-//! Tests of the wrapper that makes random errors. The same seed must give the same errors.
+//! Tests of the wrapper that makes random errors. Equal seeds must give equal errors.
 
 mod common;
 

@@ -197,9 +197,9 @@ impl Backing {
         Ok(backing)
     }
 
-    /// Writes the header to the start of the store, unless the store has it. `found`: what an
-    /// earlier examination of the store's file found. `None`: this function examines the store
-    /// through the device. With `overwrite`, a store with other data is accepted, too.
+    /// Writes the header to the start of the store, unless the store has it. `found`: the result of
+    /// an earlier examination of the store's file. `None`: this function examines the store through
+    /// the device. With `overwrite`, a store with other data is accepted, too.
     fn mark(&self, found: Option<Content>, overwrite: bool, purpose: Purpose) -> Result<(), Refusal> {
         let size = self.device.geometry().size;
         if size < self.header {

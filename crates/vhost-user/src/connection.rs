@@ -60,7 +60,7 @@ fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
 
 impl Connection {
     /// Connects to the back end and asks for its features. If `reconnects` is set, the device must
-    /// survive a restart of the back end. usring then asks the back end to record its requests in
+    /// survive a restart of the back end. So usring asks the back end to record its requests in
     /// flight, which costs the back end time for each request.
     pub fn open(path: &str, reconnects: bool) -> Result<Connection, Failure> {
         let stream = exchange_timeout::connect(Path::new(path))?;

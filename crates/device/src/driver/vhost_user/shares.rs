@@ -22,7 +22,7 @@ pub struct Share {
 #[derive(Default)]
 pub struct Shares {
     /// Counts the changes of the list. A queue pair may briefly use an older copy of the list,
-    /// which does no harm: memory is shared before it enters the list, and stays shared until the
+    /// which does no harm. Memory is shared before it enters the list, and stays shared until the
     /// last request that uses it has completed.
     version: AtomicU32,
     list: Mutex<Vec<Share>>,
