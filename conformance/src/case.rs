@@ -11,7 +11,7 @@
 //!     cqe 1: 0
 //!     cqe 2: 0
 //! ");
-//! case!(long => include_str!("ROOM/long.txt"));
+//! case!(long => include_str!("GROUP/long.txt"));
 //! ```
 //!
 //! If usring differs on purpose, the kernel's transcript is followed by usring's and by the reason:
@@ -28,21 +28,21 @@ pub static CASES: [Case];
 pub struct Case {
     /// Path of the case's module. The path's component below `cases` names the case's group.
     pub module: &'static str,
-    /// The name of the case's function. If `case!` has `as`, the name after `as` follows, and it is
-    /// the case's name.
+    /// The name of the case's function, followed by the name after `as`, if `case!` has one. The
+    /// last of these names is the case's name.
     pub identifiers: &'static [&'static str],
     /// Path of the source file, relative to the workspace's root.
     pub file: &'static str,
     pub line: u32,
     pub run: fn(&mut Transcript),
-    /// The expected output on Linux 6.18, as it is written in the source.
+    /// The expected output on Linux 6.18, as written in the source: with its indentation.
     pub kernel: &'static str,
     pub difference: Option<Difference>,
 }
 
 /// An intended difference between usring and the kernel.
 pub struct Difference {
-    /// The expected output on usring, as it is written in the source.
+    /// The expected output on usring, as written in the source: with its indentation.
     pub usring: &'static str,
     pub reason: &'static str,
 }
@@ -68,8 +68,8 @@ macro_rules! case {
     };
 }
 
-/// Returns the only element of `given`. `None` if `given` is empty, because the `case!` names no
-/// intended difference.
+/// Returns the only element of `given`, or `None` if `given` is empty. The macro `case!` passes an
+/// element only if the case has an intended difference.
 pub const fn first(given: &'static [Difference]) -> Option<Difference> {
     match given {
         [Difference { usring, reason }, ..] => Some(Difference { usring, reason }),
@@ -119,8 +119,8 @@ impl Case {
         format!("{}.{}", self.group(), self.behaviour())
     }
 
-    /// Returns the expected output on usring (`usring` is true) or on the kernel, as it is written
-    /// in the source.
+    /// Returns the expected output on usring (`usring` is true) or on the kernel, as written in the
+    /// source: with its indentation.
     pub fn expected(&self, usring: bool) -> &'static str {
         match &self.difference {
             Some(difference) if usring => difference.usring,

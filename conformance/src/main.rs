@@ -92,8 +92,8 @@ fn list(intended: bool) -> ExitCode {
 }
 
 /// Returns the cases that the names select, or all cases if there are no names. A name is that of a
-/// case or of a module of cases. Returns `None` if a name is neither, or if two cases have it: a
-/// process that runs one case is started with that case's name alone.
+/// case or of a module of cases. Returns `None` if a name is neither, or if two cases have it. The
+/// process of a case is started with the case's name alone, so that name must select one case.
 fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     if names.is_empty() {
         return Some(Case::all());

@@ -75,7 +75,7 @@ impl Address {
     }
 
     /// Returns a buffer of `length` bytes for an address that a call writes. The buffer is filled
-    /// with a pattern, by which [`Address::written`] tells the written bytes.
+    /// with a pattern, by which [`Address::written`] recognises the bytes that the call left alone.
     pub fn room(length: u32) -> Address {
         Address { bytes: [0xaa; 128], length }
     }

@@ -43,7 +43,7 @@ pub fn ending(child: i32) -> String {
     }
 }
 
-/// Runs `conformance child NAME …`: a part that some cases execute as a new program.
+/// Runs `conformance child NAME …`: some cases execute this program again, as a child.
 pub fn child(name: &str, arguments: &[&str]) -> ExitCode {
     match crate::cases::child(name, arguments) {
         Some(status) => ExitCode::from(status),

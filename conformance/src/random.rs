@@ -4,20 +4,22 @@
 //!
 //! The generator avoids situations in which the kernel promises nothing:
 //!
-//! - At any time only one request waits for a file, or for buffers of a group.
+//! - At any time at most one request waits for each file, and one for the buffers of each group.
 //! - A cancellation is the first request of its batch, and comes before any drain. So it meets
 //!   requests that wait, and none that a worker is carrying out.
 //! - No request is linked after a request that a worker carries out. If workers write to a file, a
 //!   batch names that file only once.
-//! - A shutdown ends its batch, because a worker of the kernel carries it out at some later time.
-//! - If a request inside a chain sends, no other request of the batch sends to the same pair of
-//!   files. Otherwise a request that waits for the data could be woken once or twice.
+//! - A shutdown is the last request of its batch, because a worker of the kernel carries it out at
+//!   some later time.
+//! - If a request inside a chain sends, no other request of the batch sends to the same pipe or
+//!   pair of sockets. Otherwise the kernel could wake a request that waits for the data once or
+//!   twice.
 //! - A timeout either expires before the program looks for completions, or is far in the future.
 //! - The completions of a step are sorted. The notifications of SEND_ZC are checked but not
 //!   printed, because the step in which they arrive varies.
-//! - A multishot poll reports wake-ups that come close together once or several times. Its equal
-//!   completions in a step are printed once.
-//! - After a plain call the program waits for its completions before it continues. A busy machine
+//! - A multishot poll reports wake-ups that come close together by one completion or by several.
+//!   Equal completions of the poll in a step are printed once.
+//! - After a plain call the program waits for the completions that the call causes. A busy machine
 //!   needs longer waits: the wait factor multiplies their length.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -150,8 +152,9 @@ struct Program {
     /// Pairs of files to which this batch sends. The value says whether the sender is inside a
     /// chain.
     sent: BTreeMap<usize, bool>,
-    /// Indices of stream sockets at which a shutdown has ended receiving: their own or, for unix
-    /// sockets, the peer's. (A TCP peer sends a FIN instead, which does not count here.)
+    /// Indices of stream sockets that receive nothing more after a shutdown: their own (SHUT_RD),
+    /// or that of a Unix socket's peer (SHUT_WR). (A TCP peer sends a FIN instead, which does not
+    /// count here.)
     shut: BTreeSet<usize>,
     /// Whether the request under construction follows another request of its chain.
     is_successor: bool,
@@ -249,9 +252,9 @@ impl Program {
         let flags = random.of(&[0, 0, u::IORING_SETUP_COOP_TASKRUN, deferred, u::IORING_SETUP_SINGLE_ISSUER])
             | random.of(&[0, u::IORING_SETUP_SUBMIT_ALL, u::IORING_SETUP_NO_SQARRAY]);
         let drains = seed.is_multiple_of(5);
-        // Without SUBMIT_ALL the program submits again after a refused request. The time of the
-        // kernel's task work would then decide whether the first submission's drain still holds
-        // back the second submission.
+        // With IO_DRAIN, one call must submit a whole batch, even if a request of the batch is
+        // refused: hence SUBMIT_ALL. With two calls, the time of the kernel's task work would
+        // decide whether the first call's drain still holds back the requests of the second.
         let flags = flags | if drains { u::IORING_SETUP_SUBMIT_ALL } else { 0 };
         let entries = 64;
         println!("flags {flags:#x} cq {entries}");
@@ -448,8 +451,8 @@ impl Program {
             }
             let is_more = entry.flags & u::IORING_CQE_F_MORE != 0;
             if !is_more {
-                // After a single receive, it depends on timing whether the end of the stream is
-                // already known.
+                // Whether the end of the stream is already known after a single receive depends on
+                // timing, so SOCK_NONEMPTY is not printed.
                 entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY;
             }
             if self.polls.contains(&entry.user_data) && entry.res & i32::from(libc::POLLOUT) != 0 {

@@ -42,8 +42,9 @@ pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Sleeps long enough for a worker to start a request with IOSQE_ASYNC. The time is fixed, because
-/// no event reports that moment on both the kernel and usring.
+/// Sleeps long enough for a worker to start a request with IOSQE_ASYNC, and then until the kernel's
+/// workers sleep. The first time is fixed, because no event reports the start on both the kernel
+/// and usring.
 pub fn long_enough_to_begin() {
     std::thread::sleep(Duration::from_millis(500));
     until(|| workers().all(|stat| state_in(&stat) == Some('S')));
@@ -79,9 +80,8 @@ pub fn until_process_sleeps(process: i32) -> bool {
     until(|| process_state(process) == Some('S'))
 }
 
-/// Returns whether a process that sleeps in a call goes on sleeping. If its wait has ended, the
-/// process exits soon. If it was woken for nothing, it sleeps again, and the result is still
-/// `true`.
+/// Waits until `process`, which slept in a call, sleeps or has ended. Returns whether it sleeps. A
+/// process whose call has returned exits soon. A process that was woken for nothing sleeps again.
 pub fn still_sleeps(process: i32) -> bool {
     let mut last = None;
     until(|| {

@@ -55,7 +55,7 @@ groups! {
 /// The output of a case that only root can run.
 const NEEDS_SUPERUSER: &str = ": needs a superuser\n";
 
-/// Part of the output of a case that needs what this machine's kernel lacks.
+/// Part of the output of a case that needs a feature which this machine's kernel lacks.
 const NEEDS_KERNEL: &str = ": this kernel has no ";
 
 /// Cases that fail on usring for now, one per line: `CASE: REASON`. They run on the kernel, and are
@@ -193,8 +193,8 @@ fn on_kernel(name: &str) -> String {
     transcript(command, name)
 }
 
-/// Returns the output of a case on usring, which says whether the case needs root. Returns an empty
-/// text if the user is root and can run every case.
+/// Returns the output of a case on usring, from which the caller learns whether the case needs
+/// root. Returns an empty text if the user is root and can run every case.
 fn would_say(name: &str) -> String {
     // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } == 0 { String::new() } else { on_usring(name, false) }

@@ -254,8 +254,8 @@ fn round_the_end(t: &mut Transcript) {
 }
 case!(round_the_end => "wrong: 0");
 
-/// An event that the program has not taken occupies its slot, so io_submit gets EAGAIN once all
-/// slots are used.
+/// An event that the program has not taken occupies a slot of the context's ring. So io_submit gets
+/// EAGAIN once all slots are used.
 fn no_room(t: &mut Transcript) {
     let context = Context::new(1);
     let file = files::memory_file(b"content");

@@ -118,7 +118,8 @@ fn mapped_several(t: &mut Transcript) {
         group.add(0, SIZE, number);
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, number, u64::from(number))));
     }
-    // A group in the program's own memory cannot be mapped by mmap(2).
+    // A buffer ring in the program's own memory cannot be mapped by mmap(2) of the ring's
+    // descriptor.
     let memory = Pages::new(1);
     t.result("own memory", register(&ring, &registration(memory.at(0), 4, 7, 0)));
     t.outcome("map", map_group(&ring, 7, 64));
@@ -320,7 +321,7 @@ fn waiting_read(t: &mut Transcript) {
     ring.push(select(reader.as_raw_fd(), SIZE, 3, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // A read that waits has returned its buffer, so another read can use that buffer.
+    // A read that waits has returned its buffer to the group, so another read can use that buffer.
     let (other, _writer) = filled(b"first");
     t.entry(&ring.one(select(other.as_raw_fd(), SIZE, 3, 2)));
     group.add(1, SIZE, 11);

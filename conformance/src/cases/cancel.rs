@@ -190,7 +190,8 @@ case!(by_descriptor_all => "
 ");
 
 /// Cancels by descriptor under a seccomp filter that denies kcmp(2), as containers do by default.
-/// The files of these kinds all share one inode, so the inode cannot tell them apart.
+/// The files are of kinds that share one inode, such as eventfds, so the inode cannot tell them
+/// apart.
 fn by_descriptor_in_a_sandbox(t: &mut Transcript) {
     crate::process::deny(libc::SYS_kcmp);
     let mut ring = Ring::new(8);
@@ -238,8 +239,8 @@ case!(descriptor_means_file => "
     cqe 3: 0
 ");
 
-/// A cancel by descriptor does not find requests without a file, even if its number equals the
-/// unused `fd` field of their SQEs.
+/// A cancel by descriptor does not find requests without a file, even if their SQEs have the same
+/// number in the unused field `fd`.
 fn by_descriptor_without_a_file(t: &mut Transcript) {
     for flags in [FD, FD | ALL] {
         let mut ring = Ring::new(8);

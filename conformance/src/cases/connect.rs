@@ -175,7 +175,7 @@ fn wrong_addresses(t: &mut Transcript) {
     let mut other = address;
     other.bytes[0] = 77;
     t.entry(&ring.one(net::connect(net::stream(Family::V4).as_raw_fd(), &other, 2)));
-    // Port 0 of this machine, and the broadcast address.
+    // Connects to port 0 of this machine, and then to the broadcast address.
     t.entry(&ring.one(net::connect(net::stream(Family::V4).as_raw_fd(), &Address::v4(0), 3)));
     let mut broadcast = address;
     broadcast.bytes[4..8].copy_from_slice(&[255; 4]);

@@ -149,7 +149,7 @@ case!(end_behind_whole_receive => "
 ");
 
 /// A multishot ends for lack of buffers after its peer has closed. The next multishot receives the
-/// remaining bytes and then the end.
+/// remaining bytes and then the end of the stream.
 fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         let memory = Pages::new(1);
@@ -203,8 +203,8 @@ case!(end_behind_bundle => "
      and so on......
 ");
 
-/// Number of messages that the cases send to one socket: more than one receive call returns. All of
-/// them have arrived, so a receive with MSG_WAITALL must still fill its buffer.
+/// Number of messages that a case sends to one socket. One receive call returns fewer of them. A
+/// receive with MSG_WAITALL must still fill its buffer, because all have arrived.
 const PIECES: usize = 70;
 
 fn fill(t: &mut Transcript, kind: i32, put: fn(&OwnedFd)) {

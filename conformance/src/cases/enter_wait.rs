@@ -204,8 +204,8 @@ fn later(count: usize) -> (Ring, Vec<std::os::fd::OwnedFd>, std::thread::JoinHan
     (ring, events, thread)
 }
 
-/// The call waits for eight completions and one arrives. Once the minimum time has passed, one is
-/// enough.
+/// io_uring_enter waits for eight completions, and one arrives. Once the minimum time
+/// (`min_wait_usec`) has passed, one is enough.
 fn min_wait_returns_with_one(t: &mut Transcript) {
     let (mut ring, _events, thread) = later(1);
     let time = milliseconds(30_000);
@@ -337,7 +337,8 @@ fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>
     t.in_order(&ring.reap());
 }
 
-/// The call waits for the whole minimum time, even if its timeout is shorter.
+/// io_uring_enter waits for the whole minimum time (`min_wait_usec`), even if its timeout is
+/// shorter.
 fn min_wait_over_the_time_out(t: &mut Transcript) {
     for flags in ring::BOTH {
         for timer in [0, u::IORING_ENTER_ABS_TIMER] {
@@ -356,7 +357,8 @@ fn min_wait_over_the_time_out(t: &mut Transcript) {
 }
 case!(min_wait_over_the_time_out => include_str!("enter_wait/min_wait_over_the_time_out.txt"));
 
-/// Without a timeout the call returns after the minimum time, even without a completion.
+/// Without a timeout io_uring_enter returns after the minimum time (`min_wait_usec`), even without
+/// a completion.
 fn min_wait_alone(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);

@@ -165,7 +165,7 @@ fn script(t: &mut Transcript) {
 }
 case!(script => "child: Some(0)");
 
-/// A child that is executed with an empty environment is served, too.
+/// A child that is executed with an empty environment can use rings, too.
 fn empty_environment(t: &mut Transcript) {
     let path = std::env::current_exe().expect("this program has a path");
     let status = Command::new(path).args(["child", "nop"]).env_clear().status();

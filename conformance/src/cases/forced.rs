@@ -363,8 +363,8 @@ fn chain_behind_drain(t: &mut Transcript) {
 }
 case!(chain_behind_drain => include_str!("forced/chain_behind_drain.txt"));
 
-/// The ring's owner runs no task work before it asks for completions. So only a worker can have
-/// sent the bytes before that.
+/// On a ring with deferred task work, the owner runs no task work before it asks for completions.
+/// So only a worker can send the bytes of a SEND with POLL_FIRST before that.
 fn poll_first_send(t: &mut Transcript) {
     for (name, way) in [("no flag", 0), WAYS[0]] {
         let mut ring = Ring::flags(8, ring::DEFER);
@@ -388,8 +388,8 @@ case!(poll_first_send => "
     cqe 1: 3
 ");
 
-/// A request without a file fails before it uses up a buffer. So does a receive from a file that is
-/// no socket.
+/// A request whose descriptor is not open fails before it uses up a buffer. So does a receive from
+/// a file that is no socket.
 fn bad_file_uses_up_no_buffer(t: &mut Transcript) {
     let (pipe, _writer) = files::pipe();
     let closed = 9999;
@@ -434,7 +434,7 @@ case!(bad_file_uses_up_no_buffer => "
     head 0
 ");
 
-/// A bad file does not shorten the next buffer of an incremental ring.
+/// A request on a bad file takes no bytes of the next buffer of an incremental buffer ring.
 fn bad_file_uses_up_no_part(t: &mut Transcript) {
     let pipe = files::pipe().0;
     for (name, way) in WAYS {

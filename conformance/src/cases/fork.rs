@@ -204,8 +204,8 @@ unsafe fn spawn_sharing(fd: i32) -> i32 {
 }
 
 /// `make` creates a child that closes the descriptors it inherited and lives on. The parent closes
-/// a socket on which a receive waits. The peer sees the end, so the child holds no copy of the
-/// socket.
+/// a socket on which a receive waits. The peer sees the end of the stream, so the child holds no
+/// copy of the socket.
 fn peer_gets_end(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, arm: impl FnOnce(&mut Ring, i32)) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();

@@ -17,8 +17,8 @@ use crate::transcript::Transcript;
 static FAULTS: AtomicU32 = AtomicU32::new(0);
 static PLACE: AtomicU32 = AtomicU32::new(0);
 
-/// Handles SIGSEGV and SIGBUS, and counts the fault. If the case has set `PLACE`, makes that page
-/// accessible. If not, ends the process.
+/// Handles SIGSEGV and SIGBUS, and counts the fault. If the case has set `PLACE`, makes the page
+/// that caused the fault accessible. If not, ends the process.
 extern "C" fn on_fault(_signal: i32, information: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     FAULTS.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the kernel has filled in the information. The page belongs to the case.

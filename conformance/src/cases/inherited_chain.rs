@@ -266,7 +266,7 @@ case!(drains_of_three_processes => "
 ");
 
 /// A process is killed while it has a read in flight, and a chain that a drain holds back. The
-/// chain fails, and the other process's request behind the chain completes.
+/// chain fails. A request of another process, which waits behind the chain, completes.
 fn drained_chain_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();

@@ -12,8 +12,8 @@ use crate::time::{self, LONG};
 use crate::transcript::Transcript;
 
 /// Starts a child that submits the requests of `push`, and then executes this program again. The
-/// executed program writes a byte to the pipe end `begun`, and lives until the case closes the
-/// other end of the pipe of `end`.
+/// executed program writes a byte to the pipe end `begun`. It lives until the case closes the
+/// writing end of the pipe from which `end` reads.
 fn submits_and_executes(ring: &mut Ring, begun: i32, end: i32, push: impl FnOnce(&mut Ring)) -> i32 {
     let shared = Shared::new();
     let child = shared::child(|| {

@@ -81,7 +81,8 @@ case!(child_reaps_of_a_single_issuer => "
     no cqe
 ");
 
-/// The process that enables a disabled ring becomes its single issuer. Here that is a child.
+/// The process that enables a disabled ring becomes its single issuer. In this case a child enables
+/// the ring.
 fn child_enables(t: &mut Transcript) {
     for (flags, name) in [(0, "plain:"), (SINGLE, "SINGLE_ISSUER:"), (ring::DEFER, "DEFER_TASKRUN:")] {
         t.say(name);
@@ -127,7 +128,7 @@ case!(child_enables => "
 ");
 
 /// The submitter of a ring with COOP_TASKRUN sleeps in another system call. Its request still
-/// completes, and the call goes on.
+/// completes, and the other call continues.
 fn cooperative_submitter_sleeps(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, u::IORING_SETUP_COOP_TASKRUN);
@@ -232,8 +233,8 @@ case!(sq_thread_ends_with_its_creator => "
     child: exit 0
 ");
 
-/// A ring with IOPOLL answers a child as it answers its maker: NOPs succeed, reads of a file in
-/// memory are refused.
+/// A ring with IOPOLL gives a child the results that it gives to the process that made it: NOPs
+/// succeed, reads of a file in memory are refused.
 fn polled_ring(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, u::IORING_SETUP_IOPOLL);

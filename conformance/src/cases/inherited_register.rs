@@ -138,7 +138,8 @@ fn register_buffer(ring: &Ring, address: u64, length: usize) -> i32 {
     ring.register(reg::BUFFERS, vectors.as_ptr(), 1)
 }
 
-/// The registered buffer is in shared memory: both processes see the bytes that a child reads.
+/// The registered buffer is in shared memory: both processes see the bytes that a child's request
+/// reads into it.
 fn child_reads_into_a_shared_buffer(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");

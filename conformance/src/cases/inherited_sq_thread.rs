@@ -17,7 +17,8 @@ use crate::transcript::Transcript;
 
 const WAKEUP: u32 = u::IORING_ENTER_SQ_WAKEUP;
 
-/// A child wakes an SQ thread that sleeps. Afterwards the process that made the ring wakes it.
+/// A child wakes an SQ thread that sleeps. Afterwards the process that made the ring wakes the SQ
+/// thread.
 fn child_wakes_the_thread(t: &mut Transcript) {
     let mut ring = sq_thread::ring(1);
     shared::run_child(t, |t| {
@@ -71,7 +72,7 @@ case!(three_processes_submit => "
 fn child_waits_for_room(t: &mut Transcript) {
     let mut ring = sq_thread::ring(1);
     assert!(until(|| asleep(&ring)), "the SQ thread does not fall asleep");
-    // The SQ thread sets the flag before it checks the SQ for the last time.
+    // The SQ thread sets IORING_SQ_NEED_WAKEUP before it checks the SQ for the last time.
     time::long_enough_to_notice();
     (1..=8).for_each(|data| ring.push(nop(data)));
     ring.forget_pending();
@@ -123,8 +124,8 @@ case!(creator_closes_the_ring => "
     child: exit 0
 ");
 
-/// A child uses the ring and closes it. The SQ thread, which is awake, does not ask the other
-/// process to wake it.
+/// A child uses the ring and closes it. The SQ thread is awake, so it does not ask the other
+/// process for a wake-up.
 fn child_closes_the_ring(t: &mut Transcript) {
     let mut ring = sq_thread::ring(10_000);
     t.sorted(&run(&mut ring, &[nop(1)]));
@@ -188,7 +189,8 @@ case!(creator_is_killed_in_a_wait => "
     child: exit 0
 ");
 
-/// A child is killed after it has handed a poll over. The poll is the SQ thread's, so it completes.
+/// A child is killed after the SQ thread has taken the child's poll. The poll belongs to the SQ
+/// thread, so it completes.
 fn killed_childs_request_completes(t: &mut Transcript) {
     let mut ring = sq_thread::ring(1);
     let shared = Shared::new();
@@ -214,7 +216,8 @@ case!(killed_childs_request_completes => "
     cqe 2: 0
 ");
 
-/// A child enables a ring whose SQ thread waits for that. A grandchild uses the ring, too.
+/// A child enables a ring with SQPOLL that was made with R_DISABLED. A grandchild uses the ring,
+/// too.
 fn child_enables_the_thread(t: &mut Transcript) {
     let mut ring = Kind::Mapped.ring(8, u::IORING_SETUP_SQPOLL | u::IORING_SETUP_R_DISABLED);
     shared::run_child(t, |t| {
@@ -265,8 +268,8 @@ fn attached_to(other: &Ring) -> Ring {
     attached.expect("an attached ring")
 }
 
-/// A process whose child uses an inherited ring attaches a new ring to the same SQ thread, and
-/// closes the first.
+/// A process attaches a second ring to the SQ thread of its first ring, and closes the first. A
+/// child, and then the process itself, use the second ring.
 fn attached_ring_of_a_parent(t: &mut Transcript) {
     let mut first = sq_thread::ring(1);
     let mut second = attached_to(&first);
@@ -307,8 +310,8 @@ case!(child_attaches_to_the_ring => "
     child: exit 0
 ");
 
-/// Two rings share an SQ thread. A process closes one of them before its child uses it. The child's
-/// call on that ring ends: with success on the kernel, with EOWNERDEAD on usring.
+/// Two rings share an SQ thread. A process closes one of the rings before its child uses this ring.
+/// The child's call on the ring ends: with success on the kernel, with EOWNERDEAD on usring.
 fn parent_closes_one_of_two_rings(t: &mut Transcript) {
     let mut first = sq_thread::ring(1);
     let mut second = attached_to(&first);
@@ -363,7 +366,7 @@ fn kill_creator_between_calls(t: &mut Transcript, push: impl Fn(&mut Ring, &Shar
     shared.until_step(1);
     shared.until_word(0, 1);
     let child = shared.word(0).load(std::sync::atomic::Ordering::SeqCst) as i32;
-    // The SQ thread has published the SQ's head, and now issues what it took.
+    // The SQ thread has published the SQ's head, and now issues the requests that it took.
     time::long_enough_to_notice();
     shared::kill(t, creator);
     shared.step(2);
@@ -411,8 +414,8 @@ case!(killed_creators_timeout_and_drain => "
     child: exit 0
 ");
 
-/// The process that made a ring with IOPOLL waits for two CQEs. Its child consumes both, which
-/// count for the wait.
+/// The process that made a ring with IOPOLL waits for two CQEs. Its child consumes both. They count
+/// for the wait all the same.
 fn maker_of_a_polled_ring_waits(t: &mut Transcript) {
     let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL | u::IORING_SETUP_IOPOLL);
     let shared = Shared::new();

@@ -122,7 +122,8 @@ fn sibling(t: &mut Transcript, ring: &mut Ring, shared: &Shared, force: bool) {
     t.in_order(&ring.reap());
 }
 
-/// The submitter sleeps in another system call. Its request still completes, and the call goes on.
+/// The submitter sleeps in another system call. Its request still completes, and the other call
+/// continues.
 fn submitter_sleeps_in_another_call(t: &mut Transcript) {
     shared::each_kind(t, sleeps_in_another_call);
 }

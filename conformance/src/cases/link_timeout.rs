@@ -17,7 +17,7 @@ fn waiting(fd: i32, byte: &mut [u8; 1], user_data: u64) -> usring_uapi::Sqe {
     read(fd, byte, 0, user_data).linked()
 }
 
-/// On expiry the timeout's CQE comes before the CQE of the request that the timeout limits. (The
+/// When a LINK_TIMEOUT expires, its CQE comes before the CQE of the request that it limits. (The
 /// manual says that a chain completes in order.)
 fn expires(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -94,8 +94,8 @@ case!(two_in_a_row => "
     cqe 3: -EINVAL
 ");
 
-/// A request behind the timeout runs if the limited request completed in time. It is cancelled if
-/// the timeout expired.
+/// A request behind a LINK_TIMEOUT runs if the limited request completed in time. It is cancelled
+/// if the timeout expired.
 fn middle_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -122,7 +122,7 @@ case!(middle_of_chain => "
     cqe 6: -ECANCELED
 ");
 
-/// The timeout starts with the request that it limits, not with the chain.
+/// A LINK_TIMEOUT starts with the request that it limits, not with the chain.
 fn second_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -157,7 +157,7 @@ case!(on_poll => "
     cqe 2: -ETIME
 ");
 
-/// The timeout limits a multishot poll's whole life, however many events the poll has reported.
+/// A LINK_TIMEOUT limits a multishot poll's whole life, however many events the poll has reported.
 fn on_multishot_poll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -240,7 +240,8 @@ fn cancelled(t: &mut Transcript) {
     ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
     ring.push(link_timeout(&LONG, 0, 2));
     ring.submit();
-    // A cancel does not find the timeout, and does not cancel the request that the timeout limits.
+    // A cancel does not find a LINK_TIMEOUT, and does not cancel the request that the timeout
+    // limits.
     t.entry(&ring.one(cancel(2, 0, 3)));
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));
@@ -324,8 +325,8 @@ case!(reserved_fields => "
     cqe 2: -EINVAL
 ");
 
-/// A timeout limits a read with IOSQE_ASYNC, for which the worker arms a poll. (If the worker waits
-/// in a blocking call instead, Linux 6.18 does not limit the request at all.)
+/// A LINK_TIMEOUT limits a read with IOSQE_ASYNC, for which the worker arms a poll. (If the worker
+/// waits in a blocking call instead, Linux 6.18 does not limit the request at all.)
 fn on_worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -350,7 +351,7 @@ case!(on_worker => "
     2: one of two answers true
 ");
 
-/// A timeout cannot end a request that a worker is carrying out, and gets -ENOENT. (The write
+/// A LINK_TIMEOUT cannot end a request that a worker is carrying out, and gets -ENOENT. (The write
 /// blocks in the worker, at a page of its buffer that this process has not supplied yet.)
 fn on_running_worker(t: &mut Transcript) {
     let Some(page) = MissingPage::new() else {
@@ -415,8 +416,8 @@ case!(ring_closes => "
     bytes left 1
 ");
 
-/// A request behind the timeout waits only for the limited request, not for the timeout. This holds
-/// even if the limited request has completed before the timeout started.
+/// A request behind a LINK_TIMEOUT waits only for the limited request, not for the timeout. This
+/// holds even if the limited request has completed before the timeout started.
 fn chain_goes_on_behind_it(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let failing = nop(1).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = -libc::EIO as u32);
@@ -450,7 +451,8 @@ case!(chain_goes_on_behind_it => "
     cqe 2: -ECANCELED
 ");
 
-/// A timeout ends requests that wait without occupying a kernel worker: WAITID, SEND and ACCEPT.
+/// A LINK_TIMEOUT ends requests that wait without occupying a kernel worker: WAITID, SEND and
+/// ACCEPT.
 fn on_what_waits(t: &mut Transcript) {
     let time = milliseconds(50);
     let (_peer, full) = files::sockets_of(libc::SOCK_DGRAM);
@@ -499,8 +501,8 @@ case!(on_what_waits => "
     cqe 2: -ETIME
 ");
 
-/// A timeout ends a SPLICE that waits for its pipe. On Linux 6.18 a worker carries the SPLICE out,
-/// and the timeout never expires.
+/// A LINK_TIMEOUT ends a SPLICE that waits for its pipe. On Linux 6.18 a worker carries the SPLICE
+/// out, and the timeout never expires.
 fn on_splice(t: &mut Transcript) {
     let time = milliseconds(30);
     let (from, writer) = files::pipe();

@@ -84,8 +84,8 @@ case!(poll_comes_before_its_cancellation => "
     cqe 3: -ENOENT
 ");
 
-/// A WRITE to a pipe wakes the poll, whether the WRITE names an offset or the file's position. A
-/// pipe has neither.
+/// A WRITE to a pipe wakes a poll of the pipe, whether the WRITE names an offset or the file's
+/// position. A pipe has neither.
 fn write_wakes_poll_of_pipe(t: &mut Transcript) {
     for offset in [0, CURRENT] {
         wake_by_chain(t, || {
@@ -135,8 +135,8 @@ case!(read_wakes_poll_for_room => "
     cqe 3: -ENOENT
 ");
 
-/// A SEND of the same batch, which is not in the chain, wakes the poll. The chain's second request
-/// starts after that.
+/// A SEND is in the same batch as a chain, but not in the chain. It wakes a waiting poll before the
+/// chain's second request starts.
 fn send_beside_the_chain(t: &mut Transcript) {
     wake_by_chain(t, || {
         let (reader, writer) = files::sockets();
@@ -350,7 +350,7 @@ case!(removal_of_file_does_not_wake_poll_at_once => "
     cqe 1: -ECANCELED
 ", because "where task work is deferred, the kernel begins the POLL_REMOVE after the close has ended the pipe");
 
-/// An inotify queue reports reads of a file in memory. The chain's READ of that file wakes the poll
+/// An inotify queue reports reads of a file in memory. The chain's READ of that file wakes a poll
 /// of the queue.
 fn transfer_with_offset_wakes_poll_of_inotify(t: &mut Transcript) {
     wake_by_chain(t, || {

@@ -323,8 +323,8 @@ case!(closed_on_both_sides => "
     closed true
 ");
 
-/// If the target's CQ is full, the descriptor is in the target's table at once, and the CQE goes to
-/// the backlog.
+/// MSG_RING sends a file to a ring whose CQ is full. The file is in that ring's table at once, and
+/// the CQE goes to the backlog.
 fn full_queue(t: &mut Transcript) {
     let (mut sender, _, writer) = pair(0, 0);
     let mut target =

@@ -1,5 +1,5 @@
-//! The modules of cases. Each module except `reg` is a group of cases (a room), named after an
-//! operation, a system call or a behaviour.
+//! The modules of cases. Each module except `reg` is a group of cases, named after an operation, a
+//! system call or a behaviour.
 
 mod accept;
 mod accept_address;

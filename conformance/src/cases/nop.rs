@@ -70,7 +70,7 @@ fn injected_result(t: &mut Transcript) {
         injecting(i32::MAX, 4),
         nop(5).with(|sqe| sqe.len = 9),
     ]));
-    // A NOP with a negative result breaks its link. A NOP with a positive result does not.
+    // A NOP with a negative result breaks its chain. A NOP with a positive result does not.
     t.sorted(&ring.run(&[injecting(3, 1).linked(), nop(2)]));
     t.sorted(&ring.run(&[injecting(-libc::EIO, 3).linked(), nop(4)]));
 }

@@ -541,7 +541,7 @@ case!(flush_counts_an_eventfd => "
     flushed: counted false
 ");
 
-/// A flush of CQEs that another ring sent causes an edge on the descriptor.
+/// A flush of CQEs that another ring sent causes an edge on the ring's descriptor.
 fn flush_of_messages_is_an_edge(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = tiny(flags);

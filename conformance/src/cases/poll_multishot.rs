@@ -82,7 +82,7 @@ fn taken_in_its_batch(t: &mut Transcript) {
         ring.push(read(reader.as_raw_fd(), &mut byte, 0, 4));
         ring.submit();
         t.sorted(&ring.wait(2));
-        // From then on the poll reports only new events.
+        // After the check at its start, the poll reports only new events.
         show_all(t, &mut ring);
         wake(t, &mut ring, &writer);
     }
@@ -412,7 +412,7 @@ case!(ring_closes => "
     bytes left 2
 ");
 
-/// The poll holds the file: closing the descriptor does not end the poll.
+/// A poll keeps its file open: closing the descriptor does not end the poll.
 fn descriptor_closes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

@@ -278,8 +278,8 @@ case!(select_after_reap => "
     reaped = 0
 ");
 
-/// Makes a ring with a timeout that expires after `after` milliseconds, while the thread sleeps in
-/// poll.
+/// Makes a ring with a timeout that expires after `after` milliseconds. By then the case's thread
+/// sleeps in poll.
 fn with_timeout(after: i64) -> (Ring, Box<usring_uapi::Timespec>) {
     let mut ring = Ring::new(8);
     let time = Box::new(milliseconds(after));

@@ -353,7 +353,8 @@ case!(data_before_end => "
 ");
 
 /// Before the multishot starts, the peer has sent `sent` bytes and shut its sending direction down.
-/// `own`: this side shuts its own sending direction down before that, after that, or never.
+/// This side shuts down its own sending direction before the peer (`own` is `Some(true)`), after
+/// the peer (`Some(false)`), or never (`None`).
 fn end_is_there(t: &mut Transcript) {
     let bundle = u::IORING_RECVSEND_BUNDLE as u16;
     for (own, sent) in [(None, 3), (None, 16), (Some(true), 3), (Some(false), 3)] {
@@ -416,7 +417,7 @@ fn end_comes_with_data(t: &mut Transcript) {
 }
 case!(end_comes_with_data => include_str!("receive_multishot_ends/end_comes_with_data.txt"));
 
-/// The stream has 12 bytes and then its end. The first receive of the bundle ends at its length of
+/// The stream has 13 bytes and then its end. The first receive of the bundle ends at its length of
 /// 8 bytes, and the next one gets the remaining bytes. On the kernel the multishot notices the end
 /// of the stream only at another event.
 fn shut_for_reading(t: &mut Transcript) {

@@ -271,8 +271,8 @@ case!(urgent_data_is_there => "
     ................
 ");
 
-/// The urgent byte of TCP comes before the request. The first receive of a multishot ends before
-/// that byte. The last multishot fills its buffer, and has MSG_DONTWAIT.
+/// TCP's urgent byte arrives before the request is submitted. The first receive of a multishot ends
+/// before that byte. The last multishot fills its buffer, and has MSG_DONTWAIT.
 fn urgent_data_of_tcp_is_there(t: &mut Transcript) {
     for receives in [stream, bundles] {
         let (reader, writer) = files::tcp();

@@ -89,8 +89,8 @@ fn counts(t: &mut Transcript) {
     t.result("none", register(&ring, &[]));
     let vectors = vec![vector(a.at(0), 8); 16_385];
     t.result("16385", register(&ring, &vectors));
-    // The maximum is 16,384. The case registers only 1,000, because each buffer is charged a page
-    // of locked memory.
+    // A ring may have 16,384 registered buffers. The case registers only 1,000, because each buffer
+    // is charged a page of locked memory.
     t.result("1000", register(&ring, &vectors[..1000]));
 }
 case!(counts => "

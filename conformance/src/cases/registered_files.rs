@@ -426,7 +426,8 @@ case!(tags_on_update => "
     slots b -EBADF c
 ");
 
-/// The tag's CQE is posted when the last request on the file has completed.
+/// The CQE for the tag of a registered file is posted when the last request on the file has
+/// completed.
 fn tag_waits_for_request(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

@@ -99,7 +99,7 @@ pub(super) fn shut(number: i32) {
     }
 }
 
-/// Makes every operation on paths that needs a right, and prints the results.
+/// Tries every operation on paths that needs a right, and prints the results.
 fn tries(t: &mut Transcript, ring: &mut Ring, place: &Place) {
     let fd = place.fd();
     opens(t, ring, "open", fd, SECRET);
@@ -353,8 +353,8 @@ case!(thread_inherits => "
     exit 0
 ");
 
-/// A linked request runs with the rights that its thread has when the request starts. The thread's
-/// rights at submission do not matter.
+/// A linked request runs with the rights that its submitting thread has when the request starts.
+/// The thread's rights at submission do not matter.
 fn behind_a_timeout(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -383,8 +383,8 @@ pub(super) fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
     ring.reap()
 }
 
-/// A linked request has the rights of its own thread, even if another thread with more rights is in
-/// enter when the request starts.
+/// A linked request has the rights of the thread that submitted it, even if another thread with
+/// more rights is in enter when the request starts.
 fn behind_a_timeout_of_a_thread(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {

@@ -60,8 +60,8 @@ case!(lowered_after_submission => "
     exit 0
 ");
 
-/// A worker that carried out a request with a personality does not lend those rights to the next
-/// request.
+/// A worker has carried out a request with a personality. The next request does not get the
+/// personality's rights.
 fn behind_a_worker_of_a_personality(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -407,8 +407,8 @@ case!(send_of_a_selected_buffer => "
 ");
 
 /// While the ring always has a waiting request, a thread changes its rights back and forth. Each of
-/// its requests has the rights of its submission. At the end the process has no more threads than
-/// usual.
+/// its requests has the rights that the thread had at the submission. At the end the process has no
+/// more threads than usual.
 fn changes_while_requests_wait(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {

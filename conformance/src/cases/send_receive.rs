@@ -302,7 +302,8 @@ fn short_breaks_link(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut bytes = [0; 8];
     files::put(&writer, b"abc");
-    // Without MSG_WAITALL a receive succeeds with any number of bytes, so its link goes on.
+    // Without MSG_WAITALL a receive succeeds with any number of bytes, so the request linked to it
+    // starts.
     ring.push(recv(reader.as_raw_fd(), &mut bytes, 1).linked());
     ring.push(nop(2));
     ring.submit();

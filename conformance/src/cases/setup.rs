@@ -89,7 +89,7 @@ fn cq_sizes(t: &mut Transcript) {
     for cq_entries in [0, 1, 7, 8, 9, 16, 100, 65535, 65536, 65537, u32::MAX] {
         try_sizes(t, 8, cqsize, cq_entries);
     }
-    // The kernel rounds both sizes up before it compares them.
+    // The kernel rounds the sizes of SQ and CQ up before it compares them.
     try_sizes(t, 5, cqsize, 5);
     try_sizes(t, 5, cqsize, 4);
 }
@@ -231,7 +231,8 @@ case!(first_words => "
     sq array [0, 0, 0, 0, 0, 0, 0, 0]
 ");
 
-/// Prints which fields of the parameters setup leaves unchanged and which it overwrites.
+/// Prints which fields of its parameters io_uring_setup(2) leaves unchanged, and which it
+/// overwrites.
 fn params_come_back(t: &mut Transcript) {
     let mut params: Params = zeroed();
     params.sq_entries = 99;

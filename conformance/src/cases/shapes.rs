@@ -117,7 +117,8 @@ case!(no_array => "
     sq head 9
 ");
 
-/// With NO_SQARRAY the kernel takes the SQE at the head's index, modulo the size.
+/// With NO_SQARRAY, the SQ head modulo the SQ's size is the index of the SQE that the kernel takes
+/// next.
 fn no_array_order(t: &mut Transcript) {
     let mut ring = Ring::flags(2, u::IORING_SETUP_NO_SQARRAY);
     for user_data in 1..=5 {

@@ -33,8 +33,8 @@ pub fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
     }
 }
 
-/// Starts a thread that sends a signal to the calling thread `milliseconds` after that thread
-/// sleeps.
+/// Starts a thread that sends a signal to the calling thread. It sends the signal after
+/// `milliseconds`, or later, when the calling thread sleeps.
 fn signal_later(signal: i32, milliseconds: u64) -> std::thread::JoinHandle<()> {
     // SAFETY: the call only returns this thread's id.
     let (target, number) = (unsafe { libc::pthread_self() }, crate::time::this_thread());

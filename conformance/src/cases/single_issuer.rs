@@ -24,8 +24,8 @@ fn probe(fd: i32) -> i32 {
     door::register(fd, reg::PROBE, answer.as_mut_ptr().cast(), 4)
 }
 
-/// The ring belongs to the thread that made it. (The manual says: to the first thread that
-/// submits.)
+/// A ring with SINGLE_ISSUER belongs to the thread that made it. (The manual says: to the first
+/// thread that submits.)
 fn creator_owns(t: &mut Transcript) {
     let mut ring = Ring::flags(8, SINGLE);
     let fd = ring.fd;

@@ -89,7 +89,7 @@ fn linked_timeout(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     entries.extend(ring.reap());
     t.sorted(&entries);
-    // The read has the flag, its link timeout does not.
+    // The read has CQE_SKIP_SUCCESS, and its link timeout does not.
     ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 5)).linked());
     ring.push(link_timeout(&LONG, 0, 6));
     ring.submit();
@@ -240,8 +240,8 @@ case!(short_read => "
     cqe 2: 5
 ");
 
-/// A failed shutdown(2) counts as a success, except on a bad descriptor or a file that is no
-/// socket.
+/// A SHUTDOWN whose shutdown(2) fails counts as a success. A bad descriptor or a file that is no
+/// socket counts as a failure.
 fn shutdown_of_bad_file_speaks(t: &mut Transcript) {
     let (pipe, _writer) = files::pipe();
     let unconnected = files::socket(libc::AF_INET, libc::SOCK_STREAM);

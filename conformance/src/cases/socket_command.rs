@@ -191,7 +191,7 @@ case!(get_option => "
     cqe 9: -EFAULT
 ");
 
-/// The command reads only options of the level SOL_SOCKET.
+/// GETSOCKOPT reads only options of the level SOL_SOCKET.
 fn get_option_of_levels(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (client, _server, _listener) = connected();
@@ -362,7 +362,7 @@ fn direct_descriptor(t: &mut Transcript) {
     t.result("register", ring.register(reg::FILES, &raw const number, 1));
     drop(server);
     write_all(&client, b"123");
-    // The client cannot tell that the bytes have arrived, but on the loopback interface they have.
+    // No wait is needed: on the loopback interface the bytes have arrived when the send returns.
     t.entry(&ring.one(command(0, SIOCINQ, 1).fixed()));
     let mut value = 0;
     t.entry(&ring.one(get(0, libc::SO_TYPE, &mut value, 2).fixed()));

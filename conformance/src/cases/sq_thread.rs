@@ -224,7 +224,7 @@ case!(chains => "
     abcd
 ");
 
-/// The file is closed before the CQE of its CLOSE is posted.
+/// The SQ thread closes the file before it posts the CQE of the CLOSE.
 fn file_closed_before_cqe(t: &mut Transcript) {
     let mut ring = ring(2000);
     let mut early = 0;

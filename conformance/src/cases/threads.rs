@@ -290,8 +290,8 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     (ours, peer)
 }
 
-/// A thread that is blocked inside one ring does not delay another ring, inside of which no thread
-/// is. This holds even if the blocked ring has had an event before the other ring.
+/// A thread that is blocked in a call on one ring does not delay another ring on which no thread
+/// makes a call. This holds even if the blocked ring has had an event before the other ring.
 fn slow_close_delays_no_other_ring(t: &mut Transcript) {
     use std::os::fd::IntoRawFd;
     let (mut slow, mut other) = (Ring::new(4), Ring::new(4));

@@ -132,7 +132,7 @@ fn breaks_link(t: &mut Transcript) {
     ring.push(nop(2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // A timeout that reaches its completion count is a success, so its link goes on.
+    // A timeout that reaches its completion count is a success, so the request linked to it starts.
     ring.push(timeout(&LONG, 1, 0, 3).linked());
     ring.push(nop(4));
     ring.push(nop(5));

@@ -205,7 +205,8 @@ case!(link_flag_alone => "
     cqe 4: -EFAULT
 ");
 
-/// TIMEOUT and LINK_TIMEOUT each need their own update flag. The wrong flag finds no timeout.
+/// TIMEOUT and LINK_TIMEOUT each need their own update flag. An update with the wrong flag finds no
+/// timeout.
 fn update_wrong_kind(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = crate::files::pipe();

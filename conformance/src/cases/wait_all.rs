@@ -179,8 +179,8 @@ case!(incremental_buffer_is_taken => "
     abcdefghijklmnop 0123456789......
 ", because "6.18 gives what a waiting receive still has to fill to another, and both write there");
 
-/// A receive goes on behind messages with descriptors. All data arrived in one event, so no further
-/// event reports it.
+/// A receive with MSG_WAITALL continues after a message that passes a descriptor. All data arrived
+/// in one event, so no further event reports the rest.
 fn past_seams(t: &mut Transcript) {
     for end in [false, true] {
         let mut ring = Ring::flags(4, ring::DEFER);

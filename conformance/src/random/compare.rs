@@ -26,8 +26,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// The wait factor of each run of a seed, from the first run to the last: a factor for the length
 /// of waits.
 const WAIT_FACTORS: [u32; 6] = [1, 1, 3, 3, 10, 40];
-/// Number of seeds that run at the same time. It may exceed the processors, because programs mostly
-/// wait.
+/// Number of seeds that run at the same time. It may exceed the number of processors, because
+/// programs mostly wait.
 const WORKERS: usize = 6;
 
 /// Runs `count` seeds from `first` on, on the kernel and on usring. Prints the first differing line

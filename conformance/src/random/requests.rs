@@ -75,8 +75,8 @@ impl Program {
 
     /// Returns a request that cancels or changes a request of an earlier step.
     fn end_earlier(&mut self) -> Sqe {
-        // A drain may hold back this request together with its targets. Workers of the kernel would
-        // then issue all of them at the same time.
+        // A drain may hold back this request together with the requests that it targets. Workers of
+        // the kernel would then issue all of them at the same time.
         if self.has_drained {
             return sqe::nop(0);
         }
@@ -94,8 +94,8 @@ impl Program {
     }
 
     /// Returns whether this request may send to this file. If a request inside a chain sends, no
-    /// other request of the batch may send to that pair of files. With two sends, the result would
-    /// vary: the kernel wakes a waiting receive either between the sends or after both.
+    /// other request of the batch may send to the same pipe or pair of sockets. With two sends, the
+    /// result would vary: the kernel wakes a waiting receive between the sends or after both.
     fn may_send(&mut self, index: usize) -> bool {
         let pair = (index / 2, self.is_successor);
         let sent = self.sent.get(&pair.0).copied();
@@ -242,6 +242,7 @@ impl Program {
             let is_shut = self.shut.contains(&index) && request.ioprio != 0;
             if self.random.percent(40) && !is_shut && !self.has_drained {
                 // The kernel gives the buffers of a bundle with MSG_WAITALL to other receives, too.
+                // So a receive has only one of the two.
                 if flags & libc::MSG_WAITALL == 0 {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
                 }
@@ -252,8 +253,8 @@ impl Program {
                 }
             }
         }
-        // Only programs with drains use POLL_FIRST. In a chain a worker of the kernel could carry
-        // the request out, and a worker answers EAGAIN without polling.
+        // Programs with chains do not use POLL_FIRST: a worker of the kernel could carry the
+        // request out, and a worker answers EAGAIN without polling.
         if self.drains && self.random.percent(15) {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
         }
@@ -476,9 +477,9 @@ impl Program {
             1 => sqe.addr = BAD,
             2 => {
                 let flag = self.random.of(&[1, 0x80, 0x1000, 0x8000_0000]);
-                // A poll for several events of a socket has different results. usring's poll
-                // reports the events that hold at its check. The kernel's poll reports the events
-                // of one wake-up.
+                // A poll for several events of a socket has different results on usring and on the
+                // kernel. usring's poll reports the events that hold at its check. The kernel's
+                // poll reports the events of one wake-up.
                 let is_event = matches!(sqe.opcode, opcode::POLL_ADD | opcode::POLL_REMOVE) && flag < 0x1000;
                 let is_all = sqe.opcode == opcode::ASYNC_CANCEL && flag == u::IORING_ASYNC_CANCEL_ALL;
                 sqe.op_flags ^= if is_event || is_all { 0 } else { flag };
@@ -488,8 +489,9 @@ impl Program {
             5 => sqe.fd = self.random.of(&[-1, 5000]),
             6 => sqe.addr3 = 1,
             7 => sqe.opcode = self.random.of(&[63, 200]),
-            // A TCP socket takes a part of 2 GiB that depends on the state of its buffers. The time
-            // that the write of a file takes depends on the machine.
+            // These requests keep their length. How much of 2 GiB a TCP socket takes depends on the
+            // state of its buffers. How long a write of 2 GiB to the file takes depends on the
+            // machine.
             _ if sqe.opcode == opcode::SEND_ZC || sqe.fd == self.fd(REGULAR) => {}
             _ => sqe.len ^= 0x8000_0000,
         }

@@ -29,7 +29,7 @@ case!(unknown_context_and_bad_pointers => "
     context alone = -EINVAL
 ");
 
-/// io_submit has written the key 0, which io_cancel expects.
+/// io_submit writes the key 0 to the iocb. io_cancel refuses an iocb with any other key.
 fn cancel_with_another_key(t: &mut Transcript) {
     let context = Context::new(8);
     let (reader, _writer) = files::pipe();

@@ -220,8 +220,8 @@ fn cancelled_behind_a_full_queue(t: &mut Transcript) {
         ring.push(cancel(2, 0, 3));
         ring.submit();
         // On a ring with deferred task work, the kernel passes the request to a worker only when
-        // the ring's owner runs task work. The cancel before that does not find the request, and
-        // the request connects.
+        // the ring's owner runs task work. The cancel came before that and has not found the
+        // request, so the request connects.
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
         drop(accepted(&listener));
         t.sorted(&ring.wait(2));

@@ -123,8 +123,8 @@ case!(file_closed_meanwhile => "
     [80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95]
 ");
 
-/// Large writes, which the kernel may split, reach their file although the descriptor number means
-/// another file before they are done.
+/// Large writes, which the kernel may split, reach their file although the program uses the
+/// descriptor number for another file before they are done.
 fn large_and_closed_meanwhile(t: &mut Transcript) {
     let mut ring = Ring::new(32);
     let scratch = Scratch::new();

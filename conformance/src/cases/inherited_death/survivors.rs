@@ -281,7 +281,8 @@ fn start_reader(ring: &mut Ring, shared: &Shared) -> Partner {
     Partner::start(ring, |ring| ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1)))
 }
 
-/// IO_DRAIN holds back a survivor's request while no thread of the survivor is in io_uring_enter.
+/// IO_DRAIN holds back a survivor's request behind a read of another process. That process is
+/// killed while no thread of the survivor is in io_uring_enter. Both requests complete.
 fn drained_request_of_a_survivor_without_a_call(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let reader = start_reader(ring, shared);

@@ -10,8 +10,8 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Bad addresses in a message: each entry is a name and a function that changes one field of a
-/// valid request.
+/// Sends and receives whose message header, array of vectors, or buffer is at a bad address get
+/// -EFAULT.
 fn bad_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

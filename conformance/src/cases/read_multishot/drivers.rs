@@ -9,7 +9,7 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 
-/// All data arrives although the thread never enters the ring.
+/// All data arrives although the submitting thread makes no call on the ring after the submission.
 fn without_entering(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::with(16, |params| {

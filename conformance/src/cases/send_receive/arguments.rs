@@ -9,7 +9,7 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
-/// Bad addresses: each entry is a name and a function that changes one field of a valid request.
+/// A SEND whose destination address has a bad pointer or a bad length fails.
 fn bad_addresses(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, _writer, address) = files::udp();
@@ -140,7 +140,7 @@ fn unknown_options(t: &mut Transcript) {
         if bit != 5 {
             ring.push(options(send(writer.as_raw_fd(), b"y", bit), 1 << bit));
             ring.submit();
-            // A SEND with BUNDLE but without a group posts two completions, as a multishot does.
+            // A SEND with BUNDLE but without a group posts two completions.
             t.in_order(&ring.wait(if bit == 4 { 2 } else { 1 }));
         }
     }
@@ -208,7 +208,7 @@ fn poll_first_on_no_socket(t: &mut Transcript) {
 }
 case!(poll_first_on_no_socket => include_str!("poll_first_on_no_socket.txt"));
 
-/// POLL_FIRST with MSG_DONTWAIT never polls. A number without a file still gets -EBADF.
+/// POLL_FIRST with MSG_DONTWAIT never polls. A descriptor that is not open still gets -EBADF.
 fn poll_first_without_waiting(t: &mut Transcript) {
     let (reader, _writer) = files::sockets();
     let pipe = files::pipe();

@@ -125,7 +125,8 @@ fn bad_masks(t: &mut Transcript) {
     ring.push(timeout_remove(1, 3));
     ring.submit();
     ring.wait(2);
-    // If the CQ already holds enough completions, the argument is not read.
+    // If the CQ already holds enough completions, the call does not read its argument, the signal
+    // mask.
     ring.push(nop(1));
     ring.submit();
     t.result("unmapped, one is there", ring.enter_with(0, 1, flags, 16 as *const _, 8));
