@@ -66,7 +66,8 @@ fn all_runs_what_can_run_and_a_failure_does_not_stop_it() {
     let stage = stage();
     let arguments = ["all", "--quick", "--json", "all.json", "--report", "all.html"];
     assert_status(&bench(&stage, &arguments), 0);
-    // `call` and `start` follow `nop`. Others come after them.
+    // Breaks the programs of the benchmarks `call` and `start`. (`workload-fork` is a program of
+    // `start`, too.) `usring bench all` runs `nop` before these benchmarks, and others after them.
     let broken = stage.path("tools/workload-call");
     std::fs::write(&broken, "#!/bin/sh\necho this is broken >&2; exit 1\n").unwrap();
     std::fs::set_permissions(&broken, Permissions::from_mode(0o755)).unwrap();
@@ -159,7 +160,8 @@ fn a_browser_shows_the_page_in_light_and_dark_without_errors() {
     }
     let stage = stage();
     nop(&stage);
-    // Paper, and usring's bars: the colours of style.css.
+    // The colours in style.css of the page's background (`paper`) and of usring's bars, in the
+    // light scheme and in the dark one.
     for (scheme, paper, usring) in
         [("1", [0xff, 0xff, 0xff], [0x0b, 0x6b, 0xcb]), ("0", [0x0d, 0x11, 0x17], [0x58, 0xa6, 0xff])]
     {
@@ -177,7 +179,7 @@ fn a_browser_shows_the_page_in_light_and_dark_without_errors() {
         let picture = Picture::read(&picture);
         assert_eq!(picture.width, 1280);
         assert_eq!(picture.pixels().next(), Some(&paper[..]));
-        // The bar of the slowest row alone has more.
+        // The bar of the slowest row alone has more than 1,000 pixels.
         assert!(picture.count(usring) > 1000, "{} pixels of usring's colour", picture.count(usring));
         assert!(picture.count(paper) > picture.pixels().count() / 3, "the page covers its paper");
     }

@@ -9,7 +9,8 @@ use std::process::Command;
 use workloads::harness::skipped::skip;
 use workloads::harness::{GO, LIBURING, MUSL, Stage, World, on_kernel, require};
 
-/// Runs a program in both ways, and fails unless all of its `checks` checks pass.
+/// Runs a program with call sites that usring rewrites, and again with call sites that it leaves
+/// unchanged. Fails unless all of the program's `checks` checks pass.
 #[track_caller]
 fn holds(source: &str, checks: u32) {
     require(&LIBURING);
@@ -259,7 +260,8 @@ fn a_static_program_executed_by_a_served_program_runs_unserved() {
     run.finish().succeeded();
 }
 
-/// A script that starts two static programs several times each gets a line for each program.
+/// A script starts two static programs, several times each. usring must print one message for each
+/// program.
 #[test]
 fn a_message_names_each_unserved_program_once() {
     if on_kernel() {

@@ -344,7 +344,7 @@ fn no_probe_fires_while_the_semaphore_is_zero() {
     assert!(hits.is_empty(), "{hits:?}");
 }
 
-/// A running bpftrace, which ends when this is dropped.
+/// A running bpftrace, which ends when this value is dropped.
 struct Tracer {
     child: Child,
     said: PathBuf,

@@ -26,7 +26,7 @@ fn traced() -> &'static PathBuf {
         .1
 }
 
-/// Prepares a program whose requests go to the file `trace` of the stage.
+/// Prepares a program whose requests usring records in the file `trace` of the stage.
 fn recorded(stage: &Stage, world: World, limits: &str, program: &Path) -> Run {
     let trace = format!("--trace={}{limits}", stage.path("trace").display());
     stage.program_with(world, &[trace], program).limit(LIMIT).current_dir(&stage.path(""))
@@ -345,8 +345,8 @@ fn perfetto_gets_a_slice_for_each_request_and_its_waits() {
     let known = |id: u64| tracks.iter().any(|track| track.id == id);
     assert!(tracks.iter().all(|track| track.parent.is_none_or(known)));
     assert!(events.iter().all(|(_, event)| known(event.track) && event.counter.is_none_or(|count| count >= 0)));
-    // The slices of a track nest, so at no time have more slices ended than begun. One request is
-    // in flight.
+    // The slices of a track nest, so at no time have more slices ended than begun. At the end, the
+    // slice of the request in flight and the slice of its wait are still open.
     events.sort_by_key(|(at, _)| *at);
     let mut open: BTreeMap<u64, i64> = BTreeMap::new();
     for (_, event) in events {

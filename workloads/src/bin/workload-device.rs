@@ -171,7 +171,7 @@ struct Slot {
     submitted: Instant,
 }
 
-/// The file, and the choice of the next block.
+/// The file that the requests read or write, and the choice of the next block.
 struct Source {
     file: File,
     registered: bool,
@@ -326,7 +326,7 @@ impl Generator<'_> {
     }
 }
 
-/// Maps memory as usring's device in memory does: shared, with every page written once.
+/// Maps memory as usring's `ram` device does: shared, with every page written once.
 fn shared_memory(size: usize) -> Result<&'static mut [u8], String> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;

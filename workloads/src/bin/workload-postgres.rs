@@ -38,8 +38,8 @@ const OPTIONS: &[Declared] = &[
     option("direct", "0", "Whether data files are open with O_DIRECT (1) or not (0)"),
 ];
 
-/// An SQL function that scans the table until the time is over. It returns the number of scanned
-/// pages and the time in nanoseconds.
+/// An SQL function that scans the table again and again for the given time. It returns the number
+/// of scanned pages and the time in nanoseconds.
 const SCANS: &str = "CREATE FUNCTION scans(milliseconds int) RETURNS text LANGUAGE plpgsql AS $$
     DECLARE
         start timestamptz := clock_timestamp();

@@ -261,7 +261,8 @@ impl Crowd {
         })
     }
 
-    /// Opens connections and waits until the server has accepted them. They send nothing.
+    /// Opens connections. Each sends one line and waits for the answer, which shows that the server
+    /// has accepted the connection. Then it sends nothing more.
     fn idle(port: u16, count: usize) -> Result<Vec<TcpStream>, String> {
         let mut idle = Vec::new();
         for _ in 0..count {

@@ -140,7 +140,7 @@ struct Party<'a> {
     common: &'a Common,
     index: usize,
     ring: IoUring,
-    /// When each unanswered request was sent, by its number.
+    /// Times at which the unanswered requests were sent. The index is the request's number.
     sent: Vec<Instant>,
     open: usize,
     tally: Tally,

@@ -100,7 +100,8 @@ impl Stage {
         compile(&["-O2", "-pthread", "-Wall", "-Werror"], &Path::new(PROGRAMS).join(source), flags, result);
     }
 
-    /// Prepares a program on this stage, in this world.
+    /// Prepares a program that runs in this stage's folder, in the given world (with or without
+    /// usring).
     pub fn program(&self, world: World, program: impl AsRef<Path>) -> Run {
         Run::new(&self.path(""), world, &[], program.as_ref())
     }

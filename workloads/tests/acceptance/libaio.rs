@@ -55,7 +55,7 @@ pub fn on_files(world: World) {
     verified(run, &["filename=file", "fdatasync=16"], &["16"]);
 }
 
-/// Runs the programs on devices. `more` are additional options of `usring run`.
+/// Runs fio on devices of several kinds. `more` are additional options of `usring run`.
 pub fn on_devices(world: World, more: &[&str]) {
     let stage = Stage::new();
     let backing = stage.write("backing", "");

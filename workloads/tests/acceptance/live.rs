@@ -97,7 +97,7 @@ fn ctl_overwrites_no_file_that_is_no_trace_and_names_what_is_missing() {
     assert_eq!(String::from_utf8_lossy(&gone.stderr), format!("usring ctl: no run {run} of yours has --trace\n"));
 }
 
-/// A server of metrics, which ends with this value.
+/// A metrics server, which is killed when this value is dropped.
 struct Server(Child);
 
 impl Drop for Server {

@@ -14,11 +14,11 @@ use workloads::harness::{Finished, REDIS_SERVER, Run, Stage, World, python, requ
 
 pub const MIB: u64 = 1 << 20;
 
-/// A stage, and the `--swap` option that selects the store and the limit.
+/// A test's folder, and the `--swap` option that selects the store and the limit.
 pub struct Swapped {
     pub stage: Stage,
     options: String,
-    /// The store, if it is not on the stage. It is removed with this value.
+    /// The store, if it is not in the test's folder. It is removed when this value is dropped.
     _store: Option<TempPath>,
 }
 
@@ -221,8 +221,8 @@ fn fork_copies_swapped_memory_to_the_child_by_every_mechanism() {
 }
 
 /// A forked child touches swapped memory that it does not inherit, while other threads fork. During
-/// each fork, usring makes a copy of that memory for the new child. The touch must kill the child
-/// that touches, which must read neither the copy nor zeroes.
+/// each fork, usring makes a copy of that memory for the new child. The touch must kill the child.
+/// The child must read neither the copy nor zeroes.
 #[test]
 fn a_child_that_does_not_inherit_memory_ends_and_reads_no_zeroes() {
     for mechanism in MECHANISMS {

@@ -16,7 +16,7 @@ const SLOWLY: [&str; 3] = ["--size=12m", "--thinktime=16ms", "--thinktime_blocks
 /// The errno that fio gets for requests whose back end has ended.
 const EIO: u64 = 5;
 
-/// The daemon, serving one image. Dropping it kills the daemon.
+/// QEMU's storage daemon, which serves one image. Dropping this value kills the daemon.
 pub struct BackEnd {
     daemon: Child,
     socket: PathBuf,

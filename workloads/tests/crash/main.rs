@@ -64,7 +64,8 @@ fn crash_for(budget: &str, arguments: &[&str]) -> Crash {
 }
 
 impl Crash {
-    /// Returns what usring printed; the test fails if it did not find a state.
+    /// Fails the test unless usring has found a state on which the check fails. Returns what usring
+    /// printed.
     fn found(self) -> String {
         assert_eq!(self.status, Some(1), "{}{}", self.said, self.stderr);
         self.said

@@ -1,4 +1,5 @@
-//! Which calls a rule means: counts, chance, files, rings and processes.
+//! Tests of the conditions by which a rule selects calls: counts, chance, files, rings and
+//! processes.
 
 use crate::{prepare, run, said};
 use std::path::Path;

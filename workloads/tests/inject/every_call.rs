@@ -17,8 +17,8 @@ fn results(rule: &str) -> Vec<(String, String)> {
 }
 
 /// Checks the results of all calls when the first call of each name gets `action`. `expected` gets
-/// a call's result without a fault, and returns the result with it. If the rule is not for all
-/// calls, leaves out sync(2), which may take long on a busy disk.
+/// a call's result without the fault, and returns the result with the fault. If the rule is not for
+/// all calls, leaves out sync(2), which may take long on a busy disk.
 fn each(set: &str, action: &str, expected: impl Fn(&str) -> String) {
     let usual = results("none");
     for ((name, usual), (same, result)) in usual.iter().zip(results(&format!("call:{set}:{action}:when=1"))) {

@@ -12,7 +12,7 @@ use workloads::options::Options;
 
 pub const PAGE: usize = 4096;
 
-/// Least limit of a region of usring, in bytes.
+/// Smallest limit that a swap region of usring accepts, in bytes.
 const LEAST: usize = 64 * PAGE;
 
 pub trait Memory: Sync {
