@@ -28,9 +28,9 @@ pub struct Host {
     pub attach: fn(&Ring),
     /// Returns the device of usring's that a descriptor number stands for.
     pub device_of: fn(i32) -> Option<Arc<OpenDevice>>,
-    /// Closes a descriptor number as the program's close(2) would, if the host keeps that number.
-    /// `None`: the host does not keep it, because it is an ordinary descriptor. Error: `EBADF` for
-    /// a number that the program may not close here, such as a ring's.
+    /// Closes a descriptor number as the program's close(2) would, if the number is in the host's
+    /// table. `None`: the number is not in that table, because it is an ordinary descriptor. Error:
+    /// `EBADF` for a number that the program may not close here, such as a ring's.
     pub close: fn(i32) -> Option<Result<(), Errno>>,
 }
 

@@ -154,7 +154,7 @@ impl Ring {
                 }
                 // If the ring watcher does not watch this ring's files and timers, the threads that
                 // wait for CQEs poll them. This call does not wait. It polls them only if too many
-                // calls in a row did not.
+                // calls in a row have not polled them.
                 if self.is_left_to_owner() && locked.is_poll_due() {
                     crate::driving::task_work::run_all(&mut locked);
                     locked.finish_batch();

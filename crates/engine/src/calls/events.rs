@@ -70,7 +70,7 @@ impl Ring {
     /// Makes the ring of an AIO context for `requests` concurrent requests. `id` is the context's
     /// number. With `trust`, the caller vouches for every address that its requests will name.
     ///
-    /// Errors: `EINVAL` for too many requests; `ENOMEM`; those of a thread that cannot be started.
+    /// Errors: `EINVAL` for too many requests; `ENOMEM`; the errors of starting a thread.
     pub fn with_events(
         trust: AddressTrust,
         requests: u32,
@@ -291,8 +291,9 @@ impl<'a> Submission<'a> {
     /// Adds a request to the submission. The SQE's `user_data` is the address of the iocb, its
     /// `pad2` the event's `data`. `event` is the eventfd that the iocb names.
     ///
-    /// Errors: those of the opcode's prepare; `EAGAIN` if memory is low or the slots for events are
-    /// used up; `EINVAL` if the ring was retired meanwhile. The request then gets no event.
+    /// Errors: the errors of the opcode's prepare; `EAGAIN` if memory is low or the slots for
+    /// events are used up; `EINVAL` if the ring was retired meanwhile. After an error, the request
+    /// gets no event.
     #[inline]
     pub fn add(&mut self, sqe: &Sqe, event: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
         let batch = self.recorded_batch;
@@ -343,7 +344,8 @@ impl<'a> Submission<'a> {
         self.locked().finish_batch();
         self.locked = self.locked.take().map(deferred_submit::flush);
         let locked = self.locked();
-        // Another thread may have closed a descriptor number meanwhile.
+        // Another thread may have closed a descriptor number during the flush, so nothing that is
+        // remembered about numbers is certain any more.
         locked.devices.named.forget();
         if locked.retired {
             return Err(Errno::EINVAL);

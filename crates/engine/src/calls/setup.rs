@@ -72,7 +72,7 @@ impl Ring {
     /// - `EINVAL` for sizes, flags or their combination; `ENOMEM`.
     /// - `EFAULT` for memory of the program with NO_MMAP.
     /// - `ENXIO` or `EINVAL` for the descriptor that ATTACH_WQ names.
-    /// - Those of a thread that cannot be started.
+    /// - The errors of starting a thread.
     pub fn setup(trust: AddressTrust, entries: u32, params: &mut io_uring_params) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
         check(params)?;
@@ -99,7 +99,8 @@ impl Ring {
         if params.flags & abi::IORING_SETUP_SQPOLL != 0 {
             sq_thread::join(&mut ring, params)?;
         } else if params.flags & abi::IORING_SETUP_ATTACH_WQ != 0 {
-            // The rings of a process share its workers even without ATTACH_WQ.
+            // The rings of a process share its workers even without ATTACH_WQ, so only the
+            // descriptor is checked.
             host::ring_to_attach_to(params.wq_fd.cast_signed())?;
         }
         process_rings::enlist(&ring);

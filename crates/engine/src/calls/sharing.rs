@@ -23,8 +23,8 @@ impl Ring {
     /// Makes this process's `Ring` for a ring that it has inherited over fork(2). `inherited` is
     /// the copy of the ancestor's `Ring` in this process's memory. Acquires no ring's lock.
     ///
-    /// Errors: `EOWNERDEAD` if this process cannot use the ring; `ENOMEM`; those of a thread that
-    /// cannot be started.
+    /// Errors: `EOWNERDEAD` if this process cannot use the ring; `ENOMEM`; the errors of starting a
+    /// thread.
     pub fn adopt(inherited: &Ring) -> Result<Arc<Ring>, Errno> {
         if !inherited.is_inheritable() {
             return Err(Errno::EOWNERDEAD);

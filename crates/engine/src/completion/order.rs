@@ -51,9 +51,9 @@ fn limit_part(locked: &LockedRing) -> Nanoseconds {
     limit / u64::from(LIMIT_PARTS)
 }
 
-/// Returns the state of the seed's choices for this ring; makes it on first use. `None`: the seed
-/// does not order the ring's completions. The ring is polled, is used by several processes, is that
-/// of an AIO context, or is being closed.
+/// Returns the state of the seed's choices for this ring; makes it on first use. Returns `None` if
+/// the seed does not order the ring's completions. This is so for a polled ring, a ring of several
+/// processes, the ring of an AIO context, and a ring that is being closed.
 pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
     let ring = locked.ring;
     if !ring.has_free_order() || locked.closed || locked.retired {

@@ -37,8 +37,8 @@ impl Ring {
         *self.readiness.descriptor.lock() = Some(event);
     }
 
-    /// Records the descriptor number by which the program polls the ring, or adds it to an epoll
-    /// set.
+    /// Records the descriptor number by which the program polls the ring, or by which the program
+    /// has added the ring to an epoll set.
     pub fn is_polled_as(&self, number: i32) {
         self.readiness.polled_as.store(number, Ordering::Relaxed);
     }

@@ -19,8 +19,8 @@ pub(crate) fn run_issuable(locked: &mut LockedRing) {
     locked.devices.queues.ring_doorbells();
 }
 
-/// Starts the next request of each chain whose current request has completed. First begins the time
-/// slices of other requests that became due before that request.
+/// Starts the next request of each chain whose current request has completed. Before each of these
+/// requests, retries the requests that wait for a file and whose retry was due earlier.
 #[inline(never)]
 fn run_successors(locked: &mut LockedRing) {
     let tail = locked.queues.cq.tail();

@@ -34,14 +34,15 @@ use usring_sys::{Errno, signals, timer_slack};
 /// Polls of the CQ between two readings of the clock.
 const POLLS: u32 = 16;
 
-/// Longest single sleep, in nanoseconds. A process that begins to use the ring may claim this
-/// sleeper and die before it wakes it.
+/// Longest single sleep, in nanoseconds. A limit is needed on a ring that becomes shared: another
+/// process may choose this sleeper as the one to wake, and die before it wakes the sleeper.
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// How a wait on the CQ has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CqWait {
-    /// The CQ holds enough CQEs, or the call's time is up or a signal came, and the CQ holds some.
+    /// The CQ holds enough CQEs. Or the call's time is up or a signal came, and the CQ holds at
+    /// least one CQE.
     Over,
     /// Another process has begun to use the ring. The caller continues by `wait::wait`, which
     /// counts the CQEs that other processes consume.
@@ -93,8 +94,9 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut Wai
     slept
 }
 
-/// Returns by how many nanoseconds a timer's sleep was later than the machine's usual overshoot
-/// (`timer_slack::overshoot`).
+/// Returns by how many nanoseconds a sleep of `slept` exceeded both its planned length `sleep_span`
+/// and the machine's usual overshoot (`timer_slack::overshoot`). The result is at most
+/// [`MOST_POLL`].
 fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
     slept.saturating_sub(sleep_span).saturating_sub(timer_slack::overshoot()).min(MOST_POLL)
 }

@@ -86,8 +86,8 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     locked
 }
 
-/// Ends a deferred submit of a channel. If the channel has no other deferred submit under way,
-/// submits the requests that wait for a free slot of the channel.
+/// Ends a deferred submit of a channel (the ring's queue pair on a device). If the channel has no
+/// other deferred submit under way, submits the requests that wait for a free slot of the channel.
 fn end_one(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
     queue.in_flush -= 1;

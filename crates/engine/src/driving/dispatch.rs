@@ -27,8 +27,9 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
     let due = DueSlices::of(locked);
     let mut events = [Event::default(); EVENTS];
     let mut fired = 0;
-    // The set is asked even if no request waits for a file. A wake event that no thread takes would
-    // keep the set readable, and the ring watcher awake.
+    // The set is asked even if no request waits for a file, because it may hold a wake event. If no
+    // thread took that event, the set would stay readable and wake the ring watcher again and
+    // again.
     loop {
         let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
@@ -59,7 +60,8 @@ fn take(locked: &mut LockedRing, events: &[Event]) {
     batch::run_issuable(locked);
 }
 
-/// The time slices that were due before events were taken.
+/// The time slices (next attempts of runnable requests) that were due before the driver took events
+/// from the epoll set.
 #[derive(Clone, Copy)]
 struct DueSlices {
     /// The number of the last of these slices (`PollTable::slices_due`). While events are handled,
@@ -87,10 +89,11 @@ fn run_due(locked: &mut LockedRing, due: DueSlices, fired: usize, wanted: u32) {
     }
 }
 
-/// Begins the slices `due`. As in the kernel, the owner of a ring that defers task work leaves
-/// later slices to its next wait. The owner begins them in this wait only while it has made fewer
-/// attempts than it wants completions (`io_run_local_work_continue`). `attempts`: the number of
-/// events and of slices `due`.
+/// Tries the requests whose time slices are `due`. As in the kernel, the owner of a ring that
+/// defers task work leaves requests that become runnable later to its next wait. It tries them in
+/// this wait only while it has made fewer attempts than it wants completions
+/// (`io_run_local_work_continue`). `attempts`: the number of events that were handled and of slices
+/// that are `due`.
 #[cold]
 #[inline(never)]
 fn run_deferred_slices(locked: &mut LockedRing, due: DueSlices, mut attempts: usize, wanted: u32) {
@@ -144,9 +147,9 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
 }
 
 /// Tries runnable requests before this thread returns to the program. The kernel tries them until
-/// no request is runnable. Here the number of passes is bounded, because a peer that keeps sending
-/// must not keep the program's thread. Does nothing on a ring that defers task work: its owner
-/// continues the requests in its next io_uring_enter(2).
+/// no request is runnable. Here the number of attempts is bounded, because a peer that keeps
+/// sending must not keep the program's thread. Does nothing on a ring that defers task work: its
+/// owner continues the requests in its next io_uring_enter(2).
 #[inline(always)]
 pub(crate) fn run_runnable_briefly(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {

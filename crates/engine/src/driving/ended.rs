@@ -17,12 +17,12 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::process_number;
 use usring_uapi::io_uring as abi;
 
-/// Longest sleep of a waiter, in nanoseconds, while other processes have requests in flight. After
-/// it the waiter checks whether those processes are alive.
+/// Longest sleep, in nanoseconds, of a waiter on a shared ring while other processes have requests
+/// in flight. After the sleep, the waiter checks whether those processes are alive.
 const CHECK_INTERVAL_NS: Nanoseconds = 10_000_000;
-/// Longest sleep of a waiter, in nanoseconds, while no other process has requests in flight. During
-/// the sleep, a process may submit a request and die, or die after publishing CQEs and before
-/// waking the waiter.
+/// Longest sleep, in nanoseconds, of a waiter on a shared ring while no other process has requests
+/// in flight. A limit is needed, because another process may die during the sleep. It may have
+/// submitted a request by then, or have published CQEs without waking the waiter.
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// Completes the requests of processes that have ended, with −ECANCELED. On a ring without SQPOLL,
@@ -52,7 +52,7 @@ pub(crate) fn complete(locked: &mut LockedRing) -> bool {
 }
 
 /// Completes the requests of an SQ thread that has ended with its process, for a caller that is
-/// about to return `EOWNERDEAD`. Without this call no later call of this process would do so.
+/// about to return `EOWNERDEAD`. No later call of this process would complete them.
 #[cold]
 #[inline(never)]
 pub(crate) fn complete_for_lost_thread(ring: &Arc<Ring>) {
@@ -65,8 +65,7 @@ pub(crate) fn complete_for_lost_thread(ring: &Arc<Ring>) {
 }
 
 /// Turns a timeout of a process that has ended into a timeout of this process. Returns `false` if
-/// the request is no timeout, or if there is no memory for it. Also returns `false` on a ring with
-/// SQPOLL.
+/// the request is no timeout, if there is no memory for it, or if the ring has SQPOLL.
 fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> bool {
     if locked.ring.has(abi::IORING_SETUP_SQPOLL) {
         return false;
@@ -80,8 +79,8 @@ fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> 
     true
 }
 
-/// Returns how long a waiter of a shared ring may sleep at most, in nanoseconds. `span`: the
-/// waiter's limit for other reasons, such as a timeout.
+/// Returns how long a waiter of a shared ring may sleep at most, in nanoseconds. `span`: the limit
+/// that the waiter has for another reason, such as a timeout.
 pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) -> Nanoseconds {
     let longest = if locked.journal().has_others() { CHECK_INTERVAL_NS } else { LONGEST_SLEEP };
     span.map_or(longest, |span| span.min(longest))

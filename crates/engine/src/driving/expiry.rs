@@ -77,13 +77,13 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
 }
 
 /// Handles the expiry of a LINK_TIMEOUT. Posts the timeout's CQE first, then −ECANCELED for the
-/// request that it watches. If a worker is running that request, interrupts the worker's system
-/// call if possible. The timeout's result then says that the request was not found (ENOENT).
+/// request that it watches. If a worker is already running that request, the worker's system call
+/// is interrupted if possible. The timeout's CQE then says that the request was not found (ENOENT).
 fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
     let answer = match cancel::cancel_id(locked, target) {
         Found::Cancelled => link_timeout_answer(Errno::ETIME),
-        // In the kernel, WAITID occupies no worker, so the search for the request succeeds. It
-        // returns 1, the number of requests found.
+        // In the kernel, WAITID occupies no worker, so the search for the request succeeds and
+        // returns 1, the number of requests found. The LINK_TIMEOUT gets this result.
         Found::Running(opcode::WAITID) => 1.into(),
         Found::Running(_) | Found::Nothing => link_timeout_answer(Errno::ENOENT),
     };

@@ -49,8 +49,8 @@ fn take_events(locked: &mut LockedRing) {
     }
 }
 
-/// Begins the due time slices with numbers up to `last`. Slices are numbered in the order in which
-/// they become due.
+/// Begins the due time slices (attempts of runnable requests) with numbers up to `last`. Slices are
+/// numbered in the order in which they become due.
 #[cold]
 pub(super) fn run_slices_up_to(locked: &mut LockedRing, last: Option<u32>) {
     while last.is_some_and(|last| locked.waiting.polls.is_slice_due_up_to(last)) {
@@ -128,8 +128,8 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
         let stays = waiter.is_multishot_in_slices();
         let mut request = waiter.request;
         if stays {
-            // The multishot's next time slice is due anyway, and the kernel merges the event with
-            // that slice.
+            // This multishot is runnable, so it is tried again soon even without the event. As in
+            // the kernel, the event is merged with that attempt.
             request.ready_for |= mask;
             locked.waiting.polls.waits_on(tag, request, TimeSlice::Runnable);
             continue;

@@ -126,8 +126,8 @@ impl Watched {
 
 /// Returns whether the ring is under idle watching. If it is, the thread that has driven the ring
 /// and now leaves it need not put the ring into the ring watcher's set. Begins idle watching if the
-/// program has waited on the ring often enough. Ends idle watching in four cases, in which it is
-/// impossible:
+/// program has waited on the ring often enough. Ends idle watching in four cases, because it cannot
+/// serve them:
 ///
 /// - The program may wait for a signal of the ring's descriptor or of a registered eventfd.
 /// - Requests are in flight on devices.

@@ -23,8 +23,8 @@ const FOR_EVER: Nanoseconds = 1 << 60;
 /// before 5.7. Only a benchmark sets this, to compare with polling by the SQ thread alone.
 static POLLING_ENTER: AtomicBool = AtomicBool::new(false);
 
-/// From now on, io_uring_enter(2) polls the devices of an IOPOLL ring even if the ring has an SQ
-/// thread. Holds for the whole process.
+/// Makes io_uring_enter(2) poll the devices of each IOPOLL ring of this process from now on, even
+/// if the ring has an SQ thread.
 pub fn have_enter_poll() {
     POLLING_ENTER.store(true, Ordering::Relaxed);
 }
@@ -131,7 +131,7 @@ fn poll_until<'a>(
         locked = poll_once(ring, locked);
         locked.finish_batch();
         if locked.devices.queues.has_pending_submits() && limit.is_some() {
-            // A deferred submit may take longer than the limit.
+            // A deferred submit may take longer than the limit, so a submit helper makes it.
             deferred_submit::leave_pending(&mut locked);
         }
         if locked.queues.cq.ready() >= minimum {

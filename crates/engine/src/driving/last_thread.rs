@@ -131,8 +131,8 @@ fn watch(thread: u32, set: &Epoll, event: u64) -> Result<ThreadDescriptor, Errno
 
 /// Returns a thread of the program other than the first, if there is one.
 ///
-/// Errors: `EAGAIN` if a thread's owner (the program or usring) is not known yet; those of reading
-/// the process's list of threads.
+/// Errors: `EAGAIN` if a thread's owner (the program or usring) is not known yet; the errors of
+/// reading the process's list of threads.
 fn find_other() -> Result<Option<u32>, Errno> {
     let first = program_threads::first();
     let is_certain = Cell::new(true);

@@ -13,15 +13,18 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::unusual::{self, Unusual};
 use usring_sys::{signals, wait};
 
-/// Nanoseconds between two checks of a thread that waits for chosen requests ([`await_chosen`]).
+/// Nanoseconds between two checks by a thread that waits until the requests that it let continue
+/// have completed ([`await_chosen`]).
 const AWAIT_PAUSE_NS: Nanoseconds = 100_000;
-/// After a submission, the requests that `usring run --order` holds back continue one by one, as
-/// long as draws succeed. Before each request, a draw succeeds with the probability 1 / `EARLY`.
+/// After a submission, the requests that `usring run --order` holds back continue one by one.
+/// Before each of them a random number decides, with the probability 1 / `EARLY`, that it
+/// continues. Otherwise this request and all others stay held back.
 const EARLY: u64 = 2;
-/// Average number of choices per burst. A burst lets all requests continue that `usring run
-/// --order` holds back, and not only one.
+/// On average, one of this many choices is a burst: all requests that `usring run --order` holds
+/// back continue, and not only one.
 const BURST: u64 = 6;
-/// Average number of submissions per signal of the ring without a completion.
+/// Average number of submissions after which the ring's descriptor and eventfd are once signalled
+/// although no request has completed.
 const SPURIOUS: u64 = 8;
 /// Average number of checks for work after which an SQ thread without work sleeps early once.
 const SLEEPS: u64 = 64;
@@ -31,7 +34,7 @@ const SLEEPS: u64 = 64;
 pub(crate) enum Step {
     /// The waiter counts the completions again, because a request has continued.
     Again,
-    /// The waiter pauses, because a worker or device has the chosen request.
+    /// The waiter pauses, because the request that may continue is still with a worker or a device.
     Pause,
     /// The waiter sleeps, because `usring run --order` holds no request back.
     Sleep,
@@ -79,8 +82,8 @@ fn release_one(locked: &mut LockedRing) -> bool {
 }
 
 /// Lets some of the requests continue that `usring run --order` holds back. Now and then also
-/// signals the ring without a completion. Called after each submission, and when a thread looks for
-/// completions without waiting for any.
+/// signals the ring's descriptor and eventfd although no request has completed. Called after each
+/// submission, and when a thread looks for completions without waiting for any.
 #[cold]
 #[inline(never)]
 pub(crate) fn choose_some(locked: &mut LockedRing) {
@@ -99,9 +102,10 @@ pub(crate) fn choose_some(locked: &mut LockedRing) {
     }
 }
 
-/// Waits, for a bounded time, until the chosen requests have completed, so that the program's next
-/// step comes after them. Holds the ring's lock meanwhile, which no worker needs. Deferred submits
-/// are made without the lock. So if some are pending or being made, this function returns at once.
+/// Waits, for a bounded time, until the requests that `usring run --order` let continue have
+/// completed, so that the program's next step comes after them. Holds the ring's lock meanwhile,
+/// which no worker needs. Returns at once if deferred submits are pending or being made, because
+/// they are made without the lock.
 #[cold]
 #[inline(never)]
 pub(crate) fn await_chosen(locked: &mut LockedRing) {
@@ -117,8 +121,9 @@ pub(crate) fn await_chosen(locked: &mut LockedRing) {
     note_choice(locked);
 }
 
-/// Notes that a thread has come to choose a request. The time limit of the requests that `usring
-/// run --order` holds back then begins anew ([`crate::waiting::order`]).
+/// Notes that a thread has come that can let requests continue. `usring run --order` holds requests
+/// back only for a limited time without such a thread, and this time begins anew
+/// ([`crate::waiting::order`]).
 pub(super) fn note_choice(locked: &mut LockedRing) {
     if let Some(order) = order::of(locked) {
         order.attend();

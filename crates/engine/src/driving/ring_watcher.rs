@@ -67,7 +67,8 @@ fn prepare(mailbox: &Arc<Mailbox>) -> Result<Action, Errno> {
         idle: IdleWatch::default(),
     });
     watcher.set.add(mailbox.number(), epoll::IN, WAKE_EVENT)?;
-    // Watching can fail if the process has no process number. Such a process shares no ring.
+    // This call fails if the process has no process number. Such a process shares no ring, so no
+    // other process has to wake its ring watcher.
     let _ = process_number::watch_wake_ups(&watcher.set, CALLED_BY_PROCESS);
     *self::watcher().lock() = Some(watcher.clone());
     let mailbox = mailbox.clone();
@@ -183,9 +184,9 @@ pub(super) fn mark_and_drive(ring: &Arc<Ring>) {
     task_work::run_if_unattended(ring);
 }
 
-/// Applies `change` to the list of rings under idle watching: the program enters them so often that
-/// the ring watcher only checks them at intervals. Wakes the ring watcher if `change` returns
-/// `true`. Returns `false` if the ring watcher cannot be started.
+/// Applies `change` to the list of rings under idle watching (the rings that the program enters so
+/// often that the ring watcher only checks them at intervals). Wakes the ring watcher if `change`
+/// returns `true`. Returns `false` if the ring watcher cannot be started.
 pub(super) fn with_idle_watch(change: impl FnOnce(&IdleWatch) -> bool) -> bool {
     let Ok(watcher) = running() else { return false };
     if change(&watcher.idle) {

@@ -65,15 +65,16 @@ pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(),
     let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
     if started.is_err() {
         own.die();
-        // Otherwise the ring and its SQ thread would refer to each other for good.
+        // The SQ thread was not started. Without this call, it and the ring would keep each other
+        // in memory.
         part(ring);
     }
     started
 }
 
 /// Attaches a new ring to the SQ thread of the ring with the descriptor `number`. Returns `false`
-/// if that SQ thread has just ended, or is one of an ancestor. Error: `EINVAL` if the ring has no
-/// SQPOLL.
+/// if that SQ thread has just ended, or belongs to an ancestor of this process. Error: `EINVAL` if
+/// the ring with that descriptor has no SQPOLL.
 fn attach(ring: &mut Arc<Ring>, number: i32, idle: Nanoseconds) -> Result<bool, Errno> {
     let other = host::ring_to_attach_to(number)?;
     if !other.has(abi::IORING_SETUP_SQPOLL) {
@@ -81,7 +82,8 @@ fn attach(ring: &mut Arc<Ring>, number: i32, idle: Nanoseconds) -> Result<bool, 
     }
     let Some(shared) = other.sq_thread.thread.lock().clone() else { return Ok(false) };
     shared.idle.fetch_max(idle, Ordering::Relaxed);
-    // The SQ thread has the credentials of the other ring's creator, not of this ring's.
+    // The SQ thread has the credentials of the other ring's creator. This ring's requests must get
+    // those of this ring's creator, the calling thread.
     let mut locked = ring.lock();
     let own_rights = locked.waiting.rights.submit_for_creator();
     locked.release(Exit::Pause);
@@ -123,7 +125,8 @@ impl SqThread {
                 if self.ends() {
                     return;
                 }
-                // Another thread has just removed or added a ring, and is about to raise `changes`.
+                // The copy of the list is outdated: another thread has just added a ring, and is
+                // about to raise `changes`.
                 processor::yield_now();
                 continue;
             }
@@ -192,7 +195,8 @@ impl SqThread {
         for ring in rings {
             let mut locked = ring.lock();
             if locked.closed {
-                // The program may use the ring's memory for something else.
+                // The ring is closed, so the program may use the ring's memory for something else.
+                // NEED_WAKEUP is not set there.
                 idle = false;
                 locked.release(Exit::Pause);
                 continue;
@@ -212,7 +216,8 @@ impl SqThread {
         let _ = self.words.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();
-            // A ring that was closed meanwhile keeps the flag for other processes (`Ring::end`).
+            // A ring that was closed during the sleep keeps NEED_WAKEUP set for other processes
+            // (`Ring::end`).
             if !locked.closed {
                 locked.queues.sq.end_sleep();
             }

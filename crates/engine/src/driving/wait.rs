@@ -43,7 +43,7 @@ pub(crate) struct WaitCall {
 /// number of completions.
 ///
 /// Errors: `EINTR`, `ETIME` and `EOWNERDEAD`, only if the CQ is empty; `EINVAL` if the ring accepts
-/// no more waits (`retired`); those of making the epoll set.
+/// no more waits (`retired`); the errors of making the epoll set.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
     // A wait with a time limit leaves deferred submits of other threads to a submit helper. The
@@ -75,7 +75,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             return Ok(());
         }
-        // First, so that `ended::complete` completes all requests that the lost thread has left.
+        // This check comes first, so that `ended::complete` completes all requests that the lost SQ
+        // thread has left.
         let is_lost = has_lost_thread(&locked);
         if ring.is_shared() && ended::complete(&mut locked) {
             locked.release(Exit::Leave);
@@ -123,8 +124,8 @@ fn choose_some(ring: &Arc<Ring>) {
     }
 }
 
-/// Returns whether the ring's SQ thread was one of an ancestor and does not serve the ring any
-/// more. If so, sets NEED_WAKEUP, so that the program does not rely on the SQ thread.
+/// Returns whether the ring's SQ thread belonged to an ancestor of this process and does not serve
+/// the ring any more. If so, sets NEED_WAKEUP, so that the program does not rely on the SQ thread.
 #[inline]
 fn has_lost_thread(locked: &LockedRing) -> bool {
     let is_lost = locked.ring.sq_thread.is_lost(locked.ring);
@@ -156,7 +157,7 @@ fn advance<'a>(
     call: &WaitCall,
     notifies_tracers: bool,
 ) -> Result<Option<LockedRing<'a>>, Errno> {
-    // In the kernel, a thread that polls its devices fires no tracepoint.
+    // In the kernel, a thread that waits by polling its devices fires no tracepoint.
     if notifies_tracers && probes::is_on(ring) && !ring.is_polled() {
         probes::waits(ring, call.completions);
     }
@@ -310,7 +311,7 @@ fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
 
 /// Waits once: pauses while events gather, or sleeps.
 ///
-/// Errors: `EINTR`, and those of making the epoll set.
+/// Errors: `EINTR`, and the errors of making the epoll set.
 fn gather_or_sleep(
     locked: LockedRing,
     call: &WaitCall,
@@ -435,7 +436,7 @@ const BLIND: Nanoseconds = 1_000_000;
 /// flight on devices. Such a transfer ends soon, and its interrupt in the set then wakes the waiter
 /// directly.
 ///
-/// Errors: `EINTR`, and those of epoll_wait(2).
+/// Errors: `EINTR`, and the errors of epoll_wait(2).
 fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     let set = locked.waiting.polls.set().map_or(-1, |set| set.number());

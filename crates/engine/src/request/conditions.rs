@@ -76,7 +76,7 @@ pub(crate) struct Deadline {
     pub watches: Option<RequestId>,
 }
 
-/// A registered file's entry in the epoll set. Dropping the value deletes the entry before usring
+/// The entry of a file in the ring's epoll set. Dropping the value deletes the entry before usring
 /// closes its own descriptor of the file. close(2) alone does not delete the entry while the
 /// program has the file open.
 pub(crate) struct Registration {

@@ -5,9 +5,10 @@ use crate::request::RequestEntry;
 /// A request that may start: the next one of a chain, or one that waited for a drain.
 pub(crate) struct Successor {
     pub request: RequestEntry,
-    /// Number of the last time slice that was due before this request, as `PollTable::slices_due`
-    /// counts slices. The driver begins the slices up to this number, and then starts the request.
-    /// `None`: the driver begins no slice first.
+    /// Number of the last time slice (attempt of a runnable request) that was due before this
+    /// request. Slices are numbered in the order in which they become due. The driver begins the
+    /// slices up to this number, and then starts the request. `None`: the driver begins no slice
+    /// first.
     pub slices_before: Option<u32>,
 }
 

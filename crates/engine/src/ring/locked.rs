@@ -92,7 +92,8 @@ pub(crate) struct ReleaseCheck<'a>(pub &'a Arc<Ring>);
 
 impl<'a> LockedRing<'a> {
     /// Counts an io_uring_enter call that found enough completions. Returns whether the caller has
-    /// to poll the ring's files and timers now, because too many such calls in a row did not.
+    /// to poll the ring's files and timers now, because too many such calls in a row have not
+    /// polled them.
     #[cold]
     #[inline(never)]
     pub fn is_poll_due(&mut self) -> bool {

@@ -38,8 +38,8 @@ impl Chain {
         self.members.iter().any(|member| member.progress == Progress::Refused)
     }
 
-    /// Takes all requests, each linked to the next. Returns the first. All but the first may be
-    /// tried only after the submission.
+    /// Takes all requests, each linked to the next, and returns the first. Marks all but the first
+    /// as requests that may be tried only after the submission.
     pub fn take_joined(&mut self) -> Option<RequestEntry> {
         let mut rest: Option<RequestEntry> = None;
         while let Some(mut member) = self.members.pop() {

@@ -41,9 +41,9 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    /// Adds this request, and the later requests of its chain, to `journal` as held back.
-    /// `position`: the chain's position in the order of held-back requests. A request for which the
-    /// journal has no room gets no journal slot.
+    /// Adds this request, and the later requests of its chain, to `journal` (a shared ring's list
+    /// of requests) as held back. `position`: the chain's position in the order of held-back
+    /// requests. A request for which the journal has no room gets no journal slot.
     pub fn note(&mut self, journal: &mut Journal, position: u32) {
         // The first request is added last, because other processes find the chain by the slot of
         // its first request.
@@ -137,8 +137,7 @@ impl Drain {
     pub fn defer(&mut self, request: RequestEntry, successors: &mut VecDeque<Successor>) {
         let drains = self.hold_back(request).drains;
         self.release(successors);
-        // Draining ends with a request that did not have to wait and that no later request has to
-        // wait for.
+        // Draining ends here if this request is no drain and no request is held back any more.
         self.set_active(drains || self.has_deferred());
     }
 

@@ -45,8 +45,8 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
         let is_transfer = matches!(request.operation, Operation::ReadWrite(_));
         if matches!(outcome, IssueOutcome::Delayed) && is_transfer && request.properties.needs_ring_at_issue {
             // The program may unregister the buffer during the delay, so the request takes a
-            // reference to the buffer now. If that fails, it fails again when the request is
-            // issued.
+            // reference to the buffer now. A failure is ignored here: it occurs again when the
+            // request is issued after the delay.
             let _ = read_write::hold_registered_buffer(locked, request);
         }
         return outcome;
@@ -97,7 +97,8 @@ fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
 }
 
 /// Asks the rules of `usring run --inject` about a request that is about to wait for its file or
-/// for a worker. Returns `outcome`, or the outcome of a fault that replaces or delays the request.
+/// for a worker. Returns `outcome`. Exception: a fault or the seed of `usring run --order` may
+/// replace or delay a request for a worker, and the outcome is then theirs.
 pub(super) fn divert(
     locked: &mut LockedRing,
     request: &mut Request,

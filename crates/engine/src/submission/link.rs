@@ -25,8 +25,8 @@ pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
     }
 }
 
-/// Starts the chain that is being collected, because the submission ends: no chain continues in the
-/// next one.
+/// Starts the chain that is being collected, because the submission ends. The next submission
+/// cannot continue this chain.
 #[inline]
 pub(crate) fn end_of_batch(locked: &mut LockedRing) {
     if !locked.queues.chain.members.is_empty() {

@@ -109,8 +109,8 @@ impl LockedRing<'_> {
         self.ring.control.set_draining(is_active);
         self.queues.drain.set_active(is_active);
         if is_held && !was_held && self.waits_for_maker() {
-            // The process that made the ring is woken, and counts again its requests that are not
-            // in the journal.
+            // Wakes the process that made the ring, which then counts again those of its requests
+            // that are not in the journal.
             self.call_other_processes();
         }
     }
@@ -156,7 +156,7 @@ impl LockedRing<'_> {
             let Queues { drain, successors, journal, .. } = &mut self.queues;
             if let (Some(first), Some(journal)) = (drain.first(), journal) {
                 // If the chain's first request has no slot in the journal, no process has released
-                // the slots of the other requests yet.
+                // the slots of the chain's other requests yet.
                 first.members().filter_map(|member| member.journal).for_each(|slot| journal.confirm(slot));
             }
             drain.release_first(successors);

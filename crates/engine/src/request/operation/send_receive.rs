@@ -63,7 +63,8 @@ pub(crate) struct Selections {
     pub lone_length: u32,
 }
 
-/// The fields of a transfer that send(2) and recv(2) on one buffer do not have.
+/// The fields that sendmsg(2) and recvmsg(2) have, and that send(2) and recv(2) on one buffer do
+/// not have.
 #[derive(Default)]
 pub(crate) struct SocketMessage {
     /// The header that the next sendmsg(2) or recvmsg(2) gets.
@@ -155,7 +156,7 @@ impl SocketMessage {
 impl SendReceive {
     pub fn of(sqe: &Sqe) -> SendReceive {
         SendReceive {
-            // io_uring ignores this flag, but sendmsg(2) and recvmsg(2) would refuse it.
+            // io_uring ignores MSG_CMSG_COMPAT, but sendmsg(2) and recvmsg(2) would refuse it.
             flags: sqe.op_flags & !message::COMPATIBLE_CONTROL,
             options: sqe.ioprio,
             counted: None,
@@ -228,7 +229,7 @@ impl SendReceive {
     }
 
     /// Returns the outcome of a transfer whose call would block. With MSG_DONTWAIT, the transfer
-    /// completes.
+    /// completes with the bytes transferred so far, or with EAGAIN.
     #[inline]
     pub fn would_block(&self) -> IssueOutcome {
         if self.flags & message::DO_NOT_WAIT != 0 {
@@ -247,7 +248,7 @@ impl SendReceive {
     }
 
     /// Returns the outcome of a transfer that waits for its socket before it is tried. With
-    /// MSG_DONTWAIT, the transfer completes instead.
+    /// MSG_DONTWAIT, the transfer completes with EAGAIN instead.
     pub fn polls_first(&self) -> IssueOutcome {
         match self.would_block() {
             IssueOutcome::WouldBlock => IssueOutcome::PollsFirst,
