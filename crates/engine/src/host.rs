@@ -20,8 +20,8 @@ pub struct Host {
     /// Returns the ring that the calling thread has registered at an index.
     pub ring_at_index: fn(u32) -> Result<Arc<Ring>, Errno>,
     /// The engine calls this before it polls a descriptor number. If the number is a ring's, the
-    /// host from then on makes the descriptor readable when the CQ is not empty, and unreadable
-    /// when the CQ is empty ([`Ring::watch_readiness`]).
+    /// host calls [`Ring::watch_readiness`]. From then on, the descriptor is readable while the CQ
+    /// is not empty.
     pub watch: fn(i32),
     /// Gives the ring the eventfd that stands for its descriptor ([`Ring::attach_descriptor`]), if
     /// this process still has a descriptor number for the ring.
@@ -70,8 +70,8 @@ pub(crate) fn ring_at_index(index: u32) -> Result<Arc<Ring>, Errno> {
     (host().ok_or(Errno::EINVAL)?.ring_at_index)(index)
 }
 
-/// Returns the ring that a descriptor number refers to. Asks the host only from [`RESERVED_BASE`]
-/// on, where the numbers of rings begin.
+/// Returns the ring that a descriptor number refers to. Asks the host only about numbers from
+/// [`RESERVED_BASE`] on, because the numbers of rings begin there.
 pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
     if number < RESERVED_BASE {
         return None;

@@ -122,7 +122,7 @@ impl Statistics {
         self.header.magic.load(Ordering::Relaxed) == 0
     }
 
-    /// Writes the header of a new file. The caller is the only process that does.
+    /// Writes the header of a new file. No other process writes the header.
     pub fn fill_header(&self) {
         self.header.version.store(VERSION, Ordering::Relaxed);
         self.header.block_count.store(BLOCKS as u64, Ordering::Relaxed);

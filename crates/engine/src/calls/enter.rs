@@ -93,8 +93,8 @@ impl Ring {
         self.end_enter(locked, taken, call)
     }
 
-    /// Submits in an unusual state (`sys::unusual`), for example with an observer or on a shared
-    /// ring.
+    /// Submits SQEs while the process is in an unusual state (`sys::unusual`), such as having an
+    /// observer, or while other processes share the ring.
     #[cold]
     #[inline(never)]
     fn submit_unusual<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, call: &EnterCall) -> Result<u32, Errno> {
@@ -194,9 +194,10 @@ impl Ring {
         }
     }
 
-    /// On a ring that defers task work, continues the multishots that have used up their time
-    /// slices. `wanted`: the number of completions that the owner waits for. The kernel does so at
-    /// the end of a submission and at the beginning of a wait.
+    /// On a ring that defers task work, retries the runnable requests. (A runnable request has
+    /// stopped at the end of its time slice, although its file may still be ready.) `wanted`: the
+    /// number of completions that the owner waits for. The kernel does so at the end of a
+    /// submission and at the beginning of a wait.
     #[inline]
     fn run_deferred_runnable(&self, locked: &mut LockedRing, wanted: u32) {
         if locked.waiting.polls.has_runnable() && self.defers_task_work() {

@@ -68,7 +68,8 @@ pub struct FileUses {
 
 impl Ring {
     /// Makes the ring of an AIO context for `requests` concurrent requests. `id` is the context's
-    /// number. With `trust`, the caller vouches for every address that its requests will name.
+    /// number. By `trust`, the caller promises that usring may access every address that the ring's
+    /// requests will name.
     ///
     /// Errors: `EINVAL` for too many requests; `ENOMEM`; the errors of starting a thread.
     pub fn with_events(
@@ -105,8 +106,8 @@ impl Ring {
         events.duplicate(events.length(), 0)
     }
 
-    /// Returns whether the mapping at `address` shows the ring's events. `false` if there is no
-    /// /proc.
+    /// Returns whether the mapping at `address` shows the memory of the ring's events. Returns
+    /// `false` if /proc is not mounted.
     #[cold]
     pub fn shows_events_at(&self, maps: &Maps, address: u64) -> bool {
         let Some(mapping) = self.memory.events().mapping() else { return false };

@@ -24,8 +24,8 @@ use usring_uapi::opcode;
 /// Flag in a PROBE record: the opcode is supported.
 const PROBE_SUPPORTED: u16 = 1;
 /// Least time, in nanoseconds, that a synchronous cancellation waits for the answer of another
-/// process. A shorter time limit of the caller is extended to it, because the other process needs
-/// time to answer.
+/// process. If the caller's time limit is shorter, it is extended to this time, because the other
+/// process needs time to answer.
 const LEAST_WAIT: Nanoseconds = 100_000_000;
 /// IOU_PBUF_RING_MMAP: usring makes the memory of the buffer ring, for the program to map.
 const BUFFER_RING_MMAP: u16 = 1;
@@ -468,7 +468,8 @@ impl Ring {
 
     /// Waits until other processes have answered a synchronous cancellation, and returns their
     /// answer. The wait ends at the call's time limit, but not before [`LEAST_WAIT`] has passed. If
-    /// no answer has come by then, for example from a stopped process, withdraws the question.
+    /// no answer has come by then, for example from a stopped process, no longer asks these
+    /// processes.
     ///
     /// Errors: `EINTR`; `ETIME`.
     fn wait_for_answer(

@@ -65,8 +65,8 @@ pub const FEATURES: u32 = abi::IORING_FEAT_SINGLE_MMAP
 static RINGS: AtomicU32 = AtomicU32::new(0);
 
 impl Ring {
-    /// io_uring_setup(2): makes a ring and fills `params`. With `trust`, the caller vouches for
-    /// every address that the ring's requests will name.
+    /// io_uring_setup(2): makes a ring and fills `params`. By `trust`, the caller promises that
+    /// usring may access every address that the ring's requests will name.
     ///
     /// Errors:
     /// - `EINVAL` for sizes, flags or their combination; `ENOMEM`.
@@ -118,7 +118,7 @@ impl Ring {
     /// address.
     ///
     /// Errors: `EINVAL` (`offset` not a multiple of the page size, length 0), `ENOMEM` (unknown
-    /// offset, NO_MMAP, no such buffer ring), those of mremap(2).
+    /// offset, NO_MMAP, no such buffer ring), the errors of mremap(2).
     pub fn map(self: &Arc<Self>, offset: u64, length: usize) -> Result<usize, Errno> {
         if !offset.is_multiple_of(PAGE as u64) {
             return Err(Errno::EINVAL);

@@ -72,7 +72,8 @@ impl Ring {
         }
         let stays = self.is_needed();
         let left = LEFT.get_or_make(Mutex::default);
-        // No ring's lock is acquired while the list is locked.
+        // The rings are taken off the list here, because no ring's lock may be acquired while the
+        // list is locked.
         let mut rings = core::mem::take(&mut *left.lock());
         let ended: Vec<_> = rings.extract_if(.., |ring| !ring.is_needed()).collect();
         if stays {

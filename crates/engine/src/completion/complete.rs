@@ -138,7 +138,8 @@ pub(crate) fn post_more(locked: &mut LockedRing, request: &Request, result: i32,
     true
 }
 
-/// Posts a CQE for the tag of a released file or buffer. Such a CQE belongs to no request.
+/// Posts a CQE for the tag of a registered file or buffer that was released. Such a CQE belongs to
+/// no request.
 pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
     locked.post(Cqe { user_data, res: 0, flags: 0 });
 }

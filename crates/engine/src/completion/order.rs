@@ -30,20 +30,20 @@ use usring_uapi::general::O_DIRECT;
 use usring_uapi::io_uring::IORING_SETUP_SQPOLL;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Longest time, in nanoseconds, for which the seed holds a request back while no thread submits or
-/// waits.
+/// Longest time, in nanoseconds, for which the seed of `usring run --order` holds a request back
+/// while no thread submits or waits.
 const LIMIT_NS: Nanoseconds = 100_000_000;
 /// Replaces [`LIMIT_NS`] on a ring whose program may wait without io_uring_enter(2): it has an
 /// eventfd or an SQ thread, or the program polls its descriptor.
 const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 
-/// Of the requests that the seed decides about, one in this number is carried out only when the
-/// seed chooses it. The others are carried out at once, and their answers wait until the seed
-/// chooses them.
+/// The seed of `usring run --order` decides when requests complete. One of this many requests is
+/// carried out only when the seed chooses it. The others are carried out at once, and their answers
+/// wait until the seed chooses them.
 const LATE: u64 = 3;
 
-/// Returns how long the seed holds a request back at most, in nanoseconds, divided by
-/// [`LIMIT_PARTS`].
+/// Returns the longest time, in nanoseconds, for which the seed of `usring run --order` holds a
+/// request back, divided by [`LIMIT_PARTS`].
 fn limit_part(locked: &LockedRing) -> Nanoseconds {
     let is_watched = locked.notify.event_descriptor.is_some() || locked.ring.readiness.is_polled();
     let is_watched = is_watched || locked.ring.has(IORING_SETUP_SQPOLL);
@@ -51,9 +51,9 @@ fn limit_part(locked: &LockedRing) -> Nanoseconds {
     limit / u64::from(LIMIT_PARTS)
 }
 
-/// Returns the state of the seed's choices for this ring; makes it on first use. Returns `None` if
-/// the seed does not order the ring's completions. This is so for a polled ring, a ring of several
-/// processes, the ring of an AIO context, and a ring that is being closed.
+/// Returns the state of the choices of `usring run --order` for this ring; makes it on first use.
+/// Returns `None` if the seed does not order the ring's completions. This is so for a polled ring,
+/// a ring of several processes, the ring of an AIO context, and a ring that is being closed.
 pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
     let ring = locked.ring;
     if !ring.has_free_order() || locked.closed || locked.retired {
@@ -68,8 +68,9 @@ pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
     locked.waiting.order.as_deref_mut()
 }
 
-/// Leaves the completion of a new request to the seed, if the kernel promises no order for that
-/// completion. Returns `true` if the request is to wait before it is carried out.
+/// Leaves the completion of a new request to the seed of `usring run --order`, if the kernel
+/// promises no order for that completion. Returns `true` if the request is to wait before it is
+/// carried out.
 pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
     if !may_use_worker(request) {
         return false;
@@ -138,16 +139,17 @@ fn key_of(request: &Request) -> Option<FileKey> {
     (identity.is_regular() && !is_direct).then_some((identity.device, identity.inode))
 }
 
-/// Notes that the seed no longer decides about a request.
+/// Notes that the seed of `usring run --order` no longer decides when a request completes.
 pub(crate) fn forget(locked: &mut LockedRing, request: &Request) {
     if let Some(order) = &mut locked.waiting.order {
         order.forget(request.id);
     }
 }
 
-/// Ends a request whose completion is left to the seed. If the seed has not chosen the request yet,
-/// holds its answer back until the seed does. With `is_over`, posts the answer now in any case: the
-/// request was cancelled or not begun, or its answer has already waited.
+/// Ends a request whose completion is left to the seed of `usring run --order`. If the seed has not
+/// chosen the request yet, holds its answer back until the seed does. With `is_over`, posts the
+/// answer now in any case: the request was cancelled or not begun, or its answer has already
+/// waited.
 pub(crate) fn end(
     locked: &mut LockedRing,
     mut request: RequestEntry,
@@ -164,15 +166,16 @@ pub(crate) fn end(
     hold(locked, request);
 }
 
-/// Makes a request wait in the ring's list of timers until the seed chooses it.
+/// Makes a request wait in the ring's list of timers until the seed of `usring run --order` chooses
+/// it.
 pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     let part = limit_part(locked);
     faults::hold(locked, request, part);
 }
 
-/// Called when a part of a request's time limit is over. If no thread has submitted or waited for
-/// the whole limit, the seed chooses a request, and the chosen request continues. If the seed chose
-/// another request, this one waits on.
+/// Called when a part of the time limit is over for which `usring run --order` holds a request
+/// back. If no thread has submitted or waited for the whole limit, the seed chooses a request, and
+/// the chosen request continues. If the seed chose another request, this one waits on.
 pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     let part = limit_part(locked);
     let Some(order) = of(locked) else { return faults::resume(locked, request) };
@@ -192,8 +195,9 @@ pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// Lets a request that the seed chose continue. A request that is held back is in the ring's list
-/// of timers. If it is not there, a worker or a device still has it, and nothing happens.
+/// Lets a request continue that the seed of `usring run --order` chose. A request that is held back
+/// is in the ring's list of timers. If it is not there, a worker or a device still has it, and
+/// nothing happens.
 pub(crate) fn release(locked: &mut LockedRing, id: RequestId) {
     if let Some(request) = locked.waiting.timeouts.take(id) {
         faults::resume(locked, request);
@@ -201,9 +205,9 @@ pub(crate) fn release(locked: &mut LockedRing, id: RequestId) {
 }
 
 /// Returns the events of the epoll set, with the events of IPv4 and IPv6 sockets in an order that
-/// the seed chooses. In the kernel, the order of these events depends on when packets arrive.
-/// Events of other files keep their places, because the program may have caused them itself, one
-/// after the other.
+/// the seed of `usring run --order` chooses. In the kernel, the order of these events depends on
+/// when packets arrive. Events of other files keep their places, because the program may have
+/// caused them itself, one after the other.
 #[cold]
 #[inline(never)]
 pub(crate) fn shuffle(locked: &mut LockedRing, events: &[Event]) -> Vec<Event> {

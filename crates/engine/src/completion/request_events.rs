@@ -5,7 +5,7 @@ use crate::completion::event_descriptor::EventDescriptor;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// Pending eventfd signals of a ring's requests. The holder of the ring's lock owns them.
+/// Pending eventfd signals of a ring's requests. Only the holder of the ring's lock uses them.
 #[derive(Default)]
 pub(crate) struct RequestEvents {
     /// Number of requests that name an eventfd and have not completed.

@@ -83,7 +83,8 @@ impl Readiness {
         }
     }
 
-    /// Makes the ring's descriptor readable. Returns `false` if this process has no eventfd for it.
+    /// Makes the ring's descriptor readable. Returns `false` if this process does not have the
+    /// eventfd that stands for the descriptor.
     #[cold]
     #[inline(never)]
     pub fn signal_watched(&self) -> bool {

@@ -6,9 +6,9 @@ use crate::request::successor::Successor;
 use crate::ring::LockedRing;
 use crate::submission::issue;
 
-/// Issues all issuable requests, and rings the doorbells of their devices. The driver that
-/// completes a request of a chain also starts the chain's next request, because perhaps no other
-/// driver comes later.
+/// Issues all issuable requests, and rings the doorbells of their devices. This includes the next
+/// requests of chains: the driver that completes a request also starts the next one, because
+/// perhaps no other driver comes later.
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
@@ -35,8 +35,8 @@ fn run_successors(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
 }
 
-/// Issues all issuable requests in the middle of a batch. The devices' doorbells are rung at the
-/// end of the batch.
+/// Issues all issuable requests without ringing the devices' doorbells. The driver rings them at
+/// the end of its batch.
 #[inline]
 pub(crate) fn run_issuable_of_batch(locked: &mut LockedRing) {
     while let Some(request) = locked.queues.issuable.pop_front() {

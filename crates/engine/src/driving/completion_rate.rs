@@ -7,7 +7,8 @@
 
 use usring_sys::clock::{Clock, Nanoseconds};
 
-/// The longest pause in nanoseconds. The waiter may see its last completion this much too late.
+/// The longest pause in nanoseconds. The waiter may see its last completion late by up to this
+/// time.
 const LONGEST_PAUSE_NS: Nanoseconds = 500_000;
 /// The shortest pause in nanoseconds. A timer is not precise enough for a shorter one.
 const SHORTEST_PAUSE_NS: Nanoseconds = 60_000;
@@ -56,7 +57,8 @@ mod tests {
     }
 
     /// Calls `pause` twice, 20 ms apart, the second time with 100,000 more completions. The second
-    /// call returns a pause if its clock says that 12 ms to 25 s have passed.
+    /// call returns a pause if its clock says that 12 ms to 25 s have passed: at such a rate, a
+    /// pause saves wake-ups.
     #[test]
     fn a_wait_pauses_once_it_knows_the_rate() {
         let mut rate = CompletionRate::default();

@@ -44,8 +44,8 @@ pub(crate) enum CqWait {
     /// The CQ holds enough CQEs. Or the call's time is up or a signal came, and the CQ holds at
     /// least one CQE.
     Over,
-    /// Another process has begun to use the ring. The caller continues by `wait::wait`, which
-    /// counts the CQEs that other processes consume.
+    /// Another process has begun to use the ring. The caller continues by `wait::wait`, which also
+    /// counts the CQEs that other processes have consumed.
     IsShared,
 }
 
@@ -102,7 +102,7 @@ fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
 }
 
 /// Sleeps by a timer, at most until the call's deadline. Returns the processor time that the sleep
-/// took. Errors: `EINTR` and `ETIME`, if the CQ is empty.
+/// took, in nanoseconds. Errors: `EINTR` and `ETIME`, if the CQ is empty.
 fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result<Nanoseconds, Errno> {
     let left = match wait::time_left(call, ring.memory.ready(), None) {
         Ok(left) => left.unwrap_or(span),

@@ -4,7 +4,8 @@
 //! - Before a driver releases the lock under which it accepted requests, it takes them out of the
 //!   channels (the ring's queue pairs on devices). So no other thread submits any of them.
 //! - The driver's io_uring_enter(2) does not return before the kernel has all of these requests.
-//!   Until then the program must keep the descriptor numbers of their files valid.
+//!   The descriptor numbers of their files stay valid until then, because a program may close a
+//!   file of a request only after the call.
 //! - No later request of the driver's thread overtakes its earlier ones. Requests that other
 //!   threads submit at the same time may overtake them.
 //!
@@ -27,8 +28,8 @@ type Batch = (usize, DeferredSubmit);
 
 /// Maximum number of flushes (submits of all deferred requests) that a driver makes before it
 /// leaves the remaining requests to a submit helper. The first flush submits the driver's own
-/// requests. Later flushes submit requests that completions have started (members of a chain), and
-/// those usually start more.
+/// requests. Later flushes submit requests that completions have started (members of a chain).
+/// Their completions usually start more requests.
 const MOST_FLUSHES: u32 = 8;
 
 /// Submits the deferred requests of a driver that has finished its batch. The submits may sleep, so
@@ -63,7 +64,7 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     let ring = locked.ring;
     let pending = locked.devices.queues.pending;
     ring_watcher::take_over_beside(&mut locked, pending);
-    // Batches of channels after the first; usually there are none.
+    // The batches of all channels except the first; usually there are none.
     let mut others = Vec::new();
     let Some((index, mut batch)) = begin(&mut locked, &mut others) else {
         wake_polling_waiters(ring);
@@ -149,7 +150,8 @@ fn end_other_batches(locked: &mut LockedRing, others: Vec<Batch>) {
 #[inline(always)]
 fn end_batch(locked: &mut LockedRing, index: usize, batch: DeferredSubmit) {
     locked.devices.queues.channels[index].channel.end_deferred(batch);
-    // By now, the device has often completed some requests, or refused those that would block.
+    // By now, the device has often completed some requests, or refused those that would block. So
+    // the channel is polled here.
     if !locked.waiters_poll_devices() {
         reap_one(locked, index);
     }

@@ -1,6 +1,7 @@
 //! Decides when to ask a ring's epoll set for ready files. Also retries some requests without an
-//! event: runnable requests, whose last time slice ended before their file was empty, and
-//! multishots whose files are expected to be ready. `fire` handles the events.
+//! event: multishots whose files are expected to be ready, and runnable requests. A runnable
+//! request has stopped at the end of its time slice, although its file may hold more. `fire`
+//! handles the events.
 
 use crate::driving::batch;
 use crate::driving::fire::{EVENTS, call, fire_all, run_slice, run_slices_up_to};
@@ -65,7 +66,7 @@ fn take(locked: &mut LockedRing, events: &[Event]) {
 #[derive(Clone, Copy)]
 struct DueSlices {
     /// The number of the last of these slices (`PollTable::slices_due`). While events are handled,
-    /// some of the slices may begin already, before the next requests of chains.
+    /// some of the slices may already begin, because they go before the next requests of chains.
     last: u32,
     count: usize,
 }

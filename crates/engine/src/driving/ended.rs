@@ -86,10 +86,10 @@ pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) ->
     span.map_or(longest, |span| span.min(longest))
 }
 
-/// Returns the nanoseconds between two checks by the ring watcher whether the other processes of a
-/// shared ring are alive. The ring watcher checks for this process, because perhaps none of its
-/// threads waits in enter. `None`: no check is needed, because no request of this process waits for
-/// another process, and this process does not poll the ring's descriptor.
+/// Returns the interval, in nanoseconds, at which the ring watcher checks whether the other
+/// processes of a shared ring are alive. The ring watcher checks for this process, because perhaps
+/// none of its threads waits in enter. `None`: no check is needed, because no request of this
+/// process waits for another process, and this process does not poll the ring's descriptor.
 pub(crate) fn check_interval(locked: &LockedRing) -> Option<Nanoseconds> {
     if !locked.ring.is_shared() {
         return None;

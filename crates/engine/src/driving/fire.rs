@@ -181,9 +181,10 @@ fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
 }
 
 /// Returns whether completions of a ring can make the file readable. `true` for the ring's
-/// registered eventfd, for a ring's descriptor, and for an epoll set that contains one of the two.
-/// A multishot poll of such a file could cause its own next event for ever, so it ends with its
-/// first event. `asked`: the descriptor that the program named; `number`: usring's duplicate.
+/// registered eventfd, for a ring's descriptor, and for an epoll set in which one of the two is
+/// readable now. A multishot poll of such a file could cause its own next event for ever, so it
+/// ends with its first event. `asked`: the descriptor that the program named; `number`: usring's
+/// duplicate.
 fn is_signalled_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
     let by_event = locked.notify.event_descriptor.as_ref().is_some_and(|event| {
         let own = event.descriptor.number();

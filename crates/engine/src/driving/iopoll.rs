@@ -116,7 +116,7 @@ enum End {
 }
 
 /// Polls until there are `minimum` CQEs, for at most `limit` nanoseconds (`None`: without limit).
-/// Returns why polling ended. The batch is finished on return.
+/// Returns why polling ended. On return, the CQEs that were posted are published.
 #[inline(always)]
 fn poll_until<'a>(
     ring: &'a Arc<Ring>,

@@ -11,7 +11,8 @@ use crate::waiting::fast_poll;
 use crate::waiting::poll_table::DEVICE_DATA;
 use usring_sys::{Errno, epoll, width};
 
-/// Number of CQEs after which a ring with a polling SQ thread publishes them before the batch ends.
+/// On a ring whose SQ thread polls the devices, CQEs are published each time this many are posted,
+/// and not only at the end of the batch.
 const CQES_PER_PUBLICATION: usize = 8;
 
 /// Maximum number of consecutive polls without a completion that [`reap_and_arm`] makes on a
@@ -42,9 +43,9 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
     !completions.as_slice().is_empty() && complete_found(locked, index)
 }
 
-/// Completes the requests that a poll of the channel has found, or passes them to a worker. If the
-/// poll filled the buffer for completions, this function polls again. Returns `true`, for
-/// [`reap_one`].
+/// Completes the requests that a poll of the channel has reported as done, or passes them to a
+/// worker if the device could not carry them out. If the poll filled the buffer for completions,
+/// this function polls again. Returns `true`, the result of [`reap_one`].
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     let mut completions = core::mem::take(&mut locked.devices.queues.completions);
@@ -87,17 +88,19 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     true
 }
 
-/// Publishes the CQEs posted so far, for a waiter that polls the CQ in memory, and wakes sleeping
-/// waiters. A waiter can wake up while this thread posts the remaining CQEs of the batch.
+/// Publishes the CQEs posted so far except the last, for a waiter that polls the CQ in memory, and
+/// wakes sleeping waiters. A waiter can wake up while this thread posts the remaining CQEs of the
+/// batch.
 fn publish_early(locked: &mut LockedRing) {
     locked.queues.cq.publish_early();
     // No barrier is needed: a sleeper that is missed here is woken at the end of the batch.
     locked.ring.wakers.wake_all(locked.ring.memory.ready());
 }
 
-/// Submits the requests that wait for a free slot of the channel. The channel has free slots now,
-/// or its last deferred submit has ended. If the submit made here is deferred, too, requests that
-/// come later have to wait, so that they do not overtake it.
+/// Submits the requests that wait for a free slot of the channel (the ring's queue pair on a
+/// device). The channel has free slots now, or its last deferred submit has ended. If the submit
+/// made here is deferred, too, requests that come later have to wait, so that they do not overtake
+/// it.
 #[cold]
 pub(super) fn submit_awaiting(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];

@@ -177,8 +177,8 @@ fn run_tasks(mailbox: &Mailbox) {
     }
 }
 
-/// Marks the ring as one that must be driven. The calling thread drives it, or the thread that
-/// holds the ring's lock.
+/// Marks the ring as one that must be driven. The calling thread drives it now, unless another
+/// thread holds the ring's lock. That thread then drives the ring.
 pub(super) fn mark_and_drive(ring: &Arc<Ring>) {
     ring.watch.must_be_driven.store(true, Ordering::SeqCst);
     task_work::run_if_unattended(ring);
@@ -236,7 +236,8 @@ fn take_over_waits(locked: &mut LockedRing) {
     }
     watch(locked);
     if locked.waiting.polls.has_runnable() {
-        // The thread that watches the ring's epoll set continues the runnable requests.
+        // The thread that watches the ring's epoll set is woken, because it continues the runnable
+        // requests.
         ring.wakers.wake_watcher();
     }
 }

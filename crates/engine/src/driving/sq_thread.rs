@@ -36,8 +36,8 @@ const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
 /// the SQ thread has only one ring, there is no limit.
 const SHARE: u32 = 8;
 
-/// Gives a new ring, which no other thread has, its SQ thread. With ATTACH_WQ that is the SQ thread
-/// of the ring named by `wq_fd`, if possible. Otherwise starts a new SQ thread.
+/// Gives a new ring its SQ thread, before any other thread can use the ring. With ATTACH_WQ that is
+/// the SQ thread of the ring named by `wq_fd`, if possible. Otherwise starts a new SQ thread.
 pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
     ticks::calibrate();
     if ring.is_polled() {

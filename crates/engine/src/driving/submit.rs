@@ -50,8 +50,8 @@ pub(crate) fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
         }
         return taken;
     }
-    // Threads have different credentials, so the requests go to the worker group of the calling
-    // thread.
+    // Threads have different credentials. So a request that needs a worker goes to a worker with
+    // the calling thread's credentials.
     {
         let outstanding = locked.queues.drain.outstanding();
         locked.waiting.rights.begin_submission(outstanding)

@@ -44,9 +44,9 @@ use usring_uapi::io_uring as abi;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
     /// The owner is not interrupted: it runs the work when it asks for events (DEFER_TASKRUN). The
-    /// thread that pushes the first entry announces the work to the program, by the eventfd, the SQ
-    /// flag TASKRUN and a poll on the ring's descriptor. A sleeping owner is woken once the list
-    /// has as many entries as the owner waits for.
+    /// thread that pushes the first entry announces the work to the program: it signals the
+    /// eventfd, sets the SQ flag TASKRUN, and makes the ring's descriptor readable. A sleeping
+    /// owner is woken once the list has as many entries as the owner waits for.
     #[doc(alias = "TWA_NONE")]
     None,
     /// In the kernel, the thread runs the work at its next return to user mode. The notification

@@ -298,7 +298,8 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
 }
 
 /// Returns how many completions have to arrive before a waker wakes this waiter. On a ring that
-/// defers task work, CQEs that are already in the CQ do not count.
+/// defers task work, these are further completions. On any other ring, CQEs that are already in the
+/// CQ count, too.
 fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     if !locked.ring.defers_task_work() {
         return call.completions;

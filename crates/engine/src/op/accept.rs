@@ -66,7 +66,8 @@ impl Queue {
 
     /// Returns what is known about the listener's queue after one connection was accepted.
     /// `was_ready`: an epoll event reported that this listener is ready. Each later connection then
-    /// makes a new event, so an empty queue need not be polled.
+    /// makes a new event. So if the reported number says that the queue is empty, the listener is
+    /// not polled.
     fn after_accept(self, number: i32, was_ready: bool) -> Queue {
         match self {
             Queue::Holds(count @ 2..) => Queue::Holds(count - 1),

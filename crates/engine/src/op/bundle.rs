@@ -58,7 +58,8 @@ fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
 /// then empty.
 pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     let group = request.sqe.buf_index;
-    // From a classic group, the whole buffer is sent, whatever length the SQE asks for.
+    // From a classic group (PROVIDE_BUFFERS), the whole buffer is sent, whatever length the SQE
+    // asks for.
     let wanted = if locked.registered.buffer_groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
     let many = select(locked, request, most)?;
@@ -149,8 +150,8 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
     transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
 }
 
-/// Returns the outcome of an attempt that found no data. If the attempt was the first of a later
-/// time slice, undoes the attempt's selections: restores `selections`, their state before the
+/// Returns the outcome of an attempt that found no data. If the attempt was the first one after a
+/// wait, undoes the attempt's buffer selections: restores `selections`, their state before the
 /// attempt. The kernel polls the socket before such an attempt, and selects no buffers if the
 /// socket is empty.
 fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {

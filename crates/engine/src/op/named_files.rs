@@ -66,8 +66,8 @@ impl NamedFiles {
         }
     }
 
-    /// Returns the device of usring's that a number stands for, if any. `look_up` asks the host. It
-    /// is called only if the number is not remembered.
+    /// Returns the device of usring's that a number stands for, if any. If the number is not
+    /// remembered, calls `look_up`, which asks the host.
     #[inline]
     pub fn device(&mut self, number: i32, look_up: fn(i32) -> Option<Arc<OpenDevice>>) -> Option<&Arc<OpenDevice>> {
         if !self.remembers || self.device.as_ref().is_none_or(|(known, _)| *known != number) {

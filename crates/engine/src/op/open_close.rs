@@ -162,7 +162,8 @@ pub(crate) fn work_open(request: &mut Request, blocking: &Blocking) -> i32 {
     open.accept(answer).unwrap_or_else(Errno::negative)
 }
 
-/// If the request names a slot, puts the opened file into it. Returns the CQE's result.
+/// If the request names a slot of the registered files, puts the opened file into it. Returns the
+/// CQE's result.
 pub(crate) fn finish_open(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Open(open) = &mut request.operation else { return result };
     match open.opened.take() {
@@ -191,7 +192,8 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.registered.files.remove(sqe.file_index - 1).map(|()| 0));
     }
-    // The program may soon open another file under this number.
+    // The program may soon open another file under this number, so what is remembered about the
+    // number is dropped.
     locked.devices.named.forget();
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))

@@ -23,9 +23,9 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Reads as long as the file has data and the group has buffers: as in the kernel, without time
-/// slices. At its submission, reads only once: as in the kernel, its further reads come after the
-/// other requests of the batch.
+/// Reads as long as the file has data and the group has buffers, without the limit of a time slice,
+/// as in the kernel. Exception: at its submission, the request reads only once. As in the kernel,
+/// its further reads come after the other requests of the batch.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let is_submitted = request.poll_slot == 0;
     if is_submitted && !can_repeat(request.file.number) {

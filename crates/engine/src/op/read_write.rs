@@ -235,7 +235,7 @@ fn continue_transfer(
                 }
                 transfer.advance(bytes);
                 // A short read of a regular file may only mean that the next pages are not cached.
-                // For any other file, it is the result.
+                // For any other file, the short length is the result.
                 if !descriptor::identity(number).is_ok_and(|identity| identity.is_regular()) {
                     return transfer.answer(width::int(transfer.done));
                 }

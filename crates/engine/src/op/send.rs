@@ -190,7 +190,8 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
     if !locked.registered.buffer_groups.has(group) {
         return Err(Errno::ENOENT);
     }
-    // From a classic group, the whole buffer is sent, whatever length the SQE asks for.
+    // From a classic group (PROVIDE_BUFFERS), the whole buffer is sent, whatever length the SQE
+    // asks for.
     let wanted = if locked.registered.buffer_groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let buffer = locked.registered.buffer_groups.select(group, wanted, || true)?;
     transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };

@@ -63,8 +63,8 @@ pub(crate) struct Deadline {
     /// The time of expiry, in nanoseconds on `clock`. Until the request is issued, the value is the
     /// SQE's: a time or a span.
     pub at: Nanoseconds,
-    /// The timeout also completes once this many more requests have completed; 0: it completes only
-    /// at its time.
+    /// The timeout also completes once this many more CQEs have been posted, not counting those of
+    /// expired TIMEOUTs. 0: it completes only at its time.
     pub completions: u32,
     /// Nanoseconds after which a multishot timeout expires again; 0 for any other timeout.
     pub repeat_every: Nanoseconds,

@@ -200,8 +200,8 @@ impl Request {
     }
 
     /// Returns whether the kernel would leave every attempt of the request to a worker
-    /// (IOSQE_ASYNC). For a multishot with IOSQE_ASYNC, the kernel instead waits for the file
-    /// first. Then the submitter tries the request.
+    /// (IOSQE_ASYNC). Returns `false` for a multishot: with IOSQE_ASYNC, the kernel waits for its
+    /// file first, and then the submitter tries the request.
     pub fn is_forced_once(&self) -> bool {
         self.has_flag(sqe_flags::ASYNC) && !self.multishot
     }

@@ -1,4 +1,4 @@
-//! A ring's spare requests and messages, which keep allocation off the hot path.
+//! A ring's spare requests and messages. With them, the hot path allocates no memory.
 
 use super::conditions::RequestId;
 use super::operation::Operation;

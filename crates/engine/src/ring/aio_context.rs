@@ -31,7 +31,7 @@ impl Ring {
         self.is_aio_context()
     }
 
-    /// Returns whether the ring's transfers on ordinary files may go by the kernel's AIO.
+    /// Returns whether the kernel's AIO may make the ring's transfers on ordinary files.
     #[inline]
     pub(crate) fn uses_kernel_aio(&self) -> bool {
         self.is_aio_context()

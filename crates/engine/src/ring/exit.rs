@@ -24,7 +24,7 @@
 pub(crate) enum Exit {
     Leave,
     Finished,
-    /// For a driver that only runs other threads' task work, possibly in the ring watcher's thread.
+    /// For a driver that only runs other threads' task work. The driver may be the ring watcher.
     FinishedForOthers,
     FinishedInside,
     LeaveInside,

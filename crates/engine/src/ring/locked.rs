@@ -173,8 +173,9 @@ impl<'a> LockedRing<'a> {
         Some(if wakes_all { u32::MAX } else { self.queues.cq.ready() })
     }
 
-    /// Frees the journal's slots of requests whose CQEs are published. Wakes other processes if
-    /// their timeouts count these CQEs. Returns `u32::MAX`: all waiters are woken.
+    /// In the journal (the shared ring's list of requests), frees the slots of requests whose CQEs
+    /// are published. Wakes other processes if their timeouts count these CQEs. Returns `u32::MAX`:
+    /// all waiters are woken.
     #[cold]
     #[inline(never)]
     fn published_for_all(&mut self) -> u32 {

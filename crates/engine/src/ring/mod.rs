@@ -91,7 +91,7 @@ pub struct Ring {
     /// of this process has last seen it. Changed under the ring's lock.
     pub(crate) seen_notices: AtomicU32,
     /// Descriptor number of the eventfd that wakes the ring watcher of the process that made the
-    /// ring. Children inherit the descriptor. −1: they cannot wake that ring watcher.
+    /// ring. Children inherit the descriptor. −1: the children cannot wake that ring watcher.
     pub(crate) creators_watcher: i32,
     state: ProcessMutex<RingState, View<AtomicU32>>,
 }
@@ -102,8 +102,8 @@ pub(crate) const OTHER_PROCESS: usize = usize::MAX;
 impl Ring {
     pub(crate) fn from_parts(flags: u32, memory: Memory, task_work: Queue<Request>, state: RingState) -> Ring {
         let control = memory.control();
-        // Without a process number, this process cannot share a ring, and no child can adopt this
-        // one.
+        // Without a process number, this process cannot share a ring, and no child can adopt the
+        // ring that is made here.
         let own = process_number::own().unwrap_or(process_number::ALONE);
         control.begin(flags & abi::IORING_SETUP_R_DISABLED != 0, own);
         let state = ProcessMutex::new(control.lock(), own, process_number::is_alive, state);

@@ -1,6 +1,6 @@
-//! Posts CQEs that are not the result of a request of this process: messages (MSG_RING), tags,
-//! notifications of zero-copy sends, and the results of orphans. `completion::complete` posts the
-//! results of requests.
+//! Posts CQEs that are not the result of a request of this process: messages (MSG_RING), tags of
+//! released files and buffers, notifications of zero-copy sends, and the results of orphans.
+//! `completion::complete` posts the results of requests.
 
 use super::{LockedRing, Queues};
 use crate::probes;

@@ -117,8 +117,8 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
         return Some(outcome);
     }
     let is_send = matches!(request.operation, Operation::SendReceive(_));
-    // The rights are checked at a request's first attempt. Later attempts, after a wait for the
-    // file, need no rights. Only a send needs its submitter's rights at each attempt.
+    // The thread's rights are checked at a request's first attempt. Later attempts, after a wait
+    // for the file, need no rights. Only a send needs its submitter's rights at each attempt.
     let asks =
         request.properties.bears_rights && request.progress == Progress::New && (request.poll_slot == 0 || is_send);
     if asks && locked.waiting.rights.is_foreign(request) {

@@ -55,7 +55,8 @@ fn start_members(locked: &mut LockedRing) {
 }
 
 /// Refuses a chain because the prepare of one of its requests failed. Each request of the chain
-/// gets its own CQE. But if the first request has CQE_SKIP_SUCCESS, only the first gets a CQE.
+/// gets its own CQE. Exception: if the first request has CQE_SKIP_SUCCESS, only the first and a
+/// LINK_TIMEOUT directly after it get CQEs.
 fn refuse_chain(locked: &mut LockedRing) {
     let members = core::mem::take(&mut locked.queues.chain.members);
     if probes::is_on(locked.ring) {

@@ -53,7 +53,8 @@ impl LockedRing<'_> {
         self.release_held();
     }
 
-    /// Starts to drain: requests are held back until one of them finds nothing to wait for.
+    /// Starts to drain: from now on, requests are held back behind earlier ones. Draining ends with
+    /// a request that has no earlier one to wait for.
     pub fn activate_drain(&mut self) {
         self.queues.drain.activate();
         self.ring.control.set_draining(true);

@@ -1,5 +1,6 @@
 //! The provided buffer of a read. The read takes a buffer when it is issued. If it then has to wait
-//! for its file, it returns the buffer, unless the buffer is of a classic group.
+//! for its file, it returns a buffer of a buffer ring, and keeps a buffer of a classic group
+//! (PROVIDE_BUFFERS).
 
 use crate::request::Request;
 use crate::request::operation::Operation;

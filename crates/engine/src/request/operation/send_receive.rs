@@ -256,7 +256,7 @@ impl SendReceive {
         }
     }
 
-    /// Returns the events for which the socket is polled. `usual`: those of the opcode.
+    /// Returns the events for which the socket is polled. `usual`: the events of the opcode.
     pub fn poll_events(&self, usual: u32) -> u32 {
         // A receive from the error queue does not wait for data. Errors are always reported.
         if self.flags & message::ERROR_QUEUE != 0 { usual & !(epoll::IN | epoll::PEER_HANG_UP) } else { usual }
