@@ -33,7 +33,7 @@ struct Counting {
 
 impl RingCounters {
     /// Claims a block for a ring, if statistics are kept at all. If all blocks are taken, first
-    /// releases those of processes that no longer exist.
+    /// releases the blocks of processes that no longer exist.
     pub fn claim() -> Self {
         let Some(source) = STATISTICS.get() else { return RingCounters(None) };
         if source.statistics.is_exhausted() {

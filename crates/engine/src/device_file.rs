@@ -1,7 +1,8 @@
 //! System calls on a file that stands for a device of usring's. The program makes them, or a worker
-//! makes them for a request. Their results are those of a Linux block device, except for ftruncate
-//! and fallocate. The program takes the device for a regular file of the device's size, because
-//! fstat(2) says so. So it expects that these two calls succeed. They succeed if they do no harm.
+//! makes them for a request. They return what they would return on a Linux block device, except
+//! ftruncate and fallocate. The program takes the device for a regular file of the device's size,
+//! because fstat(2) says so. So it expects that these two calls succeed. They succeed if they do no
+//! harm.
 //!
 //! The kernel keeps the file position, in the file that stands for the device. So duplicates of the
 //! descriptor, child processes and the next program (execve) share that position.
@@ -53,7 +54,8 @@ enum Direction {
 }
 
 /// Makes a vector of one member. A length that no address space can hold is cut, so that the
-/// transfer fails with EFAULT. (For a member of a longer vector, such a length is EINVAL.)
+/// transfer fails with EFAULT. (With such a length in a longer vector, the transfer fails with
+/// EINVAL.)
 fn one(base: u64, length: u64) -> IoVector {
     IoVector { base, length: length.min(i64::MAX as u64) }
 }

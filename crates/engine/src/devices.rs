@@ -60,8 +60,8 @@ pub(crate) fn kernel_files() -> &'static Arc<Device> {
 
 /// Opens the run's devices, which the launcher lists at the socket with this path.
 ///
-/// Errors: the errors of [`Control::ask`] for the socket and its answers, and those of the devices'
-/// drivers.
+/// Errors: the errors of [`Control::ask`] for the socket and its answers, and the errors of the
+/// devices' drivers.
 pub fn connect(socket: &[u8]) -> Result<(), Errno> {
     CONTROL.set(Box::leak(Box::new(Control::at(socket))));
     let devices = open_all()?;

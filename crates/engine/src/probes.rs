@@ -40,8 +40,8 @@ const fn op_strings() -> [[u8; NAME]; opcode::COUNT + 1] {
     strings
 }
 
-/// Returns whether the ring's events fire probes: a tracer uses a probe, and the ring is not that
-/// of an AIO context.
+/// Returns whether the ring's events fire probes: a tracer uses a probe, and the ring does not
+/// belong to an AIO context.
 #[inline(always)]
 pub(crate) fn is_on(ring: &Ring) -> bool {
     unusual::is_probed() && !ring.posts_events()

@@ -68,7 +68,7 @@ impl Column {
 #[repr(C)]
 pub struct Statistics {
     pub header: Header,
-    /// Owner of the block with the same index: a process id; 0 if the block is free.
+    /// Owner of the block with the same index in `blocks`: a process id; 0 if the block is free.
     pub owners: [AtomicU64; BLOCKS],
     /// The counters of all released blocks, added up.
     pub totals: Block,

@@ -293,8 +293,8 @@ impl<'a> Submission<'a> {
     /// `pad2` the event's `data`. `event` is the eventfd that the iocb names.
     ///
     /// Errors: the errors of the opcode's prepare; `EAGAIN` if memory is low or the slots for
-    /// events are used up; `EINVAL` if the ring was retired meanwhile. After an error, the request
-    /// gets no event.
+    /// events are used up; `EINVAL` if the ring was retired since the submission began. After an
+    /// error, the request gets no event.
     #[inline]
     pub fn add(&mut self, sqe: &Sqe, event: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
         let batch = self.recorded_batch;
@@ -338,8 +338,8 @@ impl<'a> Submission<'a> {
     /// Submits the requests added so far whose submit was deferred (`driving::deferred_submit`).
     /// The submission continues afterwards.
     ///
-    /// Errors: `EINVAL` if the ring was retired meanwhile; `EAGAIN` if other threads have used the
-    /// remaining slots for events meanwhile.
+    /// Errors: `EINVAL` if the ring was retired during the submit; `EAGAIN` if other threads have
+    /// used the remaining slots for events by then.
     #[cold]
     fn flush(&mut self) -> Result<(), Errno> {
         self.locked().finish_batch();
@@ -366,7 +366,7 @@ impl Drop for Submission<'_> {
                 locked.waiting.rights.end_submission();
             }
             let ring = locked.ring;
-            // The waiters of this ring have to poll the devices now, so those that sleep are woken.
+            // The waiters of this ring have to poll the devices now, so sleeping waiters are woken.
             // If submits are deferred, their flush wakes these waiters.
             let must_wake = ring.waiters_poll
                 && locked.devices.queues.in_flight() > 0

@@ -41,8 +41,8 @@ impl EventDescriptor {
         EventDescriptor { descriptor, number: -1, only_async, blocks, is_awaited: AtomicBool::new(false) }
     }
 
-    /// Returns whether the program's descriptor `number` names this eventfd. Also `false` if that
-    /// cannot be determined.
+    /// Returns whether the program's descriptor `number` names this eventfd. `false` also means
+    /// that the kernel could not compare the two.
     pub fn is(&self, number: i32) -> bool {
         descriptor::same_file(number, self.descriptor.number()) == Some(true)
     }
@@ -69,15 +69,15 @@ impl EventDescriptor {
         self.is_awaited.load(Ordering::Relaxed)
     }
 
-    /// Returns whether this eventfd probably caused the event that the ring's epoll set reports.
-    /// That is so if a request of the ring has waited for the eventfd, and the eventfd is readable.
+    /// Returns whether this eventfd probably caused the event that the ring's epoll set reports: a
+    /// request of the ring has waited for the eventfd, and the eventfd is readable.
     pub(crate) fn is_cause(&self) -> bool {
         let is_ready = || epoll::poll_now(self.descriptor.number(), epoll::IN).is_ok_and(|ready| ready != 0);
         self.is_awaited() && is_ready()
     }
 
-    /// Adds `count` to the eventfd's counter, up to the counter's maximum. Avoids a sleep, because
-    /// the caller may hold a ring's lock. The kernel does not sleep here either.
+    /// Adds `count` to the eventfd's counter, up to the counter's maximum. As in the kernel, the
+    /// call does not sleep, because the caller may hold a ring's lock.
     pub(crate) fn add(&self, count: u64) {
         let number = self.descriptor.number();
         if !self.blocks && eventfd::add(number, count).is_ok() {

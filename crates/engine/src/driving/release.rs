@@ -28,8 +28,8 @@ impl<'a> LockedRing<'a> {
     fn notify_published(&mut self) {
         self.notify.published = true;
         if self.queues.cq.has_overflow() {
-            // A thread that is woken for the CQEs also sees the backlog, whose growth needs no
-            // notification of its own.
+            // A thread that is woken for the CQEs sees the backlog, too. So the growth of the
+            // backlog needs no notification of its own.
             let _ = self.queues.cq.take_growth();
         }
         self.notify_watchers();

@@ -82,8 +82,8 @@ fn attach(ring: &mut Arc<Ring>, number: i32, idle: Nanoseconds) -> Result<bool, 
     }
     let Some(shared) = other.sq_thread.thread.lock().clone() else { return Ok(false) };
     shared.idle.fetch_max(idle, Ordering::Relaxed);
-    // The SQ thread has the credentials of the other ring's creator. This ring's requests must get
-    // those of this ring's creator, the calling thread.
+    // The SQ thread has the credentials of the other ring's creator. So this ring's requests are
+    // given the credentials of this ring's creator, which is the calling thread.
     let mut locked = ring.lock();
     let own_rights = locked.waiting.rights.submit_for_creator();
     locked.release(Exit::Pause);

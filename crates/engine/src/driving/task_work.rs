@@ -244,8 +244,7 @@ impl LockedRing<'_> {
 }
 
 /// Completes requests on the task-work list, for a caller that waits for `wanted` completions. On a
-/// ring that defers task work, completes at most `wanted` or [`DEFERRED_RUN`] entries, whichever is
-/// more.
+/// ring that defers task work, the limit is the larger of `wanted` and [`DEFERRED_RUN`] entries.
 #[inline]
 pub(crate) fn run_for_wait(locked: &mut LockedRing, wanted: u32) {
     let limit = if locked.ring.defers_task_work() { wanted.max(DEFERRED_RUN) } else { u32::MAX };

@@ -75,8 +75,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             return Ok(());
         }
-        // This check comes first, so that `ended::complete` completes all requests that the lost SQ
-        // thread has left.
+        // Checked first, so that `ended::complete` completes what the lost SQ thread has left.
         let is_lost = has_lost_thread(&locked);
         if ring.is_shared() && ended::complete(&mut locked) {
             locked.release(Exit::Leave);
@@ -368,9 +367,9 @@ fn gather<'a>(
 }
 
 /// Returns the kernel's AIO context to sleep on, and the largest number of completions to wait for
-/// there. Such a sleep is one system call with one wake-up. `None` if the call has a signal mask,
-/// or the ring also watches a file or another device. Also `None` on a ring that does not defer
-/// task work: another thread could arm a file or a timer during the sleep.
+/// there. Such a sleep is one system call with one wake-up. Returns `None` if the call has a signal
+/// mask, or if the ring watches a file or another device besides. Also returns `None` if the ring
+/// does not defer task work: another thread could then arm a file or a timer during the sleep.
 fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
     if !locked.ring.defers_task_work() || locked.waiting.polls.armed() != 0 || call.mask.is_some() {
         return None;

@@ -199,9 +199,9 @@ pub(crate) fn channel_to_kernel_file(
     writes: bool,
 ) -> Result<ChannelIndex, Errno> {
     let ring = locked.ring;
-    // Two cases make no use of the kernel's AIO. Swapped memory is pinned only while the program's
-    // call runs, and such a transfer takes longer than that. The recorder of `usring crash` sees
-    // only transfers that are system calls.
+    // The kernel's AIO is not used in two cases. Swapped memory is pinned only while the program's
+    // call runs, and a transfer by the kernel's AIO may take longer. And the recorder of `usring
+    // crash` sees only transfers that are system calls.
     if !ring.uses_kernel_aio() || pinned_memory::has_pin_hook() || unusual::has(Unusual::Recording) {
         return Err(Errno::EOPNOTSUPP);
     }

@@ -27,8 +27,9 @@ impl Open {
         SystemCall::new(linux::__NR_openat2, [width::word(self.directory), path, how, HOW_SIZE, 0])
     }
 
-    /// Converts the result of openat2(2) to that of the CQE. A file for a slot of the registered
-    /// files gets a private descriptor number at once, so that the program cannot close it.
+    /// Converts the result of openat2(2) to the result of the CQE. A file for a slot of the
+    /// registered files gets a private descriptor number at once, so that the program cannot close
+    /// it.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
         let number = width::int(answer?);
         if self.slot == FileSlot::Ordinary {

@@ -1,4 +1,4 @@
-//! POLL_ADD and POLL_REMOVE. The latter can also update an armed poll.
+//! POLL_ADD and POLL_REMOVE. POLL_REMOVE can also change an armed poll.
 
 use crate::completion::readiness;
 use crate::host;

@@ -29,7 +29,7 @@ use usring_sys::{Errno, UserAddress, descriptor, epoll, user_memory, width};
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
-/// The RWF_* flags that every file accepts: those up to RWF_NOAPPEND.
+/// The RWF_* flags that every file accepts: all flags up to RWF_NOAPPEND.
 const COMMON_FLAGS: u32 = 0x3f;
 /// The bits of `ioprio` with the priority level. A level other than 0 needs a class.
 const PRIORITY_LEVEL_MASK: u16 = 7;
@@ -275,8 +275,9 @@ fn continue_transfer(
     }
 }
 
-/// Called after EOPNOTSUPP. Returns whether the file has refused `flags` of the program, and not
-/// only RWF_NOWAIT. That is so if the file can be polled, and if a flag is not in [`COMMON_FLAGS`].
+/// Called after EOPNOTSUPP. Returns whether the file has refused one of the program's `flags`, and
+/// not only RWF_NOWAIT. A file that can be polled refuses each flag that is not in
+/// [`COMMON_FLAGS`].
 fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }

@@ -213,8 +213,8 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
     Ok((bytes, received_message::was_cut(&header)))
 }
 
-/// Returns the request's buffer to its group if the buffer holds no data. Otherwise notes how much
-/// of the buffer is used up.
+/// If the request's buffer holds no data, returns the buffer to its group. If it holds data, notes
+/// how much of the buffer is used up.
 fn return_or_use_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
     // In the kernel, a worker would carry out a request with IOSQE_ASYNC, and use up a buffer of a
@@ -352,7 +352,8 @@ pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> Iss
 }
 
 /// Takes a buffer from the request's group. The buffer's length limits the receive. As in the
-/// kernel, it also limits the later selections of a RECV, until a multishot has posted a result.
+/// kernel, this length also limits the later selections of a RECV, until a multishot has posted a
+/// result.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let wanted = transfer_of(request)?.wanted;
     // The kernel checks the file before it takes a buffer.

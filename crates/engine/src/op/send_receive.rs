@@ -176,8 +176,8 @@ pub(crate) fn has_polled_in_worker(request: &Request, outcome: &IssueOutcome) ->
         && epoll::poll_now(request.file.number, request.poll_events()).is_ok_and(|ready| ready != 0)
 }
 
-/// Checks that a descriptor number is that of a socket. Errors: `ENOTSOCK` for another file,
-/// `EBADF` if the number is not open.
+/// Checks that a descriptor number names a socket. Errors: `ENOTSOCK` for another file, `EBADF` if
+/// the number is not open.
 pub(crate) fn check_socket(number: i32) -> Result<(), Errno> {
     if descriptor::identity(number)?.is_socket() { Ok(()) } else { Err(Errno::ENOTSOCK) }
 }

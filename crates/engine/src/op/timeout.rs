@@ -38,8 +38,8 @@ pub(crate) fn prepare_link(locked: &mut LockedRing, request: &mut Request) -> Re
         return Err(Errno::EINVAL);
     }
     let deadline = parse(request)?;
-    // A LINK_TIMEOUT limits the request before it in its chain. There must be such a request, and
-    // it must not itself be a LINK_TIMEOUT.
+    // A LINK_TIMEOUT limits the request before it in its chain. That request must exist, and must
+    // not itself be a LINK_TIMEOUT.
     if locked.queues.chain.last_opcode().is_none_or(|last| last == opcode::LINK_TIMEOUT) {
         return Err(Errno::EINVAL);
     }
@@ -63,7 +63,8 @@ fn parse(request: &Request) -> Result<Deadline, Errno> {
     }
     let clock = clock_of(flags)?;
     let span = read_span(sqe.addr)?;
-    // For a multishot, `off` is the number of expiries, otherwise a number of completions.
+    // `off` is the number of expiries of a multishot, or the number of completions that any other
+    // timeout counts.
     let (completions, repeats, repeat_every) =
         if multishot { (0, width::low(sqe.off), span.max(1)) } else { (width::low(sqe.off), 0, 0) };
     let expiry_succeeds = flags & abi::IORING_TIMEOUT_ETIME_SUCCESS != 0;

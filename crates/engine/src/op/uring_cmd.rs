@@ -45,8 +45,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         },
         None => socket_command::run(number, command),
     };
-    // If the file is not open, the result is the error of the descriptor and not that of the
-    // command.
+    // If the file is not open, the result is `EBADF` and not the command's error.
     IssueOutcome::of(answer.map_err(|error| descriptor::status_flags(number).err().unwrap_or(error)))
 }
 

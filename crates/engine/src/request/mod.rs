@@ -185,7 +185,7 @@ pub(crate) enum Progress {
     /// A worker has run the request and set `result`.
     Ran,
     /// Not a request, but a message from another ring: `user_data`, `result` and `cqe_flags` are
-    /// those of the CQE to post.
+    /// the fields of the CQE to post.
     Message,
     /// A MSG_RING of another ring that brings a file into this ring's table.
     Visiting,
@@ -340,8 +340,8 @@ impl Request {
         }
     }
 
-    /// Initialises a spare request whose `sqe` has just been set. `properties` are those of the
-    /// SQE's opcode.
+    /// Initialises a spare request whose `sqe` has just been set. `properties`: the properties of
+    /// the SQE's opcode.
     #[inline(always)]
     pub fn begin(&mut self, properties: &'static Properties) {
         self.properties = properties;

@@ -16,7 +16,7 @@ use usring_sys::{Errno, descriptor};
 use usring_uapi::sqe_flags;
 
 /// Issues a request again, or for the first time after a link or a drain has held it back. If the
-/// request was refused or cancelled meanwhile, completes it with its error.
+/// request was refused or cancelled while it waited, completes it with its error.
 pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.progress == Progress::NotStarted {
         return complete::complete_not_started(locked, request);
@@ -74,8 +74,8 @@ fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcom
     conclude::<false>(locked, request, outcome);
 }
 
-/// Completes a request whose attempt has finished it. Otherwise passes the request on according to
-/// the outcome.
+/// If the attempt has finished the request, completes it. If not, passes the request on according
+/// to the outcome.
 #[inline(always)]
 fn conclude<const SUBMITS: bool>(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
@@ -108,7 +108,8 @@ fn conclude<const SUBMITS: bool>(locked: &mut LockedRing, mut request: RequestEn
 
 /// Returns the outcome of a request that the calling thread may not issue, because of rights or
 /// because of IOSQE_ASYNC. `None`: the calling thread issues the request. First begins the
-/// request's fault, if it gets one. The outcome can also be that of the fault.
+/// request's fault, if it gets one. If the fault replaces or delays the request, returns the
+/// outcome of the fault.
 #[cold]
 fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if request.properties.is_armed

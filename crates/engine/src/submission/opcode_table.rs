@@ -237,8 +237,8 @@ pub(crate) fn row(opcode: u8) -> &'static Row {
     TABLE.get(usize::from(opcode)).unwrap_or(&REFUSE)
 }
 
-/// Returns whether the table is consistent. Row `n` is that of opcode `n`, and for each supported
-/// opcode:
+/// Returns whether the table is consistent. Row `n` must belong to opcode `n`, and for each
+/// supported opcode:
 ///
 /// - An opcode with poll events needs a file.
 /// - An opcode with a `finish` or with `bears_rights` has blocking work.

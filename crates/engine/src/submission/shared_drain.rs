@@ -80,7 +80,8 @@ impl LockedRing<'_> {
     }
 
     /// Adds to the journal the requests that this process has held back since before the ring was
-    /// shared. In the order of held-back requests, they come before those of all other processes.
+    /// shared. In the order of held-back requests, they come before the requests of all other
+    /// processes.
     fn note_held(&mut self) {
         let count = self.queues.drain.deferred();
         let places = self.journal().first_positions(count);
@@ -110,8 +111,8 @@ impl LockedRing<'_> {
         self.ring.control.set_draining(is_active);
         self.queues.drain.set_active(is_active);
         if is_held && !was_held && self.waits_for_maker() {
-            // Wakes the process that made the ring, which then counts again those of its requests
-            // that are not in the journal.
+            // Wakes the process that made the ring. That process then counts anew its requests that
+            // are not in the journal.
             self.call_other_processes();
         }
     }

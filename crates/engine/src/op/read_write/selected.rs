@@ -10,7 +10,7 @@ use usring_sys::plain::IoVector;
 use usring_sys::{Errno, descriptor};
 
 /// Takes a buffer from the request's group for the read. The buffer's length limits the read. As in
-/// the kernel, it also limits the later selections of a READ.
+/// the kernel, this length also limits the later selections of a READ.
 pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let is_forced = request.is_forced_once();
     let multishot = request.multishot;

@@ -282,7 +282,7 @@ pub(crate) struct WaitId {
     pub id: i32,
     pub options: u32,
     pub report_to: UserAddress,
-    /// A duplicate of the pidfd that the request names. The program may close its own pidfd
-    /// meanwhile.
+    /// A duplicate of the pidfd that the request names. The program may close its own pidfd while
+    /// the request waits.
     pub named: Option<HeldDescriptor>,
 }

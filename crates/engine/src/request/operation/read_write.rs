@@ -38,8 +38,8 @@ pub(crate) struct ReadWrite {
     pub done: u64,
     /// Bytes of the whole transfer.
     pub total: u64,
-    /// Limit of a buffer selection, in bytes: the length that the SQE asks for, or that of a buffer
-    /// that the request has selected before.
+    /// Limit of a buffer selection, in bytes: the length that the SQE asks for, or the length of a
+    /// buffer that the request has selected before.
     pub wanted: u64,
 }
 
