@@ -176,7 +176,7 @@ impl RegisteredBuffers {
         let Some(shared) = registrations.buffers() else { return };
         if shared.is_empty() {
             // The table is too large to be shared. The process that registered the table keeps its
-            // buffers. Other processes see only empty slots.
+            // buffers. Other processes see a table without slots.
             let is_own = known.iter().flatten().any(|buffer| own_registrations.is_own(buffer.origin));
             self.entries = Some(if is_own { known } else { Vec::new() });
             return;

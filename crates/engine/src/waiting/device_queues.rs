@@ -61,8 +61,8 @@ pub(crate) struct DeviceQueues {
     pub lone_waits: LoneWaits,
 }
 
-/// State of IORING_SETUP_HYBRID_IOPOLL. As in the kernel, the ring has one estimate, and each
-/// request has one sleep before its first poll.
+/// State of IORING_SETUP_HYBRID_IOPOLL. As in the kernel, the ring has one estimate of its
+/// requests' time, and each request has one sleep before its first poll.
 pub(crate) struct Hybrid {
     pub estimate: RingEstimate,
     /// Requests for which no thread has polled yet, in the order of submission.

@@ -115,7 +115,7 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
 /// The kernel merges such wake-ups, too.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
     // If the epoll set will still report the present events, and another thread sleeps on the set,
-    // that thread completes the request.
+    // that thread posts the first CQE.
     let is_left_to_sleeper = !assigned.has_reported && locked.ring.is_led();
     let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {

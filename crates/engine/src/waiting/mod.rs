@@ -2,8 +2,8 @@
 //!
 //! | waits for | modules |
 //! |---|---|
-//! | a file to be ready | `fast_poll` arms, `poll_table` keeps |
-//! | a device | `open_channels` opens, `device_queues` keeps |
+//! | a file to be ready | `fast_poll` begins the wait, `poll_table` has the waiting requests |
+//! | a device | `open_channels` opens the queue pair, `device_queues` has the requests in flight |
 //! | a thread that may block | `workers`, with the rights that `rights` chooses |
 //! | time | `timeout` |
 //! | another process's answer | `ask_processes` asks the process, `remote_changes` queues the changes |

@@ -98,7 +98,7 @@ pub(crate) struct PollTable {
     pub expected: Expected,
     /// All slots with a lower index have no waiters.
     low: usize,
-    /// When the table has this many slots, `claim_slot` frees the slots of closed files.
+    /// When the table has this many slots, `claim_slot` frees the slots of closed registered files.
     sweep_at: usize,
     /// Timer in the epoll set. It fires when the ring's next timeout is due, and so wakes the
     /// thread that sleeps on the set. That thread completes the timeout.

@@ -27,8 +27,7 @@ enum Task {
 /// The functions that prepare the ring watcher's thread, and undo the preparation if the thread
 /// cannot be started.
 pub(crate) struct Service {
-    /// Makes the descriptors that the ring watcher needs. Returns the function that its thread
-    /// runs.
+    /// Makes the ring watcher's epoll set and state. Returns the function that its thread runs.
     pub prepare: fn(&Arc<Mailbox>) -> Result<Action, Errno>,
     /// Undoes `prepare`, because the thread could not be started.
     pub undo: fn(),

@@ -176,8 +176,8 @@ impl Timeouts {
         let at = if absolute { time } else { timer.deadline.clock.now().saturating_add(time) };
         let mut deadline = Deadline { at, ..timer.deadline };
         if deadline.repeat_every != 0 {
-            // The timeout continues with the new interval, and its number of repeats is no longer
-            // limited.
+            // A repeating timeout continues without a limit of repeats. A relative `time` is also
+            // its new interval.
             deadline.repeats = 0;
             if !absolute {
                 deadline.repeat_every = time.max(1);
@@ -213,8 +213,8 @@ impl Timeouts {
     }
 
     /// Returns the count at which a timeout of the current batch ends, if it waits for
-    /// `completions` completions. All processes of a shared ring use the same count: the CQ's tail
-    /// less the number of ended TIMEOUTs.
+    /// `completions` completions. Such a count is a tail of the CQ less the number of ended
+    /// TIMEOUTs, and so means the same in all processes of a shared ring.
     pub fn shared_count(&self, completions: u32) -> u32 {
         self.batch_began_at.wrapping_sub(self.ended_of_all).wrapping_add(completions)
     }
