@@ -89,8 +89,8 @@ case!(receive_waits => "
     late....
 ");
 
-/// After submission the program may reuse the message header. The kernel only writes the result
-/// fields to it later.
+/// After submission the program may reuse the message header. Later the kernel only writes the
+/// result fields to the header.
 fn header_may_be_reused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

@@ -240,7 +240,7 @@ case!(refused => "
     cqe 1: -EBADFD
 ");
 
-/// A target without a table of registered files refuses the file.
+/// A target ring without a table of registered files refuses the file that MSG_RING sends.
 fn tables(t: &mut Transcript) {
     for flags in ring::BOTH {
         let (mut sender, mut target, _writer) = pair(flags, 0);

@@ -19,7 +19,7 @@ fn setting(time: u32, prefer: u8, opcode: u8, parameter: u32) -> u::io_uring_nap
     setting
 }
 
-/// Makes the register call and prints the setting that it returns.
+/// Makes the io_uring_register call with `opcode`, and prints the setting that it returns.
 fn call(t: &mut Transcript, ring: &Ring, opcode: u32, mut setting: u::io_uring_napi) {
     let answer = ring.register(opcode, &raw mut setting, 1);
     t.result(format_args!("register {opcode}"), answer);

@@ -96,8 +96,8 @@ case!(ring_closes_without_a_context => "
     written true
 ");
 
-/// Reads and writes a whole file several times by a ring with deferred task work. Each submission
-/// waits for `wanted` completions.
+/// Reads and writes a whole file several times by a ring with deferred task work. Each time, one
+/// call submits all transfers and waits for `wanted` completions.
 fn read_and_write_deferred(t: &mut Transcript, ring: &mut Ring, scratch: &Scratch, file: &OwnedFd) {
     let (fd, mut pages) = (file.as_raw_fd(), Pages::new(32));
     for (writes, wanted) in [(false, 1), (true, 16), (false, 7), (true, 1)] {
