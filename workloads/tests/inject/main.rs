@@ -4,7 +4,7 @@
 //! - `table`: every action on every kind of call.
 //! - `every_call`: every plain system call.
 //! - `every_opcode`: every opcode with the actions that all requests have.
-//! - `conditions`: which calls a rule means.
+//! - `conditions`: which calls a rule selects.
 //! - `own_rules`: rules that a program gives itself.
 //! - `control`: `usring ctl inject`, while the program runs.
 //! - `rings`: faults that only requests have, and damaged data.
