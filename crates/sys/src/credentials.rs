@@ -48,9 +48,9 @@ mod futex {
 
 const LANDLOCK_RESTRICT_SELF: u32 = linux::__NR_landlock_restrict_self;
 
-/// Numbers of the system calls that change the rights of the calling thread alone. chroot(2) and
-/// similar calls are not in the list. The effect of those calls is shared by all threads
-/// (CLONE_FS), also by usring's.
+/// Numbers of the system calls that change the rights of the calling thread alone. The list omits
+/// chroot(2) and similar calls, because all threads share their effect (CLONE_FS), usring's threads
+/// too.
 pub const CALLS: [u32; 13] = [
     linux::__NR_setuid,
     linux::__NR_setgid,

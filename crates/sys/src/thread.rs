@@ -211,8 +211,8 @@ impl Drop for ClosedSignals {
 
 /// Size of a bare thread's stack, in bytes. The kernel allocates its pages when they are touched.
 const STACK: usize = 256 * 1024;
-/// Number of zeroed bytes below the thread pointer, and again above it. Code may expect
-/// thread-local variables below it; libcs keep words of their own above it.
+/// Number of zeroed bytes on each side of the thread pointer. Code may expect thread-local
+/// variables below the thread pointer, and libcs keep words of their own above it.
 const LOCALS: usize = PAGE;
 
 global_asm!(

@@ -119,8 +119,8 @@ fn a_try_lock_without_barrier_leaves_work_behind() {
     weaken(Edge::HandOver, Side::Waker, work_comes_while_the_lock_is_held);
 }
 
-/// Two threads publish work, one of them in the middle of the other's push. The ring's driver does
-/// not wait for the unfinished push. All work is done all the same.
+/// A thread publishes work while another thread is in the middle of a push. The ring's driver does
+/// not wait for the unfinished push. All work must be done nevertheless.
 #[test]
 fn work_that_the_driver_cannot_reach_is_done_by_its_publisher() {
     let mut model = loom::model::Builder::new();

@@ -283,8 +283,9 @@ fn work_for_a_sleeper_that_times_out_is_done_by_it_or_its_waker() {
     a_sleeper_times_out(Sleeper::Epoll);
 }
 
-/// One of two sleepers retracts its announcement around the first of two wake-ups. The other
-/// announces itself again in between. This second announcement must stay valid.
+/// Two threads sleep, and two wake-ups come. One sleeper retracts its announcement before or after
+/// the first wake-up. The other sleeper may announce itself again between the wake-ups. This second
+/// announcement must stay valid.
 #[test]
 fn an_announcement_outlives_the_retraction_of_another() {
     bounded(|| {

@@ -100,8 +100,8 @@ fn a_long_copy_that_runs_into_a_bad_page_fails_with_efault() {
 }
 
 /// An address at which nothing is ever mapped: far below this position-independent program, and far
-/// above the first pages. A page that was just unmapped would not do, because other tests of this
-/// process map memory meanwhile.
+/// above the first pages. A page that was just unmapped would be unsafe, because another test of
+/// this process could map memory there.
 const NEVER_MAPPED: u64 = 1 << 30;
 
 #[test]
