@@ -195,8 +195,8 @@ fn answer_as(answer: Answer) -> Outcome {
     Outcome { answer, kind: Outcome::DONE }
 }
 
-/// Sleeps for the whole span. Signals that arrive during the sleep are deferred, as strace(1) does
-/// for a program whose calls it delays.
+/// Sleeps for the whole span. Signals that arrive during the sleep are deferred, as with a program
+/// whose calls strace(1) delays.
 fn pause(span: Nanoseconds) {
     let end = Clock::Monotonic.now().saturating_add(span);
     let mut left = span;

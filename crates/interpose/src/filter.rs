@@ -101,9 +101,9 @@ enum When {
     /// The first or the second argument, or both, is a descriptor in the reserved range, as in
     /// `Reserved`.
     EitherReserved,
-    /// mmap: the fifth argument, a descriptor, is in the reserved range and not −1, and the flags
-    /// lack two flags. MAP_DENYWRITE marks usring's own calls, and MAP_ANONYMOUS needs no
-    /// descriptor.
+    /// mmap: the fifth argument, a descriptor, is in the reserved range and is not −1. The flags
+    /// have neither MAP_DENYWRITE (the mark of usring's own calls) nor MAP_ANONYMOUS (which needs
+    /// no descriptor).
     MapsReserved,
     /// fcntl: the descriptor is in the reserved range, and the command duplicates it.
     DuplicatesReserved,
@@ -120,8 +120,8 @@ enum When {
 enum FileRule {
     /// Always.
     Any,
-    /// The call always traps, unless it is usring's own. usring's mark is above the 32 bits of
-    /// flags in the sixth argument.
+    /// For calls whose sixth argument is 32 bits of flags: the call always traps, unless it is
+    /// usring's own. usring's mark is above these 32 bits.
     AnyWithFlags,
     /// read: the call traps unless it looks like a read of the loader's.
     Reads,

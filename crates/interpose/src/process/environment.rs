@@ -36,8 +36,8 @@ const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
 const SWAP_STATISTICS: &[u8] = b"USRING_SWAP_STATS=";
 const STRICT: &[u8] = b"USRING_STRICT=";
 const LOG: &[u8] = b"USRING_LOG=";
-/// Names the sanitizer's runtime that usring has added to LD_PRELOAD. The runtime has to be loaded
-/// before this library.
+/// Variable that names the sanitizer's runtime that usring has added to LD_PRELOAD. The runtime has
+/// to be loaded before this library.
 pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
 /// Variables for the program that the process executes now. A program that this process executes
@@ -189,8 +189,8 @@ impl OwnVariables {
     }
 }
 
-/// Returns whether the program may see this variable. Takes the library out of it if it is
-/// LD_PRELOAD.
+/// Returns whether the program may see this variable. If the variable is LD_PRELOAD, first takes
+/// the library out of its list.
 ///
 /// # Safety
 /// `variable` must be a writable string that ends with NUL.

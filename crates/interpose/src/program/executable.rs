@@ -204,7 +204,7 @@ fn segments(file: i32, head: &[u8]) -> impl Iterator<Item = Option<Segment>> {
 /// The relevant entries of the dynamic section.
 #[derive(Default)]
 struct Dynamic {
-    /// Whether an entry names the file as a library (DT_SONAME).
+    /// Whether an entry of the dynamic section names the file as a library (DT_SONAME).
     names_itself: bool,
     /// Offset in the string table of the name of the first library that the program needs.
     needed: Option<u64>,

@@ -80,8 +80,8 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
         let flags = new.flags & !RESET_HANDLER | u64::from(linux::SA_SIGINFO);
         // libc uses the signal CHANGE_USER to change the credentials of every thread. Its handler
         // runs even if it interrupts the engine. If a second signal then interrupted libc's
-        // handler, the wrapper would not defer it, although the engine below is not finished. So
-        // libc's handler runs with all signals blocked.
+        // handler, the wrapper would not defer it, although the interrupted engine is not finished.
+        // So libc's handler runs with all signals blocked.
         let alone = if signal == CHANGE_USER.load(Ordering::Relaxed) { ALL_BLOCKED } else { 0 };
         Action { handler: wrapper::address(), flags, mask: (new.mask | alone) & !KEPT_OPEN, ..new }
     });

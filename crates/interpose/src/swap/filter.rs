@@ -273,7 +273,7 @@ const fn add_vfork_rule(filter: &mut Assembler) {
 /// arguments.
 pub const VFORK_MARKED: u32 = 4;
 
-/// Adds a rule for each of these calls: the filter answers `answer`.
+/// Adds a rule for each call in `numbers`: the filter answers `answer`.
 const fn answer_for(filter: &mut Assembler, numbers: &[u32], answer: u32) {
     let mut index = 0;
     while index < numbers.len() {

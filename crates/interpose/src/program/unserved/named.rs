@@ -14,7 +14,8 @@ use usring_sys::mapping;
 static NAMED: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 const ENTRIES: usize = mapping::PAGE / size_of::<AtomicU64>();
 
-/// Maps the page. Without the page, every exec of an unserved program is named.
+/// Maps the page. Without the page, a message names the program at every exec of an unserved
+/// program.
 pub fn prepare() {
     if let Ok(page) = mapping::shared_page_of_words() {
         NAMED.store(page.as_ptr().cast_mut(), Ordering::Relaxed);
