@@ -57,7 +57,7 @@ impl Device {
     }
 
     /// Checks whether a polled ring may use the device. Error: `EOPNOTSUPP` if the device cannot be
-    /// polled, and a polled ring must not wait for its interrupts instead.
+    /// polled, unless the user allows polled rings to wait for its interrupts instead.
     #[inline]
     pub fn check_polled(&self) -> Result<(), Errno> {
         let polls = self.geometry().features.polls && self.policy().polls();

@@ -89,8 +89,8 @@ impl Callers {
     }
 }
 
-/// Opens a queue pair for the seat if it has none. Under the policy `interrupt` the new queue pair
-/// has interrupts, and a queue pair without interrupts is replaced.
+/// Opens a queue pair for the seat (a lock and its queue pair) if it has none. Under the policy
+/// `interrupt` the new queue pair has interrupts, and a queue pair without interrupts is replaced.
 fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     let interrupts = device.policy() == PollPolicy::Interrupt;
     match seat {

@@ -175,8 +175,9 @@ impl Queue {
         if left == 0 { Ok(true) } else { Err(Errno::EINVAL) }
     }
 
-    /// Fills `self.data` with the addresses of a request's data in the back end, if all of the data
-    /// lies in shared memory. Returns whether that is so.
+    /// Fills `self.data` with the addresses of a request's data in the back end. Returns `false` if
+    /// a part of the data lies in other memory, or if a request cannot have so many pieces.
+    /// `self.data` is then incomplete.
     fn place_shared(&mut self, request: &DeviceRequest) -> bool {
         self.shares.renew(&self.device.shares);
         let most = self.device.parameters.segments as usize;
