@@ -484,7 +484,8 @@ fn has_hung_up(socket: i32) -> bool {
     count > 0 && watched.revents != 0
 }
 
-/// Gives queues and memory to the drivers in the control plane's own process.
+/// The [`Supply`] of drivers in the control plane's own process: gives them queues and memory
+/// without messages between processes.
 struct Handle(Arc<Shared>);
 
 impl Supply for Handle {
