@@ -51,8 +51,8 @@ impl Pager {
                     return Ok(());
                 }
                 State::Clean | State::Dirty => {
-                    // Room for the target page is reserved before the claim. Lock order: room →
-                    // claim → page.
+                    // Room for the target page is reserved before the cluster is claimed. Lock
+                    // order: room → claim → page.
                     self.make_room(page_fault::fault_slot());
                     match self.move_resident(from, to, bounce) {
                         Ok(Moved::Copied) => return Ok(()),

@@ -409,7 +409,7 @@ impl SwapRegion {
                 Pinned::TooOften => return Err(Errno::ENOMEM),
                 Pinned::No(State::Unmanaged) => return Err(Errno::ENXIO),
                 Pinned::No(_) => {
-                    // Signals are blocked: a handler that touches a page could deadlock.
+                    // Signals are blocked: a handler that touches a page may wait for this thread.
                     let _closed = thread::close_signals();
                     if self.pager.page_in_range(pages.clone(), access) {
                         continue;

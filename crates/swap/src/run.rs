@@ -62,9 +62,10 @@ impl Pager {
         (self.store.offset(run.slot), run.count * self.unit())
     }
 
-    /// Maps the pages of a run with `content`, releases them, and counts them in `counter`. With
-    /// `clean`, the pages are write-protected and keep their slots. Returns `false` if `content` is
-    /// an error, or if a page could not be mapped. Pages that were not mapped stay evicted.
+    /// Maps the pages of a run with `content`, ends the caller's ownership of them, and counts them
+    /// in `counter`. With `clean`, the pages are write-protected and keep their slots. Returns
+    /// `false` if `content` is an error, or if a page could not be mapped. Pages that were not
+    /// mapped stay evicted.
     pub fn put_in_place(
         &self,
         mut run: Run,

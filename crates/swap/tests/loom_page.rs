@@ -30,8 +30,8 @@ impl Paged {
         Page::new(&self.word)
     }
 
-    /// Becomes the page's owner in any state, changes its slot, and releases it in the state
-    /// `next`.
+    /// Becomes the page's owner, whatever state the page is in. Then changes the page's slot
+    /// number, and releases the page in the state `next`.
     fn own(&self, next: State) {
         loop {
             match self.page().state() {

@@ -113,8 +113,8 @@ fn read_at_once(region: &SwapRegion, offset: usize) -> [u64; 2] {
     }
 }
 
-/// The instruction needs two pages at the same time. The full store leaves room for a page only
-/// after another page was evicted, and that page may be the other of the two.
+/// One instruction needs two pages at the same time. With a full store, a page gets room only after
+/// another page was evicted. The evicted page may be the other page of the instruction.
 #[test]
 fn an_instruction_gets_both_of_its_pages_with_a_full_store() {
     in_child("an_instruction_gets_both_of_its_pages_with_a_full_store", |mechanism| {
