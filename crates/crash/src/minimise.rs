@@ -8,9 +8,9 @@ use crate::durability::Durability;
 use crate::history::History;
 use crate::plan::{Choice, Plan};
 
-/// Returns a smaller plan for which `fails` still returns true. Calls `fails` at most `most_tries`
-/// times. If these suffice and several losses remain, `fails` returned false for every plan with
-/// one of them less. The later bisection does not try these plans again.
+/// Returns a plan with fewer lost operations for which `fails` still returns true. Calls `fails` at
+/// most `most_tries` times. If these suffice and several lost operations remain, `fails` returned
+/// false when any one of them was made whole. The later bisection does not try this again.
 pub fn minimise(
     history: &History,
     durability: &Durability,
@@ -27,8 +27,8 @@ pub fn minimise(
     earlier(history, durability, smaller, &mut try_plan)
 }
 
-/// Removes losses from the plan while `fails` returns true: first half of the losses at a time,
-/// then a quarter, and so on down to single losses.
+/// Makes lost operations of the plan whole while `fails` returns true: first half of them at a
+/// time, then a quarter, and so on down to single operations.
 fn fewer_losses(
     history: &History,
     durability: &Durability,
