@@ -60,7 +60,8 @@ pub struct Options {
     #[arg(long)]
     pub deny_kernel: bool,
 
-    /// Print a table per opcode to standard error when the program has ended, or write it to FILE.
+    /// Print a table of all opcodes to standard error when the program has ended, or write it to
+    /// FILE.
     ///
     /// The table counts submissions, completions and errors, and how the requests were carried out,
     /// over all rings of the run. With --swap there is a line for each process that had swapped
@@ -210,10 +211,10 @@ pub struct Options {
     /// Have completions come in another order that the kernel allows, chosen by seed N.
     ///
     /// The kernel often completes requests in the order of submission, and promises it only for
-    /// links and drains. A program that relies on more fails rarely, and elsewhere. This option
-    /// carries requests out late, holds their completions back, and has several come at once. It
-    /// also signals eventfds without a completion, lets SQ threads sleep early, and serves IPv4 and
-    /// IPv6 sockets that are ready together in another order.
+    /// links and drains. A program that relies on more than that fails rarely, and far from its
+    /// mistake. This option carries requests out late, holds their completions back, and has
+    /// several come at once. It also signals eventfds without a completion, lets SQ threads sleep
+    /// early, and serves IPv4 and IPv6 sockets that are ready together in another order.
     ///
     /// A program with one thread that waits in io_uring_enter gets the same order again with the
     /// same seed. Other programs may not, which usring says at the end. Try many seeds: one of the
@@ -426,8 +427,8 @@ fn has_faults(options: &Options) -> bool {
     !options.inject.is_empty() || options.order.is_some()
 }
 
-/// Enters the run's rules, and passes the path of their page to the program's processes. Returns
-/// `None` if the run has no rules.
+/// Makes the page of the run's rules for faults, and passes its path to the program's processes.
+/// Returns `None` if the run has no rules.
 fn faults_of(options: &Options, environment: &mut Environment) -> Result<Option<Faults>, Failure> {
     if !has_faults(options) {
         return Ok(None);

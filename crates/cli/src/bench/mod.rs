@@ -73,7 +73,8 @@ pub struct Options {
     #[command(subcommand)]
     command: Option<Command>,
 
-    /// Run three short rounds per case. The figures are too rough to be quoted, and no bar counts.
+    /// Run three short rounds per case. The figures are too rough to be quoted, and no limit (bar)
+    /// counts.
     #[arg(long)]
     quick: bool,
 
@@ -111,7 +112,8 @@ enum Name {
     Engine,
     /// Files open with O_DIRECT, compared with the kernel's ring at its best
     File,
-    /// IOPOLL with SQPOLL: an enter that waits on the CQ against one that also polls
+    /// IOPOLL with SQPOLL: an io_uring_enter that waits on the CQ, compared with one that also
+    /// polls
     SqpollIopoll,
     /// Interrupts, classic polling and hybrid polling, by queue depth and latency
     Polling,
@@ -121,7 +123,8 @@ enum Name {
     Swap,
     /// A vhost-user-blk back end, compared with the `blkio` library
     VhostUser,
-    /// Notifying threads of task work: per thread, by signals, and by signals under a shared lock
+    /// Messages between threads with a ring each; also with a signal per message, with and without
+    /// a lock
     TaskWork,
     /// PostgreSQL 18 on the kernel's rings, on usring's, and without rings; needs --postgres
     Postgres,

@@ -208,8 +208,8 @@ impl Check {
     }
 }
 
-/// Returns the gaps of a recording as sentences. Leaves out the gaps of scratch files, whose bytes
-/// do not matter.
+/// Returns in sentences why a recording is incomplete. Leaves out reasons that concern scratch
+/// files, whose bytes do not matter.
 pub fn gaps(gaps: &[(String, String)], scratch: &Scratch) -> Vec<String> {
     let matters = |(_, path): &&(String, String)| path.is_empty() || !scratch.has(path);
     let sentence = |(reason, path): &(String, String)| match path.as_str() {

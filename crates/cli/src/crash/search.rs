@@ -69,7 +69,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A thread of the search. It makes the state of each plan and runs the check on that state.
+/// A thread of the search. It makes the state that each planned power loss leaves, and runs the
+/// check on that state.
 pub struct Worker<'a> {
     search: &'a Search<'a>,
     check: Check,

@@ -270,7 +270,8 @@ pub fn connect(options: &vhost_user::Options<'_>, name: String) -> Result<VhostU
     VhostUser::connect(options, report).map_err(Failure::new)
 }
 
-/// A supply for a device in memory: makes the device's memory once, and passes it to every process.
+/// The [`Supply`] of a device in memory: makes the device's memory once, and passes it to every
+/// process.
 #[derive(Default)]
 struct KeptSupply {
     memory: std::sync::Mutex<Option<OwnedDescriptor>>,

@@ -24,7 +24,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// The run: process id of its `usring run`. Needed if several of your runs have --inject.
+    /// Process id of the run's `usring run`. Needed if several of your runs have --inject.
     #[arg(long, value_name = "PID", global = true)]
     run: Option<u32>,
 

@@ -30,7 +30,7 @@ const LAUNCHER_FILE: &str = "/memfd:usring-trace (deleted)";
 /// The run that is meant.
 #[derive(clap::Args)]
 struct Which {
-    /// The run: process id of its `usring run`. Needed if several of your runs have --trace.
+    /// Process id of the run's `usring run`. Needed if several of your runs have --trace.
     #[arg(long, value_name = "PID")]
     run: Option<u32>,
 }
