@@ -276,7 +276,7 @@ fn allocated(call: &SystemCall, file: &File) {
 const PIECE: u64 = 1 << 20;
 
 /// Makes and records a call by which the kernel itself copies data to a file. For the record, reads
-/// back the bytes that the call has written.
+/// back the bytes that the call has written; for FICLONE and FICLONERANGE, the whole file.
 fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
     on_file(call, target, make, |file, copied| {
         let number = width::int(target);
