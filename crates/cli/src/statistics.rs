@@ -147,7 +147,8 @@ pub type Rows = [[u64; COLUMNS]; OPCODES];
 
 /// The counts of one open ring.
 pub struct RingCounts {
-    /// Index of the ring's block. A later ring may get the block of a closed one.
+    /// Index of the block of the statistics file that holds the ring's counts. A later ring may get
+    /// the block of a closed ring.
     pub block: usize,
     /// Id of the process that set the ring up.
     pub process: u64,

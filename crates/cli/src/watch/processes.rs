@@ -47,7 +47,8 @@ impl Process {
 /// Name of the launcher's statistics file, as /proc shows it.
 pub const LAUNCHER_FILE: &str = "/memfd:usring-statistics (deleted)";
 
-/// Returns all processes with the library that this user may look into, sorted by their ids.
+/// Returns all processes that have loaded libusring.so and that this user may look into, sorted by
+/// their ids.
 pub fn find() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -56,7 +57,7 @@ pub fn find() -> Vec<Process> {
     found
 }
 
-/// Returns the process with this id. `None`: there is none, it has not loaded the library, or this
+/// Returns the process with this id. `None`: there is none, it has not loaded libusring.so, or this
 /// user may not look into it.
 pub fn read(id: u32) -> Option<Process> {
     let maps = text(id, "maps")?;
