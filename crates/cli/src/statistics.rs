@@ -164,7 +164,7 @@ pub struct Snapshot {
     rings: u64,
     uncounted_rings: u64,
     rows: Rows,
-    /// Ids of the processes that had a ring open when they were last seen.
+    /// Ids of the processes that had a ring open when the counts were read.
     with_rings: Vec<u64>,
 }
 
