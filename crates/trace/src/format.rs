@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`HEADER_BYTES`] | the words of [`Header`] |
 //! | [`Header::names`] words | the names; a record refers to a name by the index of its first word, plus 1 |
-//! | [`Header::records`] records of [`RECORD_BYTES`] | the events, in the order in which they claimed their records |
+//! | [`Header::records`] records of [`RECORD_BYTES`] | the events, in the order of their numbers |
 //!
 //! All words are little-endian.
 
