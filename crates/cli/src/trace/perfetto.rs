@@ -75,7 +75,7 @@ struct Writer<'a> {
     last: u64,
     processes: HashMap<usize, u64>,
     threads: HashMap<(usize, u32), u64>,
-    /// Track and lanes of each ring, by process and ring.
+    /// Track and lanes of each ring. The key: index of the process, and number of the ring.
     rings: HashMap<(usize, u32), (u64, Lanes)>,
     /// Rings with an SQ thread, by process and ring.
     sq_threads: HashSet<(usize, u32)>,

@@ -89,7 +89,7 @@ pub fn ancestors(id: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(id), parent).skip(1).take(64)
 }
 
-/// Returns the path of the library in the text of /proc/PID/maps. `None`: it is not mapped.
+/// Returns the path of libusring.so in the text of /proc/PID/maps. `None`: it is not mapped.
 fn library(maps: &str) -> Option<PathBuf> {
     let paths = maps.lines().filter_map(mapping).map(|(_, mapping)| mapping.path);
     paths.map(PathBuf::from).find(|path| is_library(path))
