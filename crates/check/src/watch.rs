@@ -235,9 +235,9 @@ impl State {
         }
     }
 
-    /// Checks the memory of requests in flight, at a call of the thread `thread`: whether the memory
-    /// has changed. For requests that this thread has submitted, also checks whether the stack
-    /// frame of the memory has ended.
+    /// Checks the memory of requests in flight, at a call of the thread `thread`: whether the
+    /// memory has changed. For requests that this thread has submitted, also checks whether the
+    /// stack frame of the memory has ended.
     fn check_memory(&mut self, thread: u32, now: Registers) {
         let mut left = MOST_BYTES;
         let mut stack = None;
