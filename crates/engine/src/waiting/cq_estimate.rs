@@ -49,8 +49,8 @@ pub(crate) struct CqWaits {
     pub balance: AtomicI64,
     /// Number of coming waits that must not poll.
     pub without: AtomicU64,
-    /// The value that the last unsuccessful poll stored in `without`. The next unsuccessful poll
-    /// stores twice this value.
+    /// Number of waits without polling that followed the last poll in vain. The next poll in vain
+    /// is followed by twice as many.
     pub penalty: AtomicU64,
 }
 

@@ -112,8 +112,8 @@ pub(crate) struct DeviceQueue {
 impl DeviceQueue {
     /// Returns whether a worker should try a failed request again. A worker may succeed where
     /// io_submit(2) would have blocked, where the file does not support RWF_NOWAIT, or where a
-    /// filter forbids io_submit(2). `false` if the request holds no duplicate of its file, because
-    /// the program's descriptor number may name another file by now.
+    /// seccomp filter forbids io_submit(2). `false` if the request holds no duplicate of its file,
+    /// because the program's descriptor number may name another file by now.
     #[cold]
     pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
@@ -127,7 +127,7 @@ impl DeviceQueue {
         let has_file = !matches!(request.file.reference, FileReference::Submitter);
         let is_passing = is_ours && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG);
         // If the program itself has set RWF_NOWAIT, the worker's attempt has the flag, too. So the
-        // request goes to a worker only if a filter denied io_submit(2).
+        // request goes to a worker only if a seccomp filter denied io_submit(2).
         self.added_flags != 0 && (is_passing || DENIED.contains(&result)) && has_file
     }
 }
@@ -159,7 +159,7 @@ impl DeviceQueues {
         self.polled_later = true;
     }
 
-    /// Records that a filter forbids io_getevents(2), so that no thread can sleep in it.
+    /// Records that a seccomp filter forbids io_getevents(2), so that no thread can sleep in it.
     pub fn forbid_waiter(&mut self) {
         self.forbids_waiter = true;
     }

@@ -34,8 +34,8 @@ const LONGEST_WAIT_NS: Nanoseconds = 10_000_000_000;
 /// block. Such a request may wait for something that the program does later.
 const LONGEST_WAIT_FOR_BLOCKING_NS: Nanoseconds = 20_000_000;
 
-/// `usring run --order` counts the time limit of a request that it holds back in this many parts.
-/// If the process is stopped (SIGSTOP), however long, only one part counts as passed.
+/// Number of equal parts in which `usring run --order` counts the time limit of a request that it
+/// holds back. However long the process is stopped (SIGSTOP), only one part counts as passed.
 pub(crate) const LIMIT_PARTS: u32 = 5;
 
 /// The state of `usring run --order` for one ring.

@@ -85,8 +85,8 @@ pub(crate) struct PollTable {
     free: Vec<u32>,
     numbers: Vec<Number>,
     waiting: u32,
-    /// Slots with a runnable request. The request may have been removed since its slot was queued
-    /// here.
+    /// Slots with a runnable request: it is due for its next time slice. The request may have been
+    /// removed since its slot was queued here.
     runnable: VecDeque<Tag>,
     /// Number of slots taken from `runnable` so far.
     slices_begun: u32,
@@ -509,9 +509,9 @@ impl PollTable {
         }
     }
 
-    /// Makes a multishot wait again in the slot from which the current round has taken it, behind
-    /// the slot's other requests. `slice`: `Runnable` if the slot is still in the queue `runnable`
-    /// for this request.
+    /// Makes a multishot, which the handling of an event has taken out of its slot, wait in the
+    /// slot again, behind the slot's other requests. `slice`: `Runnable` if the slot is still in
+    /// the queue `runnable` for this request.
     #[inline]
     pub fn waits_on(&mut self, tag: Tag, request: RequestEntry, slice: TimeSlice) {
         let index = width::low(tag) as usize;

@@ -412,7 +412,7 @@ impl GroupsState {
 /// The groups of a ring's requests and personalities.
 #[derive(Default)]
 pub(crate) struct RingRights {
-    /// The groups of the ring's requests, each with the number of its requests.
+    /// The groups of the ring's requests, and how many of the requests each group has.
     held: BTreeMap<GroupNumber, (Arc<Group>, u64)>,
     /// Registered personalities, by their numbers on this ring.
     personalities: BTreeMap<u16, Arc<Group>>,

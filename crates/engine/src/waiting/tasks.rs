@@ -192,8 +192,8 @@ impl Tasks {
     pub fn start_worker(&'static self, life: Action, spawn_failed: Action) {
         let preparation = &self.preparation;
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
-        // The worker itself reports that it has started. By then, the generation of its credentials
-        // is fixed.
+        // The worker reports its start from its own thread: by then it has its credentials, so a
+        // thread may change the credentials of the program.
         let life = move || (preparation.end_spawn(), life()).1;
         let spawn_failed = move || (preparation.end_spawn(), spawn_failed()).1;
         self.start_thread("iou-wrk", Credentials::OfSpawn, Box::new(life), Box::new(spawn_failed));

@@ -9,7 +9,7 @@ use alloc::collections::VecDeque;
 
 pub(crate) struct Waiter {
     pub request: RequestEntry,
-    /// The slot's number of rounds (`Slot::round`) when the request began to wait.
+    /// Value of `Slot::round` (the slot's number of events) when the request began to wait.
     pub round: u32,
     pub purpose: Purpose,
     pub slice: TimeSlice,
