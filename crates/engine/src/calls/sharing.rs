@@ -84,8 +84,8 @@ impl Ring {
         stays
     }
 
-    /// Returns whether a ring that this process has left needs this process: for requests, or for
-    /// its SQ thread.
+    /// Returns whether a ring that this process has left still needs this process: requests of this
+    /// process have not completed, or the ring's SQ thread belongs to this process.
     fn is_needed(self: &Arc<Self>) -> bool {
         if self.sq_thread.is_own() {
             return true;

@@ -172,8 +172,8 @@ fn drain(locked: &LockedRing) {
     let announced = || readiness.announced.load(Ordering::SeqCst) && has_announced_work(locked);
     if locked.queues.cq.ready() == 0 && !locked.queues.cq.has_overflow() && ring.task_work.is_empty() && !announced() {
         readiness.unsignal(ring.is_shared());
-        // Threads announce work without the ring's lock, so one may have announced work between the
-        // check and `unsignal`.
+        // Threads announce work without the ring's lock. So a thread may have announced work
+        // between the check above and `unsignal`.
         if announced() || !ring.task_work.is_empty() {
             readiness.signal();
         }

@@ -119,7 +119,8 @@ fn prefetch(locked: &LockedRing, events: &[Event]) {
 }
 
 fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
-    // The requests that waited for this file may all have been cancelled.
+    // The requests that waited for this file may all have been cancelled. The event is then
+    // ignored.
     if !locked.waiting.polls.begin_round(tag) {
         return;
     }

@@ -63,7 +63,7 @@ impl LastThread {
 
     /// Called at intervals. If the first thread of the process has ended, finds the next thread to
     /// watch, or ends the process if there is none. `set`: the ring watcher's epoll set. `event`:
-    /// the event data there for the descriptor of the thread found.
+    /// the event data in that set for the descriptor of the thread found.
     pub fn check(&mut self, set: &Epoll, event: u64) {
         match *self {
             LastThread::First => {

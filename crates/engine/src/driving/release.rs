@@ -1,4 +1,4 @@
-//! Finishes a driver's batch, and releases the ring's lock ([`Exit`]).
+//! Finishes a driver's batch, and releases the ring's lock in one of the ways that [`Exit`] lists.
 
 use crate::completion::complete;
 use crate::driving::{batch, deferred_submit, expiry, ring_watcher, task_work};
@@ -77,7 +77,7 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Moves the backlog into the CQ, as far as the program has made room.
+    /// Moves the backlog into the CQ, as far as the CQ has room.
     pub fn flush_overflow(&mut self) {
         if self.queues.cq.has_overflow() && self.queues.cq.flush_overflow() {
             self.notify_published();

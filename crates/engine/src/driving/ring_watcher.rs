@@ -163,8 +163,8 @@ impl Watcher {
     }
 }
 
-/// Runs the mailbox's tasks. Also handles rings that have become shared, and changes of
-/// credentials.
+/// Runs the tasks that other threads have put into the mailbox. Also handles rings that have become
+/// shared, and changes of credentials.
 fn run_tasks(mailbox: &Mailbox) {
     mailbox.drain();
     if tasks().take_change() {

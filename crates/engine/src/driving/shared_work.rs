@@ -32,7 +32,7 @@ pub(crate) fn check(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Makes the change that another process asks for, and answers.
+/// Makes the change that another process asks for, and stores the answer.
 fn make_requested_change(locked: &mut LockedRing) {
     let slot = locked.ring.control.change_slot(locked.ring.process_number());
     let Some(words) = slot.requested_change() else { return };

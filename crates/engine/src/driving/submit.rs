@@ -75,8 +75,8 @@ fn submit_batch<const BY_GROUP: bool, const COMMITS_EACH: bool>(locked: &mut Loc
     let recorded_batch = if BY_GROUP || COMMITS_EACH { recording::begin_batch() } else { 0 };
     for _ in 0..available {
         let Some(mut request) = locked.queues.pool.take() else { break };
-        // `next_into` skips and counts an SQ array index that is out of range. The batch ends at
-        // such an index, as in the kernel.
+        // `next_into` skips an SQ array index that is out of range, and counts the entry as
+        // dropped. As in the kernel, the batch ends at such an index.
         let Some(Ok(())) = locked.queues.sq.next_into(&mut request.sqe) else {
             locked.queues.pool.give_back(request);
             break;
@@ -141,7 +141,7 @@ fn submit_one<const BY_GROUP: bool, const COMMITS_EACH: bool>(
     } else if accepted {
         start::start(locked, request, row);
     } else {
-        // A refused request gets its CQE at once, even behind a drain.
+        // A refused request gets its CQE at once, even while a drain holds other requests back.
         locked.queues.drain.refuse();
         issue::issue(locked, request);
     }

@@ -1,4 +1,4 @@
-//! EPOLL_CTL: changes one of the program's own epoll sets. A libuv that uses a ring makes all
+//! EPOLL_CTL: changes one of the program's own epoll sets. If libuv uses a ring, it makes all
 //! changes of its epoll sets by this opcode.
 
 use crate::completion::readiness;

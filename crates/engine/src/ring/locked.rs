@@ -1,4 +1,4 @@
-//! A ring whose lock a thread holds: acquires the lock, and releases it.
+//! How a thread acquires a ring's lock, and how it releases the lock.
 //!
 //! - [`LockedRing`] is the proof that the thread is the ring's driver. It dereferences to
 //!   [`RingState`].

@@ -158,8 +158,8 @@ impl Drain {
         self.state = if is_active { ACTIVE } else { 0 };
     }
 
-    /// Takes over the state of a shared ring. `is_draining`: the ring drains because of a request
-    /// of any process. `refuses`: a process has made the ring refuse drains.
+    /// Adopts the state of a shared ring's drains. `is_draining`: the ring drains because of a
+    /// request of any process. `refuses`: a process has made the ring refuse drains.
     pub fn follow(&mut self, is_draining: bool, refuses: bool) {
         let is_active = is_draining || self.has_deferred() || self.has_refused();
         self.state = self.state & HOLD_NEXT | if is_active { ACTIVE } else { 0 };

@@ -65,8 +65,8 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     outcome
 }
 
-/// Asks the rules of `usring run --inject` about a request whose issue path is known now. It was
-/// done inline, or it is about to wait for its file or for a worker.
+/// Asks the rules of `usring run --inject` about a request whose issue path is known now. The
+/// request was done inline, or it is about to wait for its file or for a worker.
 fn ask_for_issue_path(locked: &mut LockedRing, request: &mut Request, issue_path: IssuePath) {
     let has_order = request.fault.as_ref().is_some_and(|pending| pending.is_ordered);
     if request.fault.is_some() && !has_order || !unusual::has(Unusual::Faults) {

@@ -32,8 +32,8 @@ pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
     notify(locked, request, |_| true);
 }
 
-/// Notifies of a submission only the observers that want the steps of requests. The request is one
-/// of an AIO context, or it was refused. Called before the request is tried.
+/// Notifies of a submission only the observers that want the steps of requests. Called for a
+/// request of an AIO context, or for a refused request, before the request is tried.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted_for_steps(locked: &LockedRing, request: &mut Request) {

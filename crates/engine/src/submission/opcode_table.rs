@@ -22,8 +22,8 @@ use usring_uapi::opcode::{self, COUNT};
 type Prepare = fn(&mut LockedRing, &mut Request) -> Result<(), Errno>;
 /// Tries the request without blocking, under the ring's lock.
 pub(super) type Issue = fn(&mut LockedRing, &mut Request) -> IssueOutcome;
-/// Runs under the ring's lock after a worker has run the request, and completes the work. Gets the
-/// worker's result, and returns the result of the CQE.
+/// Runs under the ring's lock after a worker has run the request: takes the steps that need the
+/// ring. Gets the worker's result, and returns the result of the CQE.
 type Finish = fn(&mut LockedRing, &mut Request, i32) -> i32;
 
 /// An opcode's functions and properties.

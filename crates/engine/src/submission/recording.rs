@@ -21,7 +21,8 @@ pub(crate) fn begin_batch() -> u64 {
     if unusual::has(Unusual::Recording) { requests::submit_batch() } else { 0 }
 }
 
-/// Returns the request's number and batch, if its calls are recorded.
+/// Returns the request's number and its batch's number in the recording; `None`: its calls are not
+/// recorded.
 fn recorded(request: &mut Request) -> Option<(u64, u64)> {
     let changes_files = match &request.operation {
         Operation::ReadWrite(transfer) => transfer.writes(),
