@@ -579,7 +579,7 @@ pub fn install_one(filter: &Assembler) -> Result<(), Errno> {
     let arguments = [SECCOMP_SET_MODE_FILTER, flags, &raw const program as u64, 0, 0];
     match SystemCall::new(linux::__NR_seccomp, arguments).run()? {
         0 => Ok(()),
-        // The answer is the id of a thread for which the filter could not be installed.
+        // The kernel answers with the id of a thread for which the filter could not be installed.
         _ => Err(Errno::ESRCH),
     }
 }

@@ -31,7 +31,8 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
 
 const BUFFER_LENGTH: usize = 6000;
 
-/// Returns `bytes` after a copy from one part of it to another, without the tested routine.
+/// Returns what `bytes` must hold after a copy from one part of it to another. Does not use the
+/// routines that are tested.
 fn copied(bytes: &[u8], to: usize, from: usize, count: usize) -> Vec<u8> {
     let moved: Vec<u8> = bytes.iter().skip(from).take(count).copied().collect();
     let place = |index: usize| index.checked_sub(to).and_then(|at| moved.get(at)).copied();

@@ -324,7 +324,7 @@ static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
 /// Replaces libc's `syscall`. The calls of io_uring and libaio go straight to the engine. So does
 /// prlimit64 if usring has raised the limit of open files. For any other call, `before_call` checks
-/// whether it is a poll call.
+/// whether it polls descriptors (poll(2), epoll_wait(2) and the like).
 ///
 /// # Safety
 /// The requirements are those of libc's function.

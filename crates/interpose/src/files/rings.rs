@@ -80,7 +80,8 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
         by_number = find(width::int(descriptor))?;
         &*by_number
     };
-    // The call may unregister `file`. So the ring is cloned now for a tracer, which gets it later.
+    // The call may unregister `file`. So a reference to the ring is taken now, for a tracer that
+    // gets the ring after the call.
     let probed = unusual::is_probed().then(|| file.ring.clone());
     let answer = if opcode == op::IORING_REGISTER_RING_FDS as u32 {
         registered::register(argument, count)

@@ -266,8 +266,8 @@ fn measure<'a>(array: u64, own_variables: &OwnVariables, mut runtime: &'a [u8]) 
     // byte for the colon before the library. The runtime also has a variable of its own. The 3
     // bytes are a colon after the runtime in each LD_PRELOAD, and the NUL of that variable.
     let bytes = own + 2 * own_variables.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
-    // The four more pointers are for LD_PRELOAD, the runtime's variable, the padding, and the null
-    // at the end.
+    // The 4 pointers are for LD_PRELOAD, the runtime's variable, the padding, and the null at the
+    // end.
     let variables = given + own_variables.variables.len() + 4;
     Ok(Size { given, variables, bytes, runtime, preloads, present })
 }
