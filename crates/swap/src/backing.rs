@@ -58,7 +58,7 @@ pub enum Refusal {
     KeepsNothing,
     /// The store is swap space of the kernel.
     KernelSwap,
-    /// The store holds data that usring did not write, at this offset.
+    /// At this offset, the store holds data that usring did not write.
     HoldsData(u64),
     /// The store has fewer bytes than are needed.
     TooSmall {
