@@ -509,9 +509,9 @@ impl PollTable {
         }
     }
 
-    /// Makes a multishot that the driver has taken out of its slot, and tried, wait in the slot
-    /// again, behind the slot's other requests. `slice`: `Runnable` if the slot is still in the
-    /// queue `runnable` for this request.
+    /// Makes a multishot that the driver has taken out of its slot wait in the slot again, behind
+    /// the slot's other requests. `slice`: `Runnable` if the slot is still in the queue `runnable`
+    /// for this request.
     #[inline]
     pub fn waits_on(&mut self, tag: Tag, request: RequestEntry, slice: TimeSlice) {
         let index = width::low(tag) as usize;
