@@ -194,10 +194,10 @@ impl Ring {
         }
     }
 
-    /// On a ring that defers task work, retries the runnable requests. (A runnable request has
-    /// stopped at the end of its time slice, although its file may still be ready.) `wanted`: the
-    /// number of completions that the owner waits for. The kernel does so at the end of a
-    /// submission and at the beginning of a wait.
+    /// On a ring that defers task work, retries the runnable requests. Such a request has stopped
+    /// at the end of its time slice (`fast_poll::SLICE` results), although its file may still be
+    /// ready. The kernel does so at the end of a submission and at the beginning of a wait.
+    /// `wanted`: the number of completions that the owner waits for.
     #[inline]
     fn run_deferred_runnable(&self, locked: &mut LockedRing, wanted: u32) {
         if locked.waiting.polls.has_runnable() && self.defers_task_work() {

@@ -168,8 +168,8 @@ fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
 }
 
 /// Queues a request that may start now (a [`Successor`]). Before the driver starts it, the driver
-/// retries the runnable requests whose retry is already due, and starts the requests that were
-/// queued earlier.
+/// retries the requests whose retry was due earlier, and starts the requests that were queued
+/// earlier.
 fn queue_successor(locked: &mut LockedRing, request: RequestEntry) {
     let slices_before = Some(locked.waiting.polls.slices_due());
     locked.queues.successors.push_back(Successor { request, slices_before });

@@ -1,7 +1,7 @@
 //! Decides when to ask a ring's epoll set for ready files. Also retries some requests without an
 //! event: multishots whose files are expected to be ready, and runnable requests. A runnable
-//! request has stopped at the end of its time slice, although its file may hold more. `fire`
-//! handles the events.
+//! request has stopped at the end of its time slice (`fast_poll::SLICE` results), although its file
+//! may hold more. `fire` handles the events.
 
 use crate::driving::batch;
 use crate::driving::fire::{EVENTS, call, fire_all, run_slice, run_slices_up_to};
@@ -12,8 +12,8 @@ use usring_sys::width;
 
 /// Asks the epoll set, without waiting, which of its files are ready, and retries or completes the
 /// requests that wait for these files. If the ring has a leader (a waiter that sleeps on the set),
-/// this function takes no events, and only tries runnable requests. The events are left to the
-/// leader, because any of them may be the one that ends its sleep.
+/// leaves the events to the leader: any of them may be the one that ends its sleep. This function
+/// then only tries runnable requests, which are due for an attempt without an event.
 pub(crate) fn poll(locked: &mut LockedRing) {
     poll_for(locked, 1);
 }
@@ -78,7 +78,8 @@ impl DueSlices {
     }
 }
 
-/// Tries the runnable requests that are due. `fired`: the number of events just handled.
+/// Tries the runnable requests (those due for an attempt without an event). `fired`: the number of
+/// events just handled.
 #[inline]
 fn run_due(locked: &mut LockedRing, due: DueSlices, fired: usize, wanted: u32) {
     if locked.ring.defers_task_work() {
@@ -107,8 +108,8 @@ fn run_deferred_slices(locked: &mut LockedRing, due: DueSlices, mut attempts: us
     }
 }
 
-/// Tries each runnable request once. A runnable request has used up its time slice while its file
-/// may still be ready.
+/// Tries each runnable request once. A runnable request has used up its time slice
+/// (`fast_poll::SLICE` results) while its file may still be ready.
 #[inline]
 pub(crate) fn run_runnable(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() {
@@ -147,10 +148,10 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Tries runnable requests before this thread returns to the program. The kernel tries them until
-/// no request is runnable. Here the number of attempts is bounded, because a peer that keeps
-/// sending must not keep the program's thread. Does nothing on a ring that defers task work: its
-/// owner continues the requests in its next io_uring_enter(2).
+/// Tries runnable requests (those due for an attempt without an event) before this thread returns
+/// to the program. The kernel tries them until no request is runnable. Here the number of attempts
+/// is bounded, because a peer that keeps sending must not keep the program's thread. Does nothing
+/// on a ring that defers task work: its owner continues the requests in its next io_uring_enter(2).
 #[inline(always)]
 pub(crate) fn run_runnable_briefly(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {

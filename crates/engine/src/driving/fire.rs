@@ -19,8 +19,9 @@ use usring_sys::unusual::{self, Unusual};
 pub(crate) const EVENTS: usize = 32;
 
 /// Handles the events of the ring's epoll set, just before the next requests of chains start. Does
-/// so only if a request is runnable, or if a request waits and the set may report its file. Starts
-/// no request of a chain. As in the kernel, this has three effects:
+/// so only if a request is runnable (due for an attempt without an event), or if a request waits
+/// and the set may report its file. Starts no request of a chain. As in the kernel, this has three
+/// effects:
 ///
 /// - A new poll reports only the events from before the chains' next requests start. The effects of
 ///   those requests cause the poll's next event.

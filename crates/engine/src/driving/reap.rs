@@ -1,5 +1,5 @@
-//! The completions of devices: polls the ring's channels to the devices, completes the requests
-//! that the devices have carried out, and arms the devices' interrupts.
+//! The completions of devices: polls the ring's channels (its queue pairs on the devices),
+//! completes the requests that the devices have carried out, and arms the devices' interrupts.
 
 use crate::completion::complete;
 use crate::op::block_device;
@@ -43,9 +43,10 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
     !completions.as_slice().is_empty() && complete_found(locked, index)
 }
 
-/// Completes the requests that a poll of the channel has reported as done, or passes them to a
-/// worker if the device could not carry them out. If the poll filled the buffer for completions,
-/// this function polls again. Returns `true`, the result of [`reap_one`].
+/// Completes the requests that a poll of the channel (the ring's queue pair on a device) has
+/// reported as done. Passes them to a worker instead if the device could not carry them out. If the
+/// poll filled the buffer for completions, this function polls again. Returns `true`, the result of
+/// [`reap_one`].
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     let mut completions = core::mem::take(&mut locked.devices.queues.completions);

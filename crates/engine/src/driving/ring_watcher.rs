@@ -236,8 +236,8 @@ fn take_over_waits(locked: &mut LockedRing) {
     }
     watch(locked);
     if locked.waiting.polls.has_runnable() {
-        // The thread that watches the ring's epoll set is woken, because it continues the runnable
-        // requests.
+        // The thread that watches the ring's epoll set is woken, because it continues the requests
+        // that are due for an attempt without an event.
         ring.wakers.wake_watcher();
     }
 }

@@ -163,8 +163,8 @@ fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> I
     transfer.would_block()
 }
 
-/// Returns whether a multishot has received as many bytes as one time slice allows: the length in
-/// its SQE.
+/// Returns whether a multishot has received as many bytes as it may receive before other requests
+/// continue: the length in its SQE.
 fn has_had_its_share(transfer: &SendReceive, bytes: u64) -> bool {
     transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
@@ -198,9 +198,9 @@ struct Bundle {
     failed: bool,
 }
 
-/// Receives one bundle. If the number of waiting bytes is unknown, receives into one buffer first,
-/// and then the remaining bytes into as many buffers as they need. `is_reported`: the receive
-/// before this one has found out the number of waiting bytes.
+/// Receives one bundle. If nothing limits its length, receives into one buffer first, and then the
+/// bytes that wait in the socket into as many buffers as they need. `is_reported`: the receive
+/// before this one has found out how many bytes wait.
 fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: bool) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;

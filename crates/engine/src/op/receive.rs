@@ -340,9 +340,8 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
     None
 }
 
-/// Returns the outcome of a request that found no buffer, after `given` receives in this time
-/// slice. If another request has received the data that the event reported, the request waits
-/// again.
+/// Returns the outcome of a request that found no buffer, after `given` receives in this attempt.
+/// If another request has received the data that the event reported, the request waits again.
 pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> IssueOutcome {
     let gone = || epoll::poll_now(request.file.number, epoll::IN | epoll::PRI) == Ok(0);
     if error == Errno::ENOBUFS && given == 0 && request.poll_slot != 0 && gone() {

@@ -68,7 +68,7 @@ pub(crate) struct Deadline {
     pub completions: u32,
     /// Nanoseconds after which a multishot timeout expires again; 0 for any other timeout.
     pub repeat_every: Nanoseconds,
-    /// Number of expiries of a multishot timeout (0: no limit).
+    /// Remaining number of expiries of a multishot timeout (0: no limit).
     pub repeats: u32,
     /// Expiry counts as success and breaks no link (ETIME_SUCCESS).
     pub expiry_succeeds: bool,

@@ -59,6 +59,7 @@ impl IssueOutcome {
     }
 }
 
-/// Index of one of the ring's channels to devices (`waiting::device_queues`).
+/// Index of one of the ring's channels, which are its queue pairs on devices
+/// (`waiting::device_queues`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChannelIndex(pub u32);

@@ -238,8 +238,8 @@ impl SendReceive {
         IssueOutcome::WouldBlock
     }
 
-    /// Returns the outcome of a transfer that has used up its time slice. With MSG_DONTWAIT, the
-    /// transfer completes as if the socket were empty.
+    /// Returns the outcome of a transfer that has used up its time slice (`fast_poll::SLICE`
+    /// results). With MSG_DONTWAIT, the transfer completes as if the socket were empty.
     pub fn yields(&self) -> IssueOutcome {
         match self.would_block() {
             IssueOutcome::WouldBlock => IssueOutcome::Yield,
