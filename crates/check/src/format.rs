@@ -1,6 +1,7 @@
 //! The file of findings: a sequence of records, which processes append and the launcher reads.
 
 use crate::stack::Registers;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_sys::width;
 
@@ -34,10 +35,16 @@ pub enum Kind {
     /// Perhaps a [`Kind::DeadFrame`]. The launcher compares the two call stacks of the finding, and
     /// drops the finding unless the memory's stack frame has certainly ended.
     PerhapsDeadFrame,
+    /// A request was submitted with memory that the program must not use. AddressSanitizer says
+    /// that the memory was freed, or lies outside of any object.
+    BadMemory,
+    /// The program used memory into which a request in flight reads, and AddressSanitizer has
+    /// reported the access.
+    Touched,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 10] = [
+    pub const ALL: [Kind; 12] = [
         Kind::Changed,
         Kind::Freed,
         Kind::Unmapped,
@@ -48,6 +55,8 @@ impl Kind {
         Kind::Leaked,
         Kind::BrokenLink,
         Kind::PerhapsDeadFrame,
+        Kind::BadMemory,
+        Kind::Touched,
     ];
 
     fn of(number: u64) -> Option<Kind> {
@@ -60,6 +69,29 @@ impl Kind {
 pub struct CopiedStack {
     pub registers: Registers,
     pub bytes: Vec<u8>,
+}
+
+/// A byte of a request's memory that the program must not use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadByte {
+    /// Distance from the start of the memory.
+    pub offset: u64,
+    /// The byte of AddressSanitizer's shadow memory that describes this byte. It is not 0.
+    pub shadow: u8,
+}
+
+impl BadByte {
+    /// Value of `shadow` for memory that free(3) has freed.
+    pub const FREED: u8 = 0xfd;
+
+    fn word(self) -> u64 {
+        self.offset << 8 | u64::from(self.shadow)
+    }
+
+    fn of(word: u64) -> Option<BadByte> {
+        let shadow = width::byte(word & 0xff);
+        (shadow != 0).then_some(BadByte { offset: word >> 8, shadow })
+    }
 }
 
 /// A finding.
@@ -84,6 +116,11 @@ pub struct Finding {
     pub key: u64,
     pub submission: CopiedStack,
     pub misdeed: CopiedStack,
+    /// The byte for which a [`Kind::BadMemory`] was found.
+    pub bad: Option<BadByte>,
+    /// The stack that AddressSanitizer recorded when the memory of a [`Kind::BadMemory`] was freed,
+    /// or else allocated. Eight bytes for each return address, the innermost first.
+    pub recorded: Vec<u8>,
     /// The lines of /proc/PID/maps for mappings that hold code.
     pub maps: Vec<u8>,
     /// Path of the program.
@@ -93,7 +130,7 @@ pub struct Finding {
 /// One record of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    Finding(Finding),
+    Finding(Box<Finding>),
     /// How often `process` has made the finding `key` so far.
     Again {
         process: u32,
@@ -111,11 +148,11 @@ const AGAIN: u64 = u64::MAX;
 
 impl Record {
     pub fn encode(&self) -> Vec<u8> {
-        let (words, blobs): ([u64; HEAD - 2], [&[u8]; 4]) = match self {
+        let (words, blobs): ([u64; HEAD - 2], [&[u8]; 5]) = match self {
             Record::Again { process, key, count } => {
                 let mut words = [0; HEAD - 2];
                 words[..4].copy_from_slice(&[AGAIN, u64::from(*process), *key, *count]);
-                (words, [&[]; 4])
+                (words, [&[]; 5])
             }
             Record::Finding(finding) => (finding.words(), finding.blobs()),
         };
@@ -147,7 +184,7 @@ impl Record {
         if words[0] == AGAIN {
             return Some(Record::Again { process: width::low(words[1]), key: words[2], count: words[3] });
         }
-        Finding::of(&words, blobs).map(Record::Finding)
+        Finding::of(&words, blobs).map(|finding| Record::Finding(Box::new(finding)))
     }
 }
 
@@ -176,13 +213,13 @@ impl Finding {
             misdeed.bytes.len() as u64,
             self.maps.len() as u64,
             self.program.len() as u64,
-            0,
-            0,
+            self.bad.map_or(0, BadByte::word),
+            self.recorded.len() as u64,
         ]
     }
 
-    fn blobs(&self) -> [&[u8]; 4] {
-        [&self.submission.bytes, &self.misdeed.bytes, &self.maps, &self.program]
+    fn blobs(&self) -> [&[u8]; 5] {
+        [&self.submission.bytes, &self.misdeed.bytes, &self.maps, &self.program, &self.recorded]
     }
 
     fn of(words: &[u64; HEAD - 2], mut blobs: &[u8]) -> Option<Finding> {
@@ -208,6 +245,8 @@ impl Finding {
             misdeed: CopiedStack { registers: registers(14), bytes: blob(words[17])? },
             maps: blob(words[18])?,
             program: blob(words[19])?,
+            bad: BadByte::of(words[20]),
+            recorded: blob(words[21])?,
         })
     }
 }

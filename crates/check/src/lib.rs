@@ -7,6 +7,7 @@
 //! | `memory` | checksums of memory, and whether a buffer's stack frame still exists |
 //! | `chains` | chains that a short transfer broke |
 //! | `stack` | copies of a thread's stack, from which the launcher finds the callers |
+//! | `shadow` | AddressSanitizer's shadow memory, in programs that have it |
 //! | `log`, `format` | findings in a file that the launcher reads |
 //!
 //! A finding must be real. Where the checker cannot tell a mistake from an intention, it stays
@@ -23,6 +24,7 @@ pub mod format;
 mod log;
 mod memory;
 mod requests;
+pub mod shadow;
 mod stack;
 mod watch;
 
@@ -30,5 +32,5 @@ pub use log::{Mode, start};
 pub use stack::Registers;
 pub use watch::{
     IN_FLIGHT, OBSERVER, begin_call, closes_descriptor, end_call, ends_process, has_memory_in_flight, is_in_flight,
-    releases,
+    releases, touched,
 };

@@ -1,6 +1,6 @@
 //! Findings in the file that the launcher reads.
 
-use crate::format::{CopiedStack, Finding, Kind, Record};
+use crate::format::{BadByte, CopiedStack, Finding, Kind, Record};
 use crate::requests::InFlight;
 use crate::stack::Stack;
 use alloc::borrow::ToOwned;
@@ -77,6 +77,9 @@ pub(crate) struct Found<'a> {
     pub memory: IoVector,
     /// The call that is the misuse, or in which the misuse was noticed.
     pub misdeed: Option<&'a Stack>,
+    pub bad: Option<BadByte>,
+    /// A stack that AddressSanitizer has recorded ([`Finding::recorded`]).
+    pub recorded: &'a [u8],
 }
 
 impl Findings {
@@ -93,7 +96,7 @@ impl Findings {
         *count += 1;
         let process = process();
         if is_new {
-            append(&Record::Finding(finding(found, key, process)));
+            append(&Record::Finding(Box::new(finding(found, key, process))));
         } else if count.is_power_of_two() {
             append(&Record::Again { process, key, count: *count });
         }
@@ -148,6 +151,8 @@ fn finding(found: &Found, key: u64, process: u32) -> Finding {
         key,
         submission,
         misdeed,
+        bad: found.bad,
+        recorded: found.recorded.to_vec(),
         maps: maps(),
         program: program(),
     }

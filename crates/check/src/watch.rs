@@ -7,6 +7,7 @@ use crate::format::Kind;
 use crate::log::{Findings, Found};
 use crate::memory::{self, Frame, ReturnSlot};
 use crate::requests::{Access, InFlight, Requests};
+use crate::shadow;
 use crate::stack::{Registers, Stack};
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -111,10 +112,12 @@ fn submitted(submitted: &Submitted) {
         held_back: submitted.held_back,
         chain: if submitted.is_linked { state.last_chain } else { 0 },
         closed: None,
+        poisoned: Vec::new(),
         is_reported: false,
     };
     request.slot = request.submission.as_ref().and_then(|stack| ReturnSlot::above(request.memory.first()?, &stack.0));
     state.begin_checksum(&mut request);
+    state.judge_memory(&mut request);
     state.requests.in_flight.insert(submitted.request, request);
     state.count();
 }
@@ -124,6 +127,7 @@ fn completed(completed: &Completed) {
     state.requests.forget_consumed(completed.request.ring, completed.consumed);
     let Some(mut request) = state.requests.in_flight.remove(&completed.request) else { return };
     state.count();
+    state.end_poison(&request);
     state.judge_changed(&mut request, completed.result);
     state.judge_closed(&request, completed.result);
     if completed.breaks_chain {
@@ -143,6 +147,7 @@ fn closed(closed: &Closed) {
     let mut state = state();
     let (in_flight, done) = state.requests.take_ring(closed.ring, closed.consumed, closed.tail);
     state.count();
+    in_flight.iter().for_each(|request| state.end_poison(request));
     for request in in_flight.iter().filter(|request| request.has_effect()) {
         state.add(Kind::Leaked, request, 0, request.first_member(), None);
     }
@@ -170,6 +175,16 @@ pub fn releases(start: u64, length: u64, kind: Kind, registers: Registers) {
     for (request, member) in found {
         state.add(kind, &request, 0, member, Some(&stack));
     }
+}
+
+/// Notes that the program has used memory that AddressSanitizer reports. A request in flight may
+/// read into that memory.
+pub fn touched(address: u64, registers: Registers) {
+    let mut state = state();
+    let is_target = |request: &&InFlight| !request.poisoned.is_empty() && request.member_in(address, 1).is_some();
+    let Some(request) = state.requests.in_flight.values().find(is_target).cloned() else { return };
+    let member = request.member_in(address, 1).unwrap_or_default();
+    state.add(Kind::Touched, &request, 0, member, Some(&Stack::copy(registers)));
 }
 
 /// Notes that the program closes a descriptor.
@@ -206,7 +221,43 @@ impl State {
     }
 
     fn add(&mut self, kind: Kind, request: &InFlight, result: i32, memory: IoVector, misdeed: Option<&Stack>) {
-        self.findings.add(&Found { kind, request, result, memory, misdeed });
+        self.findings.add(&Found { kind, request, result, memory, misdeed, bad: None, recorded: &[] });
+    }
+
+    /// Finds memory of a request that the program must not use, at the request's submission. If the
+    /// request reads into its memory, poisons the memory until the completion.
+    fn judge_memory(&mut self, request: &mut InFlight) {
+        if !shadow::is_on() || request.access == Access::None {
+            return;
+        }
+        let poisoned_until = |address: u64| {
+            let others = self.requests.in_flight.values().filter(|other| !other.poisoned.is_empty());
+            others.filter_map(|other| other.member_in(address, 1)).map(|it| it.base.saturating_add(it.length)).max()
+        };
+        let bad = request.memory.iter().find_map(|member| Some((*member, shadow::first_bad(member, poisoned_until)?)));
+        let Some((memory, bad)) = bad else {
+            if request.access == Access::Writes {
+                request.poisoned = request.memory.iter().filter_map(shadow::poison).collect();
+            }
+            return;
+        };
+        request.is_reported = true;
+        let is_of_program = request.submission.is_some();
+        let recorded = if is_of_program { shadow::recorded_stack(&memory, bad) } else { Vec::new() };
+        let (kind, misdeed) = (Kind::BadMemory, None);
+        self.findings.add(&Found { kind, request, result: 0, memory, misdeed, bad: Some(bad), recorded: &recorded });
+    }
+
+    /// Ends the poison of a request that is no longer in flight. Memory into which another request
+    /// reads, too, stays poisoned.
+    fn end_poison(&self, request: &InFlight) {
+        if request.poisoned.is_empty() {
+            return;
+        }
+        request.poisoned.iter().for_each(|entry| shadow::unpoison(*entry));
+        let others = self.requests.in_flight.values().filter(|other| !other.is_reported && !other.poisoned.is_empty());
+        let meets = |other: &&InFlight| request.memory.iter().any(|it| other.member_in(it.base, it.length).is_some());
+        others.filter(meets).for_each(|other| other.poisoned.iter().for_each(|entry| shadow::poison_again(*entry)));
     }
 
     /// Computes the checksum of the memory that `request` reads, unless another request in flight

@@ -4,7 +4,7 @@ use super::stacks::{Caller, Symbols};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::path::Path;
-use usring_check::format::{Finding, Kind, Record};
+use usring_check::format::{BadByte, Finding, Kind, Record};
 use usring_uapi::opcode::NAMES;
 
 /// A misuse, found one or more times.
@@ -12,6 +12,7 @@ struct Misuse {
     finding: Finding,
     submission: Vec<Caller>,
     misdeed: Vec<Caller>,
+    recorded: Vec<Caller>,
     count: u64,
 }
 
@@ -32,6 +33,8 @@ fn describe(kind: Kind) -> (&'static str, &'static str, &'static str) {
         Kind::BrokenLink => {
             ("broken-link", "a short transfer cancelled the rest of its chain, and it was not submitted again", "")
         }
+        Kind::BadMemory => ("bad-memory", "a request was submitted with memory that the program must not use", ""),
+        Kind::Touched => ("touched", "the program used memory into which a request in flight reads", "used at"),
     }
 }
 
@@ -68,7 +71,7 @@ fn misuses(mut bytes: &[u8], failed: Option<u32>) -> Vec<Misuse> {
                     continue;
                 }
                 places.insert((finding.process, finding.key), found.len());
-                found.push((finding, 1));
+                found.push((*finding, 1));
             }
             Record::Again { process, key, count } => {
                 if let Some(place) = places.get(&(process, key)) {
@@ -105,7 +108,8 @@ fn merge(found: Vec<(Finding, u64)>) -> Vec<Misuse> {
             }
             None => {
                 order.insert(key, misuses.len());
-                misuses.push(Misuse { finding, submission, misdeed, count });
+                let recorded = symbols.named(&finding.recorded, &finding.maps);
+                misuses.push(Misuse { finding, submission, misdeed, recorded, count });
             }
         }
     }
@@ -132,6 +136,9 @@ impl Misuse {
             let _ = write!(text, ", result {result}");
         }
         let _ = writeln!(text, ", process {process} ({program})");
+        if let Some(bad) = self.finding.bad {
+            let _ = writeln!(text, "  byte {} of this memory {}", bad.offset, condition(bad));
+        }
         if self.submission.is_empty() {
             let _ = writeln!(text, "  submitted by the ring's SQ thread");
         } else {
@@ -139,12 +146,34 @@ impl Misuse {
             let _ = writeln!(text, "  submitted {age:.3} ms before, at");
             write_callers(text, &self.submission);
         }
+        if !self.recorded.is_empty() {
+            let is_freed = self.finding.bad.is_some_and(|bad| bad.shadow == BadByte::FREED);
+            let _ = writeln!(text, "  {}", if is_freed { "freed at" } else { "allocated at" });
+            write_callers(text, &self.recorded);
+        }
         if !self.misdeed.is_empty() {
             let _ = writeln!(text, "  {place}");
             write_callers(text, &self.misdeed);
         } else if kind == Kind::Changed {
             let _ = writeln!(text, "  noticed when it completed");
         }
+    }
+}
+
+/// Returns in words what AddressSanitizer's shadow memory says of a byte. The values are those of
+/// its reports ("Shadow byte legend").
+fn condition(bad: BadByte) -> &'static str {
+    match bad.shadow {
+        BadByte::FREED => "was freed",
+        0x01..=0x07 => "is behind the end of its block or variable",
+        0xfa => "is outside of any block of malloc's",
+        0xf1..=0xf3 => "is outside of a local variable",
+        0xf5 => "belongs to a function that has returned",
+        0xf8 => "belongs to a local variable whose scope has ended",
+        0xf9 => "is outside of a global variable",
+        0xf7 => "was poisoned by the program",
+        0xfc => "is in a container, but behind its last element",
+        _ => "must not be used",
     }
 }
 

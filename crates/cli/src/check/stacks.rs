@@ -58,6 +58,23 @@ impl Symbols {
         callers
     }
 
+    /// Names the callers in a stack that a sanitizer has recorded, as return addresses of 8 bytes.
+    pub fn named(&mut self, recorded: &[u8], maps: &[u8]) -> Vec<Caller> {
+        let mapped = Mapped::all(maps);
+        let mut callers = Vec::new();
+        for address in recorded.as_chunks::<8>().0 {
+            // One byte less lies inside the call instruction, in the source line of the call.
+            let found = self.name(u64::from_le_bytes(*address).saturating_sub(1), &mapped);
+            let is_last = found.iter().any(|caller| caller.function == "main");
+            // The innermost function is the sanitizer's own, which replaces that of libc.
+            callers.extend(found.into_iter().filter(|caller| !caller.function.starts_with("__interceptor_")));
+            if is_last {
+                break;
+            }
+        }
+        callers
+    }
+
     /// Returns whether a stack frame has ended between two calls of its thread. The frame is the
     /// one that held `buffer` at the earlier call `then`. `now` is the later call. Returns `false`
     /// if the frame still exists, or if the copied stacks are too short to tell.

@@ -3,8 +3,10 @@
 //!
 //! - io_uring_enter, whose callers submit requests;
 //! - functions of libc that free or unmap memory, close files, or end the process ([`hooks`]);
+//! - errors that AddressSanitizer finds ([`asan`]);
 //! - the end of the process.
 
+mod asan;
 mod hooks;
 
 use crate::call::{Call, Outcome};
@@ -40,6 +42,7 @@ pub fn learn() -> Result<(), &'static str> {
     ON.store(true, Ordering::Relaxed);
     crate::faults::ask_for_each_call();
     hooks::install();
+    asan::learn();
     Ok(())
 }
 
@@ -64,6 +67,12 @@ fn registers_of(call: &Call) -> Registers {
     let (frame, instruction) = (word(0), word(8));
     let length = if call.return_address == 0 { FRAME_OF_FUNCTION } else { FRAME_OF_INSTRUCTION };
     Registers { instruction, stack: call.frame + length, frame }
+}
+
+/// Resets, in a forked child, what the checker has changed in the child's memory. Called at the
+/// child's beginning, before other code of the program runs there.
+pub fn begin_child() {
+    usring_check::shadow::forget_after_fork();
 }
 
 /// Notifies the checker that the process ends. Does nothing in a vfork child, which borrows its

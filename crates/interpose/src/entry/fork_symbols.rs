@@ -18,6 +18,7 @@
 //! first rewrites libc's execve and pthread_sigmask, which such a child calls. These two functions
 //! then need no trap.
 
+use crate::check;
 use crate::entry::patch;
 use crate::process::{self, ChildDescriptors};
 use crate::runtime::assembler::deliver_deferred;
@@ -80,6 +81,7 @@ pub unsafe extern "C" fn vfork() {
 /// descriptors, resets what the child has inherited. `shares_descriptors`: not 0 if the child was
 /// made with CLONE_FILES.
 extern "C" fn begin(shares_descriptors: u32) {
+    check::begin_child();
     if descriptor::has_private() {
         process::begin_child(if shares_descriptors == 0 { ChildDescriptors::Own } else { ChildDescriptors::Shared });
     }

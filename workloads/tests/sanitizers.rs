@@ -1,0 +1,105 @@
+//! Tests of `usring run --check` in programs that are built with sanitizers: planted bugs and their
+//! fixed twins (`programs/sanitized.c`).
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+use workloads::harness::{Finished, LIBURING, Stage, World, require};
+
+/// Time limit that ends a program that hangs.
+const LIMIT: Duration = Duration::from_secs(120);
+
+const NOTHING: &str = "usring: --check found no misuse of the rings";
+
+/// Returns the number of the line in `programs/SOURCE` that has this comment.
+fn line_of(source: &str, comment: &str) -> usize {
+    let text = std::fs::read_to_string(Stage::script(source)).unwrap();
+    let has_comment = |line: &str| line.contains(&format!("/* {comment} */"));
+    text.lines().position(has_comment).unwrap_or_else(|| panic!("{comment}")) + 1
+}
+
+/// The path of the program `sanitized`, compiled on first use. Its stage is in a static, so the
+/// stage's folder is never removed.
+fn sanitized() -> &'static Path {
+    static PROGRAM: OnceLock<(Stage, PathBuf)> = OnceLock::new();
+    let compile = || {
+        require(&LIBURING);
+        let stage = Stage::new();
+        let flags = ["-g", "-luring", "-fsanitize=address", "-Wno-use-after-free"];
+        let program = stage.compile("sanitized.c", &flags);
+        (stage, program)
+    };
+    &PROGRAM.get_or_init(compile).1
+}
+
+fn run(words: &[&str]) -> Finished {
+    let stage = Stage::new();
+    let options = ["--check".to_owned()];
+    let run = stage.program_with(World::Denied, &options, sanitized()).limit(LIMIT);
+    run.current_dir(&stage.path("")).args(words).finish()
+}
+
+/// Checks that a report names exactly one misuse for a planted bug, and the marked lines of the
+/// program.
+#[track_caller]
+fn names(said: &str, bug: &str, misuse: &str, lines: &[&str]) {
+    assert!(said.contains("usring: --check found 1 misuse of the rings, once\n"), "{bug}: {said}");
+    let report = said.split_once(&format!("\n{misuse}: ")).unwrap_or_else(|| panic!("{bug}: {said}")).1;
+    for line in lines {
+        let place = format!("sanitized.c:{}\n", line_of("sanitized.c", &format!("{bug}: {line}")));
+        assert!(report.contains(&place), "{bug}: no {place} in {said}");
+    }
+}
+
+#[track_caller]
+fn is_not_accused(bug: &str) {
+    let finished = run(&[bug, "fixed"]).succeeded();
+    assert!(finished.stderr.contains(NOTHING), "{bug}: {}", finished.report());
+    assert!(!finished.stderr.contains("AddressSanitizer"), "{bug}: {}", finished.report());
+}
+
+#[test]
+fn memory_that_a_request_must_not_have_is_found_at_its_submission() {
+    let bugs = [
+        ("use-freed", "byte 0 of this memory was freed", &["submission", "recorded"][..]),
+        ("overrun", "byte 100 of this memory is behind the end of", &["submission", "recorded"]),
+        ("global-overrun", "byte 100 of this memory is behind the end of", &["submission"]),
+        ("local-overrun", "byte 100 of this memory is behind the end of", &["submission"]),
+    ];
+    for (bug, byte, lines) in bugs {
+        let said = run(&[bug]).succeeded().stderr;
+        names(&said, bug, "bad-memory", lines);
+        assert!(said.contains(byte), "{bug}: {said}");
+        is_not_accused(bug);
+    }
+}
+
+#[test]
+fn a_use_of_memory_into_which_a_request_reads_is_found_by_both_checkers() {
+    for bug in ["touched", "copied", "second-target"] {
+        let finished = run(&[bug]);
+        assert_eq!(finished.status.code(), Some(1), "{}", finished.report());
+        assert!(finished.stderr.contains("AddressSanitizer: use-after-poison"), "{}", finished.report());
+        names(&finished.stderr, bug, "touched", &["submission", "misdeed"]);
+        is_not_accused(bug);
+    }
+}
+
+#[test]
+fn memory_of_requests_that_are_no_longer_in_flight_is_the_programs() {
+    is_not_accused("allowed");
+}
+
+#[test]
+fn programs_that_use_rings_rightly_are_not_accused() {
+    require(&LIBURING);
+    for source in ["liburing_files.c", "liburing_waiting.c", "liburing_buffers.c", "liburing_sharing.c"] {
+        let stage = Stage::new();
+        let flags = ["-g", "-luring", "-Wno-maybe-uninitialized", "-fsanitize=address"];
+        let program = stage.compile(source, &flags);
+        let run = stage.program_with(World::Denied, &["--check".to_owned()], program).limit(LIMIT);
+        let finished = run.current_dir(&stage.path("")).finish().succeeded();
+        assert!(finished.stderr.contains(NOTHING), "{}", finished.report());
+        assert!(!finished.stderr.contains("AddressSanitizer"), "{}", finished.report());
+    }
+}
