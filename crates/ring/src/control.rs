@@ -3,6 +3,7 @@
 
 use crate::change_slot::{self, ChangeSlot};
 use core::sync::atomic::{AtomicU32, Ordering};
+use usring_sys::futex;
 use usring_sys::ordering::{Edge, Side};
 use usring_sys::shared::{SharedMemory, View};
 use usring_sys::sharing::SharingWord;
@@ -127,9 +128,20 @@ impl Control {
         self.maker.load(Ordering::Acquire) & TAKES_PART != 0
     }
 
-    /// Records that the process that made the ring has noticed that the ring is shared.
+    /// Records that the process that made the ring has noticed that the ring is shared. Wakes the
+    /// processes that wait for that.
     pub fn note_maker(&self) {
         self.maker.fetch_or(TAKES_PART, Ordering::Release);
+        futex::wake_shared(&self.maker, u32::MAX);
+    }
+
+    /// Sleeps for `span` nanoseconds at most until the process that made the ring has noticed that
+    /// the ring is shared.
+    pub fn await_maker(&self, span: u64) {
+        let word = self.maker.load(Ordering::Acquire);
+        if word & TAKES_PART == 0 {
+            let _ = futex::wait_shared(&self.maker, word, Some(span));
+        }
     }
 
     /// Notes that the process that made the ring has left it, and has no requests.

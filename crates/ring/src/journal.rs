@@ -17,6 +17,7 @@
 //! | none | is in flight | |
 //! | `TIMED` | is a timeout in flight | number of its timer ([`timers`]) |
 //! | `HELD` | is held back by an IO_DRAIN | its position in the order of held requests |
+//! | `LINKED` | was behind a timeout in its chain when the timeout began | slot of the next request of its chain, plus 1 |
 //! | `POSTED` | ends with a CQE that is being added to the CQ or to the backlog | index of that CQE |
 //!
 //! The slots in use lie before `top`, a word in front of the first slot.
@@ -39,7 +40,7 @@ pub use timers::JournalTimer;
 use crate::completion::CompletionQueue;
 use crate::layout::Layout;
 use alloc::vec::Vec;
-use timers::TIMED;
+use timers::{LINKED, TIMED};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 use usring_sys::width;
@@ -192,6 +193,12 @@ impl Journal {
         Some(JournalSlot(slot))
     }
 
+    /// Adds a request of this process that was submitted before the ring was shared, and is in
+    /// flight. `None`: the journal is full.
+    pub fn add_in_flight(&mut self, user_data: u64) -> Option<JournalSlot> {
+        self.add(user_data, 0, 0)
+    }
+
     /// Notes that the request has been taken from the SQ.
     pub fn confirm(&self, slot: JournalSlot) {
         self.set_owner(slot.0, self.own);
@@ -285,7 +292,7 @@ impl Journal {
     /// `user_data`.
     fn take_over(&mut self, slot: u32) -> (JournalSlot, u64) {
         let flag = self.owner(slot).1;
-        self.set_owner(slot, self.own | if flag == TIMED { TIMED } else { 0 });
+        self.set_owner(slot, self.own | if matches!(flag, TIMED | LINKED) { flag } else { 0 });
         self.journaled += 1;
         (JournalSlot(slot), self.user_data(slot))
     }
@@ -298,9 +305,11 @@ impl Journal {
         wanted: OrphanFilter,
         is_alive: impl Fn(u32) -> bool,
     ) -> Option<(JournalSlot, u64)> {
+        let behind_timeouts = self.behind_timeouts();
         let is_wanted = |slot: &u32| {
             let (owner, flag) = self.owner(*slot);
             owner != self.own
+                && !behind_timeouts.contains(slot)
                 && !matches!(flag, HELD | POSTED)
                 && (flag == TIMED || !wanted.is_timeout)
                 && wanted.user_data.is_none_or(|user_data| self.user_data(*slot) == user_data)
@@ -309,13 +318,28 @@ impl Journal {
         Some(self.take_over(found))
     }
 
-    /// Takes over the requests of each process that is not alive, except chains whose first request
-    /// an IO_DRAIN still holds back ([`Journal::take_held`] takes those). Frees the slots of
-    /// requests whose CQE is published. Returns the other slots, each with its `user_data`. For
-    /// each, the caller calls [`Journal::end`] and posts its CQE.
+    /// Returns whether a slot belongs to a process that is not alive.
+    pub fn has_orphans(&self, is_alive: impl Fn(u32) -> bool) -> bool {
+        let mut known: Vec<u32> = Vec::new();
+        self.used().any(|slot| {
+            let owner = self.owner(slot).0;
+            let is_new = owner != self.own && !known.contains(&owner);
+            if is_new {
+                known.push(owner);
+            }
+            is_new && !is_alive(owner)
+        })
+    }
+
+    /// Takes over the requests of each process that is not alive. [`Journal::take_held`] takes the
+    /// chains whose first request an IO_DRAIN still holds back, and [`Journal::take_chain`] the
+    /// requests behind a timeout in flight. Frees the slots of requests whose CQE is published.
+    /// Returns the other slots, each with its `user_data`. For each, the caller calls
+    /// [`Journal::end`] and posts its CQE.
     pub fn take_orphans(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<(JournalSlot, u64)> {
         let mut known: Vec<(u32, bool)> = Vec::new();
         let mut taken = Vec::new();
+        let behind_timeouts = self.behind_timeouts();
         for slot in 0..self.top() {
             let (owner, flag) = self.owner(slot);
             if owner == 0 || owner == self.own {
@@ -332,6 +356,7 @@ impl Journal {
             match flag {
                 _ if lives => {}
                 HELD if self.has_held_head(slot) => {}
+                LINKED if behind_timeouts.contains(&slot) => {}
                 // The request's CQE is published, because [`Journal::mend`] left the slot `POSTED`.
                 POSTED => self.free(slot),
                 _ => taken.push(self.take_over(slot)),

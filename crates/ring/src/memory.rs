@@ -321,6 +321,14 @@ impl Memory {
         self.rings.header_word(layout::SQ_TAIL).load(Ordering::Acquire).wrapping_sub(head)
     }
 
+    /// Returns whether fewer CQEs were published than SQEs were taken. So there are requests in
+    /// flight, unless some end without a CQE. Reads the shared words, so the caller needs no lock.
+    pub fn has_fewer_cqes_than_requests(&self) -> bool {
+        let taken = self.rings.header_word(layout::SQ_HEAD).load(Ordering::Relaxed);
+        let published = self.rings.header_word(layout::CQ_TAIL).load(Ordering::Relaxed);
+        taken.wrapping_sub(published).cast_signed() > 0
+    }
+
     /// Returns whether the application has switched eventfd notifications off.
     #[inline]
     pub fn is_eventfd_disabled(&self) -> bool {

@@ -139,7 +139,7 @@ fn members_without_a_held_head_are_taken_from_a_dead_process() {
 const TIMERS: u64 = 256;
 
 fn at(at: u64) -> JournalTimer {
-    JournalTimer { at, every: 7, repeats: 2, count: Some(0), flags: 5 }
+    JournalTimer { at, every: 7, repeats: 2, count: Some(0), next: None, flags: 5 }
 }
 
 #[test]
@@ -152,6 +152,33 @@ fn a_timeout_keeps_its_condition_when_its_process_dies() {
     assert_eq!(second.take_orphans(|_| false), [(timeout, 1), (other, 2)]);
     assert_eq!((second.timer(timeout), second.timer(other)), (Some(at(200)), None));
     assert_eq!(second.take_orphans(|_| false), [], "both are the second process's now");
+}
+
+#[test]
+fn requests_behind_a_timeout_stay_until_it_ends() {
+    let (mut first, mut second, cq) = halves();
+    let [third, timeout, other, next] = [3, 1, 4, 2].map(|number| begin(&mut first, number));
+    first.link(&[next, third]);
+    first.time(timeout, JournalTimer { next: Some(next), ..at(100) });
+    assert_eq!(second.take_orphans(|_| false), [(timeout, 1), (other, 4)]);
+    assert_eq!(second.take_chain(timeout), [(next, 2), (third, 3)]);
+    let any = OrphanFilter { user_data: None, is_timeout: false };
+    assert_eq!(first.take_one_orphan(any, |_| false), Some((timeout, 1)), "the second process has died, too");
+    assert_eq!(first.take_chain(timeout), [(next, 2), (third, 3)]);
+    first.end(timeout, 1, &cq);
+    assert_eq!(first.take_chain(timeout), []);
+    assert_eq!(second.take_orphans(|number| number == SECOND), [(third, 3), (next, 2)]);
+}
+
+#[test]
+fn a_timeout_that_nobody_continues_leaves_its_chain() {
+    let (mut first, mut second, cq) = halves();
+    let [timeout, next] = [1, 2].map(|number| begin(&mut first, number));
+    first.link(&[next]);
+    first.time(timeout, JournalTimer { next: Some(next), ..at(100) });
+    assert_eq!(second.take_orphans(|_| false), [(timeout, 1)]);
+    second.end(timeout, 1, &cq);
+    assert_eq!(second.take_orphans(|_| false), [(next, 2)]);
 }
 
 #[test]

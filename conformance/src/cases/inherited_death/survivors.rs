@@ -12,7 +12,7 @@ use crate::process;
 use crate::ring::Ring;
 use crate::shared::{self, Partner, Shared};
 use crate::sqe::{Change, cancel, nop, poll, poll_remove, read_at, timeout, timeout_remove};
-use crate::time::{self, LONG};
+use crate::time::{self, LONG, milliseconds};
 use crate::transcript::Transcript;
 
 /// A surviving process cancels the requests of a process that has ended.
@@ -158,6 +158,52 @@ case!(creator_is_killed => "
     cqe 3: 0
     child: exit 0
     \"\" \"data\"
+");
+
+/// The process that made the ring has submitted timeouts before its child used the ring, and is
+/// killed. The timeouts go on. One of them heads a chain, and the other counts CQEs.
+fn timeouts_of_a_killed_creator(t: &mut Transcript) {
+    // SAFETY: the call only makes this process the new parent of orphans.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+    for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
+        let shared = Shared::new();
+        let creator = shared::child(|| {
+            let mut ring = kind.ring(8, 0);
+            let time = Box::leak(Box::new(milliseconds(500)));
+            ring.push(timeout(time, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, 1).linked());
+            ring.push(nop(2));
+            ring.push(timeout(&LONG, 2, 0, 3));
+            ring.submit();
+            let child = shared::child(|| {
+                t.entry(&ring.one(nop(4)));
+                shared.step(1);
+                shared.until_step(2);
+                t.sorted(&ring.wait(3));
+                0
+            });
+            shared.word(0).store(child as u32, Ordering::SeqCst);
+            shared.until_step(3);
+            0
+        });
+        shared.until_step(1);
+        shared::kill(t, creator);
+        shared.step(2);
+        shared::ended(t, shared.word(0).load(Ordering::SeqCst) as i32);
+    }
+}
+case!(timeouts_of_a_killed_creator => "
+    cqe 4: 0
+    child: signal 9
+    cqe 1: -ETIME
+    cqe 2: -EFAULT
+    cqe 3: 0
+    child: exit 0
+    cqe 4: 0
+    child: signal 9
+    cqe 1: -ETIME
+    cqe 2: -EFAULT
+    cqe 3: 0
+    child: exit 0
 ");
 
 /// Many children are killed at random moments. The ring still works for the parent.

@@ -44,16 +44,16 @@ impl Ring {
         }
         process_rings::enlist(&ring);
         ring.await_registrations();
+        ring.await_maker();
         Ok(ring)
     }
 
-    /// Called when this process is about to execute a program. Prevents that other processes
-    /// continue this process's timeouts. (The kernel cancels the requests of a process at its
-    /// exec.)
+    /// Called when this process is about to execute a program. The kernel cancels the requests of a
+    /// process at its exec. So other processes have to know these requests, and must not continue
+    /// the timeouts among them. A child may begin to use the ring after the exec.
     pub fn note_exec(self: &Arc<Self>) {
-        if self.is_shared()
-            && let Some(mut locked) = self.lock_in_time()
-        {
+        if let Some(mut locked) = self.lock_in_time() {
+            locked.note_earlier_requests();
             locked.journal().forget_timers();
             locked.release(Exit::Leave);
         }

@@ -6,16 +6,18 @@
 //! with their process. A timeout goes on: it becomes a request of the waiter's process. On a ring
 //! with SQPOLL all requests are those of the SQ thread, and end with its process, as in the kernel.
 
-use crate::driving::expiry;
+use crate::driving::{dispatch, expiry};
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::submission::opcode_table;
 use crate::waiting::shared_timers;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use usring_ring::JournalSlot;
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::process_number;
 use usring_uapi::io_uring as abi;
+use usring_uapi::opcode;
 
 /// Longest sleep, in nanoseconds, of a waiter on a shared ring while other processes have requests
 /// in flight. After the sleep, the waiter checks whether those processes are alive.
@@ -32,14 +34,41 @@ const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 /// then finishes the batch.
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
-    let ended = locked.journal().take_orphans(process_number::is_alive);
+    let has_orphans = locked.journal().has_orphans(process_number::is_alive);
+    complete_known(locked, has_orphans)
+}
+
+/// Does what [`complete`] does, for a waiter that is about to sleep. If processes have ended, first
+/// polls the files of this process's requests, unless the waiter has `polled` them: their CQEs may
+/// suffice. In the kernel, the requests of an ended process complete only at an event.
+#[cold]
+pub(crate) fn complete_before_sleep(locked: &mut LockedRing, polled: &mut bool) -> bool {
+    let has_orphans = locked.journal().has_orphans(process_number::is_alive);
+    if has_orphans && !*polled && locked.waiting.polls.armed() > 0 {
+        *polled = true;
+        dispatch::poll(locked);
+        locked.finish_batch();
+        return true;
+    }
+    complete_known(locked, has_orphans)
+}
+
+/// Does what [`complete`] does. `has_orphans`: whether the journal has requests of processes that
+/// have ended.
+fn complete_known(locked: &mut LockedRing, has_orphans: bool) -> bool {
     let mut goes_on = false;
-    for (slot, user_data) in ended {
-        if adopt_timeout(locked, slot, user_data) {
-            goes_on = true;
-        } else {
-            locked.complete_orphan(slot, user_data, Errno::ECANCELED);
+    let orphans = |locked: &mut LockedRing| locked.journal().take_orphans(process_number::is_alive);
+    let mut ended = if has_orphans { orphans(locked) } else { Vec::new() };
+    while !ended.is_empty() {
+        for (slot, user_data) in ended {
+            if adopt_timeout(locked, slot, user_data) {
+                goes_on = true;
+            } else {
+                locked.complete_orphan(slot, user_data, Errno::ECANCELED);
+            }
         }
+        // Now takes the requests that are linked behind a timeout that was just completed.
+        ended = orphans(locked);
     }
     if goes_on {
         // The adopted timeouts also count the CQEs that were posted before they were adopted.
@@ -75,7 +104,7 @@ fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> 
     request.sqe = shared_timers::sqe(user_data);
     let row = opcode_table::row(request.sqe.opcode);
     request.begin(&row.properties);
-    locked.adopt_timer(request, slot, &timer);
+    locked.adopt_timer(request, slot, &timer, &opcode_table::row(opcode::NOP).properties);
     true
 }
 

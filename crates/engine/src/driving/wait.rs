@@ -75,9 +75,9 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             return Ok(());
         }
-        // Checked first, so that `ended::complete` completes what the lost SQ thread has left.
+        // Checked first, so that `ended` completes what the lost SQ thread has left.
         let is_lost = has_lost_thread(&locked);
-        if ring.is_shared() && ended::complete(&mut locked) {
+        if ring.is_shared() && ended::complete_before_sleep(&mut locked, &mut polled) {
             locked.release(Exit::Leave);
             continue;
         }

@@ -54,7 +54,7 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AsksProcesses => ask_processes::begin(locked, request),
         IssueOutcome::AwaitsTime => {
-            let journaled = JournaledTimeout::of(&request).filter(|_| locked.ring.is_shared());
+            let journaled = if locked.ring.is_shared() { JournaledTimeout::of(&request) } else { None };
             locked.waiting.timeouts.arm(request);
             if let Some(journaled) = journaled {
                 let completions = Some(journaled.deadline.completions).filter(|completions| *completions != 0);

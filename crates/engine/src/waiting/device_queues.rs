@@ -171,6 +171,14 @@ impl DeviceQueues {
         core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }
 
+    /// Returns the requests on devices, and those that wait for a free slot.
+    pub fn requests_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.channels.iter_mut().flat_map(|queue| {
+            let on_device = queue.out.iter_mut().flatten();
+            on_device.chain(&mut queue.awaiting_slot).map(|request| &mut **request)
+        })
+    }
+
     /// Among the requests that wait for a free slot, removes the first for which `matches` returns
     /// true, and returns it. No device has that request yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {

@@ -26,6 +26,7 @@ pub(crate) mod ask_processes;
 pub(crate) mod cancel;
 pub(crate) mod cq_estimate;
 pub(crate) mod device_queues;
+pub(crate) mod earlier_requests;
 pub(crate) mod expected;
 pub(crate) mod fast_poll;
 pub(crate) mod idle_threads;

@@ -568,6 +568,11 @@ impl PollTable {
         self.free.push(index);
     }
 
+    /// Returns all requests that wait for files.
+    pub fn requests_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.slots.iter_mut().flat_map(|slot| slot.waiters.requests_mut())
+    }
+
     /// Removes and returns the first request for which `matches` returns true.
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
         while self.slots.get(self.low).is_some_and(|slot| slot.waiters.is_empty()) {

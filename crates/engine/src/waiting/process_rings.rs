@@ -135,8 +135,9 @@ impl LockedRing<'_> {
         self.listen_for_cqes();
         self.ring.publish_registrations(self);
         if !self.ring.is_adopted() {
-            self.ring.control.note_maker();
+            self.note_earlier_requests();
             self.begin_shared_drains();
+            self.ring.control.note_maker();
         }
     }
 

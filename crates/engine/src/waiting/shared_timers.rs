@@ -2,12 +2,13 @@
 //! all processes' requests) holds each timeout's condition. So if a process dies, another process
 //! can continue its timeouts.
 
-use crate::request::RequestEntry;
 use crate::request::conditions::Deadline;
-use crate::request::operation::Operation;
+use crate::request::operation::{Nop, Operation};
+use crate::request::{Properties, RequestEntry};
 use crate::ring::LockedRing;
 use crate::waiting::timeout::JournaledTimeout;
 use usring_ring::{JournalSlot, JournalTimer};
+use usring_sys::Errno;
 use usring_sys::clock::Clock;
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
@@ -18,6 +19,8 @@ const BOOTTIME: u32 = 2;
 const SUCCEEDS: u32 = 4;
 /// The timeout posts no CQE if it succeeds (IOSQE_CQE_SKIP_SUCCESS).
 const SKIPS: u32 = 8;
+/// The next request of the timeout's chain starts even if the timeout fails (IOSQE_IO_HARDLINK).
+const HARD: u32 = 16;
 
 impl LockedRing<'_> {
     /// Records a timeout in the journal, if the timeout has a slot there. `count`: the count of
@@ -32,14 +35,24 @@ impl LockedRing<'_> {
         };
         let succeeds = if deadline.expiry_succeeds { SUCCEEDS } else { 0 };
         let skips = if journaled.sqe_flags & sqe_flags::CQE_SKIP_SUCCESS != 0 { SKIPS } else { 0 };
-        let flags = clock | succeeds | skips;
+        let hard = if journaled.sqe_flags & sqe_flags::IO_HARDLINK != 0 { HARD } else { 0 };
+        let flags = clock | succeeds | skips | hard;
         let (at, every, repeats) = (deadline.at, deadline.repeat_every, deadline.repeats);
-        self.journal().time(slot, JournalTimer { at, every, repeats, count, flags });
+        let next = journaled.members.first().copied();
+        self.journal().link(&journaled.members);
+        self.journal().time(slot, JournalTimer { at, every, repeats, count, next, flags });
     }
 
     /// Continues a timeout of a process that has died. This process has taken over the timeout's
     /// slot in the journal. `request`: a new request for the timeout, without an operation yet.
-    pub fn adopt_timer(&mut self, mut request: RequestEntry, slot: JournalSlot, timer: &JournalTimer) {
+    /// `nop`: the properties of NOP, which the requests behind the timeout in its chain become.
+    pub fn adopt_timer(
+        &mut self,
+        mut request: RequestEntry,
+        slot: JournalSlot,
+        timer: &JournalTimer,
+        nop: &'static Properties,
+    ) {
         let clock = match timer.flags & (REALTIME | BOOTTIME) {
             REALTIME => Clock::Realtime,
             BOOTTIME => Clock::Boottime,
@@ -56,12 +69,41 @@ impl LockedRing<'_> {
         if timer.flags & SKIPS != 0 {
             request.sqe.flags |= sqe_flags::CQE_SKIP_SUCCESS;
         }
+        if timer.flags & HARD != 0 {
+            request.sqe.flags |= sqe_flags::IO_HARDLINK;
+        }
         request.begin_operation(Operation::Timeout(deadline));
         request.journal = Some(slot);
+        request.link = self.adopt_chain(slot, nop);
         self.queues.drain.admit();
         let tail = self.queues.cq.tail();
         self.waiting.timeouts.adopt(request, deadline, timer.count, tail);
         self.listen_for_cqes();
+    }
+}
+
+impl LockedRing<'_> {
+    /// Continues the requests behind a timeout of a process that has died. They can no longer start
+    /// in their process. So the first gets −EFAULT when its turn comes, as in the kernel, and the
+    /// rest −ECANCELED. Returns the first. `properties`: those of NOP.
+    fn adopt_chain(&mut self, timeout: JournalSlot, properties: &'static Properties) -> Option<RequestEntry> {
+        let mut rest: Option<RequestEntry> = None;
+        for (slot, user_data) in self.journal().take_chain(timeout).into_iter().rev() {
+            let Some(mut member) = self.queues.pool.take() else {
+                self.complete_orphan(slot, user_data, Errno::ECANCELED);
+                continue;
+            };
+            let flags = if rest.is_some() { sqe_flags::IO_LINK } else { 0 };
+            member.sqe = Sqe { opcode: opcode::NOP, flags, user_data, ..Sqe::default() };
+            member.begin(properties);
+            let result = Errno::EFAULT.negative();
+            member.begin_operation(Operation::Nop(Nop { result, ..Nop::default() }));
+            member.journal = Some(slot);
+            member.link = rest.take();
+            self.queues.drain.admit();
+            rest = Some(member);
+        }
+        rest
     }
 }
 

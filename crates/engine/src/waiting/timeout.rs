@@ -6,6 +6,7 @@ use crate::request::operation::Operation;
 use crate::request::{Request, RequestEntry};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::iter::successors;
 use usring_ring::JournalSlot;
 use usring_sys::Errno;
 use usring_sys::clock::{Clock, Nanoseconds};
@@ -254,6 +255,23 @@ impl Timeouts {
         self.insert(watcher, deadline, None);
     }
 
+    /// Returns all timers' requests.
+    pub fn requests_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.by_clock.iter_mut().flat_map(|timers| timers.values_mut()).map(|timer| &mut *timer.request)
+    }
+
+    /// Returns what a shared ring's journal says about each TIMEOUT: its state, and the number of
+    /// completions at which it ends ([`Timeouts::shared_count`]). `tail`: the CQ's tail.
+    pub fn journaled(&mut self, tail: u32) -> Vec<(JournaledTimeout, Option<u32>)> {
+        let (counted, base) = (self.count_to(tail), tail.wrapping_sub(self.ended_of_all));
+        let timers = self.by_clock.iter().flat_map(BTreeMap::values);
+        let timeouts = timers.filter(|timer| timer.deadline.watches.is_none() && !timer.request.is_delayed());
+        let count_of = |at: i64| base.wrapping_add(u32::try_from(at - counted).unwrap_or(0));
+        timeouts
+            .map(|timer| (JournaledTimeout::new(&timer.request, timer.deadline), timer.completes_at.map(count_of)))
+            .collect()
+    }
+
     /// Removes all timers and returns their requests, because the ring is closed.
     pub fn take_all(&mut self) -> Vec<RequestEntry> {
         let timers_by_clock = core::mem::take(&mut self.by_clock);
@@ -271,13 +289,21 @@ impl Timeouts {
 /// The part of an armed timeout that is written to a shared ring's journal.
 pub(crate) struct JournaledTimeout {
     pub slot: Option<JournalSlot>,
+    /// The slots of the later requests of the timeout's chain, in order.
+    pub members: Vec<JournalSlot>,
     pub sqe_flags: u8,
     pub deadline: Deadline,
 }
 
 impl JournaledTimeout {
     pub fn new(request: &Request, deadline: Deadline) -> JournaledTimeout {
-        JournaledTimeout { slot: request.journal, sqe_flags: request.sqe.flags, deadline }
+        let members = match request.journal {
+            Some(_) => successors(request.link.as_deref(), |member| member.link.as_deref())
+                .map_while(|member| member.journal)
+                .collect(),
+            None => Vec::new(),
+        };
+        JournaledTimeout { slot: request.journal, members, sqe_flags: request.sqe.flags, deadline }
     }
 
     /// Returns the journaled part of a TIMEOUT; `None` for any other request.

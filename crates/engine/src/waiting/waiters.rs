@@ -2,8 +2,8 @@
 //! is only one request. The slot of the poll table holds that request itself: separate memory, last
 //! used long ago, would cost one more cache miss when the event comes.
 
-use crate::request::RequestEntry;
 use crate::request::conditions::{Purpose, TimeSlice};
+use crate::request::{Request, RequestEntry};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
@@ -49,6 +49,12 @@ impl Waiters {
     #[inline]
     pub fn front(&self) -> Option<&Waiter> {
         self.first.as_ref()
+    }
+
+    /// Returns the requests, the first one first.
+    pub fn requests_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        let others = self.others.iter_mut().flat_map(|others| others.iter_mut());
+        self.first.iter_mut().chain(others).map(|waiter| &mut *waiter.request)
     }
 
     #[inline]

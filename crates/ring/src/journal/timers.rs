@@ -6,13 +6,18 @@
 //! dies leaves the old condition or the new one. A timer is free if no slot with the flag has its
 //! number.
 
-use super::{HELD, Journal, JournalSlot, NEW};
+use super::{HELD, Journal, JournalSlot, NEW, POSTED};
 use alloc::vec::Vec;
 use usring_sys::sync::Ordering;
 use usring_sys::width;
 
 /// Flag of a timeout in flight: [`NEW`] and [`HELD`] together. No other request has both flags.
 pub(super) const TIMED: u32 = NEW | HELD;
+
+/// Flag of a request that was behind a timeout in its chain when the timeout began: [`NEW`] and
+/// [`POSTED`] together. The flag means something only while that timeout is in flight. Otherwise
+/// the request counts like one without a flag.
+pub(super) const LINKED: u32 = NEW | POSTED;
 
 /// Number of timers. A timeout that finds no free timer ends with its process.
 const MOST: usize = 256;
@@ -26,6 +31,7 @@ const EVERY: usize = 8;
 const REPEATS: usize = 16;
 const COUNT: usize = 20;
 const FLAGS: usize = 24;
+const NEXT: usize = 28;
 
 /// Bit of the flags: the timer counts completions.
 const COUNTS: u32 = 1 << 31;
@@ -41,6 +47,8 @@ pub struct JournalTimer {
     pub repeats: u32,
     /// Number of completions of the ring with which the timeout ends; `None`: it counts none.
     pub count: Option<u32>,
+    /// The next request of the timeout's chain, which [`Journal::link`] has marked.
+    pub next: Option<JournalSlot>,
     /// The clock and other properties, as the engine encodes them in the lower 31 bits.
     pub flags: u32,
 }
@@ -55,7 +63,13 @@ impl Journal {
         self.memory.write(at + AT, timer.at);
         self.memory.write(at + EVERY, timer.every);
         let flags = timer.flags | if timer.count.is_some() { COUNTS } else { 0 };
-        for (offset, word) in [(REPEATS, timer.repeats), (COUNT, timer.count.unwrap_or(0)), (FLAGS, flags)] {
+        let words = [
+            (REPEATS, timer.repeats),
+            (COUNT, timer.count.unwrap_or(0)),
+            (FLAGS, flags),
+            (NEXT, timer.next.map_or(0, |next| next.0 + 1)),
+        ];
+        for (offset, word) in words {
             self.memory.word(at + offset).store(word, Ordering::Relaxed);
         }
         self.set_index(slot.0, width::count(free));
@@ -84,7 +98,42 @@ impl Journal {
             repeats: word(REPEATS),
             count: (flags & COUNTS != 0).then(|| word(COUNT)),
             flags: flags & !COUNTS,
+            next: word(NEXT).checked_sub(1).map(JournalSlot),
         })
+    }
+
+    /// Marks requests of this process that wait behind a timeout in its chain, in their order. The
+    /// caller then calls [`Journal::time`] for the timeout, with the first of them as `next`.
+    pub fn link(&self, members: &[JournalSlot]) {
+        let mut next = 0;
+        for slot in members.iter().rev() {
+            self.set_index(slot.0, next);
+            self.set_owner(slot.0, self.own | LINKED);
+            next = slot.0 + 1;
+        }
+    }
+
+    /// Returns the slots of the requests behind a timeout in its chain, in order.
+    fn chain(&self, timeout: u32) -> impl Iterator<Item = u32> {
+        let is_linked = |slot: &u32| *slot < self.slots && self.owner(*slot).1 == LINKED;
+        let first = self.timer(JournalSlot(timeout)).and_then(|timer| timer.next);
+        let next = move |slot: &u32| self.index(*slot).checked_sub(1).filter(is_linked);
+        // No chain has more requests than the journal has slots.
+        core::iter::successors(first.map(|slot| slot.0).filter(is_linked), next).take(self.slots as usize)
+    }
+
+    /// Returns the slots of all requests behind timeouts of any process.
+    pub(super) fn behind_timeouts(&self) -> Vec<u32> {
+        let timeouts = self.used().filter(|slot| self.owner(*slot).1 == TIMED);
+        timeouts.flat_map(|timeout| self.chain(timeout)).collect()
+    }
+
+    /// Takes over the requests behind a timeout in its chain. This process has taken over the
+    /// timeout itself. Returns their slots in order, each with its `user_data`. The caller makes
+    /// them requests of this process.
+    pub fn take_chain(&mut self, timeout: JournalSlot) -> Vec<(JournalSlot, u64)> {
+        let members: Vec<u32> = self.chain(timeout.0).collect();
+        members.into_iter().map(|slot| self.take_over(slot)).collect()
     }
 
     fn timer_at(&self, number: usize) -> usize {

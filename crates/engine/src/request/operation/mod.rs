@@ -91,7 +91,7 @@ const _: () = {
 };
 
 /// A NOP's fields that have a meaning with `IORING_NOP_*` flags.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Nop {
     pub result: i32,
     pub flags: u32,

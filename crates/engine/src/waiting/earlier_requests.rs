@@ -1,0 +1,66 @@
+//! The requests of a ring from before several processes used it (earlier requests). The journal (in
+//! the ring's memory, the list of all processes' requests) lacks them at first. The process that
+//! made the ring enters them when it notices that the ring is shared, and before it executes
+//! another program. From then on other processes complete them if that process ends. Neighbour:
+//! `submission::shared_drain` enters the requests that an IO_DRAIN holds back.
+//!
+//! - Requests that a worker has are not entered, because only the worker may access them.
+//! - A child that begins to use the ring waits until the requests are entered
+//!   ([`Ring::await_maker`]).
+
+use crate::request::Request;
+use crate::ring::{LockedRing, Ring, RingState};
+use alloc::vec::Vec;
+use usring_ring::Journal;
+use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::process_number;
+
+/// Longest time, in nanoseconds, that a child waits until the process that made the ring has
+/// entered its requests in the journal. That process may be stopped.
+const LONGEST_WAIT: Nanoseconds = 100_000_000;
+/// Longest single sleep of such a child, in nanoseconds. After it the child checks whether the
+/// other process is alive.
+const CHECK_INTERVAL_NS: Nanoseconds = 5_000_000;
+
+impl Ring {
+    /// Waits until the process that made the ring has entered its requests in the journal, or has
+    /// ended. Does not wait if there are as many CQEs as consumed SQEs. The caller is a child that
+    /// has marked the ring as shared.
+    pub(crate) fn await_maker(&self) {
+        if !self.memory.has_fewer_cqes_than_requests() {
+            return;
+        }
+        let end = Clock::Monotonic.now() + LONGEST_WAIT;
+        while !self.control.maker_takes_part()
+            && self.control.maker().is_some_and(process_number::is_alive)
+            && Clock::Monotonic.now() < end
+        {
+            self.control.await_maker(CHECK_INTERVAL_NS);
+        }
+    }
+}
+
+impl LockedRing<'_> {
+    /// Enters in the journal the requests of this process that are in flight and not yet in it.
+    pub fn note_earlier_requests(&mut self) {
+        self.journal();
+        let RingState { queues, waiting, devices, .. } = &mut **self;
+        let Some(journal) = &mut queues.journal else { return };
+        waiting.polls.requests_mut().for_each(|request| note(journal, request));
+        waiting.timeouts.requests_mut().for_each(|request| note(journal, request));
+        devices.queues.requests_mut().for_each(|request| note(journal, request));
+        let timeouts: Vec<_> = waiting.timeouts.journaled(queues.cq.tail());
+        timeouts.iter().for_each(|(timeout, count)| self.note_timer(timeout, *count));
+    }
+}
+
+/// Enters a request and the later requests of its chain in the journal.
+fn note(journal: &mut Journal, request: &mut Request) {
+    let mut next = Some(request);
+    while let Some(request) = next {
+        if request.journal.is_none() {
+            request.journal = journal.add_in_flight(request.sqe.user_data);
+        }
+        next = request.link.as_deref_mut();
+    }
+}
