@@ -96,6 +96,11 @@ impl ChangeSlot {
         is_asked.then(|| core::array::from_fn(|index| self.memory.read(self.start + CHANGE + 8 * index)))
     }
 
+    /// Returns the number of the process that asks for a change; 0 if no process asks.
+    pub fn asker(&self) -> u32 {
+        self.get(ASKER)
+    }
+
     /// Answers the process that asks.
     pub fn answer(&self, answer: i32) {
         self.set(ANSWER, answer.cast_unsigned());

@@ -18,6 +18,7 @@
 //! | `TIMED` | is a timeout in flight | number of its timer ([`timers`]) |
 //! | `HELD` | is held back by an IO_DRAIN | its position in the order of held requests |
 //! | `LINKED` | was behind a timeout in its chain when the timeout began | slot of the next request of its chain, plus 1 |
+//! | `CANCELLED` | is in flight, and its process has to cancel it ([`cancelled`]) | |
 //! | `POSTED` | ends with a CQE that is being added to the CQ or to the backlog | index of that CQE |
 //!
 //! The slots in use lie before `top`, a word in front of the first slot.
@@ -33,6 +34,7 @@
 //! - A request that finds the journal full is not entered. It gets no CQE if its process is killed.
 //!   is killed.
 
+mod cancelled;
 mod timers;
 
 pub use timers::JournalTimer;
@@ -40,6 +42,7 @@ pub use timers::JournalTimer;
 use crate::completion::CompletionQueue;
 use crate::layout::Layout;
 use alloc::vec::Vec;
+use cancelled::CANCELLED;
 use timers::{LINKED, TIMED};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
@@ -281,7 +284,7 @@ impl Journal {
         for slot in self.used() {
             let (owner, flag) = self.owner(slot);
             let is_meant = user_data.is_none_or(|user_data| self.user_data(slot) == user_data);
-            if owner != self.own && flag != POSTED && is_meant && !owners.contains(&owner) {
+            if owner != self.own && !matches!(flag, POSTED | CANCELLED) && is_meant && !owners.contains(&owner) {
                 owners.push(owner);
             }
         }

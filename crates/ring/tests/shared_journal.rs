@@ -332,3 +332,21 @@ fn a_timeout_that_finds_no_timer_loses_its_old_condition() {
     assert_eq!((second.timer(slots[7]), second.timer(slots[8])), (None, Some(at(100))));
     assert_eq!(second.take_orphans(|_| false).len(), slots.len());
 }
+
+#[test]
+fn a_marked_request_is_cancelled_by_its_process_or_is_an_orphan() {
+    let (mut first, mut second, cq) = halves();
+    let [one, timeout, other] = [1, 2, 1].map(|number| begin(&mut first, number));
+    first.time(timeout, at(100));
+    let of = |user_data| OrphanFilter { user_data: Some(user_data), is_timeout: false };
+    assert_eq!(second.mark_cancelled(FIRST, OrphanFilter { is_timeout: true, ..of(1) }, true), 0);
+    assert_eq!(second.mark_cancelled(FIRST, of(1), false), 1);
+    assert_eq!(first.own_cancelled(), [(one, 1)]);
+    assert_eq!(second.mark_cancelled(FIRST, of(1), true), 1, "each request is cancelled once");
+    assert_eq!(second.others(Some(1)), [0; 0]);
+    assert_eq!(second.mark_cancelled(FIRST, of(2), false), 1);
+    first.end(one, 1, &cq);
+    assert_eq!(first.own_cancelled(), [(timeout, 2), (other, 1)]);
+    assert_eq!(second.take_orphans(|_| false), [(timeout, 2), (other, 1)]);
+    assert_eq!(second.timer(timeout), None, "a cancelled timeout does not go on");
+}

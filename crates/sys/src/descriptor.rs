@@ -361,6 +361,18 @@ pub fn is_same_file(one: i32, other: i32) -> bool {
     same_file(one, other) == Some(true)
 }
 
+/// Returns whether `number` refers to the open file description to which `other` refers in another
+/// process, by kcmp(2). `false` if that is not known, because a sandbox denies kcmp(2) or this
+/// process may not inspect the other.
+pub fn is_file_of(process: u32, other: i32, number: i32) -> bool {
+    let own = SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0);
+    let arguments = [own, process.into(), KCMP_FILE, width::word(number), width::word(other)];
+    SystemCall::new(linux::__NR_kcmp, arguments).run() == Ok(0)
+}
+
+/// The type of comparison of kcmp(2) for open file descriptions.
+const KCMP_FILE: u64 = 0;
+
 /// Returns whether two numbers refer to one open file description. Uses fcntl(F_DUPFD_QUERY) from
 /// Linux 6.10 on, and kcmp(2) before. If a sandbox denies both, inode and status flags decide.
 /// Anonymous inodes (eventfds, timers) all share one inode. For two of them with equal flags the
@@ -373,7 +385,6 @@ pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if let Ok(same) = SystemCall::new(linux::__NR_fcntl, arguments).run() {
         return Some(same == 1);
     }
-    const KCMP_FILE: u64 = 0;
     let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0);
     let arguments = [process, process, KCMP_FILE, width::word(one), width::word(other)];
     if let Ok(order) = SystemCall::new(linux::__NR_kcmp, arguments).run() {

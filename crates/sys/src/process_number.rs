@@ -28,6 +28,8 @@ use crate::per_process::PerProcess;
 use crate::process_mutex::{Guard, ProcessMutex};
 use crate::sync::AtomicU32;
 use crate::{Errno, SystemCall, deposit, width};
+use alloc::ffi::CString;
+use alloc::format;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -123,7 +125,33 @@ pub fn is_alive(number: u32) -> bool {
     let register = REGISTER.load(Ordering::Acquire) - 1;
     // If fcntl(2) fails, the process counts as alive: a lock must not be taken over from a living
     // process.
-    record_lock(register, linux::F_GETLK, number) != Ok(linux::F_UNLCK)
+    record_lock(register, linux::F_GETLK, number).map(|(kind, _)| kind) != Ok(linux::F_UNLCK)
+}
+
+/// Returns the process id of the process with this number. `None`: it is not alive, or this
+/// process's PID namespace does not have it. The conditions of [`is_alive`] hold.
+pub fn process_id(number: u32) -> Option<u32> {
+    let register = REGISTER.load(Ordering::Acquire) - 1;
+    let (kind, process) = record_lock(register, linux::F_GETLK, number).ok()?;
+    u32::try_from(process).ok().filter(|process| kind != linux::F_UNLCK && *process != 0)
+}
+
+/// Returns whether the process with this number is stopped, by a signal or by a tracer. `false` if
+/// that is not known. The conditions of [`is_alive`] hold.
+pub fn is_stopped(number: u32) -> bool {
+    let state = process_id(number).and_then(|process| {
+        let path = CString::new(format!("/proc/{process}/stat")).ok()?;
+        let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
+        let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0, 0];
+        let file = OwnedDescriptor::from_raw(width::int(SystemCall::new(linux::__NR_openat, arguments).run().ok()?));
+        let mut text = [0u8; 512];
+        let arguments = [width::word(file.number()), text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
+        let length = width::size(SystemCall::new(linux::__NR_read, arguments).run().ok()?);
+        // The state stands behind the name of the program, which may contain any characters.
+        let name_ends = text[..length].iter().rposition(|byte| *byte == b')')?;
+        text.get(name_ends + 2).copied()
+    });
+    matches!(state, Some(b'T' | b't'))
 }
 
 /// Adds the eventfd that wakes all processes to `set`, with the event data `data`. From then on the
@@ -180,10 +208,10 @@ pub(crate) fn queue_lock() -> Result<QueueLock, Errno> {
 }
 
 /// Calls fcntl(2) with a write lock of byte `number` of the register. Returns the type of lock that
-/// the kernel reports.
-fn record_lock(register: i32, command: u32, number: u32) -> Result<u32, Errno> {
+/// the kernel reports, and the process id of its holder (only with F_GETLK).
+fn record_lock(register: i32, command: u32, number: u32) -> Result<(u32, i32), Errno> {
     let mut lock = linux::flock { l_type: WRITE_LOCK, l_whence: 0, l_start: i64::from(number), l_len: 1, l_pid: 0 };
     let arguments = [width::word(register), u64::from(command), &raw mut lock as u64, 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run()?;
-    Ok(u32::from(lock.l_type.cast_unsigned()))
+    Ok((u32::from(lock.l_type.cast_unsigned()), lock.l_pid))
 }

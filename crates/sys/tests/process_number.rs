@@ -57,6 +57,28 @@ fn each_process_has_its_own_number_until_it_ends() {
 }
 
 #[test]
+fn a_stopped_process_is_known_as_stopped() {
+    per_process::prepare().unwrap();
+    process_number::own().unwrap();
+    let (end, _open) = std::io::pipe().unwrap();
+    let (child, number) = child(&end);
+    assert_eq!(process_number::process_id(number), Some(child.cast_unsigned()));
+    assert!(!process_number::is_stopped(number));
+    let mut status = 0;
+    // SAFETY: kill(2) accesses no memory, waitpid(2) only `status`. `child` is this test's own.
+    unsafe {
+        libc::kill(child, libc::SIGSTOP);
+        assert_eq!(libc::waitpid(child, &raw mut status, libc::WUNTRACED), child);
+    }
+    assert!(process_number::is_stopped(number) && process_number::is_alive(number));
+    // SAFETY: kill(2) accesses no memory.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    wait_for(child);
+    assert!(!process_number::is_stopped(number));
+    assert_eq!(process_number::process_id(number), None);
+}
+
+#[test]
 fn a_lock_of_a_killed_process_is_taken_from_it() {
     per_process::prepare().unwrap();
     let own = process_number::own().unwrap();

@@ -426,8 +426,14 @@ fn read_sync_cancel(argument: UserAddress) -> Result<SyncCancel, Errno> {
     if padding != 0 || pads != [0; 3] {
         return Err(Errno::EINVAL);
     }
-    let key =
-        CancelKey { user_data, fd: width::int(fd_and_flags), opcode, flags: (fd_and_flags >> 32) as u32, file: -1 };
+    let key = CancelKey {
+        user_data,
+        fd: width::int(fd_and_flags),
+        opcode,
+        flags: (fd_and_flags >> 32) as u32,
+        file: -1,
+        process: None,
+    };
     crate::op::cancel::check(&key)?;
     Ok(SyncCancel { key, timeout: Timespec { tv_sec: seconds.cast_signed(), tv_nsec: nanoseconds.cast_signed() } })
 }

@@ -3,14 +3,18 @@
 
 use crate::driving::{batch, ended};
 use crate::op::{poll, timeout};
+use crate::request::conditions::CancelKey;
 use crate::ring::LockedRing;
 use crate::waiting::remote_changes::Change;
+use crate::waiting::workers::{self, Cancelled};
 use crate::waiting::{ask_processes, cancel};
-use usring_sys::Errno;
+use usring_sys::{Errno, process_number};
+use usring_uapi::io_uring as abi;
 
 /// Handles the notices of a shared ring, which announce changes by other processes:
 ///
 /// - The first time, prepares this process for the shared ring.
+/// - Cancels the requests that another process has cancelled while this process was stopped.
 /// - Makes the change that another process asks for.
 /// - Issues requests that an IO_DRAIN has held back, if they have nothing left to wait for.
 /// - If a request of this process waits for another process, or this process polls the ring's
@@ -21,6 +25,7 @@ use usring_sys::Errno;
 #[cold]
 pub(crate) fn check(locked: &mut LockedRing) {
     locked.take_part();
+    cancel_marked_of_workers(locked);
     make_requested_change(locked);
     if ended::check_interval(locked).is_some() {
         ended::complete(locked);
@@ -32,16 +37,34 @@ pub(crate) fn check(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
+/// Cancels the requests of workers that another process has cancelled while this process was
+/// stopped. (`waiting::process_rings` cancels the other requests.)
+fn cancel_marked_of_workers(locked: &mut LockedRing) {
+    for (_, user_data) in locked.journal().own_cancelled() {
+        if let Cancelled::Waiting(request) = workers::cancel(locked.ring, |view| view.sqe.user_data == user_data) {
+            locked.queue_cancelled(request);
+        }
+    }
+}
+
 /// Makes the change that another process asks for, and stores the answer.
 fn make_requested_change(locked: &mut LockedRing) {
     let slot = locked.ring.control.change_slot(locked.ring.process_number());
     let Some(words) = slot.requested_change() else { return };
     let answer = match Change::decode(words) {
-        Some(Change::Cancel(key)) => cancel::cancel(locked, &key),
+        Some(Change::Cancel(key)) => cancel_for(locked, key, slot.asker()),
         Some(Change::Poll(update)) => poll::update(locked, update),
         Some(Change::Timeout(update)) => timeout::update(locked, update),
         None => Err(Errno::EINVAL),
     };
     slot.answer(answer.unwrap_or_else(Errno::negative));
     locked.call_other_processes();
+}
+
+/// Makes the cancellation that the process with the number `asker` asks for.
+fn cancel_for(locked: &mut LockedRing, mut key: CancelKey, asker: u32) -> Result<i32, Errno> {
+    if key.has(abi::IORING_ASYNC_CANCEL_FD) {
+        key.process = Some(process_number::process_id(asker).ok_or(Errno::ENOENT)?);
+    }
+    cancel::cancel(locked, &key)
 }

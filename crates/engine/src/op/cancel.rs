@@ -29,6 +29,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
         opcode: width::byte(sqe.len.into()),
         flags: sqe.op_flags,
         file: -1,
+        process: None,
     };
     check(&key)?;
     if request.has_flag(sqe_flags::FIXED_FILE) {

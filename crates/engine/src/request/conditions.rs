@@ -105,6 +105,8 @@ pub(crate) struct CancelKey {
     pub flags: u32,
     /// Descriptor number of the file that the key names. `waiting::cancel` sets it.
     pub file: i32,
+    /// Process id of the process that has the file. `None`: this process has it.
+    pub process: Option<u32>,
 }
 
 impl CancelKey {
@@ -124,7 +126,10 @@ impl CancelKey {
     fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
         let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
         let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;
-        descriptor::same_file(number, self.file).unwrap_or_else(same_number)
+        match self.process {
+            Some(process) => descriptor::is_file_of(process, self.file, number),
+            None => descriptor::same_file(number, self.file).unwrap_or_else(same_number),
+        }
     }
 
     /// Returns whether the key selects a request with this SQE. `file`: descriptor number of the

@@ -15,7 +15,7 @@ mod state;
 
 pub(crate) use exit::Exit;
 pub(crate) use locked::{LockedRing, ReleaseCheck};
-pub(crate) use state::{Devices, Queues, Registered, RingState};
+pub(crate) use state::{Devices, Queues, Registered, RingState, Waiting};
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::completion::signal::Readiness;

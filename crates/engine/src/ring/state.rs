@@ -14,7 +14,7 @@ use crate::registered::registered_files::RegisteredFiles;
 use crate::registered::restrictions::Restrictions;
 use crate::request::pool::RequestPool;
 use crate::request::successor::Successor;
-use crate::request::{Request, RequestEntry};
+use crate::request::{Progress, Request, RequestEntry};
 use crate::submission::chain::Chain;
 use crate::submission::drain::Drain;
 use crate::waiting::device_queues::{Departing, DeviceQueues};
@@ -28,6 +28,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use usring_ring::{CompletionQueue, Journal, SubmissionQueue};
+use usring_sys::Errno;
 use usring_sys::clock::Clock;
 use usring_sys::queue::Consumer;
 
@@ -42,6 +43,16 @@ pub(crate) struct RingState {
     /// The ring accepts no more requests and no more waits. The ring is closed once its last
     /// request has completed.
     pub retired: bool,
+}
+
+impl RingState {
+    /// Marks a request as cancelled, and queues it for the driver to complete
+    /// (`driving::batch::run_issuable`).
+    pub fn queue_cancelled(&mut self, mut request: RequestEntry) {
+        request.progress = Progress::Refused;
+        request.result = Errno::ECANCELED.negative();
+        self.queues.issuable.push_back(request);
+    }
 }
 
 /// The SQ, the CQ, and the requests between them that the driver has to issue next. `submission`

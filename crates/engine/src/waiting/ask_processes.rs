@@ -18,18 +18,24 @@ use crate::request::conditions::CancelKey;
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
+use crate::waiting::cancel;
 use crate::waiting::remote_changes::{Asker, Change, PENDING, RemoteChange, result_of};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, Ordering};
 use usring_ring::change_slot::ChangeSlot;
 use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{Errno, process_number};
+use usring_uapi::io_uring as abi;
 
 /// Longest time, in nanoseconds, that a remote change (a change that this process asks another
 /// process to make) uses the ring's change slot without an answer. If no other remote change waits
 /// for the slot, there is no limit.
 const LONGEST_USE: Nanoseconds = 20_000_000;
+/// Least time, in nanoseconds, for which an asked process has not answered before this process
+/// checks whether it is stopped.
+const LEAST_SILENCE: Nanoseconds = 5_000_000;
 
 /// Returns the outcome of a request that cancels or changes other requests. `answer`: the result
 /// for the requests that this process has.
@@ -120,10 +126,46 @@ fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
 }
 
 #[cold]
-fn ask(locked: &mut LockedRing, change: Change, asker: Asker, answer: i32) {
-    let rest = others(locked, &change, answer);
-    locked.waiting.remote_changes.add(change, asker, rest, answer);
+fn ask(locked: &mut LockedRing, mut change: Change, asker: Asker, answer: i32) {
+    let mut rest = others(locked, &change, answer);
+    let file = named_file(locked, &mut change).unwrap_or_else(|_| {
+        rest.clear();
+        None
+    });
+    locked.waiting.remote_changes.add(change, asker, rest, answer, file);
     proceed(locked);
+}
+
+/// Duplicates the file that a cancellation names by a descriptor, and stores the duplicate's number
+/// in the cancellation's key. Other processes compare their requests' files with the duplicate.
+/// `None`: the change names no file.
+fn named_file(locked: &LockedRing, change: &mut Change) -> Result<Option<OwnedDescriptor>, Errno> {
+    let Change::Cancel(key) = change else { return Ok(None) };
+    if !key.has(abi::IORING_ASYNC_CANCEL_FD) {
+        return Ok(None);
+    }
+    cancel::resolve(key, locked)?;
+    let file = descriptor::duplicate_private(key.file)?;
+    key.file = file.number();
+    Ok(Some(file))
+}
+
+/// Answers for a process that was asked for a change and is stopped: marks the requests that the
+/// change cancels, so that the process cancels them when it continues. `since`: when the process
+/// was asked. `None`: the process is not stopped, or the journal does not tell which requests the
+/// change cancels.
+fn answer_of_stopped(locked: &mut LockedRing, change: &Change, target: u32, since: Nanoseconds) -> Option<i32> {
+    let wanted = change.orphan_filter()?;
+    if Clock::Monotonic.now() < since + LEAST_SILENCE || !process_number::is_stopped(target) {
+        return None;
+    }
+    let marked = locked.journal().mark_cancelled(target, wanted, change.counts());
+    locked.call_other_processes();
+    Some(match change.counts() {
+        true => marked.cast_signed(),
+        false if marked != 0 => 0,
+        false => Errno::ENOENT.negative(),
+    })
 }
 
 fn slot(locked: &LockedRing) -> ChangeSlot {
@@ -139,7 +181,8 @@ pub(crate) fn proceed(locked: &mut LockedRing) {
         && slot.is_available(process_number::is_alive)
     {
         if let Some((target, since)) = first.target {
-            let answer = slot.answered();
+            let change = first.change;
+            let answer = slot.answered().or_else(|| answer_of_stopped(locked, &change, target, since));
             if answer.is_none() && may_answer(locked, target) {
                 if !make_way_for_next(locked, &slot, since) {
                     return;

@@ -1,7 +1,6 @@
 //! Cancellation: finds waiting requests, and completes them with −ECANCELED.
 
 use crate::request::conditions::{CancelKey, RequestId};
-use crate::request::{Progress, RequestEntry};
 use crate::ring::LockedRing;
 use crate::waiting::{fast_poll, workers};
 use usring_sys::{Errno, descriptor};
@@ -9,8 +8,8 @@ use usring_uapi::io_uring as abi;
 
 /// If a cancellation's key names a file, by a descriptor or a registered index, stores the file's
 /// descriptor number in the key. Error: `EBADF` if there is no such file.
-fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
-    if !key.has(abi::IORING_ASYNC_CANCEL_FD) {
+pub(super) fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
+    if !key.has(abi::IORING_ASYNC_CANCEL_FD) || key.process.is_some() {
         return Ok(());
     }
     key.file = if key.has(abi::IORING_ASYNC_CANCEL_FD_FIXED) {
@@ -47,9 +46,9 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
                 locked.devices.queues.extract_waiting(|request| key.matches(&request.sqe, request.file_number()))
             });
         match found {
-            Some(request) => cancelled(locked, request),
+            Some(request) => locked.queue_cancelled(request),
             None => match workers::cancel(locked.ring, |view| key.matches(&view.sqe, view.number)) {
-                workers::Cancelled::Waiting(request) => cancelled(locked, request),
+                workers::Cancelled::Waiting(request) => locked.queue_cancelled(request),
                 workers::Cancelled::Running(_) => {
                     running = true;
                     if !key.counts() {
@@ -90,23 +89,15 @@ pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Found {
     let found = found.or_else(|| locked.waiting.timeouts.extract(|request| request.id == id));
     let found = found.or_else(|| locked.devices.queues.extract_waiting(|request| request.id == id));
     if let Some(request) = found {
-        cancelled(locked, request);
+        locked.queue_cancelled(request);
         return Found::Cancelled;
     }
     match workers::cancel(locked.ring, |view| view.id == id) {
         workers::Cancelled::Waiting(request) => {
-            cancelled(locked, request);
+            locked.queue_cancelled(request);
             Found::Cancelled
         }
         workers::Cancelled::Running(opcode) => Found::Running(opcode),
         workers::Cancelled::Nothing => Found::Nothing,
     }
-}
-
-/// Marks a request as cancelled, and queues it for the driver to complete
-/// ([`crate::driving::batch::run_issuable`]).
-fn cancelled(locked: &mut LockedRing, mut request: RequestEntry) {
-    request.progress = Progress::Refused;
-    request.result = Errno::ECANCELED.negative();
-    locked.queues.issuable.push_back(request);
 }

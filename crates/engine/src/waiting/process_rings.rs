@@ -10,7 +10,8 @@
 //! registration or a remote change. Each notice raises a count in the ring's memory. The ring
 //! watcher of a woken process compares this count with the last one that the process has seen.
 
-use crate::ring::{LockedRing, Queues, Ring, RingState};
+use crate::request::Request;
+use crate::ring::{LockedRing, Queues, Ring, RingState, Waiting};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -86,6 +87,7 @@ impl Ring {
         if self.has_unseen_notices() {
             self.seen_notices.store(self.control.notices(), Ordering::Relaxed);
             self.listen_for_cqes(state);
+            cancel_marked(state);
             self.watch.must_be_driven.store(true, Ordering::SeqCst);
         }
     }
@@ -94,6 +96,19 @@ impl Ring {
         if state.waiting.timeouts.counts() {
             self.control.listen_for_cqes(self.process_number());
         }
+    }
+}
+
+/// Cancels the requests that another process has cancelled while this process was stopped. Leaves
+/// the requests of workers to `driving::shared_work`.
+fn cancel_marked(state: &mut RingState) {
+    let Some(journal) = &state.queues.journal else { return };
+    for (slot, _) in journal.own_cancelled() {
+        let is_it = |request: &Request| request.journal == Some(slot);
+        let Waiting { polls, timeouts, .. } = &mut state.waiting;
+        let found = polls.extract(is_it).or_else(|| timeouts.extract(is_it));
+        let found = found.or_else(|| state.devices.queues.extract_waiting(|request| is_it(request)));
+        found.into_iter().for_each(|request| state.queue_cancelled(request));
     }
 }
 

@@ -13,6 +13,7 @@ use core::sync::atomic::AtomicI32;
 use usring_ring::{OrphanFilter, change_slot};
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
+use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::width;
 use usring_uapi::{io_uring as abi, opcode};
 
@@ -102,14 +103,8 @@ impl Change {
     }
 
     /// Returns whether one more process has to be asked. `answer`: the combined answer of the
-    /// processes so far. `false` for a cancellation by a descriptor: its number means a file of
-    /// this process, and other processes cannot look it up.
+    /// processes so far.
     pub fn needs_next_process(&self, answer: i32) -> bool {
-        if let Change::Cancel(key) = self
-            && key.has(abi::IORING_ASYNC_CANCEL_FD)
-        {
-            return false;
-        }
         match self.counts() {
             true => answer >= 0 || answer == Errno::EALREADY.negative(),
             false => answer == Errno::ENOENT.negative(),
@@ -129,7 +124,10 @@ impl Change {
     /// Encodes the change for another process.
     pub fn encode(&self) -> change_slot::Change {
         match *self {
-            Change::Cancel(key) => [first_word(CANCEL, u64::from(key.opcode), key.flags), key.user_data, 0, 0, 0],
+            Change::Cancel(key) => {
+                let first = first_word(CANCEL, u64::from(key.opcode), key.flags);
+                [first, key.user_data, width::word(key.file), 0, 0]
+            }
             Change::Poll(PollUpdate { target, user_data, interest }) => {
                 let new_data = if user_data.is_some() { HAS_USER_DATA } else { 0 };
                 let new_events = if interest.is_some() { HAS_EVENTS } else { 0 };
@@ -154,7 +152,15 @@ impl Change {
         match first & 0xff {
             CANCEL => {
                 let opcode = width::byte(flags);
-                Some(Change::Cancel(CancelKey { user_data: target, fd: -1, opcode, flags: number, file: -1 }))
+                let file = width::int(second);
+                Some(Change::Cancel(CancelKey {
+                    user_data: target,
+                    fd: -1,
+                    opcode,
+                    flags: number,
+                    file,
+                    process: None,
+                }))
             }
             POLL => {
                 let interest = Interest { events: number, multishot: has(IS_MULTISHOT) };
@@ -197,6 +203,8 @@ pub(crate) struct RemoteChange {
     pub rest: Vec<u32>,
     /// The answer of the processes so far.
     pub answer: i32,
+    /// Keeps the file open that the change names.
+    pub _file: Option<OwnedDescriptor>,
 }
 
 impl RemoteChange {
@@ -239,9 +247,10 @@ impl RemoteChanges {
     }
 
     /// Adds a remote change at the end of the queue. `rest`: the processes to ask. `answer`: the
-    /// change's result for the requests of this process.
-    pub fn add(&mut self, change: Change, asker: Asker, rest: Vec<u32>, answer: i32) {
-        self.queue.push_back(RemoteChange { number: self.next_number, change, asker, target: None, rest, answer });
+    /// change's result for the requests of this process. `file`: the file that the change names.
+    pub fn add(&mut self, change: Change, asker: Asker, rest: Vec<u32>, answer: i32, file: Option<OwnedDescriptor>) {
+        let number = self.next_number;
+        self.queue.push_back(RemoteChange { number, change, asker, target: None, rest, answer, _file: file });
         self.next_number += 1;
     }
 
@@ -280,7 +289,7 @@ mod tests {
     use crate::request::operation::Operation;
 
     fn cancel(flags: u32) -> Change {
-        Change::Cancel(CancelKey { user_data: 7, fd: 5, opcode: 9, flags, file: -1 })
+        Change::Cancel(CancelKey { user_data: 7, fd: 5, opcode: 9, flags, file: -1, process: None })
     }
 
     fn again(change: Change) -> change_slot::Change {
