@@ -46,6 +46,9 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     let auxiliary = behind(variables);
     // SAFETY: the loader passes the environment to constructors. It calls this constructor first.
     unsafe { environment::read(variables) };
+    text::find();
+    // A program that runs without usring calls these symbols, too.
+    symbols::resolve();
     environment::log().into_iter().for_each(message::log_to);
     match prepare(auxiliary) {
         Ok(()) => {}
@@ -84,7 +87,6 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
 ///
 /// Errors: a message of one sentence.
 fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
-    text::find();
     check_settings()?;
     process::set_child_reset(&child::RESET);
     per_process::prepare().map_err(|_| "the system lends no page that is emptied at fork (MADV_WIPEONFORK)")?;
@@ -93,7 +95,6 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     usring_engine::set_host(&HOST);
     libc::name_change_of_user();
     libc::name_clock();
-    symbols::resolve();
     own_numbers::allow_reserve();
     own_numbers::prepare_table();
     membarrier::prepare();

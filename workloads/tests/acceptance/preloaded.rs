@@ -144,6 +144,23 @@ fn a_strict_program_that_cannot_be_served_does_not_run() {
     }
 }
 
+/// The library has symbols in front of libc's functions, which such a program calls, too.
+#[test]
+fn functions_of_libc_work_in_a_program_that_runs_without_usring() {
+    if has_no_usring() {
+        return;
+    }
+    let stage = Stage::new();
+    let program =
+        "import os, resource; print(os.sysconf('SC_PAGESIZE'), resource.getrlimit(resource.RLIMIT_NOFILE)[0])";
+    let run = |variables: &[String]| {
+        preloaded(&stage, variables, "/usr/bin/python3").args(["-c", program]).finish().succeeded()
+    };
+    let unserved = run(&[variable("USRING_SWAP", "nonsense")]);
+    assert!(unserved.stderr.contains("runs without usring"), "{}", unserved.report());
+    assert_eq!(unserved.stdout, run(&[]).stdout);
+}
+
 #[test]
 fn messages_go_to_the_log() {
     if has_no_usring() {
