@@ -1,10 +1,11 @@
-//! Tests of `usring run --check` in programs that are built with sanitizers: planted bugs and their
-//! fixed twins (`programs/sanitized.c`).
+//! Tests of requests' memory in programs that are built with AddressSanitizer, under `--check`, and
+//! in programs that Valgrind runs. The planted bugs, and their fixed twins, are in
+//! `programs/sanitized.c` and `programs/memcheck.c`.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
-use workloads::harness::{Finished, LIBURING, Stage, World, require};
+use workloads::harness::{Finished, LIBURING, Stage, VALGRIND, World, require};
 
 /// Time limit that ends a program that hangs.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -101,5 +102,58 @@ fn programs_that_use_rings_rightly_are_not_accused() {
         let finished = run.current_dir(&stage.path("")).finish().succeeded();
         assert!(finished.stderr.contains(NOTHING), "{}", finished.report());
         assert!(!finished.stderr.contains("AddressSanitizer"), "{}", finished.report());
+    }
+}
+
+/// Runs `memcheck.c` under Valgrind, which ends with status 9 if it has reported an error.
+fn memcheck(options: &[&str], words: &[&str]) -> Finished {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile("memcheck.c", &["-g", "-luring", "-Wno-use-after-free"]);
+    let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+    let run = stage.program_with(World::Denied, &options, require(&VALGRIND)).limit(LIMIT);
+    run.current_dir(&stage.path("")).args(["-q", "--error-exitcode=9"]).arg(program).args(words).finish()
+}
+
+#[test]
+fn memcheck_knows_the_memory_of_requests() {
+    let bugs = [
+        ("undefined-write", "Uninitialised byte(s) found"),
+        ("undefined-send", "Uninitialised byte(s) found"),
+        ("short-read", "Conditional jump or move depends on uninitialised value(s)"),
+        ("freed-target", "Unaddressable byte(s) found"),
+    ];
+    for (bug, error) in bugs {
+        let finished = memcheck(&[], &[bug]);
+        assert_eq!(finished.status.code(), Some(9), "{}", finished.report());
+        let (said, report) = (&finished.stderr, finished.report());
+        assert!(finished.stdout.contains("is done") && said.contains(error), "{report}");
+        let place = format!("(memcheck.c:{})", line_of("memcheck.c", &format!("{bug}: misdeed")));
+        assert!(said.contains(&place), "no {place}: {report}");
+        // Each error is reported once, and not again where usring carries the request out.
+        assert_eq!(said.matches(" byte(s)").count() + said.matches("Conditional").count(), 1, "{report}");
+        let fixed = memcheck(&[], &[bug, "fixed"]).succeeded();
+        assert!(!fixed.stderr.contains("=="), "{}", fixed.report());
+    }
+}
+
+#[test]
+fn a_program_that_valgrind_runs_is_served_and_not_accused() {
+    let finished = memcheck(&["--check"], &["allowed"]).succeeded();
+    assert!(finished.stderr.contains(NOTHING), "{}", finished.report());
+    assert!(!finished.stderr.contains("==ERROR"), "{}", finished.report());
+    finished.served(&["read", "write", "nop"], 4);
+}
+
+#[test]
+fn programs_that_use_rings_rightly_have_no_errors_under_valgrind() {
+    require(&LIBURING);
+    for (source, checks) in [("liburing_waiting.c", 13), ("liburing_buffers.c", 3), ("liburing_sharing.c", 13)] {
+        let stage = Stage::new();
+        let program = stage.compile(source, &["-g", "-luring", "-Wno-maybe-uninitialized"]);
+        let run = stage.program_with(World::Denied, &[], require(&VALGRIND)).limit(LIMIT);
+        let run = run.current_dir(&stage.path("")).args(["-q", "--error-exitcode=9"]);
+        let finished = run.arg(program).finish().succeeded();
+        assert_eq!(finished.stdout, format!("{checks} checks hold\n"), "{}", finished.report());
     }
 }

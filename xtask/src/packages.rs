@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus};
 
 /// Each package, and a file that exists if the package is installed. In a file's path, `*` stands
 /// for the rest of a folder's name.
-const PACKAGES: [(&str, &str); 28] = [
+const PACKAGES: [(&str, &str); 29] = [
     ("bpftrace", "/usr/bin/bpftrace"),
     ("bsdutils", "/usr/bin/script"),
     ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg"),
@@ -36,6 +36,7 @@ const PACKAGES: [(&str, &str); 28] = [
     ("sqlite3", "/usr/bin/sqlite3"),
     ("strace", "/usr/bin/strace"),
     ("stress-ng", "/usr/bin/stress-ng"),
+    ("valgrind", "/usr/bin/valgrind"),
 ];
 
 /// The first major version of Node whose libuv uses io_uring. Debian 12 has an older one.

@@ -46,6 +46,8 @@ const SWAP_SOCKET: &str = "USRING_SWAP_SOCKET";
 const SWAP_STATISTICS: &str = "USRING_SWAP_STATS";
 /// If set, the library ends a program that it cannot serve. The launcher sets it for every program.
 const STRICT: &str = "USRING_STRICT";
+/// If set, the library serves only programs that Valgrind runs.
+const VALGRIND: &str = "USRING_VALGRIND";
 /// Path of a file for the library's messages, set by the user.
 const LOG: &str = "USRING_LOG";
 /// A sanitizer's runtime that the launcher has added to LD_PRELOAD. The constructor removes it from
@@ -55,7 +57,7 @@ const RUNTIME: &str = "USRING_RUNTIME";
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
 /// The variables that the library's constructor removes, except [`PAD`].
-const OF_LIBRARY: [&str; 17] = [
+const OF_LIBRARY: [&str; 18] = [
     PROBE,
     NO_PATCH,
     POLLING_ENTER,
@@ -71,6 +73,7 @@ const OF_LIBRARY: [&str; 17] = [
     SWAP_SOCKET,
     SWAP_STATISTICS,
     STRICT,
+    VALGRIND,
     LOG,
     RUNTIME,
 ];
@@ -84,7 +87,7 @@ impl Environment {
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
             let ours = [PROBE, STATISTICS, DEVICES, FAULTS, CRASH, CHECK, TRACE, SWAP, SWAP_SOCKET, SWAP_STATISTICS];
-            ours.iter().chain(&[STRICT, RUNTIME, PAD]).any(|ours| name == *ours)
+            ours.iter().chain(&[STRICT, VALGRIND, RUNTIME, PAD]).any(|ours| name == *ours)
         };
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
@@ -119,6 +122,11 @@ impl Environment {
 
     pub fn forbid_patching(&mut self) {
         *self.entry(NO_PATCH) = "1".into();
+    }
+
+    /// Makes the library serve only programs that Valgrind runs.
+    pub fn of_valgrind(&mut self) {
+        *self.entry(VALGRIND) = "1".into();
     }
 
     pub fn poll_for_aio(&mut self) {

@@ -361,6 +361,9 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     let mut environment = Environment::inherited();
     environment.preload(&library, executable.runtime.as_deref());
     environment.refuse_unserved();
+    if executable.path.file_name().is_some_and(|name| name == "valgrind") {
+        environment.of_valgrind();
+    }
     if options.no_patch {
         environment.forbid_patching();
     }

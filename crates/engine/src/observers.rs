@@ -179,7 +179,7 @@ pub struct Observer {
 }
 
 /// Maximum number of observers of a process.
-const MOST: usize = 2;
+const MOST: usize = 4;
 
 static OBSERVERS: [SetOnce<Observer>; MOST] = [const { SetOnce::new() }; MOST];
 static COUNT: AtomicUsize = AtomicUsize::new(0);

@@ -52,7 +52,7 @@ fn answer(call: &mut Call) -> Outcome {
 
 fn serve(call: &mut Call) -> Outcome {
     match width::low(call.number) {
-        linux::__NR_io_uring_enter if check::is_on() => check::enter(call),
+        linux::__NR_io_uring_enter if check::sees_enter() => check::enter(call),
         linux::__NR_io_uring_enter => enter(call),
         linux::__NR_io_uring_setup => rings::setup(call).into(),
         linux::__NR_io_uring_register => rings::register(call).into(),

@@ -30,6 +30,7 @@ mod entry;
 mod faults;
 mod files;
 mod filter;
+mod memcheck;
 mod process;
 mod program;
 mod recording;

@@ -1,6 +1,6 @@
 //! The constructor: prepares the entry points before any other code of the program runs.
 
-use crate::entry::{own_signal, patch, symbols};
+use crate::entry::{breakpoints, own_signal, patch, symbols};
 use crate::files::descriptors::{self, Found};
 use crate::files::{devices, rings};
 use crate::process::{self, counting, environment, stacks};
@@ -12,7 +12,7 @@ use crate::swap::{self, guard, region};
 use crate::{check, child, faults, filter, recording, trace};
 use core::sync::atomic::Ordering;
 use usring_engine::Host;
-use usring_sys::{Errno, SystemCall, credentials, membarrier, memory_reserve, own_numbers, per_process};
+use usring_sys::{Errno, SystemCall, credentials, membarrier, memory_reserve, own_numbers, per_process, valgrind};
 use usring_uapi::general as linux;
 
 /// Exit status of a program that usring cannot serve.
@@ -49,6 +49,10 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     text::find();
     // A program that runs without usring calls these symbols, too.
     symbols::resolve();
+    if environment::is_of_valgrind() && !valgrind::is_there() {
+        // This is a program that starts Valgrind, or one that Valgrind does not follow.
+        return;
+    }
     environment::log().into_iter().for_each(message::log_to);
     match prepare(auxiliary) {
         Ok(()) => {}
@@ -59,8 +63,11 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
         Err(why) => end(why),
     }
     serve().unwrap_or_else(end);
-    // SAFETY: the loader passes the environment to constructors. It calls this constructor first.
-    unsafe { environment::hide(variables) };
+    if !valgrind::is_there() {
+        // SAFETY: the loader passes the environment to constructors. It calls this constructor
+        // first.
+        unsafe { environment::hide(variables) };
+    }
     environment::report_probe();
 }
 
@@ -101,7 +108,10 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     calls::take_over(own_signal::install).map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
     stacks::note_small_stacks(auxiliary);
     named::prepare();
-    if !rings::probe() {
+    if valgrind::is_there() {
+        own_signal::install(linux::SIGTRAP).map_err(|_| "its breakpoints cannot be handled (rt_sigaction failed)")?;
+        breakpoints::set();
+    } else if !rings::probe() {
         filter::install().map_err(|_| "the trap filter was refused; does this sandbox forbid seccomp(2)?")?;
     }
     Ok(())
@@ -128,7 +138,7 @@ fn check_settings() -> Result<(), &'static str> {
 /// Errors: a message of one sentence. After an error the program is served only in part, and must
 /// not run.
 fn serve() -> Result<(), &'static str> {
-    if !rings::probe() {
+    if !valgrind::is_there() && !rings::probe() {
         return Err("io_uring_enter does not reach usring although the trap filter was accepted");
     }
     credentials::see_all();
@@ -149,13 +159,13 @@ fn serve() -> Result<(), &'static str> {
 /// Errors: a message of one sentence.
 fn prepare_swap() -> Result<(), &'static str> {
     let Some(minimum) = region::wanted_minimum() else { return Ok(()) };
-    if libc::has_sanitizer() {
+    if libc::has_sanitizer() || valgrind::is_there() {
         // TSan allows no mapping at the addresses that usring reserves for swapped memory. LSan
         // reads the program's memory from a process of its own. If this process touches an evicted
         // page, usring does not page it in.
         let process = process::id();
         message::say(format_args!(
-            "swap: the memory of process {process} stays as it is: a sanitizer keeps account of it"
+            "swap: the memory of process {process} stays as it is: a sanitizer or Valgrind keeps account of it"
         ));
         return Ok(());
     }

@@ -81,6 +81,7 @@ pub mod unix_socket;
 pub mod unusual;
 pub mod user_memory;
 pub mod userfault;
+pub mod valgrind;
 pub mod wait;
 pub mod watched_call;
 pub mod width;

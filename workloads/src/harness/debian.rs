@@ -26,6 +26,7 @@ pub const REDIS_SERVER: Package = debian("/usr/bin/redis-server", "apt-get insta
 pub const SQLITE: Package = debian("/usr/bin/sqlite3", "apt-get install sqlite3");
 pub const STRACE: Package = debian("/usr/bin/strace", "apt-get install strace");
 pub const STRESS_NG: Package = debian("/usr/bin/stress-ng", "apt-get install stress-ng");
+pub const VALGRIND: Package = debian("/usr/bin/valgrind", "apt-get install valgrind");
 pub const CC: Package = debian("/usr/bin/cc", "apt-get install gcc libc6-dev");
 pub const MAKE: Package = debian("/usr/bin/make", "apt-get install make");
 pub const LIBURING: Package = debian("/usr/include/liburing.h", "apt-get install liburing-dev");

@@ -20,7 +20,7 @@ mod statistics;
 
 pub use debian::{
     CC, FIO, GO, LIBURING, MAKE, MARIADB, MUSL, PYTHON, Package, QEMU_IMG, QEMU_NBD, QEMU_STORAGE_DAEMON,
-    REDIS_BENCHMARK, REDIS_SERVER, SQLITE, STRACE, STRESS_NG, node, python, require,
+    REDIS_BENCHMARK, REDIS_SERVER, SQLITE, STRACE, STRESS_NG, VALGRIND, node, python, require,
 };
 pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;

@@ -27,7 +27,7 @@ use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::processor::Mask;
-use usring_sys::{Errno, processor, signals, wait};
+use usring_sys::{Errno, processor, signals, valgrind, wait};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, sqe_flags};
 
@@ -249,7 +249,8 @@ impl WorkerPool {
     fn run_job(&self, mut job: Job, slot: &WorkerSlot) {
         let id = job.request.id;
         let result = match job.request.properties.work {
-            Some(work) => work(&mut job.request, &Blocking { cancelled: &slot.cancelled }),
+            // Under Valgrind, errors in the request's memory were reported at its submission.
+            Some(work) => valgrind::without_errors(|| work(&mut job.request, &Blocking { cancelled: &slot.cancelled })),
             None => Errno::EINVAL.negative(),
         };
         let mut state = self.state.lock();

@@ -11,6 +11,7 @@ mod hooks;
 
 use crate::call::{Call, Outcome};
 use crate::files::{descriptors, rings};
+use crate::memcheck;
 use crate::process::{self, environment};
 use crate::runtime::message;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,8 @@ use usring_engine::observers;
 use usring_sys::{UserAddress, user_memory};
 
 static ON: AtomicBool = AtomicBool::new(false);
+/// Whether [`enter`] serves the program's io_uring_enter calls.
+static SEES_ENTER: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether the program is checked.
 #[inline(always)]
@@ -26,10 +29,25 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
+/// Returns whether [`enter`] serves the program's io_uring_enter calls.
+#[inline(always)]
+pub fn sees_enter() -> bool {
+    SEES_ENTER.load(Ordering::Relaxed)
+}
+
+/// Makes [`enter`] serve the program's io_uring_enter calls.
+fn see_enter() {
+    SEES_ENTER.store(true, Ordering::Relaxed);
+    crate::faults::ask_for_each_call();
+}
+
 /// Begins to check the program when it starts, if it runs under `usring run --check`.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {
+    if memcheck::learn()? {
+        see_enter();
+    }
     let Some((path, aborts)) = environment::checking() else { return Ok(()) };
     let mode = if aborts { Mode::Abort } else { Mode::Report };
     if let Err(error) = usring_check::start(path, mode) {
@@ -40,7 +58,7 @@ pub fn learn() -> Result<(), &'static str> {
         return Err("there are too many observers of requests");
     }
     ON.store(true, Ordering::Relaxed);
-    crate::faults::ask_for_each_call();
+    see_enter();
     hooks::install();
     asan::learn();
     Ok(())
@@ -50,10 +68,15 @@ pub fn learn() -> Result<(), &'static str> {
 #[cold]
 #[inline(never)]
 pub fn enter(call: &mut Call) -> Outcome {
-    usring_check::begin_call(registers_of(call));
-    let outcome = rings::enter(call).into();
-    usring_check::end_call();
-    outcome
+    memcheck::around(|| {
+        if !is_on() {
+            return rings::enter(call).into();
+        }
+        usring_check::begin_call(registers_of(call));
+        let outcome = rings::enter(call).into();
+        usring_check::end_call();
+        outcome
+    })
 }
 
 /// Bytes between an entry point's frame and the program's stack pointer. At a `syscall` instruction

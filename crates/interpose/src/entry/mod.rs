@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`own_signal`] | the handler of a trap |
 //! | [`patch`] | call sites rewritten after their first trap, found by [`code`] and [`maps`] |
+//! | [`breakpoints`] | in a program that Valgrind runs, what replaces the trap |
 //! | [`symbols`] | functions of libc that this library replaces |
 //! | [`stack_symbol`] | the symbol about a thread's stack |
 //! | [`limit_symbols`] | symbols about the limit of open files |
@@ -11,6 +12,7 @@
 //! | [`exports`] | functions of usring itself |
 //! | [`point`] | shared by all entry points: saves registers, calls [`crate::dispatch`] |
 
+pub mod breakpoints;
 mod code;
 pub mod exports;
 pub mod fork_symbols;

@@ -11,7 +11,7 @@
 //! function call. (If the handler served the call, its return would undo changes of the signal
 //! mask. Waits would not be interrupted, and nested signals would run on a small alternate stack.)
 
-use crate::entry::{patch, point};
+use crate::entry::{breakpoints, patch, point};
 use crate::filter::TAG;
 use crate::process;
 use crate::runtime::assembler::change_mask;
@@ -133,6 +133,13 @@ impl Arrival<'_> {
         *self.word(CONTEXT_INSTRUCTION_POINTER) = address as u64;
     }
 
+    /// Makes the thread continue at the entry point of trapped calls. As after a system call, rcx
+    /// gets the return address, where the entry point expects it. rax holds the call's number.
+    fn enter(&mut self, return_address: usize) {
+        *self.word(context::RCX) = return_address as u64;
+        self.continue_at(width::size(point::trap_entry()));
+    }
+
     /// Returns whether a call such as kill(2) has sent the signal. `false`: an instruction raised
     /// the signal.
     fn was_sent(&self) -> bool {
@@ -146,6 +153,7 @@ extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut 
     let mut arrival = Arrival { information, context };
     let served = match information.signal.cast_unsigned() {
         linux::SIGSYS => serve_trap(&mut arrival),
+        linux::SIGTRAP => serve_breakpoint(&mut arrival),
         _ => serve_fault(&mut arrival),
     };
     if served { 0 } else { to_the_program(&mut arrival, mask) }
@@ -159,11 +167,8 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
             change_credentials(arrival, number);
             return true;
         }
-        // As after a system call, rcx gets the return address, where the entry point expects it.
-        // rax holds the call's number here.
         let return_address = arrival.instruction_pointer();
-        *arrival.word(context::RCX) = return_address as u64;
-        arrival.continue_at(width::size(point::trap_entry()));
+        arrival.enter(return_address);
         return true;
     }
     if !information.is_ours() {
@@ -173,6 +178,13 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
     if let Some(exit_address) = wait::exit_address(arrival.instruction_pointer()) {
         arrival.continue_at(exit_address);
     }
+    true
+}
+
+/// Serves a breakpoint that has replaced a `syscall` ([`breakpoints`]).
+fn serve_breakpoint(arrival: &mut Arrival) -> bool {
+    let Some(return_address) = breakpoints::replaced(arrival.instruction_pointer()) else { return false };
+    arrival.enter(return_address);
     true
 }
 

@@ -34,6 +34,8 @@ const TRACE: &[u8] = b"USRING_TRACE=";
 const SWAP: &[u8] = b"USRING_SWAP=";
 const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
 const SWAP_STATISTICS: &[u8] = b"USRING_SWAP_STATS=";
+/// If set, only programs that Valgrind runs are served.
+const VALGRIND: &[u8] = b"USRING_VALGRIND=";
 const STRICT: &[u8] = b"USRING_STRICT=";
 const LOG: &[u8] = b"USRING_LOG=";
 /// Variable that names the sanitizer's runtime that usring has added to LD_PRELOAD. The runtime has
@@ -44,7 +46,7 @@ pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 /// later does not get them.
 const OF_ONE_PROGRAM: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
 /// Variables that every program gets that this process or its children execute.
-const OF_ALL_PROGRAMS: [&[u8]; 15] = [
+const OF_ALL_PROGRAMS: [&[u8]; 16] = [
     NO_PATCH,
     POLLING_ENTER,
     AIO_POLL,
@@ -59,6 +61,7 @@ const OF_ALL_PROGRAMS: [&[u8]; 15] = [
     SWAP_SOCKET,
     SWAP_STATISTICS,
     STRICT,
+    VALGRIND,
     LOG,
 ];
 
@@ -308,6 +311,12 @@ pub fn swap_statistics() -> Option<&'static CStr> {
 /// the launcher sets the variable `STRICT`.
 pub fn is_strict() -> bool {
     value_of(STRICT).is_some_and(|value| !matches!(value, b"" | b"0"))
+}
+
+/// Returns whether only programs that Valgrind runs are served. The launcher sets the variable if
+/// it runs Valgrind, because the programs that start Valgrind load this library, too.
+pub fn is_of_valgrind() -> bool {
+    value_of(VALGRIND).is_some_and(|value| !matches!(value, b"" | b"0"))
 }
 
 /// Returns the path of the file for usring's messages, if there is one.

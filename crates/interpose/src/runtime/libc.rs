@@ -154,6 +154,11 @@ impl Library {
         self.base
     }
 
+    /// Returns the address of the dynamic section.
+    pub fn dynamic_address(&self) -> usize {
+        self.dynamic as usize
+    }
+
     /// Returns the address that `value`, from an entry of the dynamic section, stands for. Some
     /// loaders have already added the load address to the entry, others have not.
     pub fn address(&self, value: usize) -> usize {
