@@ -415,7 +415,8 @@ case!(killed_creators_timeout_and_drain => "
 ");
 
 /// The process that made a ring with IOPOLL waits for two CQEs. Its child consumes both. They count
-/// for the wait all the same.
+/// for the wait all the same. The child makes no call to wait: the kernel would not wake it while a
+/// waiter ahead of it waits for more CQEs.
 fn maker_of_a_polled_ring_waits(t: &mut Transcript) {
     let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL | u::IORING_SETUP_IOPOLL);
     let shared = Shared::new();
@@ -423,8 +424,11 @@ fn maker_of_a_polled_ring_waits(t: &mut Transcript) {
     let child = shared::child(|| {
         shared.until_step(1);
         t.say(format_args!("sleeps {}", time::until_process_sleeps(maker)));
-        t.sorted(&run(&mut ring, &[nop(1)]));
-        t.sorted(&run(&mut ring, &[nop(2)]));
+        for data in [1, 2] {
+            ring.push(nop(data));
+            hand_over(&mut ring);
+            t.sorted(&ring.arrived(1));
+        }
         0
     });
     shared.step(1);

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use usring_uapi::io_uring as u;
 
-use super::reg;
+use super::{reg, sq_thread};
 use crate::door;
 use crate::files;
 use crate::process;
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
@@ -61,6 +61,121 @@ case!(register_while_another_waits => "
     unregister = 0
     waiter = 0
     cqe 1: 1
+");
+
+/// Submits the pushed SQEs, by the SQ thread if the ring has one.
+fn submit(ring: &mut Ring) {
+    if ring.params.flags & u::IORING_SETUP_SQPOLL == 0 {
+        ring.submit();
+    } else {
+        sq_thread::hand_over(ring);
+    }
+}
+
+/// Starts a thread that waits until `complete` CQEs have come, at most five seconds. Returns the
+/// thread once it sleeps.
+fn waiter(ring: &Ring, complete: u32) -> std::thread::JoinHandle<i32> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let fd = ring.fd;
+    let thread = std::thread::spawn(move || {
+        let limit = milliseconds(5000);
+        let argument =
+            u::io_uring_getevents_arg { sigmask: 0, sigmask_sz: 0, min_wait_usec: 0, ts: &raw const limit as u64 };
+        sender.send(crate::time::this_thread()).expect("the test waits for the number");
+        let flags = u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG;
+        door::enter(fd, 0, complete, flags, (&raw const argument).cast(), size_of_val(&argument))
+    });
+    let number = receiver.recv().expect("the thread sends its number");
+    assert!(crate::time::until_asleep(number), "the waiter does not sleep");
+    thread
+}
+
+/// A thread waits for two CQEs. Another thread consumes each CQE as soon as it is in the CQ. Both
+/// CQEs count for the wait.
+fn another_consumes_while_one_waits(t: &mut Transcript) {
+    let by_thread = u::IORING_SETUP_SQPOLL;
+    for flags in [0, u::IORING_SETUP_COOP_TASKRUN, by_thread, by_thread | u::IORING_SETUP_IOPOLL] {
+        let mut ring = Ring::with(8, |params| (params.flags, params.sq_thread_idle) = (flags, 2000)).expect("a ring");
+        let thread = waiter(&ring, 2);
+        for data in [1, 2] {
+            ring.push(nop(data));
+            submit(&mut ring);
+            t.in_order(&ring.arrived(1));
+        }
+        t.result("waiter", thread.join().unwrap_or(1));
+    }
+}
+case!(another_consumes_while_one_waits => "
+    cqe 1: 0
+    cqe 2: 0
+    waiter = 0
+    cqe 1: 0
+    cqe 2: 0
+    waiter = 0
+    cqe 1: 0
+    cqe 2: 0
+    waiter = 0
+    cqe 1: 0
+    cqe 2: 0
+    waiter = 0
+");
+
+/// A thread waits for two CQEs. One is there already. Another thread consumes it before the second
+/// comes, and then the second. Both CQEs count for the wait.
+fn another_consumes_what_was_there(t: &mut Transcript) {
+    for flags in [0, u::IORING_SETUP_COOP_TASKRUN, u::IORING_SETUP_SQPOLL] {
+        let mut ring = Ring::with(8, |params| (params.flags, params.sq_thread_idle) = (flags, 2000)).expect("a ring");
+        let (reader, writer) = files::pipe();
+        let mut byte = [0u8; 1];
+        ring.push(nop(1));
+        ring.push(read(reader.as_raw_fd(), &mut byte, 0, 2));
+        submit(&mut ring);
+        assert!(ring.watch(1), "the NOP does not complete");
+        let thread = waiter(&ring, 2);
+        t.in_order(&ring.reap());
+        files::put(&writer, b"x");
+        t.in_order(&ring.arrived(1));
+        t.result("waiter", thread.join().unwrap_or(1));
+    }
+}
+case!(another_consumes_what_was_there => "
+    cqe 1: 0
+    cqe 2: 1
+    waiter = 0
+    cqe 1: 0
+    cqe 2: 1
+    waiter = 0
+    cqe 1: 0
+    cqe 2: 1
+    waiter = 0
+");
+
+/// The owner of a ring that defers task work waits for two CQEs. One is there already. Another
+/// thread consumes it before the second comes, and then the second. Both CQEs count for the wait.
+fn another_consumes_while_the_owner_waits(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, ring::DEFER);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(nop(1));
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 2));
+    ring.submit();
+    let owner = crate::time::this_thread();
+    let mut second_mapping = Ring::mapped(ring.fd, ring.params);
+    let thread = std::thread::spawn(move || {
+        assert!(crate::time::until_asleep(owner), "the owner does not sleep");
+        let mut entries = second_mapping.reap();
+        files::put(&writer, b"x");
+        entries.extend(second_mapping.arrived(1));
+        second_mapping.abandon();
+        entries
+    });
+    t.result("owner", ring.enter_for(0, 2, std::time::Duration::from_secs(5)));
+    t.in_order(&thread.join().unwrap_or_default());
+}
+case!(another_consumes_while_the_owner_waits => "
+    owner = 0
+    cqe 1: 0
+    cqe 2: 1
 ");
 
 fn submit_while_another_waits(t: &mut Transcript) {

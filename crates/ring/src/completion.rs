@@ -47,6 +47,13 @@ impl Memory {
     pub fn consumed(&self) -> u32 {
         self.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
     }
+
+    /// Returns the number of published CQEs from the index `consumed` on. `consumed`: an earlier
+    /// result of [`Memory::consumed`]. The caller needs no lock.
+    #[inline]
+    pub fn published_since(&self, consumed: u32) -> u32 {
+        self.completions.header_word(layout::CQ_TAIL).load(Ordering::Acquire).wrapping_sub(consumed)
+    }
 }
 
 impl CompletionQueue {
@@ -268,6 +275,12 @@ impl CompletionQueue {
         self.tail
     }
 
+    /// Returns the index after the last published CQE.
+    #[inline]
+    pub fn published(&self) -> u32 {
+        self.published
+    }
+
     /// Returns the number of published CQEs that the program has not consumed. Of an AIO context's
     /// ring, counts the events that [`Memory::take_events`] would take. So a waiter does not wake
     /// for events that the program has removed by overwriting the tail.
@@ -285,10 +298,14 @@ impl CompletionQueue {
         self.memory.consumed()
     }
 
-    /// Returns the number of published CQEs from the index `consumed` on. `consumed`: an earlier
-    /// result of [`CompletionQueue::consumed`].
+    /// Returns the number of CQEs that count for a wait which began when the CQ's head was
+    /// `consumed`. A published CQE counts, even if another thread or process has consumed it since.
+    /// For an AIO context, counts the events that the program can take now.
     #[inline]
-    pub fn published_since(&self, consumed: u32) -> u32 {
+    pub fn arrived_since(&self, consumed: u32) -> u32 {
+        if self.memory.layout.has_events() {
+            return self.memory.ready_events();
+        }
         self.published.wrapping_sub(consumed)
     }
 

@@ -271,6 +271,11 @@ impl SleepWord {
         wake
     }
 
+    /// Returns whether a thread has announced a sleep that no waker has claimed.
+    pub fn has_sleeper(&self) -> bool {
+        !State::unpack(self.state.load(Ordering::Relaxed)).has_no_sleeper()
+    }
+
     /// Tries to make the caller the leader: the one thread that owns the ring's epoll set, asleep
     /// or awake. Returns `false` if another thread is the leader.
     pub fn lead(&self) -> bool {

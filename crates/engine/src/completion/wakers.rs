@@ -2,13 +2,13 @@
 //! and the kernel AIO context on which the leader may sleep.
 
 use crate::waiting::poll_table::WAKE_DATA;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::mutex::Mutex;
 use usring_sys::shared::View;
-use usring_sys::sleep::{SleepWord, Wake};
+use usring_sys::sleep::{SleepWord, Sleeper, Ticket, Wake};
 use usring_sys::sleep_place::SleepPlace;
 use usring_sys::{Errno, eventfd};
 
@@ -21,13 +21,25 @@ pub(crate) struct Wakers {
     /// Without an epoll set, `number` is −1.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
+    /// The CQ's head at the start of a wait: the wait of the first of the present sleepers, or an
+    /// earlier one. [`Wakers::count`] counts CQEs from this index. If the index is too old, a
+    /// sleeper wakes too early, but never too late. A hint: two threads that begin to sleep at once
+    /// without the ring's lock (`driving::cq_wait`) may store the later index. Their sleeps are
+    /// short.
+    wait_start: AtomicU32,
     /// The kernel AIO context in which the leader sleeps, if it does not sleep on the epoll set.
     pub completions: SleepPlace<Waiter>,
 }
 
 impl Wakers {
     pub fn new(sleep: View<SleepWord>) -> Wakers {
-        Wakers { sleep, descriptor: Mutex::default(), number: AtomicI32::new(-1), completions: SleepPlace::default() }
+        Wakers {
+            sleep,
+            descriptor: Mutex::default(),
+            number: AtomicI32::new(-1),
+            wait_start: AtomicU32::new(0),
+            completions: SleepPlace::default(),
+        }
     }
 
     /// Makes a wake eventfd and puts it into the ring's new epoll set.
@@ -37,6 +49,22 @@ impl Wakers {
         self.number.store(descriptor.number(), Ordering::Release);
         *self.descriptor.lock() = Some(descriptor);
         Ok(())
+    }
+
+    /// Announces a sleep until the CQ has had `needed` CQEs since its head was `start`. See
+    /// [`SleepWord::announce`].
+    pub fn announce(&self, kind: Sleeper, needed: u32, start: u32) -> Ticket {
+        if !self.sleep.has_sleeper() {
+            self.wait_start.store(start, Ordering::Relaxed);
+        }
+        self.sleep.announce(kind, needed)
+    }
+
+    /// Returns how many CQEs count for the present sleepers, if the CQ's tail is `tail`. CQEs that
+    /// another thread has consumed during the waits count, too. At least 1.
+    #[inline(always)]
+    pub fn count(&self, tail: u32) -> u32 {
+        tail.wrapping_sub(self.wait_start.load(Ordering::Relaxed)).max(1)
     }
 
     /// Wakes all sleepers on the futex. If there are none, wakes the leader, which sleeps on the
@@ -49,11 +77,11 @@ impl Wakers {
         target != Wake::NoSleeper && self.carry_out(target)
     }
 
-    /// Wakes sleepers for CQEs that were published before the lock was released. `ready`: number of
-    /// CQEs in the CQ. Sleepers that need more completions stay asleep.
+    /// Wakes sleepers for CQEs that were published before the lock was released. Sleepers that need
+    /// more than `count` CQEs stay asleep.
     #[inline(always)]
-    pub fn wake_all(&self, ready: u32) {
-        while self.wake_target(ready) {}
+    pub fn wake_all(&self, count: u32) {
+        while self.wake_target(count) {}
     }
 
     /// Wakes the thread that watches the ring's epoll set: the leader of the waiters, or the ring

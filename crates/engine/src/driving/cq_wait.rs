@@ -35,13 +35,14 @@ use usring_sys::{Errno, signals, timer_slack};
 const POLLS: u32 = 16;
 
 /// Longest single sleep, in nanoseconds. A limit is needed on a ring that becomes shared: another
-/// process may choose this sleeper as the one to wake, and die before it wakes the sleeper.
+/// process may choose this sleeper as the one to wake, and die before it wakes the sleeper. A limit
+/// is also needed if two threads begin to sleep at once (`Wakers::wait_start`).
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// How a wait on the CQ has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CqWait {
-    /// The CQ holds enough CQEs. Or the call's time is up or a signal came, and the CQ holds at
+    /// Enough CQEs have come. Or the call's time is up or a signal came, and the CQ holds at
     /// least one CQE.
     Over,
     /// Another process has begun to use the ring. The caller continues by `wait::wait`, which also
@@ -52,7 +53,8 @@ pub(crate) enum CqWait {
 /// Waits for `call.completions` CQEs on a ring that no other process uses. Returns `EINTR` and
 /// `ETIME` only if the CQ is empty.
 pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
-    if ring.memory.ready() >= call.completions {
+    call.consumed.get_or_insert(ring.memory.consumed());
+    if call.arrived(ring) >= call.completions {
         return Ok(CqWait::Over);
     }
     if probes::is_on(ring) {
@@ -68,13 +70,13 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
 /// Waits in three steps: sleeps by a timer, polls the CQ, and sleeps until the SQ thread wakes it.
 /// Skips the timer or the polling if the estimates say that this step saves no time.
 fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut WaitRecord) -> Result<CqWait, Errno> {
-    let (waits, wanted) = (&ring.cq_waits, call.completions);
+    let waits = &ring.cq_waits;
     let sleep_span = waits.timer_sleep();
     if sleep_span != 0 {
         record.asleep += sleep_by_timer(ring, call, sleep_span)?;
         let late = lateness(Ticks::now().since(start), sleep_span);
         set(&waits.late, (7 * get(&waits.late) + late) / 8);
-        if ring.memory.ready() >= wanted {
+        if call.arrived(ring) >= call.completions {
             record.outcome = Outcome::Overslept;
             return Ok(CqWait::Over);
         }
@@ -82,7 +84,7 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut Wai
     let elapsed = Ticks::now().since(start);
     let budget = waits.poll(elapsed);
     if budget != 0 {
-        let found = poll(ring, wanted, budget);
+        let found = poll(ring, call, budget);
         record.polling = Ticks::now().since(start) - elapsed;
         record.outcome = if found { Outcome::Seen } else { Outcome::Missed };
         if found {
@@ -104,7 +106,7 @@ fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
 /// Sleeps by a timer, at most until the call's deadline. Returns the processor time that the sleep
 /// took, in nanoseconds. Errors: `EINTR` and `ETIME`, if the CQ is empty.
 fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result<Nanoseconds, Errno> {
-    let left = match wait::time_left(call, ring.memory.ready(), None) {
+    let left = match wait::time_left(call, call.arrived(ring), None) {
         Ok(left) => left.unwrap_or(span),
         Err(error) => return or_what_there_is(ring, error).map(|_| 0),
     };
@@ -115,12 +117,12 @@ fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result
     }
 }
 
-/// Polls the CQ for at most `budget` nanoseconds. Returns whether the CQ holds `wanted` CQEs.
-fn poll(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
+/// Polls the CQ for at most `budget` nanoseconds. Returns whether enough CQEs have come.
+fn poll(ring: &Ring, call: &WaitCall, budget: Nanoseconds) -> bool {
     let start = Ticks::now();
     while !signals::interrupted() && Ticks::now().since(start) < budget {
         for _ in 0..POLLS {
-            if ring.memory.ready() >= wanted {
+            if call.arrived(ring) >= call.completions {
                 return true;
             }
             core::hint::spin_loop();
@@ -134,19 +136,19 @@ fn poll(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
 fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
     let word = &ring.wakers.sleep;
     loop {
-        let ready = ring.memory.ready();
-        if ready >= call.completions {
+        let arrived = call.arrived(ring);
+        if arrived >= call.completions {
             return Ok(CqWait::Over);
         }
         if ring.is_shared() {
             return Ok(CqWait::IsShared);
         }
-        let span = match wait::time_left(call, ready, None) {
+        let span = match wait::time_left(call, arrived, None) {
             Ok(span) => span,
             Err(error) => return or_what_there_is(ring, error),
         };
-        let ticket = word.announce(Sleeper::Futex, call.completions);
-        let slept = if ring.memory.ready() < call.completions {
+        let ticket = ring.wakers.announce(Sleeper::Futex, call.completions, call.start(&ring.memory));
+        let slept = if call.arrived(ring) < call.completions {
             let span = span.map_or(LONGEST_SLEEP, |span| span.min(LONGEST_SLEEP));
             usring_sys::wait::futex(word.futex(), ticket.futex_value(), Some(span))
         } else {

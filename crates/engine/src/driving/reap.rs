@@ -95,7 +95,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
 fn publish_early(locked: &mut LockedRing) {
     locked.queues.cq.publish_early();
     // No barrier is needed: a sleeper that is missed here is woken at the end of the batch.
-    locked.ring.wakers.wake_all(locked.ring.memory.ready());
+    locked.ring.wakers.wake_all(locked.count_for_sleepers());
 }
 
 /// Submits the requests that wait for a free slot of the channel (the ring's queue pair on a

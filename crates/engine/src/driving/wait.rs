@@ -10,6 +10,7 @@ use crate::probes;
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::waiting::fast_poll;
 use alloc::sync::Arc;
+use usring_ring::Memory;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::epoll::Event;
 use usring_sys::kernel_aio::Waiter;
@@ -32,11 +33,25 @@ pub(crate) struct WaitCall {
     pub minimum: Option<Nanoseconds>,
     /// Signal mask while the waiter sleeps.
     pub mask: Option<u64>,
-    /// The head of the CQ when this wait began. `None`: not read yet.
+    /// The head of the CQ when this wait began. CQEs count from there, even if another thread
+    /// consumes them. `None`: not read yet.
     pub consumed: Option<u32>,
     /// Whether to return as soon as a request is in flight on a device, because the caller is going
     /// to poll for it.
     pub until_devices: bool,
+}
+
+impl WaitCall {
+    /// Returns the head of the CQ when this wait began.
+    pub fn start(&self, memory: &Memory) -> u32 {
+        self.consumed.unwrap_or_else(|| memory.consumed())
+    }
+
+    /// Returns the number of CQEs that have come since this wait began, or that were there. CQEs
+    /// that another thread has consumed count, too. The caller needs no lock.
+    pub fn arrived(&self, ring: &Ring) -> u32 {
+        ring.memory.published_since(self.start(&ring.memory))
+    }
 }
 
 /// Waits until the conditions of `call` hold, or a TIMEOUT request has expired or reached its
@@ -67,7 +82,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         let consumed = *call.consumed.get_or_insert(locked.queues.cq.consumed());
         let begins = core::mem::take(&mut is_first);
         complete_and_publish(&mut locked, call.completions, &mut polled, begins, hurries);
-        let ready = ready(&locked, consumed);
+        let ready = locked.queues.cq.arrived_since(consumed);
         let timed_out = *ended.get_or_insert(locked.waiting.timeouts.ended) != locked.waiting.timeouts.ended;
         let is_to_poll = call.until_devices && locked.devices.queues.in_flight() > 0;
         if ready >= call.completions || timed_out || is_to_poll {
@@ -132,16 +147,6 @@ fn has_lost_thread(locked: &LockedRing) -> bool {
         locked.queues.sq.need_wakeup();
     }
     is_lost
-}
-
-/// Returns the number of CQEs that count for a wait. `consumed`: the CQ's head when the wait began.
-#[inline(always)]
-fn ready(locked: &LockedRing, consumed: u32) -> u32 {
-    match locked.ring.is_shared() {
-        // A CQE that came during this wait counts, even if another process has consumed it.
-        true => locked.queues.cq.published_since(consumed),
-        false => locked.queues.cq.ready(),
-    }
 }
 
 /// Lets a request continue that `usring run --order` holds back, before the waiter sleeps. Returns
@@ -297,15 +302,17 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
 }
 
 /// Returns how many completions have to arrive before a waker wakes this waiter. On a ring that
-/// defers task work, these are further completions. On any other ring, CQEs that are already in the
-/// CQ count, too.
+/// defers task work, these are further completions. On any other ring, CQEs that came before, since
+/// the wait's start, count, too.
 fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     if !locked.ring.defers_task_work() {
         return call.completions;
     }
     match locked.queues.consumer.stop() {
         Rest::OutOfReach => 1,
-        Rest::Nothing | Rest::Entries => call.completions.saturating_sub(locked.queues.cq.ready()).max(1),
+        Rest::Nothing | Rest::Entries => {
+            call.completions.saturating_sub(locked.queues.cq.arrived_since(call.start(&locked.ring.memory))).max(1)
+        }
     }
 }
 
@@ -342,7 +349,7 @@ fn gather<'a>(
     if !ring.defers_task_work() || locked.waiting.polls.armed() == 0 || call.mask.is_some() || call.minimum.is_some() {
         return Ok(Some(locked));
     }
-    let ready = locked.queues.cq.ready();
+    let ready = locked.queues.cq.arrived_since(call.start(&ring.memory));
     let Some(pause) = rate.pause(ready, call.completions - ready) else { return Ok(Some(locked)) };
     if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
         return Ok(Some(locked));
@@ -351,7 +358,7 @@ fn gather<'a>(
     // it has just published.
     locked.wake_others();
     let needed = needed(&mut locked, call);
-    let ticket = ring.wakers.sleep.announce(Sleeper::Futex, needed);
+    let ticket = ring.wakers.announce(Sleeper::Futex, needed, call.start(&ring.memory));
     locked.release(Exit::Pause);
     let pause = span.map_or(pause, |span| span.min(pause));
     let slept = match ring.task_work.is_empty() {
@@ -420,7 +427,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     match waiter.filter(|_| leads) {
         Some((waiter, most)) => sleep_for_completions(locked, (&waiter, needed.min(most)), needed, span),
         None => {
-            let ticket = ring.wakers.sleep.announce(kind, needed);
+            let ticket = ring.wakers.announce(kind, needed, call.start(&ring.memory));
             // On a shared ring the ring watcher watches the files during this sleep.
             locked.release(if is_shared { Exit::Finished } else { Exit::Pause });
             sleep_announced(&ring, ticket, leads.then_some(set), call, span)

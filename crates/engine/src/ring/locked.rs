@@ -147,13 +147,14 @@ impl<'a> LockedRing<'a> {
 
     /// Wakes sleepers for the CQEs that were published, and keeps the lock.
     pub fn wake_others(&mut self) {
-        if let Some(ready) = self.take_published() {
-            self.ring.wakers.wake_all(ready);
+        if let Some(count) = self.take_published() {
+            self.ring.wakers.wake_all(count);
         }
     }
 
-    /// Returns how many CQEs are ready, if sleepers have to be woken for new ones. A sleeper wakes
-    /// if it waits for at most this number of CQEs. `u32::MAX` wakes all sleepers, in these cases:
+    /// Returns how many CQEs count for the sleepers, if they have to be woken for new ones. A
+    /// sleeper wakes if it waits for at most this number of CQEs. `u32::MAX` wakes all sleepers, in
+    /// these cases:
     ///
     /// - A timeout has expired, by time or by count, which ends every wait.
     /// - There is a backlog, which only a woken waiter moves into the CQ.
@@ -170,7 +171,14 @@ impl<'a> LockedRing<'a> {
             return Some(self.published_for_all());
         }
         let wakes_all = ended || self.queues.cq.has_overflow() || self.ring.defers_task_work();
-        Some(if wakes_all { u32::MAX } else { self.queues.cq.ready() })
+        Some(if wakes_all { u32::MAX } else { self.count_for_sleepers() })
+    }
+
+    /// Returns how many published CQEs count for the sleepers: those after the CQ's head at the
+    /// start of their waits. For an AIO context, counts the events that the program can take now.
+    pub fn count_for_sleepers(&self) -> u32 {
+        let cq = &self.queues.cq;
+        if self.ring.memory.layout().has_events() { cq.ready() } else { self.ring.wakers.count(cq.published()) }
     }
 
     /// In the journal (the shared ring's list of requests), frees the slots of requests whose CQEs
@@ -198,8 +206,8 @@ impl<'a> LockedRing<'a> {
         let published = self.take_published();
         let ring = self.ring;
         drop(self.state);
-        if let Some(ready) = published {
-            ring.wakers.wake_all(ready);
+        if let Some(count) = published {
+            ring.wakers.wake_all(count);
         }
         self.release_check
     }
