@@ -585,26 +585,3 @@ case!(polled_send_comes_before_successors => "
     cqe 2: 8
     cqe 3: 8
 ");
-
-/// A chain on a ring that defers task work. The submission does not ask for events.
-fn chain_on_a_deferring_ring(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, ring::DEFER);
-    ring.push(nop(1).linked());
-    ring.push(nop(2));
-    t.result("submit", ring.submit());
-    t.in_order(&ring.reap());
-    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
-    t.in_order(&ring.reap());
-}
-case!(chain_on_a_deferring_ring => "
-    submit = 2
-    cqe 1: 0
-    get events = 0
-    cqe 2: 0
-", usring => "
-    submit = 2
-    cqe 1: 0
-    cqe 2: 0
-    get events = 0
-    no cqe
-", because "the call that submits a chain also starts its later requests");

@@ -569,3 +569,26 @@ fn own_write_is_seen_after_many_waits(t: &mut Transcript) {
     t.say(format_args!("{seen} of 20"));
 }
 case!(own_write_is_seen_after_many_waits => "20 of 20");
+
+/// A chain on a ring that defers task work. The submission does not ask for events.
+fn chain_on_a_deferring_ring(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, ring::DEFER);
+    ring.push(nop(1).linked());
+    ring.push(nop(2));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}
+case!(chain_on_a_deferring_ring => "
+    submit = 2
+    cqe 1: 0
+    get events = 0
+    cqe 2: 0
+", usring => "
+    submit = 2
+    cqe 1: 0
+    cqe 2: 0
+    get events = 0
+    no cqe
+", because "the call that submits a chain also starts its later requests");
