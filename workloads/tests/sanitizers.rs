@@ -1,6 +1,7 @@
 //! Tests of requests' memory in programs that are built with AddressSanitizer, under `--check`, and
 //! in programs that Valgrind runs. The planted bugs, and their fixed twins, are in
-//! `programs/sanitized.c` and `programs/memcheck.c`.
+//! `programs/sanitized.c` and `programs/memcheck.c`. With `programs/handed_over.c`, also tests that
+//! ThreadSanitizer knows how rings order threads.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -155,5 +156,27 @@ fn programs_that_use_rings_rightly_have_no_errors_under_valgrind() {
         let run = run.current_dir(&stage.path("")).args(["-q", "--error-exitcode=9"]);
         let finished = run.arg(program).finish().succeeded();
         assert_eq!(finished.stdout, format!("{checks} checks hold\n"), "{}", finished.report());
+    }
+}
+
+/// The ways in which `handed_over.c` hands memory over by a ring.
+const WAYS: [&str; 7] = ["wait", "write", "peek", "look", "event", "message", "sq-thread"];
+
+#[test]
+fn thread_sanitizer_knows_that_rings_order_threads() {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile("handed_over.c", &["-g", "-luring", "-fsanitize=thread"]);
+    let run = |words: &[&str]| {
+        let run = stage.program(World::Denied, &program).env("TSAN_OPTIONS", "atexit_sleep_ms=0").limit(LIMIT);
+        run.current_dir(&stage.path("")).args(words).finish()
+    };
+    let place = format!("handed_over.c:{}", line_of("handed_over.c", "the race"));
+    for way in WAYS {
+        let ordered = run(&[way]).succeeded();
+        assert!(!ordered.stderr.contains("ThreadSanitizer"), "{}", ordered.report());
+        let racing = run(&[way, "race"]);
+        assert!(racing.stderr.contains("ThreadSanitizer: data race"), "{}", racing.report());
+        assert!(racing.stderr.contains(&place), "no {place}: {}", racing.report());
     }
 }

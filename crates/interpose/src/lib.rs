@@ -39,3 +39,4 @@ mod signals;
 mod start;
 mod swap;
 mod trace;
+mod tsan;

@@ -147,6 +147,12 @@ impl Ring {
         memory.duplicate(length, behind)
     }
 
+    /// Returns the distance of the CQ's tail from the start of the memory that the program maps at
+    /// the offset `IORING_OFF_CQ_RING`.
+    pub fn cq_tail_offset(&self) -> u64 {
+        self.memory.layout().cq_offsets(0).tail.into()
+    }
+
     /// Closes the ring, because its last descriptor in this process was closed. Cancels the
     /// requests in flight and does not wait for them. If other processes use the ring, the requests
     /// continue instead. Does nothing to a `Ring` that an ancestor of this process made.

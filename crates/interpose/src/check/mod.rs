@@ -11,9 +11,9 @@ mod hooks;
 
 use crate::call::{Call, Outcome};
 use crate::files::{descriptors, rings};
-use crate::memcheck;
 use crate::process::{self, environment};
 use crate::runtime::message;
+use crate::{memcheck, tsan};
 use core::sync::atomic::{AtomicBool, Ordering};
 use usring_check::{Mode, Registers};
 use usring_engine::observers;
@@ -45,7 +45,7 @@ fn see_enter() {
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {
-    if memcheck::learn()? {
+    if memcheck::learn()? | tsan::learn()? {
         see_enter();
     }
     let Some((path, aborts)) = environment::checking() else { return Ok(()) };
@@ -68,7 +68,8 @@ pub fn learn() -> Result<(), &'static str> {
 #[cold]
 #[inline(never)]
 pub fn enter(call: &mut Call) -> Outcome {
-    memcheck::around(|| {
+    let object = tsan::begin(call);
+    let outcome = memcheck::around(|| {
         if !is_on() {
             return rings::enter(call).into();
         }
@@ -76,7 +77,9 @@ pub fn enter(call: &mut Call) -> Outcome {
         let outcome = rings::enter(call).into();
         usring_check::end_call();
         outcome
-    })
+    });
+    tsan::end(object);
+    outcome
 }
 
 /// Bytes between an entry point's frame and the program's stack pointer. At a `syscall` instruction

@@ -185,7 +185,7 @@ pub fn map(call: &mut Call) -> Outcome {
         if address != 0 || flags & (linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE) != 0 {
             return Err(Errno::EINVAL);
         }
-        let mapped = file.ring.map(offset, width::size(length))?;
+        let mapped = file.map(offset, width::size(length))?;
         protect(mapped, length, width::low(protection))?;
         Ok(mapped as u64)
     });

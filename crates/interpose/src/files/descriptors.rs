@@ -22,6 +22,7 @@ use usring_engine::Ring;
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, eventfd, hazard, width};
+use usring_uapi::io_uring as abi;
 
 /// Bit that marks the table entry of an inherited ring. The rest of the entry is the address of the
 /// parent's `File`, in the child's copy of memory. No thread of the child owns or frees that
@@ -53,6 +54,8 @@ pub struct File {
     /// The id of the ring's eventfd ([`eventfd_id`]). It is 0 until dup2(2) gives the ring a number
     /// below the reserved range.
     identity: AtomicU64,
+    /// Address at which the program has mapped the CQ; 0 if it has not.
+    cq_address: AtomicU64,
 }
 
 /// Result of looking up which ring a descriptor number refers to.
@@ -68,7 +71,27 @@ impl File {
     pub fn new(ring: Arc<Ring>) -> Arc<File> {
         UNWATCHED.fetch_add(1, Ordering::Relaxed);
         let watched = AtomicBool::new(false);
-        Arc::new(File { ring, watched, beginning: Mutex::new(()), identity: AtomicU64::new(0) })
+        let (identity, cq_address) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(File { ring, watched, beginning: Mutex::new(()), identity, cq_address })
+    }
+
+    /// Maps memory of the ring for the program: [`Ring::map`].
+    pub fn map(&self, offset: u64, length: usize) -> Result<usize, Errno> {
+        let address = self.ring.map(offset, length)?;
+        // Programs map both rings at once by the SQ's offset, or the CQ by its own later.
+        if offset == u64::from(abi::IORING_OFF_SQ_RING) || offset == u64::from(abi::IORING_OFF_CQ_RING) {
+            self.cq_address.store(address as u64, Ordering::Relaxed);
+        }
+        Ok(address)
+    }
+
+    /// Returns the address of the CQ tail in the program's mapping. If the program has not mapped
+    /// the CQ, returns another address that only this ring has.
+    pub fn cq_tail(&self) -> u64 {
+        match self.cq_address.load(Ordering::Relaxed) {
+            0 => Arc::as_ptr(&self.ring) as u64,
+            address => address + self.ring.cq_tail_offset(),
+        }
     }
 
     /// Notes that the program polls the descriptor `number`. From now on, the descriptor is

@@ -57,6 +57,17 @@ fn find(number: i32) -> Result<Using, Errno> {
     }
 }
 
+/// Returns the address of the CQ tail of the ring that an io_uring_enter call names, as
+/// [`File::cq_tail`] does.
+pub fn cq_tail(call: &Call) -> Option<u64> {
+    let [descriptor, _, _, flags, ..] = call.arguments;
+    if width::low(flags) & abi::IORING_ENTER_REGISTERED_RING != 0 {
+        // SAFETY: this closure removes none of the thread's registered rings.
+        return unsafe { registered::find(width::low(descriptor)) }.ok().map(|file| file.cq_tail());
+    }
+    find(width::int(descriptor)).ok().map(|file| file.cq_tail())
+}
+
 /// Answers io_uring_register(2).
 pub fn register(call: &Call) -> Result<u64, Errno> {
     use abi::io_uring_register_op as op;
