@@ -281,7 +281,7 @@ case!(flags => "
 ");
 
 /// Returns whether a request still holds the pipe's reading end.
-fn held(writer: &std::os::fd::OwnedFd) -> bool {
+pub(super) fn held(writer: &std::os::fd::OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 50) };

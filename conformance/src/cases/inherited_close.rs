@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
+use super::descriptor::held;
 use crate::door;
 use crate::files;
 use crate::shared;
@@ -261,4 +262,32 @@ case!(last_close_ends_a_ring_in_own_memory => "
     close = 0
     the request has ended true
     ----
+");
+
+/// The process that made a ring closes it while its request is in flight. Its child closes the last
+/// descriptor later: only that close cancels the request.
+fn last_close_in_a_child(t: &mut Transcript) {
+    let mut ring = shared::Kind::OwnMemory.ring(8, 0);
+    let shared = shared::Shared::new();
+    let (reader, writer) = files::pipe();
+    ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+    ring.submit();
+    let child = shared::child(|| {
+        door::close(reader.as_raw_fd());
+        shared.until_step(1);
+        door::close(ring.fd)
+    });
+    t.result("close", ring.close());
+    drop(reader);
+    time::long_enough_to_notice();
+    t.say(format_args!("in flight {}", held(&writer)));
+    shared.step(1);
+    shared::ended(t, child);
+    t.say(format_args!("ended {}", time::until(|| !held(&writer))));
+}
+case!(last_close_in_a_child => "
+    close = 0
+    in flight true
+    child: exit 0
+    ended true
 ");

@@ -124,6 +124,30 @@ case!(creator_closes_the_ring => "
     child: exit 0
 ");
 
+/// The process that made the ring closes it before its child has entered the ring. The SQ thread
+/// submits for the child.
+fn creator_closes_before_the_child_begins(t: &mut Transcript) {
+    let mut ring = sq_thread::ring(1);
+    let shared = Shared::new();
+    let child = shared::child(|| {
+        shared.until_step(1);
+        t.sorted(&run(&mut ring, &[nop(1)]));
+        assert!(until(|| asleep(&ring)), "the SQ thread does not fall asleep");
+        t.sorted(&run(&mut ring, &[nop(2)]));
+        0
+    });
+    t.result("close", ring.close());
+    ring.unmap();
+    shared.step(1);
+    shared::ended(t, child);
+}
+case!(creator_closes_before_the_child_begins => "
+    close = 0
+    cqe 1: 0
+    cqe 2: 0
+    child: exit 0
+");
+
 /// A child uses the ring and closes it. The SQ thread is awake, so it does not ask the other
 /// process for a wake-up.
 fn child_closes_the_ring(t: &mut Transcript) {

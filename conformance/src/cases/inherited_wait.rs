@@ -354,7 +354,19 @@ case!(waiter_behind_a_larger_count => "
     waits true
     child: exit 100
     child: exit 100
-");
+", usring => "
+    a mapped ring:
+    waits true
+    waits false
+    child: exit 100
+    child: exit 100
+    a ring in shared memory:
+    waits true
+    waits false
+    child: exit 100
+    child: exit 100
+", because
+    "a waiter returns once it has enough CQEs, whatever the waiters before it need");
 
 /// A wait with a timeout returns -ETIME while another process's request is in flight.
 fn wait_with_a_limit(t: &mut Transcript) {

@@ -2,6 +2,8 @@
 
 use crate::descriptor::{self, OwnedDescriptor};
 use crate::{Errno, SystemCall, width};
+use alloc::ffi::CString;
+use alloc::format;
 use linux_raw_sys::general as linux;
 
 pub const IN: u32 = linux::EPOLLIN;
@@ -57,6 +59,20 @@ impl Epoll {
 
     pub fn delete(&self, number: i32) -> Result<(), Errno> {
         self.control(linux::EPOLL_CTL_DEL, number, &Event::default())
+    }
+
+    /// Returns whether the set has no descriptors, by /proc. The kernel removes a descriptor's file
+    /// from the set when the file's last descriptor in all processes is closed. `None`: not known.
+    pub fn is_empty(&self) -> Option<bool> {
+        let path = CString::new(format!("/proc/self/fdinfo/{}", self.number())).ok()?;
+        let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
+        let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0, 0];
+        let file = OwnedDescriptor::from_raw(width::int(SystemCall::new(linux::__NR_openat, arguments).run().ok()?));
+        let mut text = [0u8; 256];
+        let arguments = [width::word(file.number()), text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
+        let length = width::size(SystemCall::new(linux::__NR_read, arguments).run().ok()?);
+        // The line of a descriptor begins with `tfd:`. Four lines stand before the first one.
+        Some(!text[..length].windows(4).any(|label| label == b"tfd:"))
     }
 
     /// Fills `events` with ready events and returns their number. Waits until there is one, for

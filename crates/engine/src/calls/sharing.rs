@@ -4,20 +4,13 @@
 use super::setup::new_state;
 use crate::driving::ring_watcher;
 use crate::ring::{Exit, OTHER_PROCESS, Ring};
-use crate::waiting::process_rings;
+use crate::waiting::tasks::tasks;
+use crate::waiting::{left_rings, process_rings};
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use usring_sys::mutex::Mutex;
-use usring_sys::per_process::PerProcess;
 use usring_sys::queue::queue;
 use usring_sys::{Errno, eventfd, memory_reserve, per_process};
 use usring_uapi::io_uring as abi;
-
-/// Rings that this process has closed and that other processes use. Each stays here until the
-/// requests that this process has submitted to it have completed. A ring whose SQ thread is one of
-/// this process stays for good: the SQ thread submits for the other processes.
-static LEFT: PerProcess<Mutex<Vec<Arc<Ring>>>> = PerProcess::new();
 
 impl Ring {
     /// Makes this process's `Ring` for a ring that it has inherited over fork(2). `inherited` is
@@ -59,40 +52,43 @@ impl Ring {
         }
     }
 
-    /// Stops using the ring if other processes use it. Requests of this process continue. Returns
-    /// `false` if the caller may close the ring: no other process uses it, or this process has
-    /// neither requests nor the SQ thread of the ring.
+    /// Called when this process has closed its last descriptor of the ring. Returns whether it
+    /// continues for the other processes that have descriptors of it: for the requests that this
+    /// process has submitted, or for the SQ thread. `false`: the caller ends the ring.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
         if !self.is_shared() {
+            // Other processes may have inherited the ring and not used it yet. They do not see the
+            // readiness that this process signals by its own duplicate of the descriptor.
+            self.readiness.forget();
+            let stays = !self.defers_task_work() && self.is_needed_after_close();
+            if stays {
+                left_rings::add(self, |ring| {
+                    ring.stop_sharing();
+                    ring.end();
+                });
+                tasks().wake();
+            }
+            return stays;
+        }
+        if !self.stop_sharing() {
             return false;
         }
-        if !self.control.sharing().leave() {
-            self.forget_deposits();
-            return false;
-        }
-        let stays = self.is_needed();
-        let left = LEFT.get_or_make(Mutex::default);
-        // The rings are taken off the list here, because no ring's lock may be acquired while the
-        // list is locked.
-        let mut rings = core::mem::take(&mut *left.lock());
-        let ended: Vec<_> = rings.extract_if(.., |ring| !ring.is_needed()).collect();
+        let stays = self.is_needed_after_close();
+        left_rings::end_unneeded();
         if stays {
-            rings.push(self.clone());
+            left_rings::add(self, Ring::end);
+            tasks().wake();
         }
-        left.lock().append(&mut rings);
-        ended.iter().for_each(Ring::end);
         stays
     }
 
-    /// Returns whether a ring that this process has left still needs this process: requests of this
-    /// process have not completed, or the ring's SQ thread belongs to this process.
-    fn is_needed(self: &Arc<Self>) -> bool {
-        if self.sq_thread.is_own() {
-            return true;
+    /// Removes this process from the ring's users, if the ring is shared. Returns whether other
+    /// users are left.
+    fn stop_sharing(&self) -> bool {
+        let others = self.is_shared() && self.control.sharing().leave();
+        if !others {
+            self.forget_deposits();
         }
-        let locked = self.lock();
-        let any = locked.queues.drain.outstanding() != 0;
-        locked.release(Exit::Leave);
-        any
+        others
     }
 }

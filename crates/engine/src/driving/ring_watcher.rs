@@ -23,9 +23,9 @@ use super::last_thread::LastThread;
 use crate::driving::idle_watch::{self, IdleWatch};
 use crate::driving::{ended, reap, task_work};
 use crate::ring::{LockedRing, Ring};
-use crate::waiting::process_rings;
 use crate::waiting::rights::groups;
 use crate::waiting::tasks::{Action, Mailbox, Service, tasks};
+use crate::waiting::{left_rings, process_rings};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -95,8 +95,9 @@ const CALLED_BY_PROCESS: u64 = u64::MAX - 1;
 const LAST_THREAD: u64 = u64::MAX;
 
 /// Milliseconds between two checks of things that end without an event: the program's first thread,
-/// and record locks. While the program has record locks on a file, usring's duplicate of the file
-/// stays open: close(2) would drop the locks (`sys::descriptor`).
+/// the other processes' descriptors of rings that this process has closed, and record locks. While
+/// the program has record locks on a file, usring's duplicate of the file stays open. Its
+/// close(2) would drop the locks (`sys::descriptor`).
 const CHECK_INTERVAL_MS: u16 = 1000;
 /// Nanoseconds between two attempts to move this process's backlog into the CQ of a shared ring. No
 /// other process has these CQEs.
@@ -112,7 +113,7 @@ impl Watcher {
         let mut last_thread = LastThread::new();
         loop {
             let watches_idle = !self.idle.is_empty();
-            let needs_checks = descriptor::has_parked() || last_thread.needs_checks();
+            let needs_checks = descriptor::has_parked() || last_thread.needs_checks() || left_rings::are_any();
             let most =
                 if watches_idle { Some(idle_watch::INTERVAL_MS) } else { needs_checks.then_some(CHECK_INTERVAL_MS) };
             let waited = self.set.wait(&mut events, most);
@@ -125,6 +126,7 @@ impl Watcher {
             if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_CHECKS) {
                 threads_checked_at = idle_checked_at;
                 descriptor::close_unlocked();
+                left_rings::end_unneeded();
                 last_thread.check(&self.set, LAST_THREAD);
             }
             let Ok(count) = waited else { continue };

@@ -32,6 +32,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use usring_ring::{Control, Journal, Memory, Registrations};
 use usring_sys::Errno;
+use usring_sys::epoll::Epoll;
 use usring_sys::mutex::Mutex;
 use usring_sys::process_mutex::ProcessMutex;
 use usring_sys::process_number;
@@ -93,6 +94,9 @@ pub struct Ring {
     /// Descriptor number of the eventfd that wakes the ring watcher of the process that made the
     /// ring. Children inherit the descriptor. −1: the children cannot wake that ring watcher.
     pub(crate) creators_watcher: i32,
+    /// An epoll set that shows whether a process has a descriptor of the ring, after this process
+    /// has closed its own: see `waiting::left_rings`.
+    pub(crate) witness: Mutex<Option<Epoll>>,
     state: ProcessMutex<RingState, View<AtomicU32>>,
 }
 
@@ -167,6 +171,7 @@ impl Ring {
             takes_part: AtomicBool::new(false),
             seen_notices: AtomicU32::new(0),
             creators_watcher: -1,
+            witness: Mutex::new(None),
             state,
         }
     }

@@ -17,7 +17,9 @@
 //! - `lone_wait`: how long to poll for a single transfer.
 //!
 //! `process_rings` lets the processes of a shared ring wake each other's ring watchers, and
-//! `shared_registrations` lets them use each other's registrations. `tasks` makes the ring watcher
+//! `shared_registrations` lets them use each other's registrations. `earlier_requests` publishes a
+//! process's requests to them. `left_rings` has the rings that this process has closed and that
+//! other processes have open. `tasks` makes the ring watcher
 //! start threads. `idle_threads` counts the threads of a pool. `watchdog` interrupts a driver's
 //! system call that sleeps while the driver holds its ring's lock (`stuck_calls`). `cancel` ends a
 //! request's wait. The threads that complete the requests are in `driving`.
@@ -30,6 +32,7 @@ pub(crate) mod earlier_requests;
 pub(crate) mod expected;
 pub(crate) mod fast_poll;
 pub(crate) mod idle_threads;
+pub(crate) mod left_rings;
 pub(crate) mod lone_wait;
 mod open_channels;
 pub(crate) mod order;

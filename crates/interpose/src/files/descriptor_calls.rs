@@ -7,10 +7,11 @@
 //! it must not close them either. (Its exec closes its copies of them.)
 
 use crate::call::{Call, Outcome};
-use crate::files::descriptors::{self, Found};
+use crate::files::descriptors::{self, File, Found};
 use crate::files::numbers::duplicate_reserved;
 use crate::files::{device_calls, devices};
 use crate::process;
+use alloc::vec::Vec;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, width};
@@ -45,9 +46,17 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     // The number is removed from the table before it is closed. In the other order, the kernel
     // could give the number to another file while the table still names a ring.
     let file = descriptors::remove(number);
+    note_close(file.as_deref(), number);
     let closed = descriptor::close(number);
     drop(file);
     Some(closed)
+}
+
+/// Notifies a ring that one of its numbers is about to be closed.
+fn note_close(file: Option<&File>, number: i32) {
+    if let Some(file) = file {
+        file.ring.note_close(number);
+    }
 }
 
 /// Returns whether the table may record this number as a device's. Does not examine the number's
@@ -85,8 +94,15 @@ pub fn close_range(call: &mut Call) -> Outcome {
 }
 
 fn close_piece(first: u32, last: u32, flags: u64) -> Result<u64, Errno> {
+    let mut removed = Vec::new();
     if process::is_own() {
-        descriptors::known_between(first, last).for_each(|number| drop(descriptors::remove(number)));
+        // The rings are closed after their numbers, because a ring whose last number is open in
+        // another process continues.
+        removed.extend(descriptors::known_between(first, last).filter_map(|number| {
+            let file = descriptors::remove(number);
+            note_close(file.as_deref(), number);
+            file
+        }));
     }
     SystemCall::new(linux::__NR_close_range, [u64::from(first), u64::from(last), flags, 0, 0]).run_once()
 }
