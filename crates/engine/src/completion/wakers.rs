@@ -21,11 +21,10 @@ pub(crate) struct Wakers {
     /// Without an epoll set, `number` is −1.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
-    /// The CQ's head at the start of a wait: the wait of the first of the present sleepers, or an
-    /// earlier one. [`Wakers::count`] counts CQEs from this index. If the index is too old, a
-    /// sleeper wakes too early, but never too late. A hint: two threads that begin to sleep at once
-    /// without the ring's lock (`driving::cq_wait`) may store the later index. Their sleeps are
-    /// short.
+    /// The oldest index of the CQ from which a present sleeper counts CQEs, or an older index. If
+    /// it is too old, a sleeper wakes too early, but never too late. A hint: two threads that begin
+    /// to sleep at once without the ring's lock (`driving::cq_wait`) may store the later index.
+    /// Their sleeps are short.
     wait_start: AtomicU32,
     /// The kernel AIO context in which the leader sleeps, if it does not sleep on the epoll set.
     pub completions: SleepPlace<Waiter>,
@@ -54,9 +53,8 @@ impl Wakers {
     /// Announces a sleep until the CQ has had `needed` CQEs since its head was `start`. See
     /// [`SleepWord::announce`].
     pub fn announce(&self, kind: Sleeper, needed: u32, start: u32) -> Ticket {
-        if !self.sleep.has_sleeper() {
-            self.wait_start.store(start, Ordering::Relaxed);
-        }
+        let others = self.sleep.has_sleeper().then(|| self.wait_start.load(Ordering::Relaxed));
+        self.wait_start.store(oldest(start, others), Ordering::Relaxed);
         self.sleep.announce(kind, needed)
     }
 
@@ -100,5 +98,23 @@ impl Wakers {
             Wake::Epoll => self.wake_watcher(),
         }
         true
+    }
+}
+
+/// Returns the older of two indices of the CQ. `None`: there is no second one.
+fn oldest(start: u32, others: Option<u32>) -> u32 {
+    others.filter(|others| others.wrapping_sub(start).cast_signed() < 0).unwrap_or(start)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::oldest;
+
+    #[test]
+    fn sleepers_count_from_the_oldest_start_of_their_waits() {
+        assert_eq!(oldest(7, None), 7, "a single sleeper");
+        assert_eq!(oldest(7, Some(5)), 5, "a sleeper beside one that waits for longer");
+        assert_eq!(oldest(5, Some(7)), 5, "a sleeper that sleeps again");
+        assert_eq!(oldest(1, Some(u32::MAX)), u32::MAX, "the index has wrapped");
     }
 }
