@@ -43,7 +43,7 @@ int main(void)
 	sqe = io_uring_get_sqe(&ring);
 	io_uring_prep_timeout(sqe, &hour, 0, 0);
 	sqe->user_data = 0x79;
-	if (io_uring_submit(&ring) != 3)
+	if (io_uring_submit(&ring) != 3) /* submission */
 		return 2;
 	process = fork();
 	if (process == 0)

@@ -8,6 +8,7 @@
 //! | `chains` | chains that a short transfer broke |
 //! | `stack` | copies of a thread's stack, from which the launcher finds the callers |
 //! | `shadow` | AddressSanitizer's shadow memory, in programs that have it |
+//! | `stacks` | the stacks of the requests in flight, for other processes |
 //! | `log`, `format` | findings in a file that the launcher reads |
 //!
 //! A finding must be real. Where the checker cannot tell a mistake from an intention, it stays
@@ -26,6 +27,7 @@ mod memory;
 mod requests;
 pub mod shadow;
 mod stack;
+pub mod stacks;
 mod watch;
 
 pub use log::{Mode, start};

@@ -114,7 +114,7 @@ impl Findings {
     }
 }
 
-fn process() -> u32 {
+pub(crate) fn process() -> u32 {
     width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0))
 }
 

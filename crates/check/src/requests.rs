@@ -49,6 +49,8 @@ pub(crate) struct InFlight {
     pub chain: u64,
     /// The call that closed the request's file before the request was complete, and the file.
     pub closed: Option<(Arc<Stack>, FileIdentity)>,
+    /// The slot in which the stack of the submission is shared ([`crate::stacks`]).
+    pub shared_stack: Option<u16>,
     /// The entries of the table of poisoned memory ([`crate::shadow`]) for this request.
     pub poisoned: Vec<u16>,
     /// Whether a finding was made about the request's memory, so that no further finding is made.

@@ -22,7 +22,7 @@ pub struct Registers {
 pub(crate) struct Stack(pub CopiedStack);
 
 /// Maximum number of bytes of a stack that are copied.
-const MOST_BYTES: usize = 8192;
+pub(crate) const MOST_BYTES: usize = 8192;
 /// Bytes that are copied at a time, up to the end of the stack's mapping.
 const PIECE: usize = 1024;
 /// Maximum number of copied stacks of a process at one time. For a further stack only the registers

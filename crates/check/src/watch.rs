@@ -4,11 +4,12 @@
 
 use crate::chains::Chains;
 use crate::format::Kind;
-use crate::log::{Findings, Found};
+use crate::log::{self, Findings, Found};
 use crate::memory::{self, Frame, ReturnSlot};
 use crate::requests::{Access, InFlight, Requests};
 use crate::shadow;
 use crate::stack::{Registers, Stack};
+use crate::stacks;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -112,10 +113,14 @@ fn submitted(submitted: &Submitted) {
         held_back: submitted.held_back,
         chain: if submitted.is_linked { state.last_chain } else { 0 },
         closed: None,
+        shared_stack: None,
         poisoned: Vec::new(),
         is_reported: false,
     };
     request.slot = request.submission.as_ref().and_then(|stack| ReturnSlot::above(request.memory.first()?, &stack.0));
+    let share =
+        |stack: &Arc<Stack>| stacks::share(log::process(), submitted.ring_number, submitted.request.number, &stack.0);
+    request.shared_stack = request.submission.as_ref().and_then(share);
     state.begin_checksum(&mut request);
     state.judge_memory(&mut request);
     state.requests.in_flight.insert(submitted.request, request);
@@ -127,7 +132,7 @@ fn completed(completed: &Completed) {
     state.requests.forget_consumed(completed.request.ring, completed.consumed);
     let Some(mut request) = state.requests.in_flight.remove(&completed.request) else { return };
     state.count();
-    state.end_poison(&request);
+    state.end_flight(&request);
     state.judge_changed(&mut request, completed.result);
     state.judge_closed(&request, completed.result);
     if completed.breaks_chain {
@@ -147,7 +152,7 @@ fn closed(closed: &Closed) {
     let mut state = state();
     let (in_flight, done) = state.requests.take_ring(closed.ring, closed.consumed, closed.tail);
     state.count();
-    in_flight.iter().for_each(|request| state.end_poison(request));
+    in_flight.iter().for_each(|request| state.end_flight(request));
     for request in in_flight.iter().filter(|request| request.has_effect()) {
         state.add(Kind::Leaked, request, 0, request.first_member(), None);
     }
@@ -248,9 +253,10 @@ impl State {
         self.findings.add(&Found { kind, request, result: 0, memory, misdeed, bad: Some(bad), recorded: &recorded });
     }
 
-    /// Ends the poison of a request that is no longer in flight. Memory into which another request
-    /// reads, too, stays poisoned.
-    fn end_poison(&self, request: &InFlight) {
+    /// Ends the poison and the shared stack of a request that is no longer in flight. Memory into
+    /// which another request reads, too, stays poisoned.
+    fn end_flight(&self, request: &InFlight) {
+        request.shared_stack.into_iter().for_each(stacks::end);
         if request.poisoned.is_empty() {
             return;
         }

@@ -36,6 +36,8 @@ const FAULTS: &str = "USRING_FAULTS";
 const CRASH: &str = usring_record::format::ENVIRONMENT;
 /// Mode of `--check` and path of the file of findings.
 const CHECK: &str = "USRING_CHECK";
+/// Path of the memory in which the stacks of requests in flight are shared.
+const STACKS: &str = "USRING_CHECK_STACKS";
 /// Path of the memory in which requests are recorded.
 const TRACE: &str = "USRING_TRACE";
 /// The options of the run's swapped memory.
@@ -57,7 +59,7 @@ const RUNTIME: &str = "USRING_RUNTIME";
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
 /// The variables that the library's constructor removes, except [`PAD`].
-const OF_LIBRARY: [&str; 18] = [
+const OF_LIBRARY: [&str; 19] = [
     PROBE,
     NO_PATCH,
     POLLING_ENTER,
@@ -68,6 +70,7 @@ const OF_LIBRARY: [&str; 18] = [
     FAULTS,
     CRASH,
     CHECK,
+    STACKS,
     TRACE,
     SWAP,
     SWAP_SOCKET,
@@ -87,7 +90,7 @@ impl Environment {
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
             let ours = [PROBE, STATISTICS, DEVICES, FAULTS, CRASH, CHECK, TRACE, SWAP, SWAP_SOCKET, SWAP_STATISTICS];
-            ours.iter().chain(&[STRICT, VALGRIND, RUNTIME, PAD]).any(|ours| name == *ours)
+            ours.iter().chain(&[STRICT, STACKS, VALGRIND, RUNTIME, PAD]).any(|ours| name == *ours)
         };
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
@@ -168,6 +171,10 @@ impl Environment {
 
     pub fn check(&mut self, text: &str) {
         *self.entry(CHECK) = text.into();
+    }
+
+    pub fn stacks(&mut self, path: &str) {
+        *self.entry(STACKS) = path.into();
     }
 
     pub fn trace(&mut self, text: &str) {

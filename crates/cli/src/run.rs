@@ -8,7 +8,7 @@
 //! - The address space is limited.
 //! - Swapped memory is on a back end.
 
-use super::check::{CheckOption, Findings};
+use super::check::{CheckOption, Findings, SharedStacks};
 use super::devices::{self, Connected, Devices};
 use super::environment::Environment;
 use super::executable::{self, Executable};
@@ -317,11 +317,7 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(statistics) = &statistics {
         environment.statistics(&statistics.path());
     }
-    let findings = options.check.map(Findings::create).transpose()?;
-    if let Some(findings) = &findings {
-        environment.check(&findings.text());
-    }
-    let trace = trace_of(options, &mut environment)?;
+    let Observed { findings, trace, _stacks } = Observed::create(options, &mut environment)?;
     let launch = Launch::new(&options.command, executable, environment, options.denies_kernel())?;
     let mut process = 0;
     let ended = supervisor.run(&launch, |program| {
@@ -443,11 +439,27 @@ fn faults_of(options: &Options, environment: &mut Environment) -> Result<Option<
     Ok(Some(faults))
 }
 
-/// Makes the memory of the run's trace, and passes its path to the program's processes.
-fn trace_of(options: &Options, environment: &mut Environment) -> Result<Option<Trace>, Failure> {
-    let trace = options.trace.as_ref().map(Trace::create).transpose()?;
-    trace.iter().for_each(|trace| environment.trace(&trace.text()));
-    Ok(trace)
+/// The files in which the program's processes record what they observe of their requests.
+struct Observed {
+    findings: Option<Findings>,
+    trace: Option<Trace>,
+    /// Held until the end of the run, for `usring ctl requests`.
+    _stacks: Option<SharedStacks>,
+}
+
+impl Observed {
+    /// Makes the files that the options need, and passes their paths to the program's processes.
+    fn create(options: &Options, environment: &mut Environment) -> Result<Observed, Failure> {
+        let findings = options.check.map(Findings::create).transpose()?;
+        findings.iter().for_each(|findings| environment.check(&findings.text()));
+        let trace = options.trace.as_ref().map(Trace::create).transpose()?;
+        trace.iter().for_each(|trace| environment.trace(&trace.text()));
+        // `usring ctl requests` reads the stacks, and needs a trace.
+        let shares_stacks = findings.is_some() && trace.is_some();
+        let stacks = shares_stacks.then(SharedStacks::create).transpose()?;
+        stacks.iter().for_each(|stacks| environment.stacks(&stacks.path()));
+        Ok(Observed { findings, trace, _stacks: stacks })
+    }
 }
 
 /// Runs the hidden subcommand `denied`: executes a program for which io_uring is denied.

@@ -19,15 +19,15 @@ fn printed(output: Output) -> String {
 }
 
 fn start(stage: &Stage, trace: &str) -> (Started, OwnedFd) {
-    start_with(stage, format!("--trace={}", stage.path(trace).display()))
+    start_with(stage, &[format!("--trace={}", stage.path(trace).display())])
 }
 
 /// Starts a program whose requests wait. The program ends when the test closes the returned pipe.
-fn start_with(stage: &Stage, option: String) -> (Started, OwnedFd) {
+fn start_with(stage: &Stage, options: &[String]) -> (Started, OwnedFd) {
     require(&LIBURING);
-    let program = stage.compile("waiting_requests.c", &["-luring"]);
+    let program = stage.compile("waiting_requests.c", &["-g", "-luring"]);
     let (input, end) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
-    let run = stage.program_with(World::Transparent, &[option], program);
+    let run = stage.program_with(World::Transparent, options, program);
     let mut started = run.stdin(input.into()).start();
     assert_eq!(started.wait_for_line(Duration::from_secs(60)), "waiting");
     (started, end)
@@ -54,6 +54,34 @@ fn ctl_requests_lists_what_a_traced_program_waits_for() {
         assert!(line.contains(call) && line.ends_with(state), "{line}");
     }
     assert!(!text.contains("poll_add"), "the child and its ring are gone: {text}");
+    drop(end);
+    started.finish().succeeded();
+}
+
+#[test]
+fn ctl_requests_shows_the_stacks_of_a_checked_program() {
+    if has_no_usring() {
+        return;
+    }
+    let stage = Stage::new();
+    let trace = format!("--trace={}", stage.path("out.trace").display());
+    let (started, end) = start_with(&stage, &["--check".into(), trace]);
+    let run = started.id().to_string();
+    let text = printed(usring(&stage, &["ctl", "requests", "--run", &run]));
+    let source = std::fs::read_to_string(Stage::script("waiting_requests.c")).unwrap();
+    let line = source.lines().position(|line| line.contains("/* submission */")).unwrap() + 1;
+    for user_data in ["0x77", "0x78", "0x79"] {
+        let stack = text.split_once(&format!("user_data {user_data}) was submitted at\n"));
+        let stack = stack.unwrap_or_else(|| panic!("no stack of {user_data}: {text}")).1;
+        let main = stack.lines().find(|line| line.trim_start().starts_with("main ")).unwrap_or_default();
+        assert!(main.ends_with(&format!("waiting_requests.c:{line}")), "{text}");
+    }
+    // A process's id names its run, and limits the list.
+    let process = text.lines().nth(2).and_then(|line| line.split_whitespace().nth(2)).unwrap();
+    let of_process = printed(usring(&stage, &["ctl", "requests", process]));
+    assert!(of_process.starts_with(&format!("run {run}: 3 requests are in flight\n")), "{of_process}");
+    let of_launcher = printed(usring(&stage, &["ctl", "requests", "--run", &run, &run]));
+    assert_eq!(of_launcher, format!("run {run}: no request is in flight\n"));
     drop(end);
     started.finish().succeeded();
 }
@@ -123,7 +151,7 @@ fn ctl_metrics_prints_and_serves_the_counts_of_programs_that_run() {
         return;
     }
     let stage = Stage::new();
-    let (started, end) = start_with(&stage, "--stats".into());
+    let (started, end) = start_with(&stage, &["--stats".into()]);
     let wanted = |text: &str| {
         let lines = text.lines().filter(|line| line.contains("program=\"waiting_request\""));
         let line = lines.clone().find(|line| line.starts_with("usring_requests_submitted_total{pid=\""));

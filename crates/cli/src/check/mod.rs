@@ -2,15 +2,17 @@
 //! rings, and the report at the end of the run.
 
 mod report;
-mod stacks;
+pub mod stacks;
 
 use super::Failure;
 use super::supervise::Ended;
+use crate::memory_file;
 use crate::system_error::words;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io::{Seek, Write};
 use std::os::fd::AsRawFd;
+use usring_check::stacks::MEMORY_BYTES;
 
 /// A value of `--check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -19,6 +21,26 @@ pub enum CheckOption {
     Report,
     /// Send SIGABRT to the program at its first misuse.
     Abort,
+}
+
+/// The name that /proc/PID/fd shows for the launcher's memory of shared stacks.
+pub const STACKS_FILE: &str = "/memfd:usring-stacks (deleted)";
+
+/// The memory in which a run's processes share the stacks of their requests in flight.
+pub struct SharedStacks(File);
+
+impl SharedStacks {
+    pub fn create() -> Result<SharedStacks, Failure> {
+        let file = memory_file::sealed(c"usring-stacks", MEMORY_BYTES as u64);
+        file.map(SharedStacks).map_err(|error| {
+            Failure::new(format!("cannot make the memory for stacks ({error})", error = words(&error)))
+        })
+    }
+
+    /// Returns the path in /proc by which the program's processes open the memory.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
 }
 
 /// The file of a run's findings. It is a memory file (memfd), which disappears with its last user.

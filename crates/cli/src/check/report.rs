@@ -1,6 +1,6 @@
 //! The text about a run's findings.
 
-use super::stacks::{Caller, Symbols};
+use super::stacks::{Caller, Symbols, write_callers};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::path::Path;
@@ -174,12 +174,5 @@ fn condition(bad: BadByte) -> &'static str {
         0xf7 => "was poisoned by the program",
         0xfc => "is in a container, but behind its last element",
         _ => "must not be used",
-    }
-}
-
-fn write_callers(text: &mut String, callers: &[Caller]) {
-    let width = callers.iter().map(|caller| caller.function.len()).max().unwrap_or(0).min(40);
-    for Caller { function, place } in callers {
-        let _ = writeln!(text, "    {function:width$}  {place}");
     }
 }

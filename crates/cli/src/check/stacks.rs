@@ -6,6 +6,7 @@ use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
 use object::{Object, ObjectSection, ObjectSegment};
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::fmt::Write;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,14 @@ pub struct Caller {
     /// Source file and line of the call. If they are unknown: the file name of the program or
     /// library, with the address in it if the function is unknown, too.
     pub place: String,
+}
+
+/// Writes a line for each caller.
+pub fn write_callers(text: &mut String, callers: &[Caller]) {
+    let width = callers.iter().map(|caller| caller.function.len()).max().unwrap_or(0).min(40);
+    for Caller { function, place } in callers {
+        let _ = writeln!(text, "    {function:width$}  {place}");
+    }
 }
 
 /// Symbols of programs and libraries, read once.

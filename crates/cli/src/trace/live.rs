@@ -6,8 +6,11 @@
 use super::file::{self, Loaded};
 use super::print::{Printer, Span, step_of};
 use super::requests::{self, Process, Request, Requests};
+use crate::check::STACKS_FILE;
+use crate::check::stacks::{Symbols, write_callers};
 use crate::system_error::words;
 use crate::table::Table;
+use crate::watch::processes;
 use crate::{Failure, Outcome};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::libc;
@@ -19,6 +22,7 @@ use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use usring_check::stacks::{self, Shared};
 use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_trace::format::{EventKind, is_aio};
@@ -50,12 +54,19 @@ Example:
   usring run --trace /tmp/last.trace,last=64M -- my-server &
   usring ctl requests
       Lists the requests that have not completed, the oldest first: their age, process and ring,
-      what was submitted, and what they wait for.";
+      what was submitted, and what they wait for.
+  usring run --check --trace /tmp/last.trace,last=64M -- my-server &
+  usring ctl requests $(pidof my-server)
+      Also shows the stack that submitted each request, with file and line.";
 
 /// List the requests in flight of a run that was started with --trace
 #[derive(clap::Args)]
 #[command(after_help = REQUESTS_EXAMPLES)]
 pub struct RequestsOptions {
+    /// List only the requests of this process.
+    #[arg(value_name = "PID")]
+    process: Option<u32>,
+
     #[command(flatten)]
     which: Which,
 }
@@ -73,11 +84,16 @@ pub fn write(options: &TraceOptions) -> Outcome {
 
 /// Runs `usring ctl requests`.
 pub fn list(options: &RequestsOptions) -> Outcome {
-    let (run, page) = find(options.which.run)?;
+    let of_process = options.process.and_then(run_of);
+    let (run, page) = find(options.which.run.or(of_process))?;
+    // The stacks are read first: a request that is in flight afterwards had not ended by then.
+    let stacks = shared_stacks(run);
     let trace = snapshot(&page)?;
     let requests = requests::join(&trace);
     let now = trace.header.nanoseconds(trace.header.end[0]);
     let mut in_flight = in_flight(&trace, &requests);
+    let is_meant = |request: &&Request| options.process.is_none_or(|id| requests.processes[request.process].id == id);
+    in_flight.retain(is_meant);
     in_flight.sort_by_key(|request| request.from);
     match in_flight.len() {
         0 => tell!("run {run}: no request is in flight"),
@@ -85,7 +101,9 @@ pub fn list(options: &RequestsOptions) -> Outcome {
         count => tell!("run {run}: {count} requests are in flight"),
     }
     if !in_flight.is_empty() {
-        crate::print(format_args!("{}", table(&trace, &requests, &in_flight, now)));
+        let printer = Printer { trace: &trace, requests: &requests, steps: false };
+        crate::print(format_args!("{}", table(&printer, &in_flight, now)));
+        crate::print(format_args!("{}", submissions(&printer, &in_flight, &stacks)));
     }
     if trace.header.lost != 0 && trace.header.keeps_last != 0 {
         eprintln!("usring ctl: a request is left out if all of its events are older than the trace");
@@ -95,8 +113,45 @@ pub fn list(options: &RequestsOptions) -> Outcome {
     Ok(0)
 }
 
-fn table(trace: &Loaded, requests: &Requests, in_flight: &[&Request], now: u64) -> Table {
-    let printer = Printer { trace, requests, steps: false };
+/// Returns the process's nearest ancestor that is the launcher of a run with a trace.
+fn run_of(process: u32) -> Option<u32> {
+    processes::ancestors(process).find(|ancestor| memory_of(*ancestor, LAUNCHER_FILE).is_some())
+}
+
+/// Reads the stacks that the processes of a run share. Returns none if the run has no --check.
+fn shared_stacks(run: u32) -> Vec<Shared> {
+    let memory = memory_of(run, STACKS_FILE).and_then(|path| fs::read(path).ok());
+    memory.map_or_else(Vec::new, |memory| stacks::read(&memory))
+}
+
+/// Returns the stacks that have submitted the requests, as text.
+fn submissions(printer: &Printer, in_flight: &[&Request], stacks: &[Shared]) -> String {
+    let mut symbols = Symbols::default();
+    let mut text = String::new();
+    for request in in_flight {
+        let process = printer.requests.processes[request.process].id;
+        let (ring, number) = (request.first.ring, request.first.request);
+        let is_of = |stack: &&Shared| (stack.process, stack.ring, stack.request) == (process, ring, number);
+        let Some(stack) = stacks.iter().find(is_of) else { continue };
+        let callers = symbols.callers(&stack.stack, &code_maps(process));
+        text.push('\n');
+        // Writing to a string does not fail.
+        let _ = printer.write_call(&mut text, request);
+        text.push_str(" was submitted at\n");
+        write_callers(&mut text, &callers);
+    }
+    text
+}
+
+/// Returns the lines of /proc/PID/maps for mappings that hold code.
+fn code_maps(process: u32) -> Vec<u8> {
+    let text = fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
+    let is_code = |line: &&[u8]| line.windows(6).any(|part| part == b" r-xp ");
+    let lines: Vec<&[u8]> = text.split(|byte| *byte == b'\n').filter(is_code).collect();
+    lines.join(&b'\n')
+}
+
+fn table(printer: &Printer, in_flight: &[&Request], now: u64) -> Table {
     let mut table = Table::new(["age", "pid", "ring", "request", "state"], 5);
     for request in in_flight {
         let wait = request.waits.last().filter(|wait| wait.until.is_none());
@@ -106,7 +161,7 @@ fn table(trace: &Loaded, requests: &Requests, in_flight: &[&Request], now: u64) 
         let _ = printer.write_call(&mut call, request);
         table.add([
             Span(now.saturating_sub(request.from)).to_string(),
-            requests.processes[request.process].id.to_string(),
+            printer.requests.processes[request.process].id.to_string(),
             if is_aio(ring) { "aio".into() } else { ring.to_string() },
             call,
             wait.map_or("is being issued".into(), |wait| step_of(wait.cause)),
@@ -148,7 +203,8 @@ fn find(wanted: Option<u32>) -> Result<(u32, Page), Failure> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let is_meant = |id: &u32| wanted.map_or_else(|| is_own(*id), |wanted| wanted == *id);
-    let mut found: Vec<(u32, PathBuf)> = ids.filter(is_meant).filter_map(|id| Some((id, memory_of(id)?))).collect();
+    let mut found: Vec<(u32, PathBuf)> =
+        ids.filter(is_meant).filter_map(|id| Some((id, memory_of(id, LAUNCHER_FILE)?))).collect();
     if found.len() > 1 {
         let runs: Vec<String> = found.iter().map(|(run, _)| run.to_string()).collect();
         let text = format!("several of your runs have --trace: {}; name one by --run PID", runs.join(", "));
@@ -176,11 +232,11 @@ fn is_own(process: u32) -> bool {
     fs::metadata(format!("/proc/{process}")).is_ok_and(|process| process.uid() == getuid().as_raw())
 }
 
-/// Returns the path of the descriptor by which a process holds the memory of a trace.
-fn memory_of(process: u32) -> Option<PathBuf> {
+/// Returns the path of the descriptor by which a process holds the memory file with this name.
+fn memory_of(process: u32, name: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(format!("/proc/{process}/fd")).ok()?;
     let mut paths = entries.flatten().map(|entry| entry.path());
-    paths.find(|path| fs::read_link(path).is_ok_and(|target| target == Path::new(LAUNCHER_FILE)))
+    paths.find(|path| fs::read_link(path).is_ok_and(|target| target == Path::new(name)))
 }
 
 /// Opens the memory of a trace. Refuses anything but a memory file whose length is sealed: any

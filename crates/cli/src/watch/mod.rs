@@ -11,7 +11,7 @@
 
 mod counts;
 pub mod metrics;
-mod processes;
+pub mod processes;
 pub mod ps;
 mod rates;
 mod screen;

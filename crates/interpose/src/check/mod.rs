@@ -15,9 +15,10 @@ use crate::process::{self, environment};
 use crate::runtime::message;
 use crate::{memcheck, tsan};
 use core::sync::atomic::{AtomicBool, Ordering};
+use usring_check::stacks::MEMORY_BYTES;
 use usring_check::{Mode, Registers};
 use usring_engine::observers;
-use usring_sys::{UserAddress, user_memory};
+use usring_sys::{UserAddress, file, mapping, user_memory};
 
 static ON: AtomicBool = AtomicBool::new(false);
 /// Whether [`enter`] serves the program's io_uring_enter calls.
@@ -53,6 +54,11 @@ pub fn learn() -> Result<(), &'static str> {
     if let Err(error) = usring_check::start(path, mode) {
         message::say(format_args!("the findings of --check cannot be written: {error}"));
         return Err("the findings of --check cannot be written; has `usring run` ended, or the user changed?");
+    }
+    if let Some(path) = environment::stacks()
+        && let Ok(memory) = file::open_shared(path).and_then(|file| mapping::shared_pages_of_words(&file, MEMORY_BYTES))
+    {
+        usring_check::stacks::start(memory, process::id());
     }
     if !observers::add(&usring_check::OBSERVER) {
         return Err("there are too many observers of requests");

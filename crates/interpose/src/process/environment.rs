@@ -30,6 +30,7 @@ const STATISTICS: &[u8] = b"USRING_STATS=";
 const FAULTS: &[u8] = b"USRING_FAULTS=";
 const CRASH: &[u8] = b"USRING_CRASH=";
 const CHECK: &[u8] = b"USRING_CHECK=";
+const STACKS: &[u8] = b"USRING_CHECK_STACKS=";
 const TRACE: &[u8] = b"USRING_TRACE=";
 const SWAP: &[u8] = b"USRING_SWAP=";
 const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
@@ -46,7 +47,7 @@ pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 /// later does not get them.
 const OF_ONE_PROGRAM: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
 /// Variables that every program gets that this process or its children execute.
-const OF_ALL_PROGRAMS: [&[u8]; 16] = [
+const OF_ALL_PROGRAMS: [&[u8]; 17] = [
     NO_PATCH,
     POLLING_ENTER,
     AIO_POLL,
@@ -56,6 +57,7 @@ const OF_ALL_PROGRAMS: [&[u8]; 16] = [
     FAULTS,
     CRASH,
     CHECK,
+    STACKS,
     TRACE,
     SWAP,
     SWAP_SOCKET,
@@ -278,6 +280,12 @@ pub fn checking() -> Option<(&'static CStr, bool)> {
     let aborts = value.starts_with(b"abort:");
     let start = value.iter().position(|byte| *byte == b':')? + 1;
     CStr::from_bytes_with_nul(&value[start..]).ok().map(|path| (path, aborts))
+}
+
+/// Returns the path of the file in whose memory the stacks of requests in flight are shared, if the
+/// run shares them.
+pub fn stacks() -> Option<&'static CStr> {
+    path(STACKS)
 }
 
 /// Returns the path of the file in whose memory the program's requests are recorded, if the program

@@ -1,0 +1,164 @@
+//! The stacks that submitted the requests in flight, in memory that a run's processes share.
+//! `usring ctl requests` reads them while the run goes on.
+//!
+//! The memory consists of slots of [`SLOT`] words:
+//!
+//! | word | content |
+//! |---|---|
+//! | `OWNER` | id of the process that has claimed the slot; 0: the slot is free |
+//! | `SEAL` | checksum of the words after it; 0: they are not complete |
+//! | `REQUEST` | number of the ring, and the lower half of the request's number in its ring |
+//! | `REGISTERS` | the three registers |
+//! | `LENGTH` | bytes of the stack |
+//! | `BYTES` … | the stack |
+//!
+//! All accesses are relaxed. A reader trusts a slot only if its checksum fits, so no order is
+//! needed. The program can write to the memory, too, so nothing else depends on it.
+
+use crate::format::CopiedStack;
+use crate::stack::{MOST_BYTES, Registers};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use usring_sys::set_once::SetOnce;
+use usring_sys::width;
+
+const OWNER: usize = 0;
+const SEAL: usize = 1;
+const REQUEST: usize = 2;
+const REGISTERS: usize = 3;
+const LENGTH: usize = 6;
+const BYTES: usize = 7;
+/// Words of a slot.
+const SLOT: usize = BYTES + MOST_BYTES / WORD;
+const WORD: usize = size_of::<u64>();
+/// Number of slots. The stacks of further requests are not shared.
+const SLOTS: usize = 1024;
+
+/// Length of the memory in bytes: whole pages.
+pub const MEMORY_BYTES: usize = (SLOTS * SLOT * WORD).next_multiple_of(4096);
+
+static MEMORY: SetOnce<&'static [AtomicU64]> = SetOnce::new();
+
+/// Begins to share the stacks of `process`, this process, in some memory. Frees the slots that an
+/// earlier program of this process has left.
+pub fn start(memory: &'static [AtomicU64], process: u32) {
+    let slots = memory.chunks_exact(SLOT);
+    slots.filter(|slot| load(slot, OWNER) == u64::from(process)).for_each(free);
+    MEMORY.set(Box::leak(Box::new(memory)));
+}
+
+fn load(slot: &[AtomicU64], word: usize) -> u64 {
+    slot[word].load(Ordering::Relaxed)
+}
+
+fn store(slot: &[AtomicU64], word: usize, value: u64) {
+    slot[word].store(value, Ordering::Relaxed);
+}
+
+fn free(slot: &[AtomicU64]) {
+    store(slot, SEAL, 0);
+    store(slot, OWNER, 0);
+}
+
+/// Adds a word to a checksum. No checksum is 0.
+fn add(sum: u64, word: u64) -> u64 {
+    (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1
+}
+
+/// Shares the stack that has submitted a request. Returns the index of its slot. `None`: the run
+/// shares no stacks, or all slots are in use.
+pub(crate) fn share(process: u32, ring: u32, number: u64, stack: &CopiedStack) -> Option<u16> {
+    let memory = MEMORY.get()?;
+    let claims = |slot: &[AtomicU64]| {
+        let claim = || slot[OWNER].compare_exchange(0, process.into(), Ordering::Relaxed, Ordering::Relaxed);
+        load(slot, OWNER) == 0 && claim().is_ok()
+    };
+    let (index, slot) = memory.chunks_exact(SLOT).enumerate().find(|(_, slot)| claims(slot))?;
+    let Registers { instruction, stack: pointer, frame } = stack.registers;
+    let bytes = &stack.bytes[..stack.bytes.len().min(MOST_BYTES)];
+    let request = u64::from(ring) << 32 | u64::from(width::low(number));
+    let head = [request, instruction, pointer, frame, bytes.len() as u64];
+    let words = bytes.chunks(WORD).map(|bytes| {
+        let mut word = [0; WORD];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    });
+    let mut sum = u64::from(process);
+    for (word, value) in head.into_iter().chain(words).enumerate() {
+        store(slot, REQUEST + word, value);
+        sum = add(sum, value);
+    }
+    store(slot, SEAL, sum);
+    Some(width::short(index as u64))
+}
+
+/// Frees a slot.
+pub(crate) fn end(index: u16) {
+    let slot = MEMORY.get().and_then(|memory| memory.chunks_exact(SLOT).nth(index.into()));
+    slot.into_iter().for_each(free);
+}
+
+/// A shared stack.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Shared {
+    pub process: u32,
+    pub ring: u32,
+    /// The lower half of the request's number in its ring.
+    pub request: u32,
+    pub stack: CopiedStack,
+}
+
+/// Reads the stacks from a copy of the memory.
+pub fn read(memory: &[u8]) -> Vec<Shared> {
+    let words: Vec<u64> = memory.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    words.chunks_exact(SLOT).filter_map(read_slot).collect()
+}
+
+fn read_slot(slot: &[u64]) -> Option<Shared> {
+    let length = usize::try_from(slot[LENGTH]).ok().filter(|length| *length <= MOST_BYTES)?;
+    let content = &slot[REQUEST..BYTES + length.div_ceil(WORD)];
+    if slot[OWNER] == 0 || slot[SEAL] != content.iter().fold(slot[OWNER], |sum, word| add(sum, *word)) {
+        return None;
+    }
+    let [instruction, stack, frame] = [0, 1, 2].map(|register| slot[REGISTERS + register]);
+    let mut bytes: Vec<u8> = slot[BYTES..].iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.truncate(length);
+    Some(Shared {
+        process: width::low(slot[OWNER]),
+        ring: width::low(slot[REQUEST] >> 32),
+        request: width::low(slot[REQUEST]),
+        stack: CopiedStack { registers: Registers { instruction, stack, frame }, bytes },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(memory: &[AtomicU64]) -> Vec<u8> {
+        memory.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn a_shared_stack_is_read_until_its_request_ends() {
+        let memory: &'static [AtomicU64] = (0..SLOTS * SLOT).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
+        start(memory, 7);
+        let registers = Registers { instruction: 1, stack: 2, frame: 3 };
+        let stack = CopiedStack { registers, bytes: (0..=20).collect() };
+        let first = share(7, 1, 5 << 32 | 9, &stack).unwrap();
+        let second = share(7, 1, 10, &CopiedStack::default()).unwrap();
+        assert_ne!(first, second);
+        let shared = read(&bytes(memory));
+        assert_eq!(shared[0], Shared { process: 7, ring: 1, request: 9, stack });
+        assert_eq!(shared.len(), 2);
+        // A slot that is being written, or that the program has damaged, is not read.
+        memory[BYTES].fetch_add(1, Ordering::Relaxed);
+        assert_eq!(read(&bytes(memory)).len(), 1);
+        end(second);
+        assert_eq!(read(&bytes(memory)), []);
+        // The next program of the process begins without the stacks of this one.
+        start(memory, 7);
+        assert_eq!(share(7, 1, 11, &CopiedStack::default()), Some(first));
+    }
+}
