@@ -427,6 +427,38 @@ case!(stopped_submitters_requests => "
     child: exit 0
 ");
 
+/// The submitter is stopped while its requests are cancelled, and is then killed.
+fn stopped_submitter_is_killed(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        let partner = Partner::start(ring, |ring| {
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.push(timeout(&LONG, 0, 0, 2));
+        });
+        partner.stop();
+        ring.push(cancel(0, ANY, 11));
+        ring.submit();
+        t.sorted(&ring.arrived(1));
+        partner.kill(t);
+        t.sorted(&ring.wait(2));
+        t.entry(&ring.one(nop(12)));
+    });
+}
+case!(stopped_submitter_is_killed => "
+    a mapped ring:
+    cqe 11: 2
+    child: signal 9
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 12: 0
+    a ring in shared memory:
+    cqe 11: 2
+    child: signal 9
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 12: 0
+");
+
 /// Longest time, in milliseconds, that calls may take if they do not wait for the stopped process.
 const PROMPT_MS: u64 = 1_000;
 

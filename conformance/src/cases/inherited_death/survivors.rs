@@ -242,6 +242,56 @@ case!(many_are_killed => "
     cqe 102: 0
 ");
 
+/// Many children are killed at random moments, while they submit chains behind short timeouts and
+/// cancel timeouts. Then each request of the survivor gets one CQE.
+fn many_are_killed_among_timeouts(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        for number in 0..60 {
+            let before = shared.word(0).load(Ordering::SeqCst);
+            let child = shared::child(|| submit_timeouts_for_ever(ring, shared));
+            shared.until_word(0, before + 1 + number % 7);
+            shared::signal(child, libc::SIGKILL);
+            process::ending(child);
+        }
+        submit_all(ring);
+        ring.catch_up();
+        let mut own = Vec::new();
+        for user_data in 101..=120 {
+            ring.push(nop(user_data));
+            ring.submit();
+            time::until(|| {
+                own.extend(ring.wait(1).iter().map(|entry| entry.user_data).filter(|number| *number > 100));
+                own.last() == Some(&user_data)
+            });
+        }
+        t.say(format_args!("each once: {}", own.into_iter().eq(101..=120)));
+    });
+}
+case!(many_are_killed_among_timeouts => "
+    a mapped ring:
+    each once: true
+    a ring in shared memory:
+    each once: true
+");
+
+/// Submits short timeouts that head chains, and cancellations, until the process is killed. Counts
+/// the rounds in word 0.
+fn submit_timeouts_for_ever(ring: &mut Ring, shared: &Shared) -> i32 {
+    let time = milliseconds(1);
+    loop {
+        submit_all(ring);
+        ring.catch_up();
+        ring.push(timeout(&time, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, 1).linked());
+        ring.push(nop(2).linked());
+        ring.push(nop(3));
+        ring.push(timeout(&LONG, 0, 0, 4));
+        ring.push(cancel(4, 0, 5));
+        ring.submit();
+        ring.wait(1);
+        shared.word(0).fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 /// Submits all SQEs in the SQ, including those that other processes wrote.
 fn submit_all(ring: &Ring) {
     time::until(|| ring.enter(8, 0, 0) <= 0);
