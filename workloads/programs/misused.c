@@ -270,6 +270,30 @@ static void overflowed(bool fixed)
 		EQUAL(reap(), sizeof one);
 }
 
+/* Gives two polls the same user_data. */
+static void user_data(bool fixed)
+{
+	int first[2], second[2];
+
+	make_pipe(first);
+	make_pipe(second);
+	io_uring_prep_poll_add(next(), first[0], POLLIN);
+	EQUAL(io_uring_submit(&ring), 1); /* user-data: misdeed */
+	io_uring_prep_poll_add(next(), second[0], POLLIN);
+	if (!fixed)
+		ring.sq.sqes[(ring.sq.sqe_tail - 1) & *ring.sq.kring_mask].user_data = 1;
+	EQUAL(io_uring_submit(&ring), 1); /* user-data: submission */
+	feed(first[1]);
+	feed(second[1]);
+	EQUAL(reap(), POLLIN);
+	EQUAL(reap(), POLLIN);
+	/* The user_data of a completed request may be used again. */
+	io_uring_prep_nop(next());
+	ring.sq.sqes[(ring.sq.sqe_tail - 1) & *ring.sq.kring_mask].user_data = 1;
+	EQUAL(io_uring_submit(&ring), 1);
+	EQUAL(reap(), 0);
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -286,6 +310,7 @@ int main(int count, char **arguments)
 		{"leaked", leaked},
 		{"broken-link", broken_link},
 		{"overflowed", overflowed},
+		{"user-data", user_data},
 	};
 	const char *name = count > 1 ? arguments[1] : "";
 	size_t index;

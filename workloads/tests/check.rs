@@ -29,7 +29,11 @@ fn checked(stage: &Stage, program: &Path, options: &[&str]) -> Run {
 }
 
 fn run(words: &[&str]) -> Finished {
-    checked(&Stage::new(), misused(), &["--check"]).args(words).finish()
+    run_with(&["--check"], words)
+}
+
+fn run_with(options: &[&str], words: &[&str]) -> Finished {
+    checked(&Stage::new(), misused(), options).args(words).finish()
 }
 
 /// Returns the number of the line in `misused.c` that has this comment.
@@ -44,8 +48,13 @@ const NOTHING: &str = "usring: --check found no misuse of the rings";
 /// Checks that `--check` reports exactly one misuse for a planted bug. `name` is the name of the
 /// misuse, `count` how often it occurred ("once"), and `lines` the marked lines of `misused.c` that
 /// the report must name.
+#[track_caller]
 fn is_found(bug: &str, name: &str, count: &str, lines: &[&str]) {
-    let said = run(&[bug]).succeeded().stderr;
+    names(&run(&[bug]).succeeded().stderr, bug, name, count, lines);
+}
+
+#[track_caller]
+fn names(said: &str, bug: &str, name: &str, count: &str, lines: &[&str]) {
     assert!(said.contains(&format!("usring: --check found 1 misuse of the rings, {count}\n")), "{bug}: {said}");
     assert!(said.contains(&format!("\n{name}: ")), "{bug}: {said}");
     for line in lines {
@@ -103,6 +112,15 @@ fn a_request_in_flight_at_the_end_is_found() {
 fn a_chain_that_a_short_read_broke_is_found_unless_it_is_continued() {
     is_found("broken-link", "broken-link", "once", &["submission"]);
     is_not_accused("broken-link");
+}
+
+#[test]
+fn user_data_that_two_requests_in_flight_share_is_found_on_demand() {
+    let options = ["--check", "--check-user-data"];
+    let said = run_with(&options, &["user-data"]).succeeded().stderr;
+    names(&said, "user-data", "user-data", "once", &["submission", "misdeed"]);
+    assert!(run_with(&options, &["user-data", "fixed"]).succeeded().stderr.contains(NOTHING));
+    assert!(run(&["user-data"]).succeeded().stderr.contains(NOTHING));
 }
 
 #[test]

@@ -38,13 +38,16 @@ pub enum Kind {
     /// A request was submitted with memory that the program must not use. AddressSanitizer says
     /// that the memory was freed, or lies outside of any object.
     BadMemory,
+    /// A request was submitted with the user_data of a request in flight. Found only if the program
+    /// promises that they differ.
+    SameUserData,
     /// The program used memory into which a request in flight reads, and AddressSanitizer has
     /// reported the access.
     Touched,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 12] = [
+    pub const ALL: [Kind; 13] = [
         Kind::Changed,
         Kind::Freed,
         Kind::Unmapped,
@@ -56,6 +59,7 @@ impl Kind {
         Kind::BrokenLink,
         Kind::PerhapsDeadFrame,
         Kind::BadMemory,
+        Kind::SameUserData,
         Kind::Touched,
     ];
 

@@ -30,19 +30,28 @@ pub enum Mode {
 }
 
 static PATH: SetOnce<CString> = SetOnce::new();
+/// Whether no two requests in flight of a ring may have the same user_data.
+static UNIQUE_USER_DATA: AtomicBool = AtomicBool::new(false);
 static ABORTS: AtomicBool = AtomicBool::new(false);
 static FILE: PerProcess<Option<OwnedDescriptor>> = PerProcess::new();
 
 /// Maximum number of different findings of a process. Further findings are not recorded.
 const MOST: usize = 256;
 
-/// Begins to record findings in the file at this path.
+/// Begins to record findings in the file at this path. `unique_user_data`: the program promises
+/// that no two requests in flight of a ring have the same user_data.
 ///
 /// Error: `ENOENT` if the file cannot be opened.
-pub fn start(path: &CStr, mode: Mode) -> Result<(), Errno> {
+pub fn start(path: &CStr, mode: Mode, unique_user_data: bool) -> Result<(), Errno> {
+    UNIQUE_USER_DATA.store(unique_user_data, Ordering::Relaxed);
     PATH.set(Box::leak(Box::new(path.to_owned())));
     ABORTS.store(mode == Mode::Abort, Ordering::Relaxed);
     file().map(drop).ok_or(Errno::ENOENT)
+}
+
+/// Returns whether no two requests in flight of a ring may have the same user_data.
+pub(crate) fn is_user_data_unique() -> bool {
+    UNIQUE_USER_DATA.load(Ordering::Relaxed)
 }
 
 /// Returns the descriptor number of the file of findings. Each process opens the file for itself.

@@ -24,6 +24,8 @@ pub(crate) enum Access {
 pub(crate) struct InFlight {
     pub ring: u32,
     pub user_data: u64,
+    /// Whether the request posts a CQE even if it succeeds.
+    pub posts_cqe: bool,
     pub opcode: u8,
     /// The SQE's `fd`.
     pub number: i32,
@@ -146,6 +148,12 @@ impl Requests {
         }
     }
 
+    /// Returns the requests of a ring that are in flight.
+    pub fn of_ring(&self, ring: u64) -> impl Iterator<Item = (&Identity, &InFlight)> {
+        let first = Identity { ring, number: 0 };
+        self.in_flight.range(first..=Identity { ring, number: u64::MAX })
+    }
+
     /// Removes and returns all that is known about a ring: its requests in flight, and the
     /// completions that the program has not consumed. The flag is `true` for a completion that is
     /// still in the backlog.
@@ -156,9 +164,7 @@ impl Requests {
             let is_behind = !is_before(done.position, tail);
             (done, is_behind)
         });
-        let first = Identity { ring, number: 0 };
-        let last = Identity { ring, number: u64::MAX };
-        let keys: Vec<Identity> = self.in_flight.range(first..=last).map(|(key, _)| *key).collect();
+        let keys: Vec<Identity> = self.of_ring(ring).map(|(key, _)| *key).collect();
         let taken = keys.iter().filter_map(|key| self.in_flight.remove(key)).collect();
         (taken, done.collect())
     }

@@ -99,6 +99,7 @@ fn submitted(submitted: &Submitted) {
     let mut request = InFlight {
         ring: submitted.ring_number,
         user_data: sqe.user_data,
+        posts_cqe: sqe.flags & sqe_flags::CQE_SKIP_SUCCESS == 0,
         opcode: sqe.opcode,
         number: sqe.fd,
         has_descriptor: submitted.descriptor.is_some() && sqe.flags & sqe_flags::FIXED_FILE == 0,
@@ -121,6 +122,7 @@ fn submitted(submitted: &Submitted) {
     let share =
         |stack: &Arc<Stack>| stacks::share(log::process(), submitted.ring_number, submitted.request.number, &stack.0);
     request.shared_stack = request.submission.as_ref().and_then(share);
+    state.judge_user_data(submitted.request.ring, &request);
     state.begin_checksum(&mut request);
     state.judge_memory(&mut request);
     state.requests.in_flight.insert(submitted.request, request);
@@ -227,6 +229,21 @@ impl State {
 
     fn add(&mut self, kind: Kind, request: &InFlight, result: i32, memory: IoVector, misdeed: Option<&Stack>) {
         self.findings.add(&Found { kind, request, result, memory, misdeed, bad: None, recorded: &[] });
+    }
+
+    /// Finds a request in flight with the user_data of a request that is being submitted. The
+    /// program cannot tell their CQEs apart.
+    fn judge_user_data(&mut self, ring: u64, request: &InFlight) {
+        // liburing gives this user_data to timeouts of its own (LIBURING_UDATA_TIMEOUT).
+        const OF_LIBURING: u64 = u64::MAX;
+        if !log::is_user_data_unique() || !request.posts_cqe || request.user_data == OF_LIBURING {
+            return;
+        }
+        let is_same = |other: &&InFlight| other.posts_cqe && other.user_data == request.user_data;
+        let other = self.requests.of_ring(ring).map(|(_, other)| other).find(is_same);
+        if let Some(submission) = other.map(|other| other.submission.clone()) {
+            self.add(Kind::SameUserData, request, 0, IoVector::default(), submission.as_deref());
+        }
     }
 
     /// Finds memory of a request that the program must not use, at the request's submission. If the

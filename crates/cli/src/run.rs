@@ -208,6 +208,14 @@ pub struct Options {
     )]
     pub check: Option<CheckOption>,
 
+    /// With --check, also report two requests in flight with the same user_data.
+    ///
+    /// Many programs use one user_data for several requests, such as 0 for those whose completions
+    /// they do not tell apart. So this is a mistake only in a program that expects its user_data to
+    /// differ, for example because it is the address of an object.
+    #[arg(long, requires = "check")]
+    pub check_user_data: bool,
+
     /// Have completions come in another order that the kernel allows, chosen by seed N.
     ///
     /// The kernel often completes requests in the order of submission, and promises it only for
@@ -450,7 +458,7 @@ struct Observed {
 impl Observed {
     /// Makes the files that the options need, and passes their paths to the program's processes.
     fn create(options: &Options, environment: &mut Environment) -> Result<Observed, Failure> {
-        let findings = options.check.map(Findings::create).transpose()?;
+        let findings = options.check.map(|check| Findings::create(check, options.check_user_data)).transpose()?;
         findings.iter().for_each(|findings| environment.check(&findings.text()));
         let trace = options.trace.as_ref().map(Trace::create).transpose()?;
         trace.iter().for_each(|trace| environment.trace(&trace.text()));

@@ -47,14 +47,16 @@ impl SharedStacks {
 pub struct Findings {
     file: File,
     option: CheckOption,
+    /// The user promises that no two requests in flight of a ring have the same user_data.
+    unique_user_data: bool,
 }
 
 impl Findings {
-    pub fn create(option: CheckOption) -> Result<Findings, Failure> {
+    pub fn create(option: CheckOption, unique_user_data: bool) -> Result<Findings, Failure> {
         let file = memfd_create(c"usring-findings", MFdFlags::MFD_CLOEXEC).map_err(|error| {
             Failure::new(format!("cannot make the file for --check ({error})", error = words(&error)))
         })?;
-        Ok(Findings { file: File::from(file), option })
+        Ok(Findings { file: File::from(file), option, unique_user_data })
     }
 
     /// Returns the value of `USRING_CHECK`: the mode, and the path in /proc by which the program's
@@ -64,7 +66,8 @@ impl Findings {
             CheckOption::Report => "report",
             CheckOption::Abort => "abort",
         };
-        format!("{mode}:/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+        let promise = if self.unique_user_data { "+user-data" } else { "" };
+        format!("{mode}{promise}:/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
     /// Prints the findings on standard error. `process`: the program's first process. `ended`: how

@@ -11,7 +11,8 @@ mod hooks;
 
 use crate::call::{Call, Outcome};
 use crate::files::{descriptors, rings};
-use crate::process::{self, environment};
+use crate::process;
+use crate::process::environment::{self, Checking};
 use crate::runtime::message;
 use crate::{memcheck, tsan};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -49,9 +50,9 @@ pub fn learn() -> Result<(), &'static str> {
     if memcheck::learn()? | tsan::learn()? {
         see_enter();
     }
-    let Some((path, aborts)) = environment::checking() else { return Ok(()) };
+    let Some(Checking { path, aborts, unique_user_data }) = environment::checking() else { return Ok(()) };
     let mode = if aborts { Mode::Abort } else { Mode::Report };
-    if let Err(error) = usring_check::start(path, mode) {
+    if let Err(error) = usring_check::start(path, mode, unique_user_data) {
         message::say(format_args!("the findings of --check cannot be written: {error}"));
         return Err("the findings of --check cannot be written; has `usring run` ended, or the user changed?");
     }

@@ -273,13 +273,24 @@ pub fn devices() -> Option<&'static [u8]> {
     value_of(DEVICES)
 }
 
-/// Returns the path of the file of findings, and whether a finding aborts the program. `None`: the
-/// program is not checked. The variable's value is `report:PATH` or `abort:PATH`.
-pub fn checking() -> Option<(&'static CStr, bool)> {
+/// How the program's rings are checked (`--check`).
+pub struct Checking {
+    /// Path of the file of findings.
+    pub path: &'static CStr,
+    /// A finding aborts the program.
+    pub aborts: bool,
+    /// The program promises that no two requests in flight of a ring have the same user_data.
+    pub unique_user_data: bool,
+}
+
+/// Returns how the program is checked. `None`: it is not checked. The variable's value is
+/// `MODE:PATH`. MODE is `report` or `abort`, perhaps with `+user-data`.
+pub fn checking() -> Option<Checking> {
     let value = &variable(CHECK)?[CHECK.len()..];
-    let aborts = value.starts_with(b"abort:");
-    let start = value.iter().position(|byte| *byte == b':')? + 1;
-    CStr::from_bytes_with_nul(&value[start..]).ok().map(|path| (path, aborts))
+    let colon = value.iter().position(|byte| *byte == b':')?;
+    let (mode, path) = (&value[..colon], CStr::from_bytes_with_nul(&value[colon + 1..]).ok()?);
+    let unique_user_data = mode.ends_with(b"+user-data");
+    Some(Checking { path, aborts: mode.starts_with(b"abort"), unique_user_data })
 }
 
 /// Returns the path of the file in whose memory the stacks of requests in flight are shared, if the
