@@ -129,7 +129,7 @@ fn list_item(prose: &str) -> Option<&str> {
 }
 
 /// Splits a text into sentences: after a full stop, question mark or exclamation mark, if a
-/// capital, a backtick, a bracket or the end follows.
+/// capital, a backtick, a bracket, the word "usring" or the end follows.
 fn split(text: &str) -> Vec<String> {
     let words = with_code_as_one_word(text);
     let mut sentences = Vec::new();
@@ -138,7 +138,7 @@ fn split(text: &str) -> Vec<String> {
         sentence.push(word);
         let ends = word.trim_end_matches([')', '"', '”', '*', '_']).ends_with(['.', '!', '?']);
         let abbreviated = matches!(word.as_str(), "e.g." | "i.e." | "etc." | "vs.");
-        let next_begins = words.get(index + 1).is_none_or(|next| next.starts_with(begins_sentence));
+        let next_begins = words.get(index + 1).is_none_or(|next| begins_sentence(next));
         if ends && !abbreviated && next_begins {
             sentences.push(sentence.join(" "));
             sentence.clear();
@@ -150,8 +150,10 @@ fn split(text: &str) -> Vec<String> {
     sentences
 }
 
-fn begins_sentence(first: char) -> bool {
-    first.is_uppercase() || matches!(first, '`' | '[' | '(' | '"' | '*')
+fn begins_sentence(word: &str) -> bool {
+    let begins = |first: char| first.is_uppercase() || matches!(first, '`' | '[' | '(' | '"' | '*');
+    let after_name = word.strip_prefix("usring").map(|rest| rest.chars().next());
+    word.starts_with(begins) || after_name.is_some_and(|next| next.is_none_or(|next| matches!(next, '\'' | ',' | ':')))
 }
 
 fn with_code_as_one_word(text: &str) -> Vec<String> {
@@ -236,5 +238,12 @@ mod tests {
     #[test]
     fn a_full_stop_within_a_number_or_a_name_ends_nothing() {
         assert_eq!(split("Takes 1.5 ms. See fork.rs for it."), ["Takes 1.5 ms.", "See fork.rs for it."]);
+    }
+
+    #[test]
+    fn a_sentence_may_begin_with_the_name_of_usring() {
+        assert_eq!(split("It waits. usring's thread wakes it."), ["It waits.", "usring's thread wakes it."]);
+        assert_eq!(split("It waits. usring wakes it."), ["It waits.", "usring wakes it."]);
+        assert_eq!(split("See e.g. usring.rs. usring_ring.h has it."), ["See e.g. usring.rs. usring_ring.h has it."]);
     }
 }
