@@ -187,7 +187,7 @@ const KEYS: [Key; 26] = [
 const REPEATABLE: [&str; 1] = ["when"];
 
 /// Keys with the same meaning.
-const SAME: [(&str, &str); 3] = [("res", "retval"), ("delay", "delay_enter"), ("retval", "res")];
+const SAME: [(&str, &str); 2] = [("res", "retval"), ("delay", "delay_enter")];
 
 fn put<T>(slot: &mut Option<T>, value: T) -> Option<()> {
     *slot = Some(value);
@@ -217,8 +217,8 @@ impl<'a> Parser<'a> {
         if key.value != FLAG && !field.contains('=') {
             return Err(self.wrong(field, format!("'{name}' needs a value: {}", key.value)));
         }
-        let alike = |given: &&'static str| *given == name || SAME.contains(&(*given, name));
-        if !REPEATABLE.contains(&name) && self.given.iter().any(|(given, _)| alike(given)) {
+        let is_same = |given| given == name || SAME.contains(&(given, name)) || SAME.contains(&(name, given));
+        if !REPEATABLE.contains(&name) && self.given.iter().any(|(given, _)| is_same(*given)) {
             return Err(self.wrong(field, format!("a rule has '{name}' only once; give a second rule instead")));
         }
         (key.set)(&mut self.rule, value)

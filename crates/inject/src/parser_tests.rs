@@ -83,7 +83,10 @@ fn fields_that_contradict_each_other_are_refused() {
     assert!(reason("read:when=3").contains("needs an action"));
     assert_eq!(caret("read:error=EIO:retval=3"), "retval=3");
     assert!(reason("read:error=EIO:error=EPERM").contains("only once"));
-    assert!(reason("read:retval=1:res=1").contains("only once"));
+    for (first, second) in [("retval=1", "res=1"), ("delay=1ms", "delay_enter=1ms")] {
+        assert!(reason(&format!("read:{first}:{second}")).contains("only once"));
+        assert!(reason(&format!("read:{second}:{first}")).contains("only once"));
+    }
     assert!(reason("read:effect=done:delay=1ms").contains("add error="));
     assert!(reason("read:error=EIO:short=1").contains("effect=partial"));
 }
