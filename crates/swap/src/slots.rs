@@ -20,7 +20,7 @@ pub const MOST_SLOTS_OF_RUN: u32 = 64;
 
 /// Number of words that are searched for a run of the wanted length. After that, the longest
 /// shorter run is allocated; if there is none, the search continues.
-const LOOKED_AT: usize = 64;
+const WORDS_FOR_WANTED_RUN: usize = 64;
 
 pub struct Slots {
     table: Arc<Table>,
@@ -174,7 +174,8 @@ impl Slots {
             if let Some(run) = longest_run(!word, least, wanted) {
                 best = Some(((start + step) % all.len(), word, run));
             }
-            if best.is_some_and(|(_, _, best)| best.length == wanted || step >= LOOKED_AT) {
+            let is_last = step + 1 >= WORDS_FOR_WANTED_RUN;
+            if best.is_some_and(|(_, _, best)| best.length == wanted || is_last) {
                 break;
             }
         }
@@ -327,5 +328,19 @@ mod tests {
         assert_eq!(slots.take(3), Some(Run { first: 3, length: 2 }));
         assert_eq!(slots.take(3), Some(Run { first: 1, length: 1 }));
         assert_eq!(slots.take(3), None);
+    }
+
+    #[test]
+    fn a_longer_run_is_sought_in_no_more_words_than_the_limit() {
+        let words = width::count(WORDS_FOR_WANTED_RUN);
+        let slots = Slots::new((words + 1) * 64).unwrap();
+        while slots.take(64).is_some() {}
+        slots.next.store(0, Ordering::Relaxed);
+        (0..2).for_each(|slot| slots.free(slot));
+        (0..3).for_each(|slot| slots.free(words * 64 + slot));
+        assert_eq!(slots.take(3), Some(Run { first: 0, length: 2 }));
+        slots.next.store(0, Ordering::Relaxed);
+        (0..4).for_each(|slot| slots.free((words - 1) * 64 + slot));
+        assert_eq!(slots.take(3), Some(Run { first: (words - 1) * 64, length: 3 }));
     }
 }
