@@ -28,6 +28,7 @@ use crate::thread::Credentials;
 use crate::unusual::{self, Unusual};
 use crate::wait::SignalInformation;
 use crate::{Errno, SystemCall, program_threads, syscall, width};
+use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -277,24 +278,51 @@ fn is_only_thread() -> bool {
 }
 
 /// The /proc/self/task directory is read at most this many times. It is read again while it lists a
-/// thread that is not known as usring's, because usring may just be starting that thread.
+/// thread that usring may just be starting, or that may be about to end.
 const MOST_READS: u32 = 20;
 
 /// Returns whether the caller is the program's only thread. `false` also if that cannot be
 /// determined.
 fn is_programs_only_thread() -> bool {
-    (0..MOST_READS).any(|look| {
-        if look > 0 {
-            let _ = futex::wait(&AtomicU32::new(0), 0, Some(CHECK_INTERVAL_NS / 100));
-        }
-        lists_only_ours().unwrap_or(false)
-    })
+    is_only_thread_by(other_thread)
 }
 
-fn lists_only_ours() -> Result<bool, Errno> {
+/// Calls `find` until its answer is certain, but at most [`MOST_READS`] times, with pauses. Returns
+/// whether the last answer was that there is no other thread.
+fn is_only_thread_by(find: impl Fn() -> Result<OtherThread, Errno>) -> bool {
+    for _ in 0..MOST_READS {
+        match find() {
+            Ok(OtherThread::Nothing) => return true,
+            Ok(OtherThread::Certain) => return false,
+            Ok(OtherThread::Possible) | Err(_) => {
+                let _ = futex::wait(&AtomicU32::new(0), 0, Some(CHECK_INTERVAL_NS / 100));
+            }
+        }
+    }
+    false
+}
+
+/// Whether /proc/self/task lists a thread that is neither the caller nor usring's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OtherThread {
+    Nothing,
+    /// It lists a thread that may be the program's or usring's.
+    Possible,
+    /// It lists a thread that is certainly the program's.
+    Certain,
+}
+
+fn other_thread() -> Result<OtherThread, Errno> {
     let caller = thread_id();
-    let is_other = |thread: u32| thread != caller && own_threads::owner_of(thread) != Owner::Usring;
-    program_threads::find(is_other).map(|found| found.is_none())
+    let found = Cell::new(OtherThread::Nothing);
+    program_threads::find(|thread| {
+        if thread != caller && own_threads::owner_of(thread) != Owner::Usring {
+            let is_certain = own_threads::is_certainly_programs(thread);
+            found.set(if is_certain { OtherThread::Certain } else { OtherThread::Possible });
+        }
+        found.get() == OtherThread::Certain
+    })?;
+    Ok(found.get())
 }
 
 /// Arguments for the service threads, in place of the caller's pointers. They are made from the
@@ -476,4 +504,36 @@ fn hash(words: &[u32]) -> u32 {
     words.iter().fold(0x811c_9dc5, |hash: u32, word| {
         word.to_le_bytes().iter().fold(hash, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
     })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_is_certainly_the_programs_ends_the_search() {
+        let reads = Cell::new(0);
+        let answering = |answers: &[OtherThread]| {
+            reads.set(0);
+            let is_only = is_only_thread_by(|| {
+                let answer = answers[(reads.get() as usize).min(answers.len() - 1)];
+                reads.set(reads.get() + 1);
+                Ok(answer)
+            });
+            (is_only, reads.get())
+        };
+        assert_eq!(answering(&[OtherThread::Possible, OtherThread::Nothing]), (true, 2));
+        assert_eq!(answering(&[OtherThread::Possible, OtherThread::Certain]), (false, 2));
+        assert_eq!(answering(&[OtherThread::Possible]), (false, MOST_READS));
+    }
+
+    #[test]
+    fn another_thread_of_the_program_is_recognised_at_once() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || ended.recv().is_err());
+        // Another test may just be starting a thread of usring. Nothing is certain at that moment.
+        assert!((0..1000).any(|_| other_thread() == Ok(OtherThread::Certain)));
+        drop(end);
+        assert!(other.join().unwrap());
+    }
 }

@@ -171,6 +171,12 @@ pub fn owner_of(thread: u32) -> Owner {
     owner
 }
 
+/// Returns whether a thread, which the caller has found in /proc/self/task, is the program's, and
+/// is no thread of usring that is just starting or ending.
+pub(crate) fn is_certainly_programs(thread: u32) -> bool {
+    owner_of(thread) == Owner::Program && all().all(|slot| slot.last.load(Ordering::Acquire) != thread)
+}
+
 /// Frees all slots, in a forked child, which has no thread of usring.
 pub(crate) fn forget() {
     for slot in all() {
