@@ -137,10 +137,8 @@ impl Ring {
                 return Err(Errno::EAGAIN);
             }
             if credentials::differ() {
-                {
-                    let outstanding = locked.queues.drain.outstanding();
-                    locked.waiting.rights.begin_submission(outstanding)
-                };
+                let outstanding = locked.queues.drain.outstanding();
+                locked.waiting.rights.begin_submission(outstanding);
             }
         }
         locked.devices.named.begin_submission();

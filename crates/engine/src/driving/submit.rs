@@ -52,10 +52,8 @@ pub(crate) fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     }
     // Threads have different credentials. So a request that needs a worker goes to a worker with
     // the calling thread's credentials.
-    {
-        let outstanding = locked.queues.drain.outstanding();
-        locked.waiting.rights.begin_submission(outstanding)
-    };
+    let outstanding = locked.queues.drain.outstanding();
+    locked.waiting.rights.begin_submission(outstanding);
     let taken = submit_batch::<true, true>(locked, wanted);
     locked.waiting.rights.end_submission();
     taken
