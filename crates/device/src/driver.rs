@@ -17,12 +17,13 @@ use alloc::boxed::Box;
 use usring_sys::Errno;
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::plain::IoVector;
+use usring_uapi::general as linux;
 
 /// Maximum number of bytes of a request on a device without a lower limit. It is Linux's limit for
 /// one call (`MAX_RW_COUNT`), so a result of 32 bits can hold it.
 pub const LONGEST_TRANSFER: u32 = 0x7fff_f000;
-/// Maximum number of segments of a request on a device without a lower limit (`UIO_MAXIOV`).
-pub const MOST_SEGMENTS: u32 = 1024;
+/// Maximum number of segments of a request on a device without a lower limit.
+pub const MOST_SEGMENTS: u32 = linux::UIO_MAXIOV;
 
 /// A device of one kind (`null`, `ram`, …), or a wrapper around a device.
 pub trait Driver: Send + Sync {

@@ -13,8 +13,6 @@ use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Maximum number of members of a vector (UIO_MAXIOV).
-const VECTOR_LIMIT: u64 = 1024;
 /// RWF_* flags that a transfer on a device accepts. RWF_APPEND and O_APPEND have no effect: Linux
 /// does not append to block devices.
 const KNOWN_FLAGS: u32 = linux::RWF_HIPRI | linux::RWF_DSYNC | linux::RWF_SYNC | linux::RWF_NOWAIT | linux::RWF_APPEND;
@@ -61,7 +59,7 @@ fn one(base: u64, length: u64) -> IoVector {
 }
 
 fn vector(address: u64, count: u64) -> Result<Vec<IoVector>, Errno> {
-    if count > VECTOR_LIMIT {
+    if count > u64::from(linux::UIO_MAXIOV) {
         return Err(Errno::EINVAL);
     }
     user_memory::read_array(UserAddress(address), width::size(count))

@@ -8,7 +8,7 @@ use usring_sys::{SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Maximum length of a path, in bytes, with its NUL.
-const PATH_LIMIT: usize = 4096;
+const PATH_LIMIT: usize = linux::PATH_MAX as usize;
 
 /// The file names of a plain system call, or of a request that a plain system call carries out.
 pub struct OfCall<'a> {

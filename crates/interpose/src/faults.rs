@@ -206,8 +206,8 @@ fn pause(span: Nanoseconds) {
     }
 }
 
-/// Maximum number of buffers in an `iovec` array (UIO_MAXIOV).
-const MOST_MEMBERS: usize = 1024;
+/// Maximum number of buffers in an `iovec` array.
+const MOST_MEMBERS: usize = linux::UIO_MAXIOV as usize;
 
 /// Limits the bytes of a transfer in `call.arguments`, if the fault shortens transfers. For a call
 /// with an `iovec` array, returns the shortened array. The arguments then point to that array, so

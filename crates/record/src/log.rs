@@ -116,8 +116,8 @@ fn note_lost(log: &Log) {
     log.page.iter().take(1).for_each(|lost| lost.store(1, Ordering::Relaxed));
 }
 
-/// Maximum number of vectors of data in one writev(2): IOV_MAX, less the vector for the header.
-const MOST_MEMBERS: usize = 1023;
+/// Maximum number of vectors of data in one writev(2), without the vector for the header.
+const MOST_MEMBERS: usize = linux::UIO_MAXIOV as usize - 1;
 
 /// Appends a record with its data, which lies in the program's memory.
 pub(crate) fn append(record: &Record<'_>, data: &[IoVector]) {

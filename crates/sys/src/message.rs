@@ -44,8 +44,8 @@ const SOCK_SEQPACKET: u32 = 5;
 
 /// Longest address of a socket, in bytes: the size of `struct sockaddr_storage`.
 pub const ADDRESS_LIMIT: usize = 128;
-/// Maximum number of buffers in the vector of one call (UIO_MAXIOV).
-pub const VECTOR_LIMIT: u64 = 1024;
+/// Maximum number of buffers in the vector of one call.
+pub const VECTOR_LIMIT: u64 = linux::UIO_MAXIOV as u64;
 
 /// `struct msghdr`, with its padding as fields.
 #[derive(Clone, Copy, Debug, Default)]

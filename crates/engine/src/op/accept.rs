@@ -27,9 +27,6 @@ use usring_uapi::io_uring as abi;
 const FLAGS: u16 =
     width::short((abi::IORING_ACCEPT_MULTISHOT | abi::IORING_ACCEPT_DONTWAIT | abi::IORING_ACCEPT_POLL_FIRST) as u64);
 
-/// EPOLLRDHUP.
-const PEER_HANG_UP: u32 = 0x2000;
-
 /// Knowledge about the connections that wait in the listener's queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Queue {
@@ -162,7 +159,7 @@ fn attempt(
     let (mut ready, mut failed) = (0, false);
     loop {
         if !queue.is_filled() {
-            ready = match epoll::poll_now(number, epoll::IN | PEER_HANG_UP) {
+            ready = match epoll::poll_now(number, epoll::IN | epoll::PEER_HANG_UP) {
                 Ok(0) if failed => {
                     locked.waiting.stuck_calls.has_been_stuck();
                     return None;
@@ -177,7 +174,7 @@ fn attempt(
             // A non-blocking Unix listener that was shut down always returns EAGAIN. The kernel
             // tries 128 times before it returns EAGAIN to the program. A multishot would try for
             // ever here, so it completes with EINVAL.
-            Some(Err(Errno::EAGAIN)) if ready & PEER_HANG_UP != 0 => {
+            Some(Err(Errno::EAGAIN)) if ready & epoll::PEER_HANG_UP != 0 => {
                 return Some(Err(if request.multishot { Errno::EINVAL } else { Errno::EAGAIN }));
             }
             Some(Err(Errno::EAGAIN)) => return None,

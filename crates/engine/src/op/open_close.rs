@@ -1,5 +1,6 @@
 //! OPENAT, OPENAT2, CLOSE and STATX, on ordinary and on direct descriptors.
 
+use super::path::PATH_LIMIT;
 use crate::registered::registered_files::FileSlot;
 use crate::request::operation::{Call, Open, Operation};
 use crate::request::outcome::IssueOutcome;
@@ -12,8 +13,6 @@ use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 use usring_uapi::sqe_flags;
 
-/// Bytes of the longest path, with its NUL (PATH_MAX).
-const PATH_LIMIT: usize = 4096;
 /// Bytes of `struct open_how` in the version that usring knows.
 const HOW_SIZE: u64 = 24;
 /// Maximum number of bytes after the known fields of `struct open_how` that are checked at a time.

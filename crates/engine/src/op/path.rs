@@ -9,8 +9,8 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// Bytes of the longest path, with its NUL (PATH_MAX).
-pub(super) const PATH_LIMIT: usize = 4096;
+/// Bytes of the longest path, with its NUL.
+pub(super) const PATH_LIMIT: usize = linux::PATH_MAX as usize;
 
 fn check(request: &Request) -> Result<Sqe, Errno> {
     let sqe = request.sqe;

@@ -14,15 +14,13 @@ use usring_uapi::{opcode, sqe_flags};
 
 const UPDATES: u32 = abi::IORING_POLL_UPDATE_EVENTS | abi::IORING_POLL_UPDATE_USER_DATA;
 
-/// POLLRDHUP. It is reported even if the program did not ask for it, as error and hang-up are.
-const PEER_HANG_UP: u32 = 0x2000;
-
 fn interest(events: u32, flags: u32) -> Interest {
     let multishot = flags & abi::IORING_POLL_ADD_MULTI != 0;
     // These bits are options of epoll_ctl(2) and no events. usring chooses these options itself.
     // (Bit 29 is EPOLLWAKEUP.)
     let behaviour = epoll::ONESHOT | epoll::EDGE | epoll::EXCLUSIVE | 1 << 29;
-    Interest { events: events & !behaviour | PEER_HANG_UP, multishot }
+    // POLLRDHUP is reported even if the program did not ask for it, as error and hang-up are.
+    Interest { events: events & !behaviour | epoll::PEER_HANG_UP, multishot }
 }
 
 pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -37,7 +35,7 @@ pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Res
     }
     let mut interest = interest(sqe.op_flags, sqe.len);
     if locked.ring.reports_asked_hang_ups_only() {
-        interest.events &= sqe.op_flags | !PEER_HANG_UP;
+        interest.events &= sqe.op_flags | !epoll::PEER_HANG_UP;
     }
     request.multishot = interest.multishot;
     request.operation = Operation::Poll(interest);

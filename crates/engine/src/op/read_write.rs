@@ -107,7 +107,7 @@ fn is_vector_of_registered(sqe: &usring_uapi::Sqe) -> bool {
 /// must have one member, which gives the length.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
     let address = UserAddress(sqe.addr);
-    if selects && sqe.len != 1 || sqe.len > vector::LIMIT {
+    if selects && sqe.len != 1 || sqe.len > linux::UIO_MAXIOV {
         return Err(Errno::EINVAL);
     }
     if sqe.len == 1 {

@@ -5,9 +5,8 @@ use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::Sqe;
+use usring_uapi::general as linux;
 
-/// Maximum number of members of a vector (UIO_MAXIOV).
-pub(crate) const LIMIT: u32 = 1024;
 /// Maximum number of bytes that one read or write transfers (MAX_RW_COUNT).
 pub(crate) const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 
@@ -56,7 +55,7 @@ impl Members {
     /// Without it, the members are parts of a registered buffer, and the caller later checks that
     /// they lie in that buffer.
     pub fn read(&mut self, from: UserAddress, count: u64, checked: bool) -> Result<(), Errno> {
-        if count > u64::from(LIMIT) {
+        if count > u64::from(linux::UIO_MAXIOV) {
             return Err(Errno::EINVAL);
         }
         user_memory::read_array_into(&mut self.all, from, width::size(count))?;
@@ -126,7 +125,7 @@ impl Members {
 /// Reads the vector of a READV_FIXED or WRITEV_FIXED. The program's memory is read only once. The
 /// caller checks later whether the members lie in the registered buffer.
 pub(crate) fn of_registered(sqe: &Sqe) -> Result<Vec<IoVector>, Errno> {
-    if sqe.len > LIMIT {
+    if sqe.len > linux::UIO_MAXIOV {
         return Err(Errno::EINVAL);
     }
     let members = user_memory::read_array::<IoVector>(UserAddress(sqe.addr), sqe.len as usize)?;
