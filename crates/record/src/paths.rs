@@ -6,8 +6,10 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Longest path, with its NUL (PATH_MAX).
-const PATH_LIMIT: usize = 4096;
+/// Longest path, with its NUL.
+const PATH_LIMIT: usize = linux::PATH_MAX as usize;
+/// Suffix of the path in /proc of a file that was removed. A file's name may also end so.
+const REMOVED: &[u8] = b" (deleted)";
 
 /// The fields of `struct stat` that the recorder uses.
 #[derive(Clone, Copy, Debug)]
@@ -47,9 +49,33 @@ pub(crate) fn stat(number: i32) -> Result<Stat, Errno> {
     stat_of(number, c"".as_ptr() as u64, linux::AT_EMPTY_PATH)
 }
 
-/// Returns the path of a descriptor's file, by /proc. The path of a file that was removed has the
-/// suffix " (deleted)". `None`: it cannot be read.
-fn path_of(number: i32) -> Option<Vec<u8>> {
+/// The path of an open file.
+#[derive(Debug, PartialEq, Eq)]
+struct OpenPath {
+    path: Vec<u8>,
+    /// Whether the file was removed from that path.
+    is_removed: bool,
+}
+
+/// Returns the path of a descriptor's file, by /proc. `None`: it cannot be read.
+fn path_of(number: i32) -> Option<OpenPath> {
+    let mut path = link_of(number)?;
+    let Some(name_end) = path.strip_suffix(REMOVED).map(<[u8]>::len) else {
+        return Some(OpenPath { path, is_removed: false });
+    };
+    path.push(0);
+    let at_path = stat_of(linux::AT_FDCWD, path.as_ptr() as u64, linux::AT_SYMLINK_NOFOLLOW);
+    path.pop();
+    let identity = |stat: Stat| (stat.device, stat.inode);
+    let is_removed = at_path.ok().map(identity) != stat(number).ok().map(identity);
+    if is_removed {
+        path.truncate(name_end);
+    }
+    Some(OpenPath { path, is_removed })
+}
+
+/// Reads the link in /proc to a descriptor's file.
+fn link_of(number: i32) -> Option<Vec<u8>> {
     let mut name = Vec::from(*b"/proc/thread-self/fd/");
     let digits = (0..10).rev().map(|power| width::byte(width::word(number / 10_i32.pow(power) % 10)) + b'0');
     name.extend(digits.skip_while(|digit| *digit == b'0'));
@@ -69,7 +95,6 @@ fn path_of(number: i32) -> Option<Vec<u8>> {
 /// folder.
 fn relative(path: &[u8]) -> Option<&[u8]> {
     let rest = path.strip_prefix(settings()?.folder.as_slice())?;
-    let rest = rest.strip_suffix(b" (deleted)").unwrap_or(rest);
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix(b"/") }
 }
 
@@ -87,7 +112,7 @@ pub(crate) fn file(number: i32) -> Option<File> {
     if !stat.is(linux::S_IFREG) && !stat.is(linux::S_IFDIR) {
         return None;
     }
-    let path = path_of(number)?;
+    let path = path_of(number)?.path;
     Some(File { stat, path: relative(&path)?.into() })
 }
 
@@ -129,7 +154,7 @@ impl DirectoryEntry {
         let arguments = [width::word(directory), folder.as_ptr() as u64, flags, 0, 0];
         let number = SystemCall::new(linux::__NR_openat, arguments).run_unhooked().ok()?;
         let folder = OwnedDescriptor::from_raw(width::int(number));
-        let full = path_of(folder.number())?;
+        let full = path_of(folder.number())?.path;
         let mut path: Vec<u8> = relative(&full)?.into();
         if !path.is_empty() {
             path.push(b'/');
@@ -173,10 +198,26 @@ pub(crate) fn reopen(number: i32) -> Option<OwnedDescriptor> {
 }
 
 fn path_to_reopen(number: i32) -> Option<Vec<u8>> {
-    let mut path = path_of(number)?;
-    if path.ends_with(b" (deleted)") {
-        return None;
-    }
+    let OpenPath { mut path, is_removed } = path_of(number)?;
     path.push(0);
-    Some(path)
+    (!is_removed).then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn a_file_whose_name_looks_like_that_of_a_removed_file_is_still_there() {
+        let folder = std::env::temp_dir().canonicalize().unwrap();
+        let path = folder.join(format!("usring-record-{} (deleted)", std::process::id()));
+        let file = File::create(&path).unwrap();
+        let found = || path_of(file.as_raw_fd()).unwrap();
+        assert_eq!(found(), OpenPath { path: path.as_os_str().as_bytes().into(), is_removed: false });
+        fs::remove_file(&path).unwrap();
+        assert_eq!(found(), OpenPath { path: path.as_os_str().as_bytes().into(), is_removed: true });
+    }
 }
