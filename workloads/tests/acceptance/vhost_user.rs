@@ -269,6 +269,18 @@ fn a_batch_of_requests_notifies_the_back_end_once() {
 }
 
 #[test]
+fn a_replaced_registered_buffer_is_no_longer_shared_with_the_back_end() {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let _back_end = BackEnd::start(&stage, "raw");
+    let program = stage.compile("device_buffers.c", &["-luring"]);
+    let device = "disk=vhost-user:socket=back-end,zero-copy=on";
+    let finished = stage.program_on_devices(World::Denied, &[device], &program).finish();
+    assert_eq!(finished.succeeded().stdout, "2 checks hold\n");
+    is_tidy(&stage);
+}
+
+#[test]
 fn a_run_without_its_back_end_does_not_start() {
     let stage = Stage::new();
     let finished = fio(&stage, "off", &[]).finish();

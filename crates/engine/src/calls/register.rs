@@ -61,6 +61,9 @@ impl Ring {
         let origin = makes_registration(opcode).then(|| locked.new_origin());
         locked.registered.buffers.origin = origin.unwrap_or_default();
         let answer = dispatch(&mut locked, opcode, argument, count);
+        if locked.devices.queues.in_flight() == 0 {
+            locked.registered.buffers.unshare_unused();
+        }
         if answer.is_ok() {
             locked.note_registration(origin);
         }

@@ -86,9 +86,12 @@ pub(crate) struct RegisteredBuffers {
     entries: Option<Vec<BufferSlot>>,
     /// Buffers with tags that have left the table and that requests may still hold.
     retired: Vec<Arc<RegisteredBuffer>>,
-    /// Memory of the table's buffers that the back ends of `usring run --device` can access, merged
-    /// into as few ranges as possible.
+    /// Memory of the table's buffers that the back ends of `usring run --device` can access. The
+    /// buffers of one register call are merged into as few ranges as possible.
     shared: Vec<IoVector>,
+    /// Memory that the back ends can access although no buffer of the table lies in it. Requests in
+    /// flight may use it ([`Self::unshare_unused`]).
+    unused: Vec<IoVector>,
     /// Origin (process, and number of the registration) of the buffers that the current register
     /// call adds.
     pub origin: Origin,
@@ -146,6 +149,35 @@ impl RegisteredBuffers {
     /// Ends the sharing of the buffers' memory with the devices of `usring run --device`.
     pub fn unshare(&mut self) {
         devices::unshare(&core::mem::take(&mut self.shared));
+        self.unshare_unused();
+    }
+
+    /// Ends the sharing of memory in which no buffer of the table lies. The ring has no request in
+    /// flight on a device.
+    pub fn unshare_unused(&mut self) {
+        devices::unshare(&core::mem::take(&mut self.unused));
+    }
+
+    /// Shares the memory of the buffers in the slots `changed`, which a register call has just
+    /// filled, with the devices of `usring run --device`. If a new buffer lies in memory that is
+    /// already shared, that sharing ends: the program may have mapped other memory there.
+    fn share_changed(&mut self, changed: Range<usize>) {
+        let slots = self.entries.as_deref().unwrap_or_default();
+        let added = coalesce(&slots[changed.clone()]);
+        let kept = coalesce(slots[..changed.start].iter().chain(&slots[changed.end..]));
+        let (mut replaced, mut unused) = (Vec::new(), Vec::new());
+        for range in self.shared.drain(..).chain(self.unused.drain(..)).collect::<Vec<_>>() {
+            let place = match range {
+                range if overlaps(&added, range) => &mut replaced,
+                range if overlaps(&kept, range) => &mut self.shared,
+                _ => &mut unused,
+            };
+            place.push(range);
+        }
+        self.unused = unused;
+        devices::unshare(&replaced);
+        devices::share(&added);
+        self.shared.extend(added);
     }
 
     fn set(&mut self, entries: Vec<BufferSlot>) {
@@ -266,19 +298,18 @@ pub(crate) fn register(
     for index in 0..u64::from(count) {
         entries.push(read_slot(&mut pins, vector, tags, index, buffers.origin)?);
     }
-    if devices::are_any() {
-        buffers.shared = coalesce(&entries);
-        devices::share(&buffers.shared);
-    }
     buffers.set(entries);
+    if devices::are_any() {
+        buffers.share_changed(0..count as usize);
+    }
     Ok(0)
 }
 
 /// Returns the memory of the buffers as sorted ranges, in which buffers that touch or overlap are
 /// merged. The ranges must be few, because a device's back end can map only few.
-fn coalesce(slots: &[BufferSlot]) -> Vec<IoVector> {
-    let mut parts: Vec<IoVector> =
-        slots.iter().flatten().map(|buffer| IoVector { base: buffer.address, length: buffer.length }).collect();
+fn coalesce<'a>(slots: impl IntoIterator<Item = &'a BufferSlot>) -> Vec<IoVector> {
+    let range_of = |buffer: &Arc<RegisteredBuffer>| IoVector { base: buffer.address, length: buffer.length };
+    let mut parts: Vec<IoVector> = slots.into_iter().flatten().map(range_of).collect();
     parts.sort_unstable_by_key(|part| part.base);
     let mut whole: Vec<IoVector> = Vec::new();
     for part in parts {
@@ -290,6 +321,12 @@ fn coalesce(slots: &[BufferSlot]) -> Vec<IoVector> {
         }
     }
     whole
+}
+
+/// Returns whether `range` overlaps one of `ranges`, which are sorted and disjoint.
+fn overlaps(ranges: &[IoVector], range: IoVector) -> bool {
+    let after = ranges.partition_point(|other| other.base + other.length <= range.base);
+    ranges.get(after).is_some_and(|other| other.base < range.base + range.length)
 }
 
 /// The slots that CLONE_BUFFERS copies from another ring's table, and the slots to which it copies
@@ -334,8 +371,9 @@ pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<Buff
 pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to: u32) -> u32 {
     let mut entries = buffers.entries.take().unwrap_or_default();
     let first = to as usize;
-    if entries.len() < first + copies.len() {
-        entries.resize_with(first + copies.len(), || None);
+    let end = first + copies.len();
+    if entries.len() < end {
+        entries.resize_with(end, || None);
     }
     for (slot, copy) in entries[first..].iter_mut().zip(copies) {
         let copy =
@@ -343,12 +381,10 @@ pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to
         let old = core::mem::replace(slot, copy);
         buffers.retire(old);
     }
-    if devices::are_any() {
-        let shared = coalesce(&entries);
-        devices::share(&shared);
-        devices::unshare(&core::mem::replace(&mut buffers.shared, shared));
-    }
     buffers.set(entries);
+    if devices::are_any() {
+        buffers.share_changed(first..end);
+    }
     0
 }
 
@@ -356,7 +392,8 @@ pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to
 pub(crate) fn unregister(buffers: &mut RegisteredBuffers) -> Result<u32, Errno> {
     let entries = buffers.entries.take().ok_or(Errno::ENXIO)?;
     buffers.is_changed = true;
-    buffers.unshare();
+    let shared = core::mem::take(&mut buffers.shared);
+    buffers.unused.extend(shared);
     entries.into_iter().for_each(|slot| buffers.retire(slot));
     Ok(0)
 }
@@ -375,7 +412,7 @@ pub(crate) fn update(
     if u64::from(end) > size {
         return Err(Errno::EINVAL);
     }
-    let mut done = 0;
+    let mut done = 0u32;
     let mut pins = PinCheck::default();
     buffers.is_changed = true;
     for index in 0..u64::from(count) {
@@ -390,5 +427,43 @@ pub(crate) fn update(
             Err(_) => break,
         }
     }
-    Ok(done)
+    if devices::are_any() {
+        buffers.share_changed(offset as usize..offset as usize + done as usize);
+    }
+    Ok(done.cast_signed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(address: u64, length: u64) -> BufferSlot {
+        let (tag, origin) = (0, Origin::default());
+        Some(Arc::new(RegisteredBuffer { address, length, tag, origin, is_here: true }))
+    }
+
+    fn ranges(list: &[IoVector]) -> Vec<(u64, u64)> {
+        list.iter().map(|range| (range.base, range.length)).collect()
+    }
+
+    #[test]
+    fn only_memory_that_no_buffer_of_the_table_needs_becomes_unused() {
+        let mut buffers = RegisteredBuffers::default();
+        buffers.set(Vec::from([slot(0x1000, 0x1000), slot(0x2000, 0x1000), slot(0x9000, 0x1000)]));
+        buffers.share_changed(0..3);
+        assert_eq!(ranges(&buffers.shared), [(0x1000, 0x2000), (0x9000, 0x1000)]);
+        let mut replace = |index: usize, new| {
+            buffers.entries.as_mut().unwrap()[index] = new;
+            buffers.share_changed(index..index + 1);
+            (ranges(&buffers.shared), ranges(&buffers.unused))
+        };
+        // Slot 1 needs the memory from which slot 0 is removed.
+        let (shared, unused) = replace(0, slot(0x20000, 0x1000));
+        assert_eq!((&shared[..], unused.len()), (&[(0x1000, 0x2000), (0x9000, 0x1000), (0x20000, 0x1000)][..], 0));
+        let (shared, unused) = replace(1, None);
+        assert_eq!((&shared[..], &unused[..]), (&[(0x9000, 0x1000), (0x20000, 0x1000)][..], &[(0x1000, 0x2000)][..]));
+        // The new buffer lies in the unused memory, which is therefore shared anew.
+        let (shared, unused) = replace(1, slot(0x2800, 0x1000));
+        assert_eq!((&shared[2..], unused.len()), (&[(0x2800, 0x1000)][..], 0));
+    }
 }

@@ -1,0 +1,101 @@
+/*
+ * Replaces registered buffers of a ring while it uses a device. `disk` is a polled device of a back
+ * end in another process, and shares registered memory with the back end (zero-copy=on).
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <sys/mman.h>
+
+enum { BUFFER = 65536 };
+
+static char *new_memory(void *address, int content)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | (address == NULL ? 0 : MAP_FIXED_NOREPLACE);
+	char *memory = mmap(address, BUFFER, PROT_READ | PROT_WRITE, flags, -1, 0);
+	HOLDS(memory != MAP_FAILED);
+	return memset(memory, content, BUFFER);
+}
+
+/* Makes the memory the ring's only registered buffer. */
+static void replace(struct io_uring *ring, char *memory)
+{
+	struct iovec buffer = { memory, BUFFER };
+	__u64 tag = 0;
+	EQUAL(io_uring_register_buffers_update_tag(ring, 0, &buffer, &tag, 1), 1);
+}
+
+static void write_buffer(struct io_uring *ring, int disk, char *memory)
+{
+	io_uring_prep_write_fixed(request(ring), disk, memory, BUFFER, 0, 0);
+	EQUAL(io_uring_submit_and_wait(ring, 1), 1);
+	EQUAL(next_answer(ring).res, BUFFER);
+}
+
+static void disk_contains(int disk, int content)
+{
+	char *found;
+	HOLDS(posix_memalign((void **)&found, 4096, BUFFER) == 0);
+	EQUAL(pread(disk, found, BUFFER, 0), BUFFER);
+	EQUAL(found[0], content);
+	EQUAL(found[BUFFER - 1], content);
+	free(found);
+}
+
+/* Returns whether usring has put pages that it shares with the back end at this address. */
+static int is_shared(char *memory)
+{
+	char line[512], start[32];
+	int found = 0;
+	FILE *maps = fopen("/proc/self/maps", "r");
+	HOLDS(maps != NULL);
+	snprintf(start, sizeof start, "%lx-", (unsigned long)memory);
+	while (fgets(line, sizeof line, maps) != NULL)
+		if (strncmp(line, start, strlen(start)) == 0)
+			found = strstr(line, "usring-registered") != NULL;
+	fclose(maps);
+	return found;
+}
+
+static void a_buffer_at_the_address_of_a_replaced_one_is_written(void)
+{
+	struct io_uring ring = new_ring(8, IORING_SETUP_IOPOLL);
+	int disk = open("disk", O_RDWR | O_DIRECT);
+	HOLDS(disk >= 0);
+	char *first = new_memory(NULL, 1), *other = new_memory(NULL, 2);
+	struct iovec buffer = { first, BUFFER };
+	EQUAL(io_uring_register_buffers(&ring, &buffer, 1), 0);
+	HOLDS(is_shared(first));
+	write_buffer(&ring, disk, first);
+	disk_contains(disk, 1);
+	replace(&ring, other);
+	HOLDS(munmap(first, BUFFER) == 0);
+	HOLDS(new_memory(first, 3) == first);
+	replace(&ring, first);
+	write_buffer(&ring, disk, first);
+	disk_contains(disk, 3);
+	io_uring_queue_exit(&ring);
+}
+
+static void a_buffer_that_replaces_another_is_shared(void)
+{
+	struct io_uring ring = new_ring(8, IORING_SETUP_IOPOLL);
+	int disk = open("disk", O_RDWR | O_DIRECT);
+	HOLDS(disk >= 0);
+	EQUAL(io_uring_register_buffers_sparse(&ring, 1), 0);
+	char *memory = new_memory(NULL, 4);
+	replace(&ring, memory);
+	HOLDS(is_shared(memory));
+	write_buffer(&ring, disk, memory);
+	disk_contains(disk, 4);
+	io_uring_queue_exit(&ring);
+}
+
+static const struct check checks[] = {
+	{ "a buffer at the address of a replaced one is written", a_buffer_at_the_address_of_a_replaced_one_is_written },
+	{ "a buffer that replaces another is shared", a_buffer_that_replaces_another_is_shared },
+};
+
+int main(int count, char **arguments)
+{
+	return RUN(checks, count, arguments);
+}
