@@ -5,9 +5,14 @@
  */
 #define _GNU_SOURCE
 #include "ring.h"
+#include <grp.h>
 #include <linux/aio_abi.h>
+#include <linux/capability.h>
+#include <pthread.h>
 #include <setjmp.h>
+#include <sys/fsuid.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -239,6 +244,84 @@ static void contexts_come_and_go(void)
 	close(file);
 }
 
+/* Opens a file by a worker. Returns the result, and closes the file. */
+static int opened_by_a_worker(struct io_uring *ring, const char *path)
+{
+	struct io_uring_sqe *sqe = request(ring);
+	struct io_uring_cqe *cqe;
+	int answer;
+	io_uring_prep_openat(sqe, AT_FDCWD, path, O_RDONLY, 0);
+	named(sqe, 1, IOSQE_ASYNC);
+	do
+		answer = io_uring_submit(ring);
+	while (answer == -EINTR);
+	EQUAL(answer, 1);
+	do
+		answer = io_uring_wait_cqe(ring, &cqe);
+	while (answer == -EINTR);
+	EQUAL(answer, 0);
+	answer = cqe->res;
+	io_uring_cqe_seen(ring, cqe);
+	if (answer >= 0)
+		EQUAL(close(answer), 0);
+	return answer < 0 ? answer : 0;
+}
+
+static void *stay(void *unused)
+{
+	(void)unused;
+	pause();
+	return NULL;
+}
+
+/* Changes what a request may do, in a process with a second thread and a ring. */
+static void change_rights(const char *secret)
+{
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct data[2];
+	struct io_uring ring = new_ring(8, 0);
+	pthread_t thread;
+	EQUAL(pthread_create(&thread, NULL, stay, NULL), 0);
+	EQUAL(opened_by_a_worker(&ring, secret), 0);
+	begin_storm();
+	for (int round = 0; round < ROUNDS; round++) {
+		umask(022);
+		EQUAL(chdir(round % 2 == 0 ? "/tmp" : "/"), 0);
+		EQUAL(opened_by_a_worker(&ring, round % 2 == 0 ? "etc" : "tmp"), round % 2 == 0 ? -ENOENT : 0);
+		EQUAL(setresgid(-1, -1, -1), 0);
+		EQUAL(syscall(SYS_setresuid, -1, -1, -1), 0);
+		EQUAL(setfsuid(-1), (int)geteuid());
+		EQUAL(syscall(SYS_capget, &header, data), 0);
+		EQUAL(syscall(SYS_capset, &header, data), 0);
+		EQUAL(opened_by_a_worker(&ring, secret), 0);
+	}
+	EQUAL(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	if (geteuid() == 0) {
+		EQUAL(setgroups(0, NULL), 0);
+		EQUAL(setresgid(65534, 65534, 65534), 0);
+		EQUAL(setresuid(65534, 65534, 65534), 0);
+		EQUAL(opened_by_a_worker(&ring, secret), -EACCES);
+	}
+	end_storm();
+}
+
+static void rights_change(void)
+{
+	char secret[64];
+	snprintf(secret, sizeof secret, "/tmp/usring-storm-%d-secret", (int)getpid());
+	int file = open(secret, O_CREAT | O_EXCL | O_RDWR, 0600);
+	HOLDS(file >= 0);
+	EQUAL(close(file), 0);
+	pid_t child = fork();
+	if (child == 0) {
+		change_rights(secret);
+		_exit(be_a_child());
+	}
+	int status = status_of(child);
+	unlink(secret);
+	EQUAL(status, 0);
+}
+
 static const struct check checks[] = {
 	{ "an exec comes to its end", an_exec_comes_to_its_end },
 	{ "an exec that fails comes back", an_exec_that_fails_comes_back },
@@ -246,6 +329,7 @@ static const struct check checks[] = {
 	{ "children are forked", children_are_forked },
 	{ "rings come and go", rings_come_and_go },
 	{ "contexts come and go", contexts_come_and_go },
+	{ "rights change", rights_change },
 };
 
 int main(int count, char **arguments)
