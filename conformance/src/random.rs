@@ -456,8 +456,9 @@ impl Program {
                 entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY;
             }
             if self.polls.contains(&entry.user_data) && entry.res & i32::from(libc::POLLOUT) != 0 {
-                // The kernel reports the events of all wake-ups up to its check of the file. It
-                // depends on timing whether a hang-up is among them.
+                // A poll's CQE has the events of all wake-ups that came before the kernel checked
+                // the file. Whether a hang-up came before the check depends on timing, so its bits
+                // are not printed.
                 entry.res &= !i32::from(libc::POLLRDHUP | libc::POLLHUP);
             }
             let of_poll = (self.polls.contains(&entry.user_data) && is_more).then_some((entry.user_data, entry.res));

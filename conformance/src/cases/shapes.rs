@@ -196,7 +196,8 @@ fn own_memory(t: &mut Transcript) {
         t.sorted(&ring.run(&[nop(round * 2), nop(round * 2 + 1)]));
     }
     drop(ring);
-    // The memory still belongs to the program after the ring is closed.
+    // After a ring made with NO_MMAP is closed, the program can still write the memory in which the
+    // ring lay.
     let mut rings = rings;
     rings.bytes()[0] = 1;
     t.say("memory kept");

@@ -99,7 +99,7 @@ pub struct Transfer {
     call: SystemCall,
     data: Data,
     semantics: IoSemantics,
-    /// Maximum number of bytes that one system call transfers: the length of a part.
+    /// Maximum length in bytes of a part of the data. Each part is transferred by one system call.
     most: u64,
     /// The program's buffers for the part that is being transferred. `vector` and `headers`
     /// describe the memory that the kernel gets instead. `asked` is the part's length in bytes, and

@@ -155,8 +155,8 @@ enum Command {
     /// The program that `doctor` runs.
     #[command(hide = true)]
     Probe,
-    /// The program that `doctor` runs to test swap: one way of catching page faults (such as
-    /// userfaultfd), or the memory of an ordinary program.
+    /// The program that `doctor` runs to test swap. Its argument names what it tests: a mechanism
+    /// that catches page faults (such as userfaultfd), or `program`, a program's ordinary memory.
     #[command(hide = true)]
     SwapProbe(swap_probe::Options),
 }

@@ -332,8 +332,9 @@ pub fn run(options: &Options) -> Outcome {
         process = program;
         devices.as_ref().map_or(Ok(()), Devices::serve)
     })?;
-    // Removes the devices' placeholder files before anything below can end this process. That can
-    // be a write to a closed standard error, or the signal by which the program ended.
+    // Removes the devices' placeholder files now, because the code below may end this process. A
+    // message to a closed standard error does. So does `mirror`: it raises the signal that ended
+    // the program.
     drop(devices);
     trace.iter().for_each(Trace::finish);
     let was_served = probe.read().is_ok();

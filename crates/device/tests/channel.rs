@@ -1,5 +1,5 @@
-//! Tests of how a channel waits: the results of `pause` under each policy, and their effect on a
-//! device whose latency the test sets.
+//! Tests of waiting on a channel (a queue pair with one user). They check the results of `pause`
+//! under each policy, and the lengths of the sleeps if a device has a known latency.
 #![cfg(not(loom))]
 
 mod test_device;

@@ -1,10 +1,10 @@
 //! Fires the probes for tracers ([`usring_sys::probes`]), at the places where the kernel has the
 //! tracepoints of the same names. `completion::observation` and `submission::observation` call this
-//! module, and so do the modules whose events concern no observer.
+//! module for events that [`crate::observers`] get, too. Other modules call it directly.
 //!
 //! - Each caller asks [`is_on`] first: one load, of the word that submissions load anyway.
-//! - A tracer may attach at any time. So no probe relies on what an earlier step has noted for
-//!   tracers.
+//! - A tracer may attach while a request is in flight. So no probe needs data that an earlier probe
+//!   of the request would have stored.
 //! - Contexts of libaio fire no probe.
 //! - A request is named by its address, as in the kernel. After its completion, another request may
 //!   have the same address.

@@ -8,8 +8,8 @@
 //!    depends on the memory:
 //!    - Anonymous memory: the kernel copies the pages by copy-on-write.
 //!    - Memory file: the kernel copies nothing, so the parent copies the pages to a second file
-//!      before the fork. The parent takes the pages first, so that no thread changes them, and
-//!      releases them after the fork. Pinned pages cannot be taken. They are copied, too, but a
+//!      before the fork. Until the fork is done, the forking thread owns the copied pages, so that
+//!      no other thread changes them. Pinned pages cannot be owned. They are copied, too, but a
 //!      system call may be writing to them meanwhile.
 //! 3. In the child, [`FrozenMemory::inherit`] registers the memory for faults before the program
 //!    continues. A child that only calls execve or exit needs nothing else.
@@ -20,10 +20,11 @@
 //! shut. The wait for a claim has a time limit, because the thread that holds the claim may be
 //! waiting for a device that does not answer. After the time limit the fork fails.
 //!
-//! From step 1 on, every child of the process inherits anonymous swapped memory, with zeroes in
-//! place of evicted pages. After the fork, the parent excludes the memory from later forks again
-//! (MADV_DONTFORK). If MADV_DONTFORK fails, later children without a copy unmap the memory
-//! ([`UnpagedMemory`]).
+//! Some children get no copy ([`Mappings::without_pager`]), such as those that have a stack of
+//! their own. In such a child, evicted pages would read as zeroes, so it must not have the memory.
+//! Normally MADV_DONTFORK keeps anonymous memory out of all children. `freeze` lifts it, and the
+//! parent sets it again after the fork. If the parent cannot set it, each later child without a
+//! copy unmaps the memory itself ([`UnpagedMemory`]).
 
 use crate::address_space::{AddressSpace, ExtentKind};
 use crate::gate::{Claim, ShutGate};

@@ -230,8 +230,9 @@ impl ThreadSlot {
         thread
     }
 
-    /// Removes the calling thread's [`ThreadId`] from the slot, because another thread may soon get
-    /// the same [`ThreadId`]. The kernel frees the slot of a bare thread later.
+    /// Ends the calling thread's use of its slot. Removes its [`ThreadId`], because a new thread
+    /// may soon get the same one. Then frees the slot. The slot of a bare thread (made by clone(2))
+    /// stays: the kernel frees it when the thread has ended.
     pub fn end(self, is_bare: bool) {
         TABLE[self.index].locals.store(0, Ordering::Release);
         if is_bare {

@@ -43,7 +43,7 @@ pub const MOST: u32 = (1 << 29) - 1;
 static REGISTER: AtomicI32 = AtomicI32::new(0);
 /// Descriptor of the eventfd that wakes all processes, plus 1; 0 before the register is made.
 static WAKE_EVENT: AtomicI32 = AtomicI32::new(0);
-/// Address of the word, in the register, that holds the last number given out. Null before the
+/// Address of the last number given out, in the mapping of the register (a memfd). Null before the
 /// register is made.
 static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 /// Descriptors of the sockets that pass files on: the end that receives, and the end that sends.

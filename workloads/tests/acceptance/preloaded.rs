@@ -144,7 +144,8 @@ fn a_strict_program_that_cannot_be_served_does_not_run() {
     }
 }
 
-/// The library has symbols in front of libc's functions, which such a program calls, too.
+/// libusring.so replaces some functions of libc by its own. A program that it does not serve calls
+/// these, too, so they must then do what libc's do.
 #[test]
 fn functions_of_libc_work_in_a_program_that_runs_without_usring() {
     if has_no_usring() {

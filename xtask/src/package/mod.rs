@@ -99,8 +99,8 @@ pub fn build(debug: bool) -> Outcome {
     step::run(&mut command)
 }
 
-/// Fails if `provided`, the result of [`debian::provide_glibc`], is an error, and users will
-/// download the packages. In packages for tests, the launcher may be linked to another glibc.
+/// Fails if users will download the packages and Debian 11's glibc was not fetched. `provided` is
+/// the result of [`debian::provide_glibc`]. Packages for tests may use this machine's glibc.
 fn check_glibc(purpose: Purpose, provided: Outcome) -> Outcome {
     provided.or_else(|why| match purpose {
         Purpose::Tests | Purpose::DebugTests => Ok(()),

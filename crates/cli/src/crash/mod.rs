@@ -73,7 +73,7 @@ known (a change was not recorded; a message says why), 3 if usring could not run
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// The folder to begin with, which may be empty. usring only reads it.
+    /// The folder whose content CMD starts from. It may be empty. usring works on copies of it.
     #[arg(long, value_name = "DIR", required_unless_present = "replay")]
     pub state: Option<PathBuf>,
 

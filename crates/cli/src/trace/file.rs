@@ -90,7 +90,8 @@ fn plural(count: u64, one: &str, many: &str) -> String {
     if count == 1 { format!("1 {one}") } else { format!("{count} {many}") }
 }
 
-/// A number of bytes, shown in the units of SIZE on the command line.
+/// A number of bytes. It is shown as a user would write it for `--trace FILE,size=SIZE`: in whole
+/// K, M or G if it is a multiple of 1024, otherwise in bytes.
 struct Bytes(u64);
 
 impl std::fmt::Display for Bytes {

@@ -180,8 +180,8 @@ mod tests {
     fn a_ring_is_compared_with_itself_only() {
         let before = sample(0, 1, rows(100, 90));
         assert_eq!(counted(&before, &sample(1, 1, rows(130, 95))), [30, 5]);
-        // Another ring of the process now has the block. Only one of its counters is smaller than
-        // the earlier ring's.
+        // The ring was closed, and a new ring got its block in the statistics file. Only the new
+        // ring's second counter is smaller than the old ring's. That must be enough to notice it.
         assert_eq!(counted(&before, &sample(1, 1, rows(110, 20))), [110, 20]);
         // Another process now has the same process id.
         assert_eq!(counted(&before, &sample(1, 2, rows(110, 91))), [110, 91]);

@@ -30,7 +30,8 @@ impl RequestEvents {
         }
     }
 
-    /// Returns whether a request that has not completed names an eventfd.
+    /// Returns whether any request of the ring that has not completed names an eventfd
+    /// (IOCB_FLAG_RESFD).
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.under_way > 0
@@ -41,8 +42,8 @@ impl RequestEvents {
         !self.done.is_empty()
     }
 
-    /// Signals the eventfds of published events. Each eventfd's counter grows by the number of
-    /// events that name it, because programs may count events in this way.
+    /// Signals the eventfds that requests named, after the requests' events were published. Adds 1
+    /// to an eventfd's counter per event, because programs may count events in this way.
     #[cold]
     #[inline(never)]
     pub fn signal(&mut self) {

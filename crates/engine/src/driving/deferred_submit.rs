@@ -64,7 +64,8 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     let ring = locked.ring;
     let pending = locked.devices.queues.pending;
     ring_watcher::take_over_beside(&mut locked, pending);
-    // The batches of all channels except the first; usually there are none.
+    // `begin` returns the batch of the first device with deferred requests. It puts the batches of
+    // other devices here. Usually only one device has any.
     let mut others = Vec::new();
     let Some((index, mut batch)) = begin(&mut locked, &mut others) else {
         wake_polling_waiters(ring);

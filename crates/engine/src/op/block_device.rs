@@ -23,8 +23,8 @@ use usring_sys::{Errno, descriptor, pinned_memory};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
-/// Returns whether this ring can have transfers that [`issue`] carries out or refuses. Called for
-/// every READ and WRITE, so it must be cheap.
+/// Returns whether [`issue`] may handle a transfer of this ring: the run has a device, or the ring
+/// has IOPOLL or uses kernel AIO. Called for every READ and WRITE.
 #[inline(always)]
 pub(crate) fn is_possible(locked: &LockedRing) -> bool {
     devices::are_any() || locked.ring.is_polled() || locked.ring.uses_kernel_aio()

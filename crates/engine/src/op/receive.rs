@@ -54,7 +54,8 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
         return IssueOutcome::done(error.negative());
     }
     let outcome = transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first());
-    // With MSG_DONTWAIT, no poll follows that would find out that the file is not open.
+    // With MSG_DONTWAIT, the request completes with EAGAIN and is not polled. A poll would have
+    // failed if the file is not open. So this is checked here.
     if matches!(outcome, IssueOutcome::Done(_))
         && let Err(error) = descriptor::status_flags(request.file.number)
     {

@@ -114,8 +114,8 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
 /// If the epoll set reports an event before the multishot runs, the CQE reports that event instead.
 /// The kernel merges such wake-ups, too.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
-    // If the epoll set will still report the present events, and another thread sleeps on the set,
-    // that thread posts the first CQE.
+    // If the epoll set has not reported the file's present events yet, it will report them. If the
+    // ring has a leader, the leader then posts the multishot's first CQE.
     let is_left_to_sleeper = !assigned.has_reported && locked.ring.is_led();
     let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {

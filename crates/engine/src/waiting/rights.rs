@@ -471,7 +471,8 @@ impl RingRights {
         self.submitter = None;
     }
 
-    /// Puts a prepared request into its submitter's group, unless it already has a group.
+    /// Puts a prepared request into the group (requests with equal rights) of the submitting
+    /// thread, unless [`Self::adopt`] has put it into a personality's group.
     #[inline(always)]
     pub fn mark(&mut self, request: &mut Request) {
         if let Some(group) = &self.submitter

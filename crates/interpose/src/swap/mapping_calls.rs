@@ -442,7 +442,8 @@ fn keep_stack(start: u64, length: u64) {
     };
     if mappings.change().release_to_kernel(&range).is_err() {
         refused(Unsupported::Stack);
-        // The memory could not be released to the kernel. So it is pinned permanently instead.
+        // The stack could not become ordinary memory of the kernel. So it stays in the swap region,
+        // pinned permanently.
         let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
     }
 }

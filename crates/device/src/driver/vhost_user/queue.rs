@@ -498,7 +498,8 @@ impl QueuePair for Queue {
         } else {
             self.data.clear();
         }
-        // A later round (virtio request) of this request needs no more descriptors than the first.
+        // One check is enough for all rounds (virtio requests): no later round needs more
+        // descriptors than the first.
         if !self.indirect && self.unused < self.data.len() + 3 {
             return Submission::Full;
         }
