@@ -137,7 +137,7 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
         call(locked, tag, waiter.request);
         locked.waiting.polls.end_round(tag);
         let nothing = locked.queues.cq.tail() == posted;
-        locked.waiting.polls.expect(tag, nothing);
+        locked.waiting.polls.expect_ready(tag, nothing);
         hits += u32::from(!nothing);
         misses += u32::from(nothing);
         if misses == expected::MOST_MISSES {

@@ -133,7 +133,7 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
             // This multishot is runnable, so it is tried again soon even without the event. As in
             // the kernel, the event is merged with that attempt.
             request.ready_for |= mask;
-            locked.waiting.polls.waits_on(tag, request, TimeSlice::Runnable);
+            locked.waiting.polls.wait_again(tag, request, TimeSlice::Runnable);
             continue;
         }
         request.ready_for = mask;
@@ -152,7 +152,7 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     }
     locked.waiting.polls.end_round(tag);
     if retried {
-        locked.waiting.polls.expect(tag, false);
+        locked.waiting.polls.expect_ready(tag, false);
     }
 }
 
@@ -171,7 +171,7 @@ pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, m
 #[inline(always)]
 pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     if let Some(request) = issue::call(locked, request) {
-        locked.waiting.polls.waits_on(tag, request, TimeSlice::Over);
+        locked.waiting.polls.wait_again(tag, request, TimeSlice::Over);
     }
 }
 

@@ -31,7 +31,7 @@ fn ordinary(locked: &mut LockedRing, flags: u32, address: UserAddress) -> Result
     let ends = descriptor::pipe(flags)?;
     user_memory::write(address, ends.each_ref().map(OwnedDescriptor::number))?;
     for end in ends {
-        locked.waiting.polls.has_new_file(end.number());
+        locked.waiting.polls.forget_registration(end.number());
         end.into_raw();
     }
     Ok(0)

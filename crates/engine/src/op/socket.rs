@@ -27,7 +27,7 @@ pub(crate) fn check_flags(flags: u32, slot: FileSlot) -> Result<(), Errno> {
 pub(crate) fn install(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
         FileSlot::Ordinary => {
-            locked.waiting.polls.has_new_file(made.number());
+            locked.waiting.polls.forget_registration(made.number());
             Ok(made.into_raw())
         }
         slot => locked.registered.files.install_unlocked(slot, made.into_private()?),

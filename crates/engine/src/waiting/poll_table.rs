@@ -131,7 +131,7 @@ impl PollTable {
 
     /// Records that this descriptor number now names a file for which no request has waited.
     #[inline]
-    pub fn has_new_file(&mut self, number: i32) {
+    pub fn forget_registration(&mut self, number: i32) {
         if let Some(known) = self.numbers.get_mut(width::index(number)) {
             known.registered = false;
         }
@@ -403,7 +403,7 @@ impl PollTable {
     pub fn begin_round(&mut self, tag: Tag) -> bool {
         let Some(slot) = self.slot(tag) else { return false };
         if slot.waiters.is_empty() {
-            self.rest(tag);
+            self.switch_off_registration(tag);
             return false;
         }
         slot.round = slot.round.wrapping_add(1);
@@ -415,11 +415,10 @@ impl PollTable {
         true
     }
 
-    /// Handles an event of a registered file while no request waits for the file. The first such
-    /// event switches the registration off. epoll still reports an error or a hang-up once more,
-    /// because these cannot be masked.
+    /// Handles an event of a registered file while no request waits for the file. epoll still
+    /// reports an error or a hang-up once more, because these cannot be masked.
     #[cold]
-    fn rest(&mut self, tag: Tag) {
+    fn switch_off_registration(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
         let SlotFile::Registered { file, number } = &slot.file else { return };
         // If the file is gone, the number may name another file by now, whose registration must not
@@ -448,7 +447,7 @@ impl PollTable {
     /// row have found no data. The caller has just tried a multishot on the file. `nothing`: the
     /// try found no data.
     #[inline]
-    pub fn expect(&mut self, tag: Tag, nothing: bool) {
+    pub fn expect_ready(&mut self, tag: Tag, nothing: bool) {
         let Some(slot) = self.slot(tag) else { return };
         if core::mem::replace(&mut slot.had_nothing, nothing) && nothing {
             return;
@@ -513,7 +512,7 @@ impl PollTable {
     /// the slot's other requests. `slice`: `Runnable` if the slot is still in the queue `runnable`
     /// for this request.
     #[inline]
-    pub fn waits_on(&mut self, tag: Tag, request: RequestEntry, slice: TimeSlice) {
+    pub fn wait_again(&mut self, tag: Tag, request: RequestEntry, slice: TimeSlice) {
         let index = width::low(tag) as usize;
         let slot = &mut self.slots[index];
         debug_assert!(slot.firing && tag == tag_of(width::low(tag), slot) && slot.switch == Switch::On);

@@ -62,7 +62,7 @@ fn a_request_that_waits_again_during_a_round_is_not_called_in_that_round() {
     assert_eq!(events(&table), [tag]);
     assert!(table.begin_round(tag));
     let waiter = table.next_of_round(tag).unwrap();
-    table.waits_on(tag, waiter.request, TimeSlice::Over);
+    table.wait_again(tag, waiter.request, TimeSlice::Over);
     assert!(table.next_of_round(tag).is_none());
     table.end_round(tag);
     assert_eq!(table.armed(), 1);
