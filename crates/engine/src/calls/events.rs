@@ -319,7 +319,7 @@ impl<'a> Submission<'a> {
             locked.queues.pool.give_back(request);
             return Err(error);
         }
-        locked.waiting.rights.mark(&mut request);
+        locked.waiting.rights.join_submitters_group(&mut request);
         if is_armed {
             observation::submitted_for_steps(locked, &mut request);
         }

@@ -211,9 +211,9 @@ impl Ring {
         // their own rings.
         task_work::run(&mut locked);
         locked.wake_others();
-        if departing.is_back() {
+        if departing.submits_have_ended() {
             drop(locked);
-            departing.go();
+            departing.release_resources();
         } else {
             // The thread that makes the last deferred submit releases the resources.
             locked.devices.departing = Some(Box::new(departing));

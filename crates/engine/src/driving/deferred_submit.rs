@@ -168,12 +168,12 @@ fn end_batches_of_closed<'a>(mut locked: LockedRing<'a>, batches: Vec<Batch>) ->
         queue.in_flush -= 1;
         queue.channel.end_deferred(batch);
     }
-    if !departing.is_back() {
+    if !departing.submits_have_ended() {
         return locked;
     }
     let departing = core::mem::take(departing);
     locked.release(Exit::Bare);
-    departing.go();
+    departing.release_resources();
     let mut locked = ring.lock();
     locked.devices.departing = None;
     locked

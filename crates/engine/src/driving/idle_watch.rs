@@ -116,7 +116,7 @@ impl Watched {
             return true;
         }
         if !sleeps_inside {
-            activity.doubt();
+            activity.require_more_waits();
         }
         activity.waits.store(0, Ordering::Relaxed);
         activity.idle_watched.store(false, Ordering::SeqCst);

@@ -128,7 +128,7 @@ fn submit_one<const BY_GROUP: bool, const COMMITS_EACH: bool>(
         }
     };
     if BY_GROUP {
-        locked.waiting.rights.mark(&mut request);
+        locked.waiting.rights.join_submitters_group(&mut request);
     }
     if BY_GROUP || COMMITS_EACH {
         observation::submitted(locked, &mut request);

@@ -22,7 +22,7 @@ use usring_sys::thread::Credentials;
 pub(crate) struct SubmitHelpers {
     state: Mutex<State>,
     /// Futex word on which idle submit helpers sleep. It is raised once per ring put into `rings`.
-    signal: AtomicU32,
+    job_futex: AtomicU32,
 }
 
 static SUBMIT_HELPERS: PerProcess<SubmitHelpers> = PerProcess::new();
@@ -52,7 +52,7 @@ impl SubmitHelpers {
         let queued = state.rings.len();
         let is_another_needed = state.threads.add_for(queued, 1, u32::MAX) > 0;
         drop(state);
-        idle_threads::signal(&self.signal, wakes);
+        idle_threads::note_job(&self.job_futex, wakes);
         if is_another_needed {
             let (life, spawn_failed) = (Box::new(|| self.serve()), Box::new(|| self.spawn_failed()));
             tasks().start_thread("usring-submit", Credentials::Following, life, spawn_failed);
@@ -80,10 +80,11 @@ impl SubmitHelpers {
                 state = self.state.lock();
                 continue;
             }
-            let seen = self.signal.load(Ordering::SeqCst);
+            let seen = self.job_futex.load(Ordering::SeqCst);
             let is_long;
-            (state, is_long) =
-                idle_threads::sleep(&self.state, state, (&self.signal, seen), |state: &mut State| &mut state.threads);
+            (state, is_long) = idle_threads::sleep(&self.state, state, (&self.job_futex, seen), |state: &mut State| {
+                &mut state.threads
+            });
             if is_long && state.rings.is_empty() {
                 state.threads.remove();
                 return;

@@ -207,7 +207,7 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
 #[inline(always)]
 fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
     let drive = |mut locked: LockedRing<'a>| {
-        if ring.watch.take_drive_mark() {
+        if ring.watch.take_must_be_driven() {
             if ring.is_shared() {
                 shared_work::check(&mut locked);
             }

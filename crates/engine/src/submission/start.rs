@@ -46,7 +46,7 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut RequestEntry, row: 
         return Err(Errno::EINVAL);
     }
     if sqe.personality != 0 {
-        locked.waiting.rights.adopt(request)?;
+        locked.waiting.rights.join_personality(request)?;
     }
     (row.prepare)(locked, request)
 }

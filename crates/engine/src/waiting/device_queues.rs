@@ -333,13 +333,13 @@ impl Departing {
     }
 
     /// Returns whether all deferred submits have ended.
-    pub fn is_back(&self) -> bool {
+    pub fn submits_have_ended(&self) -> bool {
         self.devices.channels.iter().all(|queue| queue.in_flush == 0)
     }
 
-    /// Releases the resources. The caller does not hold the ring's lock: dropping a queue pair
-    /// waits until its device no longer touches memory, which may take long.
-    pub fn go(self) {
+    /// Waits until no device touches memory any more, which may take long. So the caller does not
+    /// hold the ring's lock.
+    pub fn release_resources(self) {
         let Departing { devices, mut buffers } = self;
         drop(devices);
         buffers.unshare();

@@ -2,7 +2,7 @@
 //! and end when idle for [`IDLE_LIMIT`]. `workers` and `driving::submit_helpers` are such pools.
 //!
 //! The lock of the queue guards the counts of [`IdleThreads`]. Idle threads sleep on the pool's
-//! signal, a futex word. A thread that has queued a job increments that word.
+//! futex. A thread that has queued a job increments its word.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};
@@ -43,28 +43,28 @@ impl IdleThreads {
     }
 }
 
-/// Puts an idle thread of a pool to sleep until `signal` differs from `seen`, for at most
+/// Puts an idle thread of a pool to sleep until `futex` differs from `seen`, for at most
 /// [`IDLE_LIMIT`]. Releases the lock of the pool's job queue (`state`) meanwhile. Returns the lock,
 /// which is taken again, and whether the sleep has lasted [`IDLE_LIMIT`]. `threads` finds the
 /// [`IdleThreads`] in the state that the lock guards.
 pub(crate) fn sleep<'a, S>(
     queue: &'a Mutex<S>,
     mut state: Guard<'a, S>,
-    (signal, seen): (&AtomicU32, u32),
+    (futex, seen): (&AtomicU32, u32),
     threads: impl Fn(&mut S) -> &mut IdleThreads,
 ) -> (Guard<'a, S>, bool) {
     threads(&mut state).idle += 1;
     drop(state);
-    let outcome = futex::wait(signal, seen, Some(IDLE_LIMIT));
+    let outcome = futex::wait(futex, seen, Some(IDLE_LIMIT));
     let mut state = queue.lock();
     threads(&mut state).idle -= 1;
     (state, outcome == Err(Errno::ETIMEDOUT))
 }
 
 /// Notifies idle threads that a job has been queued. Wakes one of them if `wakes`.
-pub(crate) fn signal(signal: &AtomicU32, wakes: bool) {
-    signal.fetch_add(1, Ordering::SeqCst);
+pub(crate) fn note_job(futex: &AtomicU32, wakes: bool) {
+    futex.fetch_add(1, Ordering::SeqCst);
     if wakes {
-        futex::wake(signal, 1);
+        futex::wake(futex, 1);
     }
 }

@@ -57,7 +57,7 @@ pub(crate) struct GroupState {
     generation: Option<u32>,
     /// Futex words on which idle workers sleep: one for each of the group's two pools. Each queued
     /// job raises the word of its pool.
-    pub signals: [AtomicU32; 2],
+    pub job_futexes: [AtomicU32; 2],
     retired: AtomicBool,
     spawns: Mutex<Vec<Spawn>>,
     /// Futex word on which the anchor sleeps.
@@ -116,7 +116,7 @@ impl Group {
         let state = GroupState {
             serial: LAST.fetch_add(1, Ordering::Relaxed),
             generation,
-            signals: Default::default(),
+            job_futexes: Default::default(),
             retired: AtomicBool::new(false),
             spawns: Mutex::new(Vec::new()),
             wake_word: AtomicU32::new(0),
@@ -165,9 +165,9 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.state.retired.store(true, Ordering::Release);
         self.state.wake();
-        for signal in &self.state.signals {
-            signal.fetch_add(1, Ordering::SeqCst);
-            futex::wake(signal, u32::MAX);
+        for futex in &self.state.job_futexes {
+            futex.fetch_add(1, Ordering::SeqCst);
+            futex::wake(futex, u32::MAX);
         }
     }
 }
@@ -474,7 +474,7 @@ impl RingRights {
     /// Puts a prepared request into the group (requests with equal rights) of the submitting
     /// thread, unless [`Self::adopt`] has put it into a personality's group.
     #[inline(always)]
-    pub fn mark(&mut self, request: &mut Request) {
+    pub fn join_submitters_group(&mut self, request: &mut Request) {
         if let Some(group) = &self.submitter
             && !request.has_flag(HAS_GROUP)
         {
@@ -491,7 +491,7 @@ impl RingRights {
     ///
     /// Error: `EINVAL` if the ring has no such personality.
     #[cold]
-    pub fn adopt(&mut self, request: &mut Request) -> Result<(), Errno> {
+    pub fn join_personality(&mut self, request: &mut Request) -> Result<(), Errno> {
         let group = self.personalities.get(&request.sqe.personality).cloned().ok_or(Errno::EINVAL)?;
         request.sqe.flags |= HAS_GROUP;
         request.sqe.personality = group.number;

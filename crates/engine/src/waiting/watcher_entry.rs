@@ -24,7 +24,7 @@ impl WatcherEntry {
 
     /// Clears `must_be_driven`, because the calling driver is about to do all due work of the ring.
     /// Returns whether `must_be_driven` was set.
-    pub fn take_drive_mark(&self) -> bool {
+    pub fn take_must_be_driven(&self) -> bool {
         self.must_be_driven() && self.must_be_driven.swap(false, Ordering::SeqCst)
     }
 }
@@ -48,7 +48,7 @@ pub(crate) struct Activity {
     /// [`Activity::note_call`].
     pub waits: AtomicU32,
     /// Value of `waits` that is needed in addition to [`FIRST_TRIAL`] before idle watching begins.
-    pub doubt: AtomicU32,
+    pub additional_waits: AtomicU32,
 }
 
 impl Activity {
@@ -73,14 +73,14 @@ impl Activity {
     }
 
     pub fn is_reliable(&self) -> bool {
-        self.waits.load(Ordering::Relaxed) >= FIRST_TRIAL + self.doubt.load(Ordering::Relaxed)
+        self.waits.load(Ordering::Relaxed) >= FIRST_TRIAL + self.additional_waits.load(Ordering::Relaxed)
     }
 
     /// Doubles the value of [`Activity::waits`] at which idle watching begins again, up to
     /// [`LAST_TRIAL`]. Called when idle watching has ended, because no thread of the program has
     /// visited the ring for a while.
-    pub fn doubt(&self) {
-        let trial = FIRST_TRIAL + self.doubt.load(Ordering::Relaxed);
-        self.doubt.store((2 * trial).min(LAST_TRIAL) - FIRST_TRIAL, Ordering::Relaxed);
+    pub fn require_more_waits(&self) {
+        let trial = FIRST_TRIAL + self.additional_waits.load(Ordering::Relaxed);
+        self.additional_waits.store((2 * trial).min(LAST_TRIAL) - FIRST_TRIAL, Ordering::Relaxed);
     }
 }

@@ -179,7 +179,7 @@ impl WorkerPool {
         let wakes = pool.threads.has_idle();
         let spawns = pool.threads.add_for(pool.queue.len(), 1, limit);
         drop(state);
-        idle_threads::signal(&group.state.signals[class as usize], wakes);
+        idle_threads::note_job(&group.state.job_futexes[class as usize], wakes);
         self.start(&group, class, spawns);
     }
 
@@ -216,7 +216,7 @@ impl WorkerPool {
     fn work(&self, class: Class, group: &GroupState) {
         let slot = Arc::new(WorkerSlot::default());
         slot.thread.store(signals::thread_id(), Ordering::Relaxed);
-        let signal = &group.signals[class as usize];
+        let futex = &group.job_futexes[class as usize];
         let mut placed = 0;
         let mut state = self.state.lock();
         loop {
@@ -231,13 +231,13 @@ impl WorkerPool {
                 state = self.state.lock();
                 continue;
             }
-            let seen = signal.load(Ordering::SeqCst);
+            let seen = futex.load(Ordering::SeqCst);
             let is_over = group.is_retired() && state.pool(group, class).queue.is_empty();
             if is_over {
                 return state.end_worker(group, class);
             }
             let is_long;
-            (state, is_long) = idle_threads::sleep(&self.state, state, (signal, seen), |state: &mut PoolState| {
+            (state, is_long) = idle_threads::sleep(&self.state, state, (futex, seen), |state: &mut PoolState| {
                 &mut state.pool(group, class).threads
             });
             if is_long && state.pool(group, class).queue.is_empty() {
@@ -260,7 +260,7 @@ impl WorkerPool {
         drop(state);
         for group in successors {
             let is_other = !Arc::ptr_eq(&group, &job.group);
-            idle_threads::signal(&group.state.signals[Class::Bounded as usize], is_other);
+            idle_threads::note_job(&group.state.job_futexes[Class::Bounded as usize], is_other);
         }
         let Job { request, ring, group, .. } = job;
         finish(request, ring, result);
