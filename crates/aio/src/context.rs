@@ -139,7 +139,7 @@ impl Context {
     fn eventfd(&self, number: i32) -> Result<Arc<EventDescriptor>, Errno> {
         let mut last = self.last_eventfd.lock();
         if let Some(known) = last.upgrade()
-            && known.is(number)
+            && known.is_named_by(number)
         {
             return Ok(known);
         }

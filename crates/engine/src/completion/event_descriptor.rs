@@ -43,7 +43,7 @@ impl EventDescriptor {
 
     /// Returns whether the program's descriptor `number` names this eventfd. `false` also means
     /// that the kernel could not compare the two.
-    pub fn is(&self, number: i32) -> bool {
+    pub fn is_named_by(&self, number: i32) -> bool {
         descriptor::same_file(number, self.descriptor.number()) == Some(true)
     }
 

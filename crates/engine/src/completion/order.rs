@@ -188,7 +188,7 @@ pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
         None if !order.has(request.id) => faults::resume(locked, request),
         chosen => {
             if let Some(id) = chosen {
-                release(locked, id);
+                let_continue(locked, id);
             }
             hold(locked, request);
         }
@@ -198,7 +198,7 @@ pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
 /// Lets a request continue that the seed of `usring run --order` chose. A request that is held back
 /// is in the ring's list of timers. If it is not there, a worker or a device still has it, and
 /// nothing happens.
-pub(crate) fn release(locked: &mut LockedRing, id: RequestId) {
+pub(crate) fn let_continue(locked: &mut LockedRing, id: RequestId) {
     if let Some(request) = locked.waiting.timeouts.take(id) {
         faults::resume(locked, request);
     }

@@ -108,11 +108,11 @@ fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
 fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result<Nanoseconds, Errno> {
     let left = match wait::time_left(call, call.arrived(ring), None) {
         Ok(left) => left.unwrap_or(span),
-        Err(error) => return or_what_there_is(ring, error).map(|_| 0),
+        Err(error) => return over_or_error(ring, error).map(|_| 0),
     };
     let (slept, cost) = ring.cq_waits.metered(|| timer_slack::sleep_precisely(span.min(left)));
     match slept {
-        Err(Errno::EINTR) => or_what_there_is(ring, Errno::EINTR).map(|_| cost),
+        Err(Errno::EINTR) => over_or_error(ring, Errno::EINTR).map(|_| cost),
         _ => Ok(cost),
     }
 }
@@ -145,7 +145,7 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
         }
         let span = match wait::time_left(call, arrived, None) {
             Ok(span) => span,
-            Err(error) => return or_what_there_is(ring, error),
+            Err(error) => return over_or_error(ring, error),
         };
         let ticket = ring.wakers.announce(Sleeper::Futex, call.completions, call.start(&ring.memory));
         let slept = if call.arrived(ring) < call.completions {
@@ -158,12 +158,12 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
         // because the loop checks the CQ again in any case.
         let _ = word.retract(ticket);
         if slept == Err(Errno::EINTR) {
-            return or_what_there_is(ring, Errno::EINTR);
+            return over_or_error(ring, Errno::EINTR);
         }
     }
 }
 
 /// Ends a wait early: returns `Ok` if the CQ holds a CQE, else `error`.
-fn or_what_there_is(ring: &Ring, error: Errno) -> Result<CqWait, Errno> {
+fn over_or_error(ring: &Ring, error: Errno) -> Result<CqWait, Errno> {
     if ring.memory.ready() > 0 { Ok(CqWait::Over) } else { Err(error) }
 }

@@ -4,7 +4,7 @@
 //! may hold more. `fire` handles the events.
 
 use crate::driving::batch;
-use crate::driving::fire::{EVENTS, call, fire_all, run_slice, run_slices_up_to};
+use crate::driving::fire::{EVENTS, fire_all, retry_multishot, run_slice, run_slices_up_to};
 use crate::ring::LockedRing;
 use crate::waiting::expected;
 use usring_sys::epoll::Event;
@@ -134,7 +134,7 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
     for _ in 0..locked.waiting.polls.expected.chances() {
         let Some((tag, waiter)) = locked.waiting.polls.begin_expected() else { break };
         let posted = locked.queues.cq.tail();
-        call(locked, tag, waiter.request);
+        retry_multishot(locked, tag, waiter.request);
         locked.waiting.polls.end_round(tag);
         let nothing = locked.queues.cq.tail() == posted;
         locked.waiting.polls.expect_ready(tag, nothing);
@@ -161,8 +161,8 @@ pub(crate) fn run_runnable_briefly(locked: &mut LockedRing) {
 
 #[inline(never)]
 fn poll_while_runnable(locked: &mut LockedRing) {
-    const PASSES: u32 = 1024;
-    for _ in 0..PASSES {
+    const MOST_POLLS: u32 = 1024;
+    for _ in 0..MOST_POLLS {
         poll(locked);
         if !locked.waiting.polls.has_runnable() {
             return;

@@ -67,7 +67,7 @@ pub(super) fn run_slice(locked: &mut LockedRing) {
             let ready = waiter.request.ready_for;
             report(locked, tag, waiter.request, ready);
         }
-        Purpose::Retry if waiter.request.multishot => call(locked, tag, waiter.request),
+        Purpose::Retry if waiter.request.multishot => retry_multishot(locked, tag, waiter.request),
         Purpose::Retry => issue::issue(locked, waiter.request),
     }
     locked.waiting.polls.end_round(tag);
@@ -96,7 +96,7 @@ fn fire_in_order(locked: &mut LockedRing, events: &[Event]) {
             continue;
         }
         if data == DEVICE_DATA {
-            reap::interrupted(locked);
+            reap::reap_after_interrupt(locked);
             continue;
         }
         if data == TIMER_DATA {
@@ -144,7 +144,7 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
         match waiter.purpose {
             Purpose::Retry if request.multishot => {
                 retried = true;
-                call(locked, tag, request);
+                retry_multishot(locked, tag, request);
             }
             Purpose::Retry => issue::issue(locked, request),
             Purpose::Report => report(locked, tag, request, mask),
@@ -169,8 +169,8 @@ pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, m
 /// Retries a multishot that has waited in the poll table's slot `tag`. If it continues, makes it
 /// wait in that slot again.
 #[inline(always)]
-pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
-    if let Some(request) = issue::call(locked, request) {
+pub(super) fn retry_multishot(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
+    if let Some(request) = issue::retry_multishot(locked, request) {
         locked.waiting.polls.wait_again(tag, request, TimeSlice::Over);
     }
 }

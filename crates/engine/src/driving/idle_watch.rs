@@ -136,7 +136,7 @@ impl Watched {
 ///
 /// While a waiter sleeps on the ring's epoll set, returns `false` and changes nothing.
 #[inline]
-pub(super) fn take_care(locked: &LockedRing) -> bool {
+pub(super) fn adjust(locked: &LockedRing) -> bool {
     let (ring, activity) = (locked.ring, &locked.ring.watch.activity);
     let idle_watched = activity.idle_watched.load(Ordering::SeqCst);
     if !idle_watched && !activity.is_reliable() {

@@ -76,7 +76,7 @@ fn release_one(locked: &mut LockedRing) -> bool {
     let Some(id) = locked.waiting.order.as_mut().and_then(|order| order.choose(Clock::Monotonic.now())) else {
         return false;
     };
-    order::release(locked, id);
+    order::let_continue(locked, id);
     batch::run_issuable(locked);
     true
 }
@@ -132,7 +132,7 @@ pub(super) fn note_choice(locked: &mut LockedRing) {
 
 /// Returns whether an SQ thread without work shall sleep now, before its idle time is over. The
 /// random numbers of `usring run --order` decide. Without that option the answer is `false`.
-pub(crate) fn has_sq_thread_sleep() -> bool {
+pub(crate) fn sq_thread_sleeps_early() -> bool {
     static CHECKS: AtomicU64 = AtomicU64::new(0);
     if !unusual::has(Unusual::Order) {
         return false;

@@ -142,9 +142,8 @@ fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
     Ok(queue.armed)
 }
 
-/// Polls all devices after an interrupt. The event in the epoll set does not say which device sent
-/// it.
-pub(crate) fn interrupted(locked: &mut LockedRing) {
+/// Polls all devices. The event in the epoll set does not say which device sent it.
+pub(crate) fn reap_after_interrupt(locked: &mut LockedRing) {
     locked.devices.queues.channels.iter_mut().for_each(|queue| queue.armed = false);
     reap(locked);
 }

@@ -233,7 +233,7 @@ fn take_over_waits(locked: &mut LockedRing) {
     if ring.defers_task_work() && !watches_announcements(locked) {
         return;
     }
-    if locked.waiting.polls.armed() != 0 && idle_watch::take_care(locked) {
+    if locked.waiting.polls.armed() != 0 && idle_watch::adjust(locked) {
         return;
     }
     watch(locked);

@@ -64,7 +64,7 @@ pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(),
     let theirs = own.clone();
     let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
     if started.is_err() {
-        own.die();
+        own.mark_ended();
         // The SQ thread was not started. Without this call, it and the ring would keep each other
         // in memory.
         part(ring);
@@ -122,7 +122,7 @@ impl SqThread {
                 rings = self.rings.lock().clone();
             }
             if rings.is_empty() {
-                if self.ends() {
+                if self.end_if_without_ring() {
                     return;
                 }
                 // The copy of the list is outdated: another thread has just added a ring, and is
@@ -139,7 +139,7 @@ impl SqThread {
                 let _ = wait::nanosleep(LOW_MEMORY_PAUSE);
             }
             let is_early = Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed);
-            if is_early && !order::has_sq_thread_sleep() {
+            if is_early && !order::sq_thread_sleeps_early() {
                 // The program chose the idle time, so this loop spins no longer than the program
                 // asked for.
                 spin();

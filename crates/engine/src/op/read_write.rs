@@ -52,14 +52,14 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
         begin(request, first, None, first.length);
     }
     if request.sqe.op_flags & linux::RWF_HIPRI != 0 && locked.ring.is_polled() {
-        may_poll(request);
+        remove_high_priority(request);
     }
     Ok(())
 }
 
 /// Removes RWF_HIPRI, which has no effect on a ring with IOPOLL.
 #[cold]
-fn may_poll(request: &mut Request) {
+fn remove_high_priority(request: &mut Request) {
     if let Operation::ReadWrite(transfer) = &mut request.operation {
         transfer.flags &= !linux::RWF_HIPRI;
     }

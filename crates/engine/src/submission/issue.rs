@@ -57,12 +57,12 @@ pub(crate) fn issue_now<const SUBMITS: bool>(locked: &mut LockedRing, mut reques
 /// Issues a multishot again after its file was reported ready. If the attempt would block, returns
 /// the request, and the caller puts it back into its slot of the poll table.
 #[inline(always)]
-pub(crate) fn call(locked: &mut LockedRing, mut request: RequestEntry) -> Option<RequestEntry> {
+pub(crate) fn retry_multishot(locked: &mut LockedRing, mut request: RequestEntry) -> Option<RequestEntry> {
     debug_assert!(request.multishot && request.poll_slot != 0);
     match (opcode_table::row(request.sqe.opcode).issue)(locked, &mut request) {
         IssueOutcome::WouldBlock => Some(request),
         outcome => {
-            end_call(locked, request, outcome);
+            end_retry(locked, request, outcome);
             None
         }
     }
@@ -70,7 +70,7 @@ pub(crate) fn call(locked: &mut LockedRing, mut request: RequestEntry) -> Option
 
 #[cold]
 #[inline(never)]
-fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcome) {
+fn end_retry(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcome) {
     conclude::<false>(locked, request, outcome);
 }
 

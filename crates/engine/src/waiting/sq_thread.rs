@@ -192,18 +192,17 @@ impl SqThread {
         self.words.wake();
     }
 
-    /// Marks the SQ thread as ended, because it could not be started. Rings that have joined it
-    /// meanwhile have no SQ thread: enter(2) on them returns `EOWNERDEAD`.
-    pub fn die(&self) {
+    /// Called if the SQ thread could not be started. Rings that have joined it meanwhile have no SQ
+    /// thread: enter(2) on them returns `EOWNERDEAD`.
+    pub fn mark_ended(&self) {
         let rings = self.rings.lock();
         self.words.ended.store(1, Ordering::SeqCst);
         drop(rings);
         self.announce_room();
     }
 
-    /// Returns whether the SQ thread has to end, because it has no ring left. If so, marks it as
-    /// ended.
-    pub fn ends(&self) -> bool {
+    /// Marks the SQ thread as ended if it has no ring left. Returns whether it has ended.
+    pub fn end_if_without_ring(&self) -> bool {
         let rings = self.rings.lock();
         if !rings.is_empty() {
             return false;
