@@ -29,7 +29,7 @@ pub struct IoSemantics {
     pub lingers: bool,
     /// Whether the kernel only counts received bytes and drops them, without changing the buffers
     /// (MSG_TRUNC on TCP).
-    pub passes_over: bool,
+    pub discards_truncated: bool,
     /// Whether the call appends to a file. The write must then be a single call. Otherwise another
     /// process could append its data in between.
     pub appends: bool,
@@ -73,7 +73,7 @@ impl IoSemantics {
             medium,
             continues,
             lingers: false,
-            passes_over: false,
+            discards_truncated: false,
             appends: false,
             messages: UserAddress::NULL,
             most: MOST,
@@ -127,12 +127,12 @@ impl IoSemantics {
             _ => MOST,
         };
         let counts_alone = !sends && flags & TRUNCATE != 0 && flags & u64::from(ERROR_QUEUE) == 0;
-        let passes_over = counts_alone && message::passes_over(descriptor);
+        let discards_truncated = counts_alone && message::discards_truncated(descriptor);
         let longest =
             if semantics.medium == Medium::Message && sends { message::longest_message(descriptor) } else { None };
         let appends = semantics.medium == Medium::File && sends && is_appended(call);
         let messages = UserAddress(call.arguments[1]);
-        Some(IoSemantics { lingers, passes_over, appends, messages, most, longest, ..semantics })
+        Some(IoSemantics { lingers, discards_truncated, appends, messages, most, longest, ..semantics })
     }
 }
 

@@ -297,7 +297,7 @@ impl Transfer {
     /// Returns the answer for the program. If a message cannot be written, the answer is the number
     /// of messages before it, or `EFAULT` if there are none.
     fn copy_out(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<u64, Errno> {
-        let gives = self.data.access == Access::Write && !self.semantics.passes_over;
+        let gives = self.data.access == Access::Write && !self.semantics.discards_truncated;
         let Form::Messages { counts, single, .. } = &self.data.form else {
             let header = if let Form::Buffer(buffer) = &self.data.form { buffer.header } else { 0 };
             if gives {

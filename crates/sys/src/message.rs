@@ -123,7 +123,7 @@ fn option(number: i32, level: u32, name: u32) -> Result<u32, Errno> {
 
 /// Returns whether a transfer that was cut short can be continued by a further call. True for
 /// streams and sequenced packets.
-pub fn can_go_on(number: i32) -> bool {
+pub fn is_resumable(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_TYPE), Ok(SOCK_STREAM | SOCK_SEQPACKET))
 }
 
@@ -153,7 +153,7 @@ pub fn counted(number: i32) -> Counted {
 
 /// Returns whether a receive with MSG_TRUNC ([`TRUNCATED`]) discards bytes without copying them,
 /// and reports how many it has discarded. TCP does so.
-pub fn passes_over(number: i32) -> bool {
+pub fn discards_truncated(number: i32) -> bool {
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
         Ok(IPPROTO_TCP) => counted(number) == Counted::UpToUrgent,
         Ok(IPPROTO_MPTCP) => true,
@@ -186,7 +186,7 @@ pub fn is_at_urgent(number: i32) -> bool {
 ///
 /// A connection that both sides have closed is in the state CLOSE. So is a connection that was
 /// reset, but after a reset the socket has a pending error (EPOLLERR).
-pub fn counts_end(number: i32) -> bool {
+pub fn ends_after_unread(number: i32) -> bool {
     if option(number, SOL_SOCKET, SO_PROTOCOL) != Ok(IPPROTO_TCP) {
         return false;
     }

@@ -117,15 +117,15 @@ static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
 /// files, so usring borrows descriptor numbers below the limit.
 const AMPLE: u64 = 8192;
 /// Lowest number that usring borrows from the program's range if the program's limit is ample
-/// ([`AMPLE`]). Duplicates of descriptors below [`FEW`] then have preferred numbers below 4096, so
-/// the kernel's descriptor table stays small.
+/// ([`AMPLE`]). Duplicates of descriptors below [`BORROWED_FOR_BELOW`] then have preferred numbers
+/// below 4096, so the kernel's descriptor table stays small.
 const BORROWED_ABOVE: u16 = 3040;
 /// Count of numbers at the start of usring's range for duplicates without a preferred number.
 const BELOW_PREFERRED: i32 = 32;
 /// If the program's limit is ample ([`AMPLE`]): a duplicate of a descriptor below this number gets
 /// a number borrowed from the program. A duplicate of any other descriptor gets a number of the
 /// reserve, above the program's limit.
-const FEW: u16 = 1024;
+const BORROWED_FOR_BELOW: u16 = 1024;
 /// Count of numbers for which [`prepare_table`] makes room: enough for the first ring, and for the
 /// files of its first waiting requests.
 const FIRST_NUMBERS: u32 = 512;
@@ -141,7 +141,7 @@ struct Layout {
     above: u16,
     /// If there is a reserve, a duplicate of a descriptor from this number on gets a number of the
     /// reserve. A duplicate of a lower descriptor gets a number borrowed from the program.
-    few: u16,
+    borrowed_for_below: u16,
 }
 
 /// The ranges of usring's descriptor numbers as one word ([`Layout::word`]); 0 until computed.
@@ -151,7 +151,11 @@ impl Layout {
     fn current() -> Layout {
         match LAYOUT.load(Ordering::Relaxed) {
             0 => Layout::make(),
-            word => Layout { limit: (word >> 32) as u32, above: width::short(word >> 16), few: width::short(word) },
+            word => Layout {
+                limit: (word >> 32) as u32,
+                above: width::short(word >> 16),
+                borrowed_for_below: width::short(word),
+            },
         }
     }
 
@@ -165,27 +169,27 @@ impl Layout {
             _ if soft > base => width::short(base.max(soft / 2)),
             _ => 3,
         };
-        let few = match has_reserve {
-            true if soft > AMPLE => FEW,
+        let borrowed_for_below = match has_reserve {
+            true if soft > AMPLE => BORROWED_FOR_BELOW,
             true => 0,
             false => u16::MAX,
         };
-        let layout = Layout { limit: if has_reserve { width::low(soft.max(1)) } else { 0 }, above, few };
+        let layout = Layout { limit: if has_reserve { width::low(soft.max(1)) } else { 0 }, above, borrowed_for_below };
         LAYOUT.store(layout.word(), Ordering::Relaxed);
         layout
     }
 
     fn word(self) -> u64 {
-        u64::from(self.limit) << 32 | u64::from(self.above) << 16 | u64::from(self.few)
+        u64::from(self.limit) << 32 | u64::from(self.above) << 16 | u64::from(self.borrowed_for_below)
     }
 
     /// Returns whether a duplicate of descriptor `number` gets a number of the reserve. Once the
     /// program has a descriptor in the upper half of its range, usring borrows no numbers any more.
     fn reserves_for(self, number: i32) -> bool {
-        if self.limit != 0 && self.few != 0 && number.cast_unsigned() >= self.limit / 2 {
-            LAYOUT.store(Layout { few: 0, ..self }.word(), Ordering::Relaxed);
+        if self.limit != 0 && self.borrowed_for_below != 0 && number.cast_unsigned() >= self.limit / 2 {
+            LAYOUT.store(Layout { borrowed_for_below: 0, ..self }.word(), Ordering::Relaxed);
         }
-        self.limit != 0 && number.cast_unsigned() >= u32::from(self.few)
+        self.limit != 0 && number.cast_unsigned() >= u32::from(self.borrowed_for_below)
     }
 
     /// Returns the lowest number that a duplicate of descriptor `number` may get.

@@ -53,7 +53,7 @@
 //! made the ring ever become leader, and only until another process uses the ring. A waker in the
 //! other process could not write the leader's eventfd. The announcements of a process that died
 //! remain. They cause one needless wake-up. A process may die after it has claimed sleepers and
-//! before it has woken them. Then [`SleepWord::rouse`] of another process wakes them.
+//! before it has woken them. Then [`SleepWord::wake_all_futex`] of another process wakes them.
 
 use crate::clock::Nanoseconds;
 use crate::ordering::{Edge, Side};
@@ -317,7 +317,7 @@ impl SleepWord {
 
     /// Wakes all futex sleepers, also those that another process has claimed and not woken because
     /// it died.
-    pub fn rouse(&self) {
+    pub fn wake_all_futex(&self) {
         if self.wake_target(u32::MAX) == Wake::NoSleeper {
             self.futex.fetch_add(1, Ordering::Release);
         }

@@ -25,7 +25,7 @@ pub fn calibrate() {
     if SCALE.load(Ordering::Relaxed) != 0 {
         return;
     }
-    let scale = if is_even() { compare() } else { SLOW };
+    let scale = if has_constant_rate() { compare() } else { SLOW };
     SCALE.store(scale, Ordering::Relaxed);
 }
 
@@ -74,9 +74,8 @@ fn counter() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Returns whether the time-stamp counter runs at a constant rate (CPUID 0x8000_0007, EDX bit 8:
-/// invariant TSC).
-fn is_even() -> bool {
+/// Returns whether the time-stamp counter is invariant (CPUID 0x8000_0007, EDX bit 8).
+fn has_constant_rate() -> bool {
     const HIGHEST: u32 = 0x8000_0000;
     const POWER: u32 = 0x8000_0007;
     const INVARIANT: u32 = 1 << 8;

@@ -82,13 +82,13 @@ impl WatchedCalls {
         let outside = call.0 & !phase::MASK;
         // Fails if the watchdog has announced a signal (`interrupt`).
         if self.state.compare_exchange(call.0, outside, Edge::Interrupt.both(), Ordering::Relaxed).is_err() {
-            self.come_out(outside);
+            self.end_after_interrupt(outside);
         }
     }
 
     /// Waits until the watchdog has sent its signal, and then ends the call.
     #[cold]
-    fn come_out(&self, outside: u32) {
+    fn end_after_interrupt(&self, outside: u32) {
         // The watchdog stores `INTERRUPTED` after it has sent its signal.
         while self.state.load(Edge::Interrupt.acquire()) & phase::MASK != phase::INTERRUPTED {
             relax_and_yield();

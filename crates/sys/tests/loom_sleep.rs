@@ -176,7 +176,7 @@ fn a_waker_dies(wake: fn(&Ring)) {
 
 #[test]
 fn a_sleeper_whose_waker_died_is_roused() {
-    a_waker_dies(|ring| ring.sleep.rouse());
+    a_waker_dies(|ring| ring.sleep.wake_all_futex());
 }
 
 #[test]

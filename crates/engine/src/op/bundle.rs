@@ -79,7 +79,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
         let transfer = transfer_of(request)?;
         let outcome = match send::call(transfer, message::DO_NOT_WAIT, number).run() {
             Ok(bytes) if bytes >= transfer.left() => transfer.end(width::int(bytes), false),
-            Ok(bytes) if bytes > 0 && message::can_go_on(number) => {
+            Ok(bytes) if bytes > 0 && message::is_resumable(number) => {
                 send::advance_send(transfer, bytes);
                 transfer.would_block()
             }
@@ -222,12 +222,12 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     if bytes == 0 {
         let rest = match room {
             0 => rest(request, 0, 0),
-            _ if message::counts_end(number) => Rest::Something,
+            _ if message::ends_after_unread(number) => Rest::Something,
             _ => Rest::Unknown,
         };
         return Ok(Step::Given(Bundle { bytes, rest, last: true, failed: waits_for_all }));
     }
-    let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
+    let goes_on = waits_for_all && bytes < room && message::is_resumable(number);
     let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
         // If this receive continues, no other request may get the unfilled part of the buffers.

@@ -116,7 +116,7 @@ pub(crate) fn with_end(request: &mut Request, rest: Rest) -> Rest {
         return rest;
     }
     let is_tcp = transfer_of(request).is_ok_and(|transfer| transfer.counted == Some(Counted::UpToUrgent));
-    let is_more = message::counts_end(number) || is_tcp && !was_woken && message::is_at_urgent(number);
+    let is_more = message::ends_after_unread(number) || is_tcp && !was_woken && message::is_at_urgent(number);
     if is_more { Rest::Something } else { rest }
 }
 
@@ -177,7 +177,7 @@ fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: b
     if whole || bytes >= transfer.left() {
         return Some(transfer.end(width::int(bytes), was_cut));
     }
-    if bytes == 0 || !message::can_go_on(number) {
+    if bytes == 0 || !message::is_resumable(number) {
         return Some(transfer.end(width::int(bytes), true));
     }
     transfer.advance(bytes);
@@ -194,7 +194,7 @@ fn may_report_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
 #[cold]
 fn reports_more(request: &mut Request, bytes: u64, room: u64) -> bool {
     if bytes == 0 && room > 0 {
-        return message::counts_end(request.file.number);
+        return message::ends_after_unread(request.file.number);
     }
     rest(request, bytes, room) == Rest::Something
 }
@@ -281,7 +281,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
             }
             // The buffer had no room for data, so the socket may still hold data.
             (true, 0..) if width::word(result) == room => rest(request, room, room),
-            (true, 0..) if message::counts_end(number) => Rest::Something,
+            (true, 0..) if message::ends_after_unread(number) => Rest::Something,
             _ => Rest::Unknown,
         };
         if let Some(outcome) = post(locked, request, result, ended, rest) {

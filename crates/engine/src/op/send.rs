@@ -129,7 +129,7 @@ fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
         Ok(bytes) if transfer.flags & message::WAIT_ALL == 0 || bytes >= transfer.left() => {
             transfer.end(width::int(bytes), false)
         }
-        Ok(bytes) if bytes > 0 && message::can_go_on(number) => {
+        Ok(bytes) if bytes > 0 && message::is_resumable(number) => {
             advance_send(transfer, bytes);
             transfer.would_block()
         }

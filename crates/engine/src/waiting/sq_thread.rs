@@ -52,7 +52,7 @@ impl Words {
 
     /// Wakes the SQ thread, even if another process died in the middle of waking it.
     fn wake(&self) {
-        self.sleep.rouse();
+        self.sleep.wake_all_futex();
     }
 
     /// Wakes the callers that wait for room in an SQ. Only the process that has the SQ thread calls
