@@ -234,7 +234,7 @@ impl Data {
     /// bytes, and all after it. The kernel then returns how many of the others it sent. If the
     /// first message of all is too long, keeps only that message and returns `true`: the kernel
     /// refuses it.
-    pub fn keep_sendable(&mut self, longest: u64) -> bool {
+    pub fn drop_unsendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {
             return self.total() > longest;
         };

@@ -220,7 +220,7 @@ impl Transfer {
         if self.semantics.medium != Medium::Message {
             return self.fill_what_can_be(purpose);
         }
-        let is_refused = self.semantics.longest.is_some_and(|longest| self.data.keep_sendable(longest));
+        let is_refused = self.semantics.longest.is_some_and(|longest| self.data.drop_unsendable(longest));
         self.part = self.data.front(u64::MAX);
         if is_refused {
             return self.bounce_part(Purpose::Refused);
@@ -301,7 +301,7 @@ impl Transfer {
         let Form::Messages { counts, single, .. } = &self.data.form else {
             let header = if let Form::Buffer(buffer) = &self.data.form { buffer.header } else { 0 };
             if gives {
-                bounce.empty(0, &self.part, answer + header)?;
+                bounce.copy_out(0, &self.part, answer + header)?;
             }
             return Ok(answer);
         };
@@ -312,7 +312,7 @@ impl Transfer {
             }
             let buffers = &self.part[first..first + count];
             let length = if *single { answer } else { u64::from(self.headers[index].length) };
-            let given = if gives { bounce.empty(offset, buffers, length) } else { Ok(()) };
+            let given = if gives { bounce.copy_out(offset, buffers, length) } else { Ok(()) };
             match given.and_then(|()| self.report_message(index, *single)) {
                 Ok(()) => {}
                 Err(_) if index > 0 => return Ok(index as u64),

@@ -100,8 +100,8 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     process::current();
     memory_reserve::set_refill(|| ALLOCATOR.refill());
     usring_engine::set_host(&HOST);
-    libc::name_change_of_user();
-    libc::name_clock();
+    libc::store_change_user_signal();
+    libc::find_vdso_clock();
     own_numbers::allow_reserve();
     own_numbers::prepare_table();
     membarrier::prepare();

@@ -88,7 +88,7 @@ impl BounceBuffer {
 
     /// Copies `bytes` bytes from `offset` of the bounce buffer to the program's buffers `to`.
     /// Errors: `EFAULT`.
-    pub fn empty(&mut self, mut offset: usize, to: &[IoVector], bytes: u64) -> Result<(), Errno> {
+    pub fn copy_out(&mut self, mut offset: usize, to: &[IoVector], bytes: u64) -> Result<(), Errno> {
         let mut left = bytes;
         for buffer in to {
             let length = width::size(buffer.length.min(left));

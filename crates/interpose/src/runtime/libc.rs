@@ -313,7 +313,7 @@ pub fn next(name: &CStr) -> Option<usize> {
 }
 
 /// Finds the vDSO's function that reads the clock. The vDSO is in the loader's list like a library.
-pub fn name_clock() {
+pub fn find_vdso_clock() {
     let mut library = bound().loader().map_or(core::ptr::null(), |loader| loader.first);
     // SAFETY: 1. No thread changes the loader's list while the program starts. 2. The function with
     // this name is the kernel's, has this signature, and stays mapped.
@@ -341,7 +341,7 @@ pub fn run_in_children(handler: unsafe extern "C" fn()) {
 }
 
 /// Stores the number of the signal by which this libc makes every thread change its credentials.
-pub fn name_change_of_user() {
+pub fn store_change_user_signal() {
     if !is_glibc() {
         thread::CHANGE_USER.store(thread::CHANGE_USER_MUSL, Ordering::Relaxed);
     }
