@@ -152,7 +152,7 @@ impl AddressSpace {
     }
 
     /// Adds an extent of the given kind. The range must not overlap another extent.
-    pub fn keep(&mut self, range: &Range<usize>, kind: ExtentKind) {
+    pub fn add(&mut self, range: &Range<usize>, kind: ExtentKind) {
         self.insert(range.start, range.end, kind);
     }
 
@@ -246,7 +246,7 @@ mod tests {
         let mut space = space(10);
         space.take(300);
         space.free(&(1100..1200), ExtentKind::Mapped);
-        space.keep(&(1150..1160), ExtentKind::Unmanaged);
+        space.add(&(1150..1160), ExtentKind::Unmanaged);
         assert_eq!(space.holes(&(1000..1400)), [1100..1150, 1160..1200, 1300..1400]);
         assert_eq!(space.holes(&(1120..1130)), [1120..1130]);
         assert_eq!(space.holes(&(1050..1155)), [1100..1150]);
@@ -259,7 +259,7 @@ mod tests {
         let mut space = space(10);
         space.take(20);
         for part in space.free(&(1000..1010), ExtentKind::Mapped) {
-            space.keep(&part, ExtentKind::Leaving);
+            space.add(&part, ExtentKind::Leaving);
         }
         assert_eq!(space.around(1005), None);
         assert_eq!(space.idle_units(&(1000..1010)), 1010..1010);

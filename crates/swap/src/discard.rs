@@ -18,7 +18,7 @@ enum DiscardStep {
 
 /// Pages of one cluster that the discarding thread owns. The first element of `taken` is for page
 /// `first`.
-struct TakenPages<'a> {
+struct PagesToDiscard<'a> {
     first: usize,
     taken: [Option<Taken<'a>>; MOST],
 }
@@ -61,7 +61,7 @@ impl Pager {
     /// Discards pages of one cluster, in order. Stops at a page that is pinned, was released to the
     /// kernel, or is owned by another thread. The caller has shut the cluster's gate.
     fn discard_some(&self, pages: Range<usize>) -> Result<DiscardStep, Errno> {
-        let mut taken_pages = TakenPages { first: pages.start, taken: [const { None }; MOST] };
+        let mut pages_to_discard = PagesToDiscard { first: pages.start, taken: [const { None }; MOST] };
         let mut step = DiscardStep::Done;
         for index in pages {
             let page = self.page(index);
@@ -77,28 +77,30 @@ impl Pager {
                 step = DiscardStep::WaitFor(index);
                 break;
             };
-            taken_pages.taken[index - taken_pages.first] = Some(taken);
+            pages_to_discard.taken[index - pages_to_discard.first] = Some(taken);
         }
-        self.give_up(taken_pages).map(|()| step)
+        self.give_up(pages_to_discard).map(|()| step)
     }
 
-    fn give_up(&self, mut taken_pages: TakenPages) -> Result<(), Errno> {
+    fn give_up(&self, mut pages_to_discard: PagesToDiscard) -> Result<(), Errno> {
         let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
-        let gone =
-            match (taken_pages.taken.iter().position(is_resident), taken_pages.taken.iter().rposition(is_resident)) {
-                // Of the pages between the first and the last resident page, this thread owns each
-                // one that has memory. So one call can cover all of them.
-                (Some(first), Some(last)) => {
-                    let (offset, length) = (self.offset(taken_pages.first + first), (last + 1 - first) * self.unit());
-                    self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
-                }
-                _ => Ok(()),
-            };
-        for (position, taken) in taken_pages.taken.iter_mut().enumerate() {
+        let gone = match (
+            pages_to_discard.taken.iter().position(is_resident),
+            pages_to_discard.taken.iter().rposition(is_resident),
+        ) {
+            // Of the pages between the first and the last resident page, this thread owns each
+            // one that has memory. So one call can cover all of them.
+            (Some(first), Some(last)) => {
+                let (offset, length) = (self.offset(pages_to_discard.first + first), (last + 1 - first) * self.unit());
+                self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
+            }
+            _ => Ok(()),
+        };
+        for (position, taken) in pages_to_discard.taken.iter_mut().enumerate() {
             let Some(taken) = taken.take() else { continue };
-            let (index, before) = (taken_pages.first + position, taken.before());
+            let (index, before) = (pages_to_discard.first + position, taken.before());
             if gone.is_err() && before.is_resident() {
-                self.keep(index, taken);
+                self.keep_resident(index, taken);
                 continue;
             }
             if before.is_resident() {
@@ -114,7 +116,7 @@ impl Pager {
 
     /// Keeps in memory a page that could not be discarded: makes it writable, and releases it as
     /// dirty. If it cannot be made writable, releases it in the state that it had before.
-    pub fn keep(&self, index: usize, taken: Taken) {
+    pub fn keep_resident(&self, index: usize, taken: Taken) {
         let before = taken.before();
         let opened = self.mechanism.open(self.offset(index), self.unit());
         if before == State::Clean && opened.is_ok() {

@@ -28,14 +28,14 @@ const RETRY_INTERVAL_NS: Nanoseconds = 200_000;
 
 /// The pages to release, from page `first` on. The calling thread owns them, and has claimed their
 /// clusters.
-struct TakenPages<'a> {
+struct PagesToRelease<'a> {
     first: usize,
     /// The pages; the first element is page `first`. `None` for a page that was released before.
     taken: Vec<Option<Taken<'a>>>,
     _claims: Vec<Claim<'a>>,
 }
 
-impl TakenPages<'_> {
+impl PagesToRelease<'_> {
     fn before(&self, page: usize) -> Option<State> {
         self.taken[page - self.first].as_ref().map(Taken::before)
     }
@@ -51,8 +51,8 @@ impl Pager {
     pub fn release_to_kernel(&self, pages: Range<usize>) -> Result<(), Errno> {
         let length = pages.len() * self.unit();
         let copy = private_pages(length)?;
-        let released = self.release_range(pages.clone(), |taken_pages| {
-            self.copy_content_of(taken_pages, &pages, copy)?;
+        let released = self.release_range(pages.clone(), |pages_to_release| {
+            self.copy_content_of(pages_to_release, &pages, copy)?;
             // `replace` uses mremap(2). It fails near the limit of mappings (vm.max_map_count),
             // even if the number of mappings would not grow.
             self.memory.replace(self.offset(pages.start), length, copy)
@@ -72,22 +72,22 @@ impl Pager {
     fn release_range<R>(
         &self,
         pages: Range<usize>,
-        act: impl FnOnce(&TakenPages) -> Result<R, Errno>,
+        act: impl FnOnce(&PagesToRelease) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
         // Signals are blocked: a handler that touched a page would make this thread wait for
         // itself.
         let _closed = thread::close_signals();
-        let taken_pages = self.take_pages(pages.clone())?;
-        match act(&taken_pages) {
+        let pages_to_release = self.take_pages(pages.clone())?;
+        match act(&pages_to_release) {
             Ok(answer) => {
                 // If `leave` fails, the region keeps the pages' old memory, although no mapping of
                 // the program shows it.
                 let _ = self.mechanism.leave(self.offset(pages.start), pages.len() * self.unit());
-                self.finish_release(taken_pages);
+                self.finish_release(pages_to_release);
                 Ok(answer)
             }
             Err(error) => {
-                self.put_back(taken_pages);
+                self.put_back(pages_to_release);
                 Err(error)
             }
         }
@@ -150,10 +150,10 @@ impl Pager {
         }
     }
 
-    fn take_pages(&self, pages: Range<usize>) -> Result<TakenPages<'_>, Errno> {
+    fn take_pages(&self, pages: Range<usize>) -> Result<PagesToRelease<'_>, Errno> {
         let claims = self.claim_clusters(&pages);
-        let mut taken_pages =
-            TakenPages { first: pages.start, taken: Vec::with_capacity(pages.len()), _claims: claims };
+        let mut pages_to_release =
+            PagesToRelease { first: pages.start, taken: Vec::with_capacity(pages.len()), _claims: claims };
         for index in pages {
             let page = self.page(index);
             let taken = loop {
@@ -163,40 +163,40 @@ impl Pager {
                     state => match page.take(state, Pins::Respected) {
                         Some(taken) => break Some(taken),
                         None if page.is_pinned() => {
-                            self.put_back(taken_pages);
+                            self.put_back(pages_to_release);
                             return Err(Errno::EBUSY);
                         }
                         None => {}
                     },
                 }
             };
-            taken_pages.taken.push(taken);
+            pages_to_release.taken.push(taken);
         }
-        Ok(taken_pages)
+        Ok(pages_to_release)
     }
 
     /// Releases the pages, each in the state that it had before it was taken. If a page cannot be
     /// made writable now, the next write fault on it makes it writable.
-    fn put_back(&self, taken_pages: TakenPages) {
-        for (step, taken) in taken_pages.taken.into_iter().enumerate() {
+    fn put_back(&self, pages_to_release: PagesToRelease) {
+        for (step, taken) in pages_to_release.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };
             if taken.before() == State::Dirty {
-                let _ = self.mechanism.open(self.offset(taken_pages.first + step), self.unit());
+                let _ = self.mechanism.open(self.offset(pages_to_release.first + step), self.unit());
             }
             let before = taken.before();
             taken.release(before);
         }
     }
 
-    fn finish_release(&self, taken_pages: TakenPages) {
-        for (step, taken) in taken_pages.taken.into_iter().enumerate() {
+    fn finish_release(&self, pages_to_release: PagesToRelease) {
+        for (step, taken) in pages_to_release.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };
             let before = taken.before();
             if before.is_resident() {
                 self.limit.give_back(1);
             }
             if matches!(before, State::Clean | State::Out) {
-                self.store.slots.free(self.slot(&taken, taken_pages.first + step));
+                self.store.slots.free(self.slot(&taken, pages_to_release.first + step));
             }
             taken.release(State::Unmanaged);
         }
@@ -204,16 +204,21 @@ impl Pager {
 
     /// Copies the content of pages to the address `copy`, where memory holds zeroes. Errors:
     /// `EBUSY` for a page that was released to the kernel before; errors of reading the content.
-    fn copy_content_of(&self, taken_pages: &TakenPages, pages: &Range<usize>, copy: usize) -> Result<(), Errno> {
+    fn copy_content_of(
+        &self,
+        pages_to_release: &PagesToRelease,
+        pages: &Range<usize>,
+        copy: usize,
+    ) -> Result<(), Errno> {
         let target = |page: usize| UserAddress((copy + (page - pages.start) * self.unit()) as u64);
         let mut bounce = vec![0; PAGE];
         let mut page = pages.start;
         while page < pages.end {
-            let run = match taken_pages.before(page) {
+            let run = match pages_to_release.before(page) {
                 None => return Err(Errno::EBUSY),
-                Some(State::Out) => self.copy_slots(taken_pages, page..pages.end, target(page))?,
+                Some(State::Out) => self.copy_slots(pages_to_release, page..pages.end, target(page))?,
                 Some(before) if before.is_resident() => {
-                    let run = self.run_of(taken_pages, page..pages.end);
+                    let run = self.run_of(pages_to_release, page..pages.end);
                     self.close_for_reading(&run)?;
                     run.clone().try_for_each(|page| self.copy_content(page, target(page), &mut bounce))?;
                     run.len()
@@ -226,9 +231,9 @@ impl Pager {
     }
 
     /// Returns the first pages of the range, as far as they are resident and lie in one cluster.
-    fn run_of(&self, taken_pages: &TakenPages, pages: Range<usize>) -> Range<usize> {
+    fn run_of(&self, pages_to_release: &PagesToRelease, pages: Range<usize>) -> Range<usize> {
         let end = self.cluster(self.cluster_of(pages.start)).end.min(pages.end);
-        let count = (pages.start..end).take_while(|page| taken_pages.is_resident(*page)).count();
+        let count = (pages.start..end).take_while(|page| pages_to_release.is_resident(*page)).count();
         pages.start..pages.start + count
     }
 
@@ -251,8 +256,13 @@ impl Pager {
 
     /// Copies the first pages of the range to `target`, as far as they are evicted and lie in
     /// consecutive slots. Returns the number of these pages.
-    fn copy_slots(&self, taken_pages: &TakenPages, pages: Range<usize>, target: UserAddress) -> Result<usize, Errno> {
-        let slot = |page: usize| match &taken_pages.taken[page - taken_pages.first] {
+    fn copy_slots(
+        &self,
+        pages_to_release: &PagesToRelease,
+        pages: Range<usize>,
+        target: UserAddress,
+    ) -> Result<usize, Errno> {
+        let slot = |page: usize| match &pages_to_release.taken[page - pages_to_release.first] {
             Some(taken) if taken.before() == State::Out => Some(self.slot(taken, page)),
             _ => None,
         };

@@ -63,7 +63,7 @@ impl DelayedQueue {
 
     /// Accepts a request without passing it to the inner queue pair. The request completes with
     /// `answer`, or never if `answer` is `None`.
-    pub fn keep(&mut self, answer: Option<Completion>) {
+    pub fn accept_with_answer(&mut self, answer: Option<Completion>) {
         self.in_flight += 1;
         if let Some(completion) = answer {
             self.timeline.add(AT_ONCE, completion);

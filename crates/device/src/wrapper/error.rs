@@ -241,11 +241,11 @@ impl QueuePair for FaultyQueue {
         self.lateness.late[request.token as usize] = drawn.outcome == DrawnOutcome::Late;
         let submission = match (drawn.outcome, drawn.length(request, self.block)) {
             (DrawnOutcome::Fails, _) => {
-                self.delayed_queue.keep(Some(Completion::failed(request.token, Errno::EIO)));
+                self.delayed_queue.accept_with_answer(Some(Completion::failed(request.token, Errno::EIO)));
                 Submission::Accepted
             }
             (DrawnOutcome::Never, _) => {
-                self.delayed_queue.keep(None);
+                self.delayed_queue.accept_with_answer(None);
                 Submission::Accepted
             }
             (_, Some(length)) => {

@@ -127,7 +127,7 @@ impl Changes<'_> {
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
             // The discard has stopped at a pinned page. [`Changes::reap`] discards the whole part
             // again later. For pages that were already discarded, the second discard has no effect.
-            self.space.keep(part, ExtentKind::Leaving);
+            self.space.add(part, ExtentKind::Leaving);
         }
     }
 
@@ -156,7 +156,7 @@ impl Changes<'_> {
             }
         }
         if unmapped.is_err() {
-            self.space.keep(part, ExtentKind::Unmanaged);
+            self.space.add(part, ExtentKind::Unmanaged);
         }
         unmapped
     }
@@ -169,20 +169,20 @@ impl Changes<'_> {
         while let Some(part) = self.space.parts(&range, ExtentKind::Mapped).first() {
             let units = self.space.units(part);
             self.mappings.region.release_to_kernel(self.mappings.offsets(&units))?;
-            self.are_given(&units, &[]);
+            self.note_release(&units, &[]);
         }
         Ok(())
     }
 
     /// Notes that units were released to the kernel. Their mapped parts, and the ranges `more`,
     /// stay mapped for the program. Unmaps all other pages of the units.
-    fn are_given(&mut self, units: &Range<usize>, more: &[Range<usize>]) {
+    fn note_release(&mut self, units: &Range<usize>, more: &[Range<usize>]) {
         for part in self.space.free(units, ExtentKind::Mapped) {
-            self.space.keep(&part, ExtentKind::Unmanaged);
+            self.space.add(&part, ExtentKind::Unmanaged);
         }
         for part in more {
             self.space.free(part, ExtentKind::Unmanaged);
-            self.space.keep(part, ExtentKind::Unmanaged);
+            self.space.add(part, ExtentKind::Unmanaged);
         }
         for hole in self.space.holes(units) {
             // If this unmapping fails, the memory stays mapped although the program does not use
@@ -209,7 +209,7 @@ impl Changes<'_> {
             self.release_to_kernel(&edge)?;
         }
         let answer = self.mappings.region.replace(self.mappings.offsets(&units), act)?;
-        self.are_given(&units, &[within]);
+        self.note_release(&units, &[within]);
         Ok(answer)
     }
 
@@ -229,7 +229,7 @@ impl Changes<'_> {
         for kind in [ExtentKind::Mapped, ExtentKind::Leaving] {
             self.space.free(range, kind);
         }
-        self.space.keep(range, ExtentKind::Mapped);
+        self.space.add(range, ExtentKind::Mapped);
         self.set_in_use(range, true);
         self.mappings.zero(range).map(|()| true)
     }
@@ -297,7 +297,7 @@ impl Changes<'_> {
     /// Notes that mremap(2) has extended a part that was released to the kernel into this range.
     pub fn has_grown(&mut self, range: &Range<usize>) {
         for hole in self.space.holes(&self.within(range)) {
-            self.space.keep(&hole, ExtentKind::Unmanaged);
+            self.space.add(&hole, ExtentKind::Unmanaged);
         }
         self.set_extent();
     }
