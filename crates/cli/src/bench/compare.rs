@@ -1,5 +1,6 @@
 //! `usring bench compare`: two results of `--json` side by side. Rows are paired by their system
-//! and parameters. [`paired::unpaired`] decides whether a difference exceeds the rounds' spread.
+//! and parameters. [`paired::unpaired_interval`] decides whether a difference exceeds the rounds'
+//! spread.
 
 use super::document::{self, list, text};
 use super::metric::Metric;
@@ -166,7 +167,7 @@ fn statement(metric: Metric, a: &Value, b: &Value) -> Option<&'static str> {
     if these.len().min(those.len()) < LEAST_ROUNDS {
         return None;
     }
-    let [low, high] = paired::unpaired(&these, &those)?;
+    let [low, high] = paired::unpaired_interval(&these, &those)?;
     Some(match (low > 1.0, high < 1.0) {
         (false, false) => "no difference",
         (is_more, _) if is_more == metric.less_is_better() => "worse",

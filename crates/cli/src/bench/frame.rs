@@ -200,7 +200,7 @@ pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results,
             if let Ok(values) = &mut samples[index] {
                 match sample(case, &folder, &stage, effort) {
                     Ok(value) => values.push(value),
-                    Err(why) if is_ours(case) && stage.is_whole() => {
+                    Err(why) if is_ours(case) && stage.is_complete() => {
                         progress.finish_and_clear();
                         return Err(format!("{} on {} failed: {why}", case.workload, case.label));
                     }
@@ -224,7 +224,7 @@ pub fn is_ours(case: &Case) -> bool {
 /// Runs each of usring's cases once with the kernel's io_uring denied. A case that succeeds is
 /// served by usring and not by the kernel.
 fn prove(cases: &[Case], folder: &Path, stage: &Stage) -> Result<(), String> {
-    if !stage.is_whole() {
+    if !stage.is_complete() {
         return Ok(());
     }
     for case in cases.iter().filter(|case| is_ours(case)) {

@@ -57,19 +57,19 @@ pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
     let ratios: Vec<f64> = these.iter().zip(those).map(|(this, that)| this / that).collect();
     let median = middle(ratios.clone())?.median;
     let mut random = Rng::with_seed(1);
-    Some(Ratio { median, interval: interval(|| drawn(&ratios, &mut random))? })
+    Some(Ratio { median, interval: interval(|| median_of_draw(&ratios, &mut random))? })
 }
 
 /// Returns the 95 % confidence interval of the ratio of the medians of `these` and `those`, which
 /// were measured in different runs. `None` if one has no rounds. The interval is computed by
 /// bootstrapping, as in [`ratio`], with the rounds of each drawn by themselves.
-pub fn unpaired(these: &[f64], those: &[f64]) -> Option<[f64; 2]> {
+pub fn unpaired_interval(these: &[f64], those: &[f64]) -> Option<[f64; 2]> {
     let mut random = Rng::with_seed(1);
-    interval(|| Some(drawn(these, &mut random)? / drawn(those, &mut random)?))
+    interval(|| Some(median_of_draw(these, &mut random)? / median_of_draw(those, &mut random)?))
 }
 
 /// Returns the median of as many values as there are, drawn at random and with repetition.
-fn drawn(values: &[f64], random: &mut Rng) -> Option<f64> {
+fn median_of_draw(values: &[f64], random: &mut Rng) -> Option<f64> {
     if values.is_empty() {
         return None;
     }
@@ -126,11 +126,11 @@ mod tests {
     #[test]
     fn runs_differ_if_their_spreads_do_not_explain_it() {
         let around = |middle: f64| [-2.0, -1.0, 0.0, 1.0, 2.0].map(|off| middle + off);
-        let [low, high] = unpaired(&around(50.0), &around(100.0)).unwrap();
+        let [low, high] = unpaired_interval(&around(50.0), &around(100.0)).unwrap();
         assert!(0.45 < low && low < 0.5 && 0.5 < high && high < 0.55, "{low} {high}");
-        let [low, high] = unpaired(&around(100.5), &around(100.0)).unwrap();
+        let [low, high] = unpaired_interval(&around(100.5), &around(100.0)).unwrap();
         assert!(low < 1.0 && high > 1.0, "{low} {high}");
-        assert_eq!(unpaired(&[], &[1.0]), None);
+        assert_eq!(unpaired_interval(&[], &[1.0]), None);
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Stage {
 
     /// Returns whether every file and back end of the benchmark could be set up. If not, a failing
     /// case is no fault of usring's.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.missing.is_none()
     }
 

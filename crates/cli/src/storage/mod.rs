@@ -28,7 +28,7 @@ use folder::Folder;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::SigSet;
-use process::{End, PROGRAM, Process, Unready, bare};
+use process::{End, PROGRAM, Process, Unready, without_prefix};
 use std::fmt;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -291,7 +291,7 @@ impl Keeper {
 
     /// Passes a line of the daemon on to the user.
     fn repeat(&self, line: &str) {
-        self.say(format_args!("{PROGRAM}: {}", bare(&self.plan, line)));
+        self.say(format_args!("{PROGRAM}: {}", without_prefix(&self.plan, line)));
     }
 }
 

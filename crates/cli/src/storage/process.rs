@@ -265,14 +265,14 @@ fn complaint(plan: &Plan, lines: &[String], status: &str) -> String {
     }
 }
 
-/// Returns the last of the daemon's lines as one text, each shortened by [`bare`].
+/// Returns the last of the daemon's lines as one text, each shortened by [`without_prefix`].
 fn joined(plan: &Plan, lines: &[String]) -> String {
     let last = &lines[lines.len().saturating_sub(MOST_LINES)..];
-    last.iter().map(|line| bare(plan, line)).collect::<Vec<_>>().join("; ")
+    last.iter().map(|line| without_prefix(plan, line)).collect::<Vec<_>>().join("; ")
 }
 
 /// Returns a line of the daemon's without the daemon's name and the option that the line is about.
-pub fn bare<'a>(plan: &Plan, line: &'a str) -> &'a str {
+pub fn without_prefix<'a>(plan: &Plan, line: &'a str) -> &'a str {
     let without_name = |line: &'a str| Some(line.strip_prefix(PROGRAM)?.strip_prefix(": "));
     let line = without_name(line).flatten().unwrap_or(line);
     let without = |(option, value): (&str, &str)| {
