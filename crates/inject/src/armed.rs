@@ -113,14 +113,14 @@ impl State {
 
 /// Returns the fault that a call gets, if any. Counts the call if a rule names it, and counts the
 /// fault.
-pub fn ask(call: &Call<'_>) -> Option<Fault> {
-    ask_numbered(call, &mut 0)
+pub fn fault_of_call(call: &Call<'_>) -> Option<Fault> {
+    fault_of_request(call, &mut 0)
 }
 
 /// Returns the fault that a request gets, if any. The caller may ask several times for one request,
 /// at first with an `nth` of 0. Once a rule names the request, this function counts the request and
 /// stores its number in `nth`. So a later call with that `nth` does not count it again.
-pub fn ask_numbered(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
+pub fn fault_of_request(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     let page = PAGE.get()?;
     let state = STATE.get_or_make(|| State::new(page));
     let rules = state.rules(page);

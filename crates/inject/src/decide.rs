@@ -98,7 +98,7 @@ pub fn decide<'a>(
     if !rule.when.includes(counted) {
         return None;
     }
-    let mut random = dice(index, call, occurrence, counted);
+    let mut random = random_of_call(index, call, occurrence, counted);
     let drawn = random.below(u64::from(Probability::ALWAYS));
     let share = random.below(u64::from(Probability::ALWAYS));
     if rule.chance.is_some_and(|chance| drawn >= u64::from(chance.per_billion())) {
@@ -129,7 +129,7 @@ pub fn decide<'a>(
 
 /// Returns the source of one call's random numbers. They depend only on the run's seed, the rule,
 /// the call's kind and number, the process, and `counted`: the number of the call for this rule.
-fn dice(rule: u16, call: &Call<'_>, occurrence: &CallOccurrence, counted: u64) -> Random {
+fn random_of_call(rule: u16, call: &Call<'_>, occurrence: &CallOccurrence, counted: u64) -> Random {
     let place = u64::from(rule) << 16 | u64::from(call.number) << 4 | call.kind as u64;
     let seed = Random::of(occurrence.seed, place << 32 | u64::from(occurrence.process)).draw();
     Random::of(seed, counted)

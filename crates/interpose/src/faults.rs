@@ -135,7 +135,7 @@ pub fn is_for_symbols(number: u32) -> bool {
 pub fn serve(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     let Some(plain) = calls::by_number(width::low(call.number)) else { return serve(call) };
     let arguments = call.arguments;
-    let fault = armed::ask(&Asked {
+    let fault = armed::fault_of_call(&Asked {
         kind: Kind::Call,
         number: width::short(plain.number.into()),
         descriptor: plain.descriptor.map(|index| width::int(arguments[usize::from(index)])),

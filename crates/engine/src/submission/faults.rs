@@ -244,7 +244,7 @@ fn ask_about(locked: &LockedRing, request: &Request, issue_path: Option<IssuePat
         names,
         issue_path,
     };
-    armed::ask_numbered(&call, count)
+    armed::fault_of_request(&call, count)
 }
 
 /// Direct transfers are shortened to a multiple of this number of bytes, the block size of most
