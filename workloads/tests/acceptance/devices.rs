@@ -16,10 +16,10 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;
 const SIZE: u64 = BLOCK * BLOCKS;
 
-/// fio's options for a polled ring. `TOLD` has the options for a ring that is notified of
+/// fio's options for a polled ring. `INTERRUPT_RING` has the options for a ring that is notified of
 /// completions.
 const RING: [&str; 4] = ["ioengine=io_uring", "hipri=1", "direct=1", "bs=4k"];
-const TOLD: [&str; 3] = ["ioengine=io_uring", "direct=1", "bs=4k"];
+const INTERRUPT_RING: [&str; 3] = ["ioengine=io_uring", "direct=1", "bs=4k"];
 
 /// Prepares fio on the device `disk` with the SPEC `spec`. `options` are fio's options without
 /// `--`.
@@ -99,10 +99,10 @@ fn fio_verifies_its_writes_by_interrupt_driven_rings() {
     let slow = format!("delay({ram},read=exponential(50us),write=100us),poll=interrupt");
     for spec in [&ram, &file, &slow] {
         for options in [&["iodepth=1"][..], &["iodepth=64"], &["iodepth=32", "sqthread_poll=1"]] {
-            verified_by(&stage, World::Denied, spec, &TOLD, options);
+            verified_by(&stage, World::Denied, spec, &INTERRUPT_RING, options);
         }
         // This fio job uses buffered I/O and registered buffers.
-        verified_by(&stage, World::Denied, spec, &TOLD, &["iodepth=16", "direct=0", "bs=4k", "fixedbufs=1"]);
+        verified_by(&stage, World::Denied, spec, &INTERRUPT_RING, &["iodepth=16", "direct=0", "bs=4k", "fixedbufs=1"]);
     }
 }
 

@@ -248,7 +248,7 @@ fn visit_once(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, Strin
     let mut total = Tally::default();
     let begin = Instant::now();
     while total.operations == 0 || begin.elapsed() < shape.span {
-        memory.put_out()?;
+        memory.evict_all()?;
         random.shuffle(&mut order);
         let (start, processor) = (Instant::now(), stopwatch::process_time());
         for index in &order {

@@ -19,7 +19,7 @@ pub trait Memory: Sync {
     fn start(&self) -> *mut u8;
 
     /// Evicts all pages but a few. Then raises the limit, so that all pages can be resident again.
-    fn put_out(&self) -> Result<(), String>;
+    fn evict_all(&self) -> Result<(), String>;
 
     /// Returns whether an evicted page still has its content when it is resident again.
     fn keeps_content(&self) -> bool {
@@ -33,8 +33,8 @@ pub fn make(options: &Options, shape: &Shape) -> Result<&'static dyn Memory, Str
     match options.value::<String>("by")?.as_str() {
         "region" => Ok(Box::leak(Box::new(region(options, shape)?))),
         "umap" => Umap::make(&path, shape.size, if shape.once { 2 * shape.size } else { shape.limit }),
-        "anonymous" => Ok(Box::leak(Box::new(Plain::anonymous(shape, Leaving::ToSwap)?))),
-        "first-touch" => Ok(Box::leak(Box::new(Plain::anonymous(shape, Leaving::ForGood)?))),
+        "anonymous" => Ok(Box::leak(Box::new(Plain::anonymous(shape, Eviction::ToSwap)?))),
+        "first-touch" => Ok(Box::leak(Box::new(Plain::anonymous(shape, Eviction::Discarded)?))),
         "mapping" => Ok(Box::leak(Box::new(Plain::of_file(&path, shape)?))),
         other => Err(format!("--by cannot be {other}")),
     }
@@ -65,33 +65,33 @@ impl Memory for Region {
         self.region.as_ptr()
     }
 
-    fn put_out(&self) -> Result<(), String> {
+    fn evict_all(&self) -> Result<(), String> {
         let failed = |error| format!("the limit cannot be set: {error}");
         self.region.set_limit(LEAST).map_err(failed)?;
         self.region.set_limit(2 * self.size).map_err(failed)
     }
 }
 
-/// How `put_out` evicts the pages of [`Plain`] memory.
+/// How `evict_all` evicts the pages of [`Plain`] memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Leaving {
+enum Eviction {
     ToSwap,
-    ForGood,
+    Discarded,
 }
 
 /// Ordinary memory, which the kernel manages.
 struct Plain {
     start: *mut u8,
     size: usize,
-    leaving: Leaving,
+    eviction: Eviction,
 }
 
 // SAFETY: the fields are plain data. Threads that share the memory access it only by atomics.
 unsafe impl Sync for Plain {}
 
 impl Plain {
-    fn anonymous(shape: &Shape, leaving: Leaving) -> Result<Plain, String> {
-        let memory = Plain::map(shape.size, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, leaving)?;
+    fn anonymous(shape: &Shape, eviction: Eviction) -> Result<Plain, String> {
+        let memory = Plain::map(shape.size, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, eviction)?;
         // SAFETY: the call only gives advice about a mapping of this program's.
         unsafe { libc::madvise(memory.start.cast::<c_void>(), shape.size, libc::MADV_NOHUGEPAGE) };
         Ok(memory)
@@ -103,7 +103,7 @@ impl Plain {
         kernel::forget_cached(&file);
         // The workload expects zeroes in a page that it has not written to yet.
         zero(&file, shape.size)?;
-        let memory = Plain::map(shape.size, libc::MAP_SHARED, file.as_raw_fd(), Leaving::ToSwap)?;
+        let memory = Plain::map(shape.size, libc::MAP_SHARED, file.as_raw_fd(), Eviction::ToSwap)?;
         // Without this advice, each fault would also read the neighbouring pages, and so evict
         // other pages.
         // SAFETY: the call only gives advice about a mapping of this program's.
@@ -111,14 +111,14 @@ impl Plain {
         Ok(memory)
     }
 
-    fn map(size: usize, flags: i32, file: i32, leaving: Leaving) -> Result<Plain, String> {
+    fn map(size: usize, flags: i32, file: i32, eviction: Eviction) -> Result<Plain, String> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the call makes a new mapping, which is never unmapped.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, file, 0) };
         if start == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error().to_string());
         }
-        Ok(Plain { start: start.cast(), size, leaving })
+        Ok(Plain { start: start.cast(), size, eviction })
     }
 }
 
@@ -136,10 +136,10 @@ impl Memory for Plain {
         self.start
     }
 
-    fn put_out(&self) -> Result<(), String> {
-        let advice = match self.leaving {
-            Leaving::ToSwap => libc::MADV_PAGEOUT,
-            Leaving::ForGood => libc::MADV_DONTNEED,
+    fn evict_all(&self) -> Result<(), String> {
+        let advice = match self.eviction {
+            Eviction::ToSwap => libc::MADV_PAGEOUT,
+            Eviction::Discarded => libc::MADV_DONTNEED,
         };
         // SAFETY: the call affects only a mapping of this program's, which no thread uses now.
         match unsafe { libc::madvise(self.start.cast::<c_void>(), self.size, advice) } {
@@ -149,6 +149,6 @@ impl Memory for Plain {
     }
 
     fn keeps_content(&self) -> bool {
-        self.leaving == Leaving::ToSwap
+        self.eviction == Eviction::ToSwap
     }
 }

@@ -212,7 +212,7 @@ impl Umap {
             let is_dirty = buffer.pages[page] == State::Dirty;
             buffer.pages[page] = State::Busy;
             drop(buffer);
-            self.put_out_page(page, is_dirty, &mut block);
+            self.evict_page(page, is_dirty, &mut block);
             buffer = self.lock();
             buffer.pages[page] = State::Out;
             buffer.used -= 1;
@@ -220,7 +220,7 @@ impl Umap {
         }
     }
 
-    fn put_out_page(&self, page: usize, is_dirty: bool, block: &mut Block) {
+    fn evict_page(&self, page: usize, is_dirty: bool, block: &mut Block) {
         let address = self.address(page);
         if is_dirty {
             let protected = self.fault.protect(address, PAGE, true);
@@ -277,12 +277,12 @@ impl Memory for Umap {
         self.start as *mut u8
     }
 
-    fn put_out(&self) -> Result<(), String> {
+    fn evict_all(&self) -> Result<(), String> {
         let mut buffer = self.lock();
         let mut block = Box::new(Block([0; PAGE]));
         while let Some(page) = buffer.order.pop_front() {
             let is_dirty = buffer.pages[page] == State::Dirty;
-            self.put_out_page(page, is_dirty, &mut block);
+            self.evict_page(page, is_dirty, &mut block);
             buffer.pages[page] = State::Out;
             buffer.used -= 1;
         }
