@@ -327,7 +327,7 @@ fn every_transcript_belongs_to_a_case() {
     if let Some(stray) = files(&root.join("expected")).first() {
         panic!(
             "{}: a transcript is written below its case now. Write `case!(NAME => \"\");` below the function in \
-             src/cases/ROOM.rs, remove this file, and run `cargo run -p conformance -- record ROOM.NAME`.",
+             src/cases/MODULE.rs, remove this file, and run `cargo run -p conformance -- record MODULE.NAME`.",
             stray.display()
         );
     }

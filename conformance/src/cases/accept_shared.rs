@@ -17,7 +17,7 @@ const ROUNDS: usize = 200;
 /// Longest time that the ring may take to submit and reap. A longer time means that the ring's
 /// accept has blocked. The case offers the next connection only after the current one is served, so
 /// no connection would end the block.
-const HELD_UP: Duration = Duration::from_secs(30);
+const LONGEST_TURN: Duration = Duration::from_secs(30);
 
 /// Offers connections, one after another, to a ring and to a rival: a thread or process that
 /// accepts by blocking calls on the same listener. The acceptor of a connection sends a byte. The
@@ -53,7 +53,7 @@ fn contest(t: &mut Transcript, listener: &OwnedFd, address: &Address) {
         served += usize::from(is_served);
     }
     t.say(format_args!("served {served} of {ROUNDS}"));
-    t.say(format_args!("held up {}", longest > HELD_UP));
+    t.say(format_args!("held up {}", longest > LONGEST_TURN));
 }
 
 /// Accepts connections by blocking calls until the listener is shut down.
@@ -136,7 +136,7 @@ fn multishot_and_other_process(t: &mut Transcript) {
         }));
     }
     t.say(format_args!("served {served} of {ROUNDS}"));
-    t.say(format_args!("held up {}", longest > HELD_UP));
+    t.say(format_args!("held up {}", longest > LONGEST_TURN));
     // SAFETY: the call touches no memory. It ends every accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(crate::process::ending(child));
@@ -177,7 +177,7 @@ fn visit(address: &Address) -> usize {
             let client = net::connected(Family::V4, address);
             let mut one = libc::pollfd { fd: client.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: the array has one element.
-            unsafe { libc::poll(&raw mut one, 1, HELD_UP.as_millis() as i32) == 1 }
+            unsafe { libc::poll(&raw mut one, 1, LONGEST_TURN.as_millis() as i32) == 1 }
         })
         .count()
 }

@@ -443,7 +443,7 @@ fn worker_waiting(t: &mut Transcript) {
     entries.sort_by_key(|entry| entry.user_data);
     for entry in entries {
         let allowed = match entry.user_data {
-            1 => &super::BROKEN_OFF[..],
+            1 => &super::INTERRUPTED_RESULTS[..],
             _ => &[0, -libc::EALREADY],
         };
         let allowed = allowed.contains(&entry.res);

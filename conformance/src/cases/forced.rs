@@ -23,7 +23,7 @@ const GROUP: u16 = 3;
 const BUNDLE: u16 = u::IORING_RECVSEND_BUNDLE as u16;
 
 /// The SQE flags that force a request to a worker, with their names.
-const WAYS: [(&str, u8); 2] = [("IOSQE_ASYNC", sqe_flags::ASYNC), ("IOSQE_IO_DRAIN", sqe_flags::IO_DRAIN)];
+const WORKER_FLAGS: [(&str, u8); 2] = [("IOSQE_ASYNC", sqe_flags::ASYNC), ("IOSQE_IO_DRAIN", sqe_flags::IO_DRAIN)];
 
 fn submit(t: &mut Transcript, ring: &mut Ring, sqe: Sqe, way: u8) {
     ring.push(sqe.flagged(way));
@@ -62,7 +62,7 @@ fn print_head(t: &mut Transcript, ring: &Ring) {
 }
 
 fn poll_multishot(t: &mut Transcript) {
-    for (name, way) in WAYS {
+    for (name, way) in WORKER_FLAGS {
         for is_ready in [false, true] {
             t.say(format_args!("{name}, ready {is_ready}"));
             let mut ring = Ring::new(8);
@@ -99,7 +99,7 @@ case!(poll_multishot => "
 
 /// POLL_ADD that is forced to a worker, on a file that does not support poll.
 fn poll_of_unpolled_file(t: &mut Transcript) {
-    for (name, way) in WAYS {
+    for (name, way) in WORKER_FLAGS {
         for flags in [0, u::IORING_POLL_ADD_MULTI] {
             for events in [libc::POLLIN, libc::POLLPRI] {
                 t.say(format_args!("{name}, flags {flags}, events {events}"));
@@ -120,7 +120,7 @@ case!(poll_of_unpolled_file => include_str!("forced/poll_of_unpolled_file.txt"))
 fn multishot_without_buffers(t: &mut Transcript) {
     let receiving = (opcode::RECV, u::IORING_RECV_MULTISHOT as u16);
     for ((name, way), (opcode, options)) in
-        WAYS.into_iter().flat_map(|way| [receiving, (opcode::READ_MULTISHOT, 0)].map(|kind| (way, kind)))
+        WORKER_FLAGS.into_iter().flat_map(|way| [receiving, (opcode::READ_MULTISHOT, 0)].map(|kind| (way, kind)))
     {
         for is_ready in [false, true] {
             t.say(format_args!("{name}, {}, ready {is_ready}", opcode::NAMES[usize::from(opcode)]));
@@ -150,7 +150,7 @@ case!(multishot_without_buffers => include_str!("forced/multishot_without_buffer
 /// A multishot with MSG_DONTWAIT that is forced to a worker waits nevertheless, because the worker
 /// polls its file first.
 fn multishot_that_may_not_wait(t: &mut Transcript) {
-    for ((name, way), bundle) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, BUNDLE)]) {
+    for ((name, way), bundle) in WORKER_FLAGS.into_iter().flat_map(|way| [(way, 0), (way, BUNDLE)]) {
         t.say(format_args!("{name}, options {bundle:#x}"));
         let (mut ring, _group, _memory) = with_group(0..4);
         let (reader, writer) = files::sockets();
@@ -183,7 +183,7 @@ case!(multishot_that_may_not_wait => "
 ");
 
 fn accept_multishot(t: &mut Transcript) {
-    for (name, way) in WAYS {
+    for (name, way) in WORKER_FLAGS {
         t.say(name);
         let mut ring = Ring::new(8);
         assert_eq!(ring.register(super::reg::FILES, [-1i32; 4].as_ptr(), 4), 0);
@@ -213,7 +213,7 @@ case!(accept_multishot => "
 /// A sending bundle that is forced to a worker is cancelled if the socket has room, with and
 /// without a buffer group.
 fn send_bundle(t: &mut Transcript) {
-    for (name, way) in WAYS {
+    for (name, way) in WORKER_FLAGS {
         for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
             for selects in [false, true] {
                 t.say(format_args!("{name}, kind {kind}, selects {selects}"));
@@ -242,7 +242,7 @@ fn bundle(socket: &OwnedFd, selects: bool) -> Sqe {
 /// A sending bundle that is forced to a worker waits for room in the socket, and is cancelled when
 /// the socket gets room.
 fn send_bundle_waits(t: &mut Transcript) {
-    for (name, way) in WAYS {
+    for (name, way) in WORKER_FLAGS {
         t.say(name);
         let mut ring = Ring::new(8);
         let (socket, peer) = files::sockets();
@@ -294,7 +294,7 @@ type MakeGroup = fn(&Ring, &Pages, u32, u16) -> Group;
 
 fn keeps_buffer(t: &mut Transcript) {
     let make: [MakeGroup; 2] = [group_of, incremental_group_of];
-    for (name, way) in WAYS {
+    for (name, way) in WORKER_FLAGS {
         for (incremental, make) in make.into_iter().enumerate() {
             for opcode in [opcode::RECV, opcode::READ] {
                 for ending in ENDINGS {
@@ -318,7 +318,7 @@ fn keeps_buffer(t: &mut Transcript) {
 case!(keeps_buffer => include_str!("forced/keeps_buffer.txt"));
 
 fn keeps_no_classic_buffer(t: &mut Transcript) {
-    for (name, way) in WAYS {
+    for (name, way) in WORKER_FLAGS {
         for opcode in [opcode::RECV, opcode::READ] {
             for ending in ENDINGS {
                 t.say(format_args!("{name}, opcode {opcode}, {ending:?}"));
@@ -366,7 +366,7 @@ case!(chain_behind_drain => include_str!("forced/chain_behind_drain.txt"));
 /// On a ring with deferred task work, the owner runs no task work before it asks for completions.
 /// So only a worker can send the bytes of a SEND with POLL_FIRST before that.
 fn poll_first_send(t: &mut Transcript) {
-    for (name, way) in [("no flag", 0), WAYS[0]] {
+    for (name, way) in [("no flag", 0), WORKER_FLAGS[0]] {
         let mut ring = Ring::flags(8, ring::DEFER);
         let (socket, peer) = files::sockets();
         let sending = send(socket.as_raw_fd(), b"abc", 1).with(|sqe| sqe.ioprio = u::IORING_RECVSEND_POLL_FIRST as u16);
@@ -393,7 +393,7 @@ case!(poll_first_send => "
 fn bad_file_uses_up_no_buffer(t: &mut Transcript) {
     let (pipe, _writer) = files::pipe();
     let closed = 9999;
-    for (name, way) in WAYS {
+    for (name, way) in WORKER_FLAGS {
         for opcode in [opcode::RECV, opcode::READ] {
             let files = if opcode == opcode::RECV { &[closed, pipe.as_raw_fd()][..] } else { &[closed] };
             for (index, fd) in files.iter().enumerate() {
@@ -437,7 +437,7 @@ case!(bad_file_uses_up_no_buffer => "
 /// A request on a bad file takes no bytes of the next buffer of an incremental buffer ring.
 fn bad_file_uses_up_no_part(t: &mut Transcript) {
     let pipe = files::pipe().0;
-    for (name, way) in WAYS {
+    for (name, way) in WORKER_FLAGS {
         for opcode in [opcode::RECV, opcode::READ, opcode::SEND] {
             let files = if opcode == opcode::READ { &[-1][..] } else { &[-1, pipe.as_raw_fd()] };
             for (index, fd) in files.iter().enumerate() {

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{io_uring as u, opcode};
 
 use super::sync_cancel;
-use crate::cases::BROKEN_OFF;
+use crate::cases::INTERRUPTED_RESULTS;
 use crate::files;
 use crate::shared::{self, Partner};
 use crate::sqe::{Change, cancel, nop, poll, poll_remove, read_at, timeout, timeout_remove};
@@ -250,7 +250,7 @@ fn worker_of_the_child(t: &mut Transcript) {
         entries.sort_by_key(|entry| entry.user_data);
         for entry in entries {
             match entry.user_data {
-                1 => t.say(format_args!("cqe 1: broken off {}", BROKEN_OFF.contains(&entry.res))),
+                1 => t.say(format_args!("cqe 1: broken off {}", INTERRUPTED_RESULTS.contains(&entry.res))),
                 _ => t.entry(&entry),
             }
         }

@@ -4,7 +4,7 @@ mod survivors;
 
 use std::os::fd::AsRawFd;
 
-use crate::cases::BROKEN_OFF;
+use crate::cases::INTERRUPTED_RESULTS;
 use crate::files;
 use crate::ring::Ring;
 use crate::shared::{self, Shared};
@@ -245,7 +245,7 @@ fn worker_is_broken_off(t: &mut Transcript) {
         });
         for entry in ring.wait(2) {
             match entry.user_data {
-                1 => t.say(format_args!("cqe 1: broken off {}", BROKEN_OFF.contains(&entry.res))),
+                1 => t.say(format_args!("cqe 1: broken off {}", INTERRUPTED_RESULTS.contains(&entry.res))),
                 _ => t.entry(&entry),
             }
         }

@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use super::exec::become_child;
-use crate::cases::BROKEN_OFF;
+use crate::cases::INTERRUPTED_RESULTS;
 use crate::files;
 use crate::ring::Ring;
 use crate::shared::{self, Shared};
@@ -61,7 +61,7 @@ fn requests_are_cancelled(t: &mut Transcript) {
         entries.sort_by_key(|entry| entry.user_data);
         for entry in entries {
             match entry.user_data {
-                4 => t.say(format_args!("cqe 4: broken off {}", BROKEN_OFF.contains(&entry.res))),
+                4 => t.say(format_args!("cqe 4: broken off {}", INTERRUPTED_RESULTS.contains(&entry.res))),
                 _ => t.entry(&entry),
             }
         }

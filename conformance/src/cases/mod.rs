@@ -120,7 +120,7 @@ mod zero_copy;
 
 /// Results of a request whose blocking call in a worker was interrupted: EINTR or ECANCELED. For
 /// some calls Linux 6.18 gives its internal 512 (ERESTARTSYS).
-const BROKEN_OFF: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
+const INTERRUPTED_RESULTS: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
 
 /// Runs the part `name` of an executed program (`conformance child NAME`). Returns its exit status.
 /// `None`: the part cannot run, because the name is unknown, an argument is missing, or no ring can

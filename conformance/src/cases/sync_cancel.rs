@@ -208,7 +208,7 @@ fn worker(t: &mut Transcript) {
     t.result("cancel", by_user_data(&ring, 1));
     t.say(format_args!("deserted {}", fifo.is_deserted()));
     let answer = ring.wait(1).first().map_or(0, |entry| entry.res);
-    t.say(format_args!("broken off {}", super::BROKEN_OFF.contains(&answer)));
+    t.say(format_args!("broken off {}", super::INTERRUPTED_RESULTS.contains(&answer)));
 }
 case!(worker => "
     cancel = 0

@@ -341,7 +341,7 @@ case!(deferred_wait_is_enough => "
 ");
 
 /// The setup flags with which the kernel interrupts the thread in any system call to run task work.
-const TELLING: [(&str, u32); 2] = [("default", 0), ("cooperative", u::IORING_SETUP_COOP_TASKRUN)];
+const INTERRUPTING: [(&str, u32); 2] = [("default", 0), ("cooperative", u::IORING_SETUP_COOP_TASKRUN)];
 
 /// Starts a thread that writes to a pipe a little later. The thread returns the writing end.
 fn written_later(writer: OwnedFd) -> std::thread::JoinHandle<OwnedFd> {
@@ -363,7 +363,7 @@ fn write_by_task_work(ring: &mut Ring, reader: &OwnedFd, event: &OwnedFd, one: &
 /// returns.
 fn sleeper_in_another_call(t: &mut Transcript) {
     let one = 1u64.to_ne_bytes();
-    for (name, flags) in TELLING {
+    for (name, flags) in INTERRUPTING {
         t.say(name);
         let mut ring = Ring::flags(8, flags);
         let (reader, writer) = files::pipe();
@@ -414,7 +414,7 @@ case!(deferred_sleeper_in_another_call => "
 
 /// A thread that sleeps in read(2) of the ring's registered eventfd wakes when a request completes.
 fn sleeper_is_told_by_event(t: &mut Transcript) {
-    for (name, flags) in TELLING.into_iter().chain([("deferred", ring::DEFER)]) {
+    for (name, flags) in INTERRUPTING.into_iter().chain([("deferred", ring::DEFER)]) {
         t.say(name);
         let (mut ring, _reader, writer) = polling(flags);
         let event = files::eventfd(0);
@@ -445,7 +445,7 @@ case!(sleeper_is_told_by_event => "
 /// A thread that sleeps in read(2) of the ring's registered eventfd wakes when another thread's
 /// ring sends a message.
 fn sleeper_is_told_of_message(t: &mut Transcript) {
-    for (name, flags) in TELLING.into_iter().chain([("deferred", ring::DEFER)]) {
+    for (name, flags) in INTERRUPTING.into_iter().chain([("deferred", ring::DEFER)]) {
         t.say(name);
         let mut ring = Ring::flags(8, flags);
         let event = files::eventfd(0);
@@ -485,7 +485,7 @@ const OWN_CALLS: u32 = 200;
 /// The program makes a file ready by its own call. The next enter, without GETEVENTS, posts the
 /// completion every time, even if another thread is about to post it.
 fn own_write_is_seen_by_enter(t: &mut Transcript) {
-    for (name, flags) in TELLING {
+    for (name, flags) in INTERRUPTING {
         let mut ring = Ring::flags(8, flags);
         let (reader, writer) = files::pipe();
         let mut byte = [0u8; 1];

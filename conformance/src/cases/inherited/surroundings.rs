@@ -245,7 +245,7 @@ fn killed_process_is_a_zombie(t: &mut Transcript) {
         shared.until_step(1);
         shared::signal(child, libc::SIGKILL);
         let entries = ring.wait(1);
-        let broken = entries.iter().all(|entry| super::super::BROKEN_OFF.contains(&entry.res));
+        let broken = entries.iter().all(|entry| super::super::INTERRUPTED_RESULTS.contains(&entry.res));
         t.say(format_args!("cqes {}, broken off {broken}", entries.len()));
         t.say(format_args!("a zombie {}", time::until(|| time::process_state(child) == Some('Z'))));
         ring.catch_up();

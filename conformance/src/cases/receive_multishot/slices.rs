@@ -19,7 +19,7 @@ const BUFFERS: u16 = 120;
 /// Time limit of a wait. Waits that find completions end earlier.
 const LIMIT: Duration = Duration::from_millis(50);
 
-struct Stage {
+struct Connection {
     ring: Ring,
     _group: Group,
     _memory: Pages,
@@ -28,11 +28,11 @@ struct Stage {
 }
 
 /// Makes a ring that defers task work, whose CQ has `entries` entries, and a pair of sockets.
-fn stage(entries: u32) -> Stage {
+fn stage(entries: u32) -> Connection {
     stage_with(entries, ring::DEFER)
 }
 
-fn stage_with(entries: u32, flags: u32) -> Stage {
+fn stage_with(entries: u32, flags: u32) -> Connection {
     let memory = Pages::new(1);
     let ring = Ring::with(16, |params| {
         params.flags = u::IORING_SETUP_CQSIZE | flags;
@@ -44,10 +44,10 @@ fn stage_with(entries: u32, flags: u32) -> Stage {
         group.add_at(group.buffers.at(0), 2, slot);
     }
     let (reader, writer) = files::sockets();
-    Stage { ring, _group: group, _memory: memory, reader, writer }
+    Connection { ring, _group: group, _memory: memory, reader, writer }
 }
 
-impl Stage {
+impl Connection {
     fn arm(&mut self, user_data: u64) {
         self.ring.push(multishot(self.reader.as_raw_fd(), user_data));
         self.ring.submit();
