@@ -8,34 +8,34 @@ use std::time::Duration;
 use usring_uapi::Timespec;
 use usring_uapi::aio::{self, AioRing, IoEvent, Iocb};
 
-use crate::door;
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 /// Calls io_setup(2), which writes the new context's id to `place`. Returns the result or a
 /// negative errno.
 pub fn setup(requests: u32, place: *mut u64) -> i32 {
     // SAFETY: the kernel checks the pointer.
-    unsafe { door::call(libc::SYS_io_setup, [requests as usize, place as usize, 0, 0, 0, 0]) as i32 }
+    unsafe { syscalls::call(libc::SYS_io_setup, [requests as usize, place as usize, 0, 0, 0, 0]) as i32 }
 }
 
 /// Calls io_destroy(2), and returns its result or a negative errno.
 pub fn destroy(context: u64) -> i32 {
     // SAFETY: the call accesses no memory but the context's.
-    unsafe { door::call(libc::SYS_io_destroy, [context as usize, 0, 0, 0, 0, 0]) as i32 }
+    unsafe { syscalls::call(libc::SYS_io_destroy, [context as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
 /// Calls io_submit(2), and returns its result or a negative errno.
 pub fn submit(context: u64, count: i64, list: *const *mut Iocb) -> i32 {
     // SAFETY: the kernel checks the pointers. Each case keeps the memory that its iocbs name alive
     // until they complete.
-    unsafe { door::call(libc::SYS_io_submit, [context as usize, count as usize, list as usize, 0, 0, 0]) as i32 }
+    unsafe { syscalls::call(libc::SYS_io_submit, [context as usize, count as usize, list as usize, 0, 0, 0]) as i32 }
 }
 
 /// Calls io_getevents(2), and returns its result or a negative errno.
 pub fn get(context: u64, least: i64, most: i64, events: *mut IoEvent, timeout: *const Timespec) -> i32 {
     let arguments = [context as usize, least as usize, most as usize, events as usize, timeout as usize, 0];
     // SAFETY: the kernel checks the pointers.
-    unsafe { door::call(libc::SYS_io_getevents, arguments) as i32 }
+    unsafe { syscalls::call(libc::SYS_io_getevents, arguments) as i32 }
 }
 
 /// Calls io_pgetevents(2), and returns its result or a negative errno.
@@ -49,7 +49,7 @@ pub fn get_masked(
 ) -> i32 {
     let arguments = [context as usize, least as usize, most as usize, events as usize, timeout as usize, mask as usize];
     // SAFETY: the kernel checks the pointers.
-    unsafe { door::call(i64::from(usring_uapi::general::__NR_io_pgetevents), arguments) as i32 }
+    unsafe { syscalls::call(i64::from(usring_uapi::general::__NR_io_pgetevents), arguments) as i32 }
 }
 
 /// Calls io_cancel(2), and returns its result or a negative errno.
@@ -57,7 +57,7 @@ pub fn cancel(context: u64, iocb: *mut Iocb) -> i32 {
     let mut event = IoEvent::default();
     let arguments = [context as usize, iocb as usize, &raw mut event as usize, 0, 0, 0];
     // SAFETY: the kernel checks the pointers.
-    unsafe { door::call(libc::SYS_io_cancel, arguments) as i32 }
+    unsafe { syscalls::call(libc::SYS_io_cancel, arguments) as i32 }
 }
 
 /// An AIO context, which is destroyed when this object is dropped.

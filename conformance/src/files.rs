@@ -139,7 +139,7 @@ pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
     // SAFETY: `bytes` is writable for `most`.
     let count = unsafe { libc::read(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), most) };
     if count < 0 {
-        return Err(-crate::door::errno());
+        return Err(-crate::syscalls::errno());
     }
     bytes.truncate(count as usize);
     Ok(bytes)
@@ -257,7 +257,7 @@ impl Fifo {
         // SAFETY: the path is a C string. The descriptor is closed below.
         let fd = unsafe { libc::open(self.path.as_ptr(), flags) };
         if fd >= 0 {
-            crate::door::close(fd);
+            crate::syscalls::close(fd);
         }
         fd < 0
     }

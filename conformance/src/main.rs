@@ -23,7 +23,6 @@ mod buffers;
 #[macro_use]
 mod case;
 mod cases;
-mod door;
 mod files;
 mod memory;
 mod names;
@@ -35,6 +34,7 @@ mod ring;
 mod runner;
 mod shared;
 mod sqe;
+mod syscalls;
 mod time;
 mod transcript;
 
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         ["list"] => list(false),
         ["list", "--intended"] => list(true),
         ["run", "--inline", names @ ..] => {
-            door::use_inline();
+            syscalls::use_inline();
             run(names)
         }
         ["run", names @ ..] => run(names),
@@ -178,11 +178,11 @@ fn record(names: &[&str], usring: bool) -> ExitCode {
 fn kernel() -> ExitCode {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut params = memory::zeroed();
-    let fd = door::setup(1, &mut params);
+    let fd = syscalls::setup(1, &mut params);
     let answer = if fd < 0 {
         names::result(fd)
     } else {
-        door::close(fd);
+        syscalls::close(fd);
         format!("features {:#x}", params.features)
     };
     println!("{} {answer}", release.trim());

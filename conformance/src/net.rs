@@ -4,9 +4,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use usring_uapi::{Sqe, opcode};
 
-use crate::door;
 use crate::memory::zeroed;
 use crate::sqe::sqe;
+use crate::syscalls;
 
 /// The address families, for cases that repeat their steps with each of them.
 pub const FAMILIES: [Family; 3] = [Family::V4, Family::V6, Family::Unix];
@@ -118,7 +118,7 @@ pub fn of_kind(family: Family, kind: i32) -> OwnedFd {
 /// Calls bind(2), and returns its result or a negative errno.
 pub fn bind(fd: &OwnedFd, address: &Address) -> i32 {
     // SAFETY: the address is readable for its length.
-    door::answer(unsafe { libc::bind(fd.as_raw_fd(), address.bytes.as_ptr().cast(), address.length) })
+    syscalls::answer(unsafe { libc::bind(fd.as_raw_fd(), address.bytes.as_ptr().cast(), address.length) })
 }
 
 /// Returns the address to which a socket is bound.
@@ -154,7 +154,7 @@ pub fn connected(family: Family, address: &Address) -> OwnedFd {
 /// Calls connect(2), and returns its result or a negative errno.
 pub fn connect_now(fd: i32, address: &Address) -> i32 {
     // SAFETY: the address is readable for its length.
-    door::answer(unsafe { libc::connect(fd, address.bytes.as_ptr().cast(), address.length) })
+    syscalls::answer(unsafe { libc::connect(fd, address.bytes.as_ptr().cast(), address.length) })
 }
 
 /// Returns an address at which nothing listens: its listener was closed.

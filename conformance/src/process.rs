@@ -32,7 +32,7 @@ pub fn ending(child: i32) -> String {
         if answer == child {
             break;
         }
-        if crate::door::errno() != libc::EINTR {
+        if crate::syscalls::errno() != libc::EINTR {
             return "not a child".into();
         }
     }

@@ -12,7 +12,7 @@ use usring_uapi::io_uring as u;
 use usring_uapi::{Cqe, Sqe};
 
 use crate::names;
-use crate::{door, memory::zeroed, time};
+use crate::{memory::zeroed, syscalls, time};
 
 pub type Params = u::io_uring_params;
 
@@ -93,7 +93,7 @@ impl Ring {
     pub fn with(entries: u32, choose: impl FnOnce(&mut Params)) -> Result<Ring, i32> {
         let mut params: Params = zeroed();
         choose(&mut params);
-        let fd = door::setup(entries, &mut params);
+        let fd = syscalls::setup(entries, &mut params);
         if fd < 0 {
             return Err(fd);
         }
@@ -170,7 +170,7 @@ impl Ring {
         let owned = self.memory.owned.iter().filter(|(_, length)| *length != 0);
         // SAFETY: the ring made the mappings. The advice only says what fork(2) does with them.
         let answers = owned.map(|(address, length)| unsafe { libc::madvise(*address as *mut c_void, *length, advice) });
-        answers.map(door::answer).find(|answer| *answer < 0).unwrap_or(0)
+        answers.map(syscalls::answer).find(|answer| *answer < 0).unwrap_or(0)
     }
 
     pub fn sq_head(&self) -> u32 {
@@ -260,7 +260,7 @@ impl Ring {
 
     /// Calls io_uring_enter(2) with an extended argument of `size` bytes.
     pub fn enter_with(&self, submit: u32, complete: u32, flags: u32, argument: *const c_void, size: usize) -> i32 {
-        door::enter(self.fd, submit, complete, flags | self.enter_flags, argument, size)
+        syscalls::enter(self.fd, submit, complete, flags | self.enter_flags, argument, size)
     }
 
     /// Submits the pushed SQEs by one io_uring_enter, and returns its result.
@@ -291,7 +291,7 @@ impl Ring {
 
     /// Calls io_uring_register(2), and returns its result or a negative errno.
     pub fn register<T>(&self, opcode: u32, argument: *const T, count: u32) -> i32 {
-        door::register(self.fd, opcode | self.register_flags, argument.cast(), count)
+        syscalls::register(self.fd, opcode | self.register_flags, argument.cast(), count)
     }
 
     /// Takes the next CQE from the CQ in memory, if there is one. Makes no call.
@@ -393,7 +393,7 @@ impl Ring {
     /// Closes the descriptor, and returns the result of close(2). The mappings stay.
     pub fn close(&mut self) -> i32 {
         self.closed = true;
-        door::close(self.fd)
+        syscalls::close(self.fd)
     }
 
     /// Makes the drop of this object neither unmap the memory nor close the descriptor.
@@ -412,7 +412,7 @@ impl Drop for Ring {
             }
         }
         if !self.closed {
-            door::close(self.fd);
+            syscalls::close(self.fd);
         }
     }
 }
@@ -438,7 +438,7 @@ pub fn sqes_length(params: &Params) -> usize {
 }
 
 fn must_map(fd: i32, length: usize, offset: u64) -> *mut u8 {
-    let address = door::map(fd, length, offset);
+    let address = syscalls::map(fd, length, offset);
     assert!(address > 0, "mmap at {offset:#x}: {}", names::outcome(address));
     address as *mut u8
 }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::case::Case;
-use crate::door;
+use crate::syscalls;
 
 /// Time after which a case counts as hung.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -17,7 +17,7 @@ pub fn transcript(case: &Case) -> String {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
     command.arg("run");
-    if door::is_inline() {
+    if syscalls::is_inline() {
         command.arg("--inline");
     }
     let name = case.name();

@@ -15,7 +15,7 @@ use crate::process;
 use crate::ring::{Params, Ring};
 use crate::time;
 use crate::transcript::Transcript;
-use crate::{door, names};
+use crate::{names, syscalls};
 
 /// Seconds after which SIGALRM ends a child. That is longer than any wait for a step, and longer
 /// than `Ring::wait` waits.
@@ -156,7 +156,7 @@ fn ring_in_shared_memory(entries: u32, flags: u32) -> Ring {
     params.flags = u::IORING_SETUP_NO_MMAP | u::IORING_SETUP_NO_SQARRAY | flags;
     params.cq_off.user_addr = rings as u64;
     params.sq_off.user_addr = sqes as u64;
-    let fd = door::setup(entries, &mut params);
+    let fd = syscalls::setup(entries, &mut params);
     assert!(fd >= 0, "setup in shared memory: {}", names::result(fd));
     Ring::over_memory(fd, params, rings, sqes)
 }

@@ -224,14 +224,14 @@ struct Transcripts {
 /// cases mostly wait.
 fn in_all_ways(name: &str, is_held: bool) -> Transcripts {
     let is_live = matches!(kernel(), Kernel::Live);
-    let doors = [("libc", false), ("instruction", true)].into_iter().filter(|_| is_held);
+    let forms = [("libc", false), ("instruction", true)].into_iter().filter(|_| is_held);
     std::thread::scope(|scope| {
         let kernel = is_live.then(|| scope.spawn(|| on_kernel(name)));
-        let doors: Vec<_> = doors.map(|(door, inline)| (door, scope.spawn(move || on_usring(name, inline)))).collect();
+        let forms: Vec<_> = forms.map(|(form, inline)| (form, scope.spawn(move || on_usring(name, inline)))).collect();
         let answer = "a run of a case does not panic";
         Transcripts {
             on_kernel: kernel.map(|run| run.join().expect(answer)),
-            on_usring: doors.into_iter().map(|(door, run)| (door, run.join().expect(answer))).collect(),
+            on_usring: forms.into_iter().map(|(form, run)| (form, run.join().expect(answer))).collect(),
         }
     })
 }
@@ -275,8 +275,8 @@ fn agree(group: &str) {
         if let Some(got) = transcripts.on_kernel {
             difference(&mut report, &format!("{name}: kernel, against its record"), &expected(&of_kernel, name), &got);
         }
-        for (door, got) in transcripts.on_usring {
-            difference(&mut report, &format!("{name}: usring, by {door}"), &expected(&of_usring, name), &got);
+        for (form, got) in transcripts.on_usring {
+            difference(&mut report, &format!("{name}: usring, by {form}"), &expected(&of_usring, name), &got);
         }
         if let Some((_, reason)) = missing {
             later.entry(reason).or_default().push(name.clone());

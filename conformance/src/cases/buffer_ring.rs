@@ -7,11 +7,11 @@ use usring_uapi::{io_uring as u, opcode};
 use super::buffer_group::select;
 use super::reg;
 use crate::buffers::{Group, SIZE, group_of, incremental_group_of, register, registration};
-use crate::door;
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, sqe};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 fn filled(bytes: &[u8]) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
@@ -80,7 +80,7 @@ case!(wraps => "
 
 fn map_group(ring: &Ring, group: u16, length: usize) -> i64 {
     let offset = u64::from(u::IORING_OFF_PBUF_RING) | u64::from(group) << u::IORING_OFF_PBUF_SHIFT;
-    door::map(ring.fd, length, offset)
+    syscalls::map(ring.fd, length, offset)
 }
 
 fn mapped_by_kernel(t: &mut Transcript) {

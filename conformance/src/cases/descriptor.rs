@@ -6,17 +6,17 @@ use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::door;
 use crate::files;
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{nop, poll, read};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 fn works(t: &mut Transcript, name: &str, fd: i32, ring: &mut Ring) {
     ring.push(nop(1));
     ring.forget_pending();
-    let answer = door::enter(fd, 1, 0, 0, std::ptr::null(), 0);
+    let answer = syscalls::enter(fd, 1, 0, 0, std::ptr::null(), 0);
     t.result(format_args!("enter by {name}"), answer);
     t.in_order(&ring.reap());
 }
@@ -28,9 +28,9 @@ fn read_and_write(t: &mut Transcript) {
         // SAFETY: the buffer has eight bytes, readable and writable.
         let (read, write) = unsafe {
             let read = libc::read(ring.fd, bytes.as_mut_ptr().cast(), 8);
-            let read = door::answer(read as i32);
+            let read = syscalls::answer(read as i32);
             let write = libc::write(ring.fd, bytes.as_ptr().cast(), 8);
-            (read, door::answer(write as i32))
+            (read, syscalls::answer(write as i32))
         };
         t.result("read", read);
         t.result("write", write);
@@ -62,14 +62,14 @@ fn other_calls(t: &mut Transcript) {
     let mut stat: libc::stat = crate::memory::zeroed();
     // SAFETY: the calls touch no memory but `stat`, a variable of this function.
     unsafe {
-        t.outcome("lseek", i64::from(door::answer(libc::lseek(ring.fd, 0, libc::SEEK_CUR) as i32)));
-        t.result("fsync", door::answer(libc::fsync(ring.fd)));
-        t.result("ftruncate", door::answer(libc::ftruncate(ring.fd, 0)));
-        t.result("fstat", door::answer(libc::fstat(ring.fd, &mut stat)));
+        t.outcome("lseek", i64::from(syscalls::answer(libc::lseek(ring.fd, 0, libc::SEEK_CUR) as i32)));
+        t.result("fsync", syscalls::answer(libc::fsync(ring.fd)));
+        t.result("ftruncate", syscalls::answer(libc::ftruncate(ring.fd, 0)));
+        t.result("fstat", syscalls::answer(libc::fstat(ring.fd, &mut stat)));
         let mut byte = 0u8;
         let got = libc::pread(ring.fd, (&raw mut byte).cast(), 1, 0);
-        t.result("pread", door::answer(got as i32));
-        t.result("listen", door::answer(libc::listen(ring.fd, 1)));
+        t.result("pread", syscalls::answer(got as i32));
+        t.result("listen", syscalls::answer(libc::listen(ring.fd, 1)));
     }
     t.say(format_args!("kind {:o}", stat.st_mode & libc::S_IFMT));
 }
@@ -100,11 +100,11 @@ fn dup(t: &mut Transcript) {
     works(t, "the duplicate", other, &mut ring);
     let fd = ring.fd;
     t.result("close the first", ring.close());
-    t.result("enter by the first", door::enter(fd, 0, 0, 0, std::ptr::null(), 0));
+    t.result("enter by the first", syscalls::enter(fd, 0, 0, 0, std::ptr::null(), 0));
     works(t, "the duplicate", other, &mut ring);
-    t.outcome("map by the duplicate", door::map(other, 4096, 0));
-    t.result("close the duplicate", door::close(other));
-    t.result("enter by the duplicate", door::enter(other, 0, 0, 0, std::ptr::null(), 0));
+    t.outcome("map by the duplicate", syscalls::map(other, 4096, 0));
+    t.result("close the duplicate", syscalls::close(other));
+    t.result("enter by the duplicate", syscalls::enter(other, 0, 0, 0, std::ptr::null(), 0));
 }
 case!(dup => "
     dup = ok
@@ -171,7 +171,7 @@ fn dup3_and_fcntl(t: &mut Transcript) {
         t.say(format_args!("dup3 answers the number {}", other == 700));
         t.result("F_GETFD", libc::fcntl(other, libc::F_GETFD));
         works(t, "dup3's", other, &mut ring);
-        t.result("dup3 onto itself", door::answer(libc::dup3(fd, fd, 0)));
+        t.result("dup3 onto itself", syscalls::answer(libc::dup3(fd, fd, 0)));
         let other = libc::fcntl(fd, libc::F_DUPFD, 650);
         t.say(format_args!("F_DUPFD at least 650: {}", other >= 650));
         t.result("F_GETFD", libc::fcntl(other, libc::F_GETFD));
@@ -222,14 +222,14 @@ fn closed_number_reused(t: &mut Transcript) {
     // SAFETY: the number is free. From now on it means the file.
     unsafe { libc::dup2(file.as_raw_fd(), fd) };
     t.result("enter", ring.enter(0, 0, 0));
-    let mapped = door::map(fd, 1, 0);
+    let mapped = syscalls::map(fd, 1, 0);
     t.outcome("map", mapped);
     if mapped > 0 {
         // SAFETY: the byte lies in the file's page, just mapped.
         let first = unsafe { *(mapped as *const u8) };
         t.say(format_args!("the file's byte {}", first as char));
     }
-    t.result("close", door::close(fd));
+    t.result("close", syscalls::close(fd));
 }
 case!(closed_number_reused => "
     close = 0
@@ -318,7 +318,7 @@ fn duplicate_keeps_requests(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.say(format_args!("seen {}", ring.watch(1)));
     t.in_order(&ring.reap());
-    t.result("close the duplicate", door::close(other));
+    t.result("close the duplicate", syscalls::close(other));
 }
 case!(duplicate_keeps_requests => "
     close = 0
@@ -408,7 +408,7 @@ fn passed_over_socket(t: &mut Transcript) {
         libc::CMSG_DATA(header).cast::<i32>().write_unaligned(ring.fd);
         libc::sendmsg(here.as_raw_fd(), &message, 0)
     };
-    t.result("sendmsg", door::answer(answer as i32));
+    t.result("sendmsg", syscalls::answer(answer as i32));
     assert_eq!(u::IORING_SETUP_SQPOLL, 2);
 }
 case!(passed_over_socket => "sendmsg = -EINVAL", usring => "sendmsg = 1", because

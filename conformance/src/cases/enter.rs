@@ -4,15 +4,15 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::io_uring as u;
 
-use crate::door;
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, read, sqe};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 fn bad_descriptors(t: &mut Transcript) {
-    let enter = |fd| door::enter(fd, 1, 0, 0, std::ptr::null(), 0);
-    let register = |fd| door::register(fd, super::reg::PROBE, std::ptr::null(), 0);
+    let enter = |fd| syscalls::enter(fd, 1, 0, 0, std::ptr::null(), 0);
+    let register = |fd| syscalls::register(fd, super::reg::PROBE, std::ptr::null(), 0);
     let (reader, _writer) = files::pipe();
     let file = files::memory_file(b"x");
     let event = files::eventfd(0);
@@ -27,7 +27,7 @@ fn bad_descriptors(t: &mut Transcript) {
         t.result(format_args!("register {name}"), register(fd));
     }
     // Flags are checked before the descriptor.
-    t.result("enter -1, bad flag", door::enter(-1, 0, 0, 1 << 20, std::ptr::null(), 0));
+    t.result("enter -1, bad flag", syscalls::enter(-1, 0, 0, 1 << 20, std::ptr::null(), 0));
 }
 case!(bad_descriptors => "
     enter -1 = -EBADF
@@ -429,7 +429,7 @@ fn after_close(t: &mut Transcript) {
     t.result("close", ring.close());
     t.result("enter", ring.enter(0, 0, 0));
     t.result("register", ring.register::<u8>(super::reg::PROBE, std::ptr::null(), 0));
-    t.result("close again", door::close(ring.fd));
+    t.result("close again", syscalls::close(ring.fd));
 }
 case!(after_close => "
     close = 0

@@ -6,11 +6,11 @@ use std::ffi::CString;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-use crate::door;
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
 use crate::sqe::{nop, poll, read, timeout};
+use crate::syscalls;
 use crate::time::LONG;
 use crate::transcript::Transcript;
 
@@ -43,7 +43,7 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
             Some(if ring.one(nop(1)).res == 0 { 0 } else { 1 })
         }
         "enter" => {
-            let answer = door::enter(number(), 0, 0, 0, std::ptr::null(), 0);
+            let answer = syscalls::enter(number(), 0, 0, 0, std::ptr::null(), 0);
             Some(if answer < 0 { (-answer) as u8 } else { 200 })
         }
         // Writes a byte to announce itself, then lives until the other end of a pipe is closed.
@@ -60,8 +60,8 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
         }
         // Maps an inherited ring, and submits the SQE that the earlier program left in its SQ.
         "map" => {
-            let mapped = door::map(number(), 4096, 0) > 0;
-            let entered = door::enter(number(), 1, 0, 0, std::ptr::null(), 0) == 1;
+            let mapped = syscalls::map(number(), 4096, 0) > 0;
+            let entered = syscalls::enter(number(), 1, 0, 0, std::ptr::null(), 0) == 1;
             Some(u8::from(!mapped) + 2 * u8::from(!entered))
         }
         "open" => Some(u8::from(files::is_open(number()))),
@@ -183,9 +183,9 @@ fn failing(t: &mut Transcript) {
     let arguments = [c"x".as_ptr(), std::ptr::null()];
     // SAFETY: the paths are C strings, the arguments end with null.
     unsafe {
-        t.result("missing", door::answer(libc::execv(c"/no/such/file".as_ptr(), arguments.as_ptr())));
-        t.result("directory", door::answer(libc::execv(c"/".as_ptr(), arguments.as_ptr())));
-        t.result("not a program", door::answer(libc::execv(c"/dev/null".as_ptr(), arguments.as_ptr())));
+        t.result("missing", syscalls::answer(libc::execv(c"/no/such/file".as_ptr(), arguments.as_ptr())));
+        t.result("directory", syscalls::answer(libc::execv(c"/".as_ptr(), arguments.as_ptr())));
+        t.result("not a program", syscalls::answer(libc::execv(c"/dev/null".as_ptr(), arguments.as_ptr())));
     }
     files::put(&writer, b"x");
     t.in_order(&ring.wait(1));

@@ -203,7 +203,7 @@ fn while_another_thread_waits(t: &mut Transcript) {
         let fd = ring.fd;
         std::thread::spawn(move || {
             let flags = u::IORING_ENTER_GETEVENTS;
-            crate::door::enter(fd, 0, 1, flags, std::ptr::null(), 0)
+            crate::syscalls::enter(fd, 0, 1, flags, std::ptr::null(), 0)
         });
         crate::time::long_enough_to_notice();
         std::mem::forget(ring);
@@ -228,7 +228,7 @@ fn of_submitting_thread(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte[..], 0, 1));
     ring.forget_pending();
     let fd = ring.fd;
-    let answer = std::thread::spawn(move || crate::door::enter(fd, 1, 0, 0, std::ptr::null(), 0)).join();
+    let answer = std::thread::spawn(move || crate::syscalls::enter(fd, 1, 0, 0, std::ptr::null(), 0)).join();
     t.result("submitted there", answer.unwrap_or(-1));
     files::put(&writer, b"x");
     t.in_order(&ring.wait(1));
@@ -273,7 +273,7 @@ extern "C" fn wait_in_enter(argument: *mut libc::c_void) -> *mut libc::c_void {
     // cancellation would leak.
     unsafe { pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, std::ptr::null_mut()) };
     let fd = argument as isize as i32;
-    crate::door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
+    crate::syscalls::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
     std::ptr::null_mut()
 }
 

@@ -5,10 +5,10 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::door;
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, close, poll, read, write};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 fn close_does_not_cancel(t: &mut Transcript) {
@@ -17,7 +17,7 @@ fn close_does_not_cancel(t: &mut Transcript) {
     let mut buffer = [0u8; 4];
     ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
     ring.submit();
-    t.result("close", door::close(reader.into_raw_fd()));
+    t.result("close", syscalls::close(reader.into_raw_fd()));
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
     t.say(format_args!("written {}", files::put(&writer, b"late")));

@@ -4,11 +4,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::io_uring as u;
 
-use crate::door;
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, poll, read, timeout};
+use crate::syscalls;
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
 
@@ -20,7 +20,7 @@ fn works(ring: &mut Ring) -> bool {
 fn child_closes(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
-    let ending = process::forked(|| i32::from(door::close(fd) != 0));
+    let ending = process::forked(|| i32::from(syscalls::close(fd) != 0));
     t.say(format_args!("child: {ending}"));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
@@ -85,7 +85,7 @@ fn pending_request_stays(t: &mut Transcript) {
     ring.push(timeout(&LONG, 0, 0, 2));
     ring.submit();
     let fd = ring.fd;
-    let ending = process::forked(|| i32::from(door::close(fd) != 0));
+    let ending = process::forked(|| i32::from(syscalls::close(fd) != 0));
     t.say(format_args!("child: {ending}"));
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
@@ -191,7 +191,7 @@ case!(vfork_child_closes => "
 /// the descriptor and exits.
 unsafe fn spawn_sharing(fd: i32) -> i32 {
     extern "C" fn child(argument: *mut libc::c_void) -> i32 {
-        let answer = door::close(argument as isize as i32);
+        let answer = syscalls::close(argument as isize as i32);
         i32::from(answer != 0)
     }
     let stack = crate::memory::Pages::new(16);
@@ -213,9 +213,9 @@ fn peer_gets_end(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32,
     let (end, ends) = files::pipe();
     arm(&mut ring, there.as_raw_fd());
     let child = make(&|| {
-        door::close(here.as_raw_fd());
-        door::close(there.as_raw_fd());
-        door::close(ends.as_raw_fd());
+        syscalls::close(here.as_raw_fd());
+        syscalls::close(there.as_raw_fd());
+        syscalls::close(ends.as_raw_fd());
         files::put(&begins, b"x");
         let mut byte = 0u8;
         // SAFETY: the buffer has one byte. The call does not go through usring's entry points.
@@ -379,10 +379,10 @@ fn child_closes_all(t: &mut Transcript) {
     receive(&mut ring, there.as_raw_fd());
     for flags in [0, libc::CLOSE_RANGE_UNSHARE, libc::CLOSE_RANGE_CLOEXEC] {
         // SAFETY: the call closes only the child's numbers.
-        let all = || door::answer(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) } as i32);
+        let all = || syscalls::answer(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) } as i32);
         t.say(format_args!("child: {}", process::forked(|| all().abs())));
     }
-    let one_by_one = || (3..2000).filter(|number| door::close(*number) == 0).count().min(1) as i32;
+    let one_by_one = || (3..2000).filter(|number| syscalls::close(*number) == 0).count().min(1) as i32;
     t.say(format_args!("child: {}", process::forked(one_by_one)));
     files::put(&here, b"x");
     t.in_order(&ring.wait(1));
@@ -561,7 +561,7 @@ fn child_enters_parents_ring(t: &mut Transcript) {
     ring.forget_pending();
     let fd = ring.fd;
     let ending = process::forked(|| {
-        let answer = door::enter(fd, 1, 0, 0, std::ptr::null(), 0);
+        let answer = syscalls::enter(fd, 1, 0, 0, std::ptr::null(), 0);
         if answer < 0 { -answer } else { 100 + answer }
     });
     t.say(format_args!("child's answer (100 + submitted, or errno): {ending}"));
@@ -578,7 +578,7 @@ case!(child_enters_parents_ring => "
 fn child_maps_parents_ring(t: &mut Transcript) {
     let ring = Ring::new(8);
     let fd = ring.fd;
-    let ending = process::forked(|| i32::from(door::map(fd, 4096, 0) < 0));
+    let ending = process::forked(|| i32::from(syscalls::map(fd, 4096, 0) < 0));
     t.say(format_args!("child refused: {ending}"));
 }
 case!(child_maps_parents_ring => "child refused: exit 0");

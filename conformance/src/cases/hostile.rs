@@ -71,7 +71,7 @@ fn bad_requests(t: &mut Transcript, address: u64) {
     t.result("probe", ring.register(reg::PROBE, nowhere, 4));
     let flags = u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG;
     t.result("enter", ring.enter_with(0, 1, flags, nowhere.cast(), 24));
-    t.result("setup", crate::door::setup(4, address as *mut Params));
+    t.result("setup", crate::syscalls::setup(4, address as *mut Params));
 }
 
 /// A bad address in a request raises no SIGSEGV: the program's handler does not run.
@@ -215,7 +215,7 @@ fn ring_unmapped_before_enter(t: &mut Transcript) {
     ring.unmap();
     t.result("enter", ring.enter(1, 1, u::IORING_ENTER_GETEVENTS));
     t.say(files::text(&file));
-    t.result("close", crate::door::close(ring.fd));
+    t.result("close", crate::syscalls::close(ring.fd));
     ring.abandon();
 }
 case!(ring_unmapped_before_enter => "
@@ -229,7 +229,7 @@ fn own_ring(rings: &Pages, entries: &Pages) -> Ring {
     params.flags = u::IORING_SETUP_NO_MMAP;
     params.cq_off.user_addr = rings.at(0);
     params.sq_off.user_addr = entries.at(0);
-    let fd = crate::door::setup(8, &mut params);
+    let fd = crate::syscalls::setup(8, &mut params);
     assert!(fd >= 0, "{}", crate::names::result(fd));
     Ring::over_memory(fd, params, rings.address, entries.address)
 }

@@ -170,7 +170,7 @@ fn closed_number_fails_for_its_process(t: &mut Transcript) {
         let file = files::memory_file(b"data");
         let fd = file.as_raw_fd();
         shared::run_child(t, |t| {
-            crate::door::close(fd);
+            crate::syscalls::close(fd);
             t.entry(&ring.one(read_at(fd, shared.slot(0), 4, 0, 1)));
         });
         ring.catch_up();

@@ -3,10 +3,10 @@
 use std::os::fd::AsRawFd;
 
 use super::descriptor::held;
-use crate::door;
 use crate::files;
 use crate::shared;
 use crate::sqe::{nop, poll, read_at, timeout};
+use crate::syscalls;
 use crate::time::{self, milliseconds};
 use crate::transcript::Transcript;
 
@@ -14,7 +14,7 @@ fn child_closes_and_parent_goes_on(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         shared::run_child(t, |t| {
             t.entry(&ring.one(nop(1)));
-            t.result("close", door::close(ring.fd));
+            t.result("close", syscalls::close(ring.fd));
             t.result("enter", ring.enter(0, 0, 0));
         });
         ring.catch_up();
@@ -88,8 +88,8 @@ fn requests_of_the_closer_complete(t: &mut Transcript) {
             ring.push(poll(reader.as_raw_fd(), libc::POLLHUP, 2));
             ring.push(timeout(&time, 0, 0, 3));
             ring.submit();
-            let closed = door::close(ring.fd);
-            door::close(writer.as_raw_fd());
+            let closed = syscalls::close(ring.fd);
+            syscalls::close(writer.as_raw_fd());
             shared.step(1);
             shared.until_step(2);
             closed
@@ -160,7 +160,7 @@ fn worker_of_the_closer_goes_on(t: &mut Transcript) {
             ring.push(fifo.open(1));
             ring.submit();
             time::long_enough_to_begin();
-            let closed = door::close(ring.fd);
+            let closed = syscalls::close(ring.fd);
             shared.step(1);
             shared.until_step(2);
             closed
@@ -194,7 +194,7 @@ fn mapping_keeps_the_ring(t: &mut Transcript) {
     let mut buffer = *b"----";
     ring.push(crate::sqe::read(reader.as_raw_fd(), &mut buffer, 0, 1));
     ring.submit();
-    shared::run_child(t, |t| t.result("close in the child", door::close(ring.fd)));
+    shared::run_child(t, |t| t.result("close in the child", syscalls::close(ring.fd)));
     t.result("close", ring.close());
     time::long_enough_to_notice();
     t.in_order(&ring.reap());
@@ -219,7 +219,7 @@ fn mapping_of_the_child_keeps_the_ring(t: &mut Transcript) {
     ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
     ring.submit();
     let child = shared::child(|| {
-        door::close(ring.fd);
+        syscalls::close(ring.fd);
         shared.step(1);
         shared.until_step(2);
         files::put(&writer, b"data");
@@ -248,7 +248,7 @@ fn last_close_ends_a_ring_in_own_memory(t: &mut Transcript) {
     let mut buffer = *b"----";
     ring.push(crate::sqe::read(reader.as_raw_fd(), &mut buffer, 0, 1));
     ring.submit();
-    shared::run_child(t, |t| t.result("close in the child", door::close(ring.fd)));
+    shared::run_child(t, |t| t.result("close in the child", syscalls::close(ring.fd)));
     t.result("close", ring.close());
     drop(reader);
     // The cancelled request closes the last reading end, so a write to the pipe fails.
@@ -273,9 +273,9 @@ fn last_close_in_a_child(t: &mut Transcript) {
     ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
     ring.submit();
     let child = shared::child(|| {
-        door::close(reader.as_raw_fd());
+        syscalls::close(reader.as_raw_fd());
         shared.until_step(1);
-        door::close(ring.fd)
+        syscalls::close(ring.fd)
     });
     t.result("close", ring.close());
     drop(reader);

@@ -48,7 +48,7 @@ fn requests_are_cancelled(t: &mut Transcript) {
         let (begun, begins) = files::pipe();
         let (end, ends) = files::pipe();
         let child = submits_and_executes(ring, begins.as_raw_fd(), end.as_raw_fd(), |ring| {
-            crate::door::close(ends.as_raw_fd());
+            crate::syscalls::close(ends.as_raw_fd());
             ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
             ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
             ring.push(timeout(&LONG, 0, 0, 3));

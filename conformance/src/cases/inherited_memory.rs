@@ -5,12 +5,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use usring_uapi::io_uring as u;
 
-use crate::door;
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
 use crate::shared::{self, Kind, Partner, Shared};
 use crate::sqe::{nop, read_at};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 /// A child unmaps the inherited ring and maps it again.
@@ -77,7 +77,7 @@ fn child_closes_and_reaps_from_memory(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let shared = Shared::new();
     let child = shared::child(|| {
-        door::close(ring.fd);
+        syscalls::close(ring.fd);
         shared.step(1);
         t.in_order(&ring.arrived(2));
         0
@@ -103,7 +103,7 @@ fn copy_of_the_descriptor(t: &mut Transcript) {
         shared::run_child(t, |t| {
             // SAFETY: the call touches no memory.
             let copy = unsafe { libc::dup(ring.fd) };
-            t.result("close", door::close(ring.fd));
+            t.result("close", syscalls::close(ring.fd));
             ring.fd = copy;
             t.entry(&ring.one(nop(1)));
         });
@@ -186,7 +186,7 @@ fn opened_through_proc(t: &mut Transcript) {
     shared::run_child(t, |t| {
         // SAFETY: the path is a C string.
         let answer = unsafe { libc::open(path.as_ptr(), libc::O_RDWR) };
-        t.outcome("open", i64::from(door::answer(answer)));
+        t.outcome("open", i64::from(syscalls::answer(answer)));
     });
 }
 case!(opened_through_proc => "
@@ -203,7 +203,7 @@ fn request_outlives_the_descriptors(t: &mut Transcript) {
     let partner = Partner::start(&mut ring, |ring| {
         ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
         ring.submit();
-        door::close(ring.fd);
+        syscalls::close(ring.fd);
         ring.unmap();
     });
     t.result("close", ring.close());

@@ -6,12 +6,12 @@ use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
 use crate::buffers::{self, Group, SIZE};
-use crate::door;
 use crate::files;
 use crate::memory::{PAGE, Pages};
 use crate::ring::Ring;
 use crate::shared::{self, Partner, Shared};
 use crate::sqe::{Change, nop, read, read_at, recv, sqe, vector};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 fn register_files(ring: &Ring, numbers: &[i32]) -> i32 {
@@ -272,7 +272,7 @@ fn registered_rings_are_not_inherited(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut entry = u::io_uring_rsrc_update { offset: u32::MAX, resv: 0, data: ring.fd as u64 };
         t.result("register", ring.register(reg::RING_FDS, &raw mut entry, 1));
-        let enter = || door::enter(0, 0, 0, u::IORING_ENTER_REGISTERED_RING, std::ptr::null(), 0);
+        let enter = || syscalls::enter(0, 0, 0, u::IORING_ENTER_REGISTERED_RING, std::ptr::null(), 0);
         shared::run_child(t, |t| {
             t.result("enter by index in the child", enter());
             let mut entry = u::io_uring_rsrc_update { offset: u32::MAX, resv: 0, data: ring.fd as u64 };

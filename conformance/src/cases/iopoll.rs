@@ -4,11 +4,11 @@
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use super::sq_thread;
-use crate::door;
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, poll, read, readv, sqe, timeout, vector, write};
+use crate::syscalls;
 use crate::time;
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
@@ -211,7 +211,7 @@ fn deferred(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL | ring::DEFER);
     t.sorted(&ring.run(&[nop(1), nop(2)]));
     let fd = ring.fd;
-    let wait = move || door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
+    let wait = move || syscalls::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
     let elsewhere = std::thread::spawn(wait).join().unwrap();
     t.result("wait in another thread", elsewhere);
 }

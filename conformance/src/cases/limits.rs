@@ -4,11 +4,11 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::reg;
-use crate::door;
 use crate::files;
 use crate::process;
 use crate::ring::{Entry, Ring};
 use crate::sqe::{poll, recv};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 fn limit() -> libc::rlimit {
@@ -22,7 +22,7 @@ fn limit() -> libc::rlimit {
 fn set_limit(soft: u64) -> i32 {
     let limit = libc::rlimit { rlim_cur: soft, ..limit() };
     // SAFETY: the structure is a variable of this function.
-    door::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
+    syscalls::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
 }
 
 /// Returns how many more descriptors the process can open. The function opens them all, and closes
@@ -38,7 +38,7 @@ fn room() -> usize {
         opened.push(number);
     }
     for number in &opened {
-        door::close(*number);
+        syscalls::close(*number);
     }
     opened.len()
 }
@@ -147,13 +147,13 @@ fn as_the_program_set_it(t: &mut Transcript) {
     let new = libc::rlimit { rlim_cur: 650, rlim_max: hard };
     // SAFETY: the structures are variables of this function.
     let answer = unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const new, &raw mut old) };
-    t.result("prlimit", door::answer(answer));
+    t.result("prlimit", syscalls::answer(answer));
     t.say(format_args!("was {}, is {}", old.rlim_cur, limit().rlim_cur));
     // SAFETY: the structure is a variable of this function. RLIMIT_NOFILE is not changed.
-    t.result("another resource", door::answer(unsafe { libc::getrlimit(libc::RLIMIT_CORE, &raw mut old) }));
+    t.result("another resource", syscalls::answer(unsafe { libc::getrlimit(libc::RLIMIT_CORE, &raw mut old) }));
     let above = libc::rlimit { rlim_cur: 700, rlim_max: 600 };
     // SAFETY: the structure is a variable of this function.
-    t.result("soft above hard", door::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const above) }));
+    t.result("soft above hard", syscalls::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const above) }));
     t.result("no structure", no_structure());
     finish(t, &mut ring, &pairs);
 }
@@ -171,7 +171,7 @@ case!(as_the_program_set_it => "
 
 fn no_structure() -> i32 {
     // SAFETY: the kernel refuses the bad address with EFAULT.
-    door::answer(unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 8, 0) } as i32)
+    syscalls::answer(unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 8, 0) } as i32)
 }
 
 fn raised_while_files_wait(t: &mut Transcript) {

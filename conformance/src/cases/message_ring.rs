@@ -6,11 +6,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
-use crate::door;
 use crate::files;
 use crate::names;
 use crate::ring::{self, Ring};
 use crate::sqe::{Change, fields, nop, sqe};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 mod deferred;
@@ -399,7 +399,7 @@ fn other_numbers(t: &mut Transcript) {
     let low = unsafe { libc::dup2(target.fd, other.as_raw_fd()) };
     t.entry(&sender.one(message(low, 2, 0, 2)));
     t.in_order(&target.reap());
-    door::close(duplicate);
+    syscalls::close(duplicate);
     t.entry(&sender.one(message(duplicate, 3, 0, 3)));
     t.say("when it is a ring no more");
     drop(other);

@@ -12,7 +12,7 @@ use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop};
 use crate::time::long_enough_to_notice;
 use crate::transcript::Transcript;
-use crate::{door, files};
+use crate::{files, syscalls};
 
 const KINDS: [(&str, u32); 4] = [
     ("default", 0),
@@ -157,8 +157,9 @@ case!(too_few => "
 fn several_wait(t: &mut Transcript) {
     let mut target = Ring::new(8);
     let fd = target.fd;
-    let wait =
-        |count| std::thread::spawn(move || door::enter(fd, 0, count, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0));
+    let wait = |count| {
+        std::thread::spawn(move || syscalls::enter(fd, 0, count, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0))
+    };
     let one = wait(1);
     long_enough_to_notice();
     let two = wait(2);

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 
 use usring_uapi::io_uring as u;
 
-use crate::door;
 use crate::ring::{Ring, cq_length, sq_length, sqes_length};
 use crate::sqe::nop;
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 const SQ: u64 = u::IORING_OFF_SQ_RING as u64;
@@ -15,7 +15,7 @@ const SQES: u64 = u::IORING_OFF_SQES as u64;
 const WRITE: usize = (libc::PROT_READ | libc::PROT_WRITE) as usize;
 
 fn map(fd: i32, length: usize, offset: u64) -> i64 {
-    door::map(fd, length, offset)
+    syscalls::map(fd, length, offset)
 }
 
 fn unmap(address: i64, length: usize) {
@@ -179,7 +179,7 @@ fn protections(t: &mut Transcript) {
         ("none", libc::PROT_NONE),
         ("read and write", libc::PROT_READ | libc::PROT_WRITE),
     ] {
-        let address = door::map_with(ring.fd, 4096, SQ, protection as usize, shared);
+        let address = syscalls::map_with(ring.fd, 4096, SQ, protection as usize, shared);
         t.outcome(name, address);
         if address > 0 && protection == libc::PROT_READ {
             t.say(format_args!("sq mask {}", word(address, 16)));
@@ -198,12 +198,12 @@ case!(protections => "
 fn private(t: &mut Transcript) {
     let ring = Ring::new(8);
     for (name, offset) in [("SQ", SQ), ("CQ", CQ), ("SQEs", SQES)] {
-        let address = door::map_with(ring.fd, 4096, offset, WRITE, libc::MAP_PRIVATE as usize);
+        let address = syscalls::map_with(ring.fd, 4096, offset, WRITE, libc::MAP_PRIVATE as usize);
         t.outcome(format_args!("{name} MAP_PRIVATE"), address);
         unmap(address, 4096);
     }
     let validate = libc::MAP_SHARED_VALIDATE as usize;
-    let address = door::map_with(ring.fd, 4096, SQ, WRITE, validate);
+    let address = syscalls::map_with(ring.fd, 4096, SQ, WRITE, validate);
     t.outcome("SQ MAP_SHARED_VALIDATE", address);
     unmap(address, 4096);
 }
@@ -229,7 +229,7 @@ fn fixed_address(t: &mut Transcript) {
         for (region, offset) in [("SQ", SQ), ("CQ", CQ), ("SQEs", SQES)] {
             // SAFETY: the page that might be replaced belongs to this case and is unused.
             let address = unsafe { libc::mmap(place, 4096, WRITE as i32, flags, ring.fd, offset as i64) };
-            let answer = if address == libc::MAP_FAILED { -door::errno() } else { 0 };
+            let answer = if address == libc::MAP_FAILED { -syscalls::errno() } else { 0 };
             t.outcome(format_args!("{region}, {name}"), answer.into());
         }
     }

@@ -6,11 +6,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::{Sqe, io_uring as u};
 
 use super::reg;
-use crate::door;
 use crate::files;
 use crate::names;
 use crate::ring::{Entry, Ring};
 use crate::sqe::{Change, cancel, poll, read, write};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 const MANY: u64 = 2000;
@@ -216,7 +216,7 @@ fn number_used_again(t: &mut Transcript) {
         ring.submit();
         files::put(&event, &1u64.to_ne_bytes());
         t.in_order(&ring.wait(1));
-        t.result("close", door::close(number));
+        t.result("close", syscalls::close(number));
         t.entry(&ring.one(read(number, &mut buffer, 0, 4)));
     }
 }

@@ -5,11 +5,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
-use crate::door;
 use crate::files::{self, Scratch};
 use crate::memory::{BAD, zeroed};
 use crate::ring::{self, Ring};
 use crate::sqe::{Change, close, fields, read, sqe, write};
+use crate::syscalls;
 use crate::transcript::Transcript;
 use usring_uapi::sqe_flags;
 
@@ -437,7 +437,7 @@ fn close_on_exec(t: &mut Transcript) {
         // SAFETY: the call touches no memory.
         let held = unsafe { libc::fcntl(fd, libc::F_GETFD) };
         t.result("F_GETFD", held);
-        t.result("close", door::close(fd));
+        t.result("close", syscalls::close(fd));
     }
 }
 case!(close_on_exec => "

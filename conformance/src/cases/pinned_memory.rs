@@ -6,11 +6,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::door;
 use crate::files::{self, Scratch};
 use crate::memory::{PAGE, Pages, zeroed};
 use crate::ring::{Params, Ring};
 use crate::sqe::vector;
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -189,10 +189,10 @@ fn ring_in_own_memory(t: &mut Transcript) {
         let mut params: Params = zeroed();
         params.flags = u::IORING_SETUP_NO_MMAP;
         (params.cq_off.user_addr, params.sq_off.user_addr) = (rings.at(0), entries.at(0));
-        let number = door::setup(8, &mut params);
+        let number = syscalls::setup(8, &mut params);
         t.outcome(name, number.min(0).into());
         if number >= 0 {
-            door::close(number);
+            syscalls::close(number);
         }
     }
 }

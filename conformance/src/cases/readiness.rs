@@ -109,7 +109,7 @@ impl Epoll {
     fn control(&self, operation: i32, fd: i32, events: i32) -> i32 {
         let mut event = libc::epoll_event { events: events as u32, u64: 7 };
         // SAFETY: the event is a variable of this function.
-        crate::door::answer(unsafe { libc::epoll_ctl(self.fd, operation, fd, &mut event) })
+        crate::syscalls::answer(unsafe { libc::epoll_ctl(self.fd, operation, fd, &mut event) })
     }
 
     fn add(&self, fd: i32, events: i32) -> i32 {
@@ -123,7 +123,7 @@ impl Epoll {
         let count = loop {
             // SAFETY: the array has four events.
             let count = unsafe { libc::epoll_wait(self.fd, events.as_mut_ptr(), 4, timeout) };
-            if count >= 0 || crate::door::errno() != libc::EINTR {
+            if count >= 0 || crate::syscalls::errno() != libc::EINTR {
                 break count;
             }
         };
@@ -132,7 +132,7 @@ impl Epoll {
         if count > 0 {
             format!("{count} {} data {data}", names::events(bits as i32))
         } else {
-            names::result(crate::door::answer(count))
+            names::result(crate::syscalls::answer(count))
         }
     }
 }
@@ -489,7 +489,7 @@ fn epoll_pwait_mask(t: &mut Transcript) {
         libc::sigfillset(&mut mask);
         loop {
             let count = libc::epoll_pwait(epoll.fd, events.as_mut_ptr(), 4, 5000, &mask);
-            if count >= 0 || crate::door::errno() != libc::EINTR {
+            if count >= 0 || crate::syscalls::errno() != libc::EINTR {
                 break count;
             }
         }

@@ -146,7 +146,7 @@ pub(super) fn alone(t: &mut Transcript, work: impl FnOnce(&mut Transcript)) {
 }
 
 fn call(t: &mut Transcript, what: &str, answer: i64) {
-    let answer = if answer < 0 { -i64::from(crate::door::errno()) } else { answer };
+    let answer = if answer < 0 { -i64::from(crate::syscalls::errno()) } else { answer };
     t.say(format_args!("{what}: {}", crate::names::result(answer as i32)));
 }
 

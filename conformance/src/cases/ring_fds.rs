@@ -5,11 +5,11 @@ use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::door;
 use crate::files;
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::sqe::nop;
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 type Update = u::io_uring_rsrc_update;
@@ -34,7 +34,7 @@ fn unregister_at(ring: &Ring, index: u32) -> i32 {
 fn nop_at(t: &mut Transcript, ring: &mut Ring, index: u32) {
     ring.push(nop(7));
     ring.forget_pending();
-    let answer = door::enter(index as i32, 1, 0, REGISTERED, std::ptr::null(), 0);
+    let answer = syscalls::enter(index as i32, 1, 0, REGISTERED, std::ptr::null(), 0);
     t.result(format_args!("enter by index {index}"), answer);
     t.in_order(&ring.reap());
 }
@@ -106,7 +106,7 @@ case!(sixteen => "
 fn enter_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut by = |index: i32| {
-        let answer = door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0);
+        let answer = syscalls::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0);
         t.result(format_args!("index {index}"), answer);
     };
     by(0);
@@ -114,7 +114,7 @@ fn enter_wrong(t: &mut Transcript) {
     by(16);
     by(-1);
     let registered = register(&ring, &mut [entry(ANY, ring.fd)]);
-    let answer = door::enter(1, 0, 0, REGISTERED, std::ptr::null(), 0);
+    let answer = syscalls::enter(1, 0, 0, REGISTERED, std::ptr::null(), 0);
     t.result("registered", registered);
     t.result("the next index", answer);
 }
@@ -154,7 +154,7 @@ fn unregister(t: &mut Transcript) {
     let mut entries = [entry(3, ring.fd)];
     t.result("register", register(&ring, &mut entries));
     t.result("unregister", unregister_at(&ring, 3));
-    let answer = door::enter(3, 0, 0, REGISTERED, std::ptr::null(), 0);
+    let answer = syscalls::enter(3, 0, 0, REGISTERED, std::ptr::null(), 0);
     t.result("enter", answer);
     t.result("again", unregister_at(&ring, 3));
     t.result("beyond the last", unregister_at(&ring, 16));
@@ -200,9 +200,9 @@ fn other_thread(t: &mut Transcript) {
     let mut entries = [entry(ANY, ring.fd)];
     t.result("register", register(&ring, &mut entries));
     let index = entries[0].offset as i32;
-    let there = std::thread::spawn(move || door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
+    let there = std::thread::spawn(move || syscalls::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
     t.result("enter in another thread", there.join().unwrap_or(0));
-    t.result("enter here", door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
+    t.result("enter here", syscalls::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
 }
 case!(other_thread => "
     register = 1
@@ -219,17 +219,17 @@ fn register_by_index(t: &mut Transcript) {
     let number = -1i32;
     let by = reg::USE_REGISTERED_RING;
     let argument = (&raw const number).cast();
-    t.result("files by index", door::register(index, reg::FILES | by, argument, 1));
-    t.result("files by number", door::register(ring.fd, reg::FILES, argument, 1));
+    t.result("files by index", syscalls::register(index, reg::FILES | by, argument, 1));
+    t.result("files by number", syscalls::register(ring.fd, reg::FILES, argument, 1));
     let none = std::ptr::null();
-    t.result("bad index", door::register(9, reg::UNREGISTER_FILES | by, none, 0));
-    t.result("index -1", door::register(-1, reg::UNREGISTER_FILES | by, none, 0));
-    t.result("unregister by index", door::register(index, reg::UNREGISTER_FILES | by, none, 0));
+    t.result("bad index", syscalls::register(9, reg::UNREGISTER_FILES | by, none, 0));
+    t.result("index -1", syscalls::register(-1, reg::UNREGISTER_FILES | by, none, 0));
+    t.result("unregister by index", syscalls::register(index, reg::UNREGISTER_FILES | by, none, 0));
     // A call by the index may unregister that index.
     let gone = entry(index as u32, 0);
     let argument = (&raw const gone).cast();
-    t.result("give up", door::register(index, reg::UNREGISTER_RING_FDS | by, argument, 1));
-    t.result("unknown opcode by index", door::register(index, 999 | by, none, 0));
+    t.result("give up", syscalls::register(index, reg::UNREGISTER_RING_FDS | by, argument, 1));
+    t.result("unknown opcode by index", syscalls::register(index, 999 | by, none, 0));
 }
 case!(register_by_index => "
     register = 1
@@ -267,11 +267,11 @@ fn in_child(t: &mut Transcript) {
     t.result("register", register(&ring, &mut entries));
     let index = entries[0].offset as i32;
     let ending = crate::process::forked(|| {
-        let answer = door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0);
+        let answer = syscalls::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0);
         i32::from(answer == -libc::EINVAL) + 2 * i32::from(answer == -libc::EBADF)
     });
     t.say(format_args!("child: {ending}"));
-    t.result("parent", door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
+    t.result("parent", syscalls::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
 }
 case!(in_child => "
     register = 1

@@ -2,10 +2,10 @@
 
 use usring_uapi::io_uring as u;
 
-use crate::door;
 use crate::memory::{BAD, KERNEL_HALF, Pages, zeroed};
 use crate::names;
 use crate::ring::{Params, Ring};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 /// Sets a ring up and prints its sizes. The kernel releases the locked memory of a closed ring a
@@ -18,7 +18,7 @@ fn try_sizes(t: &mut Transcript, entries: u32, flags: u32, cq_entries: u32) {
     let mut fd = 0;
     crate::time::until(|| {
         params = given;
-        fd = door::setup(entries, &mut params);
+        fd = syscalls::setup(entries, &mut params);
         fd != -libc::ENOMEM
     });
     let asked = format!("setup({entries}, cq {cq_entries}, flags {flags:#x})");
@@ -26,7 +26,7 @@ fn try_sizes(t: &mut Transcript, entries: u32, flags: u32, cq_entries: u32) {
         t.result(asked, fd);
         return;
     }
-    door::close(fd);
+    syscalls::close(fd);
     let (sq, cq) = (params.sq_entries, params.cq_entries);
     t.say(format_args!("{asked} = sq {sq} cq {cq}"));
 }
@@ -243,9 +243,9 @@ fn params_come_back(t: &mut Transcript) {
     params.features = 95;
     params.sq_off.resv1 = 94;
     params.cq_off.user_addr = 93;
-    let fd = door::setup(4, &mut params);
+    let fd = syscalls::setup(4, &mut params);
     t.outcome("setup", fd.into());
-    door::close(fd);
+    syscalls::close(fd);
     t.say(format_args!(
         "sq {} cq {} flags {} cpu {} idle {} wq {} features changed {}",
         params.sq_entries,
@@ -268,7 +268,7 @@ fn reserved_fields(t: &mut Transcript) {
     for index in 0..3 {
         let mut params: Params = zeroed();
         params.resv[index] = 1;
-        t.outcome(format_args!("resv[{index}] = 1"), door::setup(4, &mut params).into());
+        t.outcome(format_args!("resv[{index}] = 1"), syscalls::setup(4, &mut params).into());
     }
 }
 case!(reserved_fields => "
@@ -278,17 +278,17 @@ case!(reserved_fields => "
 ");
 
 fn bad_pointer(t: &mut Transcript) {
-    t.result("params null", door::setup(4, std::ptr::null_mut()));
-    t.result("params unmapped", door::setup(4, BAD as *mut Params));
-    t.result("params in the kernel's half", door::setup(4, KERNEL_HALF as *mut Params));
+    t.result("params null", syscalls::setup(4, std::ptr::null_mut()));
+    t.result("params unmapped", syscalls::setup(4, BAD as *mut Params));
+    t.result("params in the kernel's half", syscalls::setup(4, KERNEL_HALF as *mut Params));
     let pages = Pages::new(1);
     pages.protect_last(libc::PROT_READ);
     // The parameters can be read but not written: the kernel makes the ring and removes it again.
-    t.result("params read-only", door::setup(4, pages.at(0) as *mut Params));
-    t.result("params null, entries 0", door::setup(0, std::ptr::null_mut()));
+    t.result("params read-only", syscalls::setup(4, pages.at(0) as *mut Params));
+    t.result("params null, entries 0", syscalls::setup(0, std::ptr::null_mut()));
     let pages = Pages::new(2);
     pages.spoil_last();
-    t.result("params across a bad page", door::setup(4, pages.at(4096 - 60) as *mut Params));
+    t.result("params across a bad page", syscalls::setup(4, pages.at(4096 - 60) as *mut Params));
 }
 case!(bad_pointer => "
     params null = -EFAULT
@@ -312,7 +312,7 @@ fn no_descriptor_left(t: &mut Transcript) {
     // SAFETY: the call reads only `limit`. Descriptors 0 to 2 are in use.
     t.result("RLIMIT_NOFILE = 3", unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) });
     let mut params: Params = zeroed();
-    t.outcome("setup", door::setup(4, &mut params).into());
+    t.outcome("setup", syscalls::setup(4, &mut params).into());
 }
 case!(no_descriptor_left => "
     RLIMIT_NOFILE = 3 = 0
@@ -340,12 +340,12 @@ case!(hundred_rings => "
 fn closed_at_once(t: &mut Transcript) {
     for _ in 0..200 {
         let mut params: Params = zeroed();
-        let fd = door::setup(16, &mut params);
+        let fd = syscalls::setup(16, &mut params);
         if fd < 0 {
             t.result("setup", fd);
             return;
         }
-        door::close(fd);
+        syscalls::close(fd);
     }
     t.say("200 rings made and closed");
 }

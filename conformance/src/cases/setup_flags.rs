@@ -3,10 +3,10 @@
 
 use usring_uapi::io_uring as u;
 
-use crate::door;
 use crate::memory::zeroed;
 use crate::ring::{self, Params, Ring};
 use crate::sqe::nop;
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 const CQE_MIXED: u32 = 1 << 18;
@@ -43,10 +43,10 @@ fn words(flags: u32) -> String {
 fn attempt(t: &mut Transcript, flags: u32) {
     let mut params: Params = zeroed();
     params.flags = flags;
-    let fd = door::setup(8, &mut params);
+    let fd = syscalls::setup(8, &mut params);
     t.outcome(words(flags), fd.into());
     if fd >= 0 {
-        door::close(fd);
+        syscalls::close(fd);
         if params.flags != flags {
             t.say(format_args!("flags now {}", words(params.flags)));
         }

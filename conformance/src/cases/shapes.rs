@@ -6,12 +6,12 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{io_uring as u, opcode, sqe_flags};
 
 use super::reg;
-use crate::door;
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
 use crate::names;
 use crate::ring::{Params, Ring};
 use crate::sqe::{Change, nop, read, sqe};
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 fn wide_cqes(t: &mut Transcript) {
@@ -182,7 +182,7 @@ fn setup_in(rings: u64, sqes: u64, flags: u32) -> Result<Ring, i32> {
     params.flags = u::IORING_SETUP_NO_MMAP | flags;
     params.cq_off.user_addr = rings;
     params.sq_off.user_addr = sqes;
-    let fd = door::setup(8, &mut params);
+    let fd = syscalls::setup(8, &mut params);
     if fd < 0 {
         return Err(fd);
     }
@@ -261,7 +261,7 @@ fn own_memory_not_mapped(t: &mut Transcript) {
     let (rings, sqes) = (Pages::new(1), Pages::new(1));
     let ring = setup_in(rings.at(0), sqes.at(0), 0).expect("a ring in our own memory");
     for (name, offset) in [("SQ", 0u64), ("CQ", 0x0800_0000), ("SQEs", 0x1000_0000)] {
-        t.outcome(name, door::map(ring.fd, 4096, offset));
+        t.outcome(name, syscalls::map(ring.fd, 4096, offset));
     }
 }
 case!(own_memory_not_mapped => "
@@ -298,7 +298,7 @@ case!(no_descriptor => "
 fn no_descriptor_wrong(t: &mut Transcript) {
     let mut params: Params = zeroed();
     params.flags = u::IORING_SETUP_REGISTERED_FD_ONLY;
-    t.result("without NO_MMAP", door::setup(8, &mut params));
+    t.result("without NO_MMAP", syscalls::setup(8, &mut params));
 }
 case!(no_descriptor_wrong => "without NO_MMAP = -EINVAL");
 

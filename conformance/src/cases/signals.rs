@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use usring_uapi::io_uring as u;
 
-use crate::door;
 use crate::files;
 use crate::memory::zeroed;
 use crate::ring::Ring;
 use crate::sqe::{nop, poll, timeout};
+use crate::syscalls;
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
 
@@ -186,7 +186,7 @@ fn handler_enters_same_ring(t: &mut Transcript) {
     handle(libc::SIGUSR1, submit_in_handler, 0);
     let thread = signal_later(libc::SIGUSR1, 20);
     let fd = ring.fd;
-    let answer = door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
+    let answer = syscalls::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
     // The wait ends by the signal or by the CQE of the handler's own NOP.
     t.say(format_args!("-EINTR or 0: {}", [0, -libc::EINTR].contains(&answer)));
     let _ = thread.join();
@@ -204,7 +204,7 @@ case!(handler_enters_same_ring => "
 
 extern "C" fn enter_in_handler(_signal: i32) {
     let fd = ANSWER.load(Ordering::SeqCst);
-    door::enter(fd, 0, 0, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
+    syscalls::enter(fd, 0, 0, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
     HANDLED.fetch_add(1, Ordering::SeqCst);
 }
 

@@ -3,9 +3,9 @@
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::door;
 use crate::ring::{self, Ring};
 use crate::sqe::nop;
+use crate::syscalls;
 use crate::transcript::Transcript;
 
 const SINGLE: u32 = u::IORING_SETUP_SINGLE_ISSUER;
@@ -16,12 +16,12 @@ fn elsewhere(call: impl FnOnce() -> i32 + Send + 'static) -> i32 {
 }
 
 fn enter(fd: i32, submit: u32, flags: u32) -> i32 {
-    door::enter(fd, submit, 0, flags, std::ptr::null(), 0)
+    syscalls::enter(fd, submit, 0, flags, std::ptr::null(), 0)
 }
 
 fn probe(fd: i32) -> i32 {
     let mut answer = [0u8; 16 + 8 * 4];
-    door::register(fd, reg::PROBE, answer.as_mut_ptr().cast(), 4)
+    syscalls::register(fd, reg::PROBE, answer.as_mut_ptr().cast(), 4)
 }
 
 /// A ring with SINGLE_ISSUER belongs to the thread that made it. (The manual says: to the first
@@ -59,7 +59,7 @@ case!(others_are_refused => "
 ");
 
 fn enable(fd: i32) -> i32 {
-    door::register(fd, reg::ENABLE_RINGS, std::ptr::null(), 0)
+    syscalls::register(fd, reg::ENABLE_RINGS, std::ptr::null(), 0)
 }
 
 /// A ring that was made disabled belongs to the thread that enables it.
@@ -136,7 +136,7 @@ case!(child_process => "
 fn others_may_close(t: &mut Transcript) {
     let mut ring = Ring::flags(8, ring::DEFER);
     let fd = ring.fd;
-    t.result("close in another thread", elsewhere(move || door::close(fd)));
+    t.result("close in another thread", elsewhere(move || syscalls::close(fd)));
     t.result("enter", enter(fd, 0, 0));
     ring.abandon();
 }

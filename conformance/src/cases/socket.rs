@@ -373,7 +373,7 @@ fn both_ends_by_an_sq_thread(t: &mut Transcript) {
                     continue;
                 };
                 t.entry(&read);
-                crate::door::close(entry.res);
+                crate::syscalls::close(entry.res);
             }
         }
     }

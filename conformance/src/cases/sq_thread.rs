@@ -5,11 +5,11 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u};
 
 use super::reg;
-use crate::door;
 use crate::files;
 use crate::names;
 use crate::ring::{Entry, Ring};
 use crate::sqe::{Change, close, nop, poll, read, sqe, timeout, write};
+use crate::syscalls;
 use crate::time::{LONG, milliseconds, until};
 use crate::transcript::Transcript;
 
@@ -389,7 +389,7 @@ fn attached_to_closed(t: &mut Transcript) {
     let duplicate = unsafe { libc::dup(first.fd) };
     t.result("close the first number", first.close());
     let mut second = attach(duplicate, 20).expect("an attached ring");
-    t.result("close the duplicate", door::close(duplicate));
+    t.result("close the duplicate", syscalls::close(duplicate));
     t.sorted(&run(&mut second, &[nop(1), nop(2)]));
     let mut third = attach(second.fd, 20).expect("an attached ring");
     drop(second);
@@ -432,7 +432,7 @@ fn other_threads_submit(t: &mut Transcript) {
     }
     ring.forget_pending();
     // SINGLE_ISSUER does not bind a ring with an SQ thread to one thread.
-    let answer = std::thread::spawn(move || door::enter(fd, 32, 0, u::IORING_ENTER_SQ_WAKEUP, std::ptr::null(), 0));
+    let answer = std::thread::spawn(move || syscalls::enter(fd, 32, 0, u::IORING_ENTER_SQ_WAKEUP, std::ptr::null(), 0));
     t.result("enter in another thread", answer.join().unwrap_or(-1));
     t.say(format_args!("seen {}", ring.watch(32)));
 }
@@ -511,7 +511,7 @@ fn closes_its_ring(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_SQPOLL);
     // SAFETY: the call touches no memory. The number was free before.
     assert_eq!(unsafe { libc::dup2(ring.fd, LOW) }, LOW);
-    door::close(std::mem::replace(&mut ring.fd, LOW));
+    syscalls::close(std::mem::replace(&mut ring.fd, LOW));
     ring.push(close(LOW, 1));
     ring.enter(0, 0, u::IORING_ENTER_SQ_WAKEUP);
     t.in_order(&ring.wait(1));

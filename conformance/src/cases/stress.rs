@@ -172,7 +172,7 @@ fn threads_wait_on_a_ring(t: &mut Transcript) {
             .map(|_| {
                 std::thread::spawn(move || {
                     let flags = u::IORING_ENTER_GETEVENTS;
-                    crate::door::enter(fd, 0, 1, flags, std::ptr::null(), 0)
+                    crate::syscalls::enter(fd, 0, 1, flags, std::ptr::null(), 0)
                 })
             })
             .collect();

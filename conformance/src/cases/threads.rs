@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_uapi::io_uring as u;
 
 use super::{reg, sq_thread};
-use crate::door;
 use crate::files;
 use crate::process;
 use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop, poll, read, timeout};
+use crate::syscalls;
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
 
 fn wait_for(fd: i32, complete: u32) -> i32 {
-    door::enter(fd, 0, complete, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0)
+    syscalls::enter(fd, 0, complete, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0)
 }
 
 /// The ring's descriptor is closed while another thread waits. That wait ends when a completion is
@@ -83,7 +83,7 @@ fn waiter(ring: &Ring, complete: u32) -> std::thread::JoinHandle<i32> {
             u::io_uring_getevents_arg { sigmask: 0, sigmask_sz: 0, min_wait_usec: 0, ts: &raw const limit as u64 };
         sender.send(crate::time::this_thread()).expect("the test waits for the number");
         let flags = u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG;
-        door::enter(fd, 0, complete, flags, (&raw const argument).cast(), size_of_val(&argument))
+        syscalls::enter(fd, 0, complete, flags, (&raw const argument).cast(), size_of_val(&argument))
     });
     let number = receiver.recv().expect("the thread sends its number");
     assert!(crate::time::until_asleep(number), "the waiter does not sleep");

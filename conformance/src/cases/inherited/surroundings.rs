@@ -125,7 +125,7 @@ fn thread_waits_at_the_fork(t: &mut Transcript) {
         let (number, thread) = std::sync::mpsc::channel();
         let waiter = std::thread::spawn(move || {
             number.send(time::this_thread()).expect("the case waits for the number");
-            crate::door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0)
+            crate::syscalls::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0)
         });
         time::until_asleep(thread.recv().expect("the thread sends it"));
         let child = shared::child(|| {

@@ -2,11 +2,11 @@
 
 use super::message;
 use super::reg;
-use crate::door;
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop};
+use crate::syscalls;
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, sqe_flags};
@@ -16,12 +16,12 @@ fn synchronous(t: &mut Transcript) {
         let mut target = Ring::flags(8, flags);
         for number in 0..3 {
             let sent = message(target.fd, number, 2, 0);
-            t.result("send", door::register(-1, SEND_MSG_RING, (&raw const sent).cast(), 1));
+            t.result("send", syscalls::register(-1, SEND_MSG_RING, (&raw const sent).cast(), 1));
         }
         let flagged = message(target.fd, 9, 2, 0)
             .op_flags(u::IORING_MSG_RING_FLAGS_PASS)
             .with(|sqe| (sqe.file_index, sqe.user_data) = (4, 77));
-        t.result("send", door::register(-1, SEND_MSG_RING, (&raw const flagged).cast(), 1));
+        t.result("send", syscalls::register(-1, SEND_MSG_RING, (&raw const flagged).cast(), 1));
         t.result("get events", target.enter(0, 4, u::IORING_ENTER_GETEVENTS));
         t.in_order(&target.reap());
     }
@@ -31,7 +31,7 @@ fn synchronous(t: &mut Transcript) {
     let sender = std::thread::spawn(move || {
         let sent = message(fd, 5, 6, 0);
         crate::time::long_enough_to_notice();
-        door::register(-1, SEND_MSG_RING, (&raw const sent).cast(), 1)
+        syscalls::register(-1, SEND_MSG_RING, (&raw const sent).cast(), 1)
     });
     t.result("wait", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
     t.in_order(&target.reap());
@@ -44,7 +44,7 @@ const SEND_MSG_RING: u32 = 31;
 fn synchronous_refused(t: &mut Transcript) {
     let target = Ring::new(8);
     let fd = target.fd;
-    let send = |sqe: Sqe| door::register(-1, SEND_MSG_RING, (&raw const sqe).cast(), 1);
+    let send = |sqe: Sqe| syscalls::register(-1, SEND_MSG_RING, (&raw const sqe).cast(), 1);
     let good = || message(fd, 1, 2, 3);
     t.result("descriptor", send(good().with(|sqe| sqe.addr = 1)));
     t.result("command", send(good().with(|sqe| sqe.addr = 7)));
@@ -65,13 +65,13 @@ fn synchronous_refused(t: &mut Transcript) {
     t.result("disabled", send(message(disabled.fd, 1, 2, 3)));
     let sqe = good();
     let pointer = (&raw const sqe).cast();
-    t.result("two", door::register(-1, SEND_MSG_RING, pointer, 2));
-    t.result("none", door::register(-1, SEND_MSG_RING, pointer, 0));
-    t.result("no entry", door::register(-1, SEND_MSG_RING, std::ptr::null(), 1));
-    t.result("bad entry", door::register(-1, SEND_MSG_RING, BAD as *const _, 1));
-    t.result("on a ring", door::register(fd, SEND_MSG_RING, pointer, 1));
-    t.result("registered ring", door::register(-1, SEND_MSG_RING | reg::USE_REGISTERED_RING, pointer, 1));
-    t.result("something else without a ring", door::register(-1, reg::PROBE, pointer, 1));
+    t.result("two", syscalls::register(-1, SEND_MSG_RING, pointer, 2));
+    t.result("none", syscalls::register(-1, SEND_MSG_RING, pointer, 0));
+    t.result("no entry", syscalls::register(-1, SEND_MSG_RING, std::ptr::null(), 1));
+    t.result("bad entry", syscalls::register(-1, SEND_MSG_RING, BAD as *const _, 1));
+    t.result("on a ring", syscalls::register(fd, SEND_MSG_RING, pointer, 1));
+    t.result("registered ring", syscalls::register(-1, SEND_MSG_RING | reg::USE_REGISTERED_RING, pointer, 1));
+    t.result("something else without a ring", syscalls::register(-1, reg::PROBE, pointer, 1));
     t.say(format_args!("arrived {}", target.ready()));
 }
 case!(synchronous_refused => "
