@@ -5,7 +5,8 @@ use crate::format::CopiedStack;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use usring_sys::{UserAddress, user_memory, width};
+use usring_sys::process_maps::Maps;
+use usring_sys::{UserAddress, user_memory, valgrind, width};
 
 /// The registers of a thread of the program when it makes a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +37,8 @@ impl Stack {
         let mut bytes = Vec::new();
         if COPIES.fetch_add(1, Ordering::Relaxed) < MOST_COPIES {
             let mut piece = [0; PIECE];
-            while bytes.len() < MOST_BYTES {
+            let end = end_of_stack(registers.stack);
+            while bytes.len() < MOST_BYTES && registers.stack + (bytes.len() as u64) < end {
                 let from = registers.stack + bytes.len() as u64;
                 // Pieces end at multiples of their length, so that none crosses a page.
                 let length = PIECE - width::size(from) % PIECE;
@@ -49,6 +51,15 @@ impl Stack {
         }
         Arc::new(Stack(CopiedStack { registers, bytes }))
     }
+}
+
+/// Returns the address at which the copy of a stack has to end. Normally a copy ends at the first
+/// address that cannot be read. But Valgrind may fail to deliver the signal of such an access.
+fn end_of_stack(pointer: u64) -> u64 {
+    if !valgrind::is_there() {
+        return u64::MAX;
+    }
+    Maps::open().and_then(|maps| maps.area_of(width::size(pointer))).map_or(0, |area| area.range.end as u64)
 }
 
 impl Drop for Stack {
