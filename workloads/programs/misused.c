@@ -294,6 +294,36 @@ static void user_data(bool fixed)
 	EQUAL(reap(), 0);
 }
 
+/*
+ * Changes an SQE after the submission, while the SQ thread still takes the SQEs before it. If the
+ * SQ thread was faster, tries again. The completion shows which user_data the SQ thread has taken.
+ */
+static void overwritten(bool fixed)
+{
+	enum { COUNT = 2048 };
+	struct io_uring_sqe *sqe = NULL;
+	struct io_uring_cqe *cqe;
+	bool was_taken = false;
+	int tries, index;
+
+	io_uring_queue_exit(&ring);
+	EQUAL(io_uring_queue_init(COUNT, &ring, IORING_SETUP_SQPOLL), 0);
+	for (tries = 0; tries < 50 && !was_taken; tries++) {
+		for (index = 0; index < COUNT; index++)
+			io_uring_prep_nop(sqe = next());
+		sqe->user_data = 1;
+		HOLDS(io_uring_submit(&ring) >= 0); /* overwritten: submission */
+		if (!fixed)
+			*(volatile unsigned long long *)&sqe->user_data = 2;
+		for (index = 0; index < COUNT; index++) {
+			EQUAL(io_uring_wait_cqe(&ring, &cqe), 0);
+			was_taken = index == COUNT - 1 && cqe->user_data == 2;
+			io_uring_cqe_seen(&ring, cqe);
+		}
+	}
+	HOLDS(fixed || was_taken);
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -311,6 +341,7 @@ int main(int count, char **arguments)
 		{"broken-link", broken_link},
 		{"overflowed", overflowed},
 		{"user-data", user_data},
+		{"overwritten", overwritten},
 	};
 	const char *name = count > 1 ? arguments[1] : "";
 	size_t index;

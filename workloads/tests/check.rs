@@ -115,6 +115,12 @@ fn a_chain_that_a_short_read_broke_is_found_unless_it_is_continued() {
 }
 
 #[test]
+fn an_sqe_that_changes_before_the_sq_thread_takes_it_is_found() {
+    is_found("overwritten", "overwritten", "once", &["submission"]);
+    is_not_accused("overwritten");
+}
+
+#[test]
 fn user_data_that_two_requests_in_flight_share_is_found_on_demand() {
     let options = ["--check", "--check-user-data"];
     let said = run_with(&options, &["user-data"]).succeeded().stderr;
@@ -158,6 +164,14 @@ fn programs_that_use_liburing_are_not_accused() {
             uses_rings_rightly(checked(&stage, &program, options));
         }
     }
+}
+
+/// The program has rings with SQ threads. Late completions would change the counts that it expects.
+#[test]
+fn a_program_that_shares_rings_is_not_accused() {
+    let stage = Stage::new();
+    let program = stage.compile("liburing_sharing.c", &["-luring"]);
+    uses_rings_rightly(checked(&stage, &program, &["--check"]));
 }
 
 #[test]

@@ -41,13 +41,15 @@ pub enum Kind {
     /// A request was submitted with the user_data of a request in flight. Found only if the program
     /// promises that they differ.
     SameUserData,
+    /// The program changed an SQE after it had submitted it, and before the SQ thread took it.
+    Overwritten,
     /// The program used memory into which a request in flight reads, and AddressSanitizer has
     /// reported the access.
     Touched,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 14] = [
         Kind::Changed,
         Kind::Freed,
         Kind::Unmapped,
@@ -60,6 +62,7 @@ impl Kind {
         Kind::PerhapsDeadFrame,
         Kind::BadMemory,
         Kind::SameUserData,
+        Kind::Overwritten,
         Kind::Touched,
     ];
 

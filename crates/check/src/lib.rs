@@ -30,9 +30,9 @@ mod stack;
 pub mod stacks;
 mod watch;
 
-pub use log::{Mode, start};
+pub use log::{Mode, is_started, start};
 pub use stack::Registers;
 pub use watch::{
     IN_FLIGHT, OBSERVER, begin_call, closes_descriptor, end_call, ends_process, has_memory_in_flight, is_in_flight,
-    releases, touched,
+    publishes, releases, touched,
 };

@@ -49,6 +49,11 @@ pub fn start(path: &CStr, mode: Mode, unique_user_data: bool) -> Result<(), Errn
     file().map(drop).ok_or(Errno::ENOENT)
 }
 
+/// Returns whether the program is checked.
+pub fn is_started() -> bool {
+    PATH.get().is_some()
+}
+
 /// Returns whether no two requests in flight of a ring may have the same user_data.
 pub(crate) fn is_user_data_unique() -> bool {
     UNIQUE_USER_DATA.load(Ordering::Relaxed)

@@ -22,7 +22,7 @@ use usring_sys::per_process::PerProcess;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall, signals, width};
 use usring_uapi::general as linux;
-use usring_uapi::{opcode, sqe_flags};
+use usring_uapi::{Sqe, opcode, sqe_flags};
 
 /// The checker as an observer of the engine's requests.
 pub static OBSERVER: Observer = Observer { submitted, completed, stepped: None, opened: |_| {}, closed };
@@ -42,6 +42,9 @@ struct State {
     /// The io_uring_enter calls in progress, by thread.
     calls: BTreeMap<u32, Call>,
     last_chain: u64,
+    /// The SQEs that the program has submitted to an SQ thread, by ring and position in the SQ, and
+    /// the calls that submitted them.
+    published: BTreeMap<(u64, u32), (Sqe, Arc<Stack>)>,
 }
 
 static STATE: PerProcess<Mutex<State>> = PerProcess::new();
@@ -74,6 +77,17 @@ pub fn begin_call(registers: Registers) {
     state.calls.insert(thread, Call { registers, stack: None });
 }
 
+/// Notes that the program submits SQEs to an SQ thread. `first`: the position of the first one in
+/// the SQ.
+pub fn publishes(ring: u64, first: u32, sqes: impl Iterator<Item = Sqe>, registers: Registers) {
+    let mut state = state();
+    let mut stack = None;
+    for (sqe, position) in sqes.zip((0..).map(|index| first.wrapping_add(index))) {
+        let stack = stack.get_or_insert_with(|| Stack::copy(registers)).clone();
+        state.published.insert((ring, position), (sqe, stack));
+    }
+}
+
 /// Notes that the thread's io_uring_enter call returns.
 pub fn end_call() {
     state().calls.remove(&signals::thread_id());
@@ -87,6 +101,8 @@ fn submitted(submitted: &Submitted) {
         stack.get_or_insert_with(|| Stack::copy(*registers)).clone()
     });
     let sqe = submitted.sqe;
+    let published = state.published.remove(&(submitted.request.ring, submitted.sq_position));
+    let submission = submission.or_else(|| published.as_ref().map(|(_, stack)| stack.clone()));
     state.chains.submit(sqe.opcode, sqe.fd);
     if submitted.held_back != HeldBack::Chain {
         state.last_chain += 1;
@@ -123,6 +139,9 @@ fn submitted(submitted: &Submitted) {
         |stack: &Arc<Stack>| stacks::share(log::process(), submitted.ring_number, submitted.request.number, &stack.0);
     request.shared_stack = request.submission.as_ref().and_then(share);
     state.judge_user_data(submitted.request.ring, &request);
+    if published.is_some_and(|(published, _)| is_overwritten(&published, sqe)) {
+        state.add(Kind::Overwritten, &request, 0, IoVector::default(), None);
+    }
     state.begin_checksum(&mut request);
     state.judge_memory(&mut request);
     state.requests.in_flight.insert(submitted.request, request);
@@ -152,6 +171,7 @@ fn completed(completed: &Completed) {
 
 fn closed(closed: &Closed) {
     let mut state = state();
+    state.published.retain(|(ring, _), _| *ring != closed.ring);
     let (in_flight, done) = state.requests.take_ring(closed.ring, closed.consumed, closed.tail);
     state.count();
     in_flight.iter().for_each(|request| state.end_flight(request));
@@ -264,7 +284,7 @@ impl State {
             return;
         };
         request.is_reported = true;
-        let is_of_program = request.submission.is_some();
+        let is_of_program = self.calls.contains_key(&request.thread);
         let recorded = if is_of_program { shadow::recorded_stack(&memory, bad) } else { Vec::new() };
         let (kind, misdeed) = (Kind::BadMemory, None);
         self.findings.add(&Found { kind, request, result: 0, memory, misdeed, bad: Some(bad), recorded: &recorded });
@@ -372,6 +392,13 @@ impl State {
             self.add(Kind::ClosedFile, request, result, IoVector::default(), Some(stack));
         }
     }
+}
+
+/// Returns whether the program has changed an SQE since its submission. The engine changes other
+/// fields of its copy.
+fn is_overwritten(published: &Sqe, taken: &Sqe) -> bool {
+    let fields = |sqe: &Sqe| (sqe.opcode, sqe.fd, sqe.off, sqe.addr, sqe.len, sqe.user_data);
+    fields(published) != fields(taken)
 }
 
 /// Returns whether the program still has a descriptor of a file.

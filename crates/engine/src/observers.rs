@@ -69,6 +69,8 @@ pub struct Submitted<'a> {
     pub is_linked: bool,
     /// The CQ's head, as the program has last stored it.
     pub consumed: u32,
+    /// The position in the SQ from which the request was taken.
+    pub sq_position: u32,
 }
 
 /// The reason why a request is left to a worker.

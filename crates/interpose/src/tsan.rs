@@ -15,16 +15,13 @@
 
 use crate::call::Call;
 use crate::files::descriptors::{self, File, Found};
+use crate::files::liburing::OfLiburing;
 use crate::files::rings;
-use crate::runtime::assembler::{begin_frame, deliver_deferred};
 use crate::runtime::{imports, libc};
-use core::arch::naked_asm;
-use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use usring_engine::observers::{self, Observer, Submitted};
 use usring_sys::own_threads::{self, Owner};
-use usring_sys::signals::{self, DEFERRED};
-use usring_sys::{UserAddress, user_memory};
+use usring_sys::signals;
 use usring_uapi::opcode;
 
 static OBSERVER: Observer = Observer { submitted, completed: |_| {}, stepped: None, opened: |_| {}, closed: |_| {} };
@@ -57,7 +54,6 @@ pub fn learn() -> Result<bool, &'static str> {
     }
     ACQUIRE.store(acquire, Ordering::Relaxed);
     RELEASE.store(release, Ordering::Relaxed);
-    install();
     Ok(true)
 }
 
@@ -98,104 +94,12 @@ pub fn end(object: u64) {
     annotate(&ACQUIRE, object);
 }
 
-// Offsets in liburing's `struct io_uring`, which are the same in all versions of liburing 2: the
-// address of the CQ tail (`cq.ktail`), and the ring's descriptor (`ring_fd`).
-const TAIL: u64 = 112;
-const DESCRIPTOR: u64 = 196;
-
-/// Returns the object that stands for liburing's ring at an address; 0 if there is none.
-fn object_of(ring: u64) -> u64 {
-    let ring = UserAddress(ring);
-    let (Ok(tail), Ok(number)) =
-        (user_memory::read::<u64>(ring.offset(TAIL)), user_memory::read::<i32>(ring.offset(DESCRIPTOR)))
-    else {
-        return 0;
-    };
-    match descriptors::with(number, |file| file.cq_tail()) {
-        Found::Ring(known) if known == tail => tail,
-        _ => 0,
-    }
+/// Annotates the call of a function of liburing. `ring`: its ring.
+pub fn before(ring: &OfLiburing) {
+    annotate(&RELEASE, ring.known_tail());
 }
 
-unsafe extern "C" fn before(ring: u64) {
-    annotate(&RELEASE, object_of(ring));
-}
-
-unsafe extern "C" fn after(ring: u64) {
-    annotate(&ACQUIRE, object_of(ring));
-}
-
-/// Defines a function that calls [`before`], a function of liburing whose first argument is a ring,
-/// and [`after`].
-macro_rules! hook {
-    ($name:ident, $real:ident) => {
-        static $real: AtomicUsize = AtomicUsize::new(0);
-
-        #[unsafe(naked)]
-        #[unsafe(link_section = "usring_entry")]
-        unsafe extern "C" fn $name() {
-            naked_asm!(
-                ".cfi_startproc",
-                begin_frame!(),
-                "sub rsp, 64",
-                "mov [rsp], rdi",
-                "mov [rsp + 8], rsi",
-                "mov [rsp + 16], rdx",
-                "mov [rsp + 24], rcx",
-                "mov [rsp + 32], r8",
-                "mov [rsp + 40], r9",
-                "call {before}",
-                "mov rdi, [rsp]",
-                "mov rsi, [rsp + 8]",
-                "mov rdx, [rsp + 16]",
-                "mov rcx, [rsp + 24]",
-                "mov r8, [rsp + 32]",
-                "mov r9, [rsp + 40]",
-                "call [rip + {real}]",
-                "mov [rsp + 48], rax",
-                "mov rdi, [rsp]",
-                "call {after}",
-                deliver_deferred!(),
-                "mov rax, [rsp + 48]",
-                "leave",
-                ".cfi_def_cfa rsp, 8",
-                ".cfi_same_value rbp",
-                "ret",
-                ".cfi_endproc",
-                before = sym before,
-                after = sym after,
-                deferred = sym DEFERRED,
-                real = sym $real,
-            )
-        }
-    };
-}
-
-hook!(submit, REAL_SUBMIT);
-hook!(submit_and_wait, REAL_SUBMIT_AND_WAIT);
-hook!(submit_and_wait_timeout, REAL_SUBMIT_AND_WAIT_TIMEOUT);
-hook!(submit_and_get_events, REAL_SUBMIT_AND_GET_EVENTS);
-hook!(get_cqe, REAL_GET_CQE);
-hook!(wait_cqes, REAL_WAIT_CQES);
-hook!(wait_cqe_timeout, REAL_WAIT_CQE_TIMEOUT);
-hook!(peek_batch_cqe, REAL_PEEK_BATCH_CQE);
-
-/// Makes the program call the hooks of this file in place of liburing's functions.
-fn install() {
-    let functions: [(&CStr, &AtomicUsize, unsafe extern "C" fn()); 8] = [
-        (c"io_uring_submit", &REAL_SUBMIT, submit),
-        (c"io_uring_submit_and_wait", &REAL_SUBMIT_AND_WAIT, submit_and_wait),
-        (c"io_uring_submit_and_wait_timeout", &REAL_SUBMIT_AND_WAIT_TIMEOUT, submit_and_wait_timeout),
-        (c"io_uring_submit_and_get_events", &REAL_SUBMIT_AND_GET_EVENTS, submit_and_get_events),
-        (c"__io_uring_get_cqe", &REAL_GET_CQE, get_cqe),
-        (c"io_uring_wait_cqes", &REAL_WAIT_CQES, wait_cqes),
-        (c"io_uring_wait_cqe_timeout", &REAL_WAIT_CQE_TIMEOUT, wait_cqe_timeout),
-        (c"io_uring_peek_batch_cqe", &REAL_PEEK_BATCH_CQE, peek_batch_cqe),
-    ];
-    for (name, real, function) in functions {
-        if let Some(address) = imports::function(name) {
-            real.store(address, Ordering::Release);
-            imports::redirect(name, function as *const () as usize);
-        }
-    }
+/// Annotates the return of a function of liburing. `ring`: its ring.
+pub fn after(ring: &OfLiburing) {
+    annotate(&ACQUIRE, ring.known_tail());
 }

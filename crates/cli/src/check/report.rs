@@ -34,6 +34,9 @@ fn describe(kind: Kind) -> (&'static str, &'static str, &'static str) {
             ("broken-link", "a short transfer cancelled the rest of its chain, and it was not submitted again", "")
         }
         Kind::BadMemory => ("bad-memory", "a request was submitted with memory that the program must not use", ""),
+        Kind::Overwritten => {
+            ("overwritten", "an SQE was changed after its submission, before the SQ thread took it", "")
+        }
         Kind::SameUserData => {
             ("user-data", "two requests in flight have the same user_data", "the other one was submitted at")
         }

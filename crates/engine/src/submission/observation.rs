@@ -72,6 +72,7 @@ fn notify(locked: &LockedRing, request: &mut Request, wants: impl Fn(&Observer) 
         held_back,
         is_linked: is_later_member || request.is_linked(),
         consumed: locked.queues.cq.consumed(),
+        sq_position: locked.queues.sq.head().wrapping_sub(1),
     };
     observers::for_each(|observer| {
         if wants(observer) {

@@ -8,6 +8,7 @@
 
 mod asan;
 mod hooks;
+mod liburing;
 
 use crate::call::{Call, Outcome};
 use crate::files::{descriptors, rings};
@@ -47,8 +48,12 @@ fn see_enter() {
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {
-    if memcheck::learn()? | tsan::learn()? {
+    let has_tsan = tsan::learn()?;
+    if memcheck::learn()? || has_tsan {
         see_enter();
+    }
+    if has_tsan || environment::checking().is_some() {
+        liburing::install();
     }
     let Some(Checking { path, aborts, unique_user_data }) = environment::checking() else { return Ok(()) };
     let mode = if aborts { Mode::Abort } else { Mode::Report };

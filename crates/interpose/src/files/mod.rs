@@ -16,6 +16,7 @@ pub mod descriptor_calls;
 pub mod descriptors;
 pub mod device_calls;
 pub mod devices;
+pub mod liburing;
 pub mod limits;
 pub mod numbers;
 pub mod registered;
