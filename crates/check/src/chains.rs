@@ -1,6 +1,6 @@
-//! Finds chains of linked requests that a short transfer broke: it cancelled the rest of the chain.
-//! A program that notices this submits the cancelled requests again. Otherwise their work is never
-//! done.
+//! Finds chains of linked requests that a short transfer broke. The engine cancelled the rest of
+//! each such chain. A program that notices this submits the cancelled requests again. Otherwise
+//! their work is never done.
 
 use crate::requests::InFlight;
 use alloc::collections::BTreeMap;
@@ -15,7 +15,7 @@ struct Broken {
     /// The short transfer, and its result.
     request: InFlight,
     result: i32,
-    /// Opcode and file of the cancelled requests that were not submitted again.
+    /// Opcode and file number of the cancelled requests that were not submitted again.
     cancelled: Vec<(u8, i32)>,
 }
 

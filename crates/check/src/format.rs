@@ -83,7 +83,8 @@ pub struct CopiedStack {
 pub struct BadByte {
     /// Distance from the start of the memory.
     pub offset: u64,
-    /// The byte of AddressSanitizer's shadow memory that describes this byte. It is not 0.
+    /// The byte of AddressSanitizer's shadow memory that describes the bad byte. It is never 0,
+    /// because 0 means that the program may use the memory.
     pub shadow: u8,
 }
 

@@ -129,7 +129,7 @@ fn is_own_stack(buffer: u64, now: Registers, is_main: bool) -> bool {
     if is_main {
         return maps.name_of(width::size(buffer)).is_some_and(|name| name == b"[stack]");
     }
-    // libc puts a thread's control block at the upper end of the stack that it has made.
+    // In a stack that libc has made, the thread's control block lies at the upper end.
     let control_block = thread::current().0;
     area.range.contains(&control_block) && width::size(now.stack) < control_block
 }

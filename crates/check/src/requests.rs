@@ -39,7 +39,8 @@ pub(crate) struct InFlight {
     pub access: Access,
     pub memory: Vec<IoVector>,
     /// The first return address above the request's memory, if the memory lies in the stack of the
-    /// submitting thread. It shows whether the stack frame has ended.
+    /// submitting thread. The checker reads this stack word again later, to see whether the stack
+    /// frame has ended.
     pub slot: Option<ReturnSlot>,
     /// Checksum of the memory at the submission, if a change of the memory would be a mistake.
     pub checksum: Option<u64>,
@@ -51,9 +52,9 @@ pub(crate) struct InFlight {
     pub chain: u64,
     /// The call that closed the request's file before the request was complete, and the file.
     pub closed: Option<(Arc<Stack>, FileIdentity)>,
-    /// The slot in which the stack of the submission is shared ([`crate::stacks`]).
+    /// The slot of the shared memory ([`crate::stacks`]) that has a copy of the submission's stack.
     pub shared_stack: Option<u16>,
-    /// The entries of the table of poisoned memory ([`crate::shadow`]) for this request.
+    /// Indices of this request's entries in the table of poisoned memory ([`crate::shadow`]).
     pub poisoned: Vec<u16>,
     /// Whether a finding was made about the request's memory, so that no further finding is made.
     pub is_reported: bool,

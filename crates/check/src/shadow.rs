@@ -9,9 +9,10 @@
 //! smaller number than the granule's size: it may use that many bytes at the granule's start. Any
 //! other value: it may use none.
 //!
-//! Only granules that lie wholly in the request's memory are poisoned, and only while they may be
-//! used. So the end of the poison gives back exactly what the poison took, even if the program has
-//! freed the memory. The caller's lock (`watch`) orders all changes of the table.
+//! A granule is poisoned only if it lies wholly in the request's memory and the program may use all
+//! of it. So the end of the poison restores exactly the shadow bytes that the poison replaced, even
+//! if the program has freed the memory. Callers change the table of poisoned memory only under the
+//! lock of `watch`.
 
 use crate::format::BadByte;
 use alloc::vec::Vec;
@@ -48,11 +49,12 @@ pub fn is_on() -> bool {
     SANITIZER.get().is_some()
 }
 
-/// Value that the program's own `__asan_poison_memory_region` writes, too. AddressSanitizer reports
-/// an access to such memory as `use-after-poison`.
+/// Shadow byte of poisoned memory. The program's own `__asan_poison_memory_region` writes the same
+/// value. AddressSanitizer reports an access to such memory as `use-after-poison`.
 const POISON: u8 = 0xf7;
 
-/// Maximum number of bytes at the start of a member that are examined and poisoned.
+/// Maximum number of bytes at the start of a member (one buffer of a request) that are examined and
+/// poisoned.
 const MOST_BYTES: u64 = 64 << 20;
 /// Shadow bytes that are read at a time.
 const PIECE: usize = 256;
@@ -119,24 +121,26 @@ impl Sanitizer {
     }
 }
 
-/// Returns the addresses of a member that are examined. `None`: there are none.
+/// Returns the addresses of a member (one buffer of a request) that are examined. `None`: there are
+/// none.
 fn examined(member: &IoVector) -> Option<Range<u64>> {
     let end = member.base.checked_add(member.length.min(MOST_BYTES))?;
     (member.base < end).then_some(member.base..end)
 }
 
-/// Returns the first byte of a member that the program must not use. `poisoned_until` returns the
-/// end of the memory around an address that usring has poisoned: such memory may be used.
+/// Returns the first byte of a member (one buffer of a request) that the program must not use.
+/// `poisoned_until` returns the end of the memory around an address that usring has poisoned: such
+/// memory may be used.
 pub(crate) fn first_bad(member: &IoVector, poisoned_until: impl Fn(u64) -> Option<u64>) -> Option<BadByte> {
     SANITIZER.get()?.first_bad(examined(member)?, poisoned_until)
 }
 
-/// Returns the stack that was recorded when the block with a bad byte was freed or allocated. The
-/// form is that of [`crate::format::Finding::recorded`].
+/// Returns the stack that was recorded when the heap block with a bad byte was freed or allocated.
+/// The form is that of [`crate::format::Finding::recorded`].
 pub(crate) fn recorded_stack(member: &IoVector, bad: BadByte) -> Vec<u8> {
     let Some(sanitizer) = SANITIZER.get() else { return Vec::new() };
     let mut callers = [0; MOST_CALLERS];
-    // Behind the end of a block, the block's last byte is before the bad one.
+    // If the bad byte lies behind the end of a heap block, the byte before it is the block's last.
     let is_freed = bad.shadow == BadByte::FREED;
     let address = member.base + bad.offset;
     let address = if is_freed { address } else { address.saturating_sub(1).max(member.base) };
@@ -163,7 +167,8 @@ impl Poisoned {
     }
 }
 
-/// Poisons the memory of a member. Returns the entry of the table. `None`: the table is full.
+/// Poisons the memory of a member (one buffer of a request). Returns the index of its entry in the
+/// table. `None`: the table is full.
 pub(crate) fn poison(member: &IoVector) -> Option<u16> {
     let (sanitizer, range) = (SANITIZER.get()?, examined(member)?);
     let index = TABLE.iter().position(|entry| entry.length.load(Ordering::Relaxed) == 0)?;
@@ -173,14 +178,15 @@ pub(crate) fn poison(member: &IoVector) -> Option<u16> {
     Some(width::short(index as u64))
 }
 
-/// Ends the poison of an entry, and frees the entry.
+/// Ends the poison of the memory in a table entry, and frees the entry.
 pub(crate) fn unpoison(entry: u16) {
     let (Some(sanitizer), entry) = (SANITIZER.get(), &TABLE[usize::from(entry)]) else { return };
     sanitizer.replace(entry.range(), POISON, 0);
     entry.length.store(0, Ordering::Release);
 }
 
-/// Poisons the memory of an entry again, after the end of another entry's poison.
+/// Poisons the memory in a table entry again. The end of another entry's poison may have ended the
+/// poison where the two overlap.
 pub(crate) fn poison_again(entry: u16) {
     if let Some(sanitizer) = SANITIZER.get() {
         sanitizer.replace(TABLE[usize::from(entry)].range(), 0, POISON);

@@ -24,7 +24,7 @@ pub(crate) struct Stack(pub CopiedStack);
 
 /// Maximum number of bytes of a stack that are copied.
 pub(crate) const MOST_BYTES: usize = 8192;
-/// Bytes that are copied at a time, up to the end of the stack's mapping.
+/// Bytes of a stack that are copied at a time. A copy ends at the end of the stack's mapping.
 const PIECE: usize = 1024;
 /// Maximum number of copied stacks of a process at one time. For a further stack only the registers
 /// are kept.
@@ -40,7 +40,8 @@ impl Stack {
             let end = end_of_stack(registers.stack);
             while bytes.len() < MOST_BYTES && registers.stack + (bytes.len() as u64) < end {
                 let from = registers.stack + bytes.len() as u64;
-                // Pieces end at multiples of their length, so that none crosses a page.
+                // Each piece ends at a multiple of its length, so that no piece crosses a page
+                // boundary.
                 let length = PIECE - width::size(from) % PIECE;
                 if user_memory::copy_in(&mut piece[..length], UserAddress(from)).is_err()
                     || user_memory::append(&mut bytes, &piece[..length]).is_err()

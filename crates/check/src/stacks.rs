@@ -40,8 +40,8 @@ pub const MEMORY_BYTES: usize = (SLOTS * SLOT * WORD).next_multiple_of(4096);
 
 static MEMORY: SetOnce<&'static [AtomicU64]> = SetOnce::new();
 
-/// Begins to share the stacks of `process`, this process, in some memory. Frees the slots that an
-/// earlier program of this process has left.
+/// Begins to share the stacks of this process, whose id is `process`, in `memory`. Frees the slots
+/// that this process claimed before an execve(2).
 pub fn start(memory: &'static [AtomicU64], process: u32) {
     let slots = memory.chunks_exact(SLOT);
     slots.filter(|slot| load(slot, OWNER) == u64::from(process)).for_each(free);
@@ -61,7 +61,7 @@ fn free(slot: &[AtomicU64]) {
     store(slot, OWNER, 0);
 }
 
-/// Adds a word to a checksum. No checksum is 0.
+/// Adds a word to a checksum. Never returns 0, because a checksum of 0 marks an incomplete slot.
 fn add(sum: u64, word: u64) -> u64 {
     (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1
 }

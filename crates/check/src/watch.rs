@@ -290,8 +290,8 @@ impl State {
         self.findings.add(&Found { kind, request, result: 0, memory, misdeed, bad: Some(bad), recorded: &recorded });
     }
 
-    /// Ends the poison and the shared stack of a request that is no longer in flight. Memory into
-    /// which another request reads, too, stays poisoned.
+    /// Ends the poison of a request that is no longer in flight, and frees the slot of its shared
+    /// stack. Memory into which another request reads, too, stays poisoned.
     fn end_flight(&self, request: &InFlight) {
         request.shared_stack.into_iter().for_each(stacks::end);
         if request.poisoned.is_empty() {
