@@ -169,8 +169,8 @@ impl<'a> Generator<'a> {
         let file = |index: usize| history.operations[index].change.file();
         let files: BTreeSet<_> = pending.iter().map(|index| file(*index)).collect();
         for kept in files {
-            // First keeps only the changes of the file `kept` (or of names, if it is `None`), then
-            // only the others.
+            // Adds a plan that keeps only the changes of the file `kept` (of names, if `kept` is
+            // `None`), and a plan that keeps only the other changes.
             self.add(pending, |index| if file(index) == kept { Choice::Whole } else { Choice::Lost });
             self.add(pending, |index| if file(index) == kept { Choice::Lost } else { Choice::Whole });
         }

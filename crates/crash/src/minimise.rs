@@ -9,8 +9,8 @@ use crate::history::History;
 use crate::plan::{Choice, Plan};
 
 /// Returns a plan with fewer lost operations for which `fails` still returns true. Calls `fails` at
-/// most `most_tries` times. If these suffice and several lost operations remain, `fails` returned
-/// false when any one of them was made whole. The later bisection does not try this again.
+/// most `most_tries` times. If these calls suffice and several lost operations remain, `fails`
+/// returned false when any one of them was made whole. The later bisection does not try this again.
 pub fn minimise(
     history: &History,
     durability: &Durability,
