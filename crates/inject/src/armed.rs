@@ -154,8 +154,8 @@ pub fn fault_of_request(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     Some(fault)
 }
 
-/// Adds a rule for this process alone, which makes one fault and is then removed. Returns its
-/// index, or `None` if this process has no page or the page has no room.
+/// Adds a rule that applies to this process alone, makes one fault, and is then removed. Returns
+/// the rule's index, or `None` if this process has no page or the page has no room.
 pub fn add_once(rule: &Rule) -> Option<u16> {
     let page = PAGE.get()?;
     let number = STATE.get_or_make(|| State::new(page)).number(page);

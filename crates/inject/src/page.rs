@@ -3,7 +3,7 @@
 //!
 //! | words | content |
 //! |---|---|
-//! | header | magic, version, lock, generation, seed, begin of the run, counts, the traps, the log's path |
+//! | header | magic, version, lock, generation, seed, begin of the run, counts, the trapped calls, the log's path |
 //! | rules | per rule: where its text is, and whether it is active |
 //! | text | the texts of the rules, one behind the other |
 //! | table | counters, found by a hash of what they count |

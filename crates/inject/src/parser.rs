@@ -332,8 +332,8 @@ impl<'a> Parser<'a> {
     }
 
     /// Limits the rule to the calls in `to`, for which `field` has a meaning. Another call in the
-    /// SET is an error if the SET names it itself. If only a class or `all` includes it, the rule
-    /// loses it.
+    /// SET is an error if the SET has the call's own name. If only a class or `all` includes the
+    /// call, it is removed from the SET.
     fn narrow(&mut self, to: &CallSet, field: &str, why: &str) -> Result<(), SpecError> {
         let is_list = !self.named.contains(['%', '!']) && !self.named.split(',').any(|name| name == "all");
         let lost = self.rule.set.without(to);
