@@ -60,9 +60,9 @@ const RWF_NOAPPEND: u32 = 0x20;
 /// The hook that sees the calls which usring makes.
 pub static HOOK: CallHook = CallHook { during };
 
-/// Returns whether the recorder must make this call for the program. A write to the command's
-/// standard output only needs a record, which this function makes. The program's thread then makes
-/// that call itself.
+/// Returns whether the recorder must make this call for the program. For a write to the command's
+/// standard output, makes only a record and returns `false`, so that the program's thread makes the
+/// call itself.
 pub fn concerns(call: &SystemCall) -> bool {
     let [first, second, third, fourth, ..] = call.arguments;
     match call.number {
@@ -285,7 +285,8 @@ fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
             linux::__NR_sendfile => file::position(number).map(|end| end.saturating_sub(copied)),
             linux::__NR_ioctl => Ok(0),
             _ if call.arguments[3] != 0 => {
-                // The call has moved the offset at this address to the end of the copied bytes.
+                // The call has moved the file offset at this address to the end of the copied
+                // bytes.
                 user_memory::read::<u64>(UserAddress(call.arguments[3])).map(|end| end.saturating_sub(copied))
             }
             _ => file::position(number).map(|end| end.saturating_sub(copied)),

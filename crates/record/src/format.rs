@@ -52,8 +52,8 @@ pub enum Kind {
     /// `node` moves from its name in `folder`, the first path, to a name in `second_folder`, the
     /// second path.
     Rename = 9,
-    /// The name of `node` in `folder` and the name of the inode `size` in `second_folder` are
-    /// exchanged.
+    /// The name of `node` in `folder` and a name in `second_folder` are exchanged. `size`: the
+    /// number of the inode that had the second name.
     Exchange = 10,
     /// fsync(2) of `node` begins. `id` is the number of this sync in its process. Node 0 stands for
     /// all files (sync(2), syncfs(2)).
