@@ -149,7 +149,8 @@ pub enum EventKind {
     WorkerBegan = 11,
     /// A worker has carried out a request; `a`: the result.
     WorkerEnded = 12,
-    /// A request is handed to a device; `a`: the index of the ring's channel to the device.
+    /// A request is handed to a device; `a`: the index of the ring's channel (queue pair) to the
+    /// device.
     OnDevice = 13,
     /// A request goes to another ring.
     OnOtherRing = 14,
