@@ -100,7 +100,8 @@ fn executable_file(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Facts about the file that the kernel starts in the end. [`Executable`] explains the fields.
+/// Facts about the ELF file that the kernel starts after following all `#!` lines. [`Executable`]
+/// explains the fields.
 struct Started {
     needs_shell: bool,
     runtime: Option<OsString>,

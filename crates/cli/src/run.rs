@@ -309,8 +309,8 @@ pub fn run(options: &Options) -> Outcome {
         let launch = Launch::new(&options.command, executable, environment, options.denies_kernel())?;
         return launch.execute().map(|never| match never {});
     }
-    // Signals are not blocked yet, so that the user can interrupt the wait for a back end that does
-    // not answer.
+    // The connections are made before signals are blocked, so that the user can interrupt the wait
+    // for a back end that does not answer.
     let back_ends = BackEnds::connect(options, checked.as_ref().filter(|_| is_remote))?;
     let supervisor = Supervisor::begin()?;
     let faults = faults_of(options, &mut environment)?;
@@ -333,8 +333,8 @@ pub fn run(options: &Options) -> Outcome {
         devices.as_ref().map_or(Ok(()), Devices::serve)
     })?;
     // Removes the devices' placeholder files now, because the code below may end this process. A
-    // message to a closed standard error does. So does `mirror`: it raises the signal that ended
-    // the program.
+    // message to a closed standard error ends it. So does `mirror`, which raises the signal that
+    // ended the program.
     drop(devices);
     trace.iter().for_each(Trace::finish);
     let was_served = probe.read().is_ok();

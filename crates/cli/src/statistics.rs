@@ -222,7 +222,7 @@ impl Snapshot {
         }
     }
 
-    /// Returns whether the library was loaded in a process of the run.
+    /// Returns whether any process of the run has loaded libusring.so.
     pub fn was_used(&self) -> bool {
         self.processes != 0 || self.rings != 0
     }

@@ -19,8 +19,8 @@ const PATHS: [&str; 2] = ["path", "socket"];
 const MOST_LINKS: u32 = 40;
 
 /// Fails if two devices, or a device and swapped memory, use one file or NBD export, because each
-/// would overwrite the other's blocks. Two links to a file count as one file, and two nodes of a
-/// block device as one device. The file may still be missing.
+/// would overwrite the other's blocks. Two links to a file count as one file, and two device nodes
+/// of one block device as one device. The file may still be missing.
 pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Result<(), Failure> {
     let of_devices = devices.iter().map(|option| (option.name(), option.spec()));
     let of_swap = swap.map(|option| ("--swap".to_owned(), option.spec()));

@@ -43,8 +43,8 @@ pub fn run(options: &Options) -> Outcome {
     Ok(run.status())
 }
 
-/// Returns the benchmark, or an error that names a missing program of usring's cases. Without a
-/// program of a rival's, the benchmark still runs, and only the rival's row has no figures.
+/// Returns the benchmark, or an error that names a missing program of usring's cases. If a rival's
+/// program is missing, the benchmark still runs, and only the rival's row has no figures.
 fn can_run(benchmark: Benchmark) -> Result<Benchmark, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     for case in benchmark.cases.iter().filter(|case| frame::is_ours(case)) {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Least number of rounds of each of two results for a statement on their difference.
+/// With fewer rounds than this in either of two results, nothing is said about their difference.
 const LEAST_ROUNDS: usize = 5;
 
 const EXAMPLES: &str = "\

@@ -1,5 +1,5 @@
-//! The JSON of results: it is written here from a benchmark's rows, and read by [`super::page`] and
-//! [`super::compare`]. The page shows no figure that the JSON lacks.
+//! The JSON of results. This module makes it from a benchmark's rows, and [`super::page`] and
+//! [`super::compare`] read it. The page shows no figure that the JSON lacks.
 
 use super::Benchmark;
 use super::frame::{Bar, Case, Results, Row};
@@ -25,8 +25,8 @@ pub fn of(benchmark: &Benchmark, results: &Results, bars: &[Bar], is_quick: bool
         "priority": results.priority,
         "quick": is_quick,
         "rival": benchmark.rival,
-        // A list has the order of the metrics, because an object of serde_json does not keep the
-        // order of its members.
+        // This list keeps the order of the metrics: an object of serde_json does not keep the order
+        // of its members.
         "metrics": results.metrics.iter().map(|metric| metric.name()).collect::<Vec<_>>(),
         "units": results.metrics.iter().map(unit).collect::<Map<_, _>>(),
         "rows": results.rows.iter().map(|row| row_value(benchmark, results, row)).collect::<Vec<_>>(),

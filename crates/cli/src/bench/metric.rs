@@ -21,7 +21,7 @@ pub struct Sample {
     p99: Option<u64>,
     /// The fractions of latencies up to 200, 300 and 400 µs.
     within: Option<[f64; 3]>,
-    /// How many times a thread slept and had to be woken.
+    /// How many times a thread of the measured process slept and had to be woken.
     wakes: Option<u64>,
     completions: Option<u64>,
 }

@@ -37,8 +37,8 @@ pub fn benchmark() -> Benchmark {
 }
 
 fn cases() -> Vec<Case> {
-    // With either option, the server makes a new receive request for each receive. Multishot
-    // receives would save nothing: each connection here needs only one receive.
+    // In both cases, the server makes a new receive request for each receive. Multishot receives
+    // would save nothing: each connection here needs only one receive.
     const SINGLE_ACCEPTS: &str = "--singleshot both";
     const MULTISHOT_ACCEPT: &str = "--singleshot receive";
     let case = |label, system, program, arguments: &str| Case {

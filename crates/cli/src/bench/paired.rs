@@ -61,8 +61,9 @@ pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
 }
 
 /// Returns the 95 % confidence interval of the ratio of the medians of `these` and `those`, which
-/// were measured in different runs. `None` if one has no rounds. The interval is computed by
-/// bootstrapping, as in [`ratio`], with the rounds of each drawn by themselves.
+/// were measured in different runs. `None` if one of them has no rounds. The interval is computed
+/// by bootstrapping, as in [`ratio`], but the rounds of `these` and of `those` are drawn
+/// separately.
 pub fn unpaired_interval(these: &[f64], those: &[f64]) -> Option<[f64; 2]> {
     let mut random = Rng::with_seed(1);
     interval(|| Some(median_of_draw(these, &mut random)? / median_of_draw(those, &mut random)?))

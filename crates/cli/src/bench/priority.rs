@@ -11,7 +11,7 @@ const HIGHEST: i32 = -20;
 /// (sched(7)). A process's own priority then counts only within its session.
 const GROUP: &str = "/proc/self/autogroup";
 
-/// The raised priority of this process, which children started from then on inherit.
+/// The raised priority of this process. Children that this process starts later inherit it.
 pub struct Priority {
     words: &'static str,
     /// The session's previous priority.

@@ -26,7 +26,8 @@ impl fmt::Display for Table<'_> {
         let (name, priority) = (self.benchmark.name, self.results.priority);
         writeln!(f, "usring bench {name}: medians on {}, {priority}", document::machine_name(self.document))?;
         writeln!(f)?;
-        // A single table of all metrics would be wider than a terminal.
+        // The first metric has a table of its own, because one table of all metrics would be wider
+        // than a terminal.
         let (first, more) = self.results.metrics.split_at(1);
         for metrics in std::iter::once(first).chain(more.chunks(MORE)) {
             let mut table = table::Table::new(self.head(metrics), 4).within_columns();

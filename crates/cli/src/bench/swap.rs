@@ -151,8 +151,8 @@ fn bars(results: &Results) -> Vec<Bar> {
     let ratio = |metric, store, threads, labels| results.ratio(metric, &with(threads, store), labels, None);
     let enough = std::thread::available_parallelism().is_ok_and(|count| count.get() > 8);
     for (threads, gain) in [(1, 1.27), (8, 1.20)] {
-        // The back end is in another process. A device in this process would have a timer as its
-        // interrupt, whose cost would show. With eight polling threads, each of them and the back
+        // The limit is measured on the back end in another process. The interrupt of a device in
+        // this process would be a timer, whose cost would show. Each polling thread and the back
         // end need a processor.
         let gained = ratio(Metric::Rate, BACK_END, threads, [CLASSIC, INTERRUPT]).filter(|_| threads == 1 || enough);
         bars.push(Bar::times_at_least(format!("{}: polled against interrupt", with(threads, BACK_END)), gained, gain));

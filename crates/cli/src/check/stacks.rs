@@ -72,10 +72,12 @@ impl Symbols {
         let mapped = Mapped::all(maps);
         let mut callers = Vec::new();
         for address in recorded.as_chunks::<8>().0 {
-            // One byte less lies inside the call instruction, in the source line of the call.
+            // The return address less one byte lies inside the call instruction, and so in the
+            // source line of the call.
             let found = self.name(u64::from_le_bytes(*address).saturating_sub(1), &mapped);
             let is_last = found.iter().any(|caller| caller.function == "main");
-            // The innermost function is the sanitizer's own, which replaces that of libc.
+            // The innermost function of a recorded stack is the sanitizer's own, such as its
+            // `free`, which replaces libc's.
             callers.extend(found.into_iter().filter(|caller| !caller.function.starts_with("__interceptor_")));
             if is_last {
                 break;
@@ -168,8 +170,8 @@ fn frames(stack: &CopiedStack, mapped: &[Mapped]) -> Vec<Frame> {
         let bytes = stack.bytes.get(at..at.saturating_add(8)).ok_or(())?;
         Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| ())?))
     };
-    // The saved instruction pointer is the address after the call instruction. One byte less lies
-    // inside the call instruction, and so in the source line of the call.
+    // The saved instruction pointer is the address after the call instruction. This address less
+    // one byte lies inside the call instruction, and so in the source line of the call.
     let start = stack.registers.instruction - 1;
     let mut address = FrameAddress::InstructionPointer(start);
     let mut registers = UnwindRegsX86_64::new(start, stack.registers.stack, stack.registers.frame);

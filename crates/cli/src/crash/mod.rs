@@ -204,7 +204,7 @@ struct Session<'a> {
     workplace: Workplace,
     /// The folder in which the command runs.
     folder: PathBuf,
-    /// A copy of the folder as it was before the command.
+    /// A copy of the user's folder as it was before the recorded command.
     base: PathBuf,
     initial: Snapshot,
 }

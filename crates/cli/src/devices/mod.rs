@@ -93,7 +93,7 @@ pub struct RunDevice {
 }
 
 /// The devices of a run. Dropping them removes the placeholders and the socket. The thread that
-/// answers questions continues until the process ends.
+/// answers the questions of the program's processes continues until the launcher ends.
 pub struct Devices {
     list: Arc<Vec<Arc<RunDevice>>>,
     /// The launcher's connections to the back ends, which last as long as the run. Only the

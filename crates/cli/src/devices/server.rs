@@ -75,11 +75,11 @@ struct User {
 }
 
 impl User {
-    /// Takes the client's queue, or its right to ask for queues, back. The client has returned it
-    /// by a message, or has closed its connection.
+    /// Takes back the client's queue, or its right to ask for queues. The client has sent a message
+    /// to return it, or has closed its connection.
     fn leave(self) {
-        // Reads the client's message, although its content is known. Closing a socket with unread
-        // data would give the client an error instead of the answer.
+        // Reads the client's message, although its content is known. If this process closed the
+        // socket with unread data, the client would get an error instead of the answer.
         let mut question = [0; QUESTION_LENGTH];
         let asked = recv(self.connection.as_raw_fd(), &mut question, MsgFlags::MSG_DONTWAIT);
         self.lease.take_back();

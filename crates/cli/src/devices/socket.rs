@@ -129,8 +129,8 @@ fn not_private(folder: &Path) -> String {
     format!("{} is not a folder that only you can enter", folder.display())
 }
 
-/// Returns the folders of this user's runs that exist. A folder that another user could have made
-/// is left out, and named on standard error.
+/// Returns the existing folders in which this user's runs have their sockets. A folder that another
+/// user could have made is left out, and named on standard error.
 pub fn private_folders() -> Vec<PathBuf> {
     let mut private = folders();
     private.retain(|folder| {

@@ -48,7 +48,7 @@ pub fn parse_order(text: &str) -> Result<u64, String> {
     seed.ok_or_else(|| format!("'{text}' is not seed= with a number, such as seed=1"))
 }
 
-/// Parses the rules in a file. Empty lines, and text from ` #` on, are left out.
+/// Parses the rules in a file. Ignores empty lines, and in each line the text from ` #` on.
 fn read_file(path: &Path) -> Result<Vec<Rule>, Failure> {
     let name = path.display();
     let text = std::fs::read_to_string(path)

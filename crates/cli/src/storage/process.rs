@@ -86,11 +86,12 @@ impl Process {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let launcher = getpid();
         let prepare = move || {
-            // A terminal's ^C is for the program, which may survive it. A session of its own keeps
-            // the signal away from the daemon.
+            // A terminal's ^C is for the program, which may survive it. The daemon gets a session
+            // of its own, so the terminal does not send it the signal.
             setsid()?;
             close_inherited()?;
-            // QEMU adds signals to the mask that it inherits, and removes none of these.
+            // QEMU inherits this signal mask. It adds signals to the mask, and removes none of
+            // [`BLOCKED`].
             SigSet::from_iter(BLOCKED).thread_set_mask()?;
             if die_with(launcher) { Ok(()) } else { Err(Errno::ESRCH.into()) }
         };

@@ -90,8 +90,8 @@ fn plural(count: u64, one: &str, many: &str) -> String {
     if count == 1 { format!("1 {one}") } else { format!("{count} {many}") }
 }
 
-/// A number of bytes. It is shown as a user would write it for `--trace FILE,size=SIZE`: in whole
-/// K, M or G if it is a multiple of 1024, otherwise in bytes.
+/// A number of bytes, shown as a user would write it for `--trace FILE,size=SIZE`: in whole K, M or
+/// G if it is a multiple of 1024, otherwise in bytes.
 struct Bytes(u64);
 
 impl std::fmt::Display for Bytes {
@@ -177,7 +177,8 @@ impl Loaded {
                 events.push(Event { at: header.nanoseconds(record.ticks), record });
             }
         }
-        // The sort is stable: events of one moment stay in the order in which they were recorded.
+        // The sort is stable: events with the same time stay in the order in which they were
+        // recorded.
         events.sort_by_key(|event| event.at);
         let missing = header.records.saturating_sub(events.len() as u64);
         Ok(Loaded { header, names, events, missing })

@@ -86,7 +86,8 @@ pub fn write(options: &TraceOptions) -> Outcome {
 pub fn list(options: &RequestsOptions) -> Outcome {
     let of_process = options.process.and_then(run_of);
     let (run, page) = find(options.which.run.or(of_process))?;
-    // The stacks are read first: a request that is in flight afterwards had not ended by then.
+    // The stacks are read before the trace. A request that the trace then shows in flight had not
+    // ended when its stack was read.
     let stacks = shared_stacks(run);
     let trace = snapshot(&page)?;
     let requests = requests::join(&trace);

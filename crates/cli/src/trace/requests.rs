@@ -14,13 +14,13 @@ pub enum Cause {
     Drain,
     /// The request's file, until it is ready.
     File,
-    /// The passing of a time, or a number of completions. Timeouts wait for these.
+    /// The end of a timeout's time, or the number of completions that the timeout names.
     Time,
     /// An answer of other processes that share its ring.
     Processes,
     /// A delay of `usring run --inject` or `--order`.
     Fault,
-    /// A free worker, which the request needs for this reason.
+    /// A free worker. The [`WorkerReason`] says why the request needs one.
     Queue(WorkerReason),
     /// The worker with this thread id, which carries the request out in this time.
     Worker(u32),

@@ -36,8 +36,8 @@ fn open_mapped(path: &Path, mapping: &Mapping) -> io::Result<StatisticsFile> {
 fn is_mapped(found: &Metadata, mapping: &Mapping) -> bool {
     let (major, minor) = (nix::sys::stat::major(found.dev()), nix::sys::stat::minor(found.dev()));
     let Some((device, inode)) = mapping.file.split_once('/') else { return false };
-    // With major number 0 the device is not comparable: on btrfs and overlayfs, stat(2) shows
-    // another number than /proc/PID/maps.
+    // A device with the major number 0 is not compared: on btrfs and overlayfs, stat(2) shows
+    // another device number than /proc/PID/maps.
     inode == found.ino().to_string() && (major == 0 || device == format!("{major:02x}:{minor:02x}"))
 }
 

@@ -180,8 +180,9 @@ mod tests {
     fn a_ring_is_compared_with_itself_only() {
         let before = sample(0, 1, rows(100, 90));
         assert_eq!(counted(&before, &sample(1, 1, rows(130, 95))), [30, 5]);
-        // The ring was closed, and a new ring got its block in the statistics file. Only the new
-        // ring's second counter is smaller than the old ring's. That must be enough to notice it.
+        // The ring was closed, and a new ring got its block in the statistics file. Of the new
+        // ring's two counters, only the second is smaller than the old ring's. This one must
+        // suffice to notice the new ring.
         assert_eq!(counted(&before, &sample(1, 1, rows(110, 20))), [110, 20]);
         // Another process now has the same process id.
         assert_eq!(counted(&before, &sample(1, 2, rows(110, 91))), [110, 91]);

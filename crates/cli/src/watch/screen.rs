@@ -58,8 +58,8 @@ impl Screen {
         let mut drawn = String::from("\x1b[H");
         for line in text.lines().take(rows) {
             let line: String = line.chars().take(columns).collect();
-            // Erases the row before it writes the line. After a line that fills the row, this
-            // sequence would erase the line's last character.
+            // The escape sequence erases the screen's row before the line is written. If it came
+            // after a line that fills the row, it would erase the line's last character.
             let _ = write!(drawn, "\x1b[K{line}\r\n");
         }
         // The line break behind the last row would scroll the screen.

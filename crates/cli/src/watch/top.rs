@@ -143,8 +143,8 @@ fn is_quit_within(interval: Duration) -> bool {
         let limit = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         if poll(&mut set, limit).is_ok_and(|ready| ready > 0) {
             let mut pressed = [0; MOST_KEYS];
-            // Reads the descriptor without a buffer in this process, because poll(2) does not see
-            // the keys in such a buffer.
+            // Reads standard input without a buffer in this process, because poll(2) does not see
+            // keys that are already in such a buffer.
             match nix::unistd::read(&input, &mut pressed) {
                 Ok(count @ 1..) if pressed[..count].iter().any(|key| matches!(key, b'q' | b'Q')) => return true,
                 Ok(1..) => {}

@@ -15,9 +15,9 @@ use markup::Markup;
 use serde_json::Value;
 
 const STYLE: &str = include_str!("style.css");
-/// Forbids the page to load anything, should a text ever be escaped wrongly.
+/// Forbids the page to load anything, in case a text in it was escaped wrongly.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
-/// The system of rows that measure the machine and not a ring.
+/// The name, in the JSON's field `system`, of rows that measure the machine and not a ring.
 const FLOOR: &str = "floor";
 
 /// The metrics that can show a cost of the machine. Of those that a row has, the first is shown.

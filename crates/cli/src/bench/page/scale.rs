@@ -1,4 +1,4 @@
-//! Axes of plots: round numbers for their marks, and how these are written.
+//! Axes of plots: round numbers for the marks of an axis, and their text.
 
 use super::super::metric::Metric;
 
