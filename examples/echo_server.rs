@@ -388,8 +388,8 @@ impl Server<'_> {
         self.counts.closed += 1;
         self.connections[place].reset();
         self.free.push(place);
-        // Submits an accept if none is in flight: it may have failed because no descriptor was
-        // free.
+        // Submits an accept if none is in flight: the last one may have failed because no
+        // descriptor was free.
         self.accept()
     }
 
