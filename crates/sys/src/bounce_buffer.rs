@@ -20,7 +20,8 @@ static SPARE: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Filled,
-    /// The kernel reads the program's data from the buffer, perhaps after the call has returned.
+    /// The kernel reads the program's data from the bounce buffer, perhaps after the call has
+    /// returned.
     Lingers,
     /// The kernel writes to the buffer, and may fill only a part of it.
     Offered,

@@ -48,8 +48,9 @@ impl BulkMemory {
         (self.address + width::size(offset)) as *mut u8
     }
 
-    /// Prefetches bytes that are about to be copied. `bytes` is counted from `offset`. The
-    /// processor translates their addresses and loads their cache lines in the background.
+    /// Prefetches bytes that are about to be copied. `bytes` is a range of positions relative to
+    /// `offset`. The processor translates their addresses and loads their cache lines in the
+    /// background.
     #[inline]
     pub fn prefetch(&self, offset: u64, bytes: Range<u64>) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

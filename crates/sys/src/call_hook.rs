@@ -4,13 +4,13 @@
 use crate::SystemCall;
 use crate::set_once::SetOnce;
 
-/// A function that makes a call and returns the kernel's answer.
+/// A function that makes a system call and returns the kernel's answer.
 pub type Make<'a> = &'a dyn Fn(&SystemCall) -> u64;
 
 /// The hook.
 pub struct CallHook {
-    /// Called in place of each system call. The function makes the call by its second argument, or
-    /// answers without making the call. Returns the answer.
+    /// Called in place of each system call. The function makes the call by calling its second
+    /// argument, or makes no call. Returns the answer for usring.
     pub during: fn(&SystemCall, Make<'_>) -> u64,
 }
 
@@ -21,7 +21,7 @@ pub fn set(hook: &'static CallHook) {
     HOOK.set(hook);
 }
 
-/// Makes a call, through the hook if there is one.
+/// Makes a system call, through the hook if one was set.
 #[inline]
 pub(crate) fn during(call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
     match HOOK.get() {

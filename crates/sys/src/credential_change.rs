@@ -84,8 +84,8 @@ impl Generations {
 /// number of changes of credentials so far).
 #[derive(Clone, Copy, Debug)]
 pub enum Origin {
-    /// The number of changes that had ended before clone(2). The thread has credentials of this
-    /// generation, unless a change begins before the thread starts.
+    /// The number of changes of credentials that had ended before clone(2). The new thread has
+    /// credentials of this generation, unless a change begins before the thread starts.
     Seen(u32),
     /// The creator keeps the credentials that it started with, as a worker does. The new thread has
     /// the creator's generation; `None` if that is not known.
@@ -168,9 +168,11 @@ impl Order {
 /// The answer of one service thread to the last [`Order`]. Only the service thread writes it.
 #[derive(Debug)]
 pub struct Follower {
-    /// Number of the last order that the thread has carried out.
+    /// Number of the last order (to repeat a change of credentials) that the service thread has
+    /// carried out.
     made: AtomicU32,
-    /// A hash of the thread's credentials after the order `made` ([`crate::credentials`]).
+    /// A hash of the service thread's credentials after it has carried out the order `made`
+    /// ([`crate::credentials`]).
     state: AtomicU64,
 }
 
@@ -194,13 +196,13 @@ impl Follower {
             Origin::Inherited(generation) => generation,
         };
         if generation.is_some() {
-            // The thread inherited the effect of all orders up to `last`.
+            // The new thread has inherited from its creator the effect of all orders up to `last`.
             self.answer(last, 0);
         }
         generation
     }
 
-    /// Returns the number of the last order that the thread has carried out.
+    /// Returns the number of the last order that the service thread has carried out.
     pub fn made(&self) -> u32 {
         self.made.load(Ordering::Relaxed)
     }

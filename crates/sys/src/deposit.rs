@@ -274,7 +274,8 @@ fn remove(queue: &QueueLock, is_stale: impl Fn(&Head) -> bool) {
         if !is_stale(head) {
             let Some(Message { words, files }) = receive(queue, Mode::Peek) else { return };
             let files: Vec<i32> = files.iter().map(OwnedDescriptor::number).collect();
-            // If the queue is full, the stale messages stay in it. The next call removes them.
+            // If the queue is full, the stale messages stay in it. The next call of this function
+            // removes them.
             if files.len() != head.files as usize || send(queue, &words, &files).is_err() {
                 return;
             }

@@ -196,7 +196,8 @@ impl Drop for HeldDescriptor {
 }
 
 /// Returns a private duplicate of a file, for a request that has to wait or for a registered file.
-/// If a duplicate of this file is parked, returns that duplicate; otherwise makes a new one.
+/// If a duplicate of this file is parked (kept open for the program's record locks), returns that
+/// duplicate. Otherwise makes a new one.
 pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, None)
 }

@@ -47,7 +47,7 @@ struct Shared {
 /// inherits the mapping, with zeroed pages.
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(null_mut());
 
-/// Returns the shared data, if [`prepare`] has made it.
+/// Returns the hazard pointers of this process, if [`prepare`] has made them.
 #[inline(always)]
 fn shared() -> Option<&'static Shared> {
     // SAFETY: 1. A non-null pointer leads to pages that are never unmapped. 2. The pages are zero
@@ -85,8 +85,8 @@ impl Use {
         shared().map(|shared| &shared.table).filter(|table| table.end(self.0))
     }
 
-    /// Ends a use without freeing objects, for a caller that holds a lock: the lock may be part of
-    /// an object that would be freed. If the result is `true`, the caller has to arrange a
+    /// Ends the use of an object, and frees no retired object. For a caller that holds a lock,
+    /// which may be part of a retired object. If the result is `true`, the caller has to arrange a
     /// [`sweep`] soon. No other thread gets `true` until that sweep begins.
     #[must_use]
     pub fn end_inside(self) -> bool {

@@ -38,7 +38,8 @@ struct ThreadRow {
 pub struct Table<const ROWS: usize> {
     /// Number of retired objects: removed from their table, but not freed yet.
     retired: AtomicU32,
-    /// 1 if a sweep was requested and has not begun; see [`Table::request_sweep`].
+    /// 1 if a sweep (which frees unused retired objects) was requested and has not begun; see
+    /// [`Table::request_sweep`].
     sweep_is_due: AtomicU32,
     rows: [ThreadRow; ROWS],
 }
@@ -62,9 +63,10 @@ impl<const ROWS: usize> Table<ROWS> {
         Table { retired: AtomicU32::new(0), sweep_is_due: AtomicU32::new(0), rows: [(); ROWS].map(row) }
     }
 
-    /// Returns the row of `thread`, the calling thread. If the thread has no row yet, it gets a
-    /// free one; `None` if none is free. A signal handler may interrupt this function and acquire a
-    /// second row for the same thread. Both rows are then valid, because removers read all rows.
+    /// Returns the row of hazard pointers of `thread`, the calling thread. If the thread has no row
+    /// yet, it gets a free one; `None` if none is free. A signal handler may interrupt this
+    /// function and acquire a second row for the same thread. Both rows are then valid, because
+    /// removers read all rows.
     #[inline]
     fn own_row(&self, thread: usize) -> Option<&ThreadRow> {
         let start = spread::row(thread, ROWS);
@@ -126,8 +128,8 @@ impl<const ROWS: usize> Table<ROWS> {
     }
 
     fn is_used(&self, object: usize) -> bool {
-        // Acquire: pairs with the release in `end`. If the pointer is seen empty, the user's last
-        // access to the object has happened before.
+        // Acquire: pairs with the release in `end`. If a hazard pointer is read as empty, its
+        // user's last access to the object has happened before.
         self.rows.iter().any(|row| row.used.iter().any(|pointer| pointer.0.load(Ordering::Acquire) == object))
     }
 
@@ -156,9 +158,9 @@ impl<const ROWS: usize> Table<ROWS> {
     /// Frees the retired objects of `list` that no hazard pointer names any more.
     #[cold]
     pub fn sweep(&self, list: &RetiredList) {
-        // The request is reset before the rows are read. A thread that ends its use after the reset
-        // requests another sweep. A thread that ended its use before had cleared its pointer, so
-        // this sweep sees the cleared pointer.
+        // The request for this sweep is reset before the hazard pointers are read. A thread that
+        // ends its use after the reset requests another sweep. A thread that ended its use before
+        // had cleared its pointer, so this sweep sees the cleared pointer.
         self.sweep_is_due.swap(0, Ordering::AcqRel);
         let mut unused = Vec::new();
         list.lock().retain(|retired| {

@@ -381,7 +381,7 @@ mod context {
         let _ = SystemCall::new(linux::__NR_io_destroy, [address, 0, 0, 0, 0]).run();
     }
 
-    /// Returns the ring of a new context; `None` if its layout is unknown.
+    /// Returns the completion ring of a new AIO context; `None` if the ring's layout is unknown.
     fn map_ring(address: u64) -> Option<CompletionRing> {
         // If a sandbox answers io_setup(2) in place of the kernel, the context may be a number that
         // is no address.

@@ -317,7 +317,8 @@ pub(crate) fn map_aligned(length: usize, alignment: usize, flags: u32, source: O
 pub(crate) fn map_where(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     let mapped = map_at(address, length, flags | linux::MAP_FIXED_NOREPLACE, source)?;
     if mapped != address {
-        // A kernel that does not know MAP_FIXED_NOREPLACE treats the address as a hint.
+        // A kernel that does not know MAP_FIXED_NOREPLACE treats the address as a hint, and has
+        // mapped the memory elsewhere.
         let _ = unmap(mapped, length);
         return Err(Errno::EEXIST);
     }

@@ -44,13 +44,13 @@ pub struct Part {
 }
 
 impl Part {
-    /// Returns shared memory of some pages of the part.
+    /// Returns some pages of this part of a pool's mapping, as shared memory.
     pub fn memory(&self, pages: Range<usize>) -> SharedMemory {
         assert!(pages.end <= self.range.len(), "the pages lie in the part");
         SharedMemory::part_of(&self.mapping, self.in_mapping(pages))
     }
 
-    /// Converts a range of bytes of the part to the range of those bytes in the mapping.
+    /// Converts a range of bytes of this part to the range of the same bytes in the pool's mapping.
     pub fn in_mapping(&self, pages: Range<usize>) -> Range<usize> {
         self.range.start + pages.start..self.range.start + pages.end
     }

@@ -130,8 +130,8 @@ pub fn is_resumable(number: i32) -> bool {
 /// How well the number of unread bytes ([`unread`]) predicts what a receive returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
-    /// The number predicts nothing: the socket carries messages, or a protocol on top of it decides
-    /// how much a receive returns. (A record of TLS ends a receive early.)
+    /// The number of unread bytes predicts nothing: the socket carries messages, or a protocol on
+    /// top of it decides how much a receive returns. (A record of TLS ends a receive early.)
     Not,
     /// TCP: a receive returns all unread bytes. The kernel does not count bytes after urgent data.
     UpToUrgent,

@@ -21,7 +21,7 @@ use core::ops::{Deref, DerefMut};
 
 const UNLOCKED: u32 = 0;
 const LOCKED: u32 = 1;
-/// Locked, and a thread may sleep on the word.
+/// The mutex is locked, and a thread may sleep on its word.
 const CONTENDED: u32 = 2;
 
 /// Number of attempts to acquire the lock before the thread sleeps in the kernel. All attempts

@@ -129,13 +129,14 @@ const BORROWED_FOR_BELOW: u16 = 1024;
 /// Count of numbers for which [`prepare_table`] makes room: enough for the first ring, and for the
 /// files of its first waiting requests.
 const FIRST_NUMBERS: u32 = 512;
-/// Least count of numbers by which the reserve grows.
+/// Least count of numbers by which the reserve (usring's numbers above the program's limit) grows.
 const LEAST_GROWTH: i32 = 64;
 
 /// The ranges in which duplicates get their numbers.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// The program's soft limit, at which the reserve begins; 0 if there is no reserve.
+    /// The program's soft limit of open files. The reserve (usring's numbers) begins there. 0 if
+    /// there is no reserve.
     limit: u32,
     /// Lowest borrowed number.
     above: u16,
@@ -183,8 +184,9 @@ impl Layout {
         u64::from(self.limit) << 32 | u64::from(self.above) << 16 | u64::from(self.borrowed_for_below)
     }
 
-    /// Returns whether a duplicate of descriptor `number` gets a number of the reserve. Once the
-    /// program has a descriptor in the upper half of its range, usring borrows no numbers any more.
+    /// Returns whether a duplicate of descriptor `number` gets a number of the reserve, above the
+    /// program's limit. Once the program has a descriptor in the upper half of its range, usring
+    /// borrows no numbers any more.
     fn reserves_for(self, number: i32) -> bool {
         if self.limit != 0 && self.borrowed_for_below != 0 && number.cast_unsigned() >= self.limit / 2 {
             LAYOUT.store(Layout { borrowed_for_below: 0, ..self }.word(), Ordering::Relaxed);
@@ -262,7 +264,8 @@ pub fn allow_reserve() {
 /// Errors: `EBADF`; `EMFILE` if no number is left within the limits.
 pub fn duplicate(of: i32, wish: Option<i32>) -> Result<OwnedDescriptor, Errno> {
     match duplicate_by(Layout::current(), of, wish) {
-        // EINVAL: the program has lowered its limit, so the layout is computed again.
+        // EINVAL: the program has lowered its limit, so the ranges of usring's numbers are computed
+        // again.
         Err(Errno::EINVAL) => duplicate_by(Layout::make(), of, None),
         answer => answer,
     }
@@ -297,7 +300,8 @@ pub fn duplicate_for_program(of: i32, close_on_exec: bool) -> Result<OwnedDescri
     Ok(OwnedDescriptor::from_raw(number))
 }
 
-/// Replaces a placeholder by a duplicate of `of`, at `wish` if possible. Returns its number.
+/// Replaces a placeholder of the reserve by a duplicate of `of`, at the number `wish` if possible.
+/// Returns the duplicate's number.
 fn reserved(of: i32, wish: i32, flags: u32) -> Result<i32, Errno> {
     for _ in 0..2 {
         let number = take(wish).ok_or(Errno::EMFILE)?;
@@ -324,7 +328,7 @@ fn take(wish: i32) -> Option<i32> {
     if wish >= end() {
         grow(wish + 1);
     }
-    // A number above the kernel's limit cannot be replaced.
+    // dup3(2) cannot replace a placeholder whose number is not below the kernel's soft limit.
     if wish < end() && IDLE.remove(wish) {
         return Some(wish);
     }

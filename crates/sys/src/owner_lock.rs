@@ -14,7 +14,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
 const FREE: u32 = 0;
-/// Pause between attempts if the kernel cannot determine the holder, in nanoseconds.
+/// Pause between two attempts to acquire the lock if the kernel cannot determine its holder, in
+/// nanoseconds.
 const PAUSE: u64 = 1_000_000;
 
 /// A lock that becomes free when its holder dies; see the head of this file.
@@ -71,7 +72,7 @@ impl Drop for OwnerGuard<'_> {
         if self.owner == current()
             && word.compare_exchange(self.owner, FREE, Ordering::Release, Ordering::Relaxed).is_err()
         {
-            // The word says that a thread sleeps, so the kernel has to unlock the word. The kernel
+            // The lock's word says that a thread sleeps, so the kernel has to unlock it. The kernel
             // refuses if it knows no sleeper. A plain store then unlocks the word.
             if self.lock.control(linux::FUTEX_UNLOCK_PI).is_err() {
                 word.store(FREE, Ordering::Release);

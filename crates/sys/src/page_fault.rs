@@ -261,8 +261,8 @@ fn visit_row(fault: Fault) -> Option<Served> {
     served
 }
 
-/// Acquires a fault slot, and stores the row's entry in it. Returns the slot's number and the
-/// entry. `None` if the row has no entry.
+/// Acquires a fault slot, and stores in it the entry of `row`, a row of the table of ranges.
+/// Returns the slot's number and the entry. `None` if the row has no entry.
 fn enter(row: &RangeRow) -> Option<(usize, *mut ServedRange)> {
     let first = fault_slot();
     let mut step = 0;

@@ -31,7 +31,7 @@ const SECRET: &[u8] = b"/secretmem (deleted)";
 /// once, and queries each mapping once.
 #[derive(Default)]
 pub struct PinCheck {
-    /// Outer `None`: the list has not been opened yet. Inner `None`: it cannot be opened.
+    /// The list of mappings. Outer `None`: not opened yet. Inner `None`: it cannot be opened.
     maps: Option<Option<Maps>>,
     /// Addresses of the last queried mapping that the kernel would pin.
     good: Range<usize>,

@@ -37,7 +37,7 @@ pub struct Maps {
 /// parent. Opens the list of mappings (/proc/self/maps) once, and queries each mapping once.
 #[derive(Default)]
 pub struct SharedCheck {
-    /// Outer `None`: the list has not been opened yet. Inner `None`: it cannot be opened.
+    /// The list of mappings. Outer `None`: not opened yet. Inner `None`: it cannot be opened.
     maps: Option<Option<Maps>>,
     /// Addresses of the last queried mapping that is shared.
     shared: Range<usize>,
@@ -161,7 +161,7 @@ impl Maps {
         }
     }
 
-    /// Reads the lines of the list, from the file's position on.
+    /// Reads the lines of the list of mappings (/proc/self/maps), from the file position on.
     pub fn lines(&self) -> Lines<'_> {
         Lines { file: &self.file, buffer: [0; 1024], start: 0, end: 0 }
     }

@@ -142,7 +142,7 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
         guard
     }
 
-    /// Waits for the lock and acquires it. Returns the value that the word had just before.
+    /// Waits for the lock and acquires it. Returns the value that the lock's word had just before.
     fn wait(&self) -> u32 {
         let mut spins = SPINS;
         // A thread that has slept cannot know whether other threads sleep on the word. So it

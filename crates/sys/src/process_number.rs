@@ -49,13 +49,13 @@ static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 /// Descriptors of the sockets that pass files on: the end that receives, and the end that sends.
 /// Each is stored plus 1; 0 if there are none.
 static QUEUE: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
-/// This process's view of the lock for these sockets.
+/// This process's view of the lock for the sockets by which processes pass files on.
 static QUEUE_LOCK: PerProcess<ProcessMutex<(), &'static AtomicU32>> = PerProcess::new();
 /// This process's number, once it has one.
 static OWN: PerProcess<u32> = PerProcess::new();
 /// Whether this process shares its parent's descriptor table.
 static SHARES_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
-/// Held while this process makes the register or gets its number.
+/// Held while this process makes the register (the memfd of process numbers) or gets its number.
 static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
 
 /// Returns this process's number. The first call chooses the number, and makes the register if no
@@ -88,8 +88,8 @@ pub fn begin_child(shares_descriptors: bool) {
     SHARES_DESCRIPTORS.store(shares_descriptors, Ordering::Relaxed);
 }
 
-/// Returns the register's descriptor and the word with the last number. Makes the register if there
-/// is none. The caller holds `MAKING`.
+/// Returns the descriptor of the register (a memfd), and the word in it that holds the last number
+/// given out. Makes the register if there is none. The caller holds `MAKING`.
 fn register() -> Result<(i32, &'static AtomicU64), Errno> {
     let made = REGISTER.load(Ordering::Acquire);
     // SAFETY: a non-null `LAST` points to a word on a page that is never unmapped, and every
@@ -147,7 +147,8 @@ pub fn is_stopped(number: u32) -> bool {
         let mut text = [0u8; 512];
         let arguments = [width::word(file.number()), text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
         let length = width::size(SystemCall::new(linux::__NR_read, arguments).run().ok()?);
-        // The state stands behind the name of the program, which may contain any characters.
+        // In /proc/PID/stat, the state follows the name of the program, which may contain any
+        // characters.
         let name_ends = text[..length].iter().rposition(|byte| *byte == b')')?;
         text.get(name_ends + 2).copied()
     });

@@ -45,7 +45,7 @@ use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::ptr;
 
-/// Pointer to the next newer entry; null until its pusher has linked it.
+/// Pointer to the next newer entry; null until the pusher of that entry has linked it.
 type Link = AtomicPtr<Header>;
 
 /// The link of an entry in the list, or of the stub (the list's own node).
@@ -237,8 +237,8 @@ impl<T> Consumer<T> {
         })
     }
 
-    /// Stops taking. If entries are left that can be reached, the next [`Self::begin`] returns
-    /// `true`.
+    /// Stops taking entries. If entries are left that the consumer can reach, the next
+    /// [`Self::begin`] returns `true`.
     pub fn stop(&mut self) -> Rest {
         let shared = &*self.0;
         if ptr::eq(shared.tail.load(Ordering::Relaxed), shared.stub()) {

@@ -16,8 +16,8 @@ use core::ops::Deref;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Number of places in the first segment of a table. Each further segment has twice as many as the
-/// one before.
+/// Number of places (indices of objects) in the first segment of a table. Each further segment has
+/// twice as many places as the one before.
 const FIRST: usize = 64;
 /// Number of segments: enough for a place for every `u32`.
 const SEGMENTS: usize = 27;
@@ -110,7 +110,7 @@ impl<T: Send + Sync> SharedTable<T> {
         Ok(())
     }
 
-    /// Puts an object into a place that is reserved and empty.
+    /// Puts an object into a place of the table that is reserved and empty.
     ///
     /// # Panics
     /// If the place is not reserved.
@@ -120,7 +120,7 @@ impl<T: Send + Sync> SharedTable<T> {
         entry.store(Arc::into_raw(thing) as usize, Ordering::Release);
     }
 
-    /// Returns the object in a place. `None`: the place is empty or does not exist.
+    /// Returns the object in a place of the table. `None`: the place is empty or does not exist.
     #[inline]
     pub fn find(&self, place: usize) -> Option<Using<T>> {
         let entry = self.entry(place)?;
@@ -134,7 +134,7 @@ impl<T: Send + Sync> SharedTable<T> {
         }
     }
 
-    /// Returns the object in a place, for a thread without a hazard pointer.
+    /// Returns the object in a place of the table, for a thread without a hazard pointer.
     #[cold]
     #[inline(never)]
     fn find_with_lock(&self, entry: &AtomicUsize) -> Option<Using<T>> {

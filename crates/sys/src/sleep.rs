@@ -196,8 +196,8 @@ impl SleepWord {
         Ticket { kind, claims: before.claims, futex, led: before.led }
     }
 
-    /// Removes an announcement. Returns `true` if a waker has claimed it: then this thread must
-    /// check for work, whatever ended its sleep.
+    /// Removes this thread's announcement of a sleep. Returns `true` if a waker has claimed it:
+    /// then this thread must check for work, whatever ended its sleep.
     #[inline]
     pub fn retract(&self, ticket: Ticket) -> bool {
         let stands = |state: &State| match ticket.kind {

@@ -38,10 +38,12 @@ pub fn current() -> ThreadId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Credentials {
-    /// The thread follows every change that a thread of the program makes ([`crate::credentials`]).
+    /// The thread repeats every change of credentials that a thread of the program makes
+    /// ([`crate::credentials`]).
     Following,
-    /// The thread follows every change of user and groups. It has at most the capabilities that it
-    /// needs for this (CAP_SETUID and CAP_SETGID), because its work needs no others.
+    /// The thread repeats every change of user and groups that the program makes. It has at most
+    /// the capabilities that it needs for this (CAP_SETUID and CAP_SETGID), because its work needs
+    /// no others.
     Service,
     /// The thread keeps its first credentials. It carries out requests of program threads that have
     /// the same credentials.

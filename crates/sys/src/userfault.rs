@@ -9,7 +9,7 @@ use linux_raw_sys::ioctl;
 /// How the kernel reports a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultReport {
-    /// The kernel sends SIGBUS to the thread, or lets a system call return EFAULT.
+    /// The kernel sends SIGBUS to the faulting thread, or lets its system call return EFAULT.
     Signal,
     /// The kernel queues an event to read, and the faulting thread waits, also within a system
     /// call. Needs a privilege (vm.unprivileged_userfaultfd, CAP_SYS_PTRACE, or /dev/userfaultfd).

@@ -83,12 +83,13 @@ const MOST_SLEEP_NS: Nanoseconds = 3600 * 1_000_000_000;
 static LONGEST_TIME: Timespec = timespec(MOST_SLEEP_NS);
 
 /// Longest single sleep while *another* thread has a deferred signal. [`DEFERRED`] then says
-/// nothing about this thread, so this thread wakes after each slice and checks
+/// nothing about this thread. So this thread wakes at least this often, and checks
 /// [`signals::interrupted`].
 const SLICE: Nanoseconds = 1_000_000;
 
-/// For usring's signal handlers: returns the address of the stub's exit if `instruction_pointer`,
-/// at which the signal arrived, lies inside the stub. The handler then continues there instead.
+/// For usring's signal handlers: returns the exit of the stub `usring_wait` if
+/// `instruction_pointer`, at which the signal arrived, lies inside the stub. The handler then
+/// continues there instead.
 pub fn exit_address(instruction_pointer: usize) -> Option<usize> {
     let start = &raw const usring_wait_start as usize;
     let end = &raw const usring_wait_end as usize;
@@ -148,7 +149,7 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCal
             return Err(Errno::EINTR);
         } else {
             // If a signal for this thread arrives from here on, the handler finds the thread in the
-            // stub, or this loop finds the deferred signal after one slice.
+            // stub `usring_wait`, or this loop finds the deferred signal after one `SLICE`.
             (&NEVER, SLICE)
         };
         let time = timespec(left.min(slice));

@@ -80,7 +80,7 @@ impl WatchedCalls {
     #[inline]
     pub fn end(&self, call: Begun) {
         let outside = call.0 & !phase::MASK;
-        // Fails if the watchdog has announced a signal (`interrupt`).
+        // The exchange fails if the watchdog has announced a signal for this call (`interrupt`).
         if self.state.compare_exchange(call.0, outside, Edge::Interrupt.both(), Ordering::Relaxed).is_err() {
             self.end_after_interrupt(outside);
         }

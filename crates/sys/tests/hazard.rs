@@ -27,8 +27,8 @@ unsafe fn free_early(object: usize) {
     FREED_EARLY.fetch_add(object, Ordering::Relaxed);
 }
 
-/// The object is replaced and freed after it was found and before the hazard pointer is stored. The
-/// user gets the new object, which is not freed until its use has ended.
+/// A thread has found an object. The object is replaced and freed before the thread stores its
+/// hazard pointer. The thread gets the new object, which is not freed until its use has ended.
 #[test]
 fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
     const OLD: usize = 0x100;
@@ -59,8 +59,9 @@ fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
     assert_eq!(FREED.load(Ordering::Relaxed), OLD + NEW);
 }
 
-/// The object is removed after the hazard pointer was stored, and before the second look-up. No use
-/// of an object follows, so the end of this look-up must free the object.
+/// An object is removed from its table after a thread has stored its hazard pointer, and before the
+/// thread's second look-up. The thread then uses no object, so the end of this look-up must free
+/// the object.
 #[test]
 fn an_object_that_is_removed_during_a_look_up_is_freed_when_the_look_up_is_over() {
     const OBJECT: usize = 0x10000;

@@ -135,7 +135,7 @@ fn the_lock_of_a_living_process_is_not_taken() {
                 let _guard = lock.lock(|_, _| {});
                 memory.add();
                 futex::expire();
-                // Lets the first process run while this one still holds the lock.
+                // Lets the first process run while this process still holds the lock.
                 thread::yield_now();
                 memory.add();
             })

@@ -34,7 +34,7 @@ impl Event {
         futex::wake(&self.0, 1);
     }
 
-    /// Sleeps until there was a signal since the count `seen`. Updates `seen`.
+    /// Sleeps until the number of signals differs from `seen`. Updates `seen`.
     fn wait(&self, seen: &mut u32) {
         futex::wait(&self.0, *seen, None).unwrap();
         *seen = self.0.load(Ordering::Acquire);
@@ -46,7 +46,7 @@ struct Ring {
     memory: Arc<Memory>,
     state: ProcessMutex<Consumer<()>, Arc<AtomicU32>>,
     work: Queue<()>,
-    /// The wake eventfd in the epoll set of this process.
+    /// The eventfd that wakes the thread that sleeps in the epoll set of this process.
     wake_event: Event,
     is_adopted: bool,
 }
@@ -308,9 +308,9 @@ fn a_waiter_that_resigns_without_a_wake_up_takes_the_announcement_of_a_sleeper_a
     });
 }
 
-/// The creator begins to poll the ring's descriptor, while a child begins and publishes two CQEs.
-/// The descriptor becomes readable, whatever the order of these steps is. The child finds the mark
-/// of the poller when it gets the lock from another process.
+/// The creator begins to poll the ring's descriptor, while a child begins to use the ring and
+/// publishes two CQEs. The descriptor becomes readable, whatever the order of these steps is. The
+/// child finds the mark of the poller when it gets the lock from another process.
 fn a_process_begins_to_poll_while_a_child_publishes() {
     bounded(3, || {
         let memory = memory();
