@@ -90,7 +90,7 @@ fn buffer_of(number: u32) -> Option<Buffer> {
 /// Returns the length of a call's only buffer, as the kernel reads it from the argument.
 fn length_argument(number: u32, length: u64) -> u64 {
     match number {
-        // The length of these calls is a C `int`, so the kernel ignores the argument's upper half.
+        // The length argument of these calls is a C `int`, so the kernel ignores its upper half.
         linux::__NR_getdents | linux::__NR_getdents64 | linux::__NR_syslog => u64::from(width::low(length)),
         _ => length,
     }
@@ -142,7 +142,7 @@ impl Data {
     fn of_vector(number: u32, arguments: &Arguments, ranges: &mut MemoryRanges) -> Option<Data> {
         let (access, has_position) = vector_of(number)?;
         let mut buffers = Vec::new();
-        // The kernel ignores the upper half of the count.
+        // The kernel ignores the upper half of the argument that holds the number of buffers.
         let (address, count) = (arguments[1], u64::from(width::low(arguments[2])));
         if !read_vector(&mut buffers, address, count)? {
             add(ranges, address, count * size_of::<IoVector>() as u64, Access::Read);

@@ -67,7 +67,8 @@ const REGULAR: u32 = 0o100_000;
 const SOCKET: u32 = 0o140_000;
 
 impl IoSemantics {
-    /// Returns the I/O semantics of a medium, for a call without special flags.
+    /// Returns the I/O semantics of a medium (a kind of source or target), for a call without
+    /// special flags.
     const fn plain(medium: Medium, continues: bool) -> IoSemantics {
         IoSemantics {
             medium,

@@ -277,8 +277,8 @@ impl Transfer {
         Ok(())
     }
 
-    /// Handles the kernel's answer to the part that was transferred. Returns whether another part
-    /// follows.
+    /// Handles the kernel's answer to the call that transferred a part of the data. Returns whether
+    /// another part follows.
     pub fn finish_part(&mut self, answer: u64) -> Result<bool, Errno> {
         let part_memory = core::mem::replace(&mut self.part_memory, PartMemory::Nothing);
         if is_error(answer) {
@@ -346,8 +346,8 @@ impl Transfer {
         if is_error(answer) && self.done == 0 { answer } else { self.done }
     }
 
-    /// Gives up the next part, and releases its memory. Returns the number of bytes that earlier
-    /// parts have transferred.
+    /// Gives up the transfer of the next part of the data, and releases the part's memory. Returns
+    /// the number of bytes that earlier parts have transferred.
     pub fn cancel_part(&mut self) -> u64 {
         self.part_memory = PartMemory::Nothing;
         self.done
