@@ -89,8 +89,8 @@ impl<'a> BlockFile<'a> {
         Ok(done)
     }
 
-    /// Transfers some of the remaining bytes: a part of one block, or whole blocks. Returns the
-    /// number of bytes transferred, at least 1.
+    /// Transfers some of the transfer's remaining bytes: a part of one block, or whole blocks.
+    /// Returns the number of bytes transferred, at least 1.
     fn step(
         &self,
         caller: &mut Caller,

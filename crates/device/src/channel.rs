@@ -37,7 +37,7 @@ pub struct Wait {
 }
 
 /// The next step of a thread after a poll that found too few completions. Ordered by urgency: a
-/// thread that waits for several channels uses the minimum of the channels' results.
+/// thread that waits for several channels (queue pairs) uses the minimum of their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pause {
     /// Poll again.
@@ -190,7 +190,8 @@ impl Channel {
         match self.policy.get() {
             PollPolicy::Classic => Pause::Spin,
             PollPolicy::Interrupt if self.options.interrupts => Pause::Interrupt,
-            // The queue pair has no interrupts, because another policy was set when it was opened.
+            // The queue pair has no interrupts, because another policy was in force when it was
+            // opened. So the thread polls.
             PollPolicy::Interrupt => Pause::Spin,
             hybrid => self.pause_hybrid(wait, hybrid),
         }

@@ -53,8 +53,8 @@ pub struct QueueGrant {
     pub index: u32,
     /// Eventfd that the queue's user signals, so that the back end looks for requests.
     pub kick: OwnedDescriptor,
-    /// Eventfd that the back end signals for completions, and the control plane for a new
-    /// generation.
+    /// Eventfd that the back end signals for completions. The control plane signals it, too, when a
+    /// new back end serves the device (a new generation).
     pub call: OwnedDescriptor,
     /// Eventfd that the queue's user signals after it has laid out the queue's rings for a new back
     /// end. The control plane then starts the queue.
@@ -69,7 +69,7 @@ pub struct QueueGrant {
 pub struct SharedRegion {
     /// The number to pass to [`Supply::unshare`].
     pub slot: u32,
-    /// The address of the memory's first byte in the back end.
+    /// The address by which requests to the back end name the memory's first byte.
     pub address: u64,
 }
 

@@ -238,7 +238,7 @@ fn a_calls_wait_sleeps_for_half_the_mean_latency_of_the_last_window() {
         pause
     };
     while start.elapsed() < Duration::from_millis(80) {
-        // The estimate's first window may end during this call.
+        // The latency estimate has windows of 100 ms, and the first may end during this call.
         let pause = call();
         assert!(pause == Pause::Spin || start.elapsed() > Duration::from_millis(100), "a sleep in the first window");
     }

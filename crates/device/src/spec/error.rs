@@ -21,7 +21,8 @@ pub enum Problem {
     UnknownOption {
         found: String,
         kind: &'static DeviceKind,
-        /// The wrapper around the device, if there is one. It does not have this option, either.
+        /// The wrapper around the device, if there is one. The wrapper has no option of this name,
+        /// either.
         wrapper: Option<&'static DeviceKind>,
     },
     OptionTwice(&'static str),

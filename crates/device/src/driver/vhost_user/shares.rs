@@ -12,7 +12,7 @@ use usring_sys::sync::{AtomicU32, Ordering};
 pub struct Share {
     pub start: u64,
     pub length: u64,
-    /// Address in the back end of the first byte.
+    /// Address by which requests to the back end name the memory's first byte.
     pub address: u64,
     /// Number by which the control plane knows the share.
     pub slot: u32,
