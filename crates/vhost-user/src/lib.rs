@@ -426,8 +426,8 @@ impl Shared {
         let is_at_work = state.queues.iter().any(Option::is_some);
         let Some(connection) = &mut state.connection else { return Err(Errno::EAGAIN) };
         let count = state.regions.iter().flatten().count();
-        // Without memory slots all regions must be sent again, which the protocol forbids while a
-        // queue is started.
+        // A back end without memory slots (CONFIGURE_MEM_SLOTS) must get all regions again. The
+        // protocol forbids that while a queue is started.
         if count >= connection.most_regions() || (is_at_work && !connection.has_memory_slots()) {
             return Err(Errno::ENOSPC);
         }
@@ -458,7 +458,8 @@ impl Shared {
         // Slot 0 is the arena, which stays shared.
         let Some(place) = state.regions.get_mut(slot as usize).filter(|_| slot > 0) else { return };
         let (Some(region), Some(connection)) = (place.take(), &mut state.connection) else { return };
-        // Without memory slots, the back end keeps the memory until the connection ends.
+        // A back end without memory slots (CONFIGURE_MEM_SLOTS) keeps the memory until the
+        // connection ends.
         if connection.has_memory_slots()
             && let Err(failure) = connection.remove_memory(&region)
         {
