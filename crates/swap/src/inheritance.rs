@@ -174,7 +174,7 @@ impl Mappings {
 }
 
 impl FrozenMemory {
-    /// Returns the descriptors that must stay open in the child.
+    /// Returns usring's own descriptors that must stay open in the child.
     pub fn descriptors(&self) -> &[i32] {
         &self.descriptors
     }

@@ -130,8 +130,8 @@ impl Pager {
         }
     }
 
-    /// Releases a page that stays in memory. If the page cannot be made writable now, the next
-    /// write fault on it makes it writable.
+    /// Ends this thread's ownership of a page that stays in memory. If the page cannot be made
+    /// writable now, the next write fault on it makes it writable.
     fn reopen(&self, index: usize, taken: Taken, state: State) {
         if state == State::Dirty {
             let _ = self.mechanism.open(self.offset(index), self.unit());

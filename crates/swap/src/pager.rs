@@ -369,7 +369,7 @@ impl Pager {
     }
 
     /// Ends the ownership of a page into which the caller has read the content of `slot`. Frees the
-    /// slot unless the page is clean. The caller is inside the gate.
+    /// slot unless the page is clean. The caller is inside the gate of the page's cluster.
     pub fn finish_page_in(&self, taken: Taken, slot: u32, clean: bool) {
         if clean {
             taken.release(State::Clean);

@@ -392,7 +392,7 @@ impl SwapRegion {
         Ok(pin)
     }
 
-    /// Pins the first page of `pages`. The request that pages it in may also page in later ones.
+    /// Pins the first page of `pages`. The request that pages it in may page in later pages, too.
     fn pin_first(&self, pages: Range<usize>, write: bool, most: usize) -> Result<(), Errno> {
         let index = pages.start;
         let access = PageAccess { write, present: true, fault_slot: page_fault::fault_slot() };

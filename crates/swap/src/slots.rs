@@ -18,14 +18,14 @@ use usring_sys::width;
 /// Maximum number of slots in a run, which lies in one word of the table.
 pub const MOST_SLOTS_OF_RUN: u32 = 64;
 
-/// Number of words that are searched for a run of the wanted length. After that, the longest
-/// shorter run is allocated; if there is none, the search continues.
+/// Number of words of the slot table that are searched for a run of the wanted length. After that,
+/// the longest shorter run that was found is allocated; if there is none, the search continues.
 const WORDS_FOR_WANTED_RUN: usize = 64;
 
 pub struct Slots {
     table: Arc<Table>,
     count: u32,
-    /// Index of the word at which the next search begins.
+    /// Index of the word of the slot table at which the next search for free slots begins.
     next: AtomicUsize,
     /// The user number of this process in the shared table; `None` if the slots cannot be shared.
     user: Option<SlotUser>,
@@ -160,8 +160,8 @@ impl Slots {
         }
     }
 
-    /// Returns the index of a word with a free run, the word's value, and the run. Prefers a run of
-    /// `wanted` slots to a shorter run. `None` if no slot is free.
+    /// Returns a word of the slot table that has a free run: its index, its value, and the run.
+    /// Prefers a run of `wanted` slots to a shorter run. `None` if no slot is free.
     fn find(&self, wanted: u32) -> Option<(usize, u64, Run)> {
         let start = self.next.load(Ordering::Relaxed);
         let all = &self.table.words;
@@ -201,7 +201,8 @@ fn mask(length: u32) -> u64 {
     if length >= 64 { u64::MAX } else { (1 << length) - 1 }
 }
 
-/// Returns a word whose set bits are the positions at which `length` free bits begin.
+/// Returns a word whose set bits are the positions in `free` at which `length` consecutive set bits
+/// begin.
 #[inline]
 fn starts(free: u64, length: u32) -> u64 {
     let (mut starts, mut known) = (free, 1);
@@ -282,8 +283,8 @@ mod tests {
         let childs = slots.inherit(child);
         childs.take(60).unwrap();
         slots.take(64).unwrap();
-        // The words now look as if a process had been killed after it set the bits and before it
-        // raised the count.
+        // The slot table now looks as if a process had been killed after it set the slots' bits and
+        // before it raised the count.
         slots.table.words[0].fetch_or(u64::MAX << 60, Ordering::Relaxed);
         assert_eq!(slots.take(1), None);
         drop(childs);

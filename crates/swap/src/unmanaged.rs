@@ -175,8 +175,8 @@ impl Pager {
         Ok(pages_to_release)
     }
 
-    /// Releases the pages, each in the state that it had before it was taken. If a page cannot be
-    /// made writable now, the next write fault on it makes it writable.
+    /// Ends this thread's ownership of the pages, and puts each page into the state that it had
+    /// before. If a page cannot be made writable now, the next write fault on it makes it writable.
     fn put_back(&self, pages_to_release: PagesToRelease) {
         for (step, taken) in pages_to_release.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };

@@ -48,7 +48,7 @@ pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<
 
 impl Aliased {
     /// Checks that a closed page cannot be read, even after its memory was freed. The check is
-    /// needed because some sandboxes accept the calls without doing anything.
+    /// needed because some sandboxes accept the system calls that close a page, and do nothing.
     fn check(&self) -> Result<(), Errno> {
         user_memory::install_fault_handler();
         self.memory.discard(0, PAGE)?;
@@ -96,7 +96,8 @@ impl Mechanism for Aliased {
         self.open(offset, content.len())
     }
 
-    /// Opens the pages: the file has a hole there, which reads as zeroes.
+    /// Makes absent pages accessible to the program. The memory file has a hole there, which reads
+    /// as zeroes.
     fn fill_zero(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.open(offset, length)
     }
@@ -105,8 +106,8 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.unguard(offset, length) } else { self.memory.permit(offset, length, true) }
     }
 
-    /// Opens the page and returns `false`: even if the program dropped the page from its mapping,
-    /// the file still has the content.
+    /// Makes the page accessible and returns `false`: even if the program dropped the page from its
+    /// mapping, the memory file still has the content.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno> {
         self.open(offset, length).map(|()| false)
     }
