@@ -26,8 +26,8 @@ pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
         write(&kept.path, &(lines.join("\n") + "\n"))?;
         format!("include_str!(\"{}\")", kept.name)
     } else {
-        // If the previous transcript was long, it was in this file. An error is ignored, because
-        // the file need not exist.
+        // If the case's previous transcript was long, it was in a file beside the source. An error
+        // is ignored, because this file need not exist.
         let _ = std::fs::remove_file(&kept.path);
         literal(&lines)
     };

@@ -43,8 +43,8 @@ pub fn until(mut condition: impl FnMut() -> bool) -> bool {
 }
 
 /// Sleeps long enough for a worker to start a request with IOSQE_ASYNC, and then until the kernel's
-/// workers sleep. The first time is fixed, because no event reports the start on both the kernel
-/// and usring.
+/// workers sleep. The first sleep has a fixed length, because no event reports the worker's start
+/// on both the kernel and usring.
 pub fn long_enough_to_begin() {
     std::thread::sleep(Duration::from_millis(500));
     until(|| workers().all(|stat| state_in(&stat) == Some('S')));

@@ -16,7 +16,7 @@ const ROUNDS: usize = 200;
 
 /// Longest time that the ring may take to submit and reap. A longer time means that the ring's
 /// accept has blocked. The case offers the next connection only after the current one is served, so
-/// no connection would end the block.
+/// no later connection would end the block.
 const LONGEST_TURN: Duration = Duration::from_secs(30);
 
 /// Offers connections, one after another, to a ring and to a rival: a thread or process that

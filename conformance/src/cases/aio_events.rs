@@ -109,8 +109,8 @@ fn reads(context: &Context, count: u64, t: &mut Transcript) -> std::os::fd::Owne
     let buffer = Box::leak(Box::new([0; 4]));
     let mut iocbs: Vec<_> = (1..=count).map(|data| aio::read(file.as_raw_fd(), buffer, 0, data)).collect();
     t.result("submit", context.submit(&mut iocbs));
-    // The kernel promises neither when nor in which order the reads complete, so wait for all of
-    // them.
+    // The kernel promises neither when nor in which order the reads complete, so the case waits
+    // until all have completed.
     time::until(|| u64::from(context.header().tail) == count);
     file
 }

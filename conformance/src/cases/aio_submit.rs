@@ -151,7 +151,7 @@ fn eventfd(t: &mut Transcript) {
         count > 0
     });
     t.say(format_args!("signalled {count}"));
-    // The event was in the ring before the eventfd was signalled.
+    // The kernel puts the event into the context's ring before it signals the eventfd.
     t.say(format_args!("an event is there: {}", context.reap().is_some()));
     // A waiting request keeps its eventfd open after the program has closed it.
     t.result("poll", context.submit(&mut [with(aio::poll(&reader, libc::POLLPRI, 4), &other)]));

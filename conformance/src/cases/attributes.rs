@@ -219,7 +219,7 @@ fn bad_files(t: &mut Transcript) {
     let mut room = [0; 4];
     t.entry(&ring.one(set(-1, NAME, b"value", 0, 1)));
     t.entry(&ring.one(get(-1, NAME, &mut room, 2)));
-    // If the name is empty and the descriptor is bad, the request reports the name.
+    // If the name is empty and the descriptor is bad, the request gets the error for the name.
     t.entry(&ring.one(set(-1, c"", b"value", 0, 3)));
     t.entry(&ring.one(get(-1, c"", &mut room, 4)));
 }

@@ -165,7 +165,7 @@ case!(dup2_ring_to_number => "
 fn dup3_and_fcntl(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
-    // SAFETY: the call touches no memory; the numbers end with the process.
+    // SAFETY: the calls touch no memory. The new descriptors are closed when the process ends.
     unsafe {
         let other = libc::dup3(fd, 700, libc::O_CLOEXEC);
         t.say(format_args!("dup3 answers the number {}", other == 700));
@@ -219,7 +219,7 @@ fn closed_number_reused(t: &mut Transcript) {
     let fd = ring.fd;
     let file = files::memory_file(b"x");
     t.result("close", ring.close());
-    // SAFETY: the number is free. From now on it means the file.
+    // SAFETY: the number `fd` is free. The call makes it a descriptor of the file.
     unsafe { libc::dup2(file.as_raw_fd(), fd) };
     t.result("enter", ring.enter(0, 0, 0));
     let mapped = syscalls::map(fd, 1, 0);
@@ -280,7 +280,8 @@ case!(flags => "
     wait = -ETIME
 ");
 
-/// Returns whether a request still holds the pipe's reading end.
+/// Returns whether a request still keeps a pipe's reading end open. `writer` is the pipe's writing
+/// end.
 pub(super) fn held(writer: &std::os::fd::OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the array has one entry.

@@ -92,7 +92,7 @@ fn bad_pointers(t: &mut Transcript) {
     argument.sigmask = &raw const mask as u64;
     argument.sigmask_sz = 7;
     t.result("mask of 7 bytes", wait(&ring, 1, 0, &argument));
-    // A bad argument is reported before the call looks at the CQ.
+    // The kernel refuses a bad argument before it checks the CQ for completions.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();

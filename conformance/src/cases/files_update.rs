@@ -181,8 +181,8 @@ fn numbers_before_bad_page(numbers: &[i32]) -> Pages {
     pages
 }
 
-/// The array of six descriptor numbers ends where the readable memory ends. A larger count
-/// registers the six files, whatever the count is.
+/// The array of six descriptor numbers ends where the readable memory ends. An update with any
+/// larger count registers the six files.
 fn allocates_up_to_bad_memory(t: &mut Transcript) {
     for count in [7, 1 << 20, u32::MAX] {
         let mut ring = table(8);

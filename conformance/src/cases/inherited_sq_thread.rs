@@ -148,8 +148,8 @@ case!(creator_closes_before_the_child_begins => "
     child: exit 0
 ");
 
-/// A child uses the ring and closes it. The SQ thread is awake, so it does not ask the other
-/// process for a wake-up.
+/// A child uses the ring and closes it. The SQ thread stays awake, so IORING_SQ_NEED_WAKEUP is not
+/// set.
 fn child_closes_the_ring(t: &mut Transcript) {
     let mut ring = sq_thread::ring(10_000);
     t.sorted(&run(&mut ring, &[nop(1)]));

@@ -28,8 +28,8 @@ fn register(ring: &Ring, files: &[i32]) -> i32 {
     ring.register(reg::FILES, files.as_ptr(), files.len() as u32)
 }
 
-/// Makes a sender with a pipe's reading end in slot 0, and a target with `slots` empty slots. Also
-/// returns the pipe's writing end.
+/// Makes a sending ring with a pipe's reading end in slot 0, and a target ring with `slots` empty
+/// slots. Also returns the pipe's writing end.
 fn pair(flags: u32, slots: usize) -> (Ring, Ring, OwnedFd) {
     let sender = Ring::new(8);
     let target = Ring::flags(8, flags);

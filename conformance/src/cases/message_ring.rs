@@ -137,7 +137,7 @@ fn kinds_of_rings(t: &mut Transcript) {
         }
         t.result("submit", sender.submit());
         t.in_order(&sender.reap());
-        // The target's SQ thread may hold the target's lock at this moment, so the CQE may come
+        // If the target's SQ thread holds the target ring's lock at this moment, the CQE comes
         // later.
         let there = if flags & u::IORING_SETUP_SQPOLL != 0 { target.watch(3) } else { target.ready() == 3 };
         t.say(format_args!("there {there}"));

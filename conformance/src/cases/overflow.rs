@@ -410,7 +410,8 @@ fn tiny(flags: u32) -> Ring {
 }
 
 /// Runs an event loop on the ring's descriptor: waits for an edge, reaps, and enters to flush the
-/// backlog. Ends after `count` completions, or when no edge arrives. Prints the number.
+/// backlog. Ends after `count` completions, or when no edge arrives. Prints the number of reaped
+/// completions.
 fn reap_by_edges(t: &mut Transcript, ring: &mut Ring, count: usize) {
     let edges = Edges::of(ring.fd);
     let mut all = Vec::new();

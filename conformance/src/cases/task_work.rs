@@ -260,7 +260,7 @@ fn cooperative_flag(t: &mut Transcript) {
         files::put(&writer, b"x");
         writer
     });
-    // The thread spins without a call that would run task work. Either the flag or the CQE must
+    // This thread spins without a call that would run task work. IORING_SQ_TASKRUN or the CQE must
     // become visible.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while ring.sq_flags() & u::IORING_SQ_TASKRUN == 0 && ring.ready() == 0 && std::time::Instant::now() < deadline {

@@ -242,7 +242,7 @@ impl Program {
             let is_shut = self.shut.contains(&index) && request.ioprio != 0;
             if self.random.percent(40) && !is_shut && !self.has_drained {
                 // The kernel gives the buffers of a bundle with MSG_WAITALL to other receives, too.
-                // So a receive has only one of the two.
+                // So a receive has MSG_WAITALL or is a bundle, but not both.
                 if flags & libc::MSG_WAITALL == 0 {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
                 }

@@ -15,7 +15,7 @@ fn set_of(numbers: &[i32]) -> std::os::fd::OwnedFd {
     let set = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(libc::epoll_create1(0)) };
     for number in numbers {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: both numbers are open, and the event is a variable of this function.
+        // SAFETY: both descriptors are open, and the event is a variable of this function.
         assert_eq!(unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, *number, &mut event) }, 0);
     }
     set

@@ -109,7 +109,8 @@ fn bad_masks(t: &mut Transcript) {
     let flags = u::IORING_ENTER_GETEVENTS;
     let (soon, late) = (milliseconds(5), milliseconds(30_000));
     let set = set_of(&[]);
-    // If a call is not refused, it ends by one of the timeouts. The CQ is empty before each call.
+    // A call that is not refused waits until one of the two timeouts expires. The CQ is empty
+    // before each call.
     ring.push(timeout(&late, 0, 0, 1));
     ring.submit();
     for size in [0, 4, 8, 16, 128] {
