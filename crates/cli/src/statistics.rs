@@ -242,7 +242,8 @@ impl Snapshot {
 /// Returns whether the process exists and has not ended. (A zombie has ended.)
 fn is_running(process: u64) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The state follows the name, which is in parentheses and may contain any character.
+    // In /proc/PID/stat the state follows the name, which is in parentheses and may contain any
+    // character.
     let state = status.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
     state.is_some_and(|state| !matches!(state, "Z" | "X"))
 }

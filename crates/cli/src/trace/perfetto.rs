@@ -54,8 +54,8 @@ impl Lanes {
     }
 }
 
-/// A device of a ring: index of the process, number of the ring, and index of the ring's channel to
-/// the device.
+/// A device of a ring: index of the process, number of the ring, and index of the ring's channel
+/// (queue pair) to the device.
 type Device = (usize, u32, u64);
 
 /// A slice on the track of a device.

@@ -78,7 +78,8 @@ impl Files {
 fn open(process: u32, mapping: &Mapping) -> Option<StatisticsFile> {
     let paths = if mapping.path == LAUNCHER_FILE {
         // Only privileged users may open files in /proc/PID/map_files. For other users, this
-        // searches the process's ancestors for the launcher, whose /proc/PID/fd has the file, too.
+        // function searches the process's ancestors for the launcher, whose /proc/PID/fd has the
+        // file, too.
         let mut paths = vec![PathBuf::from(format!("/proc/{process}/map_files/{}", mapping.range))];
         paths.extend(ancestors(process).filter_map(|ancestor| descriptor(ancestor, mapping)));
         paths

@@ -124,7 +124,8 @@ fn is_library(path: &Path) -> bool {
 /// Returns the time of the process's start and its processor time from the text of /proc/PID/stat,
 /// both in clock ticks.
 fn times(stat: &str) -> Option<(u64, u64)> {
-    // The second field, the name, is in parentheses and may contain any character.
+    // The second field of /proc/PID/stat, the name, is in parentheses and may contain any
+    // character.
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     // The numbers are those of proc_pid_stat(5): user time 14, system time 15, start 22.

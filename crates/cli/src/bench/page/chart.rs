@@ -29,7 +29,8 @@ const BAR: f64 = 10.0;
 const COLOURS: usize = 8;
 /// The systems of the first colours.
 const FIXED: [&str; 2] = ["kernel", "usring"];
-/// A limit that exceeds the bars by more than this factor is named below the plot, not drawn.
+/// If a limit of the machine exceeds the longest bar of the plot by more than this factor, it is
+/// named below the plot, not drawn.
 const MOST_ABOVE: f64 = 1.25;
 
 /// Draws the plots of a benchmark.
