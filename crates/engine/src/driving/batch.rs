@@ -1,5 +1,5 @@
-//! Issues the requests that may be issued now: those that became issuable while a driver issued or
-//! completed other requests, and the next requests of chains.
+//! Issues the requests of a ring that may be issued now. Some of them became issuable while a
+//! driver issued or completed other requests. The others are the next requests of chains.
 
 use crate::driving::fire;
 use crate::request::successor::Successor;
@@ -19,8 +19,8 @@ pub(crate) fn run_issuable(locked: &mut LockedRing) {
     locked.devices.queues.ring_doorbells();
 }
 
-/// Starts the next request of each chain whose current request has completed. Before each of these
-/// requests, retries the requests that wait for a file and whose retry was due earlier.
+/// Starts the next request of each chain whose current request has completed. Before each start,
+/// tries the runnable requests (those due for an attempt without an event) that became due earlier.
 #[inline(never)]
 fn run_successors(locked: &mut LockedRing) {
     let tail = locked.queues.cq.tail();

@@ -2,8 +2,8 @@
 //! completions gather: see `wait::gather`.
 //!
 //! A pause lasts at most half of the time in which the missing completions are expected, and never
-//! longer than [`LONGEST_PAUSE_NS`]. Completions that arrive together have no interval between them
-//! and cause no pause.
+//! longer than [`LONGEST_PAUSE_NS`]. If all completions so far arrived at the same time, their rate
+//! is unknown, and the waiter does not pause.
 
 use usring_sys::clock::{Clock, Nanoseconds};
 
@@ -56,9 +56,9 @@ mod tests {
         assert_eq!(pause_after(0, 1000), None);
     }
 
-    /// Calls `pause` twice, 20 ms apart, the second time with 100,000 more completions. The second
-    /// call returns a pause if its clock says that 12 ms to 25 s have passed: at such a rate, a
-    /// pause saves wake-ups.
+    /// Calls `pause` twice, 20 ms apart, the second time with 100,000 more completions. At such a
+    /// rate, a pause saves wake-ups. The second call returns a pause if, by its clock, 12 ms to 25
+    /// s have passed between the calls.
     #[test]
     fn a_wait_pauses_once_it_knows_the_rate() {
         let mut rate = CompletionRate::default();

@@ -34,15 +34,15 @@ use usring_sys::{Errno, signals, timer_slack};
 /// Polls of the CQ between two readings of the clock.
 const POLLS: u32 = 16;
 
-/// Longest single sleep, in nanoseconds. A limit is needed on a ring that becomes shared: another
-/// process may choose this sleeper as the one to wake, and die before it wakes the sleeper. A limit
-/// is also needed if two threads begin to sleep at once (`Wakers::wait_start`).
+/// Longest single sleep, in nanoseconds. If the ring becomes shared, another process may choose
+/// this sleeper as the one to wake, and die before it does so. A limit is also needed if two
+/// threads begin to sleep at once (`Wakers::wait_start`).
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// How a wait on the CQ has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CqWait {
-    /// Enough CQEs have come. Or the call's time is up or a signal came, and the CQ holds at
+    /// Enough CQEs have come. Or the call's time is up, or a signal came, while the CQ held at
     /// least one CQE.
     Over,
     /// Another process has begun to use the ring. The caller continues by `wait::wait`, which also
@@ -104,7 +104,8 @@ fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
 }
 
 /// Sleeps by a timer, at most until the call's deadline. Returns the processor time that the sleep
-/// took, in nanoseconds. Errors: `EINTR` and `ETIME`, if the CQ is empty.
+/// took, in nanoseconds. Errors: `EINTR` for a signal and `ETIME` after the deadline, if the CQ is
+/// empty.
 fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result<Nanoseconds, Errno> {
     let left = match wait::time_left(call, call.arrived(ring), None) {
         Ok(left) => left.unwrap_or(span),
@@ -131,8 +132,8 @@ fn poll(ring: &Ring, call: &WaitCall, budget: Nanoseconds) -> bool {
     false
 }
 
-/// Sleeps until there are enough CQEs, or until another process uses the ring. Errors: `EINTR` and
-/// `ETIME`, if the CQ is empty.
+/// Sleeps until there are enough CQEs, or until another process uses the ring. Errors: `EINTR` for
+/// a signal and `ETIME` after the deadline, if the CQ is empty.
 fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
     let word = &ring.wakers.sleep;
     loop {
@@ -154,7 +155,7 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
         } else {
             Ok(())
         };
-        // `retract` returns whether a waker has chosen this sleeper. That does not matter here,
+        // `retract` returns whether a waker has chosen this sleeper. The result is not needed here,
         // because the loop checks the CQ again in any case.
         let _ = word.retract(ticket);
         if slept == Err(Errno::EINTR) {

@@ -1,8 +1,8 @@
 //! Deferred submits: requests for devices on which a submit may sleep. The driver accepts such
 //! requests under the ring's lock, and submits them after it has released the lock.
 //!
-//! - Before a driver releases the lock under which it accepted requests, it takes them out of the
-//!   channels (the ring's queue pairs on devices). So no other thread submits any of them.
+//! - Before a driver releases the lock under which it accepted requests, it takes the requests out
+//!   of the channels (the ring's queue pairs on devices). So no other thread submits any of them.
 //! - The driver's io_uring_enter(2) does not return before the kernel has all of these requests.
 //!   The descriptor numbers of their files stay valid until then, because a program may close a
 //!   file of a request only after the call.
@@ -33,8 +33,8 @@ type Batch = (usize, DeferredSubmit);
 const MOST_FLUSHES: u32 = 8;
 
 /// Submits the deferred requests of a driver that has finished its batch. The submits may sleep, so
-/// this function releases the ring's lock for them, and the ring watcher watches the ring
-/// meanwhile. On return, the devices have all requests that the driver itself accepted.
+/// this function releases the ring's lock for them. Meanwhile the ring watcher watches the ring. On
+/// return, the devices have all requests that the driver itself accepted.
 #[inline(never)]
 pub(crate) fn flush(mut locked: LockedRing) -> LockedRing {
     for _ in 0..MOST_FLUSHES {
@@ -65,7 +65,7 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     let pending = locked.devices.queues.pending;
     ring_watcher::take_over_beside(&mut locked, pending);
     // `begin` returns the batch of the first device with deferred requests. It puts the batches of
-    // other devices here. Usually only one device has any.
+    // other devices into `others`. Usually only one device has a batch.
     let mut others = Vec::new();
     let Some((index, mut batch)) = begin(&mut locked, &mut others) else {
         wake_polling_waiters(ring);
@@ -98,7 +98,8 @@ fn end_one(locked: &mut LockedRing, index: usize) {
     }
 }
 
-/// Wakes waiters that sleep because there was no request in flight to poll for. Now there is one.
+/// Wakes waiters that sleep because no request was in flight on a device that they could poll. Now
+/// one is in flight.
 #[inline(always)]
 fn wake_polling_waiters(ring: &Ring) {
     if ring.waiters_poll {

@@ -11,8 +11,8 @@ use usring_sys::epoll::Event;
 use usring_sys::width;
 
 /// Asks the epoll set, without waiting, which of its files are ready, and retries or completes the
-/// requests that wait for these files. If the ring has a leader (a waiter that sleeps on the set),
-/// leaves the events to the leader: any of them may be the one that ends its sleep. This function
+/// requests that wait for these files. Leaves the events to the ring's leader (a waiter that sleeps
+/// on the set) if there is one, because any event may be the one that ends its sleep. This function
 /// then only tries runnable requests, which are due for an attempt without an event.
 pub(crate) fn poll(locked: &mut LockedRing) {
     poll_for(locked, 1);
@@ -91,11 +91,10 @@ fn run_due(locked: &mut LockedRing, due: DueSlices, fired: usize, wanted: u32) {
     }
 }
 
-/// Tries the requests whose time slices are `due`. As in the kernel, the owner of a ring that
-/// defers task work leaves requests that become runnable later to its next wait. It tries them in
-/// this wait only while it has made fewer attempts than it wants completions
-/// (`io_run_local_work_continue`). `attempts`: the number of events that were handled and of slices
-/// that are `due`.
+/// Tries the runnable requests whose time slices are `due`, on a ring that defers task work.
+/// Requests that become runnable later wait for the owner's next wait, as in the kernel. This wait
+/// tries them only while the owner has made fewer attempts than it wants completions
+/// (`io_run_local_work_continue`). `attempts`: the number of events handled and of slices `due`.
 #[cold]
 #[inline(never)]
 fn run_deferred_slices(locked: &mut LockedRing, due: DueSlices, mut attempts: usize, wanted: u32) {
@@ -126,8 +125,8 @@ fn run_slices(locked: &mut LockedRing, count: usize) {
     batch::run_issuable(locked);
 }
 
-/// Tries multishots whose files have probably become ready since the last try, although the set has
-/// reported no event for them.
+/// Tries multishots whose files have probably become ready since the last try, although the epoll
+/// set has reported no event for these files.
 #[inline(never)]
 pub(crate) fn try_expected(locked: &mut LockedRing) {
     let (mut hits, mut misses) = (0, 0);

@@ -1,10 +1,11 @@
 //! Requests of processes that have ended, on a ring that several processes use. A waiter in another
 //! process completes these requests, because it may wait for their CQEs.
 //!
-//! The kernel completes such a request when its worker runs or its file becomes ready. Here the
-//! waiter completes all of them at once, because the workers and descriptors that served them ended
-//! with their process. A timeout goes on: it becomes a request of the waiter's process. On a ring
-//! with SQPOLL all requests are those of the SQ thread, and end with its process, as in the kernel.
+//! The kernel completes a request of an ended process when its worker runs or its file becomes
+//! ready. Here the waiter completes all such requests at once, because the workers and descriptors
+//! that served them ended with their process. A timeout goes on: it becomes a request of the
+//! waiter's process. On a ring with SQPOLL all requests are those of the SQ thread, and end with
+//! its process, as in the kernel.
 
 use crate::driving::{dispatch, expiry};
 use crate::ring::{Exit, LockedRing, Ring};
@@ -28,10 +29,10 @@ const CHECK_INTERVAL_NS: Nanoseconds = 10_000_000;
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// Completes the requests of processes that have ended, with −ECANCELED. On a ring without SQPOLL,
-/// their timeouts go on, as timeouts of this process. Releases the requests that an IO_DRAIN has
-/// held back and that now have nothing left to wait for. A waiter of a shared ring calls this
-/// function before it sleeps. Returns whether there is anything to publish or to start: the caller
-/// then finishes the batch.
+/// turns their timeouts into timeouts of this process instead. Issues the requests that an IO_DRAIN
+/// has held back and that now have nothing left to wait for. A waiter of a shared ring calls this
+/// function before it sleeps. Returns whether the caller has to finish the batch, because there are
+/// CQEs to publish or requests to start.
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     let has_orphans = locked.journal().has_orphans(process_number::is_alive);
@@ -39,8 +40,9 @@ pub(crate) fn complete(locked: &mut LockedRing) -> bool {
 }
 
 /// Does what [`complete`] does, for a waiter that is about to sleep. If processes have ended, first
-/// polls the files of this process's requests, unless the waiter has `polled` them: their CQEs may
-/// suffice. In the kernel, the requests of an ended process complete only at an event.
+/// polls the files of this process's requests, because their CQEs may be enough for the waiter.
+/// Does not poll if `polled` says that the waiter has done so. In the kernel, the requests of an
+/// ended process complete only at an event.
 #[cold]
 pub(crate) fn complete_before_sleep(locked: &mut LockedRing, polled: &mut bool) -> bool {
     let has_orphans = locked.journal().has_orphans(process_number::is_alive);
@@ -67,7 +69,7 @@ fn complete_known(locked: &mut LockedRing, has_orphans: bool) -> bool {
                 locked.complete_orphan(slot, user_data, Errno::ECANCELED);
             }
         }
-        // Now takes the requests that are linked behind a timeout that was just completed.
+        // Now takes the requests that were linked behind the requests just completed.
         ended = orphans(locked);
     }
     if goes_on {
@@ -109,16 +111,16 @@ fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> 
 }
 
 /// Returns how long a waiter of a shared ring may sleep at most, in nanoseconds. `span`: the limit
-/// that the waiter has for another reason, such as a timeout.
+/// for other reasons, such as the waiter's timeout.
 pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) -> Nanoseconds {
     let longest = if locked.journal().has_others() { CHECK_INTERVAL_NS } else { LONGEST_SLEEP };
     span.map_or(longest, |span| span.min(longest))
 }
 
 /// Returns the interval, in nanoseconds, at which the ring watcher checks whether the other
-/// processes of a shared ring are alive. The ring watcher checks for this process, because perhaps
-/// none of its threads waits in enter. `None`: no check is needed, because no request of this
-/// process waits for another process, and this process does not poll the ring's descriptor.
+/// processes of a shared ring are alive. The ring watcher makes the check because perhaps no thread
+/// of this process waits in io_uring_enter(2). `None`: no check is needed, because no request of
+/// this process waits for another process, and this process does not poll the ring's descriptor.
 pub(crate) fn check_interval(locked: &LockedRing) -> Option<Nanoseconds> {
     if !locked.ring.is_shared() {
         return None;

@@ -65,8 +65,8 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
     if goes_on && complete::post_more(locked, &request, result, 0) {
-        // The interval begins anew now, as in the kernel. So if this repetition is late, all later
-        // ones are late, too.
+        // The interval begins anew at the present time, as in the kernel. So if this repetition is
+        // late, all later repetitions are late, too.
         let at = now.saturating_add(deadline.repeat_every);
         let repeats = deadline.repeats.saturating_sub(1);
         let journaled = JournaledTimeout::new(&request, Deadline { at, repeats, ..deadline });

@@ -14,20 +14,21 @@ use usring_sys::descriptor;
 use usring_sys::epoll::{self, Event};
 use usring_sys::unusual::{self, Unusual};
 
-/// Events taken per epoll_wait(2). With more events, CQEs of the first files would be published
-/// later, and the program would return its provided buffers later.
+/// Events taken per epoll_wait(2). If a call took more events, the CQEs of the first files would be
+/// published later, and the program would give back its provided buffers later.
 pub(crate) const EVENTS: usize = 32;
 
 /// Handles the events of the ring's epoll set, just before the next requests of chains start. Does
 /// so only if a request is runnable (due for an attempt without an event), or if a request waits
-/// and the set may report its file. Starts no request of a chain. As in the kernel, this has three
-/// effects:
+/// and the set may report its file. Starts no request of a chain. The order has three effects, as
+/// in the kernel:
 ///
 /// - A new poll reports only the events from before the chains' next requests start. The effects of
 ///   those requests cause the poll's next event.
 /// - A request with POLL_FIRST whose file is ready is tried before the chains' next requests.
-/// - A request whose file another request has just made ready is tried before them, too. The other
-///   request is, for example, the SEND before them in a chain ([`Request::may_make_ready`]).
+/// - A request may wait for a file that a chain's current request has just made ready, such as the
+///   peer of the socket of a SEND ([`Request::may_make_ready`]). It, too, is tried before the
+///   chains' next requests.
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
     let may_report = core::mem::take(&mut locked.waiting.polls.may_report);
@@ -91,8 +92,8 @@ fn fire_in_order(locked: &mut LockedRing, events: &[Event]) {
         }
         let (data, mask) = (event.data, event.events);
         if data == WAKE_DATA {
-            // The wake event has already served its purpose: it has woken this thread. It is
-            // edge-triggered, so nothing has to be read.
+            // The purpose of the wake event was to wake this thread. The event is edge-triggered,
+            // so nothing has to be read.
             continue;
         }
         if data == DEVICE_DATA {
@@ -107,8 +108,8 @@ fn fire_in_order(locked: &mut LockedRing, events: &[Event]) {
     }
 }
 
-/// Prefetches the poll slots of all events, and the request of the first event. These were last
-/// used long ago, so they are probably not in a cache.
+/// Prefetches the poll slots (entries of the poll table) of all events, and the request of the
+/// first event. They were last used long ago, so they are probably not in a cache.
 #[inline]
 fn prefetch(locked: &LockedRing, events: &[Event]) {
     for event in events {
@@ -120,8 +121,7 @@ fn prefetch(locked: &LockedRing, events: &[Event]) {
 }
 
 fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
-    // The requests that waited for this file may all have been cancelled. The event is then
-    // ignored.
+    // If all requests that waited for this file have been cancelled, the event is ignored.
     if !locked.waiting.polls.begin_round(tag) {
         return;
     }

@@ -11,19 +11,19 @@
 //! - At intervals, the ring watcher checks whether a thread has visited the ring since the last
 //!   check. (A thread that waits on the ring visits the ring each time it looks for work there.) As
 //!   long as threads do, the ring watcher does nothing.
-//! - After two intervals without a visit, the ring watcher drives the ring once and then watches it
-//!   like any other ring. So a program that stops entering, and only looks at the CQ in memory,
-//!   sees its completions at most two intervals late.
-//! - After each such end, twice as many waits are needed before idle watching begins again.
+//! - After two intervals without a visit, idle watching ends: the ring watcher drives the ring once
+//!   and then watches it like any other ring. So a program that stops entering, and only reads the
+//!   CQ in memory, sees its completions at most two intervals late.
+//! - Each end of this kind doubles the number of waits after which idle watching begins again.
 //! - During idle watching, threads that wait on the ring poll the ring's files and timers now and
 //!   then, as the owner of a ring that defers task work does. No other thread polls them.
 //!
-//! The end of idle watching races with a driver that leaves the ring during idle watching. Such a
-//! driver does not arm the ring: it does not put the ring into the ring watcher's set. The ring
-//! watcher first ends idle watching. It then sets the ring's mark `must_be_driven`, and drives the
-//! ring if the lock is free. So there are two cases. Either the driver sees the end and arms the
-//! ring, or it finds the mark after releasing the lock. In the second case it drives the ring once
-//! more, and arms it when it leaves.
+//! The end of idle watching races with a driver that is just leaving the ring. If that driver still
+//! sees idle watching, it does not arm the ring: it does not put the ring into the ring watcher's
+//! set. The ring watcher first ends idle watching. It then sets the ring's mark `must_be_driven`,
+//! and drives the ring if the lock is free. So there are two cases. Either the driver sees the end
+//! and arms the ring, or it finds the mark after it has released the lock. In the second case the
+//! driver drives the ring once more, and arms the ring when it leaves.
 
 use crate::driving::ring_watcher;
 use crate::ring::{LockedRing, Ring};
@@ -37,11 +37,11 @@ use usring_sys::mutex::Mutex;
 /// Milliseconds between two checks of the rings under idle watching.
 pub(super) const INTERVAL_MS: u16 = 1;
 const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
-/// Number of consecutive checks that find no new visit of the program, after which the program
-/// counts as gone.
+/// The program counts as gone after this many consecutive checks that find no new visit (a thread
+/// that enters the ring or looks for work there).
 const CHECKS_UNTIL_ABSENT: u32 = 2;
-/// Number of consecutive checks that find no new visit, after which idle watching ends even if the
-/// program sleeps inside the ring. Such a program has little to do.
+/// Idle watching ends after this many consecutive checks that find no new visit, even if the
+/// program sleeps inside the ring. A program that sleeps so long has little to do.
 const CHECKS_UNTIL_END: u32 = 20;
 
 /// A ring under idle watching.
@@ -69,7 +69,7 @@ impl IdleWatch {
     /// check at intervals.
     fn begin(&self, ring: &Arc<Ring>) -> bool {
         let mut rings = self.rings.lock();
-        // An earlier period of idle watching may have left an entry for this ring.
+        // An earlier period of idle watching may have left an entry for this ring on the list.
         rings.retain(|watched| watched.ring.as_ptr() != Arc::as_ptr(ring));
         let visits = ring.watch.activity.visits.load(Ordering::Relaxed);
         rings.push(Watched { ring: Arc::downgrade(ring), visits, unchanged: 0 });
@@ -93,7 +93,8 @@ impl IdleWatch {
             }
             stays
         });
-        // The list is unlocked here, because driving a ring may put the ring on the list again.
+        // The list of rings is unlocked here, because driving a ring may put the ring on the list
+        // again.
         for ring in left {
             ring_watcher::mark_and_drive(&ring);
         }
@@ -124,10 +125,10 @@ impl Watched {
     }
 }
 
-/// Returns whether the ring is under idle watching. If it is, the thread that has driven the ring
-/// and now leaves it need not put the ring into the ring watcher's set. Begins idle watching if the
-/// program has waited on the ring often enough. Ends idle watching in four cases, because it cannot
-/// serve them:
+/// Returns whether the ring is under idle watching (the ring watcher only checks it at intervals).
+/// A thread that leaves such a ring does not put it into the ring watcher's set. Begins idle
+/// watching if the program has waited on the ring often enough. Ends idle watching in four cases
+/// that it does not serve:
 ///
 /// - The program may wait for a signal of the ring's descriptor or of a registered eventfd.
 /// - Requests are in flight on devices.

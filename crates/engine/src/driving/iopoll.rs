@@ -49,8 +49,8 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         let (back, end) = poll_until(ring, locked, minimum, None);
         match end {
             End::NothingOut if workers::have_requests_of(ring) => {
-                // Workers run the requests that no queue pair could take. This thread waits for the
-                // workers.
+                // No queue pair could take these requests, so workers run them. This thread waits
+                // for the workers.
                 back.release(Exit::Finished);
                 wait::pause(ring)?;
             }
@@ -64,7 +64,8 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
             End::UseInterrupts => {
-                // The wait must not ask for more completions than can come.
+                // The wait asks for no more completions than can come. Otherwise it would never
+                // end.
                 let completions = minimum.min(back.queues.cq.ready() + back.devices.queues.in_flight());
                 back.release(Exit::Pause);
                 return wait::wait(ring, &WaitCall { completions, ..Default::default() });
@@ -93,9 +94,8 @@ pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
             End::NothingOut => {}
         }
         wait::wait(ring, &WaitCall { until_devices: true, ..*call })?;
-        // The wait may return without enough CQEs: because a request is now in flight on a device,
-        // because the call's time is up, or because a signal came. In the last two cases a single
-        // CQE is enough.
+        // The wait may return without enough CQEs. Either a request is now in flight on a device,
+        // or the call's time is up, or a signal came. In the last two cases a single CQE is enough.
         let is_over = || call.deadline.is_some_and(|(clock, at)| clock.now() >= at) || signals::interrupted();
         let ready = ring.memory.ready();
         if ready >= call.completions || ready > 0 && is_over() {
@@ -131,7 +131,8 @@ fn poll_until<'a>(
         locked = poll_once(ring, locked);
         locked.finish_batch();
         if locked.devices.queues.has_pending_submits() && limit.is_some() {
-            // A deferred submit may take longer than the limit, so a submit helper makes it.
+            // A deferred submit may take longer than the time limit, so a submit helper makes the
+            // submit.
             deferred_submit::leave_pending(&mut locked);
         }
         if locked.queues.cq.ready() >= minimum {

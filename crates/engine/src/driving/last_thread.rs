@@ -2,7 +2,7 @@
 //!
 //! libc ends the process when the last thread that libc knows ends. It does so by exit(2), which
 //! ends only the calling thread. The kernel keeps the process while it has any thread, and usring's
-//! threads remain. So the ring watcher watches one thread of the program at a time:
+//! threads are still there. So the ring watcher watches one thread of the program at a time:
 //!
 //! 1. It checks the first thread of the process once a second, because no event marks that thread's
 //!    end.

@@ -35,8 +35,8 @@ pub(crate) fn poll<'a>(
     }
 }
 
-/// Returns whether the wait needs exactly one more completion, and can only get it from a single
-/// transfer on a file that the kernel serves. No request of the ring waits for a file then.
+/// Returns whether the wait needs exactly one more completion, and only one request can give it: a
+/// single transfer on a file that the kernel serves. No request of the ring may wait for a file.
 #[inline]
 fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
     locked.devices.queues.in_flight() == 1

@@ -16,9 +16,9 @@ use usring_sys::{signals, wait};
 /// Nanoseconds between two checks by a thread that waits until the requests that it let continue
 /// have completed ([`await_chosen`]).
 const AWAIT_PAUSE_NS: Nanoseconds = 100_000;
-/// After a submission, the requests that `usring run --order` holds back continue one by one.
-/// Before each of them a random number decides, with the probability 1 / `EARLY`, that it
-/// continues. Otherwise this request and all others stay held back.
+/// After a submission, a random number decides whether a request that `usring run --order` holds
+/// back continues, with the probability 1 / `EARLY`. The draw is repeated until it says no. All
+/// other requests then stay held back.
 const EARLY: u64 = 2;
 /// On average, one of this many choices is a burst: all requests that `usring run --order` holds
 /// back continue, and not only one.
@@ -32,11 +32,11 @@ const SLEEPS: u64 = 64;
 /// The next step of a waiter that has too few completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The waiter counts the completions again, because a request has continued.
+    /// A request has continued, so the waiter counts the completions again.
     Again,
-    /// The waiter pauses, because the request that may continue is still with a worker or a device.
+    /// A request may continue but is still with a worker or a device, so the waiter pauses.
     Pause,
-    /// The waiter sleeps, because `usring run --order` holds no request back.
+    /// `usring run --order` holds no request back, so the waiter sleeps.
     Sleep,
 }
 
@@ -104,8 +104,8 @@ pub(crate) fn choose_some(locked: &mut LockedRing) {
 
 /// Waits, for a bounded time, until the requests that `usring run --order` let continue have
 /// completed, so that the program's next step comes after them. Holds the ring's lock meanwhile,
-/// which no worker needs. Returns at once if deferred submits are pending or being made, because
-/// they are made without the lock.
+/// which no worker needs. Returns at once while deferred submits are unfinished, because they need
+/// the lock released.
 #[cold]
 #[inline(never)]
 pub(crate) fn await_chosen(locked: &mut LockedRing) {
@@ -121,9 +121,8 @@ pub(crate) fn await_chosen(locked: &mut LockedRing) {
     note_choice(locked);
 }
 
-/// Notes that a thread has come that can let requests continue. `usring run --order` holds requests
-/// back only for a limited time without such a thread, and this time begins anew
-/// ([`crate::waiting::order`]).
+/// Restarts the time for which `usring run --order` may hold requests back without a thread that
+/// could let them continue ([`crate::waiting::order`]). The calling thread is such a thread.
 pub(super) fn note_choice(locked: &mut LockedRing) {
     if let Some(order) = order::of(locked) {
         order.attend();

@@ -15,9 +15,9 @@ use usring_sys::{Errno, epoll, width};
 /// and not only at the end of the batch.
 const CQES_PER_PUBLICATION: usize = 8;
 
-/// Maximum number of consecutive polls without a completion that [`reap_and_arm`] makes on a
-/// device. It polls the device while its interrupt cannot be armed, because there may be
-/// completions. After the last poll, a timer polls the device later.
+/// Maximum number of consecutive empty polls that [`reap_and_arm`] makes of a device whose
+/// interrupt cannot be armed. The device refuses, because it may have completions. After the last
+/// poll, a timer polls the device later.
 const MOST_EMPTY_POLLS: u32 = 64;
 
 /// Completes the requests that devices have carried out. Returns whether there were any. Never
@@ -44,8 +44,8 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
 }
 
 /// Completes the requests that a poll of the channel (the ring's queue pair on a device) has
-/// reported as done. Passes them to a worker instead if the device could not carry them out. If the
-/// poll filled the buffer for completions, this function polls again. Returns `true`, the result of
+/// reported as done. If the device could not carry out a request, passes it to a worker instead. If
+/// the poll filled the buffer for completions, polls again. Returns `true`, the result of
 /// [`reap_one`].
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
@@ -75,8 +75,8 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         completions.clear();
         let queue = &mut locked.devices.queues.channels[index];
         queue.armed = false;
-        // While a deferred submit is under way, further requests wait, so that the submit's
-        // requests go first.
+        // While a deferred submit to this device is under way, further requests wait, so that the
+        // requests of the submit go first.
         if queue.must_await_slot && queue.in_flush == 0 {
             submit_awaiting(locked, index);
         }
@@ -94,7 +94,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
 /// batch.
 fn publish_early(locked: &mut LockedRing) {
     locked.queues.cq.publish_early();
-    // No barrier is needed: a sleeper that is missed here is woken at the end of the batch.
+    // No barrier is needed: a sleeper that this call misses is woken at the end of the batch.
     locked.ring.wakers.wake_all(locked.count_for_sleepers());
 }
 
@@ -116,8 +116,9 @@ pub(super) fn submit_awaiting(locked: &mut LockedRing, index: usize) {
 }
 
 /// Arms the devices' interrupts, which then signal the ring's epoll set. A driver calls this
-/// function before it sleeps or leaves. Returns `false` if a request may have completed already, or
-/// if a device has no interrupt. In both cases the caller must first poll the devices.
+/// function before it sleeps or leaves the ring. Returns `false` if a request may have completed
+/// already, or if a device has no interrupt. The caller then polls the devices before it sleeps or
+/// leaves.
 pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
     let mut all = true;
     for index in 0..locked.devices.queues.channels.len() {
@@ -142,16 +143,17 @@ fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
     Ok(queue.armed)
 }
 
-/// Polls all devices. The event in the epoll set does not say which device sent it.
+/// Polls all devices, because the interrupt's event in the epoll set does not say which device sent
+/// it.
 pub(crate) fn reap_after_interrupt(locked: &mut LockedRing) {
     locked.devices.queues.channels.iter_mut().for_each(|queue| queue.armed = false);
     reap(locked);
 }
 
 /// Completes what the devices have done, and arms interrupts for requests still in flight. Called
-/// by a driver that leaves a ring without IOPOLL. A device may refuse to arm its interrupt, because
-/// there may be completions, although polls find none. After [`MOST_EMPTY_POLLS`] such polls in a
-/// row, a timer polls the devices later.
+/// by a driver that leaves a ring without IOPOLL. A device may refuse to arm its interrupt although
+/// polls find no completion. After [`MOST_EMPTY_POLLS`] such polls in a row, a timer polls the
+/// devices later.
 pub(crate) fn reap_and_arm(locked: &mut LockedRing) {
     let mut empty_polls = 0;
     while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {

@@ -28,16 +28,16 @@ impl<'a> LockedRing<'a> {
     fn notify_published(&mut self) {
         self.notify.published = true;
         if self.queues.cq.has_overflow() {
-            // A thread that is woken for the CQEs sees the backlog, too. So the growth of the
-            // backlog needs no notification of its own.
+            // A thread that is woken for the CQEs sees the backlog (CQEs without room in the CQ),
+            // too. So the growth of the backlog needs no notification of its own.
             let _ = self.queues.cq.take_growth();
         }
         self.notify_watchers();
     }
 
-    /// Notifies sleepers, and pollers of the ring's descriptor, that the backlog has grown. Their
-    /// next io_uring_enter(2) moves the backlog into the CQ. A registered eventfd is not signalled:
-    /// it counts only CQEs in the CQ.
+    /// Notifies sleepers, and pollers of the ring's descriptor, that the backlog has grown (CQEs
+    /// without room in the CQ). Their next io_uring_enter(2) moves the backlog into the CQ. A
+    /// registered eventfd is not signalled: it counts only CQEs in the CQ.
     #[cold]
     fn notify_of_backlog(&mut self) {
         if self.queues.cq.take_growth() {
@@ -67,8 +67,8 @@ impl<'a> LockedRing<'a> {
                 let tags = self.registered.buffers.take_released();
                 tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
             }
-            // The CQEs of released files and buffers have been posted above. Timeouts count these
-            // CQEs, too.
+            // The loop has posted the CQEs of released files and buffers above. Timeouts count
+            // these CQEs, too.
             expiry::flush_counted(self);
             if !self.has_issuable() {
                 return;

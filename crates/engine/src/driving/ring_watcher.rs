@@ -14,8 +14,8 @@
 //!    lock was held, its holder checks the mark after releasing the lock (the hand-over of
 //!    `sys::mutex`).
 //!
-//! A waiter that sleeps on the ring's epoll set disarms the ring watcher's entry meanwhile. To
-//! disarm and arm the entry takes two calls of epoll_ctl(2). A needless wake-up of the ring watcher
+//! A waiter that sleeps on the ring's epoll set disarms the ring watcher's entry meanwhile.
+//! Disarming and arming take one epoll_ctl(2) each, but a needless wake-up of the ring watcher
 //! would cost more. For a program that enters the ring again and again even these two calls cost
 //! too much: see `idle_watch`.
 
@@ -94,13 +94,13 @@ const CALLED_BY_PROCESS: u64 = u64::MAX - 1;
 /// Event data of the descriptor of the watched thread (`last_thread`).
 const LAST_THREAD: u64 = u64::MAX;
 
-/// Milliseconds between two checks of things that end without an event: the program's first thread,
-/// the other processes' descriptors of rings that this process has closed, and record locks. While
-/// the program has record locks on a file, usring's duplicate of the file stays open. Its
-/// close(2) would drop the locks (`sys::descriptor`).
+/// Milliseconds between two checks of things that end without an event. These are the program's
+/// first thread, other processes' descriptors of rings that this process has closed, and record
+/// locks. While the program has record locks on a file, usring's duplicate of the file stays open,
+/// because close(2) would drop the locks (`sys::descriptor`).
 const CHECK_INTERVAL_MS: u16 = 1000;
-/// Nanoseconds between two attempts to move this process's backlog into the CQ of a shared ring. No
-/// other process has these CQEs.
+/// Nanoseconds between two attempts to move this process's backlog (CQEs without room in the CQ)
+/// into the CQ of a shared ring. No other process has these CQEs.
 const FLUSH_INTERVAL_NS: Nanoseconds = 5_000_000;
 /// Number of wake-ups after which the ring watcher also makes the checks of [`CHECK_INTERVAL_MS`].
 /// If the ring watcher is busy, its epoll_wait(2) may never time out.
@@ -179,8 +179,8 @@ fn run_tasks(mailbox: &Mailbox) {
     }
 }
 
-/// Marks the ring as one that must be driven. The calling thread drives it now, unless another
-/// thread holds the ring's lock. That thread then drives the ring.
+/// Marks the ring as one that must be driven. If no thread holds the ring's lock, the calling
+/// thread drives the ring now. Otherwise the thread that holds the lock drives it.
 pub(super) fn mark_and_drive(ring: &Arc<Ring>) {
     ring.watch.must_be_driven.store(true, Ordering::SeqCst);
     task_work::run_if_unattended(ring);
@@ -204,9 +204,9 @@ pub(crate) fn take_over(locked: &mut LockedRing) {
     take_over_beside(locked, 0);
 }
 
-/// Makes the ring watcher responsible for the ring's waiting requests, while a driver releases the
-/// lock and comes back. The driver itself is going to poll for `own` of the requests that are in
-/// flight on devices.
+/// Makes the ring watcher responsible for the ring's waiting requests, while a driver has released
+/// the lock and will take it again. `own`: the number of requests in flight on devices that the
+/// driver itself is going to poll for.
 #[inline(always)]
 pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     // If waiters poll the devices themselves, no interrupt is needed.
@@ -217,9 +217,9 @@ pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     }
 }
 
-/// Returns whether the ring watcher has to drive a shared ring at intervals, even if no request of
-/// this process waits. The ring watcher then moves the backlog into the CQ, or checks whether other
-/// processes are alive.
+/// Returns whether the ring watcher has to drive a shared ring at intervals, although no request of
+/// this process may be waiting. There are two reasons: the ring watcher moves the backlog into the
+/// CQ, or checks whether other processes are alive.
 fn is_left_by_others(locked: &LockedRing) -> bool {
     locked.queues.cq.has_overflow_alone() || ended::check_interval(locked).is_some()
 }
@@ -254,14 +254,15 @@ fn watches_announcements(locked: &LockedRing) -> bool {
 fn watch(locked: &mut LockedRing) {
     let interrupts = locked.devices.queues.in_flight() != 0 && !locked.waiters_poll_devices();
     if interrupts && !reap::arm_interrupts(locked) && locked.ring.defers_task_work() {
-        // An interrupt does not report completions from before it was armed, so the owner is
+        // An armed interrupt does not report completions from before it was armed. So the owner is
         // notified here.
         task_work::announce_deferred(locked.ring, false);
     }
     if interrupts && locked.devices.queues.has_suppressed() {
         locked.devices.queues.poll_later();
     }
-    // Another process may empty the CQ and then wait for CQEs that only this process's backlog has.
+    // Another process may empty the CQ, and then wait for CQEs that only this process has in its
+    // backlog.
     let flush = (locked.queues.cq.has_overflow_alone() && locked.ring.is_shared())
         .then(|| Clock::Monotonic.now() + FLUSH_INTERVAL_NS);
     let next_check = ended::check_interval(locked).map(|span| Clock::Monotonic.now() + span);

@@ -37,8 +37,8 @@ pub(crate) fn check(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Cancels the requests of workers that another process has cancelled while this process was
-/// stopped. (`waiting::process_rings` cancels the other requests.)
+/// Cancels the requests running on workers that another process has cancelled while this process
+/// was stopped. (`waiting::process_rings` cancels the other requests.)
 fn cancel_marked_of_workers(locked: &mut LockedRing) {
     for (_, user_data) in locked.journal().own_cancelled() {
         if let Cancelled::Waiting(request) = workers::cancel(locked.ring, |view| view.sqe.user_data == user_data) {

@@ -65,8 +65,8 @@ pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(),
     let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
     if started.is_err() {
         own.mark_ended();
-        // The SQ thread was not started. Without this call, it and the ring would keep each other
-        // in memory.
+        // The SQ thread was not started. Without this call, the ring and the [`SqThread`] would
+        // keep each other in memory.
         part(ring);
     }
     started
@@ -125,8 +125,8 @@ impl SqThread {
                 if self.end_if_without_ring() {
                     return;
                 }
-                // The copy of the list is outdated: another thread has just added a ring, and is
-                // about to raise `changes`.
+                // The SQ thread's copy of the list of rings is outdated: another thread has just
+                // added a ring, and is about to raise `changes`.
                 processor::yield_now();
                 continue;
             }
@@ -166,8 +166,8 @@ impl SqThread {
             let taken = submit::submit(&mut locked, most);
             if ring.is_polled() {
                 reap::reap(&mut locked);
-                // No other thread polls for the requests in flight, so the SQ thread must stay
-                // awake.
+                // No other thread polls the devices for the requests in flight, so the SQ thread
+                // stays awake.
                 worked |= locked.devices.queues.in_flight() > 0;
             }
             // With several rings, a submit helper makes deferred submits, so that a slow device
@@ -185,18 +185,18 @@ impl SqThread {
         worked
     }
 
-    /// Sleeps until a waker ends the sleep. If there is work, does not sleep. `seen`: the value of
+    /// Sleeps until a waker ends the sleep. Returns at once if there is work. `seen`: the value of
     /// `changes` when `rings` was copied.
     fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
         // This thread announces itself as a sleeper before it sets NEED_WAKEUP. So a thread in
-        // io_uring_enter(2) that sees the flag finds a sleeper to wake.
+        // io_uring_enter(2) that sees NEED_WAKEUP finds a sleeper to wake.
         let ticket = self.words.sleep.announce(Sleeper::Futex, 1);
         let mut idle = self.changes.load(Ordering::SeqCst) == seen;
         for ring in rings {
             let mut locked = ring.lock();
             if locked.closed {
                 // The ring is closed, so the program may use the ring's memory for something else.
-                // NEED_WAKEUP is not set there.
+                // So NEED_WAKEUP is not set in that memory.
                 idle = false;
                 locked.release(Exit::Pause);
                 continue;
@@ -211,7 +211,7 @@ impl SqThread {
         if idle {
             let _ = self.words.sleep.sleep(&ticket, None);
         }
-        // `retract` returns whether a waker has chosen this thread. That does not matter here,
+        // `retract` returns whether a waker has chosen this thread. The result is not needed here,
         // because the thread checks for work in any case.
         let _ = self.words.sleep.retract(ticket);
         for ring in rings {
@@ -226,10 +226,11 @@ impl SqThread {
     }
 }
 
-/// Spins or yields before the next poll. On a machine with one processor this thread yields: new
-/// work can only come from another thread, which needs the processor. On other machines this thread
-/// spins, as the kernel's SQ thread does, and the scheduler preempts it for other threads. If it
-/// yielded there, it would wait for the time slices of other threads, some milliseconds each time.
+/// Spins or yields before the SQ thread's next poll. On a machine with one processor the SQ thread
+/// yields: new work can only come from another thread, which needs the processor. On other machines
+/// the SQ thread spins, as the kernel's does, and the scheduler preempts it for other threads. If
+/// it yielded there, it would wait for the time slices of other threads, some milliseconds each
+/// time.
 fn spin() {
     if processor::is_only() {
         processor::yield_now();

@@ -60,8 +60,8 @@ pub(crate) fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
 }
 
 /// Submits a batch. `BY_GROUP`: only workers with the calling thread's credentials may run the
-/// requests. `COMMITS_EACH`: the SQ's head moves past each entry before the request is issued. So
-/// if the process dies after that, no other process submits the entry again.
+/// requests. `COMMITS_EACH`: the SQ's head moves past each entry before the request is issued. If
+/// the process then dies, no other process submits the entry again.
 #[inline(always)]
 fn submit_batch<const BY_GROUP: bool, const COMMITS_EACH: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.queues.sq.pending().min(wanted);
@@ -139,7 +139,8 @@ fn submit_one<const BY_GROUP: bool, const COMMITS_EACH: bool>(
     } else if accepted {
         start::start(locked, request, row);
     } else {
-        // A refused request gets its CQE at once, even while a drain holds other requests back.
+        // A request that was refused gets its CQE at once, even while an IO_DRAIN holds other
+        // requests back.
         locked.queues.drain.refuse();
         issue::issue(locked, request);
     }

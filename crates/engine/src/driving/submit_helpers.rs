@@ -1,7 +1,7 @@
-//! Submit helpers: threads that make deferred submits for threads that must not sleep. Such threads
-//! are the ring watcher, an SQ thread of several rings, and a thread that is inside another ring or
-//! has a time limit. The ring watcher starts submit helpers on demand. Idle submit helpers end.
-//!
+//! Submit helpers: threads that make deferred submits (submits that may sleep) for threads that
+//! must not sleep. Such threads are the ring watcher, an SQ thread of several rings, and a thread
+//! that is inside another ring or has a time limit. The ring watcher starts submit helpers on
+//! demand. Idle submit helpers end.
 //! Each ring whose deferred submit sleeps occupies one submit helper, so no ring waits for another
 //! ring's submit.
 

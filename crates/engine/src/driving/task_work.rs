@@ -1,5 +1,5 @@
-//! Task work: requests that another thread has finished, and messages of other rings, wait on the
-//! ring's task-work list until a driver completes them. The driver is:
+//! Task work: requests that another thread has finished, and messages of other rings. They wait on
+//! the ring's task-work list until a driver completes them. The driver is:
 //!
 //! - usually a thread inside the ring;
 //! - if no thread is inside, the thread that adds the work to the list;
@@ -101,12 +101,12 @@ impl Ring {
             }
             // In the kernel, only the ring's own thread can complete the request, so `Signal`
             // interrupts that thread. Here the thread that adds the request can complete it, so
-            // both cases need no interrupt. The ring's own thread may sleep in another system call
-            // until an event comes that only this task work causes. The thread that adds the work
-            // then causes that event.
+            // neither case needs an interrupt. The ring's own thread may sleep in another system
+            // call, for an event that only this task work causes. Then the thread that adds the
+            // work causes the event.
             Notification::Resume | Notification::Signal => {
-                // If an SQ thread polls the devices, a waiter only reads the CQ. Waking that waiter
-                // would not get the work done.
+                // If an SQ thread polls the devices, a waiter only reads the CQ. To wake that
+                // waiter would not get the task work done.
                 let wake = || self.wakers.wake_target(u32::MAX);
                 if self.is_polled_by_thread() || !self.control.sharing().leave_to_waiter(wake) {
                     run(self);
@@ -116,9 +116,9 @@ impl Ring {
     }
 }
 
-/// Notifies the owner of a DEFER_TASKRUN ring that there is work which only the owner runs: entries
-/// on the task-work list, or completions of devices. `by_worker`: a worker has run one of these
-/// requests, so an eventfd with EVENTFD_ASYNC is signalled, too.
+/// Notifies the owner of a DEFER_TASKRUN ring of work that only the owner runs: entries on the
+/// task-work list, or completions of devices. `by_worker`: a worker has run one of the requests, so
+/// an eventfd with EVENTFD_ASYNC is signalled, too.
 pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     show_deferred(ring);
     if let Some(event) = &*ring.work_event.lock() {
@@ -138,9 +138,9 @@ pub(crate) fn announce_files(ring: &Arc<Ring>) {
     event.signal(&ring.memory, false);
 }
 
-/// Returns `true` if the owner has handled the event since the report: the ring's epoll set reports
-/// nothing. The ring watcher then watches the set again. Returns `false` if a driver keeps the lock
-/// for longer than a few tries, because the ring watcher never waits for a lock.
+/// If the ring's epoll set reports nothing, the owner has handled the event. Then lets the ring
+/// watcher watch the set again, and returns `true`. Returns `false` if the set reports an event, or
+/// if a driver keeps the lock for more than a few tries: the ring watcher never waits for a lock.
 fn watch_again_if_handled(ring: &Arc<Ring>) -> bool {
     const TRIES: u32 = 16;
     let mut tries = 0..TRIES;
@@ -189,9 +189,9 @@ pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedForOthers, || Some(ring.lock()));
 }
 
-/// Runs the ring's waiting work, unless the ring has a driver. If that driver is in another
-/// process, the ring watcher waits for it and then runs the work. The caller must not wait: it is
-/// inside another ring or has a deferred submit, and that driver may wait for the caller.
+/// Runs the ring's waiting work, unless the ring has a driver. If the driver is in another process,
+/// the ring watcher waits for it and then runs the work. The caller itself must not wait: it is
+/// inside another ring or has a deferred submit, and the driver may be waiting for the caller.
 #[inline(never)]
 pub(crate) fn run_inside(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedInside, || {
@@ -225,7 +225,7 @@ fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option
 }
 
 /// Maximum number of task-work entries that one run completes on a DEFER_TASKRUN ring, unless the
-/// owner waits for more completions. So the owner returns to its program now and then
+/// owner waits for more completions. The limit lets the owner return to its program now and then
 /// (`IO_LOCAL_TW_DEFAULT_MAX` in the kernel).
 const DEFERRED_RUN: u32 = 20;
 
@@ -273,7 +273,7 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
         probes::ran(locked.ring, entries);
     }
     batch::run_issuable(locked);
-    // A thread that pushes behind an existing entry does not notify the owner. So the driver that
+    // A thread that pushes an entry behind another one does not notify the owner. So a driver that
     // leaves entries on the list notifies the owner.
     if locked.queues.consumer.stop() == Rest::Entries && locked.ring.defers_task_work() {
         announce_deferred(locked.ring, by_worker);

@@ -23,21 +23,21 @@ use usring_sys::{Errno, wait};
 /// The conditions that end a thread's wait on a ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaitCall {
-    /// CQEs that must be in the CQ; 0: the waiter checks once and returns.
+    /// Number of CQEs that end the wait; 0: the waiter checks once and returns.
     pub completions: u32,
     /// Time at which the wait ends with `ETIME`; `None`: no limit.
     pub deadline: Option<(Clock, Nanoseconds)>,
     /// The minimum wait time of io_uring_enter(2), as a time of the monotonic clock. Before this
-    /// time the deadline does not count. After this time, one CQE ends the wait. Without a
-    /// deadline, the wait then ends even if there is no CQE.
+    /// time the deadline does not count. After this time, one CQE ends the wait. A call without a
+    /// deadline then ends even without a CQE.
     pub minimum: Option<Nanoseconds>,
     /// Signal mask while the waiter sleeps.
     pub mask: Option<u64>,
-    /// The head of the CQ when this wait began. CQEs count from there, even if another thread
-    /// consumes them. `None`: not read yet.
+    /// The head of the CQ when this wait began. The wait counts CQEs from there, even those that
+    /// another thread has consumed. `None`: not read yet.
     pub consumed: Option<u32>,
     /// Whether to return as soon as a request is in flight on a device, because the caller is going
-    /// to poll for it.
+    /// to poll the device.
     pub until_devices: bool,
 }
 
@@ -47,8 +47,8 @@ impl WaitCall {
         self.consumed.unwrap_or_else(|| memory.consumed())
     }
 
-    /// Returns the number of CQEs that have come since this wait began, or that were there. CQEs
-    /// that another thread has consumed count, too. The caller needs no lock.
+    /// Returns the number of CQEs that the CQ had when this wait began or that have come since.
+    /// CQEs that another thread has consumed meanwhile count, too. The caller needs no lock.
     pub fn arrived(&self, ring: &Ring) -> u32 {
         ring.memory.published_since(self.start(&ring.memory))
     }
@@ -58,7 +58,7 @@ impl WaitCall {
 /// number of completions.
 ///
 /// Errors: `EINTR`, `ETIME` and `EOWNERDEAD`, only if the CQ is empty; `EINVAL` if the ring accepts
-/// no more waits (`retired`); the errors of making the epoll set.
+/// no more waits (`retired`); the errors of making the ring's epoll set.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
     // A wait with a time limit leaves deferred submits of other threads to a submit helper. The
@@ -69,7 +69,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // flight: `lone_poll`). `None`: it is another wait, or its kind is not known yet.
     let mut lone: Option<Ticks> = None;
     let mut rate = CompletionRate::default();
-    // The ring's number of TIMEOUTs that had ended when this wait began. `None`: not read yet.
+    // How many of the ring's TIMEOUTs had ended when this wait began. `None`: not read yet.
     let mut ended = None;
     if call.completions == 0 {
         choose_some(ring);
@@ -90,7 +90,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             return Ok(());
         }
-        // Checked first, so that `ended` completes what the lost SQ thread has left.
+        // Checked before `ended` completes the requests of the lost SQ thread.
         let is_lost = has_lost_thread(&locked);
         if ring.is_shared() && ended::complete_before_sleep(&mut locked, &mut polled) {
             locked.release(Exit::Leave);
@@ -138,8 +138,9 @@ fn choose_some(ring: &Arc<Ring>) {
     }
 }
 
-/// Returns whether the ring's SQ thread belonged to an ancestor of this process and does not serve
-/// the ring any more. If so, sets NEED_WAKEUP, so that the program does not rely on the SQ thread.
+/// Returns whether the ring's SQ thread is lost: it belonged to an ancestor of this process and
+/// does not serve the ring any more. If so, sets NEED_WAKEUP, so that the program does not rely on
+/// the SQ thread.
 #[inline]
 fn has_lost_thread(locked: &LockedRing) -> bool {
     let is_lost = locked.ring.sq_thread.is_lost(locked.ring);
@@ -189,9 +190,9 @@ fn poll_and_release(mut locked: LockedRing) {
     locked.release(Exit::Finished);
 }
 
-/// Completes all requests that can be completed, and publishes their CQEs. If the waiter has enough
-/// CQEs and a poll of the files is due, polls them, at most once per wait (`polled`). `is_first`:
-/// the wait has just begun. `hurries`: a submit helper makes the deferred submits.
+/// Completes all requests that can be completed, and publishes their CQEs. Then polls the files if
+/// the waiter has enough CQEs, a poll is due, and this wait has not `polled` yet. `is_first`: the
+/// wait has just begun. `hurries`: a submit helper makes the deferred submits.
 fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool, is_first: bool, hurries: bool) {
     if unusual::has(Unusual::Order) {
         order::note_choice(locked);
@@ -215,8 +216,9 @@ fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool,
 /// Completes finished work, and retries requests whose files are known or expected to be ready.
 /// Returns whether it has polled the files.
 ///
-/// On a ring that defers task work, the owner lets runnable requests continue once, when its wait
-/// begins. Later it does so only if it has too few completions.
+/// On a ring that defers task work, the owner continues runnable requests (those due for an attempt
+/// without an event) once, when its wait begins. Later in the wait it does so only if it has too
+/// few completions.
 fn complete_finished_work(locked: &mut LockedRing, wanted: u32, is_first: bool) -> bool {
     task_work::clear_announcement(locked);
     locked.ring.watch.activity.visit();
@@ -302,8 +304,8 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
 }
 
 /// Returns how many completions have to arrive before a waker wakes this waiter. On a ring that
-/// defers task work, these are further completions. On any other ring, CQEs that came before, since
-/// the wait's start, count, too.
+/// defers task work, only completions from now on count. On any other ring, the CQEs since the
+/// wait's start count, too.
 fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     if !locked.ring.defers_task_work() {
         return call.completions;
@@ -375,8 +377,8 @@ fn gather<'a>(
 
 /// Returns the kernel's AIO context to sleep on, and the largest number of completions to wait for
 /// there. Such a sleep is one system call with one wake-up. Returns `None` if the call has a signal
-/// mask, or if the ring watches a file or another device besides. Also returns `None` if the ring
-/// does not defer task work: another thread could then arm a file or a timer during the sleep.
+/// mask, or if the ring watches a file or another device. Also returns `None` on a ring that does
+/// not defer task work: another thread could arm a file or a timer during the sleep.
 fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
     if !locked.ring.defers_task_work() || locked.waiting.polls.armed() != 0 || call.mask.is_some() {
         return None;
@@ -388,8 +390,8 @@ fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
     Some((waiter, if is_all { to_come.min(Waiter::MOST) } else { 1 }))
 }
 
-/// Sleeps once. Order: announce the sleeper, release the lock, check the task-work list once more,
-/// sleep. The reverse order would lose a wake-up.
+/// Sleeps once, in four steps: announces the sleeper, releases the lock, checks the task-work list
+/// once more, sleeps. In another order, the waiter could miss a wake-up.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
@@ -399,7 +401,8 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     let watches_devices = locked.devices.queues.in_flight() > 0 && !ring.is_polled_by_thread();
     let waiter = if watches_devices { aio_waiter(&locked, call) } else { None };
     if watches_devices && waiter.is_none() && !reap::arm_interrupts(&mut locked) {
-        // A device has completed a request, or cannot signal: the caller polls it again.
+        // A device has completed a request, or has no interrupt to wake a sleeper. So the caller
+        // polls again.
         locked.release(Exit::Leave);
         return Ok(());
     }
@@ -435,8 +438,8 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     }
 }
 
-/// Longest single sleep, in nanoseconds, of a waiter of a shared ring in a system call that a waker
-/// in another process cannot end. The waiter checks the CQ after each such sleep.
+/// Longest single sleep, in nanoseconds, of a waiter of a shared ring in a system call that another
+/// process cannot end. The waiter checks the CQ after each such sleep.
 const BLIND: Nanoseconds = 1_000_000;
 
 /// Sleeps once on the epoll set of a shared ring, for a waiter whose process has transfers in
@@ -500,8 +503,8 @@ fn sleep_for_completions(
     let ring = locked.ring.clone();
     ring.wakers.completions.begin(waiter.clone(), least);
     // Each entry on the task-work list is a completion, too. Once the list has `needed - (least -
-    // 1)` entries, the waiter needs fewer than `least` completions of the AIO context. A waker then
-    // ends the sleep.
+    // 1)` entries, the waiter needs fewer than `least` completions of the AIO context. So a waker
+    // then ends the sleep.
     let ticket = ring.wakers.sleep.announce(Sleeper::Epoll, needed - (least - 1));
     locked.release(Exit::Pause);
     let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };
@@ -525,8 +528,8 @@ fn forbid_waiter(ring: &Arc<Ring>) {
     locked.release(Exit::Leave);
 }
 
-/// Handles `events` from the epoll set, and makes another waiter the leader, which sleeps on the
-/// set in this thread's place. `wanted`: the completions that this thread waits for.
+/// Handles `events` from the ring's epoll set, and makes another waiter the leader, which then
+/// sleeps on the set. `wanted`: the completions that this thread waits for.
 fn stop_leading(ring: &Arc<Ring>, events: &[Event], wanted: u32) {
     let mut locked = ring.lock();
     locked.note_poll();
