@@ -23,10 +23,10 @@ pub enum Purpose {
     /// The kernel reads the program's data from the bounce buffer, perhaps after the call has
     /// returned.
     Lingers,
-    /// The kernel writes to the buffer, and may fill only a part of it.
+    /// The kernel writes to the bounce buffer, and may fill only a part of it.
     Offered,
-    /// The data is longer than Linux permits: the kernel refuses the call and does not access the
-    /// buffer.
+    /// The program's data is longer than Linux permits: the kernel refuses the call and does not
+    /// access the bounce buffer.
     Refused,
 }
 

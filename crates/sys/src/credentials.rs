@@ -444,9 +444,9 @@ pub fn follow() {
     } else {
         syscall::check(change_alone(number, [a, b, c])).is_err()
     };
-    // The answer is normally the hash of the thread's credentials, which shows whether the call had
-    // its effect. The hash does not cover Landlock and the groups of setgroups(2). For these two
-    // calls the kernel's answer decides.
+    // The service thread's answer is normally the hash of its credentials, which shows whether the
+    // call had its effect. The hash does not cover Landlock and the groups of setgroups(2). For
+    // these two calls the kernel's answer decides.
     let has_failed = matches!(number, LANDLOCK_RESTRICT_SELF | linux::__NR_setgroups) && refused;
     slot.follower.answer(order, if has_failed { !state() } else { state() });
     ANSWERS.fetch_add(1, Ordering::Release);

@@ -39,7 +39,7 @@ mod context {
 
     #[derive(Default)]
     struct Process {
-        /// Contexts that are not in use, the oldest first; at most [`MOST_IDLE`].
+        /// AIO contexts that are not in use, the oldest first; at most [`MOST_IDLE`].
         idle: Mutex<Vec<Idle>>,
     }
 
@@ -133,9 +133,9 @@ mod context {
         }
     }
 
-    /// Requests for a context, in order of arrival, which the kernel has not accepted yet. Only the
-    /// batch's owner uses it. Submitting a batch does not access the [`Context`], so the submitter
-    /// needs no lock that guards the `Context`.
+    /// Requests for an AIO context, in order of arrival, which the kernel has not accepted yet.
+    /// Only the batch's owner uses it. Submitting a batch does not access the [`Context`], so the
+    /// submitter needs no lock that guards the `Context`.
     pub struct Batch {
         kernels: Arc<Kernels>,
         iocbs: Box<[Iocb]>,

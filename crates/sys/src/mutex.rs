@@ -98,8 +98,8 @@ impl<T> Mutex<T> {
             }
             relax();
         }
-        // This thread cannot know whether other threads sleep on the word. So it acquires the lock
-        // as `CONTENDED`.
+        // This thread cannot know whether other threads sleep on the mutex's word. So it acquires
+        // the lock as `CONTENDED`.
         while self.state.swap(CONTENDED, Edge::Lock.acquire()) != UNLOCKED {
             let _ = futex::wait(&self.state, CONTENDED, None);
         }

@@ -36,7 +36,7 @@ pub struct Fault {
     pub address: usize,
     pub cause: Cause,
     pub write: bool,
-    /// Whether the page is present, but does not permit this access.
+    /// Whether the page of the fault is present, but does not permit the access.
     pub present: bool,
     /// Number of the thread's fault slot, for a server that keeps data for each slot.
     pub slot: usize,
@@ -146,9 +146,10 @@ fn changes() -> &'static Mutex<()> {
 /// fault. The slot lies in a cache line of its own.
 #[repr(align(64))]
 struct FaultSlot {
-    /// The table entry that the slot's thread uses; null if the slot is free.
+    /// The entry of the table of ranges that the fault slot's thread uses; null if the fault slot
+    /// is free.
     hazard: AtomicPtr<ServedRange>,
-    /// Top of the slot's stack; 0 until the stack is mapped.
+    /// Top of the fault slot's stack; 0 until the stack is mapped.
     stack: AtomicUsize,
 }
 
@@ -201,7 +202,8 @@ impl Registration {
 }
 
 impl Drop for Registration {
-    /// Removes the range, and waits until no thread uses its server.
+    /// Removes the range from the table of ranges, and waits until no thread uses the range's
+    /// server.
     fn drop(&mut self) {
         let _turn = changes().lock();
         let RangeRow { start, end, entry } = &TABLE[self.row];

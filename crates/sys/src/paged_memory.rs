@@ -247,8 +247,8 @@ impl PagedMemory {
         Ok(absent.fold(0, |bits, (page, _)| bits | 1 << page))
     }
 
-    /// Returns the address at which the pager can read a resident part. For aliased memory, the
-    /// address lies in the contents' view (the pager's own mapping).
+    /// Returns the address at which the pager can read a resident part of the memory. For aliased
+    /// memory, the address lies in the contents' view (the pager's own mapping).
     pub fn content(&self, offset: usize, length: usize) -> usize {
         self.check(offset, length);
         self.alias.as_ref().map_or(self.address, |(alias, _)| *alias) + offset
@@ -293,7 +293,7 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_mprotect, arguments).run().map(drop)
     }
 
-    /// Frees the pages of a part. No thread may access them meanwhile.
+    /// Frees the pages of a part of the memory. No thread may access them meanwhile.
     pub fn discard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let Some((_, file)) = &self.alias else {
@@ -340,7 +340,7 @@ impl PagedMemory {
         self.keep_to_process(address, length)
     }
 
-    /// Returns whether all bytes of a resident part are zero.
+    /// Returns whether all bytes of a resident part of the memory are zero.
     pub fn is_zero(&self, offset: usize, length: usize) -> bool {
         let start = self.content(offset, length);
         assert!(start.is_multiple_of(8) && length.is_multiple_of(PAGE));
@@ -383,7 +383,7 @@ impl Bounce {
         self.address
     }
 
-    /// Returns the first `length` bytes.
+    /// Returns the first `length` bytes of the bounce buffer.
     ///
     /// # Panics
     /// If the buffer is shorter than `length`.

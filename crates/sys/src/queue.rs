@@ -271,8 +271,9 @@ impl<T> Consumer<T> {
 pub enum Rest {
     Nothing,
     /// A pusher is between its two steps, so the next entry is out of reach. The pusher will
-    /// announce its entry, as if it was the [first](Pushed::first). The state may count only this
-    /// entry by then. So a thread that goes to sleep must wait for 1 entry, even if it needs more.
+    /// announce its entry, as if it was the [first](Pushed::first). The list's state may count only
+    /// this entry by then. So a thread that goes to sleep must wait for 1 entry, even if it needs
+    /// more.
     OutOfReach,
     /// Entries are left, and the state says so: the next [`Consumer::begin`] returns `true`.
     Entries,

@@ -98,7 +98,7 @@ pub struct DeferredSignals {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deferral {
     /// This is the thread's first deferred signal. The signal mask that was in force and the number
-    /// of the signal's frame were recorded.
+    /// of the signal's saved frame were recorded.
     First,
     /// The thread already has a deferred signal, whose state stays as it was. The new signal has to
     /// stay pending in the kernel, or be sent again.
@@ -170,7 +170,7 @@ pub fn defer(original_mask: SignalSet, resend: SignalSet, saved_frame: u32) -> D
         return Deferral::AlreadyDeferred;
     }
     // Acquire: pairs with the release in `take`, after which the slot's last owner no longer uses
-    // its fields.
+    // the slot's fields.
     let free = |slot: &&Slot| slot.owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let Some(slot) = TABLE.iter().find(free) else {
         return Deferral::Full;

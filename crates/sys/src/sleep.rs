@@ -65,7 +65,8 @@ use crate::{Errno, futex, width};
 pub enum Sleeper {
     /// In futex(2), on the word [`SleepWord::futex`].
     Futex,
-    /// In the ring's epoll set, as its leader; woken by the ring's eventfd.
+    /// The thread sleeps in the ring's epoll set, as the ring's leader. The ring's eventfd wakes
+    /// it.
     Epoll,
 }
 

@@ -94,9 +94,9 @@ fn compare() -> u64 {
     }
 }
 
-/// Reads the clock and the counter at nearly the same moment: of four pairs of reads, returns the
-/// pair that took the least time. If the thread loses its processor between the two reads of a
-/// pair, another pair is used.
+/// Reads the monotonic clock and the time-stamp counter at nearly the same moment: of four pairs of
+/// reads, returns the pair that took the least time. If the thread loses its processor between the
+/// two reads of a pair, another pair is used.
 fn read_both() -> (Nanoseconds, u64) {
     let pair = || {
         let (before, clock, after) = (counter(), Clock::Monotonic.now(), counter());

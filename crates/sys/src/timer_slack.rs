@@ -63,8 +63,8 @@ pub fn overshoot() -> Nanoseconds {
 
 fn measure() -> Nanoseconds {
     const SPAN: Nanoseconds = 20_000;
-    /// Largest result: the overshoot if the slack cannot be changed. Anything above has another
-    /// cause.
+    /// Largest overshoot to return: that of a thread whose slack cannot be changed. If a larger one
+    /// is measured, it has another cause.
     const MOST: Nanoseconds = 60_000;
     let mut samples = [0; 15];
     for sample in &mut samples {

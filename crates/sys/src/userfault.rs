@@ -110,7 +110,7 @@ impl UserFault {
         self.control(ioctl::UFFDIO_WRITEPROTECT, &raw mut protect as u64)
     }
 
-    /// Wakes threads that wait for these pages; they retry their access.
+    /// Wakes the threads that wait for pages of a range; they retry their access.
     pub fn wake(&self, start: usize, length: usize) {
         let mut range = range(start, length);
         let _ = self.control(ioctl::UFFDIO_WAKE, &raw mut range as u64);

@@ -1,4 +1,5 @@
-//! Tests batches of the kernel's AIO when the ring is full, and when the kernel refuses a request.
+//! Tests batches of the kernel's AIO when the ring of completions is full, and when the kernel
+//! refuses a request.
 #![cfg(not(loom))]
 
 use std::collections::BTreeSet;
@@ -37,8 +38,8 @@ fn requests_that_the_kernel_cannot_take_yet_stay_in_the_batch() {
         assert!(start.elapsed() < TEST_LIMIT, "{} of {COUNT}", seen.len());
         match batch.submit() {
             Ok(_) if batch.is_empty() => {}
-            // The ring has room for a few hundred completions. It is full until this loop takes
-            // some.
+            // The AIO context's ring has room for a few hundred completions. It is full until this
+            // loop takes some of them.
             Ok(_) | Err(Errno::EAGAIN) => refusals += 1,
             Err(error) => panic!("{error}"),
         }

@@ -41,7 +41,8 @@ fn threads_with_and_without_a_hazard_pointer_keep_their_objects() {
         in_use
     });
     assert_eq!(in_use, THREADS, "objects were freed while threads used them");
-    // A last removal frees the objects that the threads no longer use.
+    // Removing one more object from the table also frees the removed objects that no thread uses
+    // any more.
     table.put(0, Arc::new(0));
     drop(table.take(0, |_| true));
     assert!(objects.iter().all(|object| Arc::strong_count(object) == 1), "a use was never ended");

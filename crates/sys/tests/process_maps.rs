@@ -42,7 +42,7 @@ fn are_same_holds_for_two_mappings_of_one_page_only() {
     assert!(!maps.are_same(first, again + 4096));
     let other = usring_sys::mapping::Mapping::shared(4096).unwrap();
     assert!(!maps.are_same(first, other.address()));
-    // Private memory without a file is never the same as other memory, or as itself.
+    // For `are_same`, private memory without a file never equals other memory, or itself.
     let private = [0u8; 64];
     assert!(!maps.are_same(private.as_ptr() as usize, private.as_ptr() as usize));
 }

@@ -25,7 +25,7 @@ impl TwoPages {
         TwoPages(start)
     }
 
-    /// Returns the address `bytes` before the border between the two pages.
+    /// Returns the address `bytes` before the border between the two pages of this test memory.
     fn before_border(&self, bytes: usize) -> UserAddress {
         UserAddress((self.0 + PAGE - bytes) as u64)
     }
