@@ -100,7 +100,7 @@ pub fn is_guess(number: u32) -> bool {
 
 fn add_indirect(ranges: &mut MemoryRanges, number: u32, arguments: &Arguments) {
     let [first, second, third, fourth, ..] = *arguments;
-    // The number of the operation in prctl(2), keyctl(2) and ptrace(2).
+    // For prctl(2), keyctl(2) and ptrace(2), the first argument is the number of the operation.
     let operation = width::low(first);
     match number {
         linux::__NR_pselect6 => add_signal_set(ranges, arguments[5]),

@@ -87,7 +87,8 @@ struct Numbered {
 
 const _: () = assert!(size_of::<Numbered>() as u64 == EACH_MESSAGE);
 
-/// The memory of the part that is being transferred: pinned, or copied to a bounce buffer.
+/// The memory of the part of a call's data that is being transferred: pinned, or copied to a bounce
+/// buffer.
 enum PartMemory {
     Nothing,
     Pinned(Pinned),
