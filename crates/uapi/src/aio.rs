@@ -77,7 +77,7 @@ pub struct AioRing {
     pub nr: u32,
     /// Index of the next event to be read.
     pub head: u32,
-    /// Index of the next event that the kernel writes.
+    /// Index, in the ring, of the next event that the kernel writes.
     pub tail: u32,
     pub magic: u32,
     pub compat_features: u32,
