@@ -92,7 +92,7 @@ pub struct Spec {
 pub struct Layer {
     kind: &'static DeviceKind,
     inner: Option<Box<Layer>>,
-    /// The options in the order of the text, by name.
+    /// The layer's options, by name, in the order in which the SPEC has them.
     values: Vec<(&'static str, Value)>,
 }
 

@@ -60,7 +60,8 @@ fn reads_writes_and_other_operations_have_separate_delays() {
         for (operation, milliseconds) in cases {
             let attempt = || {
                 let took = took(operation, &memory);
-                // The tick clock may be off by one part in ten thousand.
+                // The clock by which the device delays requests may be off by one part in ten
+                // thousand.
                 assert!(took >= Duration::from_micros(milliseconds * 999), "{operation:?} took {took:?}");
                 took
             };

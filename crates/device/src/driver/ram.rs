@@ -99,7 +99,7 @@ struct RamQueue {
     memory: Arc<BulkMemory>,
     depth: usize,
     done: VecDeque<Completion>,
-    /// Accepted reads and writes that the doorbell will copy.
+    /// Accepted reads and writes, whose data the thread copies at the next doorbell.
     batch: Vec<OnePiece>,
     event: Option<OwnedDescriptor>,
     /// Whether the thread that uses the queue may be asleep on `event`.

@@ -98,7 +98,7 @@ impl Parser<'_> {
         if self.skip(wanted) { Ok(()) } else { Err(self.unexpected(expected)) }
     }
 
-    /// Reads a name, which ends before a character that may follow a name.
+    /// Reads a name, which ends before `:`, `(`, `)`, `,` or `=`, or at the end of the text.
     fn name(&mut self) -> &str {
         let rest = &self.text[self.at..];
         let length = rest.find([':', '(', ')', ',', '=']).unwrap_or(rest.len());

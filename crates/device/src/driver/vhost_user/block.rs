@@ -89,7 +89,8 @@ pub fn status_descriptor(slot: usize) -> Descriptor {
     Descriptor::writable(address(slot + slot::STATUS), 1)
 }
 
-/// Returns the only range of a discard or a write of zeroes: first sector, and number of sectors.
+/// Returns the data of a discard or a write of zeroes, which is one range: first sector, and number
+/// of sectors.
 pub fn range(offset: u64, length: u64) -> [u64; 2] {
     [offset / SECTOR, length / SECTOR]
 }
