@@ -34,8 +34,8 @@ fn reset_in_child(descriptors: ChildDescriptors, parent: u32) {
 }
 
 /// Returns whether this child shares its parent's descriptors (CLONE_FILES). If usring did not see
-/// the fork, it opens an eventfd to find out: if the parent has this eventfd as well, the
-/// descriptors are shared.
+/// the fork, this function opens an eventfd in the child. If the parent has this eventfd as well,
+/// the descriptors are shared.
 fn shares_descriptors(known: ChildDescriptors, parent: u32) -> bool {
     match known {
         ChildDescriptors::Own => return false,

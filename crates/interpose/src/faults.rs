@@ -124,8 +124,8 @@ pub fn answer_probe() -> Outcome {
     Ok::<u64, Errno>(filter::CALLS_PROBE_ANSWER).into()
 }
 
-/// Returns whether the libc symbol of a call has to check the call against the rules. It has to if
-/// a rule may name the call and the filter does not trap all calls with this number.
+/// Returns whether the libc symbol of a call has to check the call against the rules. It must do so
+/// if a rule may name the call and the filter does not trap all calls with this number.
 pub fn is_for_symbols(number: u32) -> bool {
     are_armed() && filter::spares_loader(number) && u16::try_from(number).is_ok_and(|it| armed::names(Kind::Call, it))
 }
@@ -281,7 +281,8 @@ impl Change {
         pause(self.delay);
         let Some(injected) = self.answer else { return Outcome { answer, kind: Outcome::DONE } };
         if makes_descriptor(self.plain.number) && answer <= i32::MAX as u64 {
-            // The program does not get this descriptor number, so only usring can close it.
+            // The program gets the injected answer in place of this descriptor number. So only
+            // usring can close the descriptor.
             let _ = SystemCall::new(linux::__NR_close, [answer, 0, 0, 0, 0]).run_once();
         }
         answer_as(injected)

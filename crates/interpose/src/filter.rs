@@ -491,7 +491,7 @@ fn numbers(calls: &[u64; 8]) -> impl Iterator<Item = u32> {
     (0..512).filter(|number| calls[*number as usize / 64] & 1 << (number % 64) != 0)
 }
 
-/// Returns whether the filter for faults has to trap any of these calls.
+/// Returns whether the filter for faults has to trap any of the calls in `calls`.
 fn is_trapped_by_filter(calls: &[u64; 8]) -> bool {
     numbers(calls).any(|number| rule_for_fault(number).is_some())
 }

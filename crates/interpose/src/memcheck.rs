@@ -70,7 +70,8 @@ pub fn around<T>(serve: impl FnOnce() -> T) -> T {
             valgrind::first_undefined(&bad.memory);
             continue;
         }
-        // To memcheck, the system call of the read has made the memory accessible.
+        // The system call by which usring carried out the read has made the memory accessible to
+        // memcheck. So for the report, the first byte becomes inaccessible again.
         let byte = IoVector { base: bad.address, length: 1 };
         let has_changed = valgrind::without_errors(|| valgrind::first_inaccessible(&byte).is_none());
         if has_changed {

@@ -50,7 +50,7 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     // A program that runs without usring calls these symbols, too.
     symbols::resolve();
     if environment::is_of_valgrind() && !valgrind::is_there() {
-        // This is a program that starts Valgrind, or one that Valgrind does not follow.
+        // usring does not serve this program: it starts Valgrind, or Valgrind does not follow it.
         return;
     }
     environment::log().into_iter().for_each(message::log_to);

@@ -8,8 +8,9 @@ use usring_uapi::general as linux;
 
 /// The mapping that contains a call site, from /proc/self/maps.
 pub struct CodeArea {
-    /// The addresses of the mapping. If readable code of the same file lies directly before the
-    /// mapping, they include this code. (A page that was written to is a mapping of its own.)
+    /// The addresses of the mapping that contains the call site. If readable code of the same file
+    /// lies directly before the mapping, they include this code. (A page that was written to is a
+    /// mapping of its own.)
     pub code: Range<usize>,
     pub protection: u32,
     /// Whether the mapping is private and of a file.

@@ -124,7 +124,7 @@ pub fn control(call: &mut Call) -> Outcome {
     if lowest < 0 {
         return call.pass();
     }
-    // As in the kernel, the limit is checked before the descriptor.
+    // As in the kernel, the limit of open files is checked before the descriptor is looked up.
     if descriptors::is_known(width::int(number)) && width::word(lowest) >= descriptor::limit() {
         return Err::<u64, _>(Errno::EINVAL).into();
     }
@@ -174,8 +174,8 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     if done.is_ok() {
         let replaced = descriptors::remove(new);
         if let Some(file) = file {
-            // If `new` is beyond the table, the table cannot record it as a ring's. The duplicate
-            // is then a plain eventfd, and io_uring calls on it fail.
+            // If `new` is beyond the table of rings, the table cannot record it as a ring's. The
+            // duplicate is then a plain eventfd, and io_uring calls on it fail.
             let _ = descriptors::insert(new, file);
         }
         drop(replaced);

@@ -213,14 +213,14 @@ unsafe fn keeps(own_variables: &OwnVariables, variable: *mut u8) -> bool {
     let ours = |part: &[u8]| part.is_empty() || part == own_variables.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    // An empty part of the list shows that the program has an empty LD_PRELOAD of its own. Then the
-    // variable stays, so that an exec appends the library to it.
+    // An empty part of the list in LD_PRELOAD shows that the program has an empty LD_PRELOAD of its
+    // own. Then the variable stays, so that an exec appends the library to it.
     let has_own_list = list.split(separates).any(<[u8]>::is_empty);
     if rest.is_empty() && !has_own_list {
         return false;
     }
-    // SAFETY: the caller guarantees a writable string. The rest is not longer than the original
-    // list.
+    // SAFETY: the caller guarantees a writable string. The list without usring's libraries is not
+    // longer than the original list.
     unsafe {
         let start = variable.add(PRELOAD.len());
         start.copy_from_nonoverlapping(rest.as_ptr(), rest.len());
@@ -332,8 +332,8 @@ pub fn is_strict() -> bool {
     value_of(STRICT).is_some_and(|value| !matches!(value, b"" | b"0"))
 }
 
-/// Returns whether only programs that Valgrind runs are served. The launcher sets the variable if
-/// it runs Valgrind, because the programs that start Valgrind load this library, too.
+/// Returns whether only programs that Valgrind runs are served. The launcher sets the variable
+/// `VALGRIND` if it runs Valgrind, because the programs that start Valgrind load this library, too.
 pub fn is_of_valgrind() -> bool {
     value_of(VALGRIND).is_some_and(|value| !matches!(value, b"" | b"0"))
 }

@@ -67,7 +67,7 @@ pub struct Allocator {
 /// under the lock of the free lists. A forked child has a copy of the reserve.
 struct Reserve {
     start: AtomicUsize,
-    /// Number of bytes that are left; 0 while the reserve is being filled.
+    /// Number of bytes of the reserve that are left; 0 while the reserve is being filled.
     left: AtomicUsize,
 }
 
@@ -293,7 +293,8 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller guarantees the layout, as for `alloc`.
         let block = unsafe { self.alloc(layout) };
-        // A larger block is a mapping of its own, whose pages the kernel has zeroed.
+        // A block of more than `LARGEST` bytes is a mapping of its own, whose pages the kernel has
+        // zeroed.
         if !block.is_null() && rounded(layout) <= LARGEST {
             // SAFETY: `alloc` has just returned a block of at least this size.
             unsafe { block.write_bytes(0, layout.size()) };

@@ -1,5 +1,5 @@
-//! The slots by which the program and its libraries call functions of other libraries (their global
-//! offset tables). Makes a slot call another function.
+//! Makes the program and its libraries call another function in place of one that they import:
+//! changes the slots (of their global offset tables) by which they call it.
 
 use crate::runtime::libc::{self, Library, Tables};
 use crate::runtime::text;

@@ -70,7 +70,7 @@ unsafe extern "C" {
 }
 
 fn bound() -> &'static Bound {
-    // SAFETY: the loader writes the table before any code of this library runs, and never again.
+    // SAFETY: the loader writes `BOUND` before any code of this library runs, and never again.
     unsafe { &BOUND }
 }
 

@@ -89,8 +89,8 @@ global_asm!(
     "call {place_frame}",
     "cmp qword ptr [rbx + {handler}], 0",
     "je 3f",
-    // From here on, the frame is the top of its stack, which may be the alternate stack. So the
-    // frame of the next signal goes below it.
+    // From here on, the signal's frame is the top of its stack, which may be the alternate stack.
+    // So the frame of the next signal goes below it.
     "mov rsp, rax",
     "lea rsi, [rbx + {handler_mask}]",
     "xor edx, edx",

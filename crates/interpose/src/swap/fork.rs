@@ -71,8 +71,8 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
     }
     match width::low(call.number) {
         linux::__NR_vfork => call.arguments[VFORK_MARKED as usize] = PASS_MARK_ABOVE_FLAGS,
-        // Linux reads only the lower half of the flags, so their upper half can carry usring's
-        // mark.
+        // Linux reads only the lower half of clone(2)'s flags, so their upper half can carry
+        // usring's mark.
         _ => call.arguments[0] = PASS_MARK_ABOVE_FLAGS | u64::from(flags),
     }
     call.repeat_at_site()
@@ -87,8 +87,9 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
     if signals::interrupted() {
-        // The deferred signal is delivered first. The signal mask in force here would become the
-        // child's mask, so no child may be forked under it.
+        // A signal was deferred. The entry point first delivers it, and then dispatches the fork
+        // again. The signal mask in force here would become the child's mask, so no child may be
+        // forked under it.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
     // Signals are checked before the lock is taken. If a thread gave up the lock whenever a signal

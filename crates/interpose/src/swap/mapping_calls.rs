@@ -318,7 +318,7 @@ fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Resu
     for part in parts.iter().filter(|part| part.owner == Owner::Kernel) {
         ask(part.range.start as u64, part.range.len() as u64)?;
     }
-    // A hole does not end the call, but changes its answer to ENOMEM.
+    // A hole in the range does not end the call, but changes its answer to ENOMEM.
     if parts.iter().any(|part| part.owner == Owner::Unmapped) { Err(Errno::ENOMEM) } else { Ok(0) }
 }
 
@@ -410,7 +410,8 @@ fn remap_freely(
     };
     let owner = parts.first().map(|part| part.owner);
     match owner {
-        // With an old size of 0, mremap(2) maps shared memory a second time.
+        // With an old size of 0, mremap(2) maps shared memory a second time. The region has no
+        // shared memory, so only the kernel can do this.
         None if changes.parts(&(old.start..old.start + PAGE))[0].owner == Owner::Kernel => ask(),
         None => Err(Errno::EINVAL),
         Some(Owner::Unmapped) => Err(Errno::EFAULT),
@@ -442,7 +443,7 @@ fn keep_stack(start: u64, length: u64) {
     };
     if mappings.change().release_to_kernel(&range).is_err() {
         refused(Unsupported::Stack);
-        // The stack could not become ordinary memory of the kernel. So it stays in the swap region,
+        // The stack's memory could not be released to the kernel. So it stays in the swap region,
         // pinned permanently.
         let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
     }

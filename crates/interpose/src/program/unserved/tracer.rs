@@ -257,7 +257,7 @@ global_asm!(
     "call usring_unserved_trace",
     "call usring_unserved_wait",
     "jmp 2b",
-    // A stop signal has stopped the whole process, which stays stopped until SIGCONT.
+    // A stop signal has stopped the whole traced process, which stays stopped until SIGCONT.
     "4:",
     "xor r10d, r10d",
     "sub edx, {SIGSTOP}",
