@@ -97,7 +97,7 @@ fn follows_call(address: u64) -> bool {
 pub(crate) enum Frame {
     /// The frame may exist.
     Exists,
-    /// The frame has ended: the buffer is below the stack pointer.
+    /// The stack frame that held the buffer has ended: the buffer is below the stack pointer.
     HasEnded,
     /// Another function seems to use the frame's memory. The launcher compares the call stack of
     /// the submission with the present one, and decides whether the frame has ended.

@@ -50,7 +50,8 @@ pub(crate) struct InFlight {
     pub held_back: HeldBack,
     /// Number of the request's chain; 0: the request is in no chain.
     pub chain: u64,
-    /// The call that closed the request's file before the request was complete, and the file.
+    /// The call that closed the request's file before the request was complete, and the identity of
+    /// this file.
     pub closed: Option<(Arc<Stack>, FileIdentity)>,
     /// The slot of the shared memory ([`crate::stacks`]) that has a copy of the submission's stack.
     pub shared_stack: Option<u16>,

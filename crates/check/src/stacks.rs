@@ -152,12 +152,12 @@ mod tests {
         let shared = read(&bytes(memory));
         assert_eq!(shared[0], Shared { process: 7, ring: 1, request: 9, stack });
         assert_eq!(shared.len(), 2);
-        // A slot that is being written, or that the program has damaged, is not read.
+        // A slot is not read while a thread writes it, or after the program has damaged it.
         memory[BYTES].fetch_add(1, Ordering::Relaxed);
         assert_eq!(read(&bytes(memory)).len(), 1);
         end(second);
         assert_eq!(read(&bytes(memory)), []);
-        // The next program of the process begins without the stacks of this one.
+        // After execve(2), the process's next program begins without the stacks of this program.
         start(memory, 7);
         assert_eq!(share(7, 1, 11, &CopiedStack::default()), Some(first));
     }

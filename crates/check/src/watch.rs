@@ -30,7 +30,7 @@ pub static OBSERVER: Observer = Observer { submitted, completed, stepped: None, 
 /// A call of a thread that may submit requests.
 struct Call {
     registers: Registers,
-    /// The copy of the thread's stack. It is made when the call submits its first request.
+    /// The copy of the calling thread's stack. It is made when the call submits its first request.
     stack: Option<Arc<Stack>>,
 }
 
