@@ -99,7 +99,8 @@ impl Durability {
         }
     }
 
-    /// Returns the operations that a power loss at the position `cut` can undo, in their order.
+    /// Returns the indices of the operations that a power loss at the position `cut` can undo, in
+    /// ascending order.
     pub fn pending(&self, history: &History, cut: Position) -> Vec<usize> {
         let is_pending = |index: &usize| self.state_at(history, *index, cut) == OperationState::Pending;
         (0..history.operations.len()).filter(is_pending).collect()

@@ -85,11 +85,12 @@ impl Change {
 pub struct Operation {
     pub change: Change,
     pub begin: Position,
-    /// Position of the end. `None`: the call or request had not ended when the recording ended.
+    /// Position at which the operation ended. `None`: the call or request had not ended when the
+    /// recording ended.
     pub end: Option<Position>,
     /// Whether the call itself asked for durability: O_SYNC, O_DSYNC, RWF_SYNC or RWF_DSYNC.
     pub is_synchronous: bool,
-    /// How the program made the call, and in which process. Used for messages.
+    /// How the program made the change's call, and in which process. Used for messages to the user.
     pub origin: Origin,
 }
 
@@ -120,7 +121,7 @@ pub enum Scope {
 pub struct Sync {
     pub scope: Scope,
     pub begin: Position,
-    /// Position of the end. `None`: the call had not ended when the recording ended.
+    /// Position at which the sync ended. `None`: the call had not ended when the recording ended.
     pub end: Option<Position>,
     /// Whether the call failed. The system may then have dropped the data that was to be written.
     pub failed: bool,
