@@ -38,7 +38,7 @@ pub struct PlainCall {
     pub name: &'static str,
     pub number: u32,
     pub classes: u8,
-    /// Index of the argument that is the descriptor of the file.
+    /// Index of the call's argument that is the descriptor of its file.
     pub descriptor: Option<u8>,
     /// For each argument that is a file name: the index of its folder's descriptor, if there is
     /// one, and the index of the name itself.

@@ -230,7 +230,7 @@ impl Page {
         self.load(AT_PROCESSES)
     }
 
-    /// Returns how many counts were lost because the table was full.
+    /// Returns how many counts were lost because the table of counters was full.
     pub fn uncounted(&self) -> u64 {
         self.load(AT_UNCOUNTED)
     }
@@ -307,7 +307,7 @@ impl Page {
         (offset..offset + length).map(byte).collect()
     }
 
-    /// Adds a rule; returns its index. `None`: the page has no room.
+    /// Adds a rule to the page, and returns its index. `None`: the page has no room.
     pub fn add(&self, rule: &Rule) -> Option<u16> {
         let _lock = self.lock();
         let (index, start) = (width::size(self.load(AT_RULES)), width::size(self.load(AT_TEXT)));

@@ -7,11 +7,12 @@ use usring_uapi::opcode;
 /// How a call arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A request of a ring; the number is its opcode.
+    /// A request of a ring. The number of such a call is the request's opcode.
     Ring,
     /// A plain system call; the number is the kernel's.
     Call,
-    /// An iocb of libaio; the number is the opcode of the io_uring request that does the same.
+    /// An iocb of libaio. The number of such a call is the opcode of the io_uring request that does
+    /// the same.
     Aio,
 }
 
@@ -183,7 +184,7 @@ impl CallSet {
         *self == CallSet::default()
     }
 
-    /// Returns whether the set has requests of rings or libaio.
+    /// Returns whether the SET names any requests of rings or libaio.
     pub fn has_requests(&self) -> bool {
         self.ring | self.aio != 0
     }
