@@ -27,7 +27,7 @@ pub enum Page {
 /// Maximum length of the recorded folder's path, in bytes.
 pub const MOST_FOLDER: usize = PAGE - 8 * Page::Folder as usize;
 
-/// The event that a record describes, and the meaning of the record's numbers.
+/// The event that a record of the log describes, and the meaning of the record's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Kind {
