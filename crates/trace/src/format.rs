@@ -160,7 +160,7 @@ pub enum EventKind {
     /// A request is complete. The fields are those of [`EventKind::Posted`]. `detail`: [`NO_CQE`],
     /// or [`NOT_BEGUN`].
     Completed = 16,
-    /// The program has taken CQEs from the CQ; `b`: 0, and the CQ's head.
+    /// The program has taken CQEs from the CQ. `b`: 0 in place of a position, and the CQ's head.
     Reaped = 17,
 }
 

@@ -143,7 +143,7 @@ impl Page {
         self.capacity != 0 && needed.is_some_and(|needed| needed <= self.words.len() as u64)
     }
 
-    /// Returns the index of the first word of the records.
+    /// Returns the index of the word in the shared memory at which the records begin.
     fn records_begin(&self) -> usize {
         NAMES + width::size(self.most_names)
     }

@@ -30,7 +30,7 @@ struct Process {
     /// Whether a thread has recorded, or is recording, that the process begins.
     has_begun: AtomicBool,
     names: Names,
-    /// The head of each ring's CQ, as the last event of the ring showed it.
+    /// The head of each ring's CQ, as recorded with the ring's last event.
     heads: Box<[AtomicU32]>,
 }
 
