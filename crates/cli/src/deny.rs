@@ -31,7 +31,7 @@ fn program() -> [sock_filter; 6] {
     let statement = |code: u32, k| sock_filter { code: width::short(code.into()), jt: 0, jf: 0, k };
     let jump = |code: u32, k, jt, jf| sock_filter { code: width::short(code.into()), jt, jf, k };
     [
-        // The call's number is the first word of struct seccomp_data.
+        // The first word of struct seccomp_data is the number of the system call.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
         statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, !X32_BIT),
         jump(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, FIRST, 0, 2),

@@ -452,7 +452,8 @@ fn faults_of(options: &Options, environment: &mut Environment) -> Result<Option<
 struct Observed {
     findings: Option<Findings>,
     trace: Option<Trace>,
-    /// Held until the end of the run, for `usring ctl requests`.
+    /// The memory of shared stacks. `usring ctl requests` reads it, so the launcher keeps it until
+    /// the end of the run.
     _stacks: Option<SharedStacks>,
 }
 
@@ -463,7 +464,7 @@ impl Observed {
         findings.iter().for_each(|findings| environment.check(&findings.text()));
         let trace = options.trace.as_ref().map(Trace::create).transpose()?;
         trace.iter().for_each(|trace| environment.trace(&trace.text()));
-        // `usring ctl requests` reads the stacks, and needs a trace.
+        // Only `usring ctl requests` reads the shared stacks, and it needs a trace.
         let shares_stacks = findings.is_some() && trace.is_some();
         let stacks = shares_stacks.then(SharedStacks::create).transpose()?;
         stacks.iter().for_each(|stacks| environment.stacks(&stacks.path()));
@@ -480,8 +481,8 @@ pub fn denied(options: &DeniedOptions) -> Outcome {
 
 fn report(statistics: &StatisticsFile, export: Option<&Export>, was_served: bool) {
     let mut errors = std::io::stderr();
-    // The program's exit status must not change any more, so errors of writing to standard error
-    // are ignored.
+    // A failed write to standard error must not change the exit status, which is the program's, so
+    // errors are ignored.
     let _ = match statistics.read() {
         Ok(snapshot) if !was_served && !snapshot.was_used() => {
             writeln!(errors, "usring: the program ended before libusring.so had been loaded")

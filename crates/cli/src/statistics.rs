@@ -60,7 +60,7 @@ impl StatisticsFile {
         StatisticsFile::open(Path::new(&format!("/proc/self/fd/{}", named.as_raw_fd())))
     }
 
-    /// Returns whether the file begins with the first word of a statistics file.
+    /// Returns whether this file begins with the magic number of a statistics file.
     pub fn begins_as_one(&self) -> io::Result<bool> {
         Ok(self.word(offset_of!(Statistics, header) + offset_of!(Header, magic))? == MAGIC)
     }

@@ -158,7 +158,8 @@ impl Ended {
 }
 
 fn die_by(signal: i32) -> u8 {
-    // The program may have dumped core. The launcher should not dump core, too.
+    // The program may have dumped core at this signal. The launcher raises the signal for itself,
+    // and must not dump core, too.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok(named) = Signal::try_from(signal) {
         let _ = reset(named);

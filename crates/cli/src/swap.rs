@@ -30,7 +30,8 @@ pub struct SwapOption(SwapText);
 /// Results of the checks that precede the program's start.
 pub struct Checked {
     mechanism: Mechanism,
-    /// Whether another process serves the store. Then the launcher stays to keep the connection.
+    /// Whether another process serves the backing store. The launcher then stays to keep the
+    /// connection to that process.
     pub is_remote: bool,
 }
 
@@ -57,7 +58,7 @@ impl SwapOption {
         Ok(checked)
     }
 
-    /// Connects to the store's back end. Returns `None` if the store has none.
+    /// Connects to the back end of the backing store. Returns `None` if the store has no back end.
     pub fn connect(&self, checked: &Checked) -> Result<Option<VhostUser>, Failure> {
         let Some(options) = vhost_user::Options::of(self.0.spec.device()) else { return Ok(None) };
         let back_end = connect(&options, "swap".into())?;
@@ -166,12 +167,12 @@ impl CountedFile {
         })
     }
 
-    /// Returns a path in /proc by which the program's processes open the file.
+    /// Returns a path in /proc by which the program's processes open the file of counts.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns the counts so far: a line for each process that had swapped memory.
+    /// Returns the counts of swapped memory so far: a line for each process that had any.
     pub fn read(&self) -> io::Result<Report> {
         let mut bytes = vec![0; run::SIZE];
         self.0.read_exact_at(&mut bytes, 0)?;

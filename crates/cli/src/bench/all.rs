@@ -85,7 +85,7 @@ impl Run {
     }
 }
 
-/// Returns why no row of the result has figures. `None` if a row has some.
+/// Returns why no row of a benchmark's result has figures. `None` if at least one row has figures.
 fn without_figures(document: &Value) -> Option<String> {
     let rows = document::list(&document["rows"]);
     let is_missing = |row: &Value| row.get("missing").is_some();

@@ -63,7 +63,7 @@ fn cases() -> Vec<Case> {
         ..case(workload, FLOOR, None, "")
     };
     const CACHED: &str = "--path {folder}/file --polled 0 --direct 0";
-    /// Makes the program set the kernel's ring up with the fastest flags.
+    /// Argument by which the measured program sets up the kernel's ring with the fastest flags.
     const BEST: &str = "--best 1";
     const UNCACHED: &str = "--path {folder}/file --polled 0";
     vec![

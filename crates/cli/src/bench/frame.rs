@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// A program on one system with one set of parameters: a row of the table.
+/// A measured program on one system with one set of parameters: a row of the benchmark's table.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Name of the workload in the table.
@@ -25,14 +25,14 @@ pub struct Case {
     /// device at `{folder}/device`, where `{folder}` is the benchmark's own folder.
     pub device: Option<String>,
     pub environment: &'static [(&'static str, &'static str)],
-    /// Name of the program, whose file is in this executable's folder.
+    /// Name of the measured program, whose file is in this executable's folder.
     pub program: &'static str,
     /// Arguments of the program, separated by spaces.
     pub arguments: String,
     /// If the program is a server: the program of its clients and their arguments. The clients
     /// drive the server and print the sample (the measured values).
     pub clients: Option<(&'static str, String)>,
-    /// Parameters that the table shows: block size, queue depth and so on.
+    /// Parameters that the benchmark's table shows: block size, queue depth and so on.
     pub parameters: Vec<(&'static str, u32)>,
 }
 
@@ -216,7 +216,7 @@ pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results,
     Ok(Results { metrics: benchmark.metrics, rows, priority: priority.words() })
 }
 
-/// Returns whether usring serves the case, and not a rival.
+/// Returns whether a case runs on usring, and not on a rival such as the kernel.
 pub fn is_ours(case: &Case) -> bool {
     matches!(case.system, System::Usring(_) | System::Linked)
 }

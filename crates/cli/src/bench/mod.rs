@@ -137,9 +137,10 @@ enum Name {
 /// A benchmark: its cases, and the bars that its figures must keep.
 struct Benchmark {
     name: &'static str,
-    /// Sentences for the page: the systems that are compared, and the workloads.
+    /// Sentences for the HTML page: the systems that the benchmark compares, and its workloads.
     description: &'static str,
-    /// The table's columns. The first is shown with quartiles, and is compared with the rival's.
+    /// The columns of the benchmark's table. The first is shown with quartiles, and is compared
+    /// with the rival's.
     metrics: &'static [Metric],
     rounds: usize,
     /// Files and back ends that the cases use in `{folder}`.

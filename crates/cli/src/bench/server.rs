@@ -30,7 +30,7 @@ pub fn drive(mut server: Command, mut clients: Command) -> Result<Output, String
     let ended = child::wait_within(child, LIMIT)?;
     match driven {
         Ok(output) if output.status.success() && !ended.status.success() => Err(child::complaint(&ended)),
-        // The server's message explains more than the clients' error does.
+        // If the server failed, its message explains more than the clients' error does.
         Err(_) if !ended.status.success() => Err(child::complaint(&ended)),
         driven => driven,
     }
@@ -62,7 +62,7 @@ fn start_on_processor(index: usize, command: &mut Command) -> Result<Child, Stri
     let processors: Vec<usize> = (0..CpuSet::count()).filter(|at| ours.is_set(*at).unwrap_or(false)).collect();
     let mut one = CpuSet::new();
     if processors.len() > 1 && one.set(processors[index]).is_ok() {
-        // The child inherits this affinity. The launcher's own affinity is restored below.
+        // The child inherits this affinity. This process's own affinity is restored below.
         let _ = sched_setaffinity(this_thread, &one);
     }
     let child = child::start(command);

@@ -37,7 +37,7 @@ impl SharedStacks {
         })
     }
 
-    /// Returns the path in /proc by which the program's processes open the memory.
+    /// Returns the path in /proc by which the program's processes open the memory of shared stacks.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
@@ -70,8 +70,8 @@ impl Findings {
         format!("{mode}{promise}:/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// Prints the findings on standard error. `process`: the program's first process. `ended`: how
-    /// that process ended.
+    /// Prints the findings of `--check` on standard error. `process`: the program's first process.
+    /// `ended`: how that process ended.
     pub fn report(mut self, process: u32, ended: &Ended) {
         let mut bytes = Vec::new();
         let read = self.file.rewind().and_then(|()| std::io::Read::read_to_end(&mut self.file, &mut bytes));
@@ -79,7 +79,8 @@ impl Findings {
             Ok(_) => report::text(&bytes, (!matches!(ended, Ended::Exited(0))).then_some(process)),
             Err(error) => format!("usring: cannot read the findings of --check ({error})\n", error = words(&error)),
         };
-        // The program's exit status must not change any more, so errors are ignored.
+        // A failed write must not change the exit status, which is the program's, so errors are
+        // ignored.
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
 }

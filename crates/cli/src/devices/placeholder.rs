@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 /// A placeholder file. Dropping it removes the file.
 pub struct Placeholder {
     path: PathBuf,
-    /// Kept open, so that no other file can get its inode while the run lasts.
+    /// The placeholder, kept open so that no other file can get its inode while the run lasts.
     file: File,
     identity: (u64, u64),
 }
 
 impl Placeholder {
-    /// Makes the file. Fails if a file exists at `path`.
+    /// Makes a device's placeholder file. Fails if a file exists at `path`.
     pub fn create(path: &Path, size: u64) -> Result<Placeholder, Failure> {
         let file =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
@@ -47,13 +47,13 @@ impl Placeholder {
         Ok(placeholder)
     }
 
-    /// Returns the `st_dev` and `st_ino` of the file, by which the program's processes recognize
+    /// Returns the placeholder's `st_dev` and `st_ino`, by which the program's processes recognize
     /// it.
     pub fn identity(&self) -> (u64, u64) {
         self.identity
     }
 
-    /// Removes the file, unless another file has taken its path.
+    /// Removes the placeholder file, unless another file is now at its path.
     pub fn remove(&self) {
         let still = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.identity);

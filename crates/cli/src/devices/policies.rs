@@ -14,7 +14,7 @@ use usring_sys::width;
 
 /// Bytes of the page.
 const LENGTH: u64 = 4096;
-/// Number of devices that can have a word in the page.
+/// Number of devices that can have a word in the page of poll policies.
 pub const ROOM: usize = width::size(LENGTH) / 8;
 
 pub struct Policies(File);
@@ -33,7 +33,7 @@ impl Policies {
         })
     }
 
-    /// Wraps the page's descriptor, which a run's launcher has sent.
+    /// Wraps the descriptor of a run's page of poll policies, which the run's launcher has sent.
     pub fn from_file(file: File) -> Policies {
         Policies(file)
     }

@@ -56,7 +56,8 @@ struct Lease {
     /// Number of the device, or `SWAP`.
     device: u32,
     supply: Arc<dyn Supply>,
-    /// Index of the queue. `None` stands for the right to ask for queues of swapped memory.
+    /// Index of the queue that the client holds. `None` stands for the right to ask for queues of
+    /// swapped memory.
     queue: Option<u32>,
 }
 
@@ -108,8 +109,8 @@ impl Server {
                     }
                 }
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-                // Retries after a while, because the process may be out of descriptors for a
-                // moment.
+                // Retries accept after a while, because the launcher may be out of descriptors for
+                // a moment.
                 Err(_) => std::thread::sleep(std::time::Duration::from_millis(10)),
             }
         }
@@ -213,7 +214,7 @@ impl Server {
     fn describe(&self, device: &RunDevice) -> Reply {
         let (st_dev, st_ino) = device.placeholder.identity();
         let flags = if self.fallback { FALLBACK } else { 0 };
-        // The text is the SPEC, a NUL byte, and the path that `usring ctl` shows.
+        // The answer's text is the device's SPEC, a NUL byte, and the path that `usring ctl` shows.
         let mut text = device.spec.to_string().into_bytes();
         text.push(0);
         text.extend_from_slice(device.path.as_os_str().as_bytes());

@@ -115,7 +115,7 @@ impl Faults {
         Ok(Faults { file: Arc::new(file), page })
     }
 
-    /// Returns a path in /proc by which the program's processes open the page.
+    /// Returns a path in /proc by which the program's processes open the page of rules.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.number())
     }
@@ -127,7 +127,8 @@ impl Faults {
 
     /// Prints what was injected, and how often.
     pub fn report(&self) {
-        // The program's exit status must not change any more, so errors are ignored.
+        // A failed write must not change the exit status, which is the program's, so errors are
+        // ignored.
         let _ = std::io::stderr().write_all(report(&self.page).as_bytes());
     }
 }

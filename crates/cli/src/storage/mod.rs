@@ -202,7 +202,7 @@ impl Keeper {
         }
     }
 
-    /// Starts a process, and waits until it serves the device.
+    /// Starts a daemon process, and waits until it serves the device.
     fn start(&self) -> Result<Process, Unready> {
         let mut process = Process::start(&self.plan, &self.socket, &self.ready).map_err(Unready::Failed)?;
         self.health.lock().process = Some(process.id());
@@ -222,9 +222,8 @@ impl Keeper {
         }
     }
 
-    /// Starts a process, and tries again until the process serves the device. Before each attempt,
-    /// pauses for `pause` milliseconds, and lengthens the pause after a failure. `None` if the
-    /// device was dropped.
+    /// Starts daemon processes until one serves the device. Before each attempt, pauses for `pause`
+    /// milliseconds, and lengthens the pause after a failure. `None` if the device was dropped.
     fn start_again(&self, pause: &mut u16) -> Option<Process> {
         let mut last = String::new();
         loop {

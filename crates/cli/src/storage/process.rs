@@ -59,7 +59,7 @@ pub struct Found {
 
 /// How a process has ended.
 pub struct End {
-    /// Lines that the process has written to standard error since the last [`Process::wait`].
+    /// Lines that the daemon has written to standard error since the last [`Process::wait`].
     pub lines: Vec<String>,
     /// Its exit status or signal, in words.
     pub status: String,
@@ -178,7 +178,7 @@ impl Process {
         (lines.into_iter().filter(|line| !line.is_empty()).collect(), is_over)
     }
 
-    /// Waits until the process has ended. Kills it if that takes longer than `limit`.
+    /// Waits until the daemon's process has ended. Kills it if that takes longer than `limit`.
     pub fn end(&mut self, limit: Duration) -> End {
         let start = Instant::now();
         let (mut lines, mut has_closed) = (Vec::new(), false);
@@ -246,9 +246,9 @@ fn close_inherited() -> nix::Result<()> {
     // SAFETY: close_range(2) with this flag closes nothing now, and accesses no memory.
     let done = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     match Errno::result(done) {
-        // Linux before 5.11 does not have the call or the flag.
+        // Linux before 5.11 lacks close_range(2) or its flag CLOSE_RANGE_CLOEXEC.
         Ok(_) | Err(Errno::ENOSYS | Errno::EINVAL) => Ok(()),
-        // A container's seccomp filter may refuse calls that it does not know.
+        // A container's seccomp filter may refuse close_range(2), if it does not know this call.
         Err(Errno::EPERM) => Ok(()),
         Err(error) => Err(error),
     }

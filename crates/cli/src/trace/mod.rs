@@ -27,7 +27,7 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::{mapping, ticks};
 use usring_trace::page::{Page, SIZES, Settings};
 
-/// Bytes of memory for the records, unless the option `--trace` names a size.
+/// Bytes of memory for the records of a trace, unless the option `--trace` names a size.
 const DEFAULT_SIZE: u64 = 256 << 20;
 
 /// A value of `--trace`.
@@ -66,7 +66,7 @@ pub fn parse(text: &str) -> Result<TraceOption, String> {
 /// The trace of a run.
 pub struct Trace {
     option: TraceOption,
-    /// The file that the user asked for, open since the start of the run.
+    /// The file FILE of the option `--trace FILE`, open since the start of the run.
     output: File,
     memory: OwnedDescriptor,
     page: Page,
@@ -90,7 +90,7 @@ impl Trace {
         Ok(Trace { option: option.clone(), output, memory, page })
     }
 
-    /// Returns a path in /proc by which the program's processes open the memory.
+    /// Returns a path in /proc by which the program's processes open the trace's memory.
     pub fn text(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.memory.number())
     }
@@ -102,7 +102,8 @@ impl Trace {
             Ok(written) => written.sentence(&self.option.path, self.option.settings.size),
             Err(error) => format!("the trace {path} cannot be written ({error})", error = words(&error)),
         };
-        // The program's exit status must not change any more, so errors are ignored.
+        // A failed write must not change the exit status, which is the program's, so errors are
+        // ignored.
         let _ = writeln!(std::io::stderr(), "usring: {text}");
     }
 }

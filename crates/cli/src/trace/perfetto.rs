@@ -33,7 +33,7 @@ struct Lanes {
     tracks: Vec<u64>,
     /// The lanes without a slice, by index.
     free: BTreeSet<usize>,
-    /// The lanes with a slice, ordered by the time at which the slice ends.
+    /// The lanes that a slice occupies, ordered by the time at which this slice ends.
     occupied: BinaryHeap<Reverse<(u64, usize)>>,
 }
 

@@ -86,7 +86,8 @@ impl Printer<'_> {
 
     fn write_arguments(&self, text: &mut String, request: &Request) -> fmt::Result {
         let first = &request.first;
-        // The program chooses the names of files, so a name may have terminal escapes or newlines.
+        // The traced program chooses the names of its files, so a name may have terminal escapes or
+        // newlines.
         let name = self.trace.name(first.name).map(|name| name.escape_debug().to_string());
         if request.submitted.is_none() {
             return write!(text, "…, user_data {:#x}", first.user_data);

@@ -38,7 +38,7 @@ pub enum Cause {
 pub struct Wait {
     pub cause: Cause,
     pub from: u64,
-    /// End of the wait. `None`: the trace ends before the wait does.
+    /// When the request's wait ended. `None`: the trace ends before the wait does.
     pub until: Option<u64>,
 }
 
@@ -86,7 +86,7 @@ pub struct Request {
     pub process: usize,
     /// The record of the request's submission, or of its first event if the submission was lost.
     pub first: Record,
-    /// The time of the submission. `None`: the trace has lost the submission.
+    /// When the request was submitted. `None`: the trace has lost the event of the submission.
     pub submitted: Option<u64>,
     /// The time of `first`.
     pub from: u64,

@@ -28,11 +28,12 @@ pub struct Process {
 /// A mapping of a file, as /proc/PID/maps describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// First and last address of the mapping, in the form of the file names in /proc/PID/map_files.
+    /// First and last address of the file's mapping, in the form of the names in
+    /// /proc/PID/map_files.
     pub range: String,
-    /// Device and inode of the file, which are the same in all processes that have mapped it.
+    /// Device and inode of the mapped file. They are the same in all processes that have mapped it.
     pub file: String,
-    /// Path of the file; for a memory file, `/memfd:NAME (deleted)`.
+    /// Path of the mapped file; for a memory file, `/memfd:NAME (deleted)`.
     pub path: String,
 }
 
@@ -128,7 +129,7 @@ fn times(stat: &str) -> Option<(u64, u64)> {
     // character.
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
-    // The numbers are those of proc_pid_stat(5): user time 14, system time 15, start 22.
+    // The field numbers are those of proc_pid_stat(5): user time 14, system time 15, start 22.
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     Some((field(22)?, field(14)? + field(15)?))
 }

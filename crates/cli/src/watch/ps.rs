@@ -32,7 +32,8 @@ pub struct Options {
 /// A row of the list.
 struct Row {
     process: Process,
-    /// Process id of the `usring run` that stays beside the program.
+    /// Process id of the process's nearest ancestor that is a `usring run`. `None`: no ancestor is
+    /// one.
     launcher: Option<u32>,
     /// Number of open rings, and of the requests submitted to them. `None`: not counted.
     counts: Option<(usize, u64)>,

@@ -62,7 +62,7 @@ impl Screen {
             // after a line that fills the row, it would erase the line's last character.
             let _ = write!(drawn, "\x1b[K{line}\r\n");
         }
-        // The line break behind the last row would scroll the screen.
+        // A line break after the screen's last row would scroll the screen, so it is removed.
         if text.lines().count() >= rows {
             drawn.truncate(drawn.len() - 2);
         } else {

@@ -55,7 +55,7 @@ fn the_page_is_well_formed_and_has_the_figures_of_the_json() {
     assert!(cells.contains(&"does not hold") && cells.contains(&"≤ 90.0 ns"), "{cells:?}");
     assert!(texts(&document, "p").contains(&"A fixture with invented figures."));
     assert!(texts(&document, "p").contains(&"2 × invented, Linux 6.18.5"));
-    // No system has several depths, so the plots have bars.
+    // No system was measured at several queue depths, so the plots have bars instead of lines.
     assert!(!page.contains("<polyline"), "{page}");
     let labels = texts(&document, "text");
     assert!(labels.contains(&"limit: bare system call, 80.0 ns"), "{labels:?}");
