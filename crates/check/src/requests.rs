@@ -42,10 +42,11 @@ pub(crate) struct InFlight {
     /// submitting thread. The checker reads this stack word again later, to see whether the stack
     /// frame has ended.
     pub slot: Option<ReturnSlot>,
-    /// Checksum of the memory at the submission, if a change of the memory would be a mistake.
+    /// Checksum of the request's memory at the submission, if a change of this memory would be a
+    /// mistake.
     pub checksum: Option<u64>,
-    /// The call in which the memory was first found changed. Outer `None`: the memory was not found
-    /// changed. Inner `None`: it was found changed outside of any call.
+    /// The call in which the request's memory was first found changed. Outer `None`: it was not
+    /// found changed. Inner `None`: it was found changed outside of any call.
     pub changed: Option<Option<Arc<Stack>>>,
     pub held_back: HeldBack,
     /// Number of the request's chain; 0: the request is in no chain.

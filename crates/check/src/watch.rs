@@ -184,8 +184,8 @@ fn closed(closed: &Closed) {
     }
 }
 
-/// Notes that the program frees, unmaps or discards memory. `kind`: the finding if a request in
-/// flight uses that memory.
+/// Notes that the program frees, unmaps or discards memory. `kind`: the kind of the finding if a
+/// request in flight uses that memory.
 pub fn releases(start: u64, length: u64, kind: Kind, registers: Registers) {
     let mut state = state();
     let mut found = Vec::new();
