@@ -100,8 +100,8 @@ pub struct Origin {
     pub process: u32,
     /// The system call's name. For a request of a ring: the opcode's name with "by ring".
     pub call: String,
-    /// The path by which the program knew the file when it made the call, relative to the recorded
-    /// folder.
+    /// The path by which the program knew the changed file when it made the call, relative to the
+    /// recorded folder.
     pub path: String,
     /// The second path of a rename or a link.
     pub second_path: String,
