@@ -78,8 +78,8 @@ impl Rules {
     fn read(page: &Page) -> Rules {
         let generation = page.generation();
         let entries = page.rules().into_iter().filter(|entry| entry.is_active);
-        // Every text in the page is valid: a process parses a rule before it stores the rule's
-        // text.
+        // Every rule's text in the page is valid, because a process parses a rule before it stores
+        // the text.
         let active: Vec<_> = entries.filter_map(|entry| Some((entry.index, crate::parse(&entry.text).ok()?))).collect();
         let named = active.iter().fold(CallSet::default(), |named, (_, rule)| named.union(&rule.set));
         let has_issue_paths = active.iter().any(|(_, rule)| rule.conditions.by.is_some());

@@ -43,7 +43,7 @@ impl Flip {
 }
 
 /// Returns the address of the byte with the number `byte`, counted through all of `members`.
-/// `None`: they have fewer bytes.
+/// `None`: `members` have fewer bytes.
 fn address_of(members: &[IoVector], mut byte: u64) -> Option<UserAddress> {
     for member in members {
         if byte < member.length {

@@ -46,7 +46,7 @@ fn one(pattern: &[u8], character: u8) -> Option<usize> {
 fn one_of_set(pattern: &[u8], character: u8) -> Option<usize> {
     let negated = matches!(pattern.get(1), Some(b'!' | b'^'));
     let start = 1 + usize::from(negated);
-    // A `]` at the beginning of the set is a member of the set and does not end it.
+    // A `]` directly after the set's `[` or `[!` is a member of the set and does not end it.
     let end = pattern.iter().skip(start + 1).position(|byte| *byte == b']').map(|at| at + start + 1);
     let Some(end) = end else { return (character == b'[').then_some(1) };
     let set = &pattern[start..end];

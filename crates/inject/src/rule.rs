@@ -33,11 +33,11 @@ pub struct Conditions {
     pub path: Option<Vec<u8>>,
     pub descriptor: Option<i32>,
     pub user_data: Option<u64>,
-    /// Number of the ring, in the order in which the process has made its rings; from 1.
+    /// Number of the call's ring, in the order in which the process has made its rings; from 1.
     pub ring: Option<u32>,
     pub thread: Option<u32>,
-    /// Number of the process, in the order in which the run's processes made their first call that
-    /// a rule names; from 1.
+    /// Number of the call's process, in the order in which the run's processes made their first
+    /// call that a rule names; from 1.
     pub process: Option<u32>,
     /// Number of the call among all calls of its name in its process; from 1.
     pub nth: Option<u64>,
