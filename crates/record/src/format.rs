@@ -44,8 +44,8 @@ pub enum Kind {
     Create = 5,
     /// A new file `node` without a name (O_TMPFILE). `size`: the file's mode.
     CreateUnnamed = 6,
-    /// One more name in `folder` for `node`: the second path. The first path is the old name; it is
-    /// empty if the old name is outside the recorded folder.
+    /// A call such as link(2) gives `node` one more name in `folder`: the second path. The first
+    /// path is the old name, or empty if the old name is outside the recorded folder.
     Link = 7,
     /// A name in `folder` for `node` is gone.
     Remove = 8,

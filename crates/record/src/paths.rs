@@ -25,8 +25,8 @@ impl Stat {
         self.mode & linux::S_IFMT == kind
     }
 
-    /// Returns whether the file is of a kind that the recorder records: a regular file, a folder or
-    /// a symbolic link.
+    /// Returns whether this is the status of a file of a kind that the recorder records: a regular
+    /// file, a folder or a symbolic link.
     pub fn is_known(&self) -> bool {
         self.is(linux::S_IFREG) || self.is(linux::S_IFDIR) || self.is(linux::S_IFLNK)
     }
