@@ -40,7 +40,8 @@ pub struct Header {
     /// Number of names for which there was no room. Each process counts its own names. It may count
     /// a name again after it has used 2¹⁴ other names.
     pub lost_names: u64,
-    /// 1 if the file has the last events of the trace; 0 if it has the first ones.
+    /// If there was no room for all events: 1 if the file has the last ones, 0 if it has the first
+    /// ones.
     pub keeps_last: u64,
     /// The ring to which the trace is limited; 0: all rings.
     pub ring: u64,

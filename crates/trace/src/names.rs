@@ -45,7 +45,8 @@ pub struct Names {
 
 impl Names {
     pub fn new() -> Names {
-        // The table is made in the heap: a signal handler's stack may be too small for it.
+        // The table of descriptors is made in the heap, because a signal handler's stack may be too
+        // small for it.
         let of_descriptors = (0..ENTRIES).map(|_| AtomicU64::new(0)).collect();
         Names { of_descriptors, known: Mutex::new(BTreeMap::new()) }
     }
@@ -68,8 +69,8 @@ impl Names {
             // result is not remembered.
             return 0;
         }
-        // Without /proc, the look-up fails. The process remembers the failure for as long as it
-        // remembers a name.
+        // Without /proc, the look-up of the file's name fails. The process remembers the failure
+        // for as long as it remembers a name.
         let name = if target.is_empty() { 0 } else { self.add(page, &target) };
         entry.store(u64::from(name) | field(number) << FIELD_BITS | now << (2 * FIELD_BITS), Ordering::Relaxed);
         name

@@ -71,8 +71,8 @@ impl Settings {
     }
 }
 
-/// The memory, as one process has it mapped. The fields are the process's own copy of the words
-/// that the launcher has set, because the program may overwrite the shared ones.
+/// The memory of a trace, as one process has it mapped. The fields are the process's own copy of
+/// the words that the launcher has set, because the program may overwrite the shared ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     words: &'static [AtomicU64],
@@ -253,7 +253,7 @@ fn moment() -> [u64; 2] {
         let (before, now, after) = (Ticks::now(), Clock::Monotonic.now(), Ticks::now());
         (after.0 - before.0, [before.0 + (after.0 - before.0) / 2, now])
     };
-    // Uses the fastest of four readings. In a slow one, the thread may have lost its processor
-    // between two clocks.
+    // Uses the fastest of four readings of both clocks. In a slow one, the thread may have lost its
+    // processor between the clocks.
     [pair(), pair(), pair(), pair()].into_iter().min().map_or([0; 2], |(_, moment)| moment)
 }
