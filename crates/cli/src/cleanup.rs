@@ -31,14 +31,14 @@ impl Action {
 /// The registered actions with their numbers, and the next number.
 static ACTIONS: Mutex<(Vec<(u64, Action)>, u64)> = Mutex::new((Vec::new(), 0));
 
-/// Removes the file or folder if a signal ends this process, and otherwise when the returned value
-/// is dropped.
+/// Removes the file or folder at `path` when the returned value is dropped, or earlier if a signal
+/// ends this process.
 pub fn remove(path: &Path) -> Registered {
     register(Action::Remove(path.into()))
 }
 
-/// Clears the progress bar if a signal ends this process, and otherwise when the returned value is
-/// dropped.
+/// Clears the progress bar when the returned value is dropped, or earlier if a signal ends this
+/// process.
 pub fn end_bar(bar: &ProgressBar) -> Registered {
     register(Action::End(bar.clone()))
 }

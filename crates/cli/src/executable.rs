@@ -30,7 +30,8 @@ const LONGEST_LINE: usize = 256;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Executable {
     pub path: PathBuf,
-    /// Whether /bin/sh runs the file, as with execvp(3): it is no ELF file and has no `#!` line.
+    /// Whether /bin/sh runs the command's file, as with execvp(3): it is no ELF file and has no
+    /// `#!` line.
     pub needs_shell: bool,
     /// The sanitizer's runtime that the program needs, which must be loaded before all other
     /// libraries.

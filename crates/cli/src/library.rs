@@ -94,8 +94,8 @@ fn check_identity(library: &Path, found: Option<&[u8]>) -> Result<(), Failure> {
     }
 }
 
-/// Returns the first byte of the path that has a meaning in LD_PRELOAD, or `None`. At a blank or a
-/// colon the loader would split the list, and `$` begins a token.
+/// Returns the first byte of the library's path that has a meaning in LD_PRELOAD, or `None`. At a
+/// blank or a colon the loader would split LD_PRELOAD. A `$` begins a token such as `$ORIGIN`.
 fn separator_in(path: &OsStr) -> Option<u8> {
     path.as_bytes().iter().copied().find(|byte| matches!(byte, b' ' | b':' | b'\t' | b'\n' | b'$'))
 }

@@ -319,7 +319,8 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(counted) = &counted {
         environment.swap_statistics(&counted.path());
     }
-    // Opens FILE before the program starts, so that a FILE that cannot be written is reported now.
+    // Opens the FILE of `--stats` before the program starts, so that usring reports now if it
+    // cannot be written.
     let export = options.stats.as_ref().map(Destination::open).transpose()?;
     let statistics = if options.stats.is_some() { Some(StatisticsFile::create()?) } else { None };
     if let Some(statistics) = &statistics {

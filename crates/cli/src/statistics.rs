@@ -77,8 +77,8 @@ impl StatisticsFile {
             && word(offset_of!(Header, block_count))? == BLOCKS as u64)
     }
 
-    /// Returns a path in /proc by which the program's processes open the file. With this path, the
-    /// processes need not inherit a descriptor.
+    /// Returns a path in /proc by which the program's processes open the statistics file. With this
+    /// path, the processes need not inherit a descriptor.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }

@@ -135,7 +135,8 @@ fn reap(program: Pid) -> Option<Ended> {
             return Some(Ended::Killed(libc::WTERMSIG(status)));
         }
         // The program has stopped, so the launcher stops itself, too. When SIGCONT continues the
-        // launcher, the signal also stays readable in the signalfd, and `wait` passes it on.
+        // launcher, SIGCONT also stays readable in the signalfd, and `wait` passes it on to the
+        // program.
         let _ = raise(Signal::SIGSTOP);
     }
 }

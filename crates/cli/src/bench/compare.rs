@@ -160,8 +160,8 @@ fn cells(metric: Metric, a: &Value, b: Option<&Value>) -> Vec<String> {
     cells
 }
 
-/// Returns whether the second row is better or worse than the first, or not different. `None` if
-/// the rounds are too few.
+/// Returns whether row `b` is better or worse than row `a`, or not different. `None` if the rows
+/// have too few rounds.
 fn statement(metric: Metric, a: &Value, b: &Value) -> Option<&'static str> {
     let [these, those] = [b, a].map(|row| document::rounds(row, metric));
     if these.len().min(those.len()) < LEAST_ROUNDS {

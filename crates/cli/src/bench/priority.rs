@@ -19,8 +19,8 @@ pub struct Priority {
 }
 
 impl Priority {
-    /// Raises the priorities of the process and of its session as far as the user may. Dropping the
-    /// object restores only the session's.
+    /// Raises the priorities of this process and of its session as far as the user may. Dropping
+    /// the [`Priority`] restores only the session's.
     pub fn raise() -> Priority {
         // SAFETY: the call takes only numbers.
         let raised = Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, HIGHEST) });

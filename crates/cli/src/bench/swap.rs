@@ -38,8 +38,8 @@ const DRIVE: &str = "10 µs";
 const BACK_END: &str = "vhost-user";
 const FILE: &str = "file";
 
-/// Size of the file in MiB. It is larger than the region, so that evictions find consecutive free
-/// slots.
+/// Size of the backing file in MiB. It is larger than the swapped region, so that evictions find
+/// consecutive free slots in the file.
 const FILE_SIZE: usize = 512;
 /// Queues of the back end: enough for the evictor, the reader, and every thread of the workload.
 const QUEUES: u32 = 16;

@@ -49,8 +49,9 @@ fn is_left_behind(kind: Kind) -> bool {
     matches!(kind, Kind::Unreaped | Kind::Overflowed | Kind::Leaked | Kind::BrokenLink)
 }
 
-/// Returns the report about the records in a file. `failed` is the program's first process, if it
-/// has ended with a failure. That process's unfinished requests do not count as misuse.
+/// Returns the report about the records in a file of findings. `failed` is the program's first
+/// process, if it has ended with a failure. That process's unfinished requests do not count as
+/// misuse.
 pub fn text(bytes: &[u8], failed: Option<u32>) -> String {
     let misuses = misuses(bytes, failed);
     let total: u64 = misuses.iter().map(|misuse| misuse.count).sum();

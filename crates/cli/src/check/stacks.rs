@@ -29,8 +29,8 @@ struct Mapped {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub function: String,
-    /// Source file and line of the call. If they are unknown: the file name of the program or
-    /// library, with the address in it if the function is unknown, too.
+    /// Source file and line of the caller's call. If they are unknown: the file name of the program
+    /// or library. If the function is unknown, too, the address in that file follows.
     pub place: String,
 }
 

@@ -91,8 +91,8 @@ impl Drop for Workplace {
     }
 }
 
-/// Acts on a signal. The first signal ends all commands, so that the main thread cleans up. The
-/// second signal removes the folder and ends this process.
+/// Acts on a signal. At the first signal, ends all commands, so that the main thread cleans up. At
+/// the second signal, removes the temporary folder and ends this process.
 fn stop(folder: &Path) {
     if STOPPED.swap(true, Ordering::Relaxed) {
         folder::remove(folder);

@@ -158,8 +158,8 @@ fn devices_of(socket: &Path) -> Result<Vec<Found>, Errno> {
     let list = control.ask(QuestionKind::List, 0, [0; 4], None)?;
     let mut found = Vec::new();
     for index in 0..width::size(list.values[0]) {
-        // Asks once per device for the memory page with the run's policies, because each `Found`
-        // owns a descriptor of that page.
+        // Asks once per device for the page with the run's poll policies, because each `Found` owns
+        // a descriptor of that page.
         let page =
             control.ask(QuestionKind::List, 0, [0; 4], None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
         // SAFETY: the descriptor came with the answer, and `into_raw` has just given up its

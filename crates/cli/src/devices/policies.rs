@@ -44,8 +44,8 @@ impl Policies {
         Ok(PollPolicy::from_word(u64::from_ne_bytes(word)))
     }
 
-    /// Writes a device's policy. The word is aligned, so the kernel stores it at once, and no
-    /// process sees half of it.
+    /// Writes a device's policy. The policy's word in the page is aligned, so the kernel stores it
+    /// at once, and no process sees half of it.
     pub fn set(&self, index: usize, policy: PollPolicy) -> io::Result<()> {
         self.0.write_all_at(&policy.to_word().to_ne_bytes(), index as u64 * 8)
     }

@@ -47,7 +47,7 @@ struct Reply {
     /// Descriptors to send. They stay open in this process.
     kept: Vec<RawFd>,
     /// The queue, or the right to ask for queues, that the client holds from now on. `None` if the
-    /// question asks for neither.
+    /// client's question asks for neither.
     lease: Option<Lease>,
 }
 

@@ -43,7 +43,8 @@ impl Folder {
         Err(failed(std::io::ErrorKind::NotFound.into()))
     }
 
-    /// Returns the path of the file `name` in the folder. The error is one sentence for the user.
+    /// Returns the path of the file `name` in the daemon's folder. The error is one sentence for
+    /// the user.
     pub fn file(&self, name: &str) -> Result<String, Failure> {
         self.path.join(name).into_os_string().into_string().map_err(|path| {
             Failure::new(format!("{} is not UTF-8; set XDG_RUNTIME_DIR to a folder whose path is", path.display()))

@@ -248,8 +248,8 @@ impl Keeper {
         }
     }
 
-    /// Prints the lines that the process writes to standard error until it has ended, and returns
-    /// how it ended. If the device is dropped, ends the process and returns `None`.
+    /// Prints the lines that the daemon writes to standard error until the daemon has ended, and
+    /// returns how it ended. If the device is dropped, ends the daemon and returns `None`.
     fn watch(&self, process: &mut Process) -> Option<String> {
         let mut last = String::new();
         loop {

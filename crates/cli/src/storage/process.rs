@@ -72,7 +72,8 @@ pub struct End {
 pub enum Unready {
     /// The daemon has to end, because its device was dropped.
     Stopped,
-    /// The process has ended, or was killed at the time limit. The text is a sentence for the user.
+    /// The daemon has ended before it served the device, or was killed at the time limit. The text
+    /// is a sentence for the user.
     Failed(String),
 }
 
@@ -142,7 +143,7 @@ impl Process {
         )))
     }
 
-    /// Waits until the process writes to standard error or closes it, the device is dropped (`stop`
+    /// Waits until the daemon writes to standard error or closes it, the device is dropped (`stop`
     /// is then readable), or `timeout` passes.
     pub fn wait(&mut self, stop: &EventFd, timeout: PollTimeout) -> Found {
         let mut watched =
@@ -158,8 +159,8 @@ impl Process {
         found
     }
 
-    /// Reads what the process has written to standard error. Returns the finished lines, and
-    /// whether the process has closed its standard error. An overlong line is returned in pieces.
+    /// Reads what the daemon has written to standard error. Returns the finished lines, and whether
+    /// the daemon has closed its standard error. An overlong line is returned in pieces.
     fn read(&mut self) -> (Vec<String>, bool) {
         let mut buffer = [0; LONGEST_LINE];
         let length = match self.errors.read(&mut buffer) {

@@ -54,8 +54,8 @@ pub struct Written {
 }
 
 impl Written {
-    /// Returns the sentence that tells the user what is in the file. `size`: bytes of the memory
-    /// that held the records.
+    /// Returns the sentence that tells the user what is in the trace's file. `size`: bytes of the
+    /// memory that held the records.
     pub fn sentence(&self, path: &Path, size: u64) -> String {
         let Header { records, events: events_of_run, lost, lost_names, keeps_last, .. } = self.header;
         let events = plural(records, "event", "events");

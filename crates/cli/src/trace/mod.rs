@@ -73,8 +73,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Opens FILE, so that a file that cannot be written is reported before the program starts, and
-    /// makes the memory.
+    /// Opens FILE before the program starts, so that usring reports now if it cannot be written.
+    /// Makes the memory of the trace.
     pub fn create(option: &TraceOption) -> Result<Trace, Failure> {
         let output = file::open_output(&option.path)?;
         ticks::calibrate();
@@ -95,7 +95,7 @@ impl Trace {
         format!("/proc/{}/fd/{}", std::process::id(), self.memory.number())
     }
 
-    /// Writes FILE, and says on standard error what is in it.
+    /// Writes the trace to FILE, and says on standard error what is in FILE.
     pub fn finish(&self) {
         let path = self.option.path.display();
         let text = match file::write(&self.page, &self.output) {

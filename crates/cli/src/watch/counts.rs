@@ -27,7 +27,7 @@ pub fn is_statistics(process: u32, mapping: &Mapping) -> bool {
         || open_mapped(&in_root_of(process, mapping), mapping).is_ok_and(|file| file.begins_as_one().unwrap_or(false))
 }
 
-/// Opens the file at `path` if it is the file of the mapping. Does not open any other file.
+/// Opens the file at `path` if it is the file that `mapping` maps. Does not open any other file.
 fn open_mapped(path: &Path, mapping: &Mapping) -> io::Result<StatisticsFile> {
     StatisticsFile::open_mapped(path, |found| is_mapped(found, mapping))
 }
