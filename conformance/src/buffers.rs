@@ -11,7 +11,7 @@ use crate::ring::Ring;
 /// Bytes of a buffer, unless a case chooses another length.
 pub const SIZE: u32 = 16;
 
-/// A buffer ring in the caller's memory, and pages for the buffers.
+/// A buffer ring in the caller's memory, and the pages in which its buffers lie.
 pub struct Group {
     entries: *mut u8,
     mask: u16,

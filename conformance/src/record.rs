@@ -34,7 +34,7 @@ pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
     write(&path, &format!("{}{text}{}", &source[..start], &source[end..]))
 }
 
-/// The file beside the source that holds a long transcript.
+/// The file beside a case's source file that holds the case's long transcript.
 struct Kept {
     path: PathBuf,
     /// Path of the file, relative to the source file's folder.

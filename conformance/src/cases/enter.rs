@@ -157,7 +157,7 @@ fn bad_sqe_ends_batch(t: &mut Transcript) {
     ring.push(nop(3));
     t.result("enter(3)", ring.submit());
     t.in_order(&ring.wait(3));
-    // A bad SQE counts as submitted, even if it is the first.
+    // A bad SQE counts as submitted, even if it is the first of its batch.
     ring.push(sqe(200, -1, 1));
     ring.push(nop(2));
     t.result("enter(2)", ring.submit());

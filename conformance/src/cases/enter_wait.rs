@@ -261,7 +261,7 @@ fn ext_arg_without_getevents(t: &mut Transcript) {
     ring.push(nop(1));
     ring.forget_pending();
     let only = u::IORING_ENTER_EXT_ARG;
-    // The argument cannot be read, so the call does not wait.
+    // The kernel cannot read the EXT_ARG argument, so the call does not wait.
     t.result("submit, bad argument", ring.enter_with(1, 0, only, BAD as *const _, 24));
     t.in_order(&ring.reap());
 }

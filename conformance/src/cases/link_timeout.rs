@@ -370,7 +370,7 @@ fn on_running_worker(t: &mut Transcript) {
         ..timeout_remove(2, 3)
     });
     ring.submit();
-    // The timeout may expire before the CQE of its update is posted.
+    // The LINK_TIMEOUT may expire before the CQE of its update is posted.
     let mut entries = ring.wait(2);
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.user_data));
     t.in_order(&entries);
@@ -477,7 +477,8 @@ fn on_what_waits(t: &mut Transcript) {
         ring.submit();
         let mut entries = ring.wait(2);
         if let Some(limit) = entries.iter_mut().find(|entry| entry.user_data == 2 && name == "waitid") {
-            // The timeout's result varies: the number of requests that it found (1), or -ETIME.
+            // The LINK_TIMEOUT's result varies: the number of requests that it found (1), or
+            // -ETIME.
             t.say(format_args!("found {}", matches!(limit.res, 1) || limit.res == -libc::ETIME));
             limit.res = 1;
         }

@@ -371,7 +371,7 @@ case!(chains => "
     cqe 61726: 0
 ");
 
-/// The target's thread sleeps in enter. The message wakes that thread.
+/// The thread of the target ring sleeps in enter. The message wakes that thread.
 fn to_a_thread_that_sleeps(t: &mut Transcript) {
     for flags in ring::BOTH {
         let (mut sender, mut target, writer) = pair(flags, 2);

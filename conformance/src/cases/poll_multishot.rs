@@ -224,7 +224,7 @@ fn hang_up(t: &mut Transcript) {
     wake(t, &mut ring, &writer);
     drop(writer);
     show(t, &ring.wait(1));
-    // The file stays hung up, but the poll is still armed.
+    // The polled file stays hung up, but the poll is still armed.
     t.sorted(&ring.run(&[poll_remove(1, 3), nop(4)]));
 }
 case!(hang_up => "

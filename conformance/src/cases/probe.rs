@@ -8,7 +8,8 @@ use crate::ring::Ring;
 use crate::sqe::sqe;
 use crate::transcript::Transcript;
 
-/// The probe's header and its array of opcodes, contiguous as the call expects.
+/// The header of IORING_REGISTER_PROBE's result and its array of opcodes, contiguous as the call
+/// expects.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Probe {

@@ -195,7 +195,7 @@ fn bad_addresses(t: &mut Transcript) {
     // At the end of the file no byte is copied, so a bad address is not noticed.
     t.entry(&ring.one(read_at(fd, BAD, 4, 10, 3)));
     t.say(files::text(&file));
-    // The next buffer is a page that can be read but not written to.
+    // The next read's buffer is a page that can be read but not written to.
     let pages = Pages::new(1);
     pages.protect_last(libc::PROT_READ);
     t.entry(&ring.one(read_at(fd, pages.at(0), 4, 0, 4)));

@@ -430,7 +430,7 @@ fn watched_by_another_ring(t: &mut Transcript) {
     complete(&mut ring, 5);
     t.in_order(&other.wait(1));
     ring.reap();
-    // The CQ is empty again, so the next poll waits.
+    // The CQ of the polled ring is empty again, so the next poll waits.
     other.push(poll(ring.fd, IN, 2));
     other.submit();
     crate::time::long_enough_to_notice();

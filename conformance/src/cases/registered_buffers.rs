@@ -410,7 +410,8 @@ fn clone_whole(t: &mut Transcript) {
     t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
     t.say(format_args!("1 {}", probe(&mut second, &b, 1)));
     t.result("clone again", clone(&second, first.fd, |_| ()));
-    // The clone still works after the first ring has unregistered its buffers.
+    // The second ring's cloned buffers still work after the first ring has unregistered its
+    // buffers.
     t.result("unregister the first", unregister_all(&first));
     t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
     drop(first);

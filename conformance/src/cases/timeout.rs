@@ -275,7 +275,7 @@ fn reserved_fields(t: &mut Transcript) {
         len = 0, len = 2, buf_index = 1, file_index = 1, ioprio = 1, fd = 5, addr3 = 5,
     };
     t.each(&mut ring, timeout(&time, 0, 0, 1), &wrong);
-    // Only the lower 32 bits of the count are used.
+    // The kernel uses only the lower 32 bits of a timeout's completion count.
     ring.push(timeout(&LONG, 1 << 32 | 1, 0, 2));
     ring.push(nop(3));
     ring.submit();

@@ -280,7 +280,7 @@ fn bad_address(t: &mut Transcript) {
             ring.submit();
         }
         t.in_order(&ring.wait(1));
-        // The child has been reaped although its siginfo could not be written.
+        // The kernel has reaped the child although it could not write the siginfo.
         let mut info = zeroed();
         t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED, 2)));
     }

@@ -240,7 +240,7 @@ fn writes_to_one_file(t: &mut Transcript) {
     t.say(format_args!("length {}", content.len()));
     let whole = content.chunks(4).filter(|chunk| chunk.iter().all(|byte| *byte == chunk[0]));
     t.say(format_args!("whole {}", whole.count()));
-    // The kernel does not promise the order of the lines, so they are sorted.
+    // The kernel does not promise the order of the written lines, so the case sorts them.
     let sorted = |bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
         bytes.sort_unstable();

@@ -23,7 +23,8 @@ fn show(t: &mut Transcript, ring: &mut Ring, reader: &OwnedFd, sqe: Sqe) {
     ring.submit();
     let mut entries = ring.wait(1);
     if entries.first().is_some_and(|entry| entry.flags & u::IORING_CQE_F_MORE != 0) && entries.len() == 1 {
-        // The kernel posts the notification when the data has been received.
+        // The kernel posts the notification once the peer has received the data, so the case
+        // receives it here.
         files::set_nonblocking(reader, true);
         let _ = files::take(reader, 1 << 16);
         entries.extend(ring.wait(1));

@@ -354,7 +354,8 @@ fn listener_closed(t: &mut Transcript) {
             let Some(server) = taken(t, &entry) else { continue };
             t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
         }
-        // The ACCEPT has completed, so nothing holds the listener open any more.
+        // Only the ACCEPT kept the listener open, and it has completed, so a new connection is
+        // refused.
         let late = net::stream(family);
         let refused = crate::time::until(|| net::connect_now(late.as_raw_fd(), &address) == -libc::ECONNREFUSED);
         t.say(format_args!("refused {refused}"));

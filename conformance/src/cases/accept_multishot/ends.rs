@@ -360,7 +360,7 @@ fn registered_listener(t: &mut Transcript) {
         let _client = net::connected(Family::V4, &address);
         all(t, &ring.wait(1));
     }
-    // The request still holds the listener after the table of registered files is gone.
+    // The multishot keeps the listener open after the table of registered files is gone.
     t.result("unregister", ring.register(crate::cases::reg::UNREGISTER_FILES, std::ptr::null::<u8>(), 0));
     let _client = net::connected(Family::V4, &address);
     all(t, &ring.wait(1));

@@ -255,7 +255,7 @@ fn deferred(t: &mut Transcript) {
         seen += whole(&ring.wait(32));
     }
     t.say(format_args!("whole {seen}"));
-    // The wait needs two completions. The second one comes from a pipe.
+    // The call waits for two completions: the transfer's, and that of a read of a pipe.
     let (reader, writer) = crate::files::pipe();
     let mut byte = [0; 1];
     ring.push(crate::sqe::read(reader.as_raw_fd(), &mut byte, CURRENT, 1));
