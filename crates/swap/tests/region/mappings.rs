@@ -227,8 +227,8 @@ fn no_increment_is_lost_while_pages_go_to_the_kernel_and_back() {
             });
             let mut random = Rng::with_seed(9);
             for round in 0..80 {
-                // Releases to the kernel some pages that the adders use. Then releases, unmaps and
-                // remaps a part of `others`.
+                // Releases to the kernel some pages of `range`, in which other threads increment
+                // words. Then releases, unmaps and remaps a part of `others`.
                 let given = range.start + random.usize(..range.len() / PAGE - 40) * PAGE;
                 mappings.change().release_to_kernel(&(given..given + (1 + random.usize(..40)) * PAGE)).unwrap();
                 let unit = mappings.region().page_size();

@@ -150,7 +150,7 @@ fn a_control_group_of_the_limit_plus_slack_holds_the_process() {
         let path = std::env::var("STORE").unwrap();
         let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
         let backing = format!("file:path={path},size=256M,create=on,direct=on");
-        // With the default number of queues, the memory of the queues alone could exceed the slack.
+        // With the default number of queues, the memory of the queues alone could exceed `SLACK`.
         let region = region(96 * MIB, 16 * MIB, &backing).mechanism(mechanism).queues(4).build().unwrap();
         return churn(&region, 15_000);
     }
