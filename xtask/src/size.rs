@@ -150,8 +150,8 @@ fn compare(long: &Lengths, listed: &Lengths) -> Vec<String> {
     breaches
 }
 
-/// Returns a message for each entry of the list that is new since an earlier version of the list,
-/// or has more lines than in it.
+/// Returns a message for each entry of the list that an earlier version of the list lacks, or has
+/// with fewer lines.
 fn grown(listed: &Lengths, earlier: &Lengths) -> Vec<String> {
     let newer = listed.iter().filter(|(name, lines)| earlier.get(*name).is_none_or(|before| before < lines));
     newer.map(|(name, _)| format!("{name} was added to {EXCEPTIONS}, which may only shrink")).collect()

@@ -28,8 +28,9 @@ impl Blob {
         format!(r#"{{"mediaType":"{kind}","digest":"sha256:{digest}","size":{size}}}"#)
     }
 
-    /// Returns the description of this blob, the manifest: with its platform, its tag, and the name
-    /// that containerd and podman give to the loaded image (`usring:VERSION`).
+    /// Returns the OCI description of this blob, which must be the image's manifest. The
+    /// description has the image's platform, its tag, and the name that containerd and podman give
+    /// to the loaded image (`usring:VERSION`).
     fn named(&self, version: &str) -> String {
         let Blob { kind, digest, size } = self;
         format!(
