@@ -137,7 +137,7 @@ fn a_process_ends_when_its_threads_end_without_libc() {
     }
 }
 
-/// The program fails if a completion is lost or comes twice, and prints the number of such
+/// `shared_rings.c` fails if a completion is lost or comes twice, and prints the number of such
 /// completions.
 #[test]
 fn processes_share_rings_while_some_of_them_are_killed() {
@@ -167,7 +167,7 @@ fn an_ending_worker_is_not_taken_for_the_last_thread() {
     }
 }
 
-/// The program runs where the kernel does not report how its last thread ended. There can be two
+/// `last_exit.c` runs where the kernel does not report how its last thread ended. There can be two
 /// reasons for this:
 ///
 /// - The kernel is old: Linux before 6.9 has no pidfds of threads, and before 6.15 a thread's pidfd

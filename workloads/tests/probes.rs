@@ -75,7 +75,7 @@ fn documented() -> BTreeMap<String, Vec<String>> {
     .collect()
 }
 
-/// Returns the path of the library beside the launcher, which the programs load.
+/// Returns the path of the library that the programs load. It is in the launcher's folder.
 fn library(stage: &Stage) -> PathBuf {
     stage.path("tools/libusring.so")
 }

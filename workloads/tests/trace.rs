@@ -345,8 +345,8 @@ fn perfetto_gets_a_slice_for_each_request_and_its_waits() {
     let known = |id: u64| tracks.iter().any(|track| track.id == id);
     assert!(tracks.iter().all(|track| track.parent.is_none_or(known)));
     assert!(events.iter().all(|(_, event)| known(event.track) && event.counter.is_none_or(|count| count >= 0)));
-    // The slices of a track nest, so at no time have more slices ended than begun. At the end, the
-    // slice of the request in flight and the slice of its wait are still open.
+    // In Perfetto, the slices of a track nest, so at no time have more slices ended than begun. At
+    // the end, the slice of the request in flight and the slice of its wait are still open.
     events.sort_by_key(|(at, _)| *at);
     let mut open: BTreeMap<u64, i64> = BTreeMap::new();
     for (_, event) in events {

@@ -32,8 +32,8 @@ const COMMITS: std::ops::Range<usize> = 20..400;
 const RECORDERS: u32 = 3;
 /// Time between two progress messages in the run without kills.
 const REPORTED: Duration = Duration::from_secs(30);
-/// If the number of kills is a multiple of this one, the child to kill is chosen from all children.
-/// So it may be a writer or a checkpointer, too.
+/// If a kill's number is a multiple of this one, the child to kill is chosen from all children. So
+/// it may be a writer or a checkpointer, too.
 const ANY_CHILD: u32 = 10;
 
 const OPTIONS: &[Declared] = &[

@@ -119,7 +119,7 @@ impl Storm {
         let socket = sockets::connect(self.port).map_err(|error| format!("cannot connect ({error})"))?;
         let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET) as u32;
         self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
-        // The bytes differ between connections, and never begin with a PING.
+        // The bytes that a client sends differ between connections, and never begin with a PING.
         let mut bytes = [0; LENGTH];
         for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
             word.copy_from_slice(&(self.begun << 8 | at as u64 | 1 << 63).to_be_bytes());

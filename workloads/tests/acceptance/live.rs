@@ -76,7 +76,8 @@ fn ctl_requests_shows_the_stacks_of_a_checked_program() {
         let main = stack.lines().find(|line| line.trim_start().starts_with("main ")).unwrap_or_default();
         assert!(main.ends_with(&format!("waiting_requests.c:{line}")), "{text}");
     }
-    // A process's id names its run, and limits the list.
+    // With a process's id, `usring ctl requests` selects the run of that process, and lists the
+    // requests of that process only.
     let process = text.lines().nth(2).and_then(|line| line.split_whitespace().nth(2)).unwrap();
     let of_process = printed(usring(&stage, &["ctl", "requests", process]));
     assert!(of_process.starts_with(&format!("run {run}: 3 requests are in flight\n")), "{of_process}");

@@ -56,7 +56,8 @@ fn user_nobody_in_a_container_has_swapped_memory() {
     let program = swapped.stage.compile("forked.c", &[]);
     let finished = within_limit(swapped.program_in(World::Confined, program).arg("10").finish());
     assert!(finished.stdout.ends_with("all is well\n"), "{}", finished.report());
-    // The message names the mechanism that does not work under these rules, and the errno.
+    // The message names the mechanism that does not work under Docker's seccomp rules, and the
+    // errno.
     let swapped = Swapped::new(256, LIMIT, ",mechanism=userfault");
     let finished = swapped.program_in(World::Confined, "/bin/true").finish();
     assert_eq!(finished.status.code(), Some(125), "{}", finished.report());

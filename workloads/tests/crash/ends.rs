@@ -83,8 +83,9 @@ fn changes_by_several_processes_and_kinds_of_calls_make_the_folder_that_is_there
     // The check passes if the command has printed nothing yet, or if the renamed folder is there.
     let check = "[ ! -s \"$USRING_CRASH_OUTPUT\" ] || test -e e/one";
     let result = crash(&["--run", run, "--check", check]);
-    // The command prints "done" without a sync, so a power loss can break that promise: the exit
-    // status is 1. If the recorded history did not explain the folder, the status would be 2.
+    // The command prints "done" without a sync before it. So a power loss can leave the printed
+    // line and no renamed folder: the search finds this state, and the exit status is 1. If the
+    // recorded history did not explain the folder, the status would be 2.
     let said = result.found();
     assert!(said.contains("the last line printed before the power loss: \"done\""), "{said}");
 }

@@ -130,7 +130,7 @@ fn a_wrong_seed_is_refused_before_the_program_starts() {
     }
 }
 
-/// The program checks what users of liburing rely on. Its checks must hold in every order of
+/// The program `name` checks what users of liburing rely on. Its checks must hold in every order of
 /// completions.
 fn holds_under_twenty_seeds(name: &str) {
     let stage = Stage::new();
