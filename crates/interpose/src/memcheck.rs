@@ -101,7 +101,8 @@ fn submitted(submitted: &Submitted) {
     let (members, is_target) = match submitted.transfer {
         Transfer::Unknown => return,
         Transfer::Into(members) => (members, true),
-        // An earlier request may give a value to the memory of a request that is held back.
+        // A request that is held back is not checked: an earlier request may still give its memory
+        // a value.
         Transfer::From(_) if submitted.held_back != HeldBack::No => return,
         Transfer::From(members) => (members, false),
     };

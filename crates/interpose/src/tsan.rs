@@ -79,7 +79,8 @@ fn submitted(submitted: &Submitted) {
     }
 }
 
-/// Annotates the beginning of an io_uring_enter call. Returns the object for [`end`].
+/// Annotates the beginning of an io_uring_enter call. Returns the annotated object, which the
+/// caller passes to [`end`].
 pub fn begin(call: &Call) -> u64 {
     if !is_on() {
         return 0;

@@ -88,7 +88,7 @@ fn contains_calls(code: &Range<usize>) -> bool {
     })
 }
 
-/// Returns the addresses at which code has these bytes, of which at most 8 are looked for.
+/// Returns the addresses at which `code` has the bytes `wanted` (at most 8).
 fn find<'a>(code: &Range<usize>, wanted: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
     let (mut at, end) = (code.start, code.end);
     let mut piece = [0u8; PAGE + 8];

@@ -78,7 +78,8 @@ impl File {
     /// Maps memory of the ring for the program: [`Ring::map`].
     pub fn map(&self, offset: u64, length: usize) -> Result<usize, Errno> {
         let address = self.ring.map(offset, length)?;
-        // Programs map both rings at once by the SQ's offset, or the CQ by its own later.
+        // Programs map SQ and CQ at once by the SQ's offset, or map the CQ later by an offset of
+        // its own.
         if offset == u64::from(abi::IORING_OFF_SQ_RING) || offset == u64::from(abi::IORING_OFF_CQ_RING) {
             self.cq_address.store(address as u64, Ordering::Relaxed);
         }

@@ -23,8 +23,8 @@ pub fn serve(call: &mut Call) -> Outcome {
     change(UserAddress(new), UserAddress(old)).map(|()| 0u64).into()
 }
 
-/// Sets the program's limits to the pair at `new`, and writes the previous pair to `old`. An
-/// address that is 0 is skipped.
+/// Sets the program's limits of open files to the pair at `new`, and writes the previous pair to
+/// `old`. An address that is 0 is skipped.
 fn change(new: UserAddress, old: UserAddress) -> Result<(), Errno> {
     let wanted = if new.0 == 0 { None } else { Some(user_memory::read::<[u64; 2]>(new)?) };
     let before = own_numbers::limits()?;

@@ -310,7 +310,7 @@ pub fn recording() -> Option<&'static CStr> {
     path(CRASH)
 }
 
-/// Returns the path of the page with the rules of `--inject`, if the run has any.
+/// Returns the path of the file with the rules of `--inject`, if the run has any.
 pub fn faults() -> Option<&'static CStr> {
     path(FAULTS)
 }

@@ -28,7 +28,8 @@ use usring_sys::mapping::{self, PAGE};
 use usring_sys::{Errno, SystemCall, futex, memory_reserve};
 use usring_uapi::general as linux;
 
-/// Bytes of the largest block that is cut off a region. A larger block is a mapping of its own.
+/// Bytes of the largest block that the allocator cuts off a larger mapping. A larger block is a
+/// mapping of its own.
 const LARGEST: usize = 32 * 1024;
 /// Bytes of the reserve, which are more than any one call of the program allocates.
 const RESERVE: usize = 8 << 20;
@@ -153,8 +154,8 @@ impl Allocator {
         Allocator { lists: AtomicPtr::new(null_mut()), reserve }
     }
 
-    /// Returns the page with the lists and their lock. Makes it on first use. Returns null if there
-    /// is no memory for it.
+    /// Returns the page with the free lists and their lock. Makes it on first use. Returns null if
+    /// there is no memory for it.
     fn lists(&self) -> *mut Lists {
         let lists = self.lists.load(Ordering::Acquire);
         if !lists.is_null() {
@@ -162,8 +163,8 @@ impl Allocator {
         }
         let Ok(page) = mapping::private_pages(PAGE) else { return null_mut() };
         let advice = u64::from(linux::MADV_WIPEONFORK);
-        // Before Linux 4.14, this fails. A child then inherits the lists, and perhaps a lock that
-        // no thread of the child releases.
+        // Before Linux 4.14, this madvise(2) fails. A child then inherits the free lists, and
+        // perhaps a lock that no thread of the child releases.
         let _ = SystemCall::new(linux::__NR_madvise, [page as u64, PAGE as u64, advice, 0, 0]).run();
         match self.lists.compare_exchange(null_mut(), page as *mut Lists, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => page as *mut Lists,
@@ -194,7 +195,8 @@ impl Allocator {
         }
     }
 
-    /// Runs `work` on the lists, with the lock held. `None`: there is no memory for the lists.
+    /// Runs `work` on the free lists, with their lock held. `None`: there is no memory for the
+    /// lists.
     fn locked<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> Option<T> {
         let lists = self.lists();
         if lists.is_null() {
@@ -233,8 +235,8 @@ impl Lists {
         if block.is_null() {
             return self.carve(size_of_class(class), reserve);
         }
-        // SAFETY: a block on the list belongs to the allocator, is unused, and holds the link to
-        // the next.
+        // SAFETY: a block on the free list belongs to the allocator, is unused, and holds the link
+        // to the next block.
         self.free[class] = unsafe { (*block).next };
         block.cast()
     }
@@ -245,8 +247,8 @@ impl Lists {
         self.free[class] = block;
     }
 
-    /// Cuts a new block off the region. A block whose size is a power of two is aligned to that
-    /// size (up to a page).
+    /// Cuts a new block off the allocator's unused memory from the last mmap(2). A block whose size
+    /// is a power of two is aligned to that size (up to a page).
     fn carve(&mut self, size: usize, reserve: &Reserve) -> *mut u8 {
         let alignment = if size.is_power_of_two() { size.min(PAGE) } else { ALIGNED };
         let start = self.next.next_multiple_of(alignment);

@@ -35,7 +35,8 @@ global_asm!(
     "sub rdx, 32",
     "cmp rdx, 32",
     "ja 5b",
-    // 1 to 32 bytes are left. The first 16 of them were loaded at the beginning, before any store.
+    // 1 to 32 bytes of the block are left to copy. The first 16 of them were loaded at the
+    // beginning, before any store.
     "cmp rdx, 16",
     "jbe 7f",
     "movups xmm0, [rsi + rdx - 16]",

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 use usring_sys::width;
 
-/// A range of addresses that assembler code reads: start and length.
+/// A range of addresses, as start and length, which assembler code reads.
 #[repr(C)]
 pub struct Range {
     start: AtomicUsize,
