@@ -570,7 +570,7 @@ impl Drop for SwapRegion {
         if self.pager.memory.is_ours() {
             self.background.stop();
         } else if let Some(registration) = registration {
-            // A forked child drops the region. It has neither the region's threads nor its memory.
+            // A forked child has neither the region's threads nor its memory to unregister.
             registration.forget();
         }
     }

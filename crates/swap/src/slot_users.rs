@@ -29,12 +29,13 @@ use usring_sys::{Errno, file, width};
 /// Maximum number of processes that share a table at the same time.
 pub const MOST_USERS: usize = 32;
 
-/// States of a user's number, in the low half of the number's word. `TAKEN_BY + n`: user n is
-/// assigning the number to a new user, or is freeing the slots of the number's former user.
+/// States of a user's number, in the low half of the number's word in the table's file. With
+/// `TAKEN_BY + n`, user n is assigning the number to a new user, or is freeing the slots of the
+/// number's former user.
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
-/// The high half of a number's word counts how often the number was assigned.
+/// The high half of a number's word in the table's file counts how often the number was assigned.
 const ONE_USE: u64 = 1 << 32;
 
 const fn use_of(word: u64) -> u64 {

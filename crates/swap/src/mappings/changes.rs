@@ -185,8 +185,8 @@ impl Changes<'_> {
             self.space.add(part, ExtentKind::Unmanaged);
         }
         for hole in self.space.holes(units) {
-            // If this unmapping fails, the memory stays mapped although the program does not use
-            // it.
+            // If the kernel does not unmap the hole, the hole's memory stays mapped although the
+            // program does not use it.
             let _ = unmap(hole.start, hole.len());
         }
         self.set_extent();
