@@ -162,7 +162,8 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
         (linux::SIGSEGV, SEGV_ACCERR) => Cause::Forbidden,
         (linux::SIGBUS, BUS_ADRERR) => Cause::Missing,
         (linux::SIGBUS, BUS_MCEERR_AR) => Cause::Broken,
-        // A fault of a protection key, or of an instruction, concerns no evicted page.
+        // No evicted page causes the other faults, such as those of a protection key or of a
+        // privileged instruction.
         _ => return Served::Foreign,
     };
     if error & ERROR_FETCH != 0 {
