@@ -27,7 +27,7 @@ use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Length in bytes of the smallest part of a file's data. A part of this length is pinned even if
-/// the pins of other threads have reached the limit.
+/// the pins of other threads have reached the limit of pinned memory.
 const LEAST_PART: u64 = 8 << 10;
 
 /// Ranges of swapped memory that stay pinned until the value is dropped.
