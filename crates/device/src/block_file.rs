@@ -231,8 +231,8 @@ impl<'a> BlockFile<'a> {
     }
 }
 
-/// Returns the number of bytes that were copied from or to the program's memory. Error: `EFAULT` if
-/// no byte was copied.
+/// Returns `copied`, the number of bytes copied from or to the program's memory. Error: `EFAULT` if
+/// it is 0.
 fn some(copied: usize) -> Result<u64, Errno> {
     if copied == 0 { Err(Errno::EFAULT) } else { Ok(copied as u64) }
 }

@@ -60,9 +60,10 @@ pub enum QuestionKind {
     /// Asks for the rules by which the run makes faults (`--inject`). Answer: the descriptor of the
     /// memory file with the rules. Error `ENODEV`: there are no such rules.
     Faults = 10,
-    /// Asks for the state of the storage daemon that serves a device. Answer: `values` are its
-    /// process id, or 0 if it does not run; 1 if it serves the device, or 0; and how often it was
-    /// started again. Error `EOPNOTSUPP`: no daemon was started for this device.
+    /// Asks for the state of the storage daemon that serves a device. Answer: `values` are three
+    /// numbers. The first is the daemon's process id, or 0 if the daemon does not run. The second
+    /// is 1 if it serves the device, or else 0. The third says how often it was started again.
+    /// Error `EOPNOTSUPP`: no daemon was started for this device.
     Health = 11,
 }
 

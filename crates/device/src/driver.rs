@@ -64,7 +64,8 @@ pub trait Driver: Send + Sync {
 /// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Maximum number of requests in flight. The tokens of requests are below this number.
+    /// Maximum number of requests in flight in the queue pair. The requests' tokens (the numbers
+    /// that completions return) are below it.
     pub depth: u32,
     /// Whether the thread that uses the queue pair may sleep on [`QueuePair::interrupt`]. If not,
     /// the thread only polls, and the device sends no interrupts.
@@ -78,7 +79,7 @@ pub enum Submission {
     /// The queue pair has accepted the request, which will complete. The device may see the request
     /// only after [`QueuePair::ring_doorbell`].
     Accepted,
-    /// The queue pair has no room until a request completes.
+    /// The queue pair has no room for the request until another request completes.
     Full,
     /// The request would block. A thread that may block must pass it to [`Driver::execute`].
     NeedsWorker,

@@ -51,8 +51,8 @@ impl Bucket {
 /// direction and about one size.
 #[derive(Debug, Default)]
 pub struct HalfMean {
-    /// The mean latency of each bucket (direction and size), from the last 100 ms window in which
-    /// such a request completed. 0 if there is no such window yet.
+    /// The mean latency of each bucket (direction and size), from the last window of 100 ms in
+    /// which a request of the bucket completed. 0 if there is no such window yet.
     means: [Nanoseconds; DATA as usize],
     sums: [(u32, Nanoseconds); DATA as usize],
     window_end: Option<Ticks>,

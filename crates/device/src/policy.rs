@@ -15,7 +15,7 @@ pub enum PollPolicy {
     /// Polls without a pause.
     #[default]
     Classic,
-    /// Sleeps for a part of the expected wait, then polls.
+    /// Sleeps for a part of the expected latency of a request, then polls.
     HybridAdaptive,
     /// Sleeps until this time has passed since the submission of the oldest request in flight, then
     /// polls.

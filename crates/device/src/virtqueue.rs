@@ -124,8 +124,9 @@ impl QueueLayout {
     }
 }
 
-/// Returns whether a side must notify the other: its index moves from `old` to `new`, and passes
-/// the event index of the other side (virtio 1.2, section 2.7.7.2).
+/// Returns whether one side of a virtqueue must notify the other side (virtio 1.2, section
+/// 2.7.7.2). It must if its index moves from `old` to `new`, and passes the other side's event
+/// index.
 #[inline]
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

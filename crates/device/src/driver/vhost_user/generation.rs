@@ -46,7 +46,7 @@ pub fn present(memory: &SharedMemory, at: usize) -> u32 {
     memory.word(at).load(Edge::Generation.acquire())
 }
 
-/// Returns whether there will be no other back end.
+/// Returns whether `generation` is odd, which says that there will be no other back end.
 #[inline]
 pub fn is_end(generation: u32) -> bool {
     generation & 1 != 0

@@ -82,7 +82,7 @@ struct Active {
     sequence: u64,
 }
 
-/// The step after a successful round of a request.
+/// The step after a successful round (one virtio request) of a request.
 #[derive(Clone, Copy)]
 enum Next {
     Nothing,
@@ -205,7 +205,7 @@ impl Queue {
     }
 
     /// Adds a round (one virtio request) to the available ring, with the data in `self.data`. The
-    /// caller has subtracted the head from `self.unused`. This function subtracts the other
+    /// caller has subtracted the head from `self.unused`. This function subtracts the chain's other
     /// descriptors.
     #[inline]
     fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
