@@ -43,7 +43,7 @@ pub enum QuestionKind {
     /// descriptors are kick, call and ready ([`QueueGrant`]). The process that started the run
     /// frees the queue when this connection ends for any reason.
     Queue = 5,
-    /// Returns the queue that the process got on this connection. The answer is empty. It is sent
+    /// Returns the queue that the process got on this connection. The answer is empty, and is sent
     /// after the back end has released the queue.
     ReturnQueue = 6,
     /// Shares memory with the back end. `values[0]` is the length, and the descriptor is a memory

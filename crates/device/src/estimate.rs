@@ -51,7 +51,7 @@ impl Bucket {
 /// direction and about one size.
 #[derive(Debug, Default)]
 pub struct HalfMean {
-    /// The mean latency of each bucket (direction and size), from the last window of 100 ms in
+    /// The mean latency of each bucket (direction and size) in a window of 100 ms: the last one in
     /// which a request of the bucket completed. 0 if there is no such window yet.
     means: [Nanoseconds; DATA as usize],
     sums: [(u32, Nanoseconds); DATA as usize],

@@ -46,8 +46,8 @@ struct Tracked {
     older: u32,
     newer: u32,
     bucket: Bucket,
-    /// Whether the entry is in the list. `false` if no request with this token is in flight, or if
-    /// the request was submitted under a policy that is not hybrid.
+    /// Whether this entry is in the list of requests in flight. `false` if no request with this
+    /// token is in flight, or if the request was submitted under a policy that is not hybrid.
     known: bool,
 }
 

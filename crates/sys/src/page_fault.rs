@@ -9,8 +9,8 @@
 //! 3. A thread that removes an entry clears it in the table, executes a full barrier, and waits
 //!    until no fault slot names the entry.
 //!
-//! The thread pointer selects the slot at which the search begins, so threads rarely compete for a
-//! slot.
+//! The thread pointer selects the fault slot at which a thread's search for a free one begins, so
+//! threads rarely compete for a fault slot.
 //!
 //! # Stacks
 //! A thread's signal stack often has only two pages, which is too small for a server that makes

@@ -45,11 +45,11 @@ pub enum Credentials {
     /// the capabilities that it needs for this (CAP_SETUID and CAP_SETGID), because its work needs
     /// no others.
     Service,
-    /// The thread keeps its first credentials. It carries out requests of program threads that have
-    /// the same credentials.
+    /// The thread keeps the credentials that it started with. It carries out requests of program
+    /// threads that have the same credentials.
     OfSpawn,
-    /// The thread keeps its first credentials, and submits with them: it counts as a thread of the
-    /// program.
+    /// The thread keeps the credentials that it started with, and submits with them: it counts as a
+    /// thread of the program.
     OfSubmitter,
 }
 
