@@ -52,7 +52,7 @@ impl Bucket {
 #[derive(Debug, Default)]
 pub struct HalfMean {
     /// The mean latency of each bucket (direction and size) in a window of 100 ms: the last one in
-    /// which a request of the bucket completed. 0 if there is no such window yet.
+    /// which a request of the bucket completed. The mean is 0 before the first such window.
     means: [Nanoseconds; DATA as usize],
     sums: [(u32, Nanoseconds); DATA as usize],
     window_end: Option<Ticks>,
