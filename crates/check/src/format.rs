@@ -20,14 +20,14 @@ pub enum Kind {
     /// The request's file was closed while the request was in flight. The request then still used
     /// the file, or failed because the file was closed.
     ClosedFile,
-    /// The program did not consume a CQE in the CQ. The CQE's request changes something outside the
-    /// process's memory.
+    /// The program never consumed a CQE in the CQ. Reported only for a request that changes
+    /// something outside the process's memory.
     Unreaped,
-    /// The program did not fetch a CQE from the backlog (the CQEs that found no room in the CQ).
-    /// The CQE's request changes something outside the process's memory.
+    /// The program never fetched a CQE from the backlog (the CQEs that found no room in the CQ).
+    /// Reported only for a request that changes something outside the process's memory.
     Overflowed,
-    /// A request was in flight when its ring or process ended. The request changes something
-    /// outside the process's memory.
+    /// A request was in flight when its ring or process ended. Reported only for a request that
+    /// changes something outside the process's memory.
     Leaked,
     /// A short transfer cancelled the later requests of its chain, and the program did not submit
     /// them again.
@@ -38,8 +38,8 @@ pub enum Kind {
     /// A request was submitted with memory that the program must not use. AddressSanitizer says
     /// that the memory was freed, or lies outside of any object.
     BadMemory,
-    /// A request was submitted with the user_data of a request in flight. Found only if the program
-    /// promises that they differ.
+    /// A request was submitted with the user_data of a request in flight. Found only if the user
+    /// promises that all user_data of requests in flight differ.
     SameUserData,
     /// The program changed an SQE after it had submitted it, and before the SQ thread took it.
     Overwritten,

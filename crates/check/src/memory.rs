@@ -99,8 +99,8 @@ pub(crate) enum Frame {
     Exists,
     /// The stack frame that held the buffer has ended: the buffer is below the stack pointer.
     HasEnded,
-    /// Another function seems to use the frame's memory. The launcher compares the call stack of
-    /// the submission with the present one, and decides whether the frame has ended.
+    /// Another function seems to use the memory of the buffer's stack frame. The launcher compares
+    /// the call stacks of the submission and of now, and decides whether the frame has ended.
     HasChanged,
 }
 

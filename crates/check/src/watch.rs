@@ -316,8 +316,8 @@ impl State {
             Access::Reads => {
                 let is_target = |other: &InFlight| other.access == Access::Writes && meets(other);
                 let is_alone = !self.requests.in_flight.values().any(is_target);
-                // A request that a link or a drain holds back begins later. Before that, an earlier
-                // request may fill this request's memory.
+                // A request that a link or a drain holds back begins later. Until it begins, an
+                // earlier request may still fill its memory.
                 if is_alone && request.held_back == HeldBack::No {
                     request.checksum = memory::checksum(&request.memory);
                 }
