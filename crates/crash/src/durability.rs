@@ -164,7 +164,8 @@ fn first_durable(history: &History, operation: &Operation, model: Model) -> Posi
     let mut durable_at = NEVER;
     for sync in history.syncs.iter().filter(|sync| covers(sync.scope, &operation.change)) {
         if sync.failed {
-            // If an earlier sync has made these bytes durable, the failed sync cannot drop them.
+            // If an earlier sync has made the operation's bytes durable, the failed sync cannot
+            // drop them.
             let is_dirty = durable_at > sync.begin;
             if operation.begin < sync.begin && is_dirty && !is_of_names {
                 return NEVER;

@@ -15,7 +15,7 @@ pub enum Choice {
     Lost,
     /// Some sectors of a write.
     Torn(Tear),
-    /// The file has the size that the write gave it, but zeroes instead of its bytes.
+    /// The file has the size that the write gave it, but zeroes instead of the written bytes.
     SizeOnly,
 }
 
@@ -32,7 +32,8 @@ pub struct Tear {
 pub enum SurvivingSectors {
     First(u64),
     Last(u64),
-    /// Each sector survives with probability one half. The random numbers are those of this seed.
+    /// Each sector survives with probability one half. The number is the seed of the random
+    /// choices.
     Random(u64),
 }
 
