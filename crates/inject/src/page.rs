@@ -83,8 +83,8 @@ pub enum Counter {
     Matched,
     /// Number of faults that a rule made in calls of one name, in all processes.
     Faults,
-    /// Not a count: the number of a process, in the order in which processes made their first call
-    /// that a rule names.
+    /// Not a count, but the number of a process, in the order in which processes made their first
+    /// call that a rule names.
     Process,
 }
 
