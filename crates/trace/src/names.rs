@@ -65,8 +65,8 @@ impl Names {
     fn look_up(&self, page: &Page, number: i32, now: u64, entry: &AtomicU64) -> u32 {
         let target = link_target(&CString::new(format!("/proc/self/fd/{number}")).unwrap_or_default());
         if target.is_empty() && !link_target(PROGRAM).is_empty() {
-            // The descriptor number refers to no file now, but may refer to one soon. So this
-            // result is not remembered.
+            // The descriptor number refers to no file now, but may refer to one soon. So the
+            // process does not remember that there is no name.
             return 0;
         }
         // Without /proc, the look-up of the file's name fails. The process remembers the failure
