@@ -205,7 +205,8 @@ impl Environment {
         let join = |(mut name, value): (OsString, OsString)| {
             name.push("=");
             name.push(value);
-            // Text from an environment contains no NUL byte, so no variable is lost here.
+            // Names and values of environment variables contain no NUL byte, so no variable is lost
+            // here.
             CString::new(name.into_vec()).ok()
         };
         self.0.into_iter().filter_map(join).collect()

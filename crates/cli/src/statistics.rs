@@ -56,7 +56,8 @@ impl StatisticsFile {
         if !found.is_file() || found.len() != SIZE as u64 || !is_mapped(&found) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // This path leads to the file that was examined, whatever `path` leads to now.
+        // This path in /proc leads to the file that was examined above, whatever `path` leads to
+        // now.
         StatisticsFile::open(Path::new(&format!("/proc/self/fd/{}", named.as_raw_fd())))
     }
 

@@ -38,7 +38,8 @@ pub struct Case {
 
 /// How long a benchmark measures.
 pub struct Effort {
-    /// Number of rounds. 0 means the number that the benchmark itself sets.
+    /// Number of rounds in which every case runs. 0 means the number that the benchmark itself
+    /// sets.
     rounds: usize,
     milliseconds: u64,
 }

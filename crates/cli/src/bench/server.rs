@@ -44,7 +44,7 @@ fn port(output: ChildStdout) -> Result<String, String> {
         let mut line = String::new();
         let _ = output.read_line(&mut line);
         let _ = sender.send(line);
-        // Reads all further output, so that the server never blocks on a full pipe.
+        // Reads all further output of the server, so that it never blocks on a full pipe.
         let _ = std::io::copy(&mut output, &mut std::io::sink());
     });
     let line = receiver.recv_timeout(LIMIT).map_err(|_| "the server did not print its address".to_owned())?;

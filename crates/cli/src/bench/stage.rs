@@ -17,8 +17,8 @@ use usring_sys::width;
 pub enum Prop {
     /// The file `{folder}/file`, of the given size in MiB.
     File(usize),
-    /// qemu-storage-daemon, which serves a device of 1 GiB at `{folder}/socket`. The device stores
-    /// nothing and answers at once.
+    /// qemu-storage-daemon, which serves a device of 1 GiB at the socket `{folder}/socket`. The
+    /// device stores nothing and answers at once.
     BackEnd { queues: u32 },
 }
 

@@ -97,7 +97,7 @@ pub struct RunDevice {
 pub struct Devices {
     list: Arc<Vec<Arc<RunDevice>>>,
     /// The launcher's connections to the back ends, which last as long as the run. Only the
-    /// launcher can reconnect: a program that outlives it gets EIO.
+    /// launcher can reconnect to a back end, so a program that outlives the launcher gets EIO.
     _back_ends: Vec<VhostUser>,
     /// The storage daemons that this run has started. This field comes after `_back_ends`, so that
     /// the connections are closed before the daemons end.
@@ -107,7 +107,7 @@ pub struct Devices {
     policies: Arc<Policies>,
     socket: Socket,
     fallback: bool,
-    /// The memory file with the run's rules for faults, if it has any.
+    /// The memory file with the run's rules for faults, if the run has any.
     faults: Option<Arc<OwnedDescriptor>>,
 }
 

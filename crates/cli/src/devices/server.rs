@@ -33,7 +33,7 @@ pub struct Server {
     pub policies: Arc<Policies>,
     pub listener: OwnedFd,
     pub fallback: bool,
-    /// The memory file with the run's rules for faults, if it has any.
+    /// The memory file with the run's rules for faults, if the run has any.
     pub faults: Option<Arc<OwnedDescriptor>>,
 }
 

@@ -125,8 +125,8 @@ fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
         }
         match page_of(&path) {
             Ok(page) => found.push((run, page)),
-            // This run has no page of rules, or SIGKILL ended it, or it is of another build of
-            // usring.
+            // This run has no page of rules, or SIGKILL ended its launcher, or it is of another
+            // build of usring.
             Err(Errno::ENODEV | Errno::ECONNREFUSED | Errno::EINVAL) => {}
             Err(error) => socket::say_unanswered(&path, error),
         }
