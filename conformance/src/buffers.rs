@@ -65,8 +65,8 @@ impl Group {
         String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
     }
 
-    /// Returns the ring entry `slot` as text: how far the entry's address has moved within the
-    /// buffer, and how many bytes of the buffer are left.
+    /// Returns the entry `slot` of the buffer ring as text: how far the entry's address has moved
+    /// within its buffer, and how many bytes of the buffer are left.
     pub fn state(&self, slot: u16) -> String {
         // SAFETY: `slot` is the index of an entry of the ring.
         let (address, length) = unsafe {

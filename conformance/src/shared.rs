@@ -29,7 +29,7 @@ pub const SLOT: usize = 64;
 const STEP: usize = 0;
 /// Index of the word that is 1 while a process holds the lock.
 const LOCK: usize = 1;
-/// Index of the first word that belongs to the case.
+/// Index of the first word of the shared memory that belongs to the case.
 const FIRST: usize = 2;
 
 /// Memory that this process and its children share: 32-bit words, and slots of [`SLOT`] bytes.

@@ -78,8 +78,9 @@ fn peer_address_cut(t: &mut Transcript) {
             let entry = ring.one(net::accept_from(listener.as_raw_fd(), &room, 1));
             drop(taken(t, &entry));
             let room = std::hint::black_box(room);
-            // The buffer was filled with a pattern. If the address ends in a byte of that pattern,
-            // the byte looks unwritten. So the written bytes are compared with the peer's address.
+            // The address buffer was filled with a pattern. If the peer's address ends in a byte of
+            // that pattern, the byte looks unwritten. So the written bytes are compared with the
+            // peer's address.
             let peer = net::address_of(client.as_raw_fd());
             let kept = (length as usize).min(peer.length as usize);
             let same = room.bytes[..kept] == peer.bytes[..kept];

@@ -304,7 +304,8 @@ fn end_of_file(t: &mut Transcript) {
     drop(writer);
     t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 2)));
-    // The next read finds no buffer: the read at the end of the file has used up the only one.
+    // The next read finds no buffer: the previous read, at the end of the file, has used up the
+    // only one.
     let (reader, _writer) = filled(b"x");
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 3)));
 }

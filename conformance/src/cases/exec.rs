@@ -46,7 +46,8 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
             let answer = syscalls::enter(number(), 0, 0, 0, std::ptr::null(), 0);
             Some(if answer < 0 { (-answer) as u8 } else { 200 })
         }
-        // Writes a byte to announce itself, then lives until the other end of a pipe is closed.
+        // The executed program writes a byte to announce itself, then lives until the other end of
+        // a pipe is closed.
         "linger" => {
             let (begun, end) = arguments.first()?.split_once(' ')?;
             let (begun, end) = (begun.parse().ok()?, end.parse().ok()?);

@@ -121,8 +121,8 @@ case!(chain_held_at_the_fork => "
     child: exit 0
 ");
 
-/// Parent and child together have 3 * MANY polls in flight at the same time. These are more than
-/// the 1024 for which usring's list of the requests of all processes has room.
+/// Parent and child together have 3 * MANY polls in flight at the same time. The number exceeds
+/// 1024, the room of usring's list of the requests of all processes.
 const MANY: u64 = 400;
 
 /// Many requests of two processes are in flight when each process submits a request with IO_DRAIN

@@ -196,7 +196,7 @@ fn move_to(file: &OwnedFd, number: i32) {
 /// also for files without poll support.
 fn number_used_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // The number is above all numbers that the kernel gives to the files of this case.
+    // This descriptor number is above all numbers that the kernel gives to the files of this case.
     let number = 100;
     for _ in 0..3 {
         let (reader, writer) = files::pipe();

@@ -249,7 +249,7 @@ fn openat2_sizes(t: &mut Transcript) {
     for size in [0, 8, 16, 23, 24, 25, 32, 64] {
         opened(t, &mut ring, sized(&how, size));
     }
-    // Fields beyond those that this kernel knows must be zero.
+    // Fields of open_how beyond those that this kernel knows must be zero.
     how[3] = 1;
     opened(t, &mut ring, sized(&how, 24));
     opened(t, &mut ring, sized(&how, 32));

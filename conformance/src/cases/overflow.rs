@@ -179,7 +179,8 @@ fn wait_counts_the_backlog(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.result("wait for 3", ring.enter(0, 3, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
-    // The call waits for more completions than the CQ has entries. A full CQ of four ends the wait.
+    // The next enter waits for more completions than the CQ has entries. A full CQ of four ends the
+    // wait.
     let mut ring = overflown(7);
     t.result("wait for 7", ring.enter(0, 7, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());

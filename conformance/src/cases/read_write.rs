@@ -139,7 +139,7 @@ fn bad_descriptors(t: &mut Transcript) {
     }
     // No file is registered, so no index is valid.
     t.entry(&ring.one(read(0, &mut buffer, 0, 3).fixed()));
-    // If both the descriptor and the address are bad, the request reports the descriptor.
+    // If both the descriptor and the address are bad, the request gets -EBADF.
     t.entry(&ring.one(read_at(-1, BAD, 4, 0, 4)));
 }
 case!(bad_descriptors => "

@@ -260,7 +260,8 @@ fn restrict(t: &mut Transcript) {
 
 /// Applies a Landlock ruleset to this thread. Returns the result of landlock_restrict_self(2).
 pub(super) fn restrict_by_landlock() -> i64 {
-    // The first version of struct landlock_ruleset_attr: the ruleset handles all file accesses.
+    // The first version of struct landlock_ruleset_attr has one word: the file accesses that the
+    // ruleset handles, here all.
     let handled = 0x1fffu64;
     // SAFETY: the kernel only reads the ruleset. The numbers are those of
     // landlock_create_ruleset(2) and landlock_restrict_self(2).

@@ -354,8 +354,8 @@ fn peer_is_gone(t: &mut Transcript) {
         drop(reader);
         for user_data in 1..=2 {
             let entry = ring.one(send(writer.as_raw_fd(), b"x", user_data));
-            // TCP still sends the first segment after the peer's close, so this result is not
-            // printed.
+            // TCP still sends the first segment after the peer's close, so the first SEND's result
+            // is not printed if it succeeds.
             if user_data == 2 || entry.res < 0 {
                 t.entry(&entry);
             }

@@ -57,7 +57,8 @@ case!(bad_memory => "
 fn bad_vectors(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
-    // The addresses are far from the end of the address space, so only the lengths are invalid.
+    // The buffers' addresses are far from the end of the address space, so only the lengths are
+    // invalid.
     let memory = Pages::new(1);
     let at = |length| vector(memory.at(0), length);
     let mut pieces: Vec<libc::iovec> = (0..1026).map(|_| at(1)).collect();

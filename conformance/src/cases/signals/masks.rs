@@ -70,8 +70,8 @@ fn pending_and_mask_argument(t: &mut Transcript) {
     handled(t);
     t.result("wait", wait_with_mask(&ring, &[]));
     handled(t);
-    // If the CQ holds a completion, the call succeeds. The kernel delivers the signal or leaves it
-    // pending.
+    // If the CQ holds a completion, the call succeeds. The kernel may deliver the pending signal or
+    // leave it pending.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();
@@ -126,8 +126,8 @@ fn bad_masks(t: &mut Transcript) {
     ring.push(timeout_remove(1, 3));
     ring.submit();
     ring.wait(2);
-    // If the CQ already holds enough completions, the call does not read its argument, the signal
-    // mask.
+    // If the CQ already holds enough completions, enter does not read the signal mask that its
+    // argument points to.
     ring.push(nop(1));
     ring.submit();
     t.result("unmapped, one is there", ring.enter_with(0, 1, flags, 16 as *const _, 8));
