@@ -159,7 +159,8 @@ impl Order {
         (self.sequence.load(Ordering::Relaxed) == sequence).then_some((sequence, words))
     }
 
-    /// Returns the number of the last order that was given to the service threads.
+    /// Returns the number of the last order (to repeat a change of credentials) that the service
+    /// threads were given.
     pub fn last(&self) -> u32 {
         self.sequence.load(Edge::Change.acquire())
     }

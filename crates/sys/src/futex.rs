@@ -79,7 +79,8 @@ mod model {
     struct Table {
         sleepers: std::vec::Vec<(usize, u32)>,
         next: u32,
-        /// Whether the time limits of all sleeps on shared words are over.
+        /// Whether the time limits of all sleeps on shared words are over, as [`expire`] has set
+        /// it.
         expired: bool,
     }
 

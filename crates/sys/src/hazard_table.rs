@@ -64,7 +64,7 @@ impl<const ROWS: usize> Table<ROWS> {
     }
 
     /// Returns the row of hazard pointers of `thread`, the calling thread. If the thread has no row
-    /// yet, it gets a free one; `None` if none is free. A signal handler may interrupt this
+    /// yet, it gets a free row; `None` if no row is free. A signal handler may interrupt this
     /// function and acquire a second row for the same thread. Both rows are then valid, because
     /// removers read all rows.
     #[inline]

@@ -340,8 +340,8 @@ mod context {
     /// The `data` of a completion that only wakes the thread sleeping in [`Waiter::sleep`].
     const WAKE: u64 = u64::MAX;
 
-    /// Lets threads sleep until a context has completions, and lets other threads wake them early.
-    /// Needs no lock that guards the [`Context`].
+    /// Lets threads sleep until an AIO context has completions, and lets other threads wake them
+    /// early. Needs no lock that guards the [`Context`].
     #[derive(Clone)]
     pub struct Waiter {
         kernels: Arc<Kernels>,

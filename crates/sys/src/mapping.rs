@@ -134,8 +134,8 @@ impl Mapping {
 }
 
 // A forked child must not drop a mapping that its parent made. The child did not inherit all pages
-// of the mapping ([`Mapping::set_inherited`]), and other memory of the child may lie in the gap.
-// Therefore usring never drops the rings that a child has inherited.
+// of the mapping ([`Mapping::set_inherited`]). Other memory of the child may lie at the addresses
+// of the missing pages. Therefore usring never drops the rings that a child has inherited.
 impl Drop for Mapping {
     fn drop(&mut self) {
         let _ = unmap(self.address, self.length);

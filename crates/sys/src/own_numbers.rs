@@ -194,7 +194,8 @@ impl Layout {
         self.limit != 0 && number.cast_unsigned() >= u32::from(self.borrowed_for_below)
     }
 
-    /// Returns the lowest number that a duplicate of descriptor `number` may get.
+    /// Returns the lowest descriptor number that a private duplicate of descriptor `number` may
+    /// get.
     fn base_for(self, number: i32) -> i32 {
         if self.reserves_for(number) {
             self.limit.max(RESERVED_BASE as u32).cast_signed()

@@ -100,7 +100,7 @@ impl Slot {
         self.thread.load(Ordering::Acquire) == FREE && has_left(self.last.load(Ordering::Acquire)) && is_taken()
     }
 
-    /// Returns whether `thread` was the last thread in this slot and is ending or has ended.
+    /// Returns whether `thread` had this slot of the thread table last, and is ending or has ended.
     /// Returns `false` if a new thread has got the same id and is alive.
     fn is_left_by(&self, thread: u32) -> bool {
         let ends = || program_threads::is_ending(thread) || !is_alive(thread);

@@ -87,7 +87,7 @@ fn read_stat(thread: u32, text: &mut [u8]) -> Option<&[u8]> {
 
 /// Returns the fields of `/proc/PID/stat` from the state on.
 fn fields_of(text: &[u8]) -> Option<impl DoubleEndedIterator<Item = &[u8]>> {
-    // The name before the state may hold any character, also parentheses.
+    // The thread's name, in parentheses before the state, may hold any character, also parentheses.
     let name_end = text.iter().rposition(|byte| *byte == b')')?;
     Some(text[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty()))
 }

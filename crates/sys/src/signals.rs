@@ -42,8 +42,8 @@ pub const ALWAYS_OPEN: SignalSet = set_of(linux::SIGSYS)
 /// The signals that a program's thread blocks while it has a deferred signal.
 pub const ALL_BLOCKED: SignalSet = !ALWAYS_OPEN;
 
-/// Number of threads with a deferred signal; the only word that fast paths read. A thread relies
-/// only on its own increment, which its signal handler makes. So relaxed order is enough.
+/// Number of threads with a deferred signal. Fast paths read only this word of the file. A thread
+/// relies only on its own increment, which its signal handler makes. So relaxed order is enough.
 pub static DEFERRED: AtomicU32 = AtomicU32::new(0);
 
 /// Maximum number of threads with a deferred signal at the same time. In a further thread the

@@ -95,8 +95,8 @@ impl UserFault {
         Ok(())
     }
 
-    /// Installs zero pages in place of missing pages. Errors: `EEXIST` at a page that is present;
-    /// `ENOMEM`.
+    /// Installs pages of zeroes in place of missing pages. Errors: `EEXIST` at a page that is
+    /// present; `ENOMEM`.
     pub fn zero(&self, start: usize, length: usize) -> Result<(), Errno> {
         let mut zero = linux::uffdio_zeropage { range: range(start, length), mode: 0, zeropage: 0 };
         self.control(ioctl::UFFDIO_ZEROPAGE, &raw mut zero as u64)

@@ -100,7 +100,7 @@ fn an_array_index_never_leaves_the_array() {
     let words = SharedArray::<AtomicU16, 2>::new(&memory, 8, 8);
     words.half_word(9).store(7, Ordering::Relaxed);
     assert_eq!(memory.half_word(10).load(Ordering::Relaxed), 7);
-    // The last value may end where the memory ends.
+    // The last value of an array may end where the shared memory ends.
     SharedArray::<u64, 512>::new(&memory, 504, 8).write(7, 5);
     assert_eq!(memory.read::<u64>(PAGE - 8), 5);
     let refused = |f: &dyn Fn()| assert!(catch_unwind(AssertUnwindSafe(f)).is_err());
