@@ -246,9 +246,9 @@ impl Transfer {
         Ok(())
     }
 
-    /// Copies the next part to a bounce buffer, up to the first byte that cannot be read. The call
-    /// then transfers the data before that byte, as in the kernel. `EFAULT` if the part's first
-    /// byte cannot be read.
+    /// Copies the next part of the program's data to a bounce buffer, up to the first byte that
+    /// cannot be read. The call then transfers the data before that byte, as in the kernel.
+    /// `EFAULT` if the part's first byte cannot be read.
     fn fill_what_can_be(&mut self, purpose: Purpose) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);

@@ -41,7 +41,7 @@ fn the_memory_of_a_call_is_pinned_and_much_data_for_a_pipe_is_copied() {
     assert!(is_in_window(start));
     let before = pinned_pages(mappings);
 
-    // A structure is pinned in place until the call is over.
+    // A structure that a call names is pinned in place until the call is over.
     let mut call = SystemCall::new(linux::__NR_nanosleep, [start, 0, 0, 0, 0]);
     let pinned = PinnedCall::new(&mut call, || Some(mappings)).unwrap();
     assert_eq!(call.arguments[0], start);
