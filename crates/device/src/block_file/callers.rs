@@ -96,7 +96,8 @@ fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     match seat {
         Some(caller) if !interrupts || caller.has_interrupts() => Ok(()),
         Some(caller) => {
-            // If the device opens no other queue pair, the call keeps the old one and polls it.
+            // If the device opens no other queue pair, the call keeps the seat's old queue pair and
+            // polls it.
             if let Ok(other) = Caller::new(device, interrupts) {
                 *caller = other;
             }
