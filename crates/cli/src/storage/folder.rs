@@ -16,7 +16,7 @@ const PREFIX: &str = "storage-";
 /// this run has locked it.
 const MOST_ATTEMPTS: u32 = 8;
 
-/// A folder that only this user can enter. Dropping it removes it.
+/// A folder that only this user can enter. It is removed when this value is dropped.
 pub struct Folder {
     path: PathBuf,
     _lock: Flock<File>,

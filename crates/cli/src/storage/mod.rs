@@ -182,7 +182,7 @@ impl Keeper {
     /// device is dropped. If the daemon ends earlier and the SPEC has `reconnect=on`, starts it
     /// again.
     fn run(&self, started: &SyncSender<Result<(), String>>) {
-        // The launcher receives its signals by a signalfd, so no thread may take them.
+        // The launcher receives its signals by a signalfd, so this thread must block them all.
         let _ = SigSet::all().thread_block();
         let first = self.start();
         let outcome = match &first {

@@ -181,8 +181,8 @@ fn in_flight<'a>(trace: &Loaded, requests: &'a Requests) -> Vec<&'a Request> {
         .collect();
     let exists = |request: &Request| {
         let Process { id, turn, .. } = requests.processes[request.process];
-        // A later program of the run can have the same process id, and its rings are not those of
-        // the request.
+        // A later program of the run can have the same process id. The request does not belong to
+        // that program's rings.
         let is_last = !requests.processes[request.process + 1..].iter().any(|later| later.id == id);
         is_last && !closed.contains(&(id, turn, request.first.ring)) && Path::new(&format!("/proc/{id}")).exists()
     };

@@ -18,7 +18,7 @@ pub struct Printer<'a> {
     pub steps: bool,
 }
 
-/// A span of time in the unit that fits it.
+/// A span of time in nanoseconds, printed in the unit that fits it.
 pub struct Span(pub u64);
 
 impl Display for Span {

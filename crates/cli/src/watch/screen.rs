@@ -18,7 +18,8 @@ pub struct Screen(Arc<Mutex<State>>);
 /// apart: one draws, and the other restores the terminal at a signal.
 enum State {
     NotTaken,
-    /// The terminal's settings before the change. `None`: standard input is no terminal.
+    /// The terminal's settings before `usring top` changed them. `None`: standard input is no
+    /// terminal.
     Taken(Option<Termios>),
     GivenBack,
 }
