@@ -1,7 +1,7 @@
-//! Provided buffers: groups of buffers. A request takes a buffer from a group when there is data
-//! for the request. The buffers of a classic group come from PROVIDE_BUFFERS. The buffers of a
-//! buffer ring (REGISTER_PBUF_RING) are entries in shared memory. Either usring makes this memory
-//! for the program to map, or it is the program's own memory.
+//! Provided buffers: groups of buffers. A request takes a buffer from a group when it has data for
+//! the buffer. The buffers of a classic group come from PROVIDE_BUFFERS. The buffers of a buffer
+//! ring (REGISTER_PBUF_RING) are entries in shared memory. Either usring makes this memory for the
+//! program to map, or it is the program's own memory.
 
 use super::OwnRegistrations;
 use super::buffer_ring::{BufferRing, ENTRY_SIZE};
@@ -27,8 +27,8 @@ pub(crate) struct SelectedBuffer {
     pub address: UserAddress,
     /// Bytes that the request may use.
     pub length: u32,
-    /// Bytes of the whole buffer. If the request returns the buffer unused to a classic group, the
-    /// buffer has this length again.
+    /// Bytes of the whole buffer. If the request returns the buffer unused, a classic group gets it
+    /// back with this length.
     pub whole_length: u32,
     /// The buffer comes from a buffer ring.
     pub from_ring: bool,
@@ -48,11 +48,11 @@ impl SelectedBuffer {
 pub(crate) enum Usage {
     /// The whole buffer.
     Whole,
-    /// Not known until the transfer is done, because a buffer of an incremental ring
-    /// (IOU_PBUF_RING_INC) loses only as many bytes as the transfer has moved.
+    /// Not known until the transfer is done: it uses up only as many bytes of a buffer of an
+    /// incremental ring (IOU_PBUF_RING_INC) as it has moved.
     Open,
-    /// Only the first bytes of a buffer of an incremental ring. The next request gets the rest of
-    /// the buffer.
+    /// Only the first bytes of a buffer of an incremental ring (IOU_PBUF_RING_INC). The next
+    /// request gets the rest of the buffer.
     Partial,
 }
 
@@ -65,8 +65,9 @@ pub(crate) struct Many {
     pub count: u32,
     /// The group has no buffer after the selected ones.
     pub emptied: bool,
-    /// A buffer was longer than the bytes that were left of the selection's limit. If it was the
-    /// first buffer, the selection contains a part of it. If not, the selection ends before it.
+    /// Whether a buffer was longer than the bytes that were left of the selection's limit. If it
+    /// was the first buffer, the selection contains a part of it. If not, the selection ends before
+    /// it.
     pub is_cut: bool,
     pub from_ring: bool,
 }
@@ -87,8 +88,8 @@ pub(crate) struct BufferGroups {
 impl BufferGroups {
     /// Takes the next buffer of a group. The request may use the first `wanted` bytes of the
     /// buffer, or the whole buffer if `wanted` is 0. `decides` is called only for an incremental
-    /// ring. If it returns `true`, these bytes count as used up now, even if the transfer turns out
-    /// to be shorter.
+    /// ring (IOU_PBUF_RING_INC). If it returns `true`, the bytes of the request count as used up
+    /// now, even if the transfer turns out to be shorter.
     ///
     /// Error: `ENOBUFS` if there is no such group, or no buffer in it.
     pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
@@ -144,8 +145,8 @@ impl BufferGroups {
         }
     }
 
-    /// Uses up the first `bytes` bytes of a selection. Returns whether a part of the last buffer is
-    /// left.
+    /// Uses up the first `bytes` bytes of a selection of buffers. Returns whether a part of the
+    /// last buffer is left.
     pub fn use_up(&mut self, group: u16, many: &Many, bytes: u32) -> bool {
         match self.groups.get_mut(&group) {
             Some(BufferGroup::Ring(ring)) if many.from_ring => ring.use_up(bytes, many),
@@ -157,7 +158,7 @@ impl BufferGroups {
         }
     }
 
-    /// Uses up all buffers of a selection, including those of length 0. Returns whether a part of
+    /// Uses up all buffers of a selection, including buffers of length 0. Returns whether a part of
     /// the last buffer is left.
     pub fn use_up_all(&mut self, group: u16, many: &Many) -> bool {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
@@ -170,7 +171,7 @@ impl BufferGroups {
         self.use_up(group, many, many.bytes)
     }
 
-    /// Remembers a selection that was used up, for a request that fills the buffers in several
+    /// Makes the record of a used-up selection, for a request that fills its buffers in several
     /// steps.
     pub fn record_wait_all(&self, group: u16, many: Many) -> WaitAllBuffers {
         let position = match self.groups.get(&group) {
@@ -180,8 +181,8 @@ impl BufferGroups {
         WaitAllBuffers { many, position }
     }
 
-    /// Returns to a buffer ring the buffers that a request has not filled when it completes: all
-    /// but those with the first `bytes` bytes. Returns none to an incremental ring, and none if
+    /// When a request completes, returns the buffers that it has not filled to their buffer ring:
+    /// all but those with the first `bytes` bytes. Returns none to an incremental ring, and none if
     /// other requests have taken buffers since.
     pub fn return_unfilled(&mut self, group: u16, wait_all: &WaitAllBuffers, bytes: u32) {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
@@ -207,8 +208,8 @@ impl BufferGroups {
         }
     }
 
-    /// Notes that `length` bytes of a buffer were transferred. If the buffer is of an incremental
-    /// ring, the rest of the buffer stays in the ring.
+    /// Notes that a request has transferred `length` bytes of its buffer. If the buffer is of an
+    /// incremental ring (IOU_PBUF_RING_INC), the rest of the buffer stays in the ring.
     pub fn used(&mut self, buffer: &mut SelectedBuffer, length: u32) {
         if buffer.usage != Usage::Open {
             return;
@@ -394,7 +395,7 @@ fn follow_one(
     }
 }
 
-/// The buffers of a request with MSG_WAITALL, which the request keeps until all of them are full.
+/// The buffers of a request with MSG_WAITALL. The request keeps them until all of them are full.
 pub(crate) struct WaitAllBuffers {
     many: Many,
     /// The identity and the head of the buffer ring ([`BufferRing::position`]) after the buffers

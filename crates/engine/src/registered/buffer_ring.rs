@@ -29,12 +29,13 @@ enum Head {
 }
 
 pub(super) struct BufferRing {
-    /// `None`: another process has registered the buffer ring in memory that this process does not
-    /// have. For this process, the buffer ring then counts as empty.
+    /// The memory of the buffer ring. `None`: another process has registered the ring, in memory
+    /// that this process does not have. The ring then counts as empty in this process.
     memory: Option<Arc<SharedMemory>>,
     entries: u32,
     head: Head,
-    /// A transfer uses up only as many bytes of a buffer as it transfers (IOU_PBUF_RING_INC).
+    /// Whether a transfer uses up only as many bytes of a buffer as it transfers
+    /// (IOU_PBUF_RING_INC).
     pub incremental: bool,
     /// The registration that made this buffer ring. No two registrations have the same origin.
     origin: Origin,
@@ -57,7 +58,8 @@ impl BufferRing {
     }
 
     /// Adds the buffer ring to the registrations that all processes of the io_uring instance see,
-    /// unless it is there. If there is no room, the buffer ring stays private to this process.
+    /// unless they see it already. If there is no room, the buffer ring stays private to this
+    /// process.
     pub fn publish(&mut self, registrations: &Registrations, group: u16) {
         let Head::Own(head) = self.head else { return };
         let address = self.memory.as_ref().map_or(0, |memory| memory.address() as u64);
@@ -100,25 +102,25 @@ impl BufferRing {
         self.set_head(self.head().wrapping_add(count));
     }
 
-    /// Puts the last `count` buffers that were used up back into the ring.
+    /// Puts the buffers that were used up last, `count` of them, back into the ring.
     pub fn go_back(&mut self, count: u16) {
         self.set_head(self.head().wrapping_sub(count));
     }
 
-    /// Returns the memory that usring has made for the program to map. `None`: the memory is the
-    /// program's own, or another process's.
+    /// Returns the buffer ring's memory, if usring has made it for the program to map. `None`: the
+    /// memory is the program's own, or another process's.
     pub fn memory_to_map(&self) -> Option<&Arc<SharedMemory>> {
         self.memory.as_ref().filter(|memory| memory.mapping().is_some())
     }
 
-    /// Returns the identity and the head of the buffer ring. As long as both are unchanged, no
-    /// other request has taken buffers from it.
+    /// Returns the identity and the head of the buffer ring. As long as both stay the same, no
+    /// other request has taken buffers from the ring.
     pub fn position(&self) -> (Origin, u16) {
         (self.origin, self.head())
     }
 
-    /// Reads a value that the program wrote in the ring. `None`: the program has unmapped the
-    /// ring's memory, or this process does not have it. The ring then counts as empty.
+    /// Reads a value that the program wrote in the buffer ring. `None`: the program has unmapped
+    /// the ring's memory, or this process does not have it. The ring then counts as empty.
     fn read<T: Plain>(&self, offset: usize) -> Option<T> {
         let memory = self.memory.as_ref()?;
         if memory.mapping().is_some() {
@@ -157,9 +159,9 @@ impl BufferRing {
     }
 
     /// Uses up `length` bytes of an incremental ring's buffers, starting at the next buffer. If
-    /// only a part of the last one is used up, this buffer stays the next one, and its entry then
-    /// describes the rest. Returns whether the last buffer stays. A `length` of 0 uses up nothing,
-    /// so the result is `true`.
+    /// only a part of the last of these buffers is used up, this buffer stays the next one, and its
+    /// entry then describes the rest. Returns whether the last buffer stays. A `length` of 0 uses
+    /// up nothing, so the result is `true`.
     fn consume(&mut self, mut length: u32) -> bool {
         if length == 0 {
             return true;
@@ -224,8 +226,8 @@ impl BufferRing {
         Ok(many)
     }
 
-    /// Uses up the first `bytes` bytes of a selection. Returns whether a part of the last buffer is
-    /// left.
+    /// Uses up the first `bytes` bytes of a selection of buffers. Returns whether a part of the
+    /// last buffer is left.
     pub fn use_up(&mut self, bytes: u32, many: &Many) -> bool {
         if self.incremental {
             return self.consume(bytes);
@@ -246,8 +248,8 @@ impl BufferRing {
         false
     }
 
-    /// Returns the next buffer's address, length and id; `None`: the ring is empty or cannot be
-    /// read.
+    /// Returns the address, length and id of the ring's next buffer; `None`: the ring is empty or
+    /// cannot be read.
     pub fn first(&self) -> Option<(UserAddress, u32, u16)> {
         if self.tail()? == self.head() {
             return None;

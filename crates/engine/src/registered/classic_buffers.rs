@@ -55,8 +55,8 @@ impl ClassicBuffers {
         Ok(())
     }
 
-    /// Moves the buffers to the registrations that all processes of the ring see. If there is no
-    /// room for the buffers, returns `false`, and they stay private to this process.
+    /// Moves the group's buffers to the registrations that all processes of the ring see. If there
+    /// is no room for the buffers, returns `false`, and they stay private to this process.
     pub fn publish(&mut self, registrations: &Registrations, group: u16) -> bool {
         if let ClassicBuffers::Own(buffers) = self {
             if registrations.room_for_provided() < buffers.len() {

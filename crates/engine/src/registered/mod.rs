@@ -22,13 +22,14 @@ pub(crate) struct RegistrationSharing {
     /// Whether the ring's memory says that this process has registrations that other processes do
     /// not see.
     pub is_noted: bool,
-    /// The count of changes of the shared registrations, when this process last took them over.
+    /// The count of changes of the shared registrations, as it was when this process last applied
+    /// them.
     pub generation: u32,
     /// Numbers of the last deposits that this process has made or taken. A deposit (`sys::deposit`)
     /// passes files to other processes: the registered files, or the registered eventfd.
     pub files: u32,
     pub event: u32,
-    /// Whether this process has registered or removed the eventfd, and the other processes do not
-    /// see that change yet.
+    /// Whether this process has registered or removed the eventfd, and other processes do not see
+    /// the change yet.
     pub is_event_changed: bool,
 }

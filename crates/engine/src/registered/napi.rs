@@ -12,7 +12,7 @@ const DYNAMIC: u32 = tracking::IO_URING_NAPI_TRACKING_DYNAMIC as u32;
 const STATIC: u32 = tracking::IO_URING_NAPI_TRACKING_STATIC as u32;
 const INACTIVE: u32 = tracking::IO_URING_NAPI_TRACKING_INACTIVE as u32;
 
-/// Lowest id of a network device's queue. (Lower values in its field are processor numbers.)
+/// Lowest id of a network device's queue. (Lower values in the id's field are processor numbers.)
 const LOWEST_ID: u32 = 1025;
 /// Longest time that a waiter may poll, in microseconds.
 const MOST_POLL_US: u32 = 10_000;
@@ -41,7 +41,8 @@ impl Napi {
     }
 
     /// REGISTER_NAPI: writes the present settings to `argument`, and then carries out the operation
-    /// that `argument` named. `is_polled`: whether the ring has IOPOLL. Error: `EINVAL` if it has.
+    /// that the program has written there. `is_polled`: whether the ring has IOPOLL. Error:
+    /// `EINVAL` if it has.
     pub fn register(&mut self, is_polled: bool, argument: UserAddress) -> Result<(), Errno> {
         if is_polled {
             return Err(Errno::EINVAL);
@@ -66,7 +67,7 @@ impl Napi {
     }
 
     /// UNREGISTER_NAPI: writes the settings to `argument`, unless `argument` is null. Then resets
-    /// them.
+    /// the settings.
     pub fn unregister(&mut self, argument: UserAddress) -> Result<(), Errno> {
         if !argument.is_null() {
             user_memory::write(argument, self.words(0))?;

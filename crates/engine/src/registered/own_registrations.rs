@@ -1,6 +1,6 @@
-//! Decides whether this process has memory that another process of a shared ring has registered. It
-//! has the memory if the other process is an ancestor that registered the memory before the
-//! fork(2).
+//! Decides whether this process has the memory that another process of a shared ring has
+//! registered. It has the memory if the other process is an ancestor that registered the memory
+//! before the fork(2).
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -13,9 +13,9 @@ pub(crate) struct OwnRegistrations {
     own: u32,
     /// Number of the last registration that this process has made.
     last: AtomicU32,
-    /// Each ancestor, with the number of its last registration before the fork. The list does not
-    /// change after this process has begun to use the ring. So a forked child may read it in the
-    /// child's copy of the memory.
+    /// Each ancestor, with the number of its last registration before the fork. This list does not
+    /// change once the process uses the ring. So a forked child may read the list in its copy of
+    /// the memory.
     ancestors: Box<[Origin]>,
 }
 

@@ -69,7 +69,7 @@ pub(crate) fn register(
 }
 
 /// REGISTER_FILES_UPDATE, REGISTER_FILES_UPDATE2 and the request FILES_UPDATE. Returns how many
-/// slots were done before the first error. Returns the error if it concerns the first slot.
+/// slots were updated before the first error, or the error if the first slot has it.
 pub(crate) fn update(
     files: &mut RegisteredFiles,
     offset: u32,

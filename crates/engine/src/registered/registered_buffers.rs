@@ -1,5 +1,6 @@
 //! The ring's table of registered buffers. A buffer is an address range. The memory of a READ_FIXED
-//! or WRITE_FIXED must lie within its buffer. usring does not pin a buffer's pages.
+//! or WRITE_FIXED must lie within the buffer that the request names. usring does not pin a buffer's
+//! pages.
 
 use super::OwnRegistrations;
 use crate::devices;
@@ -23,7 +24,8 @@ pub(crate) struct RegisteredBuffer {
     address: u64,
     length: u64,
     tag: u64,
-    /// The registration that made this buffer: its process, and its number.
+    /// The registration that made this buffer: the process that registered it, and a number of that
+    /// process's own.
     origin: Origin,
     /// Whether this process has the buffer's memory. `false`: another process has registered memory
     /// that this process does not share.
@@ -52,8 +54,8 @@ pub(crate) enum BufferReference {
     /// The request uses no registered buffer.
     #[default]
     Nothing,
-    /// The request uses a buffer without a tag. There is no count of these requests, because
-    /// nothing is posted after the last of them. A count would cost two locked instructions per
+    /// The request uses a buffer without a tag. usring does not count these requests, because it
+    /// posts nothing after the last of them. A count would cost two locked instructions per
     /// request.
     Untagged,
     /// The request uses this buffer, which has a tag. The tag is posted once the buffer has left
@@ -72,7 +74,7 @@ impl BufferReference {
         if matches!(self, BufferReference::Tagged(_)) {
             *self = BufferReference::Nothing;
         } else {
-            // The value owns nothing. `forget` saves the code for its drop.
+            // `Nothing` and `Untagged` own nothing. `forget` saves the code for their drop.
             core::mem::forget(core::mem::take(self));
         }
     }
@@ -84,18 +86,18 @@ type BufferSlot = Option<Arc<RegisteredBuffer>>;
 #[derive(Default)]
 pub(crate) struct RegisteredBuffers {
     entries: Option<Vec<BufferSlot>>,
-    /// Buffers with tags that have left the table and that requests may still hold.
+    /// Buffers with tags that have left the table, while requests may still use them.
     retired: Vec<Arc<RegisteredBuffer>>,
     /// Memory of the table's buffers that the back ends of `usring run --device` can access. The
     /// buffers of one register call are merged into as few ranges as possible.
     shared: Vec<IoVector>,
-    /// Memory that the back ends can access although no buffer of the table lies in it. Requests in
-    /// flight may use it ([`Self::unshare_unused`]).
+    /// Memory that the back ends of `usring run --device` can access although no buffer of the
+    /// table lies in it. Requests in flight may use this memory ([`Self::unshare_unused`]).
     unused: Vec<IoVector>,
     /// Origin (process, and number of the registration) of the buffers that the current register
     /// call adds.
     pub origin: Origin,
-    /// Whether this process has changed the table, and the ring's other processes do not see the
+    /// Whether this process has changed the table of buffers, and other processes do not see the
     /// change yet.
     is_changed: bool,
 }
@@ -124,9 +126,9 @@ impl RegisteredBuffers {
         Ok(if buffer.tag == 0 { BufferReference::Untagged } else { BufferReference::Tagged(buffer.clone()) })
     }
 
-    /// Returns a reference to the buffer in slot `index`, for a request that transfers these pieces
-    /// of memory. Error: `EFAULT` if the slot is empty, if a piece is empty or does not lie within
-    /// the buffer, or if this process does not have the buffer's memory.
+    /// Returns a reference to the buffer in slot `index`, for a request that transfers `pieces` of
+    /// memory. Error: `EFAULT` if the slot is empty, if a piece is empty or does not lie within the
+    /// buffer, or if this process does not have the buffer's memory.
     pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferReference, Errno> {
         let mut held = self.share_nothing(index)?;
         for piece in pieces {
@@ -146,14 +148,14 @@ impl RegisteredBuffers {
         self.entries.is_some()
     }
 
-    /// Ends the sharing of the buffers' memory with the devices of `usring run --device`.
+    /// Ends the devices' access (those of `usring run --device`) to the memory of the buffers.
     pub fn unshare(&mut self) {
         devices::unshare(&core::mem::take(&mut self.shared));
         self.unshare_unused();
     }
 
-    /// Ends the sharing of memory in which no buffer of the table lies. The ring has no request in
-    /// flight on a device.
+    /// Ends the devices' access (those of `usring run --device`) to memory in which no buffer of
+    /// the table lies. Precondition: the ring has no request in flight on a device.
     pub fn unshare_unused(&mut self) {
         devices::unshare(&core::mem::take(&mut self.unused));
     }
@@ -185,8 +187,8 @@ impl RegisteredBuffers {
         self.is_changed = true;
     }
 
-    /// Publishes the table for the other processes of the ring, if this process has changed the
-    /// table since the last call, or if `all` is true.
+    /// Publishes the table of buffers for the other processes of the ring. Does so if this process
+    /// has changed the table since the last call, or if `all` is true.
     pub fn publish(&mut self, registrations: &Registrations, all: bool) {
         let is_due = core::mem::take(&mut self.is_changed) || all && self.are_registered();
         if !is_due {
@@ -202,7 +204,8 @@ impl RegisteredBuffers {
         registrations.count_change();
     }
 
-    /// Applies the changes that other processes have made to the table. Posts no tags for them.
+    /// Applies the changes that other processes have made to the table of buffers. Posts no tags of
+    /// buffers that leave the table.
     pub fn follow(&mut self, registrations: &Registrations, own_registrations: &OwnRegistrations) {
         let mut known = self.entries.take().unwrap_or_default();
         let Some(shared) = registrations.buffers() else { return };
@@ -247,7 +250,8 @@ impl RegisteredBuffers {
     }
 }
 
-/// Reads the buffer for one slot: element `index` of the program's arrays of vectors and of tags.
+/// Reads the buffer for one slot from element `index` of the program's arrays: the vectors and the
+/// tags.
 fn read_slot(
     pins: &mut PinCheck,
     vector: UserAddress,
@@ -366,8 +370,8 @@ pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<Buff
     Ok(entries[part.within(entries.len())?].iter().map(|slot| slot.as_ref().map(copy)).collect())
 }
 
-/// CLONE_BUFFERS on the destination ring: puts the copies into its table, from slot `to` on. The
-/// table grows if necessary.
+/// CLONE_BUFFERS on the destination ring: puts the copies into the ring's table, from slot `to` on.
+/// Enlarges the table if necessary.
 pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to: u32) -> u32 {
     let mut entries = buffers.entries.take().unwrap_or_default();
     let first = to as usize;
@@ -398,8 +402,8 @@ pub(crate) fn unregister(buffers: &mut RegisteredBuffers) -> Result<u32, Errno> 
     Ok(0)
 }
 
-/// REGISTER_BUFFERS_UPDATE: replaces slots from `offset` on. Returns how many slots were replaced
-/// before the first error.
+/// REGISTER_BUFFERS_UPDATE: replaces the slots of the table from `offset` on. Returns how many
+/// slots were replaced before the first error.
 pub(crate) fn update(
     buffers: &mut RegisteredBuffers,
     offset: u32,
@@ -457,7 +461,7 @@ mod tests {
             buffers.share_changed(index..index + 1);
             (ranges(&buffers.shared), ranges(&buffers.unused))
         };
-        // Slot 1 needs the memory from which slot 0 is removed.
+        // The range (0x1000, 0x2000) stays shared, because the buffer of slot 1 lies in it.
         let (shared, unused) = replace(0, slot(0x20000, 0x1000));
         assert_eq!((&shared[..], unused.len()), (&[(0x1000, 0x2000), (0x9000, 0x1000), (0x20000, 0x1000)][..], 0));
         let (shared, unused) = replace(1, None);

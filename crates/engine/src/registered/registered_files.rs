@@ -1,8 +1,8 @@
-//! The ring's table of registered files, whose indices are direct descriptors.
+//! The ring's table of registered files. An index of the table is a direct descriptor.
 //!
 //! Each file is a duplicate that usring owns, so it stays open when the program closes its own
-//! descriptor. A file that has left its slot stays open while requests use it. Its tag is posted
-//! when the last of these requests has completed.
+//! descriptor. A file that has left its slot stays open while requests use it. When the last of
+//! these requests has completed, the file's tag is posted.
 
 use crate::devices;
 use crate::request::conditions::Registration;
@@ -20,8 +20,8 @@ use usring_uapi::io_uring as abi;
 pub(crate) const FILE_INDEX_ALLOC: u32 = abi::IORING_FILE_INDEX_ALLOC.cast_unsigned();
 /// A registered file. The table of one ring and the requests that use the file share it.
 pub(crate) struct RegisteredFile {
-    /// The file's entries in the ring's epoll set. usring deletes them before it closes the file's
-    /// number.
+    /// The file's entries in the ring's epoll set. usring deletes the entries before it closes the
+    /// descriptor number of the file.
     pub registrations: Mutex<Vec<Registration>>,
     descriptor: HeldDescriptor,
     /// The file system (fstat(2)'s `st_dev`) of a file that was open with O_DIRECT when it was
@@ -47,8 +47,8 @@ impl RegisteredFile {
         self.device.as_ref()
     }
 
-    /// Returns whether a request has waited for the file in the epoll set. If so, the file can be
-    /// polled.
+    /// Returns whether a request has waited for the file in the ring's epoll set. If so, the file
+    /// can be polled.
     pub fn has_been_waited_for(&self) -> bool {
         !self.registrations.lock().is_empty()
     }
@@ -92,14 +92,14 @@ pub(crate) struct RegisteredFiles {
     retired: Vec<(Arc<RegisteredFile>, u64)>,
     /// Tags to post now: their files have left the table, and no request uses the files.
     released: Vec<u64>,
-    /// The slots (first, end) in which a request for any free slot searches. The search begins at
-    /// `next`.
+    /// The slots (first, end) that are searched for a request that asks for any free slot. The
+    /// search begins at `next`.
     range: (u32, u32),
     next: u32,
     /// Other processes see the table: see `waiting::shared_registrations`.
     is_published: bool,
-    /// Whether this process has changed the table, and the other processes do not see the change
-    /// yet.
+    /// Whether this process has changed the table of files, and other processes do not see the
+    /// change yet.
     is_changed: bool,
     /// Whether the driver, before it publishes its CQEs, has to post CQEs of tags, or to publish a
     /// change of the table.
@@ -172,8 +172,8 @@ impl RegisteredFiles {
         }
     }
 
-    /// Fills an empty slot. As in the kernel, the next search for a free slot begins after this
-    /// one.
+    /// Fills an empty slot of the table. As in the kernel, the next search for a free slot begins
+    /// after the filled slot.
     pub(super) fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
         self.entries()?[index as usize] = entry;
         self.next = index + 1;
@@ -181,7 +181,7 @@ impl RegisteredFiles {
         Ok(())
     }
 
-    /// Puts a file that a MSG_RING brings from another ring into the slot that the message names.
+    /// Puts a file that a MSG_RING brings from another ring into the slot that the MSG_RING names.
     pub fn receive(&mut self, slot: FileSlot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
         self.put_in_slot(slot, file)
     }
@@ -323,8 +323,8 @@ impl RegisteredFiles {
         }))
     }
 
-    /// Replaces the table by the one that another process has published. Posts no tags. `table`:
-    /// `None` if the other process has removed the table.
+    /// Replaces the table by `table`, which another process has published. Posts no tags of files
+    /// that leave the table. `None`: the other process has removed the table.
     pub fn follow(&mut self, table: Option<Contents>) {
         self.entries = None;
         self.is_changed = false;

@@ -30,8 +30,8 @@ pub(crate) struct Restrictions {
     in_force: bool,
 }
 
-/// Values of the shared word by which all processes of a ring see its restrictions. 0: there are
-/// none.
+/// Values of a word in the ring's memory, by which all processes of the ring see whether it has
+/// restrictions. 0: there are none.
 const REGISTERED: u32 = 1;
 const IN_FORCE: u32 = 2;
 
