@@ -4,8 +4,8 @@
 //! A process first searches its own requests. Then it asks each process that may have other
 //! matching requests, one after the other, for a *remote change*: a cancellation or another change.
 //! The remote change and the answers to it pass through the change slot in the ring's memory
-//! (`usring_ring::change_slot`). The request that needs the change completes with the combined
-//! answer. `driving::shared_work` makes the changes that other processes ask for.
+//! (`usring_ring::change_slot`). All answers are combined into the result of the request that needs
+//! the change. `driving::shared_work` makes the changes that other processes ask for.
 //!
 //! An asked process that has died or is stopped does not answer. So while a remote change waits for
 //! an answer, the ring watcher checks every 10 ms whether the asked process is alive
@@ -33,12 +33,12 @@ use usring_uapi::io_uring as abi;
 /// process to make) uses the ring's change slot without an answer. If no other remote change waits
 /// for the slot, there is no limit.
 const LONGEST_USE: Nanoseconds = 20_000_000;
-/// Least time, in nanoseconds, for which an asked process has not answered before this process
+/// Time, in nanoseconds, for which an asked process must have been silent before this process
 /// checks whether it is stopped.
 const LEAST_SILENCE: Nanoseconds = 5_000_000;
 
-/// Returns the outcome of a request that cancels or changes other requests. `answer`: the result
-/// for the requests that this process has.
+/// Returns the outcome of a request that cancels or changes other requests. `answer`: its result
+/// for the requests of this process alone.
 pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     if locked.ring.is_shared() { shared_outcome(locked, request, answer) } else { IssueOutcome::of(answer) }
 }
@@ -106,8 +106,8 @@ pub(crate) fn begin_call(
 
 /// Returns the other processes that have to be asked for a change. The list is empty if `answer`,
 /// the result for this process's requests, is enough. The journal names the processes that have
-/// requests, but lacks requests from before the ring was shared. While there are such requests, the
-/// process that made the ring is asked, too: they are its own.
+/// requests, but lacks requests from before the ring was shared. Those belong to the process that
+/// made the ring. While there are any, that process is asked, too.
 fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
     if !change.needs_next_process(answer) {
         return Vec::new();
@@ -152,8 +152,8 @@ fn named_file(locked: &LockedRing, change: &mut Change) -> Result<Option<OwnedDe
 
 /// Answers for a process that was asked for a change and is stopped: marks the requests that the
 /// change cancels, so that the process cancels them when it continues. `since`: when the process
-/// was asked. `None`: the process is not stopped, or the journal does not tell which requests the
-/// change cancels.
+/// was asked. Returns `None` if the process is not stopped, or if the journal does not tell which
+/// requests the change cancels.
 fn answer_of_stopped(locked: &mut LockedRing, change: &Change, target: u32, since: Nanoseconds) -> Option<i32> {
     let wanted = change.orphan_filter()?;
     if Clock::Monotonic.now() < since + LEAST_SILENCE || !process_number::is_stopped(target) {
@@ -208,7 +208,7 @@ pub(crate) fn proceed(locked: &mut LockedRing) {
 }
 
 /// Frees the ring's change slot, through which processes ask each other for changes. If another
-/// process waits for the slot, wakes the other processes and returns `true`.
+/// process waits for the slot, wakes all other processes and returns `true`.
 fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     let is_wanted = slot.free();
     if is_wanted {
@@ -243,8 +243,8 @@ fn end(locked: &mut LockedRing, over: RemoteChange) {
     }
 }
 
-/// Withdraws the remote change of a synchronous cancellation whose system call no longer waits for
-/// the answer. The answer may have arrived in `answer_word` just before.
+/// Withdraws the remote change of a synchronous cancellation, because its system call no longer
+/// waits for the answer. The answer may have arrived in `answer_word` just before.
 pub(crate) fn withdraw(locked: &mut LockedRing, answer_word: &Arc<AtomicI32>) {
     if locked.waiting.remote_changes.withdraw(answer_word) {
         release_slot(locked);
@@ -260,8 +260,8 @@ fn release_slot(locked: &mut LockedRing) {
     }
 }
 
-/// Drops all remote changes, because the ring is closed. A system call that waits gets the combined
-/// answer of the processes asked so far.
+/// Drops all remote changes, because the ring is closed. A system call that waits for a remote
+/// change gets the combined answer of the processes asked so far.
 pub(crate) fn forget(locked: &mut LockedRing) {
     while let Some(ask) = locked.waiting.remote_changes.take_first() {
         release_slot(locked);

@@ -77,8 +77,8 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
 pub(crate) enum Found {
     /// The request was waiting, and completes with −ECANCELED.
     Cancelled,
-    /// A worker runs the request, which has this opcode. Its system call was interrupted, and the
-    /// request completes later.
+    /// A worker runs the request, which has this opcode. The worker's system call was interrupted,
+    /// and the request completes later.
     Running(u8),
     Nothing,
 }

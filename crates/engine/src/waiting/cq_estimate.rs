@@ -9,18 +9,18 @@ use usring_sys::{processor, timer_slack};
 /// Longest time, in nanoseconds, for which one wait polls the CQ.
 pub(crate) const MOST_POLL: Nanoseconds = 50_000;
 /// Bounds of the processor time that waits may use, in 64ths of the waits' length. The lower bound
-/// holds for waits that get few completions, the upper bound for waits that get many.
+/// applies to waits that get few completions, the upper bound to waits that get many.
 const SHARES: (u64, u64) = (40, 48);
 /// Largest value of [`CqWaits::balance`] (processor time that waits may still use), in nanoseconds.
 /// The smallest value is the negative of this.
 const MOST_BALANCE: i64 = 100_000;
-/// Maximum number of consecutive waits that sleep without polling, because earlier polls were of no
-/// use.
+/// After polls of no use, at most this many consecutive waits sleep without polling.
 const MOST_WITHOUT: u64 = 64;
-/// The processor time of one sleep in this many is measured, because a measurement takes two system
-/// calls.
+/// The waiter measures the processor time of only one sleep in this many, because a measurement
+/// takes two system calls.
 const MEASURED: u64 = 8;
-/// Maximum number of nanoseconds that enters the estimates. Longer times count as this.
+/// Longest time, in nanoseconds, that enters the estimates. A longer measurement counts as this
+/// time.
 const MOST_COUNTED_NS: Nanoseconds = 10_000_000;
 
 /// Measurements of a ring's waits. Times are in nanoseconds. If two waiters write a value at once,
@@ -45,12 +45,13 @@ pub(crate) struct CqWaits {
     pub late: AtomicU64,
     /// Mean number of completions per wait, in 16ths.
     pub completions_per_wait: AtomicU64,
-    /// Processor time that waits may still use; negative: waits have used too much.
+    /// Processor time, in nanoseconds, that waits may still use; negative: waits have used too
+    /// much.
     pub balance: AtomicI64,
     /// Number of coming waits that must not poll.
     pub without: AtomicU64,
-    /// Number of waits without polling that followed the last poll in vain. The next poll in vain
-    /// is followed by twice as many.
+    /// Number of waits without polling that followed the last useless poll. After the next useless
+    /// poll, twice as many waits do not poll.
     pub penalty: AtomicU64,
 }
 
@@ -102,8 +103,9 @@ impl CqWaits {
         if span > late {
             return span;
         }
-        // Without sleeps by a timer, no sleep measures how late timers fire. So the estimate of the
-        // lateness shrinks with each wait: the machine may be less busy by now.
+        // Only a sleep by a timer measures how late timers fire, and this wait makes none. So the
+        // estimate of the lateness shrinks with each such wait: the machine may be less busy by
+        // now.
         set(&self.late, get(&self.late).saturating_sub(1 + get(&self.late) / 256));
         0
     }
@@ -168,9 +170,8 @@ impl CqWaits {
     fn learn_arrival(&self, length: Nanoseconds, outcome: Outcome) {
         // `Overslept`: no thread saw when the completion arrived. It is assumed to have arrived
         // after half of the wait. If the whole wait counted, the mean would grow, and the next
-        // sleep with it.
-        // `Slept`: the wait ends later than its completion arrives. So its length counts only if it
-        // is below the mean.
+        // sleep with it. `Slept`: the wait ended later than its completion arrived. So the wait's
+        // length counts only if it is below the mean.
         match outcome {
             Outcome::Slept if (1..=length).contains(&get(&self.arrival)) => {}
             Outcome::Overslept => self.arrived_after(length / 2),
@@ -184,14 +185,15 @@ impl CqWaits {
             set(&self.arrival, length);
             return set(&self.spread, length / 2);
         }
-        // A much longer wait says little about the device: the whole machine may have been busy.
+        // A wait much longer than the mean says little about the device: the whole machine may have
+        // been busy.
         let length = length.min(4 * mean);
         set(&self.spread, (3 * spread + length.abs_diff(mean)).div_ceil(4));
         set(&self.arrival, (7 * mean + length).div_ceil(8));
     }
 
-    /// Calls `sleep`. Returns its result and its processor time in nanoseconds. Measures the time
-    /// of every [`MEASURED`]th sleep only, and returns the mean for all others.
+    /// Calls `sleep`. Returns its result and its processor time in nanoseconds. Measures only every
+    /// [`MEASURED`]th sleep. For all others, returns the mean of the measured times.
     pub fn metered<T>(&self, sleep: impl FnOnce() -> T) -> (T, Nanoseconds) {
         let number = self.sleeps.fetch_add(1, Ordering::Relaxed);
         if !number.is_multiple_of(MEASURED) {

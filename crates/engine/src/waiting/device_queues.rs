@@ -25,8 +25,8 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::ticks::Ticks;
 
-/// Number of quick checks for signs of completions between two polls. The quick checks are needed
-/// because a poll takes as long as several of them, and misses a completion that arrives meanwhile.
+/// Number of quick checks for signs of completions between two polls of the devices. A poll takes
+/// as long as several quick checks, and misses a completion that arrives meanwhile.
 const SPINS: u32 = 16;
 
 /// Longest time, in nanoseconds, between two polls of the devices, if some completions raise no
@@ -44,7 +44,8 @@ pub(crate) struct DeviceQueues {
     /// Whether any channel has accepted requests since the last [`DeviceQueues::ring_doorbells`].
     /// Channels that defer their submits do not count.
     pub needs_doorbell: bool,
-    /// Number of accepted requests whose submit is deferred: see `driving::deferred_submit`.
+    /// Number of requests that usring has accepted and not yet submitted: see
+    /// `driving::deferred_submit`.
     pub pending: u32,
     /// Whether a submit helper (a thread of usring) has been asked to submit the pending requests.
     pub left_to_helper: bool,
@@ -54,15 +55,15 @@ pub(crate) struct DeviceQueues {
     pub forbids_waiter: bool,
     /// State of HYBRID_IOPOLL; `None` on a ring without that flag.
     pub hybrid: Option<Box<Hybrid>>,
-    /// The channel to the files that the kernel serves, or the error with which every attempt to
-    /// open it fails. `None`: no request has needed the channel yet, or the next attempt may
-    /// succeed.
+    /// The channel (queue pair) to the files that the kernel serves, or the error with which every
+    /// attempt to open it fails. `None`: no request has needed the channel yet, or opening it
+    /// failed and may succeed later.
     pub kernel_files: Option<Result<ChannelIndex, Errno>>,
     pub lone_waits: LoneWaits,
 }
 
-/// State of IORING_SETUP_HYBRID_IOPOLL. As in the kernel, the ring has one estimate of its
-/// requests' time, and each request has one sleep before its first poll.
+/// State of IORING_SETUP_HYBRID_IOPOLL. As in the kernel, the ring has one estimate of how long its
+/// requests take, and each request has one sleep before its first poll.
 pub(crate) struct Hybrid {
     pub estimate: RingEstimate,
     /// Requests for which no thread has polled yet, in the order of submission.
@@ -89,7 +90,7 @@ pub(crate) struct DeviceQueue {
     /// Requests in flight on this device, by their tokens.
     pub out: Vec<Option<RequestEntry>>,
     pub free: Vec<u32>,
-    /// Requests that wait for a free slot of the queue pair, in order of submission.
+    /// Requests that wait for a free slot of the channel's queue pair, in order of submission.
     pub awaiting_slot: VecDeque<RequestEntry>,
     /// Whether new requests have to wait, too, because earlier ones wait in `awaiting_slot`, or are
     /// being submitted from there.
@@ -98,14 +99,14 @@ pub(crate) struct DeviceQueue {
     pub defers_submits: bool,
     /// `RWF_*` flags that usring adds to each request's own flags.
     pub added_flags: u32,
-    /// Number of requests of this channel whose submit is deferred.
+    /// Number of this channel's requests that usring has accepted and not yet submitted.
     pub pending: u32,
     /// Number of this channel's deferred submits that threads are making now.
     pub in_flush: u32,
     /// Whether the channel's interrupt has been added to the ring's epoll set.
     pub watched: bool,
-    /// Whether the interrupt is armed: it has not fired, and no request has completed, since it was
-    /// armed.
+    /// Whether the channel's interrupt is armed: since it was armed, it has not fired, and no
+    /// request has completed.
     pub armed: bool,
 }
 
@@ -118,8 +119,8 @@ impl DeviceQueue {
     pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
         const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
-        // A write gets this error if its file system supports RWF_NOWAIT for direct I/O only, and
-        // the write is buffered because the program has cleared O_DIRECT since the submission.
+        // A write gets this error if it is buffered, because the program has cleared O_DIRECT since
+        // the submission, and the file system supports RWF_NOWAIT for direct I/O only.
         const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
         // Errors with which a seccomp filter may refuse io_submit(2).
         const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];
@@ -179,8 +180,8 @@ impl DeviceQueues {
         })
     }
 
-    /// Among the requests that wait for a free slot, removes the first for which `matches` returns
-    /// true, and returns it. No device has that request yet.
+    /// Removes and returns the first request for which `matches` returns true, among those that
+    /// wait for a free slot of a queue pair. No device has that request yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
             if let Some(index) = queue.awaiting_slot.iter().position(&mut matches) {
@@ -203,8 +204,8 @@ impl DeviceQueues {
         self.hybrid.is_some()
     }
 
-    /// On a ring with HYBRID_IOPOLL, returns the sleep of the oldest request for which no thread
-    /// has polled yet.
+    /// On a ring with HYBRID_IOPOLL, returns the sleep before the first poll of the oldest request
+    /// that no thread has polled for.
     pub fn next_pre_poll_sleep(&mut self) -> Option<PrePollSleep> {
         let hybrid = self.hybrid.as_mut()?;
         while let Some(fresh) = hybrid.unpolled.pop_front() {
@@ -232,9 +233,9 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns what to do after a poll that found too few completions. The polling policy of each
-    /// channel with requests in flight proposes a pause. The shortest pause wins; spinning is
-    /// shorter than any sleep. `begins`: this is the first poll of a wait.
+    /// Returns what a waiter does after a poll that found too few completions. The polling policy
+    /// of each channel with requests in flight proposes a pause. The shortest pause wins, and
+    /// spinning counts as the shortest. `begins`: this is the first poll of a wait.
     #[inline]
     pub fn pause(&mut self, begins: bool) -> Pause {
         if begins {
@@ -256,8 +257,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Spins for a short while, until a device seems to have completed a request. Returns whether
-    /// one seems to have.
+    /// Spins for a short while, until a device seems to have completed a request. Returns whether a
+    /// device seems to have completed one.
     #[inline]
     pub fn spin(&mut self) -> bool {
         for _ in 0..SPINS {
@@ -298,8 +299,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns whether deferred requests are pending, and no submit helper has been asked to submit
-    /// them. The thread that releases the ring's lock has to submit them.
+    /// Returns whether the thread that releases the ring's lock has to submit deferred requests:
+    /// some are pending, and no submit helper has been asked to submit them.
     #[inline(always)]
     pub fn has_pending_submits(&self) -> bool {
         self.pending != 0 && !self.left_to_helper
@@ -320,7 +321,7 @@ impl DeviceQueues {
 }
 
 /// Resources of a closed ring. usring releases them when the ring's last deferred submit has ended.
-/// Before that, the submit could still pass their memory to the kernel.
+/// Until then, the submit could still pass memory of these resources to the kernel.
 #[derive(Default)]
 pub(crate) struct Departing {
     pub devices: DeviceQueues,
@@ -337,8 +338,8 @@ impl Departing {
         self.devices.channels.iter().all(|queue| queue.in_flush == 0)
     }
 
-    /// Waits until no device touches memory any more, which may take long. So the caller does not
-    /// hold the ring's lock.
+    /// Waits until no device accesses memory for this ring any more, which may take long. So the
+    /// caller does not hold the ring's lock. Then releases the resources.
     pub fn release_resources(self) {
         let Departing { devices, mut buffers } = self;
         drop(devices);

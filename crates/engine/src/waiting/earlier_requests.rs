@@ -1,8 +1,9 @@
 //! The requests of a ring from before several processes used it (earlier requests). The journal (in
 //! the ring's memory, the list of all processes' requests) lacks them at first. The process that
 //! made the ring enters them when it notices that the ring is shared, and before it executes
-//! another program. From then on other processes complete them if that process ends. Neighbour:
-//! `submission::shared_drain` enters the requests that an IO_DRAIN holds back.
+//! another program. Once they are in the journal, other processes complete them if their own
+//! process ends. Neighbour: `submission::shared_drain` enters the requests that an IO_DRAIN holds
+//! back.
 //!
 //! - Requests that a worker has are not entered, because only the worker may access them.
 //! - A child that begins to use the ring waits until the requests are entered
@@ -16,16 +17,16 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::process_number;
 
 /// Longest time, in nanoseconds, that a child waits until the process that made the ring has
-/// entered its requests in the journal. That process may be stopped.
+/// entered its requests in the journal. A limit is needed, because that process may be stopped.
 const LONGEST_WAIT: Nanoseconds = 100_000_000;
-/// Longest single sleep of such a child, in nanoseconds. After it the child checks whether the
-/// other process is alive.
+/// Longest single sleep, in nanoseconds, of a child that waits for the process that made the ring.
+/// After each sleep, the child checks whether that process is alive.
 const CHECK_INTERVAL_NS: Nanoseconds = 5_000_000;
 
 impl Ring {
     /// Waits until the process that made the ring has entered its requests in the journal, or has
-    /// ended. Does not wait if there are as many CQEs as consumed SQEs. The caller is a child that
-    /// has marked the ring as shared.
+    /// ended. Returns at once if the ring has as many CQEs as consumed SQEs. The caller is a child
+    /// that has marked the ring as shared.
     pub(crate) fn await_maker(&self) {
         if !self.memory.has_fewer_cqes_than_requests() {
             return;

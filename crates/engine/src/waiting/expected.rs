@@ -8,40 +8,41 @@
 //! 2. Before a driver asks the epoll set, it lets the queued multishots try again in that order. It
 //!    stops after [`MOST`] tries, or after [`MOST_MISSES`] tries that found no data.
 //! 3. A multishot that found no data goes to the end of the queue, because its peer may send at any
-//!    moment. If it finds no data again, it leaves the queue until its next event.
+//!    moment. If its next try finds no data either, the multishot leaves the queue until its next
+//!    event.
 //!
 //! Guesses only save time, and lose no event. If a guess finds no data, the file's next edge is
-//! still to come. If a guess empties a file before its event is taken, the kernel skips that event.
-//! A driver still asks the epoll set at intervals (`LockedRing::is_poll_due`). After wrong guesses,
-//! guessing pauses for a while.
+//! still to come. If a guess empties a file before a driver takes its event, the kernel skips that
+//! event. A driver still asks the epoll set at intervals (`LockedRing::is_poll_due`). After wrong
+//! guesses, guessing pauses for a while.
 
 use crate::request::conditions::Tag;
 use alloc::collections::VecDeque;
 
 /// Guessing begins after a wait on the epoll set that returns at least this many events.
 const MANY: usize = 8;
-/// Maximum number of files that one series of guesses tries.
+/// Maximum number of files that one series of guesses (tries without an event) tries.
 const MOST: usize = 32;
-/// Maximum number of misses (tries that found nothing) in one series of guesses.
+/// Maximum number of misses (tries that found no data) in one series of guesses.
 pub(crate) const MOST_MISSES: u32 = 2;
-/// Number of right guesses that save as much time as one miss costs.
+/// A miss (a try that found no data) costs as much time as this many right guesses save.
 const WORTH: u32 = 4;
-/// Longest pause of guessing after wrong guesses, as a number of waits that return many events.
+/// Longest pause of guessing after wrong guesses, as a number of waits that returned many events.
 const LONGEST_PAUSE: u32 = 1024;
-/// Maximum number of entries of the queue. A full queue is emptied: with so many files, guesses
-/// gain nothing.
+/// Maximum number of entries of the queue of files to try. A full queue is emptied, because guesses
+/// save no time with so many files.
 const LIMIT: usize = 4096;
 
 /// State of the guesses of one poll table.
 #[derive(Default)]
 pub(crate) struct Expected {
-    /// The files to try, each with the value of `time` when it was queued.
+    /// The files to try, each with the value of `time` at which it was put into the queue.
     queue: VecDeque<(Tag, u32)>,
     time: u32,
     guesses: bool,
-    /// Whether a guess has found data since the epoll set was last asked for events.
+    /// Whether a guess (a try without an event) has found data since the epoll set was last asked.
     was_right: bool,
-    /// Number of waits with many events that have to pass before guessing begins again.
+    /// Guessing begins again after this many further waits with many events.
     pause: u32,
     last_pause: u32,
 }
@@ -52,7 +53,7 @@ impl Expected {
         self.queue.is_empty()
     }
 
-    /// Returns how many files one series of guesses may try. It tries each file at most once.
+    /// Returns how many files one series of guesses may try. A series tries each file at most once.
     pub fn chances(&self) -> usize {
         self.queue.len().min(MOST)
     }
@@ -93,7 +94,8 @@ impl Expected {
         self.queue.front().map(|(tag, _)| *tag)
     }
 
-    /// Returns whether a guess has found data since the epoll set was last asked for events.
+    /// Returns whether a guess (a try without an event) has found data since the epoll set was last
+    /// asked.
     pub fn was_right(&self) -> bool {
         self.was_right
     }

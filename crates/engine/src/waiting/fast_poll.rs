@@ -64,7 +64,7 @@ pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
 /// How a request begins to wait.
 #[derive(Clone, Copy)]
 enum Begins {
-    /// The request found its file not ready, or waits for its next time slice.
+    /// The request has found its file not ready, or waits for its next time slice.
     Retry(TimeSlice),
     /// The request has not tried its file, which may be ready.
     First,
@@ -92,8 +92,8 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
 }
 
 /// Returns the events that the file has now, if the epoll set will not report them. The set's entry
-/// is edge-triggered: after its first report, it reports only later events. The request that the
-/// first report woke may no longer exist.
+/// for the file is edge-triggered: after its first report, it reports only later events. That first
+/// report may have woken a request that no longer exists.
 fn missed_events(request: &Request, interest: Interest, assigned: AssignedSlot) -> u32 {
     if !assigned.has_reported {
         return 0;
@@ -109,10 +109,10 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
     locked.waiting.polls.push(assigned.tag, request, Purpose::Retry, slice);
 }
 
-/// Begins a POLL_ADD. The first CQE of a multishot reports the events that are present now, even if
-/// another request reads the data before the multishot runs. So the multishot is runnable at once.
-/// If the epoll set reports an event before the multishot runs, the CQE reports that event instead.
-/// The kernel merges such wake-ups, too.
+/// Begins a POLL_ADD. A multishot poll's first CQE reports the events that are present now, even if
+/// another request reads the data before the poll runs. So the poll is runnable at once. If the
+/// epoll set reports an event before the poll runs, the CQE reports that event instead. The kernel
+/// merges such wake-ups, too.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
     // If the epoll set has not reported the file's present events yet, it will report them. If the
     // ring has a leader, the leader then posts the multishot's first CQE.
@@ -131,8 +131,8 @@ fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, p
         (Errno::EPERM, Purpose::Retry)
             if request.has_flag(sqe_flags::BUFFER_SELECT) || request.properties.work.is_none() =>
         {
-            // The file cannot be polled. A worker cannot help either: the request has no buffer
-            // yet, or its opcode has no blocking work.
+            // The file cannot be polled. A worker cannot run the request either: the request has no
+            // buffer yet, or its opcode has no blocking work.
             complete::complete(locked, request, Errno::EAGAIN.negative().into());
         }
         (Errno::EPERM, Purpose::Retry) => workers::queue_for_worker(locked, request),

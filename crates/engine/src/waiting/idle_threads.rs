@@ -1,8 +1,9 @@
-//! The threads of a pool. They are started for the jobs of a queue, sleep while the queue is empty,
-//! and end when idle for [`IDLE_LIMIT`]. `workers` and `driving::submit_helpers` are such pools.
+//! The threads of a pool. They are started for the jobs of the pool's queue, sleep while the queue
+//! is empty, and end when idle for [`IDLE_LIMIT`]. `workers` and `driving::submit_helpers` are such
+//! pools.
 //!
 //! The lock of the queue guards the counts of [`IdleThreads`]. Idle threads sleep on the pool's
-//! futex. A thread that has queued a job increments its word.
+//! futex. A thread that has queued a job increments the futex word.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};
@@ -19,7 +20,7 @@ pub(crate) struct IdleThreads {
 }
 
 impl IdleThreads {
-    /// Adds to the count the new threads that `queued` jobs need: at most `most` at once, and no
+    /// Adds to the count the new threads that `queued` jobs need: at most `most` per call, and no
     /// more than `limit` threads in all. Returns the number added. The caller starts these threads.
     pub fn add_for(&mut self, queued: usize, most: u32, limit: u32) -> u32 {
         let wanted = width::count(queued).saturating_sub(self.idle);
@@ -33,7 +34,7 @@ impl IdleThreads {
         self.idle > 0
     }
 
-    /// Removes one thread from the count: it ends, or it could not be started.
+    /// Removes one thread from the count, because it ends or could not be started.
     pub fn remove(&mut self) {
         self.all -= 1;
     }
@@ -44,8 +45,8 @@ impl IdleThreads {
 }
 
 /// Puts an idle thread of a pool to sleep until `futex` differs from `seen`, for at most
-/// [`IDLE_LIMIT`]. Releases the lock of the pool's job queue (`state`) meanwhile. Returns the lock,
-/// which is taken again, and whether the sleep has lasted [`IDLE_LIMIT`]. `threads` finds the
+/// [`IDLE_LIMIT`]. Releases the lock of the pool's job queue (`state`) during the sleep. Returns
+/// the lock, taken again, and whether the sleep has lasted [`IDLE_LIMIT`]. `threads` finds the
 /// [`IdleThreads`] in the state that the lock guards.
 pub(crate) fn sleep<'a, S>(
     queue: &'a Mutex<S>,

@@ -1,11 +1,12 @@
-//! The rings that this process has closed, and of which other processes have descriptors. Requests
+//! The rings that this process has closed while other processes have descriptors of them. Requests
 //! that this process has submitted to such a ring continue, and so does the ring's SQ thread.
 //!
-//! The kernel closes a ring with its last descriptor, in whichever process that is. usring sees the
-//! calls of this process only. So before this process closes a number, it puts the eventfd of the
-//! number into an epoll set, the ring's witness ([`Ring::note_close`]). The kernel removes the
-//! eventfd from the set when its last descriptor is closed. The ring watcher checks the witness
-//! every second, and ends the rings that no process needs any more.
+//! The kernel closes a ring with its last descriptor, in whichever process that is. usring sees
+//! only the calls of this process. A ring's descriptor is an eventfd. Before this process closes
+//! the descriptor, it puts the eventfd into an epoll set, the ring's witness
+//! ([`Ring::note_close`]). The kernel removes the eventfd from the set when the last descriptor of
+//! any process is closed. The ring watcher checks the witness every second, and ends the rings that
+//! no process needs any more.
 
 use crate::ring::{Exit, Ring};
 use alloc::sync::Arc;
@@ -23,8 +24,8 @@ struct Left {
     end: fn(&Arc<Ring>),
 }
 
-/// Adds a ring that this process has closed and still needs. `end` is called once the ring is no
-/// longer needed.
+/// Adds a ring that this process has closed and still needs to the list. `end` is called once the
+/// ring is no longer needed.
 pub(crate) fn add(ring: &Arc<Ring>, end: fn(&Arc<Ring>)) {
     LEFT.get_or_make(Mutex::default).lock().push(Left { ring: ring.clone(), end });
 }
@@ -47,7 +48,7 @@ pub(crate) fn end_unneeded() {
 
 impl Ring {
     /// Called before a descriptor number of the ring is closed. If requests are in flight, or the
-    /// ring has an SQ thread, prepares [`Ring::has_descriptors`].
+    /// ring has an SQ thread, makes the epoll set that [`Ring::has_descriptors`] needs.
     pub fn note_close(self: &Arc<Self>, number: i32) {
         if self.is_inherited() || !self.has(abi::IORING_SETUP_SQPOLL) && !self.has_requests() {
             return;
@@ -56,9 +57,9 @@ impl Ring {
         *self.witness.lock() = witness.ok();
     }
 
-    /// Returns whether a process has a descriptor of this ring, whose last number in this process
-    /// was closed. A process that has closed the ring but still signals its readiness counts, too.
-    /// If the answer is not known, assumes that the processes of a shared ring have descriptors.
+    /// Returns whether any process has a descriptor of this ring, after this process has closed its
+    /// last one. A process that has closed the ring but still signals its readiness counts, too. If
+    /// the answer is not known, assumes that the processes of a shared ring have descriptors.
     fn has_descriptors(&self) -> bool {
         let is_empty = self.witness.lock().as_ref().and_then(Epoll::is_empty);
         is_empty.map_or(self.is_shared(), |is_empty| !is_empty)

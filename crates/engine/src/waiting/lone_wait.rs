@@ -6,9 +6,9 @@
 //! ring. That ring lies in memory, so a poll needs no system call.
 //!
 //! - Earlier waits give an estimate of a transfer's time. A waiter polls at most twice as long.
-//! - There is no polling if the estimate is above a limit ([`set_limit`]).
-//! - A poll that finds nothing lengthens the wait, and so the estimate. Polling ends when the
-//!   estimate is above the limit.
+//! - A waiter does not poll if the estimate is above a limit ([`set_limit`]).
+//! - A useless poll lengthens the wait, and so the estimate. Waiters stop polling once the estimate
+//!   is above the limit.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::clock::Nanoseconds;

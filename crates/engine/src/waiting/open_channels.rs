@@ -1,7 +1,7 @@
 //! Finds a ring's channel to a device, and opens it for the first request that names the device.
 //!
-//! `device_queues` has the open channels. The ring's setup decides how a channel is opened: its
-//! depth, and whether it raises interrupts.
+//! `device_queues` has the open channels (queue pairs on devices). The ring's setup decides two
+//! things about a channel: its depth, and whether it raises interrupts.
 
 use super::device_queues::{DeviceQueue, DeviceQueues, Hybrid};
 use crate::devices;
@@ -16,8 +16,9 @@ use usring_sys::{Errno, width};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
-/// Bounds of the number of requests that may be in flight on one channel. Between these bounds, the
-/// limit is the larger of the CQ's size and the number of requests that the ring was made for.
+/// Bounds of a channel's depth, the number of requests that may be in flight on it. Within the
+/// bounds, the depth is the larger of the CQ's size and the number of requests that the ring was
+/// made for.
 const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 
 impl DeviceQueues {
@@ -67,8 +68,8 @@ impl DeviceQueues {
             device: device.clone(),
             wait: channel.begin_wait(),
             defers_submits: channel.defers_submits(),
-            // If a transfer would block, the kernel's io_uring passes it to a worker. usring does
-            // so, too: RWF_NOWAIT makes io_submit(2) fail instead of blocking.
+            // A worker gets a transfer that would block, as in the kernel's io_uring. RWF_NOWAIT
+            // makes io_submit(2) fail for such a transfer instead of blocking.
             added_flags: if is_of_kernel && !ring.may_block_in_submit() { linux::RWF_NOWAIT } else { 0 },
             pending: 0,
             in_flush: 0,

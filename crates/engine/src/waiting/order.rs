@@ -45,10 +45,10 @@ pub(crate) struct Order {
     candidates: Vec<Candidate>,
     /// Chosen requests that have not completed yet.
     awaited: Vec<Candidate>,
-    /// Time (monotonic clock) until which threads wait for the requests in `awaited`.
+    /// Time (monotonic clock) until which threads wait for the chosen requests in `awaited`.
     awaited_until: Nanoseconds,
-    /// Parts of a request's time limit (see [`LIMIT_PARTS`]) that have passed since a thread last
-    /// came to choose a request.
+    /// Number of parts of a request's time limit (see [`LIMIT_PARTS`]) that have passed since a
+    /// thread last came to choose a request.
     unattended: u32,
     /// Time (monotonic clock) at which [`Order::is_unattended`] last counted a part.
     counted_at: Nanoseconds,
@@ -80,8 +80,8 @@ impl Order {
         self.candidates.insert(at, candidate);
     }
 
-    /// Returns whether a request that was chosen still runs, and threads still wait for it. They
-    /// wait for a limited time. `now`: time of the monotonic clock.
+    /// Returns whether a request that was chosen still runs, and the time for which threads wait
+    /// for it is not over. `now`: time of the monotonic clock.
     pub fn is_awaiting(&mut self, now: Nanoseconds) -> bool {
         if now >= self.awaited_until {
             self.awaited.clear();
@@ -89,7 +89,8 @@ impl Order {
         !self.awaited.is_empty()
     }
 
-    /// Notes that a thread has come to choose a request. The time limit begins anew.
+    /// Notes that a thread has come to choose a request, and restarts the time limit of waiting for
+    /// one.
     pub fn attend(&mut self) {
         self.unattended = 0;
     }

@@ -1,5 +1,5 @@
 //! A slot of `poll_table`: one registration in a ring's epoll set, the requests that wait for its
-//! events, and the reference that keeps its file open meanwhile.
+//! events, and the reference that keeps the file open while they wait.
 
 use super::waiters::Waiters;
 use crate::registered::registered_files::RegisteredFile;
@@ -10,8 +10,8 @@ use alloc::sync::{Arc, Weak};
 #[derive(Clone, Copy)]
 pub(crate) struct AssignedSlot {
     pub tag: Tag,
-    /// Whether the epoll set has reported an event since the registration was switched on. If so,
-    /// the set reports only new events, not those that are present now.
+    /// Whether the epoll set has reported an event since the slot's registration was switched on.
+    /// If so, the set reports only new events, not those that are present now.
     pub has_reported: bool,
 }
 
@@ -50,18 +50,19 @@ pub(super) struct Slot {
     /// recognised and ignored.
     pub(super) generation: u32,
     /// Number of rounds so far. A round is the handling of one event. It wakes the requests that
-    /// wait in the slot when it begins, and not those that begin to wait during the round.
+    /// wait in the slot when the round begins, and not those that begin to wait later.
     pub(super) round: u32,
     pub(super) switch: Switch,
     /// Whether the epoll set has reported an event since `switch` was last turned on.
     pub(super) has_reported: bool,
-    /// Whether an event's handling is waking the slot's requests. Meanwhile the slot stays open.
+    /// Whether a round is under way: an event wakes the slot's requests. Until its end the slot
+    /// stays open.
     pub(super) firing: bool,
     /// Whether the last try of a multishot on this file was a guess of `expected` (a try without an
     /// event) and found no data.
     pub(super) had_nothing: bool,
-    /// Time at which the file was last put into the queue of files that are expected to be ready,
-    /// as counted by `Expected`.
+    /// Value of the counter `Expected::time` when the file was last put into the queue of files
+    /// that are expected to be ready.
     pub(super) expected: u32,
     pub(super) interest: Interest,
     /// The next slot with a file of the same descriptor number, or [`NONE`].
@@ -110,10 +111,10 @@ impl Slot {
 pub(super) struct Number {
     /// First of the slots that hold a file of this number, or [`NONE`].
     pub(super) first: u32,
-    /// Whether the epoll set still has the entry of usring's duplicate of this number, although the
-    /// duplicate is closed.
+    /// Whether the epoll set still has an entry under the number of usring's duplicate, although
+    /// the duplicate is closed.
     pub(super) registered: bool,
-    /// Whether one of the number's files was of a kind that takes record locks.
+    /// Whether any file of this descriptor number was of a kind that takes record locks.
     pub(super) lockable: bool,
 }
 
