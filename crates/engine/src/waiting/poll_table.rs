@@ -28,9 +28,9 @@
 //! duplicate of a file always gets the same number, a fixed distance above the program's
 //! (`descriptor::duplicate_at_preferred`). The next wait for the file finds the entry in place and
 //! only switches it on again. EPOLL_CTL_MOD names both file and number. If the program's number
-//! means another file by now, MOD fails with ENOENT, and usring adds the new file. usring remembers
-//! no file identity that could become stale. It only remembers, per number, whether to try ADD or
-//! MOD first.
+//! means another file by now, MOD fails with ENOENT, and usring adds the new file. So usring need
+//! not remember which file a number meant. It only remembers, per number, whether to try ADD or MOD
+//! first.
 //!
 //! A wait for one event thus costs three system calls: the duplication, MOD and close(2). The entry
 //! is one-shot (EPOLLONESHOT). After its event it stays in the set, but reports nothing more, even
@@ -47,7 +47,8 @@
 //!
 //! A request that differs in one of these has a registration of its own. epoll reports all
 //! registered events that are present, not only the latest one. If a multishot for input shared a
-//! registration with a request for output, it would therefore see each output event, too.
+//! registration with a request for output, the multishot would therefore get each output event,
+//! too.
 
 mod slices;
 
@@ -70,7 +71,7 @@ use usring_sys::epoll::{self, Epoll};
 use usring_sys::processor;
 use usring_sys::width;
 
-/// Event data of the wake eventfd. Its event only ends the sleep on the set.
+/// Event data of the ring's wake eventfd. Its event only ends the sleep on the epoll set.
 pub(crate) const WAKE_DATA: u64 = u64::MAX;
 /// Event data of the devices' interrupts.
 pub(crate) const DEVICE_DATA: u64 = u64::MAX - 1;
@@ -85,14 +86,14 @@ pub(crate) struct PollTable {
     free: Vec<u32>,
     numbers: Vec<Number>,
     waiting: u32,
-    /// Slots with a runnable request: it is due for its next time slice. The request may have been
-    /// removed since its slot was queued here.
+    /// Slots with a runnable request, which is due for its next time slice. An entry may be stale:
+    /// the request may have been removed since.
     runnable: VecDeque<Tag>,
     /// Number of slots taken from `runnable` so far.
     slices_begun: u32,
     /// Whether the epoll set may have an event that it has not reported yet. Set when a request
     /// begins to wait for a file that it has not tried (POLL_FIRST), and when a request may have
-    /// made a file ready. Cleared when the set is asked.
+    /// made a file ready. Cleared when a driver asks the set.
     pub may_report: bool,
     /// The files that are expected to be ready, in the order in which they are tried.
     pub expected: Expected,
@@ -170,8 +171,8 @@ impl PollTable {
     }
 
     /// Returns the slot in which requests wait for these events of the file that `number` names.
-    /// `None`: there is no such slot. Removes slots of files that `number` no longer names from the
-    /// number's list.
+    /// `None`: there is no such slot. Removes slots from the number's list if `number` no longer
+    /// names their files.
     fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
         let mut index = self.numbers.get(width::index(number))?.first;
         let mut before = NONE;
@@ -280,8 +281,8 @@ impl PollTable {
         slot.next = first;
     }
 
-    /// Returns a slot in which requests wait for the same file under another descriptor number. An
-    /// epoll set takes one file under at most 500 numbers; beyond that, requests share a slot.
+    /// Returns a slot in which requests wait for the same file under another descriptor number.
+    /// Requests share such a slot because an epoll set takes one file under at most 500 numbers.
     #[cold]
     fn waited_for_elsewhere(&self, number: i32, interest: Interest) -> Option<u32> {
         let is_it = |slot: &Slot| {
@@ -324,7 +325,7 @@ impl PollTable {
     }
 
     /// Changes a registration's state in the epoll set. `known`: the registration probably exists,
-    /// so MOD is tried before ADD. Returns whether the registration existed.
+    /// so usring tries MOD before ADD. Returns whether the registration existed.
     fn switch_to(&self, number: i32, interest: Interest, to: Switch, tag: Tag, known: bool) -> Result<bool, Errno> {
         let Some(set) = &self.set else { return Err(Errno::ENOMEM) };
         let events = match to {
@@ -398,8 +399,8 @@ impl PollTable {
         self.low = self.low.min(width::low(tag) as usize);
     }
 
-    /// Begins the handling of an event (a round): the requests that wait in the slot now are to be
-    /// woken. Returns `false` if no request waits there.
+    /// Begins a round, the handling of an event: it wakes the requests that wait in the slot now.
+    /// Returns `false` if no request waits there.
     pub fn begin_round(&mut self, tag: Tag) -> bool {
         let Some(slot) = self.slot(tag) else { return false };
         if slot.waiters.is_empty() {
@@ -421,8 +422,8 @@ impl PollTable {
     fn switch_off_registration(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
         let SlotFile::Registered { file, number } = &slot.file else { return };
-        // If the file is gone, the number may name another file by now, whose registration must not
-        // change.
+        // If the file is gone, its number may name another file by now. The other file's
+        // registration must not change.
         let (Some(_held), number) = (file.upgrade(), *number) else { return };
         if slot.switch != Switch::Off {
             slot.switch = Switch::Off;
@@ -431,8 +432,8 @@ impl PollTable {
         }
     }
 
-    /// Removes and returns the next request that the slot's last event wakes. `None`: all are
-    /// woken.
+    /// Removes and returns the next request that the slot's last event wakes. `None`: the event has
+    /// woken all of them.
     pub fn next_of_round(&mut self, tag: Tag) -> Option<Waiter> {
         let slot = self.slot(tag)?;
         if slot.waiters.front()?.round == slot.round {
@@ -479,8 +480,8 @@ impl PollTable {
         }
     }
 
-    /// Prefetches the request that the driver tries next. The system calls of earlier tries evict
-    /// requests from the near caches.
+    /// Prefetches the request that the driver tries next. It has probably left the near caches
+    /// during the system calls of earlier tries.
     #[inline]
     fn prefetch_expected(&self) {
         if let Some(tag) = self.expected.next() {
@@ -530,8 +531,8 @@ impl PollTable {
         }
     }
 
-    /// Adapts a slot's registration after requests have left the slot. If requests still wait,
-    /// switches the registration on. If none waits, closes the duplicate.
+    /// Adapts a slot's registration after requests have left the slot. If other requests still wait
+    /// there, switches the registration on. If none waits, closes the duplicate.
     fn after_change(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.firing || !matches!(slot.file, SlotFile::Duplicate { .. }) {

@@ -50,7 +50,7 @@ pub(crate) fn newly_shared() -> Vec<Arc<Ring>> {
 /// Returns the rings with a notice that this process has not seen: another process announces a
 /// change that this process has to handle.
 pub(crate) fn with_unseen_notices() -> Vec<Arc<Ring>> {
-    // The owner of a ring that defers task work handles the notices in its next enter(2).
+    // The owner of a ring that defers task work handles the ring's notices in its next enter(2).
     shared_rings(|ring| ring.has_unseen_notices() && !ring.defers_task_work())
 }
 
@@ -60,12 +60,12 @@ impl Ring {
     }
 
     /// Finishes the work of a process that died while it held the ring's lock. The dead process may
-    /// have published CQEs or changed the ring without waking the other processes. So this function
+    /// have published CQEs or changed the ring without waking other processes. So this function
     /// repairs the journal (the list of all processes' requests), and wakes the other processes.
     pub(crate) fn mend(&self, state: &mut RingState) {
         self.journal(state);
         let Queues { journal, cq, sq, .. } = &mut state.queues;
-        // The next CQEs overwrite those that the dead process had posted, but not published.
+        // The next CQEs overwrite the CQEs that the dead process had posted, but not published.
         journal.iter_mut().for_each(|journal| journal.mend(cq, sq.head()));
         cq.show_overflow();
         state.notify.published = true;
@@ -74,8 +74,8 @@ impl Ring {
     }
 
     /// Applies the changes that other processes have made to the ring to this process's state.
-    /// Called when a driver of this process gets the ring's lock after another process had it. If
-    /// there is an unseen notice, the driver runs all due work of the ring after it has released
+    /// Called when a driver of this process gets the ring's lock and another process had it last.
+    /// If there is an unseen notice, the driver runs all due work of the ring after it has released
     /// the lock ([`crate::ring::ReleaseCheck`]).
     pub(crate) fn apply_shared_changes(&self, state: &mut RingState) {
         state.waiting.timeouts.note_ended_of_all(self.control.timeouts_ended());
@@ -126,8 +126,8 @@ impl LockedRing<'_> {
         process_number::wake_all();
     }
 
-    /// Wakes the other processes if one of them waits for CQEs of this shared ring (a timeout there
-    /// counts completions). Called after CQEs were published.
+    /// Wakes the other processes if one of them has a timeout that counts the CQEs of this shared
+    /// ring. Called after CQEs were published.
     pub fn call_cqe_listeners(&mut self) {
         if self.ring.control.take_cqe_listeners(self.ring.process_number()) {
             self.call_other_processes();

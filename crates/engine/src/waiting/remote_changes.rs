@@ -26,9 +26,9 @@ pub(crate) enum Change {
     Timeout(TimeoutUpdate),
 }
 
-/// The kinds of an encoded change. The low byte of a change's first word is its kind. The next
-/// three bytes hold flags, or the opcode of a cancellation. The high half holds a poll's events, or
-/// the flags of a cancellation.
+/// The kinds of an encoded change. A change is encoded in words. The low byte of the first word is
+/// the kind. The next three bytes hold flags, or the opcode of a cancellation. The high half holds
+/// a poll's events, or the flags of a cancellation.
 const CANCEL: u64 = 1;
 const POLL: u64 = 2;
 const REMOVE_TIMEOUT: u64 = 3;
@@ -102,8 +102,8 @@ impl Change {
         matches!(self, Change::Cancel(key) if key.counts())
     }
 
-    /// Returns whether one more process has to be asked. `answer`: the combined answer of the
-    /// processes so far.
+    /// Returns whether one more process has to be asked for the change. `answer`: the combined
+    /// answer of the processes asked so far.
     pub fn needs_next_process(&self, answer: i32) -> bool {
         match self.counts() {
             true => answer >= 0 || answer == Errno::EALREADY.negative(),
@@ -145,7 +145,7 @@ impl Change {
         }
     }
 
-    /// Decodes the change of another process; `None`: the words are not a change.
+    /// Decodes the change that another process asks for; `None`: the words are not a change.
     pub fn decode([first, target, second, ..]: change_slot::Change) -> Option<Change> {
         let (flags, number) = (first >> 8 & 0xff_ffff, (first >> 32) as u32);
         let has = |flag| flags & flag != 0;
@@ -180,8 +180,8 @@ impl Change {
     }
 }
 
-/// Value of the word in which a waiting system call gets its answer, until the answer arrives. No
-/// change has this value as its answer.
+/// A waiting system call gets its answer in a word, which has this value until then. No answer to a
+/// change has this value.
 pub(crate) const PENDING: i32 = i32::MIN;
 
 /// The request or system call that gets the answer to a remote change.
@@ -208,7 +208,7 @@ pub(crate) struct RemoteChange {
 }
 
 impl RemoteChange {
-    /// Combines the answer of the process that was asked last with the answers so far.
+    /// Combines the answer of the process that was asked last with the earlier answers.
     pub fn note(&mut self, answer: i32) {
         self.target = None;
         self.answer = self.change.combined(self.answer, answer);
@@ -219,7 +219,7 @@ impl RemoteChange {
 }
 
 /// The changes that this process asks other processes to make, oldest first. Only the first may use
-/// the ring's change slot, once no other process uses it. The rest wait.
+/// the ring's change slot, once no other process uses the slot. The others wait.
 #[derive(Default)]
 pub(crate) struct RemoteChanges {
     queue: VecDeque<RemoteChange>,
@@ -266,7 +266,8 @@ impl RemoteChanges {
         self.queue.pop_front()
     }
 
-    /// Moves the first remote change to the end of the queue. Its `target` is asked again later.
+    /// Moves the first remote change to the end of the queue. Its `target` process is asked again
+    /// later.
     pub fn requeue_first(&mut self) {
         if let Some(mut first) = self.queue.pop_front() {
             first.rest.extend(first.target.take().map(|(process, _)| process));

@@ -6,18 +6,18 @@
 //! workers. usring's copy of an SQE names the request's group in place of the personality.
 //!
 //! - As long as all threads of the program have the same credentials (`sys::credentials`), there is
-//!   only the common group, number 0. Its workers are created by the ring watcher, which applies
-//!   every change of credentials to itself. Each change begins a new generation of the common
-//!   group. A worker requested in one generation that starts in a later one takes no jobs.
+//!   only the common group, number 0. The ring watcher creates its workers. The ring watcher
+//!   applies every change of credentials to itself. Each change begins a new generation of the
+//!   common group. A worker requested in one generation that starts in a later one takes no jobs.
 //! - Just before the threads' credentials begin to differ, the common group gets an anchor, for
 //!   requests submitted until then. Afterwards each thread that submits has a group of its own,
 //!   until its credentials change again. A group without submitters is retired: its idle workers
 //!   and its anchor end. Its busy workers end when their queue is empty.
 //! - A registered personality is a group, whose anchor the registering thread creates.
 //!
-//! Order of a change of credentials: pending workers have started → anchor → system call → usring's
-//! service threads (such as the ring watcher) follow. The changing thread waits for at most one
-//! second per step. A worker that starts too late takes no jobs.
+//! Order of a change of credentials: pending workers have started → anchor has started → system
+//! call → usring's service threads (such as the ring watcher) follow. The changing thread waits for
+//! at most one second per step. A worker that starts too late takes no jobs.
 //!
 //! Neighbours: `workers` runs the jobs of all groups. `submission::issue` passes a request to a
 //! worker of its group if the issuing thread has other rights.
@@ -49,11 +49,11 @@ struct Spawn {
 
 /// State that a group's threads share. It outlives the [`Group`] while jobs or workers are left.
 pub(crate) struct GroupState {
-    /// Number of the group's queues in the worker pool; never used again for another group.
+    /// Number of the group's queues in the worker pool. No other group ever gets this number.
     pub serial: u32,
-    /// For the common group of a generation: that generation (number of changes of credentials). A
-    /// worker that was started in another generation may have other rights, and takes no jobs.
-    /// `None` for the group of a thread or of a personality.
+    /// The generation of a common group: the number of changes of credentials before it. A worker
+    /// that was started in another generation may have other rights, and takes no jobs. `None` for
+    /// the group of a thread or of a personality.
     generation: Option<u32>,
     /// Futex words on which idle workers sleep: one for each of the group's two pools. Each queued
     /// job raises the word of its pool.
@@ -101,9 +101,9 @@ impl GroupState {
     }
 }
 
-/// A group of requests with equal rights. The threads that submit for it, its queued jobs, and the
-/// rings with its requests or its personality hold references to it. The group is retired when the
-/// last reference is dropped.
+/// A group of requests with equal rights. References to it are held by the threads that submit for
+/// it, by its queued jobs, and by the rings with its requests or its personality. The group is
+/// retired when the last reference is dropped.
 pub(crate) struct Group {
     number: GroupNumber,
     pub state: Arc<GroupState>,
@@ -172,7 +172,7 @@ impl Drop for Group {
     }
 }
 
-/// A thread of the program and its group. Valid until the thread's credentials change.
+/// A thread of the program with a group of its own. Valid until the thread's credentials change.
 struct Member {
     id: u32,
     thread: ThreadId,
@@ -182,9 +182,9 @@ struct Member {
 }
 
 impl Member {
-    /// Returns whether the calling thread is this member, with unchanged credentials. Another
-    /// thread may have this member's thread-local block and thread ID by now. In that case, `life`
-    /// says that the member's thread has ended. Makes two system calls.
+    /// Returns whether the calling thread is this member, with unchanged credentials. If the
+    /// member's thread has ended, another thread may have its thread-local block and thread ID by
+    /// now. `life` says whether the member's thread has ended. Makes two system calls.
     fn is_caller(&self) -> bool {
         self.thread == thread::current()
             && self.changes == credentials::changes_of(self.id)
@@ -264,16 +264,16 @@ impl Groups {
     /// rights. Calls `done` when the anchor has started, or if no anchor can be started.
     pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
         if credentials::differ() {
-            // Another thread has already changed its credentials. `last_alike` stays: it is the
-            // common group from before that change.
+            // Another thread has already changed its credentials. `last_alike` is not changed: it
+            // is the common group from before that change.
             return done();
         }
         let group = self.common_of_now();
         let begun = {
             let done = done.clone();
             move || {
-                // The anchor drops all capabilities that are not effective, so that it cannot raise
-                // its rights.
+                // The anchor drops all capabilities that are not effective, so that it cannot make
+                // them effective later.
                 let _ = capability::keep_effective_only();
                 done();
             }
@@ -299,9 +299,9 @@ impl Groups {
                 None => self.enter()?,
             };
             // The anchor, a new thread, gets the credentials that this thread has now. They may
-            // have changed since the entry was made: libc's setuid(2) sends a signal to all
-            // threads, and its handler changes their credentials. The entry is then out of date,
-            // and the loop makes another one.
+            // have changed since the `Member` entry was made: libc's setuid(2) sends a signal to
+            // all threads, and its handler changes their credentials. The entry is then out of
+            // date, and the loop makes another one.
             if !member.group.start_anchor()? || credentials::changes_of(member.id) == member.changes {
                 return Ok(member);
             }
@@ -316,7 +316,7 @@ impl Groups {
         member.is_caller().then_some(member)
     }
 
-    /// Creates a new group, and the calling thread's entry with that group.
+    /// Creates a new group, and the calling thread's [`Member`] entry with that group.
     fn enter(&self) -> Result<Arc<Member>, Errno> {
         let id = signals::thread_id();
         let changes = credentials::changes_of(id);
@@ -386,8 +386,8 @@ impl Groups {
 impl GroupsState {
     fn new_group(&mut self) -> Result<Arc<Group>, Errno> {
         if self.members.len() >= MANY_MEMBERS && self.members.len().is_multiple_of(MANY_MEMBERS) {
-            // The threads of these members have ended. Their groups can be dropped under the lock,
-            // because the drop of a group only wakes the group's anchor and idle workers.
+            // The threads of the members taken here have ended. Their groups can be dropped under
+            // the lock, because dropping a group only wakes its anchor and idle workers.
             drop(self.take_stale(|_, member| !member.life.has_ended()));
         }
         self.numbers.retain(|_, group| group.strong_count() > 0);
@@ -461,7 +461,8 @@ impl RingRights {
             self.last = Arc::downgrade(&member);
             group = Some(member.group.clone());
         }
-        // Without a group, requests of this submission that need a worker fail with `EAGAIN`.
+        // If the thread has no group, requests of this submission that need a worker fail with
+        // `EAGAIN`.
         self.submitter = Some(group);
     }
 

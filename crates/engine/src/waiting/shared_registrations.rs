@@ -26,7 +26,7 @@ use usring_sys::deposit::{self, Contents, Item, Key, Taken};
 use usring_sys::process_number;
 
 /// Longest time, in nanoseconds, that a child waits until the process that made the ring has
-/// published its registrations. Without this limit, the child would hang while the other process is
+/// published its registrations. Without this limit, the child would hang while that process is
 /// stopped.
 const LONGEST_WAIT: Nanoseconds = 1_000_000_000;
 /// Longest single sleep, in nanoseconds, of a child that waits until registrations are published.
@@ -111,9 +111,9 @@ impl Ring {
         state.registered.sharing.event = self.deposit(registrations, Deposit::Event, files);
     }
 
-    /// Takes duplicates of the files in the latest deposit, which another process has made. Outer
-    /// `None`: this process has taken them before (the deposit's number is `known`). Inner `None`:
-    /// nothing is registered.
+    /// Takes duplicates of the files in the latest deposit, which another process has made. Returns
+    /// `None` if this process has taken them before: the deposit's number is `known`. Returns
+    /// `Some(None)` if nothing is registered.
     fn taken(&self, registrations: &Registrations, kind: Deposit, known: &mut u32) -> Option<Option<Contents>> {
         let number = registrations.deposit(kind);
         if core::mem::replace(known, number) == number {
@@ -146,8 +146,8 @@ impl Ring {
         core::mem::replace(&mut state.notify.event_descriptor, event)
     }
 
-    /// Removes the deposits of a ring that no other process uses any more. A deposit keeps files
-    /// open for other processes.
+    /// Removes the deposits of a ring that no other process uses any more. Otherwise a deposit
+    /// would keep its files open.
     pub(crate) fn forget_deposits(&self) {
         let Some(registrations) = &self.registrations else { return };
         for kind in [Deposit::Files, Deposit::Event] {
@@ -157,7 +157,7 @@ impl Ring {
         }
     }
 
-    /// Takes over what other processes have registered and removed since this process last had the
+    /// Applies what other processes have registered and removed since this process last had the
     /// ring's lock. The caller holds the lock.
     pub(crate) fn follow_registrations(&self, state: &mut RingState) {
         self.publish_registrations(state);

@@ -12,8 +12,8 @@ use usring_sys::Errno;
 use usring_sys::clock::Clock;
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-/// Flags of a [`JournalTimer`]: its clock (neither flag: the monotonic clock), and whether expiry
-/// counts as success.
+/// Flags of a [`JournalTimer`]: its clock (without a clock flag, the monotonic clock), and whether
+/// expiry counts as success.
 const REALTIME: u32 = 1;
 const BOOTTIME: u32 = 2;
 const SUCCEEDS: u32 = 4;
@@ -45,7 +45,7 @@ impl LockedRing<'_> {
 
     /// Continues a timeout of a process that has died. This process has taken over the timeout's
     /// slot in the journal. `request`: a new request for the timeout, without an operation yet.
-    /// `nop`: the properties of NOP, which the requests behind the timeout in its chain become.
+    /// `nop`: the properties of NOP. The later requests of the timeout's chain become NOPs.
     pub fn adopt_timer(
         &mut self,
         mut request: RequestEntry,
@@ -83,9 +83,9 @@ impl LockedRing<'_> {
 }
 
 impl LockedRing<'_> {
-    /// Continues the requests behind a timeout of a process that has died. They can no longer start
-    /// in their process. So the first gets −EFAULT when its turn comes, as in the kernel, and the
-    /// rest −ECANCELED. Returns the first. `properties`: those of NOP.
+    /// Continues the requests behind a timeout of a process that has died. They cannot start
+    /// without their process. So the first gets −EFAULT when the timeout has ended, as in the
+    /// kernel, and the rest −ECANCELED. Returns the first. `properties`: those of NOP.
     fn adopt_chain(&mut self, timeout: JournalSlot, properties: &'static Properties) -> Option<RequestEntry> {
         let mut rest: Option<RequestEntry> = None;
         for (slot, user_data) in self.journal().take_chain(timeout).into_iter().rev() {

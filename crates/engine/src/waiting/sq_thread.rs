@@ -30,7 +30,7 @@ static MEMORY: MappingPool = MappingPool::new();
 pub(crate) struct Words {
     /// Word on which the SQ thread sleeps.
     pub sleep: View<SleepWord>,
-    /// Word on which callers sleep while they wait for room in an SQ.
+    /// Word on which threads in enter(2) sleep while they wait for room in an SQ.
     room: View<SleepWord>,
     /// 1 once the SQ thread has ended.
     ended: View<AtomicU32>,
@@ -55,7 +55,7 @@ impl Words {
         self.sleep.wake_all_futex();
     }
 
-    /// Wakes the callers that wait for room in an SQ. Only the process that has the SQ thread calls
+    /// Wakes the threads that wait for room in an SQ. Only the process that has the SQ thread calls
     /// this function.
     fn announce_room(&self) {
         if self.room.wake_target(u32::MAX) == Wake::Futex {
@@ -67,7 +67,7 @@ impl Words {
 /// A ring's reference to its SQ thread.
 #[derive(Default)]
 pub(crate) struct SqThreadHandle {
-    /// The SQ thread, if it is one of this process and serves the ring.
+    /// The SQ thread, if it belongs to this process and serves the ring.
     pub thread: Mutex<Option<Arc<SqThread>>>,
     /// The words of the SQ thread. Set before other threads can use the ring, and never changed.
     words: Option<Words>,
@@ -118,7 +118,7 @@ impl SqThreadHandle {
         self.is_ancestors && self.words.is_some() && self.alive(ring).is_err()
     }
 
-    /// Returns `EOWNERDEAD` if `ring` has no SQ thread (any more).
+    /// Returns `EOWNERDEAD` if `ring` has no SQ thread, or no longer has one.
     pub fn check_alive(&self, ring: &Ring) -> Result<(), Errno> {
         self.alive(ring).map(drop)
     }
@@ -142,8 +142,8 @@ impl SqThreadHandle {
             } else {
                 Ok(())
             };
-            // The result says whether the SQ thread has chosen to wake this waiter. It does not
-            // matter: when the SQ thread has made room, it wakes all waiters at once.
+            // `retract` returns whether the SQ thread has chosen to wake this waiter. The result is
+            // not needed: when the SQ thread has made room, it wakes all waiters at once.
             let _ = words.room.retract(ticket);
             if slept == Err(Errno::EINTR) {
                 return Err(Errno::EINTR);
@@ -174,9 +174,9 @@ impl SqThread {
     /// or could not be started.
     pub fn add(&self, ring: &Arc<Ring>) -> bool {
         {
-            // This lock also guards the end of the SQ thread. An SQ thread that runs is marked as
-            // ended only while `rings` is empty. An SQ thread that could not be started is marked
-            // as ended in any case (`die`).
+            // The lock of `rings` also guards the end of the SQ thread. A running SQ thread is
+            // marked as ended only while `rings` is empty. An SQ thread that could not be started
+            // is marked as ended in any case (`mark_ended`).
             let mut rings = self.rings.lock();
             if self.words.has_ended() {
                 return false;

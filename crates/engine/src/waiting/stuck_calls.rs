@@ -8,13 +8,14 @@
 //!
 //! While drivers make such calls, the watchdog checks at intervals whether a driver is still in the
 //! call that it was in at the last check. If so, the watchdog interrupts the call, in the way in
-//! which a worker's call is interrupted (`sys::wait`). The watchdog is a thread of its own because
-//! the ring watcher drives rings, too. After some time without watched calls it sleeps, and later
-//! it ends. Only the first call after such a pause costs the driver a system call.
+//! which a worker's call is interrupted (`sys::wait`). The watchdog is a thread of its own, because
+//! the ring watcher drives rings, too, and may get stuck itself. After some time without watched
+//! calls the watchdog sleeps, and later it ends. Only the first call after such a pause costs the
+//! driver a system call.
 //!
 //! If a call on a ring got stuck ([`StuckCalls::has_been_stuck`]), its listener is shared with
-//! another process. The ring then leaves its next calls to workers
-//! ([`StuckCalls::leaves_to_worker`]). Each further stuck call doubles the number of these calls.
+//! another process. Workers then make the ring's next calls ([`StuckCalls::leaves_to_worker`]).
+//! Each further stuck call doubles the number of calls that workers make.
 
 use alloc::sync::Arc;
 use usring_sys::thread::ThreadId;
@@ -23,7 +24,7 @@ use usring_sys::{signals, thread};
 
 /// Number of accept4(2) calls that go to workers after a ring's first stuck call.
 const FIRST_PENALTY: u32 = 256;
-/// Largest number of accept4(2) calls that go to workers after one stuck call.
+/// Maximum number of accept4(2) calls that go to workers after one stuck call.
 const LAST_PENALTY: u32 = 1 << 20;
 
 /// Thread id of the calling thread, which makes several accept4(2) calls. `None`: not looked up
@@ -37,7 +38,7 @@ pub(crate) struct StuckCalls {
     pub watch: Option<Arc<WatchedCalls>>,
     /// Number of coming accept4(2) calls that workers make instead of the driver.
     for_workers: u32,
-    /// The number of calls that the last stuck call sent to workers.
+    /// The number of accept4(2) calls that went to workers after the last stuck call.
     penalty: u32,
     /// Thread-local block and thread id of the only thread that drives a ring with deferred task
     /// work. After that thread has ended, a new thread may get the same block. In the kernel, the
@@ -56,10 +57,10 @@ impl StuckCalls {
         leaves
     }
 
-    /// Sends the next calls to workers, because a call got stuck: the watchdog interrupted the
-    /// call, and the connection that it was to accept is gone. So another process has accepted the
-    /// connection. (If the connection is still there, the call was only slow, because its thread
-    /// got no processor.)
+    /// Sends the next accept4(2) calls to workers, because a call got stuck: the watchdog
+    /// interrupted it, and its connection is gone. So another process has accepted the connection.
+    /// (If the connection is still there, the call was only slow, because its thread got no
+    /// processor.)
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
         self.for_workers = self.penalty;

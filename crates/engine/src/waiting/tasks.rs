@@ -1,7 +1,7 @@
 //! Tasks for the ring watcher: threads that it has to start, and actions that need a thread without
 //! locks. If a call of the program needs a worker, the ring watcher starts the worker, because the
-//! call may come from a signal handler or from inside malloc. `driving::ring_watcher` is the ring
-//! watcher's thread. It sleeps until the wake eventfd is readable.
+//! program may make the call in a signal handler or inside malloc. `driving::ring_watcher` is the
+//! ring watcher's thread. It sleeps until the wake eventfd is readable.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -162,7 +162,8 @@ impl Tasks {
             watch();
         };
         if let Err(error) = thread::spawn("usring-watcher", Credentials::Following, Box::new(life)) {
-            // The eventfd is about to be closed, and the program may then get the eventfd's number.
+            // The eventfd is about to be closed. Then the program may get a file under the
+            // eventfd's number.
             self.wake_event.store(0, Ordering::Release);
             (service.undo)();
             return Err(error);
@@ -192,8 +193,8 @@ impl Tasks {
     pub fn start_worker(&'static self, life: Action, spawn_failed: Action) {
         let preparation = &self.preparation;
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
-        // The worker reports its start from its own thread: by then it has its credentials, so a
-        // thread may change the credentials of the program.
+        // The worker reports its start from its own thread. By then the worker has its credentials,
+        // so a thread may change the credentials of the program.
         let life = move || (preparation.end_spawn(), life()).1;
         let spawn_failed = move || (preparation.end_spawn(), spawn_failed()).1;
         self.start_thread("iou-wrk", Credentials::OfSpawn, Box::new(life), Box::new(spawn_failed));
@@ -233,8 +234,8 @@ impl Tasks {
         self.has_changed.swap(false, Ordering::Acquire)
     }
 
-    /// Returns a function to call once an anchor of the common group (`rights`) has started, if an
-    /// anchor is wanted, and clears the wish. `None`: no anchor is wanted.
+    /// If an anchor of the common group (`rights`) is wanted, clears the wish, and returns a
+    /// function to call once the anchor has started. `None`: no anchor is wanted.
     pub fn take_anchor_wish(&'static self) -> Option<impl Fn() + Send + Clone + 'static> {
         let preparation = &self.preparation;
         if !preparation.wants_anchor.load(Ordering::Acquire) {

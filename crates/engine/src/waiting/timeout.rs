@@ -40,7 +40,8 @@ pub(crate) struct Timeouts {
     /// Number of TIMEOUTs that have expired or reached their count of completions. Each of them
     /// ends a wait for CQEs, even if the wait still needs completions (the kernel's `cq_timeouts`).
     pub ended: i64,
-    /// The number of ended TIMEOUTs of all processes of a shared ring that `ended` contains so far.
+    /// On a shared ring, the number of ended TIMEOUTs of all processes that `ended` has taken into
+    /// account.
     ended_of_all: u32,
     /// Whether a TIMEOUT has ended since sleepers were last woken.
     pub just_ended: bool,
@@ -117,8 +118,9 @@ impl Timeouts {
 
     /// Counts the CQEs up to this tail of the CQ. Returns the number of CQEs so far, less the
     /// TIMEOUTs that have expired or reached their count. Timeouts that count completions compare
-    /// this number with their own. (The CQE of a TIMEOUT that is removed or refused counts like any
-    /// other CQE. So does the CQE for the tag of a released file or buffer.)
+    /// this number with the number at which they end. (The CQE of a TIMEOUT that is removed or
+    /// refused counts like any other CQE. So does the CQE for the tag of a released file or
+    /// buffer.)
     pub fn count_to(&mut self, tail: u32) -> i64 {
         self.completions += i64::from(tail.wrapping_sub(self.counted_to).cast_signed());
         self.counted_to = tail;
@@ -206,8 +208,8 @@ impl Timeouts {
         self.remove(index, key)
     }
 
-    /// Begins a batch of requests that are to be issued, at this tail of the CQ. A timeout in the
-    /// batch that counts completions counts those of all requests of the batch.
+    /// Begins a batch of requests that are to be issued, at this tail of the CQ. A timeout of the
+    /// batch that counts completions counts from this tail, so it counts those of the whole batch.
     #[inline]
     pub fn begin_batch(&mut self, tail: u32) {
         self.batch_began_at = tail;
@@ -241,8 +243,8 @@ impl Timeouts {
         self.insert(request, deadline, completes_at);
     }
 
-    /// If the request, which is about to wait, is followed by a LINK_TIMEOUT in its chain, arms the
-    /// LINK_TIMEOUT.
+    /// If a LINK_TIMEOUT follows the request in its chain, arms the LINK_TIMEOUT. The request is
+    /// about to wait.
     pub fn arm_link_timeout(&mut self, request: &mut Request) {
         if !request.link.as_ref().is_some_and(|next| next.is_link_timeout()) {
             return;

@@ -9,7 +9,8 @@ use alloc::collections::VecDeque;
 
 pub(crate) struct Waiter {
     pub request: RequestEntry,
-    /// Value of `Slot::round` (the slot's number of events) when the request began to wait.
+    /// Value of `Slot::round` (the number of events that the slot has handled) when the request
+    /// began to wait.
     pub round: u32,
     pub purpose: Purpose,
     pub slice: TimeSlice,

@@ -15,7 +15,8 @@ use usring_sys::{Errno, SystemCall, futex, signals, thread, wait};
 
 const NAME: &str = "usring-watchdog";
 
-/// Nanoseconds between two checks. A driver is stuck in a call for at most twice as long.
+/// Nanoseconds between two checks of the watched calls. A driver is stuck in a call for at most
+/// twice as long.
 const INTERVAL: Nanoseconds = 5_000_000;
 
 /// Number of consecutive checks without a watched call after which the watchdog sleeps.
@@ -24,8 +25,8 @@ const QUIET_CHECKS: u32 = 20;
 /// Nanoseconds of sleep after which the watchdog's thread ends.
 const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
 
-/// Makes a system call that is not expected to sleep. Returns `None` if the call was interrupted:
-/// by the watchdog, because it slept or was slow, or by a signal.
+/// Makes a system call that is not expected to sleep. Returns `None` if the call was interrupted by
+/// a signal, or by the watchdog because it slept or was slow.
 pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let watch = stuck.watch.get_or_insert_with(|| {
         let watch = Arc::new(WatchedCalls::default());
@@ -74,10 +75,10 @@ impl Watchdog {
         };
         let tasks = tasks();
         if tasks.is_current() {
-            // The calling thread is the ring watcher. As a task, the start of the watchdog would
-            // come only after the call that is to be watched, in which the ring watcher may get
-            // stuck. So the ring watcher starts the watchdog at once. If two watchdogs are started,
-            // one of them ends immediately.
+            // The calling thread is the ring watcher. If the start of the watchdog were a task, it
+            // would come only after the watched call, in which the ring watcher may get stuck. So
+            // the ring watcher starts the watchdog at once. If two watchdogs are started, one of
+            // them ends immediately.
             let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
         } else if is_new {
             // If the thread cannot be started, the next watched call tries again.
@@ -123,7 +124,7 @@ impl Watchdog {
             busy |= now != *last || !now.is_outside();
             *last = now;
             // The ring has the other reference to its watched calls. If the ring is gone, this
-            // entry goes, too.
+            // entry of the list goes, too.
             Arc::strong_count(watch) > 1
         });
         busy

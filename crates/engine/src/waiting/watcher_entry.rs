@@ -7,9 +7,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 /// A ring's entry in the ring watcher's set.
 #[derive(Default)]
 pub(crate) struct WatcherEntry {
-    /// Event data of the entry; 0 until the ring is first put into the ring watcher's set.
+    /// Event data of the ring's entry in the ring watcher's epoll set; 0 until the ring is first
+    /// put there.
     pub id: AtomicU64,
-    /// Whether the entry is armed in the ring watcher's set, and has not fired since.
+    /// Whether the ring's entry is armed in the ring watcher's set, and has not fired since.
     pub armed: AtomicBool,
     /// Whether the ring has to be driven. Set when the entry fires, and cleared by the next driver.
     pub must_be_driven: AtomicBool,
@@ -33,8 +34,8 @@ impl WatcherEntry {
 /// cheaper watch at intervals (`driving::idle_watch`).
 const FIRST_TRIAL: u32 = 64;
 
-/// Largest value of [`Activity::waits`] at which idle watching begins. When idle watching ends
-/// because the program is not in the ring, the value for its next beginning doubles, up to this.
+/// Largest value of [`Activity::waits`] at which idle watching begins. The value doubles, up to
+/// this, each time that idle watching ends because no thread of the program is in the ring.
 const LAST_TRIAL: u32 = 2048;
 
 /// Estimate of how a ring's program behaves. Only `idle_watched` is exact.

@@ -7,8 +7,8 @@
 //!   group has no anchor, the ring watcher starts its workers. Idle workers end after some seconds.
 //! - Buffered writes to one file run one at a time, also across groups. The writes of one group run
 //!   in the order in which they were queued.
-//! - A queued job belongs to the pool's queue, a running job to its worker. A finished request goes
-//!   back to its ring as task work.
+//! - A queued job belongs to the pool's queue, a running job to its worker. The worker passes a
+//!   finished request back to its ring as task work.
 
 use crate::probes;
 use crate::request::conditions::RequestId;
@@ -68,8 +68,9 @@ pub(crate) struct JobView {
     pub sqe: Sqe,
     /// Descriptor number of the request's file, if it works on one.
     pub number: Option<i32>,
-    /// Whether the job continues when its ring is closed. `true` for a direct transfer without
-    /// IOSQE_ASYNC: the kernel would have started it before the submitter's enter(2) returned.
+    /// Whether the job goes on after its ring is closed. `true` for a direct transfer without
+    /// IOSQE_ASYNC: the kernel would have started the transfer before the submitter's enter(2)
+    /// returned.
     pub outlives_ring: bool,
 }
 
@@ -197,7 +198,7 @@ impl WorkerPool {
     }
 
     /// Handles a worker that could not be started, or that has other rights than its group. If the
-    /// pool has no other worker, the queued jobs fail with `EAGAIN`, as on a kernel without
+    /// group's pool has no other worker, the queued jobs fail with `EAGAIN`, as on a kernel without
     /// workers.
     fn spawn_failed(&self, class: Class, group: &GroupState) {
         let mut state = self.state.lock();
@@ -255,7 +256,7 @@ impl WorkerPool {
         };
         let mut state = self.state.lock();
         state.running.retain(|running| running.view.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
-        // A queued job of the same file, in any group, may have waited until this job ended.
+        // A queued write to the same file, in any group, may have waited until this job ended.
         let successors = if job.order.is_some() { state.held_up(job.order) } else { Vec::new() };
         drop(state);
         for group in successors {
@@ -379,8 +380,8 @@ pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
 pub(crate) enum Cancelled {
     /// The request was still queued; the caller completes it.
     Waiting(RequestEntry),
-    /// A worker runs the request, which has this opcode. Its system call was interrupted, and the
-    /// request completes later.
+    /// A worker runs the request, which has this opcode. The worker's system call was interrupted,
+    /// and the request completes later.
     Running(u8),
     Nothing,
 }

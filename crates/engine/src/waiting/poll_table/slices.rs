@@ -6,7 +6,8 @@ use crate::waiting::waiters::Waiter;
 use usring_sys::width;
 
 impl PollTable {
-    /// Returns whether a request may be runnable. `false`: certainly none is.
+    /// Returns whether a request may be runnable (due for its next time slice). `false`: certainly
+    /// none is.
     #[inline]
     pub fn has_runnable(&self) -> bool {
         !self.runnable.is_empty()
@@ -28,8 +29,8 @@ impl PollTable {
     }
 
     /// Removes and returns the request that has been runnable for longest. `None`: no request is
-    /// runnable, or this one has been removed. The caller tries the request and then ends the
-    /// slot's round.
+    /// runnable, or the request has been removed from its slot meanwhile. The caller tries the
+    /// request and then ends the slot's round.
     pub fn begin_slice(&mut self) -> Option<(Tag, Waiter)> {
         let tag = self.runnable.pop_front()?;
         self.slices_begun = self.slices_begun.wrapping_add(1);
