@@ -83,8 +83,8 @@ loom::lazy_static! {
     static ref ORDER: Order = Order::new();
 }
 
-/// The lock of a change: 1 while a thread gives an order to the service threads and waits for their
-/// answers.
+/// The lock of a change of credentials: 1 while a thread gives an order to the service threads and
+/// waits for their answers.
 static ORDERING: AtomicU32 = AtomicU32::new(0);
 /// Number of answers of service threads; a futex on which the changing thread sleeps.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
@@ -306,9 +306,9 @@ fn is_only_thread_by(find: impl Fn() -> Result<OtherThread, Errno>) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OtherThread {
     Nothing,
-    /// It lists a thread that may be the program's or usring's.
+    /// /proc/self/task lists a thread that may be the program's or usring's.
     Possible,
-    /// It lists a thread that is certainly the program's.
+    /// /proc/self/task lists a thread that is certainly the program's.
     Certain,
 }
 

@@ -30,7 +30,7 @@ pub fn begin() {
     unusual::set(Unusual::LowMemory);
 }
 
-/// Notes that the reserve is full again. The caller holds the allocator's lock.
+/// Notes that the allocator's memory reserve is full again. The caller holds the allocator's lock.
 pub fn end() {
     unusual::clear(Unusual::LowMemory);
 }

@@ -69,7 +69,8 @@ impl Numbers {
         }
     }
 
-    /// Removes a number. Returns whether this call removed it: `false` if it was not in the set.
+    /// Removes a number from the set. Returns whether this call removed it: `false` if it was not
+    /// in the set.
     fn remove(&self, number: i32) -> bool {
         self.has(number)
             && self.word(number).is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Acquire) & bit != 0)
@@ -415,8 +416,8 @@ fn begin_at(limit: u64) {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
         let is_below = number < RESERVED_BASE && is_private(number);
-        // If a duplicate has this number, no placeholder replaces that duplicate when it is closed:
-        // the number is then free for the program.
+        // If a duplicate has this number, no placeholder replaces the duplicate at its close. The
+        // number is then free for the program.
         RESERVE.remove(number);
         if IDLE.remove(number) || is_placeholder || is_below {
             PRIVATE.remove(number);

@@ -158,8 +158,8 @@ pub enum Owner {
 pub fn owner_of(thread: u32) -> Owner {
     let mut owner = Owner::Program;
     for slot in all() {
-        // One load is enough: the slot of a thread in /proc/self/task was reserved before the
-        // thread was made.
+        // One load is enough: usring reserves a thread's slot before it makes the thread, so before
+        // /proc/self/task lists the thread.
         match slot.thread.load(Ordering::Acquire) {
             found if found == thread && slot.has(Credentials::OfSubmitter) => return Owner::Submitter,
             found if found == thread => return Owner::Usring,

@@ -108,7 +108,7 @@ pub fn allows(address: usize, write: bool) -> bool {
     check(answer) != Err(Errno::EFAULT)
 }
 
-/// Maximum number of ranges registered at the same time.
+/// Maximum number of ranges with a fault server that are registered at the same time.
 pub const MOST_RANGES: usize = 256;
 /// Number of fault slots, a power of two. If all are in use, a further faulting thread waits.
 pub const FAULT_SLOTS: usize = 256;
@@ -156,7 +156,8 @@ struct FaultSlot {
 static SLOTS: [FaultSlot; FAULT_SLOTS] =
     [const { FaultSlot { hazard: AtomicPtr::new(core::ptr::null_mut()), stack: AtomicUsize::new(0) } }; FAULT_SLOTS];
 
-/// The registration of a range. Dropping it removes the range from the table.
+/// The registration of a range whose faults a server serves. Dropping it removes the range from the
+/// table.
 #[derive(Debug)]
 pub struct Registration {
     row: usize,

@@ -82,7 +82,7 @@ impl<T: Sync + 'static> PerProcess<T> {
         PerProcess { word: AtomicPtr::new(core::ptr::null_mut()) }
     }
 
-    /// Returns the value, if this process has made it.
+    /// Returns this process's value, if the process has made it.
     #[inline]
     pub fn get(&self) -> Option<&'static T> {
         let word = self.word.load(Ordering::Acquire);
@@ -93,7 +93,7 @@ impl<T: Sync + 'static> PerProcess<T> {
         unsafe { word.as_ref()?.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Returns the value. If this process has none yet, `make` makes it.
+    /// Returns this process's value. If the process has none yet, `make` makes it.
     pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &'static T {
         if let Some(value) = self.get() {
             return value;

@@ -107,7 +107,7 @@ fn register() -> Result<(i32, &'static AtomicU64), Errno> {
         return Err(Errno::EMFILE);
     }
     WAKE_EVENT.store(wake_event.into_raw() + 1, Ordering::Release);
-    // Without the sockets, processes share rings but pass no files on.
+    // If the sockets of `deposit` cannot be made, processes share rings but pass no files on.
     if let Ok(sockets) = deposit::queue()
         && sockets.iter().all(|socket| descriptor::keep_in_children(socket.number()))
     {

@@ -284,7 +284,7 @@ impl SleepWord {
     }
 
     /// Returns whether some thread is the leader. The answer stays valid while the caller holds the
-    /// lock under which leaders change.
+    /// lock under which a ring's leader changes.
     pub fn is_led(&self) -> bool {
         State::unpack(self.state.load(Ordering::Relaxed)).led
     }

@@ -95,8 +95,8 @@ impl SystemCall {
         check(answer)
     }
 
-    /// Makes the call on this thread, without the hook ([`call_hook`]), and repeats it after each
-    /// `EINTR`.
+    /// Makes the system call on this thread, without the recorder's hook ([`call_hook`]), and
+    /// repeats it after each `EINTR`.
     pub fn run_unhooked(&self) -> Result<u64, Errno> {
         loop {
             // SAFETY: the reasons are those in `run_once`.

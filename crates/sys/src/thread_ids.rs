@@ -16,8 +16,8 @@ use crate::{UserAddress, signals, user_memory, width};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Number of entries of [`KNOWN`]. Each holds one thread id; ids with the same entry replace each
-/// other.
+/// Number of entries of [`KNOWN`]. Each entry holds one thread id. Ids that belong to the same
+/// entry replace each other.
 const ENTRIES: usize = 1024;
 /// Ids of threads whose word behind the thread pointer holds their id. A forked child begins with
 /// an empty table, because its thread's word may still hold the id of its parent's thread.

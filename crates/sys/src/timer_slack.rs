@@ -26,8 +26,8 @@ const PR_GET_TIMERSLACK: u64 = 30;
 /// Sleeps for a short span on the calling thread, which may be the program's. Errors: `EINTR` if a
 /// signal ended the sleep early.
 pub fn sleep_precisely(span: Nanoseconds) -> Result<(), Errno> {
-    // A thread with a real-time policy has no slack, and may not set it. If a sandbox denies the
-    // query, the slack stays as it is, and `overshoot` measures its effect.
+    // A thread with a real-time policy has no slack, and may not set it. If a sandbox denies
+    // prctl(2), the thread's slack stays as it is, and `overshoot` measures its effect.
     let slack = control(PR_GET_TIMERSLACK, 0).unwrap_or(0);
     if slack > 1 {
         let _ = control(PR_SET_TIMERSLACK, 1);

@@ -172,7 +172,8 @@ fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
 }
 
 /// Models the close of a ring. The sealing thread takes the entries that are in the queue. A pusher
-/// that sees the seal takes the later ones. Each of them holds the ring's lock meanwhile.
+/// that sees the seal takes the later entries. Each thread that takes entries holds the ring's lock
+/// meanwhile.
 fn sealed_while_two_push() {
     bounded(|| {
         let (queue, consumer) = queue();
