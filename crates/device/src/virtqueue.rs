@@ -283,8 +283,8 @@ impl VirtQueue {
         self.used_index.half_word(0).load(Edge::UsedIndex.acquire())
     }
 
-    /// Asks for an interrupt at the next used head. Returns `false` if the used ring already has a
-    /// head, for which no interrupt may come.
+    /// Asks the device for an interrupt at the next head in the used ring. Returns `false` if the
+    /// used ring already has a head, for which no interrupt may come.
     pub fn ask_for_interrupt(&self) -> bool {
         if self.event_index {
             self.used_event.half_word(0).store(self.taken, Ordering::Relaxed);

@@ -437,8 +437,8 @@ fn a_forked_child_does_not_disturb_its_parents_requests() {
         let mut completions = Completions::new();
         queue.as_mut().unwrap().poll(&mut completions);
         let sees_nothing = completions.as_slice().is_empty();
-        // The child opens a queue pair of its own. Its AIO context may lie at the address of the
-        // parent's.
+        // The child opens a queue pair of its own. The child's AIO context may have the same
+        // address as the parent's.
         let mut own = Rig::new(&*driver, POLLED);
         drop(queue.take());
         let works = own.read(0, 4096) == [0; 4096];

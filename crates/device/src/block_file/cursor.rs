@@ -19,7 +19,8 @@ impl<'a> Cursor<'a> {
         Cursor { segments, within: 0 }
     }
 
-    /// Returns the unused part of the current segment; `None` at the end of the memory.
+    /// Returns the unused part of the cursor's current segment; `None` at the end of the transfer's
+    /// memory.
     fn rest(&mut self) -> Option<IoVector> {
         while let Some(first) = self.segments.first() {
             if first.length > self.within {

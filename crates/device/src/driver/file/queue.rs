@@ -302,8 +302,8 @@ impl QueuePair for AioQueue {
         Submission::Accepted
     }
 
-    /// Submits in the calling thread, which may sleep. A caller that must not sleep uses
-    /// [`QueuePair::begin_deferred`] instead.
+    /// Submits the accepted requests in the calling thread, which may sleep. A caller that must not
+    /// sleep uses [`QueuePair::begin_deferred`] instead.
     fn ring_doorbell(&mut self) {
         if let Some(mut batch) = self.begin_deferred() {
             batch.run();

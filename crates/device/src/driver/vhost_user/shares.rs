@@ -62,8 +62,8 @@ impl KnownShares {
         }
     }
 
-    /// Returns the address of a segment in the back end. `None` unless all of the segment is
-    /// shared.
+    /// Returns the address by which requests to the back end name a segment. `None` unless all of
+    /// the segment is shared.
     #[inline]
     pub fn find(&self, segment: IoVector) -> Option<u64> {
         let after = self.list.partition_point(|share| share.start <= segment.base);
