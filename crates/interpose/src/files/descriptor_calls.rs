@@ -43,8 +43,8 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
         devices::forget(number);
         return Some(closed);
     }
-    // The number is removed from the table before it is closed. In the other order, the kernel
-    // could give the number to another file while the table still names a ring.
+    // A ring's number is removed from the table of rings before it is closed. In the other order,
+    // the kernel could give the number to another file while the table still names the ring.
     let file = descriptors::remove(number);
     note_close(file.as_deref(), number);
     let closed = descriptor::close(number);
@@ -59,8 +59,8 @@ fn note_close(file: Option<&File>, number: i32) {
     }
 }
 
-/// Returns whether the table may record this number as a device's. Does not examine the number's
-/// file.
+/// Returns whether the table of devices may have an entry for this number. Does not examine the
+/// number's file.
 fn may_be_device(number: i32) -> bool {
     devices::exist() && number >= RESERVED_BASE
 }

@@ -119,8 +119,8 @@ impl File {
     /// number is left.
     fn duplicate(&self, number: i32) -> Option<OwnedDescriptor> {
         let private = descriptor::duplicate_private(number).ok()?;
-        // A number leaves the table before it is closed. So if the table still has this ring under
-        // `number` now, `number` was the ring's at the duplication.
+        // A number leaves the table of rings before it is closed. So if the table still has this
+        // ring under `number` now, `number` was the ring's at the duplication.
         let stands = entry(number).map(|entry| entry.load(Ordering::Acquire));
         (stands == Some(&raw const *self as usize)).then_some(private)
     }
@@ -350,14 +350,14 @@ pub fn get(number: i32) -> Option<Arc<File>> {
     }
 }
 
-/// Returns whether the table has an entry for a number: it refers to a ring, perhaps to one that
-/// this process has only inherited.
+/// Returns whether the table of rings has an entry for a number: it refers to a ring, perhaps to
+/// one that this process has only inherited.
 pub fn is_known(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }
 
-/// Enters a ring in the table, under a number that has no entry. Error: `EMFILE` if the number is
-/// beyond the table.
+/// Enters a ring in the table of rings, under a number that has no entry. Error: `EMFILE` if the
+/// number is beyond the table.
 pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     let entry = entry(number).ok_or(Errno::EMFILE)?;
     if number < RESERVED_BASE {
@@ -408,7 +408,7 @@ unsafe fn drop_share(object: usize) {
     drop(unsafe { Arc::from_raw(object as *const File) });
 }
 
-/// Returns the numbers from `first` to `last` that have an entry in the table.
+/// Returns the numbers from `first` to `last` that have an entry in the table of rings.
 pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     let end = USED_END.load(Ordering::Relaxed).cast_unsigned().min(last.saturating_add(1));
     (first..end).map(|number| number.cast_signed()).filter(|number| is_known(*number))

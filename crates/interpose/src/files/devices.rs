@@ -29,7 +29,7 @@ const OTHER: usize = 1;
 /// Each table entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` from `into_raw`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUMBERS];
 
-/// The highest descriptor number that ever had an entry in the table, plus 1.
+/// The highest descriptor number that ever had an entry in the table of devices, plus 1.
 static USED_END: AtomicU32 = AtomicU32::new(0);
 
 /// Number of table entries dropped so far; changes under the lock `descriptors`. While one thread
@@ -167,7 +167,7 @@ pub fn is_device(number: i32) -> bool {
     with(number, |_| ()).is_some()
 }
 
-/// Returns whether the table has an entry for a number.
+/// Returns whether the table of devices has an entry for a number.
 pub fn is_remembered(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != UNKNOWN)
 }
@@ -202,7 +202,7 @@ pub fn enter(number: OwnedDescriptor) -> i32 {
     number
 }
 
-/// Drops the table entries of the numbers from `first` to `last`.
+/// Drops the entries of the numbers from `first` to `last` from the table of devices.
 pub fn forget_between(first: u32, last: u32) {
     let end = USED_END.load(Ordering::Relaxed).min(last.saturating_add(1));
     (first..end).for_each(|number| forget(number.cast_signed()));
@@ -223,7 +223,7 @@ fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     release_entry(old);
 }
 
-/// Releases the device of an entry that was taken out of the table.
+/// Releases the device of an entry that was taken out of the table of devices.
 fn release_entry(old: usize) {
     if old > OTHER {
         // SAFETY: 1. The pointer comes from `Arc::into_raw`, and this function owns the table's

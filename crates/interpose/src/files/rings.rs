@@ -13,7 +13,7 @@ use usring_uapi::io_uring as abi;
 /// Value of `to_submit` in a test call of io_uring_enter(2) with the descriptor −1. The call tests
 /// whether io_uring calls reach usring.
 const PROBE: u64 = 0x7573_7270;
-/// The answer to the test call. No other call returns it.
+/// usring's answer to the test call of io_uring_enter(2). No other call returns it.
 const PROBE_ANSWER: u64 = 0x0050_524f;
 
 /// Answers io_uring_enter(2).

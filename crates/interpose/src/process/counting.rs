@@ -27,8 +27,8 @@ pub fn count_for(process: u32) {
             FILE.store(&raw const *statistics as *mut Statistics, Ordering::Release);
             usring_engine::set_statistics(statistics, process);
         }
-        // Under the launcher, a process may lack the rights to open the file. It then counts
-        // nothing.
+        // Under the launcher, a process may lack the rights to open the file of counters. Such a
+        // process counts nothing.
         Err(_) if environment::is_strict() => {}
         Err(error) => message::say(format_args!(
             "nothing is counted: {} cannot be used for USRING_STATS ({error})",

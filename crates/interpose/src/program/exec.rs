@@ -378,7 +378,7 @@ fn write_preload(
     Ok(length + write(&mut bytes[length..], &[&own_variables.library]))
 }
 
-/// Writes the parts one after another. Returns the sum of their lengths.
+/// Writes `parts` to `bytes`, one after another. Returns the sum of their lengths.
 fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
     parts.iter().fold(0, |at, part| {
         bytes[at..at + part.len()].copy_from_slice(part);

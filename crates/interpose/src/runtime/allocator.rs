@@ -45,7 +45,8 @@ const ALIGNED: usize = 16;
 /// The free lists and their lock, alone on a page that is zeroed in a forked child.
 #[repr(C)]
 struct Lists {
-    /// State of the lock. 0: free; 1: locked; 2: locked, and another thread waits.
+    /// State of the lock on the free lists. 0: free; 1: locked; 2: locked, and another thread
+    /// waits.
     lock: AtomicU32,
     /// Start of the unused part of the current region.
     next: usize,

@@ -195,8 +195,8 @@ global_asm!(
     "5:",
     "xor eax, eax",
     "ret",
-    // The answer depends on the first byte in memory that differs. So the words are reversed, which
-    // makes their first byte the most significant one.
+    // memcmp's answer depends on the first byte in memory that differs. So the words are reversed,
+    // which makes their first byte the most significant one.
     "6:",
     "bswap rax",
     "bswap rcx",

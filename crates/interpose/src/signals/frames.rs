@@ -21,10 +21,10 @@ const MOST_FRAMES: usize = 64;
 /// Bytes that a slot has for a frame. The largest frame on x86-64 processors has 11 KiB (with AMX).
 const SIZE: usize = 16 * 1024;
 
-/// Offset in the register state of the number that shows the state's format. It is [`MAGIC`] if the
-/// state is longer than the legacy 512 bytes.
+/// Offset, in a frame's register state, of the number that shows the state's format. It is
+/// [`MAGIC`] if the state is longer than the legacy 512 bytes.
 const STATE_MAGIC: usize = 464;
-/// Offset in the register state of the number that contains the state's length in bytes.
+/// Offset, in a frame's register state, of the number that contains the state's length in bytes.
 const STATE_SIZE: usize = 468;
 const MAGIC: u32 = 0x4650_5853;
 const OLD_STATE: usize = 512;
@@ -111,8 +111,8 @@ pub fn forget_after_fork() {
 
 /// Returns the maximum number of bytes of stack that [`place`] needs to put a frame back.
 pub fn room_for(saved_frame: u32) -> u64 {
-    // The copy may begin up to 63 bytes above `room`, because the register state must keep its
-    // alignment.
+    // The frame's copy may begin up to 63 bytes above `room`, because its register state must keep
+    // its alignment.
     slot(saved_frame).map_or(0, |place| place.length.load(Ordering::Relaxed) as u64 + 64)
 }
 

@@ -137,7 +137,7 @@ fn map(arguments: [u64; 6]) -> Answer {
     if start.is_none() {
         report_no_room(length);
     }
-    // If the region cannot provide the memory, the kernel maps it.
+    // If the region cannot provide the memory for this mmap(2), the kernel maps it.
     start.map(|start| Ok(start as u64))
 }
 
@@ -184,8 +184,9 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
     let flags = width::low(flags) & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
     arguments[3] = u64::from(flags);
     match changes.replace(&range, || map_by_kernel(arguments)) {
-        // The file may be that of a ring, whose descriptor has no mmap in the kernel. `make_room`
-        // then releases the range to the kernel, and `descriptor_calls::map` answers the call.
+        // The file of this mmap(2) may be a ring's, whose descriptor has no mmap in the kernel.
+        // `make_room` then releases the range to the kernel, and `descriptor_calls::map` answers
+        // the call.
         Err(Errno::ENODEV) => {
             make_room(&mut changes, &range).err().map(|error| Err(errno_for_program(error, Unsupported::MapOver)))
         }
@@ -220,7 +221,7 @@ fn unmap(mappings: &Mappings, start: u64, length: u64) -> Result<u64, Errno> {
 fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: Option<u64>) -> Result<u64, Errno> {
     let number = if key.is_some() { linux::__NR_pkey_mprotect } else { linux::__NR_mprotect };
     let ask = |start, length| kernel(number, [start, length, u64::from(protection), key.unwrap_or(0)]);
-    // With a length of 0 the kernel only checks the other arguments.
+    // With a length of 0, the kernel only checks the call's other arguments.
     ask(start, 0)?;
     const KNOWN: u32 = READ_WRITE | linux::PROT_EXEC | linux::PROT_SEM;
     if protection & !KNOWN != 0 && length != 0 {

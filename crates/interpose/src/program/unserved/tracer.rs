@@ -408,7 +408,8 @@ global_asm!(
     "cmp rax, -4095",
     "jae 3f",
     "mov r13, rax",
-    // Copies the section word by word. r14 is the offset of the word in the section.
+    // Copies this section of code to the new image, word by word. r14 is the offset of the word in
+    // the section.
     "xor r14d, r14d",
     "2:",
     "lea rax, [rip + __start_usring_unserved]",
@@ -439,7 +440,7 @@ global_asm!(
     "mov r9, {mark}",
     "mov eax, {rt_sigaction}",
     "call usring_unserved_call",
-    // The new image begins in the copy of the section, and waits there until the tracer has ended.
+    // The new image begins in its copy of this section, and waits there until the tracer has ended.
     "mov rax, [rbp + {first} + {rip}]",
     "mov [rbp + {first} + {rbx}], rax",
     "mov eax, {getpid}",
@@ -492,14 +493,13 @@ global_asm!(
     "call usring_unserved_trace",
     "mov rax, [rbp + {call} + {rax}]",
     "ret",
-    // Converts r10, an address in this section, to the corresponding address in the copy, which
-    // begins at r13. Continues with usring_unserved_poke, which writes r10.
+    // Converts r10, an address in this section, to the corresponding address in the new image's
+    // copy, which begins at r13. Continues with usring_unserved_poke, which writes r10.
     "usring_unserved_relocate:",
     "lea rax, [rip + __start_usring_unserved]",
     "sub r10, rax",
     "add r10, r13",
-    // Writes r10 to the copy of the section, at the offset r14. The copy lies in the traced
-    // process.
+    // Writes r10 to the traced process's copy of this section, at the offset r14.
     "usring_unserved_poke:",
     "mov edi, {PTRACE_POKEDATA}",
     "lea rdx, [r13 + r14]",
