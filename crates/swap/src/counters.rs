@@ -142,8 +142,8 @@ pub mod run {
     use usring_sys::page_array::PageArray;
     use usring_sys::{Errno, mapping};
 
-    /// Maximum number of processes that have counters in the file. A later process counts in its
-    /// own memory, and its counts do not reach the file.
+    /// Maximum number of processes that have counters in the file of a run. A later process counts
+    /// in its own memory, and its counts do not reach the file.
     pub const MOST: usize = 64;
     /// Bytes of the file: one page, then a part for each of [`MOST`] processes. The first word of
     /// the file is the number of processes that have asked for a part.

@@ -278,8 +278,9 @@ impl Inheritance {
         }
         let region = SwapRegion::start(window, pager, queues, true)?;
         let claim = parent.claim.as_ref().map(|claim| {
-            // The child inherited the lock's open file description under the parent's descriptor
-            // number. From now on, this number belongs to the child's `Mappings`.
+            // The child inherited the open file description that locks the backing store, under the
+            // parent's descriptor number. From now on, this number belongs to the child's
+            // `Mappings`.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
         });
         let mappings = Mappings { region, space: Mutex::new(space), claim, exposed: AtomicBool::new(false) };

@@ -62,7 +62,8 @@ pub struct Options<'a> {
     pub socket: Option<&'a [u8]>,
 }
 
-/// Returns the size of a region in bytes, from the store's capacity and the limit in bytes.
+/// Returns the size of a region in bytes. `capacity`: the bytes of the backing store. `limit`: the
+/// limit on resident memory in bytes.
 fn addresses(capacity: u64, limit: usize) -> usize {
     let held = width::size(capacity).saturating_add(limit);
     held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)

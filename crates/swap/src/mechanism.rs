@@ -45,7 +45,7 @@ pub trait Mechanism: Send + Sync {
     /// as dirty.
     fn tracks_writes(&self) -> bool;
 
-    /// Maps absent pages with the content given, write-protected if `protected`.
+    /// Maps absent pages with the content `content`, write-protected if `protected`.
     fn fill(&self, offset: usize, content: &[u8], protected: bool) -> Result<(), Errno>;
 
     /// Maps absent pages that hold zeroes.
@@ -112,7 +112,7 @@ pub trait Mechanism: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Unmaps `parts` of the region in a forked child that gets no copy of the memory.
+    /// Unmaps `parts` of the region in a forked child that gets no copy of the region's memory.
     fn unmap_in_child(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
         let _ = parts;
         Ok(())

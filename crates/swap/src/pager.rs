@@ -385,8 +385,8 @@ impl Pager {
         self.limit.wake_evictor();
     }
 
-    /// Reserves room for one page below the limit, or in the excess that was added to it (see
-    /// `watermarks`). Returns `false` if there is no room.
+    /// Reserves room for one page below the region's limit, or in the excess that `Limit::raise`
+    /// has added to the limit. Returns `false` if there is no room.
     #[inline]
     pub fn take_one(&self, fault_slot: usize) -> bool {
         match self.limit.take(1) {

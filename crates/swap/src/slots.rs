@@ -15,7 +15,7 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU64, AtomicUsize, Ordering};
 use usring_sys::width;
 
-/// Maximum number of slots in a run, which lies in one word of the table.
+/// Maximum number of slots in a run, because a run lies in one word of the slot table.
 pub const MOST_SLOTS_OF_RUN: u32 = 64;
 
 /// Number of words of the slot table that are searched for a run of the wanted length. After that,
@@ -147,8 +147,9 @@ impl Slots {
             let bits = mask(run.length) << run.first;
             let took = self.table.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
-                // The count is raised before the slots get a user. If this process is killed after
-                // that, another process frees the slots of that user and lowers the count.
+                // The count of allocated slots is raised before the slots get a user. If this
+                // process is killed after they have one, another process frees the slots of that
+                // user and lowers the count.
                 self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 if let Some((users, own)) = self.sharing() {
                     users.take(own, index, bits);
@@ -214,8 +215,8 @@ fn starts(free: u64, length: u32) -> u64 {
     starts
 }
 
-/// Returns the first run of `wanted` free bits. If the word has no such run, returns its longest
-/// run of at least `least` bits. `None` if all runs are shorter.
+/// Returns the first run of `wanted` set bits of `free`. If there is none, returns the longest run
+/// of at least `least` set bits. `None` if all runs are shorter.
 #[inline]
 fn longest_run(free: u64, least: u32, wanted: u32) -> Option<Run> {
     let (mut found, mut length) = (starts(free, least), least);

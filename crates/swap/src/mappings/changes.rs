@@ -203,7 +203,7 @@ impl Changes<'_> {
         }
         let units = self.space.units(&within);
         self.reach(units.end)?;
-        // The first and the last unit may extend beyond the range. The content outside the range
+        // The first and the last unit may extend beyond the range. Their content outside the range
         // moves to memory of the kernel.
         for edge in [units.start..within.start, within.end..units.end] {
             self.release_to_kernel(&edge)?;
@@ -288,7 +288,7 @@ impl Changes<'_> {
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {
-            // If the unmapping fails, the part stays recorded as released to the kernel.
+            // If the part cannot be unmapped, it stays recorded as released to the kernel.
             let _ = self.unmap_given(&part);
         }
         self.set_extent();

@@ -157,8 +157,8 @@ impl Mechanism for Aliased {
         let Copied { file, resident } = copy.ok_or(Errno::EINVAL)?;
         let window = self.memory.inherit_file(file, parts)?;
         let memory = window.memory().clone();
-        // The memory is leaked. Dropping it would also unmap the addresses between the parts, which
-        // do not belong to the region.
+        // The region's memory is leaked. Dropping it would also unmap the addresses between the
+        // parts, which do not belong to the region.
         core::mem::forget(memory.clone());
         let extent = AtomicUsize::new(self.extent.load(Ordering::Relaxed));
         let mechanism = Aliased { memory, guards: self.guards, extent };

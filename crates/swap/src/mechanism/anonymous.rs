@@ -94,7 +94,7 @@ impl Mechanism for Anonymous {
 
     fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
         // With a pager thread, a child would need its own pager thread before its first touch of
-        // the memory.
+        // the region's memory.
         if self.events {
             return Err(Errno::EOPNOTSUPP);
         }
