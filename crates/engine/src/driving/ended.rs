@@ -69,7 +69,7 @@ fn complete_known(locked: &mut LockedRing, has_orphans: bool) -> bool {
                 locked.complete_orphan(slot, user_data, Errno::ECANCELED);
             }
         }
-        // Now takes the requests that were linked behind the requests just completed.
+        // Now takes the requests linked behind the timeouts that were just completed.
         ended = orphans(locked);
     }
     if goes_on {
