@@ -80,7 +80,7 @@ fn other_process(t: &mut Transcript) {
         0
     });
     contest(t, &listener, &address);
-    // SAFETY: the call touches no memory. It ends the rival's accept.
+    // SAFETY: the call touches no memory. The shutdown ends the rival's accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(crate::process::ending(child));
 }
@@ -95,7 +95,7 @@ fn other_thread(t: &mut Transcript) {
     let number = listener.as_raw_fd();
     let thread = std::thread::spawn(move || rival(number));
     contest(t, &listener, &address);
-    // SAFETY: the call touches no memory. It ends the rival's accept.
+    // SAFETY: the call touches no memory. The shutdown ends the rival's accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(format_args!("ended {}", thread.join().is_ok()));
 }
@@ -137,7 +137,7 @@ fn multishot_and_other_process(t: &mut Transcript) {
     }
     t.say(format_args!("served {served} of {ROUNDS}"));
     t.say(format_args!("held up {}", longest > LONGEST_TURN));
-    // SAFETY: the call touches no memory. It ends every accept.
+    // SAFETY: the call touches no memory. The shutdown ends every accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(crate::process::ending(child));
     let last = ring.wait(1);
@@ -189,7 +189,7 @@ fn several_rings(t: &mut Transcript) {
     let number = listener.as_raw_fd();
     let threads: Vec<_> = (0..3).map(|_| std::thread::spawn(move || serve(number))).collect();
     t.say(format_args!("greeted {}", visit(&address)));
-    // SAFETY: the call touches no memory. It ends every accept.
+    // SAFETY: the call touches no memory. The shutdown ends every accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     let served: usize = threads.into_iter().map(|thread| thread.join().unwrap_or(0)).sum();
     t.say(format_args!("served {served}"));
@@ -211,7 +211,7 @@ fn several_processes_with_rings(t: &mut Transcript) {
         })
         .collect();
     t.say(format_args!("greeted {}", visit(&address)));
-    // SAFETY: the call touches no memory. It ends every accept.
+    // SAFETY: the call touches no memory. The shutdown ends every accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     for child in children {
         t.say(crate::process::ending(child));

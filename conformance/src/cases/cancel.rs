@@ -226,7 +226,8 @@ fn descriptor_means_file(t: &mut Transcript) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
     ring.submit();
     let second = reader.try_clone().expect("a duplicate");
-    // SAFETY: this case owns both descriptors. The first number now means the other pipe.
+    // SAFETY: this case owns both descriptors. The call makes the first number a descriptor of the
+    // other pipe.
     unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
     t.entry(&ring.one(on_fd(reader.as_raw_fd(), 0, 2)));
     ring.push(on_fd(second.as_raw_fd(), 0, 3));

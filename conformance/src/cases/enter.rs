@@ -48,7 +48,7 @@ fn unknown_flags(t: &mut Transcript) {
     for bit in 8..32 {
         t.result(format_args!("1 << {bit}"), ring.enter(0, 0, 1 << bit));
     }
-    // Without EXT_ARG, a call that does not wait ignores its argument.
+    // Without EXT_ARG, a call that does not wait ignores its argument, the signal mask.
     t.result("bad argument, unused", ring.enter_with(0, 0, 0, 16 as *const _, 8));
 }
 case!(unknown_flags => "

@@ -182,7 +182,7 @@ fn failing(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
     ring.submit();
     let arguments = [c"x".as_ptr(), std::ptr::null()];
-    // SAFETY: the paths are C strings, the arguments end with null.
+    // SAFETY: the paths are C strings, and the argument arrays end with a null pointer.
     unsafe {
         t.result("missing", syscalls::answer(libc::execv(c"/no/such/file".as_ptr(), arguments.as_ptr())));
         t.result("directory", syscalls::answer(libc::execv(c"/".as_ptr(), arguments.as_ptr())));

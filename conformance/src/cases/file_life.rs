@@ -59,7 +59,8 @@ fn number_reused_by_file(t: &mut Transcript) {
     let mut buffer = [0u8; 8];
     ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
     ring.submit();
-    // SAFETY: this case owns both descriptors. The first number now means the file.
+    // SAFETY: this case owns both descriptors. The call makes the first number a descriptor of the
+    // file.
     unsafe { libc::dup2(file.as_raw_fd(), reader.as_raw_fd()) };
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
@@ -84,7 +85,8 @@ fn number_reused_by_pipe(t: &mut Transcript) {
     let (mut a, mut b) = ([0u8; 4], [0u8; 4]);
     ring.push(read(reader.as_raw_fd(), &mut a, 0, 1));
     ring.submit();
-    // SAFETY: this case owns both descriptors. The first number now means the other pipe.
+    // SAFETY: this case owns both descriptors. The call makes the first number a descriptor of the
+    // other pipe.
     unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
     ring.push(read(reader.as_raw_fd(), &mut b, 0, 2));
     ring.submit();

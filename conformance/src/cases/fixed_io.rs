@@ -51,7 +51,8 @@ fn inside_a_buffer(t: &mut Transcript) {
     let mut pages = Pages::new(3);
     let mut ring = ring_with(&[&pages]);
     let file = files::memory_file(b"0123456789");
-    // Reads to a range across a page boundary, then up to the buffer's last byte.
+    // Reads into a range of a registered buffer across a page boundary, then up to the buffer's
+    // last byte.
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(4090), 10, 0, 1)));
     t.say(String::from_utf8_lossy(&pages.bytes()[4090..4100]).into_owned());
     let end = pages.length as u64;

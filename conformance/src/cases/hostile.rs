@@ -578,7 +578,7 @@ fn ring_memory_as_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(&[0x55; 16]);
     let place = ring.entries_address();
-    // Reads into the last SQE of the array, which a later request uses.
+    // Reads into the last SQE of the ring's SQE array, which a later request uses.
     t.entry(&ring.one(read_at(file.as_raw_fd(), place + 7 * 64 + 48, 16, 0, 1)));
     for user_data in 2..=9 {
         let mut byte = [0u8; 1];

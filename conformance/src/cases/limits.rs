@@ -245,7 +245,7 @@ fn of_a_forked_child(t: &mut Transcript) {
     let ending = process::forked(|| {
         let same = limit().rlim_cur == 700 && room() == free;
         let mut own = Ring::new(8);
-        // The ring's own descriptor uses one of the free numbers.
+        // The ring's own descriptor uses one of the free descriptor numbers.
         let free = free.min(room());
         let mut bytes = [[0u8; 1]; MOST];
         let pairs = wait_for_all(&mut own, &mut bytes, MOST);

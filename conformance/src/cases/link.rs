@@ -400,7 +400,8 @@ fn file_is_looked_up_late(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1).linked());
     ring.push(write(first.as_raw_fd(), b"late", 0, 2));
     ring.submit();
-    // SAFETY: this case owns both descriptors. The first number now means the second file.
+    // SAFETY: this case owns both descriptors. The call makes the first number a descriptor of the
+    // second file.
     unsafe { libc::dup2(second.as_raw_fd(), first.as_raw_fd()) };
     files::put(&writer, b"x");
     t.in_order(&ring.wait(2));

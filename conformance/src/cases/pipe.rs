@@ -162,7 +162,7 @@ fn direct(t: &mut Transcript) {
         let [from, to] = numbers;
         passes(t, &mut ring, from, to);
     }
-    // The kernel closes the files that were in the two slots before.
+    // This PIPE uses two occupied slots: the kernel closes the files that were in them.
     t.entry(&ring.one(pipe(&mut numbers, 0, 3).with(|sqe| sqe.file_index = 1)));
     t.say(format_args!("{numbers:?}"));
     passes(t, &mut ring, 0, 1);

@@ -323,7 +323,7 @@ fn second_sparse(t: &mut Transcript) {
     let files = abc();
     t.result("update", update2(&ring, 0, &numbers(&files), &[]));
     show(t, &mut ring, 3);
-    // A table cannot be sparse and have an array of files.
+    // A table of registered files cannot be sparse and have an array of files.
     let other = Ring::new(4);
     registration.data = [-1i32; 3].as_ptr() as u64;
     t.result("sparse with data", other.register(reg::FILES2, &raw const registration, size));

@@ -268,7 +268,8 @@ fn thread_with_the_id_of_another(t: &mut Transcript) {
             };
             scope.spawn(work).join().expect("no panic")
         });
-        // The next threads inherit the rights of the main thread, which gives them up here.
+        // The threads that the case starts below inherit the rights of the main thread, which gives
+        // its rights up here.
         rights::set_file_system_user(NOBODY);
         let said = std::sync::atomic::AtomicBool::new(false);
         for _ in 0..2000 {

@@ -283,7 +283,8 @@ fn bad_pointer(t: &mut Transcript) {
     t.result("params in the kernel's half", syscalls::setup(4, KERNEL_HALF as *mut Params));
     let pages = Pages::new(1);
     pages.protect_last(libc::PROT_READ);
-    // The parameters can be read but not written: the kernel makes the ring and removes it again.
+    // io_uring_setup can read its parameters but not write them back: the kernel makes the ring and
+    // removes it again.
     t.result("params read-only", syscalls::setup(4, pages.at(0) as *mut Params));
     t.result("params null, entries 0", syscalls::setup(0, std::ptr::null_mut()));
     let pages = Pages::new(2);

@@ -35,7 +35,7 @@ fn echoed(ring: &mut Ring, mut wait: impl FnMut(&mut Ring) -> usize) -> u32 {
         let mut byte = [!round];
         ring.push(read(here.as_raw_fd(), &mut byte, 0, 1));
         ring.push(write(here.as_raw_fd(), &[round], 0, 2));
-        // Both buffers stay valid: a round ends only when both requests have completed.
+        // The buffers of both requests stay valid: a round ends only when both have completed.
         let mut seen = 0;
         while seen < 2 {
             let more = wait(ring);

@@ -37,7 +37,7 @@ fn child() -> (i32, OwnedFd) {
 }
 
 fn tell(t: &mut Transcript, info: &libc::siginfo_t, child: i32) {
-    // SAFETY: the structure is zeroed or filled by waitid(2), so its fields are initialised.
+    // SAFETY: the siginfo is zeroed or filled by waitid(2), so its fields are initialised.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     t.say(format_args!(
         "signal {} errno {} code {} status {status} is it {}",

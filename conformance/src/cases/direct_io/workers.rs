@@ -63,7 +63,7 @@ fn number_reused_behind_a_link(t: &mut Transcript) {
     ring.push(cancel(3, 0, 4));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // SAFETY: both ends are open, and only this function uses them.
+    // SAFETY: both ends of the pipe are open, and only this function uses them.
     unsafe {
         libc::close(ends[0]);
         libc::close(ends[1]);

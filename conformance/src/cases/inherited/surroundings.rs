@@ -100,8 +100,7 @@ fn children_are_the_submitters(t: &mut Transcript) {
         shared::run_child(t, |t| t.entry(&ring.one(request)));
         ring.catch_up();
         t.entry(&ring.one(request));
-        // SAFETY: the structure is zeroed or filled by the request, so all its bytes are
-        // initialised.
+        // SAFETY: the siginfo is zeroed or filled by the request, so all its bytes are initialised.
         t.say(format_args!("status {}", unsafe { info.si_status() }));
     });
 }

@@ -219,7 +219,7 @@ fn many_are_killed(t: &mut Transcript) {
             process::ending(child);
         }
         // The killed processes left SQEs in the SQ and CQEs in the CQ, which come before those of
-        // this process. Some of their requests may still be in a worker.
+        // this process. Some requests of the killed processes may still be in a worker.
         submit_all(ring);
         ring.catch_up();
         ring.push(nop(101));
