@@ -166,7 +166,8 @@ fn programs_that_use_liburing_are_not_accused() {
     }
 }
 
-/// The program has rings with SQ threads. Late completions would change the counts that it expects.
+/// `liburing_sharing.c` has rings with SQ threads. Late completions would change the counts that it
+/// expects.
 #[test]
 fn a_program_that_shares_rings_is_not_accused() {
     let stage = Stage::new();

@@ -150,7 +150,7 @@ fn processes_share_rings_while_some_of_them_are_killed() {
     }
 }
 
-/// Starts the program several times, because the ring watcher seldom polls exactly while a worker
+/// Starts `last_exit.c` several times, because the ring watcher seldom polls exactly while a worker
 /// ends.
 #[test]
 fn an_ending_worker_is_not_taken_for_the_last_thread() {
@@ -264,8 +264,9 @@ fn a_static_program_executed_by_a_served_program_runs_unserved() {
     let program = stage.compile("unserved.c", &["-luring"]);
     for (world, error) in [(World::Denied, Errno::EPERM), (World::Unpatched, Errno::EPERM)] {
         let run = stage.program(world, &program).env("UNSERVED_ERROR", (error as i32).to_string());
-        // The program executes its child in three ways directly, and twice by the shell. Each child
-        // starts four grandchildren. Each grandchild makes one NOP, and so does the program itself.
+        // `unserved.c` executes its child in three ways directly, and twice by the shell. Each
+        // child starts four grandchildren. Each grandchild makes one NOP, and so does `unserved.c`
+        // itself.
         let finished = run.finish().succeeded().served(&["nop"], 5 * 4 + 1);
         assert!(finished.stdout.ends_with("9 checks hold\n"), "{}", finished.report());
         assert!(finished.stderr.contains("it is statically linked; it runs without usring"), "{}", finished.report());

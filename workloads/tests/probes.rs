@@ -106,7 +106,7 @@ fn the_library_has_the_documented_probes_also_after_strip() {
     }
 }
 
-/// Name, address, offset in the file, and size of each section.
+/// Returns the name, address, offset in the file, and size of each section of an ELF file.
 fn sections(file: &Path) -> Vec<(String, u64, u64, u64)> {
     let text = tool("readelf", &["-SW"], file);
     let row = |line: &str| {
@@ -117,8 +117,8 @@ fn sections(file: &Path) -> Vec<(String, u64, u64, u64)> {
     text.lines().filter_map(row).collect()
 }
 
-/// Returns the offset in the file of a symbol's address. The address must lie in the section
-/// `name`.
+/// Returns the offset, in an ELF file, of a symbol's address. `sections` are the file's sections.
+/// The address must lie in the section `name`.
 #[track_caller]
 fn in_file(sections: &[(String, u64, u64, u64)], name: &str, address: u64) -> usize {
     let section = sections.iter().find(|section| section.0 == name).expect(name);

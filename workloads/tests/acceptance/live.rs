@@ -167,7 +167,7 @@ fn ctl_metrics_prints_and_serves_the_counts_of_programs_that_run() {
     BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.trim().strip_prefix("metrics are at http://").and_then(|rest| rest.strip_suffix("/metrics"));
     let address = address.unwrap_or_else(|| panic!("{line}"));
-    // A client that sends nothing does not delay the others.
+    // A client that sends nothing does not delay the server's answers to other clients.
     let silent = TcpStream::connect(address).unwrap();
     let answer = ask(address, "GET /metrics");
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text"), "{answer}");

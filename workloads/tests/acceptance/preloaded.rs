@@ -68,7 +68,7 @@ fn a_preloaded_program_is_served_and_counted() {
     };
     let first = one();
     assert_eq!(first, 256);
-    // A later run adds to the counters in the file.
+    // A second run of the program adds to the counters in the same file.
     assert_eq!(one(), 2 * first);
 }
 

@@ -103,8 +103,8 @@ fn a_control_group_of_limit_plus_slack_holds_four_times_as_much_memory() {
         };
         let swapped = Swapped::new(512, LIMIT, &format!(",mechanism={mechanism}"));
         let run = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "3000"]);
-        // The program prints its result only if it has stayed within the group's limit. Otherwise
-        // the kernel has killed it.
+        // `swapped_words.c` prints its result only if it has stayed within the group's limit.
+        // Otherwise the kernel has killed it.
         adds(run.within(&group).finish());
         println!("{mechanism}: {:?} bytes at most", group.peak());
     }
@@ -149,7 +149,7 @@ fn no_more_than_the_limit_is_resident_at_any_moment() {
         program.terminate();
         adds(program.finish());
         assert!(looks.iter().all(|bytes| *bytes <= LIMIT * MIB), "{mechanism}: {looks:?}");
-        // The program must also use its limit: at some moment, more than half of the limit is
+        // The program must also use its memory: at some moment, more than half of the limit is
         // resident.
         assert!(looks.iter().any(|bytes| *bytes > LIMIT * MIB / 2), "{mechanism}: {looks:?}");
     }

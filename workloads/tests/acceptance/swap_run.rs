@@ -144,7 +144,7 @@ fn python_builds_and_checks_a_dictionary_and_an_array_larger_than_its_memory() {
     python_builds(400_000, 512, 24);
 }
 
-/// The program uses about a GiB of memory, of which a quarter may be resident. The test takes
+/// A Python program uses about a GiB of memory, of which a quarter may be resident. The test takes
 /// minutes.
 #[test]
 #[ignore = "takes minutes"]
@@ -164,8 +164,8 @@ fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() 
 
 const MECHANISMS: [&str; 3] = ["userfault", "guard", "mprotect"];
 
-/// The program makes random calls on its mappings, and each result must be that of the kernel. With
-/// the first `SEEDS` seeds and this number of steps, the test has found each bug known so far.
+/// `mappings.c` makes random calls on its mappings, and each result must be that of the kernel.
+/// With the first `SEEDS` seeds and this number of steps, the test has found each bug known so far.
 #[test]
 fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     const STEPS: &str = "1000";

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use workloads::harness::{Stage, World};
 
-/// Opcodes that the program leaves out, because one request alone is not enough. LINK_TIMEOUT needs
-/// a chain, a command and a zero-copy receive need devices, and a multishot has many results.
+/// Opcodes that `every_opcode.c` leaves out, because one request alone is not enough. LINK_TIMEOUT
+/// needs a chain, a command and a zero-copy receive need devices, and a multishot has many results.
 const LEFT_OUT: [&str; 7] = [
     "link_timeout",
     "uring_cmd",
@@ -83,7 +83,7 @@ fn a_signal_comes_with_each_opcode() {
 
 #[test]
 fn each_opcode_can_be_overtaken_overflow_and_be_signalled_without_a_completion() {
-    // The program submits each request in a batch with a NOP, which overtakes the request.
+    // `every_opcode.c` submits each request in a batch with a NOP, which overtakes the request.
     each("!nop:reorder=1", "reorder", |name, usual| match name {
         "nop" => usual.into(),
         _ => format!("{} overtaken", usual.trim_end_matches(" late")),

@@ -18,8 +18,8 @@ fn a_program_tests_itself_by_faults_under_usring_run() {
     }
 }
 
-/// The program starts children. They inherit the seccomp filter that traps calls for its rules, so
-/// they need the library, whose SIGSYS handler makes the trapped calls.
+/// `own_faults.c` starts children. They inherit the seccomp filter that traps calls for its rules,
+/// so they need the library, whose SIGSYS handler makes the trapped calls.
 #[test]
 fn a_program_that_is_linked_to_usring_tests_itself_and_starts_others() {
     let stage = Stage::new();

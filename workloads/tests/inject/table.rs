@@ -3,7 +3,7 @@
 
 use crate::{run, said, said_with_times, with_rule};
 
-/// Calls by their kind. Each row: kind, name in the program, name in a rule.
+/// Calls by their kind. Each row: kind, name in `faulty.c`, name in a rule.
 const CALLS: [(&str, &str, &str); 29] = [
     ("ring", "nop", "ring:nop"),
     ("ring", "read", "ring:read"),
