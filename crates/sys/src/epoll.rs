@@ -47,8 +47,8 @@ impl Epoll {
         SystemCall::new(linux::__NR_epoll_ctl, arguments).run().map(drop)
     }
 
-    /// Adds a descriptor to the set. Errors: `EPERM` if the file cannot be polled (regular files,
-    /// directories).
+    /// Adds a descriptor to the epoll set. Errors: `EPERM` if the descriptor's file cannot be
+    /// polled (regular files, directories).
     pub fn add(&self, number: i32, events: u32, data: u64) -> Result<(), Errno> {
         self.control(linux::EPOLL_CTL_ADD, number, &Event { events, data })
     }

@@ -41,8 +41,8 @@ pub fn is_low() -> bool {
     unusual::has(Unusual::LowMemory)
 }
 
-/// Fills the memory reserve if it is in use. If that fails, the caller refuses a call that would
-/// begin new work, with this error.
+/// Fills the allocator's memory reserve if it is in use. If that fails, the caller returns the
+/// error to a program's call that would begin new work.
 ///
 /// Errors: `ENOMEM` if the kernel refuses the memory.
 #[inline]

@@ -135,8 +135,8 @@ pub enum Counted {
     Not,
     /// TCP: a receive returns all unread bytes. The kernel does not count bytes after urgent data.
     UpToUrgent,
-    /// A Unix stream: the kernel counts all bytes. But a receive ends early after a message with
-    /// descriptors, before a message of another sender (SO_PASSCRED), and at urgent data.
+    /// A Unix stream: the number counts all unread bytes. But a receive ends early after a message
+    /// with descriptors, before a message of another sender (SO_PASSCRED), and at urgent data.
     UpToSeam,
 }
 

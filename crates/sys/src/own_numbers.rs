@@ -426,9 +426,9 @@ fn begin_at(limit: u64) {
     }
 }
 
-/// Makes a duplicate below the program's limit: at the first free number from `wish` on. If there
-/// is none, tries from `base` on, and then any number. Errors: `EINVAL` if the limit is lower than
-/// `base`.
+/// Makes a duplicate of `of` below the program's limit: at the first free number from `wish` on. If
+/// there is none, tries the numbers from `base` on, and then any number. Errors: `EINVAL` if the
+/// limit is lower than `base`.
 fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
     let mut answer = Err(Errno::EMFILE);
     for lowest in [wish, base, RESERVED_BASE.min(base), 3] {

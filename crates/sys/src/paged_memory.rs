@@ -354,7 +354,7 @@ impl PagedMemory {
 
 impl Drop for PagedMemory {
     fn drop(&mut self) {
-        // In a forked child other mappings may lie at these addresses.
+        // In a forked child other mappings may lie at the addresses of this memory.
         if !self.is_ours() {
             return;
         }

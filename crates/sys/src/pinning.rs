@@ -89,8 +89,8 @@ fn is_written_back(path: &CString, inode: u64) -> bool {
         return true;
     }
     match file_system(path) {
-        // On overlayfs, the file lies on another file system below. A file system with a disk
-        // reports an alignment for O_DIRECT; tmpfs reports none.
+        // On overlayfs, the file lies on another file system below. If that file system has a disk,
+        // it reports an alignment for O_DIRECT. tmpfs reports none.
         Some(linux::OVERLAYFS_SUPER_MAGIC) => file.stx_mask & linux::STATX_DIOALIGN != 0,
         Some(kind) => WRITE_BACK.contains(&kind),
         None => false,

@@ -137,7 +137,8 @@ impl Maps {
         const SHARED: u64 = linux::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED as u64;
         let area = Area {
             range: width::size(query.vma_start)..width::size(query.vma_end),
-            // The first three flags have the values of PROT_READ, PROT_WRITE and PROT_EXEC.
+            // The kernel's first three flags of a mapping have the values of PROT_READ, PROT_WRITE
+            // and PROT_EXEC.
             protection: (query.vma_flags & 7) as u32,
             is_shared: query.vma_flags & SHARED != 0,
             offset: query.vma_offset,

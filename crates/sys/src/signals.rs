@@ -100,8 +100,8 @@ pub enum Deferral {
     /// This is the thread's first deferred signal. The signal mask that was in force and the number
     /// of the signal's saved frame were recorded.
     First,
-    /// The thread already has a deferred signal, whose state stays as it was. The new signal has to
-    /// stay pending in the kernel, or be sent again.
+    /// The thread already has a deferred signal, whose recorded state stays as it was. The new
+    /// signal has to stay pending in the kernel, or be sent again.
     AlreadyDeferred,
     /// No slot is free: the program's handler has to run now.
     Full,

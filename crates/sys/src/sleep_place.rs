@@ -37,7 +37,7 @@ impl<P> SleepPlace<P> {
         self.count.store(count, Ordering::Relaxed);
     }
 
-    /// Notes that the leader is awake, or that the ring is closed.
+    /// Notes that the leader sleeps at no such place: it is awake, or the ring is closed.
     pub fn end(&self) {
         self.count.store(0, Ordering::Relaxed);
         *self.place.lock() = None;

@@ -136,8 +136,9 @@ fn a_bare_thread_has_a_name_a_thread_id_and_blocked_signals() {
     assert_eq!(name, b"usring-a-long-n\0");
     let id = report.id.load(Ordering::Relaxed);
     assert!(id != 0 && id != thread::current().0);
-    // The signals that are not blocked. SIGSEGV and SIGBUS are for the thread's own faults. SIGKILL
-    // and SIGSTOP cannot be blocked. By signal 33, libc changes a thread's user.
+    // The signals that a thread of usring does not block. SIGSEGV and SIGBUS are for the thread's
+    // own faults. SIGKILL and SIGSTOP cannot be blocked. By signal 33, libc changes a thread's
+    // user.
     let open = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, linux::SIGKILL, linux::SIGSTOP, 33];
     let open = open.iter().fold(0u64, |mask, signal| mask | 1 << (signal - 1));
     assert_eq!(report.mask.load(Ordering::Relaxed), !open);

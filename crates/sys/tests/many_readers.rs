@@ -20,8 +20,8 @@ fn threads_with_and_without_a_hazard_pointer_keep_their_objects() {
     }
     let (all_hold, over) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
     let use_one = &|place: usize| {
-        // The assertion comes after the barriers: if it failed before, the other threads would wait
-        // for ever.
+        // The assertion about `found` comes after the barriers. If it failed before them, the other
+        // threads would wait for ever.
         let found = table.find(place);
         all_hold.wait();
         over.wait();

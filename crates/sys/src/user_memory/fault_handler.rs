@@ -209,8 +209,9 @@ fn pass_on(signal: u32, sent: bool, information: *mut c_void, context: *mut c_vo
     if handler > IGNORE {
         call(predecessor, information, context);
     } else if handler == DEFAULT || !sent {
-        // Set the default action. If the signal was raised by a fault, the instruction faults again
-        // after this handler returns. A signal that a system call has sent must be sent again.
+        // Set the signal's default action, which ends the process. If a fault raised the signal,
+        // the instruction faults again after this handler returns. A signal that a system call has
+        // sent must be sent again.
         exchange(signal, Some(&Action::default()), None);
         if sent {
             send_again(signal, information);
