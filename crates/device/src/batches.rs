@@ -108,8 +108,8 @@ impl Batches {
             let end = self.front().end;
             let at = self.head as usize & (self.completions.len() - 1);
             let batch = end.wrapping_sub(self.head) as usize;
-            // A batch that crosses the array's end is copied in two parts. The next iteration of
-            // the loop copies the second part.
+            // A batch of completions that crosses the array's end is copied in two parts. The next
+            // iteration of the loop copies the second part.
             let straight = batch.min(self.completions.len() - at);
             let taken = completions.take_from(&self.completions[at..at + straight]);
             self.head = self.head.wrapping_add(width::count(taken));

@@ -25,7 +25,7 @@ pub struct Caller {
     /// For each request in flight, indexed by the request's token: the part of the call's transfer
     /// that the request makes.
     pieces: [Piece; DEPTH as usize],
-    /// One bit for each token, set if the token is not in use.
+    /// One bit for each token (number of a request in flight), set if no request uses the token.
     free: u32,
     /// Segments of the piece that is being made.
     segments: Vec<IoVector>,

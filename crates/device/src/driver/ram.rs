@@ -29,7 +29,7 @@ pub static KIND: DeviceKind = DeviceKind {
     open: Opening::Device(open),
 };
 
-/// Maximum number of bytes of zeroes that are written in place. A longer range becomes a hole in
+/// Maximum length in bytes of a range that is zeroed by stores. A longer range becomes a hole in
 /// the memory file, which takes a system call and frees the pages.
 const ZEROED_IN_PLACE: u64 = 128 << 10;
 

@@ -97,9 +97,9 @@ const SPARE: usize = 4;
 pub enum Target {
     /// The device's own file.
     Device(DeviceTarget),
-    /// A file of the program, which each request names (`DeviceRequest::file`). Its descriptor
-    /// number must stay valid until the batch has been submitted. From then on the kernel holds the
-    /// file.
+    /// A file of the program, which each request names (`DeviceRequest::file`). The file's
+    /// descriptor number must stay valid until the batch of the request has been submitted. From
+    /// then on the kernel holds the file.
     Named,
 }
 

@@ -167,7 +167,7 @@ impl Parameters {
     }
 
     /// Returns the maximum number of bytes of a discard or a write of zeroes: a multiple of the
-    /// block.
+    /// logical block.
     pub fn most_cleared(&self, operation: Operation) -> u64 {
         let sectors = if operation == Operation::Discard { self.discard_sectors } else { self.zeroes_sectors };
         u64::from(sectors) * SECTOR / u64::from(self.block) * u64::from(self.block)
