@@ -1,5 +1,6 @@
 //! ThreadSanitizer of the program: a ring orders the accesses of threads that hand memory over by
-//! it. ThreadSanitizer sees neither the kernel's nor usring's part of that, and would report races.
+//! it. ThreadSanitizer sees neither the kernel's nor usring's part of this order, and would report
+//! races.
 //!
 //! | event | annotation |
 //! |---|---|
@@ -7,7 +8,7 @@
 //! | io_uring_enter ends; a function of liburing that looks for CQEs returns | acquire of the ring's CQ tail |
 //! | a MSG_RING is submitted | release of the target ring's CQ tail |
 //!
-//! The object is the tail in the program's own mapping. So code of the program that reads the tail
+//! The object is the CQ tail in the program's own mapping. So code of the program that reads it
 //! as an atomic word, as liburing's inline functions do, acquires it, too.
 //!
 //! The functions of ThreadSanitizer are called only in threads of the program, because it does not
@@ -95,12 +96,12 @@ pub fn end(object: u64) {
     annotate(&ACQUIRE, object);
 }
 
-/// Annotates the call of a function of liburing. `ring`: its ring.
+/// Annotates the call of a function of liburing. `ring`: the ring that the function gets.
 pub fn before(ring: &OfLiburing) {
     annotate(&RELEASE, ring.known_tail());
 }
 
-/// Annotates the return of a function of liburing. `ring`: its ring.
+/// Annotates the return of a function of liburing. `ring`: the ring that the function got.
 pub fn after(ring: &OfLiburing) {
     annotate(&ACQUIRE, ring.known_tail());
 }

@@ -79,8 +79,8 @@ unsafe extern "C" fn reported(_: *const u8) {
         (function != 0).then(|| unsafe { core::mem::transmute::<usize, GetWord>(function)() })
     };
     let (Some(address), Some(frame)) = (word(&REPORT_ADDRESS), word(&REPORT_FRAME)) else { return };
-    // The frame is that of the sanitizer's function which the program has called: one that checks
-    // an access, or one that replaces a function of libc.
+    // `frame` is that of the sanitizer's function which the program has called: a function that
+    // checks an access, or one that replaces a function of libc.
     let read = |offset: u64| user_memory::read::<u64>(UserAddress(frame).offset(offset)).unwrap_or(0);
     usring_check::touched(address, Registers { instruction: read(8), stack: frame + 16, frame: read(0) });
 }

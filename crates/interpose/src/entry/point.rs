@@ -138,7 +138,7 @@ global_asm!(
 );
 
 /// Saves the program's registers to a [`Call`] and calls `usring_run_call`. On entry, rbp points to
-/// the frame, and rsp to the stack on which the call runs. May change rax.
+/// the entry point's frame, and rsp to the stack on which the call runs. May change rax.
 macro_rules! run {
     () => {
         concat!(
@@ -271,8 +271,8 @@ macro_rules! entrance {
     };
 }
 
-/// Removes the frame and returns to the program. `$last`: the last instructions before the return,
-/// which may change only r11.
+/// Removes the entry point's frame and returns to the program. `$last`: the last instructions
+/// before the return, which may change only r11.
 macro_rules! leave {
     ($last:literal) => {
         concat!(
@@ -340,7 +340,7 @@ global_asm!(
     "and edx, {rows} - 1",
     "dec ecx",
     "jnz 3b",
-    // The table is full: the call runs on the program's stack.
+    // The table of stacks is full: the call runs on the program's stack.
     "jmp 7f",
     "4:",
     "mov rdx, rax",

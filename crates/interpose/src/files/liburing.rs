@@ -6,7 +6,8 @@ use alloc::sync::Arc;
 use usring_sys::{UserAddress, user_memory, width};
 use usring_uapi::{Sqe, io_uring as abi};
 
-// Offsets of addresses of words, of the address of the SQEs, and of plain words.
+// Offsets in `struct io_uring`: of addresses of words, of the address of the SQEs, and of plain
+// words.
 const SQ_TAIL: u64 = 8;
 const SQ_MASK: u64 = 16;
 const SQES: u64 = 56;
@@ -40,7 +41,7 @@ impl OfLiburing {
         user_memory::read(self.0.offset(offset)).ok()
     }
 
-    /// Returns the word at the address that the structure has at `offset`.
+    /// Returns the word at the address that liburing's structure holds at `offset`.
     fn word_at(&self, offset: u64) -> Option<u32> {
         user_memory::read(UserAddress(self.address(offset)?)).ok()
     }

@@ -207,7 +207,7 @@ struct Size<'a> {
     variables: usize,
     /// Bytes of the new strings, including their NULs.
     bytes: usize,
-    /// The sanitizer's runtime that the new LD_PRELOAD has to name first. Empty if the program
+    /// The sanitizer's runtime that the new LD_PRELOAD has to name first. Empty if the next program
     /// needs none, or if its LD_PRELOAD names the runtime already.
     runtime: &'a [u8],
     /// The first and the last LD_PRELOAD that the program passes. musl's loader uses the first one,
@@ -311,7 +311,7 @@ fn build(
 }
 
 /// Makes each LD_PRELOAD that a loader uses name the library. If the program passes no LD_PRELOAD,
-/// adds one. Returns the number of variables that the array then has.
+/// adds one. Returns the number of variables that the new environment then has.
 fn name_library(
     own_variables: &OwnVariables,
     size: &Size<'_>,
