@@ -90,9 +90,32 @@ static void a_buffer_that_replaces_another_is_shared(void)
 	io_uring_queue_exit(&ring);
 }
 
+static void a_second_ring_registers_memory_at_the_address_of_earlier_memory(void)
+{
+	struct io_uring first = new_ring(8, IORING_SETUP_IOPOLL), second = new_ring(8, IORING_SETUP_IOPOLL);
+	int disk = open("disk", O_RDWR | O_DIRECT);
+	HOLDS(disk >= 0);
+	char *memory = new_memory(NULL, 5);
+	struct iovec buffer = { memory, BUFFER };
+	EQUAL(io_uring_register_buffers(&first, &buffer, 1), 0);
+	HOLDS(is_shared(memory));
+	HOLDS(munmap(memory, BUFFER) == 0);
+	HOLDS(new_memory(memory, 6) == memory);
+	EQUAL(io_uring_register_buffers(&second, &buffer, 1), 0);
+	write_buffer(&second, disk, memory);
+	disk_contains(disk, 6);
+	io_uring_queue_exit(&first);
+	write_buffer(&second, disk, memset(memory, 7, BUFFER));
+	disk_contains(disk, 7);
+	io_uring_queue_exit(&second);
+	close(disk);
+}
+
 static const struct check checks[] = {
 	{ "a buffer at the address of a replaced one is written", a_buffer_at_the_address_of_a_replaced_one_is_written },
 	{ "a buffer that replaces another is shared", a_buffer_that_replaces_another_is_shared },
+	{ "a second ring registers memory at the address of earlier memory",
+	  a_second_ring_registers_memory_at_the_address_of_earlier_memory },
 };
 
 int main(int count, char **arguments)

@@ -135,6 +135,12 @@ impl Driver for Handle {
         if user_memory::probe_writable(address, length).is_err() || !mapping::is_private(address, length) {
             return;
         }
+        // Shared memory is never private. So the program has mapped other memory at the address of
+        // an earlier share, which another ring may still have registered. A request must not find
+        // that share any more: its pages have other content.
+        while let Some(share) = self.0.shares.remove_overlapping(start, length as u64) {
+            self.0.supply.unshare(share.slot);
+        }
         let Ok(file) = mapping::memory_file(c"usring-registered", length as u64) else { return };
         let number = file.number();
         let Ok(pages) = Mapping::of_file(file, length) else { return };

@@ -43,6 +43,15 @@ impl Shares {
         self.version.fetch_add(1, Ordering::Release);
         Some(list.remove(place))
     }
+
+    /// Removes and returns a share that has any byte of this memory. `None` if there is none.
+    pub fn remove_overlapping(&self, start: u64, length: u64) -> Option<Share> {
+        let mut list = self.list.lock();
+        let overlaps = |share: &Share| share.start < start + length && start < share.start + share.length;
+        let place = list.iter().position(overlaps)?;
+        self.version.fetch_add(1, Ordering::Release);
+        Some(list.remove(place))
+    }
 }
 
 /// A queue pair's copy of the driver's list.
@@ -94,5 +103,16 @@ mod tests {
         assert!(shares.remove(0x8000, 0x1000).is_none());
         known.renew(&shares);
         assert_eq!(find(&known, 0x4000, 0x1000), None);
+    }
+
+    #[test]
+    fn a_share_is_found_by_any_byte_of_its_memory() {
+        let shares = Shares::default();
+        shares.add(Share { start: 0x8000, length: 0x2000, address: 0x1000, slot: 1 });
+        assert!(shares.remove_overlapping(0x7000, 0x1000).is_none());
+        assert!(shares.remove_overlapping(0xa000, 0x1000).is_none());
+        let slot = shares.remove_overlapping(0x9000, 0x4000).map(|share| share.slot);
+        assert_eq!(slot, Some(1));
+        assert!(shares.remove_overlapping(0x8000, 0x2000).is_none());
     }
 }
