@@ -35,8 +35,8 @@ pub struct Context {
     /// Maximum number of events in the ring.
     capacity: u32,
     kind: ContextKind,
-    /// Locked by the thread that consumes events for the program, and so moves the head of the
-    /// events.
+    /// Locked by the thread that consumes events for the program (io_getevents(2)). That thread
+    /// moves the head of the context's ring.
     taking: Mutex<()>,
     /// The eventfd that the last iocb with IOCB_FLAG_RESFD named, so that the next iocb finds it:
     /// most iocbs name the same eventfd. The value lasts while a request still has to signal that
@@ -75,8 +75,8 @@ impl Context {
         self.address.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the context is at this address. If the program has moved the events' mapping
-    /// there by mremap(2), stores the new address, as the kernel does.
+    /// Returns whether the context's events are mapped at `address`. If the program has moved their
+    /// mapping to `address` by mremap(2), stores the new address, as the kernel does.
     #[inline]
     pub fn is_at(&self, address: u64) -> bool {
         self.address() == address || self.has_moved_to(address)
@@ -194,8 +194,8 @@ impl Context {
     }
 
     /// Consumes events of a polled context. The caller polls the devices without a time limit,
-    /// until it has enough events or no request is in flight. Error: `EBUSY` if another caller is
-    /// polling.
+    /// until it has `minimum` events, at least one, or no request is in flight. Error: `EBUSY` if
+    /// another thread consumes events of this context.
     fn poll_events(&self, minimum: u64, most: u64, to: UserAddress) -> Result<u64, Errno> {
         let _alone = self.taking.try_lock().ok_or(Errno::EBUSY)?;
         let mut taken = self.take_alone(to, 0, most)?;
@@ -216,8 +216,8 @@ impl Context {
         Ok(taken)
     }
 
-    /// Consumes more events. Returns their number plus `taken`, the number consumed before. Error:
-    /// `EFAULT`; the call has then consumed none.
+    /// Consumes more events. Returns their number plus `taken`, the number that the caller has
+    /// consumed before. Error: `EFAULT`; this function has then consumed none.
     fn take(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
         let _one_at_a_time = self.taking.lock();
         self.take_alone(to, taken, most)
@@ -241,8 +241,8 @@ fn ended(taken: u64, error: Errno) -> Result<u64, Errno> {
 }
 
 impl Drop for Context {
-    /// Closes the ring of a context that was never inserted into the table. Any other ring was
-    /// closed by `end`.
+    /// Closes the ring of a context that was never inserted into the table. For any other context,
+    /// `end` has closed the ring.
     fn drop(&mut self) {
         self.ring.close();
     }
