@@ -333,8 +333,8 @@ impl<'a> Submission<'a> {
 }
 
 impl<'a> Submission<'a> {
-    /// Submits the requests added so far whose submit was deferred (`driving::deferred_submit`).
-    /// The submission continues afterwards.
+    /// Makes the deferred submits (`driving::deferred_submit`) of the requests added so far. The
+    /// caller can add further requests afterwards.
     ///
     /// Errors: `EINVAL` if the ring was retired during the submit; `EAGAIN` if other threads have
     /// used the remaining slots for events by then.
@@ -343,8 +343,8 @@ impl<'a> Submission<'a> {
         self.locked().finish_batch();
         self.locked = self.locked.take().map(deferred_submit::flush);
         let locked = self.locked();
-        // Another thread may have closed a descriptor number during the flush, so nothing that is
-        // remembered about numbers is certain any more.
+        // The ring's lock was released during the deferred submits. Another thread may have closed
+        // a descriptor number since, so this forgets what `named` remembers about numbers.
         locked.devices.named.forget();
         if locked.retired {
             return Err(Errno::EINVAL);
@@ -365,7 +365,7 @@ impl Drop for Submission<'_> {
             }
             let ring = locked.ring;
             // The waiters of this ring have to poll the devices now, so sleeping waiters are woken.
-            // If submits are deferred, their flush wakes these waiters.
+            // If submits are deferred, the thread that makes them wakes these waiters.
             let must_wake = ring.waiters_poll
                 && locked.devices.queues.in_flight() > 0
                 && !locked.devices.queues.has_pending_submits();

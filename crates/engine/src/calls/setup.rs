@@ -183,8 +183,8 @@ impl Ring {
         if !self.is_adopted() {
             self.control.note_maker_has_left();
             if self.has(abi::IORING_SETUP_SQPOLL) {
-                // A child that has inherited the ring then learns by its next call that the ring
-                // has no SQ thread.
+                // The ring has no SQ thread any more. The flag NEED_WAKEUP makes a child that has
+                // inherited the ring call io_uring_enter(2), which reports this.
                 locked.queues.sq.need_wakeup();
             }
         }
@@ -207,15 +207,16 @@ impl Ring {
             let RingState { devices, registered, .. } = &mut *locked;
             Departing::of(&mut devices.queues, &mut registered.buffers)
         };
-        // The task-work list is sealed, so this call releases its entries, or sends them back to
-        // their own rings.
+        // The task-work list is sealed, so no thread adds to it any more. This call releases the
+        // requests on it, and sends back those that came from other rings.
         task_work::run(&mut locked);
         locked.wake_others();
         if departing.submits_have_ended() {
             drop(locked);
             departing.release_resources();
         } else {
-            // The thread that makes the last deferred submit releases the resources.
+            // The thread that makes this ring's last deferred submit releases the ring's queue
+            // pairs and buffers.
             locked.devices.departing = Some(Box::new(departing));
         }
     }

@@ -42,8 +42,10 @@ impl Ring {
     }
 
     /// Called when this process is about to execute a program. The kernel cancels the requests of a
-    /// process at its exec. So other processes have to know these requests, and must not continue
-    /// the timeouts among them. A child may begin to use the ring after the exec.
+    /// process at its exec. So this function adds them to the journal, from which other processes
+    /// complete them. It removes the conditions of the timeouts from the journal, so that no other
+    /// process takes a timeout over. This is done even if the ring is not shared yet, because a
+    /// child may begin to use it after the exec.
     pub fn note_exec(self: &Arc<Self>) {
         if let Some(mut locked) = self.lock_in_time() {
             locked.note_earlier_requests();
@@ -52,9 +54,9 @@ impl Ring {
         }
     }
 
-    /// Called when this process has closed its last descriptor of the ring. Returns whether it
-    /// continues for the other processes that have descriptors of it: for the requests that this
-    /// process has submitted, or for the SQ thread. `false`: the caller ends the ring.
+    /// Called when this process has closed its last descriptor of the ring. Returns whether this
+    /// process keeps its `Ring` for other processes that still have descriptors of the ring: for
+    /// its own requests in flight, or for the SQ thread. `false`: the caller ends the ring.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
         if !self.is_shared() {
             // Other processes may have inherited the ring and not used it yet. They do not see the
