@@ -6,9 +6,9 @@
 //!
 //! When the request has accepted as many connections as the listener reported, it polls the
 //! listener once more, to find out whether the queue is empty. Only a connection that comes into an
-//! empty queue is sure to make an event. If an event led to these accepts, this poll is left out,
-//! because each later connection makes its own event. SOCK_NONEMPTY is set if the number or the
-//! poll says that more connections wait.
+//! empty queue is sure to make an event. If an epoll event of the listener has led to these
+//! accepts, the request leaves this poll out, because each later connection makes an event of its
+//! own. SOCK_NONEMPTY is set if the number or the poll says that more connections wait.
 
 use super::socket::{check_flags, flags_for, install};
 use crate::completion::complete;
@@ -89,7 +89,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
         return Err(Errno::EINVAL);
     }
     check_flags(sqe.op_flags, slot)?;
-    // A multishot accepts many connections, but a named slot has room for only one.
+    // A multishot accepts many connections, but a slot that the SQE names in the table of
+    // registered files has room for only one.
     if has(request, abi::IORING_ACCEPT_MULTISHOT) && matches!(slot, FileSlot::Index(_)) {
         return Err(Errno::EINVAL);
     }

@@ -163,8 +163,8 @@ fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> I
     transfer.would_block()
 }
 
-/// Returns whether a multishot has received as many bytes as it may receive before other requests
-/// continue: the length in its SQE.
+/// Returns whether a multishot has received as many bytes as its SQE asks for. It then lets other
+/// requests continue before it receives more.
 fn has_had_its_share(transfer: &SendReceive, bytes: u64) -> bool {
     transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
@@ -230,7 +230,8 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     let goes_on = waits_for_all && bytes < room && message::is_resumable(number);
     let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
-        // If this receive continues, no other request may get the unfilled part of the buffers.
+        // If this receive waits for more data (MSG_WAITALL), no other request may get the unfilled
+        // part of its buffers.
         let left = if goes_on {
             locked.registered.buffer_groups.use_up_all(group, &many)
         } else {

@@ -16,8 +16,8 @@ const UPDATES: u32 = abi::IORING_POLL_UPDATE_EVENTS | abi::IORING_POLL_UPDATE_US
 
 fn interest(events: u32, flags: u32) -> Interest {
     let multishot = flags & abi::IORING_POLL_ADD_MULTI != 0;
-    // These bits are options of epoll_ctl(2) and no events. usring chooses these options itself.
-    // (Bit 29 is EPOLLWAKEUP.)
+    // These bits are options of epoll_ctl(2), not events. The program cannot set them, because
+    // usring chooses them for its own epoll set. (Bit 29 is EPOLLWAKEUP.)
     let behaviour = epoll::ONESHOT | epoll::EDGE | epoll::EXCLUSIVE | 1 << 29;
     // POLLRDHUP is reported even if the program did not ask for it, as error and hang-up are.
     Interest { events: events & !behaviour | epoll::PEER_HANG_UP, multishot }

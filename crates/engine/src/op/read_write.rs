@@ -103,8 +103,8 @@ fn is_vector_of_registered(sqe: &usring_uapi::Sqe) -> bool {
 }
 
 /// Reads the program's vector now, because the program may reuse its memory when its call returns.
-/// A single member is returned by itself. `selects`: the request has BUFFER_SELECT, so the vector
-/// must have one member, which gives the length.
+/// A vector of one member is returned as that member. `selects`: the request has BUFFER_SELECT, so
+/// the vector must have one member, which gives the length.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
     let address = UserAddress(sqe.addr);
     if selects && sqe.len != 1 || sqe.len > linux::UIO_MAXIOV {
@@ -288,7 +288,8 @@ fn is_refused_for_flags(flags: u32, number: i32) -> bool {
 #[cold]
 fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     if request.ready_for & epoll::PEER_HANG_UP != 0 {
-        // A datagram socket that was shut down reports its end only to a read that may wait.
+        // A datagram socket that was shut down reports the end of data only to a read that may
+        // wait. This read may not wait, so it completes with 0 here.
         return IssueOutcome::done(0);
     }
     let registered =

@@ -356,7 +356,8 @@ pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> Iss
 /// result.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let wanted = transfer_of(request)?.wanted;
-    // The kernel checks the file before it takes a buffer.
+    // The kernel checks the file before it takes a buffer, so a request whose file is no socket
+    // uses up none.
     let keeps = || request.is_forced_once() && send_receive::check_socket(request.file.number).is_ok();
     let buffer = locked.registered.buffer_groups.select(request.sqe.buf_index, wanted, keeps)?;
     let is_limited = request.sqe.opcode == opcode::RECV;

@@ -38,7 +38,7 @@ pub(crate) fn prepare_send(locked: &mut LockedRing, request: &mut Request) -> Re
         return Err(Errno::EINVAL);
     }
     if without_copy {
-        // From here on, a notification follows the CQE even if the request fails.
+        // From here on, a notification follows the zero-copy send's CQE, even if the send fails.
         request.cqe_flags = abi::IORING_CQE_F_MORE;
     }
     let known = POLL_FIRST | VECTORIZED | if without_copy { FIXED_BUFFER | REPORT_USAGE } else { BUNDLE };
