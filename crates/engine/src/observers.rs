@@ -81,7 +81,7 @@ pub enum WorkerReason {
     /// The request was submitted while the ring drained. The kernel treats it as if it had
     /// IOSQE_ASYNC.
     AfterDrain,
-    /// The thread that tries the request has other rights than its submitter.
+    /// The thread that tries the request has other rights than the thread that submitted it.
     Rights,
     /// The request would have blocked its submitter, and its file cannot be polled.
     WouldBlock,

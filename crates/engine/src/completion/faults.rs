@@ -62,7 +62,8 @@ fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflow
     locked.queues.cq.force_overflow(false);
 }
 
-/// Longest time, in nanoseconds, for which a completion waits for later ones to overtake it.
+/// Longest time, in nanoseconds, for which a fault of `usring run --inject` holds a completion
+/// back, so that later completions overtake it.
 const REORDER_LIMIT_NS: Nanoseconds = 10_000_000;
 
 /// Delays a completion until `count` later CQEs have been posted, but for at most

@@ -18,7 +18,8 @@ impl Chain {
         self.members.last().map(|member| member.sqe.opcode)
     }
 
-    /// Adds a request at the end. Returns whether it ends the chain: it has no link flag.
+    /// Adds a request at the end of the chain. Returns whether this request is the last one: it has
+    /// no link flag.
     pub fn add(&mut self, request: RequestEntry) -> bool {
         let ends = !request.is_linked();
         if request.has_flag(sqe_flags::IO_DRAIN)
@@ -33,13 +34,13 @@ impl Chain {
         ends
     }
 
-    /// Returns whether the prepare of one of the requests failed.
+    /// Returns whether the prepare of one of the chain's requests failed.
     pub fn has_refused(&self) -> bool {
         self.members.iter().any(|member| member.progress == Progress::Refused)
     }
 
-    /// Takes all requests, each linked to the next, and returns the first. Marks all but the first
-    /// as requests that may be tried only after the submission.
+    /// Takes all requests out of the chain, each linked to the next, and returns the first. Marks
+    /// all but the first as requests that may be tried only after the submission.
     pub fn take_joined(&mut self) -> Option<RequestEntry> {
         let mut rest: Option<RequestEntry> = None;
         while let Some(mut member) = self.members.pop() {

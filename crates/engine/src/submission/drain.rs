@@ -55,7 +55,7 @@ impl Deferred {
         self.request.journal = journal.add_held(self.request.sqe.user_data, position, self.drains);
     }
 
-    /// Returns the requests of the chain, the first one first.
+    /// Returns the held-back request, and the later requests of its chain in order.
     pub fn members(&self) -> impl Iterator<Item = &Request> {
         core::iter::successors(Some(&*self.request), |request| request.link.as_deref())
     }

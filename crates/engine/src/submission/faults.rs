@@ -44,9 +44,9 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if let Some(outcome) = begin(locked, request) {
         let is_transfer = matches!(request.operation, Operation::ReadWrite(_));
         if matches!(outcome, IssueOutcome::Delayed) && is_transfer && request.properties.needs_ring_at_issue {
-            // The program may unregister the buffer during the delay, so the request takes a
-            // reference to the buffer now. A failure is ignored here: it occurs again when the
-            // request is issued after the delay.
+            // The program may unregister the transfer's buffer during the fault's delay, so the
+            // request takes a reference to the buffer now. If that fails, it fails again when the
+            // request is issued after the delay. So the error is ignored here.
             let _ = read_write::hold_registered_buffer(locked, request);
         }
         return outcome;

@@ -157,8 +157,9 @@ impl LockedRing<'_> {
             }
             let Queues { drain, successors, journal, .. } = &mut self.queues;
             if let (Some(first), Some(journal)) = (drain.first(), journal) {
-                // If the chain's first request has no slot in the journal, no process has released
-                // the slots of the chain's other requests yet.
+                // If the chain's first request has no slot in the journal, no other process can
+                // release the chain. So this process marks the chain's other requests as in flight
+                // here.
                 first.members().filter_map(|member| member.journal).for_each(|slot| journal.confirm(slot));
             }
             drain.release_first(successors);
@@ -168,7 +169,8 @@ impl LockedRing<'_> {
     /// Completes a held-back request of a process that has died, and the other requests of its
     /// chain, with errors.
     fn end_held(&mut self, held: &HeldRequest) {
-        // The kernel cancels the requests of an SQ thread when its process ends.
+        // On a ring with SQPOLL, the SQ thread would have issued the held-back request. The kernel
+        // cancels such requests when the process of the SQ thread ends.
         let is_sq_threads = self.ring.has(abi::IORING_SETUP_SQPOLL);
         let mut error = if is_sq_threads { Errno::ECANCELED } else { Errno::EFAULT };
         for (slot, user_data) in self.journal().take_held(held) {
