@@ -177,7 +177,7 @@ impl Backlog {
         let has = area.get(HAS_CQES) != 0;
         self.in_area = if has && length <= area.capacity { length } else { 0 };
         if has && self.in_area == 0 {
-            // A process has emptied the area, and died before it cleared `HAS_CQES`.
+            // A process has emptied the backlog's area, and died before it cleared `HAS_CQES`.
             area.set(HAS_CQES, 0);
         }
         if self.has_rest() {

@@ -6,7 +6,7 @@
 //!
 //! | word | written by | how it is read |
 //! |---|---|---|
-//! | tail | [`CompletionQueue`](crate::CompletionQueue), under the ring's lock | bounded; the queue writes events at its private copy |
+//! | tail | [`CompletionQueue`](crate::CompletionQueue), under the ring's lock | bounded; the queue itself uses its private copy |
 //! | head | the program, or one caller of [`Memory::take_events`] at a time | bounded; an invalid head only loses events |
 //! | all other words | once, before the program learns the address | never |
 //!

@@ -32,7 +32,6 @@
 //!   before that, it holds the ring's lock. The next holder then clears `POSTED` in the slots whose
 //!   CQEs do not exist ([`Journal::mend`]).
 //! - A request that finds the journal full is not entered. It gets no CQE if its process is killed.
-//!   is killed.
 
 mod cancelled;
 mod timers;
@@ -152,7 +151,8 @@ impl Journal {
         (owner & NUMBER, owner & !NUMBER)
     }
 
-    /// Stores the owner's number and a flag, after all earlier stores.
+    /// Stores the owner's number and a flag in the slot's first word. This store takes effect after
+    /// all earlier stores.
     fn set_owner(&self, slot: u32, owner: u32) {
         self.memory.word(self.at(slot)).store(owner, Ordering::Release);
     }
@@ -202,7 +202,8 @@ impl Journal {
         self.add(user_data, 0, 0)
     }
 
-    /// Notes that the request has been taken from the SQ.
+    /// Notes that the request in `slot` is in flight: it has been taken from the SQ, or an IO_DRAIN
+    /// no longer holds it back.
     pub fn confirm(&self, slot: JournalSlot) {
         self.set_owner(slot.0, self.own);
     }
