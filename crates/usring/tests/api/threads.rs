@@ -109,7 +109,8 @@ fn several_threads_wait_on_one_ring_and_each_wakes() {
         for round in 0..200u64 {
             let shared = shared(16);
             let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
-            // A read in flight makes one of the waiting threads watch files, too.
+            // Because this read waits for its file, one of the waiting threads sleeps in the ring's
+            // epoll set.
             shared.push(&read(&reader, &mut buffer).user_data(100));
             shared.ring.submit().unwrap();
             let waiters: Vec<_> = (1..=4)

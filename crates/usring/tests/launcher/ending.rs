@@ -241,8 +241,8 @@ fn a_file_for_statistics_that_cannot_be_written_is_named_before_the_program_star
 #[test]
 fn statistics_name_a_process_that_outlives_the_program() {
     let folder = tempfile::tempdir().unwrap();
-    // The script's cat copies the line after it has loaded the library, and ends when its standard
-    // input ends.
+    // The script's cat(1) first loads libusring.so, then copies the line, and ends when its
+    // standard input ends.
     let script = "mkfifo \"$0\"; exec 3<&0; cat <&3 >\"$0\" & read line <\"$0\"; echo $!";
     let fifo = folder.path().join("fifo");
     let mut command = usring(&["run", "--stats", "sh", "-c", script, utf8(&fifo)]);
