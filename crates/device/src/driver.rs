@@ -59,6 +59,13 @@ pub trait Driver: Send + Sync {
     fn unshare_memory(&self, memory: IoVector) {
         let _ = memory;
     }
+
+    /// Ends sharings that [`Driver::share_memory`] has replaced, because the program had mapped
+    /// other memory at their addresses. The caller calls this after the last transfer that may use
+    /// them.
+    fn unshare_replaced(&self, memory: IoVector) {
+        let _ = memory;
+    }
 }
 
 /// Options of a queue pair.

@@ -116,6 +116,13 @@ pub(crate) fn unshare(memory: &[IoVector]) {
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_memory(*part)));
 }
 
+/// Ends sharings of this memory that [`share`] has found replaced: the program has mapped other
+/// memory there.
+pub(crate) fn unshare_replaced(memory: &[IoVector]) {
+    let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
+    devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_replaced(*part)));
+}
+
 /// Returns the device that a path leads to. A relative path starts at the descriptor `directory`.
 pub fn of_path(directory: i32, path: UserAddress) -> Option<OpenDevice> {
     let known = find(&descriptor::identity_of_path(directory, path).ok()?)?;

@@ -276,7 +276,7 @@ fn a_replaced_registered_buffer_is_no_longer_shared_with_the_back_end() {
     let program = stage.compile("device_buffers.c", &["-luring"]);
     let device = "disk=vhost-user:socket=back-end,zero-copy=on";
     let finished = stage.program_on_devices(World::Denied, &[device], &program).finish();
-    assert_eq!(finished.succeeded().stdout, "3 checks hold\n");
+    assert_eq!(finished.succeeded().stdout, "7 checks hold\n");
     is_tidy(&stage);
 }
 

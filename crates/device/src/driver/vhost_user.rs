@@ -28,10 +28,12 @@ use crate::spec::{DeviceKind, Layer, Opened, Opening, OptionRow, ValueKind};
 use crate::supply::Supply;
 use alloc::boxed::Box;
 use arena::{Arena, Parameters};
+use core::cell::LazyCell;
 use queue::Queue;
 use shares::{Share, Shares};
 use usring_sys::mapping::{self, Mapping, PAGE};
 use usring_sys::plain::IoVector;
+use usring_sys::process_maps::Maps;
 use usring_sys::sync::Arc;
 use usring_sys::{Errno, UserAddress, pinned_memory, user_memory, width};
 
@@ -127,19 +129,21 @@ impl Driver for Handle {
     /// Replaces whole private pages by pages of a memory file with the same content, at the same
     /// addresses. The back end maps the same file. If a step fails, the memory stays private.
     fn share_memory(&self, memory: IoVector) {
-        let Some((start, length)) = whole_pages(memory).filter(|_| self.0.zero_copy) else { return };
+        if !self.0.zero_copy {
+            return;
+        }
+        // The program may have mapped other memory at the address of an earlier share. A request
+        // must not find that share any more: its pages have other content.
+        let maps = LazyCell::new(Maps::open);
+        let area_of = |at| maps.as_ref().and_then(|maps| maps.area_of(at));
+        self.0.shares.replace(memory, |share| share.is_mapped(area_of));
+        let Some((start, length)) = whole_pages(memory) else { return };
         if pinned_memory::is_evictable(IoVector { base: start, length: length as u64 }) {
             return;
         }
         let address = UserAddress(start);
         if user_memory::probe_writable(address, length).is_err() || !mapping::is_private(address, length) {
             return;
-        }
-        // Shared memory is never private. So the program has mapped other memory at the address of
-        // an earlier share, which another ring may still have registered. A request must not find
-        // that share any more: its pages have other content.
-        while let Some(share) = self.0.shares.remove_overlapping(start, length as u64) {
-            self.0.supply.unshare(share.slot);
         }
         let Ok(file) = mapping::memory_file(c"usring-registered", length as u64) else { return };
         let number = file.number();
@@ -148,12 +152,19 @@ impl Driver for Handle {
         if pages.replace(0..pages.length(), address).is_err() {
             return self.0.supply.unshare(region.slot);
         }
-        self.0.shares.add(Share { start, length: length as u64, address: region.address, slot: region.slot });
+        let file = area_of(width::size(start)).map(|area| (area.device, area.inode));
+        self.0.shares.add(Share { start, length: length as u64, address: region.address, slot: region.slot, file });
     }
 
     fn unshare_memory(&self, memory: IoVector) {
         let Some((start, length)) = whole_pages(memory) else { return };
         if let Some(share) = self.0.shares.remove(start, length as u64) {
+            self.0.supply.unshare(share.slot);
+        }
+    }
+
+    fn unshare_replaced(&self, memory: IoVector) {
+        while let Some(share) = self.0.shares.remove_replaced(memory) {
             self.0.supply.unshare(share.slot);
         }
     }
@@ -165,5 +176,16 @@ fn whole_pages(memory: IoVector) -> Option<(u64, usize)> {
     let page = PAGE as u64;
     let start = memory.base.checked_next_multiple_of(page)?;
     let end = memory.base.checked_add(memory.length)? / page * page;
-    (end > start && end <= user_memory::END).then_some((start, width::size(end - start)))
+    (end > start && end <= user_memory::END).then(|| (start, width::size(end - start)))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_may_have_no_whole_page() {
+        assert_eq!(whole_pages(IoVector { base: 0x1200, length: 0x800 }), None);
+        assert_eq!(whole_pages(IoVector { base: 0x1200, length: 0x2000 }), Some((0x2000, 0x1000)));
+    }
 }

@@ -103,6 +103,10 @@ impl Driver for Delay {
     fn unshare_memory(&self, memory: IoVector) {
         self.inner.unshare_memory(memory);
     }
+
+    fn unshare_replaced(&self, memory: IoVector) {
+        self.inner.unshare_replaced(memory);
+    }
 }
 
 struct DelayQueue {

@@ -205,6 +205,10 @@ impl Driver for Faulty {
     fn unshare_memory(&self, memory: IoVector) {
         self.inner.unshare_memory(memory);
     }
+
+    fn unshare_replaced(&self, memory: IoVector) {
+        self.inner.unshare_replaced(memory);
+    }
 }
 
 struct FaultyQueue {

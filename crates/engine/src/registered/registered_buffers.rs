@@ -94,6 +94,9 @@ pub(crate) struct RegisteredBuffers {
     /// Memory that the back ends of `usring run --device` can access although no buffer of the
     /// table lies in it. Requests in flight may use this memory ([`Self::unshare_unused`]).
     unused: Vec<IoVector>,
+    /// Memory of `shared` that a buffer has been registered in again. If the program had mapped
+    /// other memory there, the earlier sharing must still end ([`Self::unshare_unused`]).
+    replaced: Vec<IoVector>,
     /// Origin (process, and number of the registration) of the buffers that the current register
     /// call adds.
     pub origin: Origin,
@@ -155,31 +158,32 @@ impl RegisteredBuffers {
     }
 
     /// Ends the devices' access (those of `usring run --device`) to memory in which no buffer of
-    /// the table lies. Precondition: the ring has no request in flight on a device.
+    /// the table lies, and to memory in whose place the program has mapped other memory.
+    /// Precondition: the ring has no request in flight on a device.
     pub fn unshare_unused(&mut self) {
+        devices::unshare_replaced(&core::mem::take(&mut self.replaced));
         devices::unshare(&core::mem::take(&mut self.unused));
     }
 
     /// Shares the memory of the buffers in the slots `changed`, which a register call has just
     /// filled, with the devices of `usring run --device`. If a new buffer lies in memory that is
-    /// already shared, that sharing ends: the program may have mapped other memory there.
+    /// already shared, the driver finds out whether the program has mapped other memory there. The
+    /// earlier sharing then ends once no request can use it.
     fn share_changed(&mut self, changed: Range<usize>) {
         let slots = self.entries.as_deref().unwrap_or_default();
         let added = coalesce(&slots[changed.clone()]);
         let kept = coalesce(slots[..changed.start].iter().chain(&slots[changed.end..]));
-        let (mut replaced, mut unused) = (Vec::new(), Vec::new());
         for range in self.shared.drain(..).chain(self.unused.drain(..)).collect::<Vec<_>>() {
-            let place = match range {
-                range if overlaps(&added, range) => &mut replaced,
-                range if overlaps(&kept, range) => &mut self.shared,
-                _ => &mut unused,
-            };
-            place.push(range);
+            let is_replaced = overlaps(&added, range);
+            if is_replaced && !is_among(&self.replaced, range) {
+                self.replaced.push(range);
+            }
+            let is_used = is_replaced || overlaps(&kept, range);
+            if is_used { &mut self.shared } else { &mut self.unused }.push(range);
         }
-        self.unused = unused;
-        devices::unshare(&replaced);
         devices::share(&added);
-        self.shared.extend(added);
+        let new: Vec<IoVector> = added.into_iter().filter(|range| !is_among(&self.shared, *range)).collect();
+        self.shared.extend(new);
     }
 
     fn set(&mut self, entries: Vec<BufferSlot>) {
@@ -333,6 +337,10 @@ fn overlaps(ranges: &[IoVector], range: IoVector) -> bool {
     ranges.get(after).is_some_and(|other| other.base < range.base + range.length)
 }
 
+fn is_among(ranges: &[IoVector], range: IoVector) -> bool {
+    ranges.iter().any(|other| (other.base, other.length) == (range.base, range.length))
+}
+
 /// The slots that CLONE_BUFFERS copies from another ring's table, and the slots to which it copies
 /// them.
 pub(crate) struct Part {
@@ -466,8 +474,12 @@ mod tests {
         assert_eq!((&shared[..], unused.len()), (&[(0x1000, 0x2000), (0x9000, 0x1000), (0x20000, 0x1000)][..], 0));
         let (shared, unused) = replace(1, None);
         assert_eq!((&shared[..], &unused[..]), (&[(0x9000, 0x1000), (0x20000, 0x1000)][..], &[(0x1000, 0x2000)][..]));
-        // The new buffer lies in the unused memory, which is therefore shared anew.
+        // The new buffer lies in the unused memory, which is therefore in use again.
         let (shared, unused) = replace(1, slot(0x2800, 0x1000));
-        assert_eq!((&shared[2..], unused.len()), (&[(0x2800, 0x1000)][..], 0));
+        assert_eq!((&shared[2..], unused.len()), (&[(0x1000, 0x2000), (0x2800, 0x1000)][..], 0));
+        // An update with an equal buffer changes nothing.
+        let (shared, unused) = replace(1, slot(0x2800, 0x1000));
+        assert_eq!((shared.len(), unused.len()), (4, 0));
+        assert_eq!(ranges(&buffers.replaced), [(0x1000, 0x2000), (0x2800, 0x1000)]);
     }
 }

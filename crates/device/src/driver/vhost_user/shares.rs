@@ -5,7 +5,9 @@
 use alloc::vec::Vec;
 use usring_sys::mutex::Mutex;
 use usring_sys::plain::IoVector;
+use usring_sys::process_maps::Area;
 use usring_sys::sync::{AtomicU32, Ordering};
+use usring_sys::width;
 
 /// Whole pages of the program that are shared with the back end, and their address in the back end.
 #[derive(Clone, Copy, Debug)]
@@ -16,41 +18,102 @@ pub struct Share {
     pub address: u64,
     /// Number by which the control plane knows the share.
     pub slot: u32,
+    /// Device and inode of the share's memory file in the list of mappings. `None` if the list
+    /// could not be read.
+    pub file: Option<FileNumbers>,
 }
 
-/// The driver's list of shared memory, in order of address.
+/// Device (major and minor number) and inode of a mapped file.
+pub type FileNumbers = ((u32, u32), u64);
+
+impl Share {
+    fn is_exactly(&self, start: u64, length: u64) -> bool {
+        (self.start, self.length) == (start, length)
+    }
+
+    fn overlaps(&self, memory: IoVector) -> bool {
+        self.start < memory.base.saturating_add(memory.length) && memory.base < self.start + self.length
+    }
+
+    /// Returns whether the share's pages still lie at its addresses. `false` if that is unknown.
+    /// `area_of` returns the mapping that contains an address.
+    pub fn is_mapped(&self, area_of: impl Fn(usize) -> Option<Area>) -> bool {
+        let (start, end) = (width::size(self.start), width::size(self.start + self.length));
+        let mut at = start;
+        while at < end {
+            let Some(area) = area_of(at).filter(|area| area.range.contains(&at)) else { return false };
+            let is_same = area.is_shared && self.file == Some((area.device, area.inode));
+            if !is_same || area.offset + (at - area.range.start) as u64 != (at - start) as u64 {
+                return false;
+            }
+            at = area.range.end;
+        }
+        true
+    }
+}
+
+#[derive(Default)]
+struct Lists {
+    /// In order of address.
+    current: Vec<Share>,
+    /// Shares at whose addresses the program has mapped other memory. New requests do not use them.
+    /// Earlier requests may still use them.
+    replaced: Vec<Share>,
+}
+
+/// The driver's list of shared memory.
 #[derive(Default)]
 pub struct Shares {
     /// Counts the changes of the list. A queue pair may briefly use an older copy of the list,
     /// which does no harm. Memory is shared before it enters the list, and stays shared until the
     /// last request that uses it has completed.
     version: AtomicU32,
-    list: Mutex<Vec<Share>>,
+    lists: Mutex<Lists>,
 }
 
 impl Shares {
     pub fn add(&self, share: Share) {
-        let mut list = self.list.lock();
+        let list = &mut self.lists.lock().current;
         let place = list.partition_point(|other| other.start < share.start);
         list.insert(place, share);
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Removes and returns the share of exactly this memory. `None` if there is none.
+    /// Removes and returns a share of exactly this memory, preferably a replaced one. `None` if
+    /// there is none.
     pub fn remove(&self, start: u64, length: u64) -> Option<Share> {
-        let mut list = self.list.lock();
-        let place = list.iter().position(|share| (share.start, share.length) == (start, length))?;
+        let mut lists = self.lists.lock();
+        if let Some(place) = lists.replaced.iter().position(|share| share.is_exactly(start, length)) {
+            return Some(lists.replaced.swap_remove(place));
+        }
+        let place = lists.current.iter().position(|share| share.is_exactly(start, length))?;
         self.version.fetch_add(1, Ordering::Release);
-        Some(list.remove(place))
+        Some(lists.current.remove(place))
     }
 
-    /// Removes and returns a share that has any byte of this memory. `None` if there is none.
-    pub fn remove_overlapping(&self, start: u64, length: u64) -> Option<Share> {
-        let mut list = self.list.lock();
-        let overlaps = |share: &Share| share.start < start + length && start < share.start + share.length;
-        let place = list.iter().position(overlaps)?;
-        self.version.fetch_add(1, Ordering::Release);
-        Some(list.remove(place))
+    /// Hides the shares that have any byte of this memory from new requests, except those for which
+    /// `is_mapped` returns true.
+    pub fn replace(&self, memory: IoVector, is_mapped: impl Fn(&Share) -> bool) {
+        let Lists { current, replaced } = &mut *self.lists.lock();
+        let count = current.len();
+        current.retain(|share| {
+            let is_kept = !share.overlaps(memory) || is_mapped(share);
+            if !is_kept {
+                replaced.push(*share);
+            }
+            is_kept
+        });
+        if current.len() != count {
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Removes and returns a replaced share that has any byte of this memory. `None` if there is
+    /// none.
+    pub fn remove_replaced(&self, memory: IoVector) -> Option<Share> {
+        let replaced = &mut self.lists.lock().replaced;
+        let place = replaced.iter().position(|share| share.overlaps(memory))?;
+        Some(replaced.swap_remove(place))
     }
 }
 
@@ -65,9 +128,9 @@ impl KnownShares {
     #[inline]
     pub fn renew(&mut self, shares: &Shares) {
         if shares.version.load(Ordering::Acquire) != self.version {
-            let list = shares.list.lock();
+            let lists = shares.lists.lock();
             self.version = shares.version.load(Ordering::Relaxed);
-            self.list.clone_from(&list);
+            self.list.clone_from(&lists.current);
         }
     }
 
@@ -86,11 +149,15 @@ impl KnownShares {
 mod tests {
     use super::*;
 
+    fn share(start: u64, length: u64, address: u64, slot: u32) -> Share {
+        Share { start, length, address, slot, file: Some(((0, 1), 7)) }
+    }
+
     #[test]
     fn a_segment_is_found_only_if_all_of_it_is_shared() {
         let (shares, mut known) = (Shares::default(), KnownShares::default());
-        shares.add(Share { start: 0x8000, length: 0x2000, address: 0x1000, slot: 1 });
-        shares.add(Share { start: 0x4000, length: 0x1000, address: 0x9000, slot: 0 });
+        shares.add(share(0x8000, 0x2000, 0x1000, 1));
+        shares.add(share(0x4000, 0x1000, 0x9000, 0));
         known.renew(&shares);
         let find = |known: &KnownShares, base, length| known.find(IoVector { base, length });
         assert_eq!(find(&known, 0x4000, 0x1000), Some(0x9000));
@@ -106,13 +173,42 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_found_by_any_byte_of_its_memory() {
-        let shares = Shares::default();
-        shares.add(Share { start: 0x8000, length: 0x2000, address: 0x1000, slot: 1 });
-        assert!(shares.remove_overlapping(0x7000, 0x1000).is_none());
-        assert!(shares.remove_overlapping(0xa000, 0x1000).is_none());
-        let slot = shares.remove_overlapping(0x9000, 0x4000).map(|share| share.slot);
-        assert_eq!(slot, Some(1));
-        assert!(shares.remove_overlapping(0x8000, 0x2000).is_none());
+    fn a_replaced_share_is_hidden_from_new_requests_until_it_is_removed() {
+        let (shares, mut known) = (Shares::default(), KnownShares::default());
+        let memory = |base, length| IoVector { base, length };
+        shares.add(share(0x8000, 0x2000, 0x1000, 1));
+        shares.replace(memory(0x7000, 0x1000), |_| false);
+        shares.replace(memory(0xa000, 0x1000), |_| false);
+        shares.replace(memory(0x9200, 8), |_| true);
+        known.renew(&shares);
+        assert_eq!(known.find(memory(0x9000, 8)), Some(0x2000));
+        shares.replace(memory(0x9200, 8), |_| false);
+        known.renew(&shares);
+        assert_eq!(known.find(memory(0x9000, 8)), None);
+        shares.add(share(0x8000, 0x2000, 0x5000, 2));
+        assert!(shares.remove_replaced(memory(0xa000, 8)).is_none());
+        assert_eq!([(); 3].map(|()| shares.remove(0x8000, 0x2000).map(|share| share.slot)), [Some(1), Some(2), None]);
+    }
+
+    #[test]
+    fn a_share_is_mapped_if_all_its_pages_lie_at_its_addresses() {
+        let area = |start, end, offset, inode| Area {
+            range: start..end,
+            protection: 3,
+            is_shared: true,
+            offset,
+            device: (0, 1),
+            inode,
+        };
+        let is_mapped = |areas: &[Area]| {
+            let area_of = |at: usize| areas.iter().find(|area| area.range.contains(&at)).cloned();
+            share(0x8000, 0x2000, 0x1000, 1).is_mapped(area_of)
+        };
+        assert!(is_mapped(&[area(0x8000, 0xa000, 0, 7)]));
+        assert!(is_mapped(&[area(0x8000, 0x9000, 0, 7), area(0x9000, 0xa000, 0x1000, 7)]));
+        assert!(!is_mapped(&[area(0x8000, 0x9000, 0, 7), area(0x9000, 0xa000, 0, 8)]));
+        assert!(!is_mapped(&[area(0x8000, 0x9000, 0, 7), area(0x9000, 0xa000, 0, 7)]));
+        assert!(!is_mapped(&[area(0x8000, 0x9000, 0, 7)]));
+        assert!(!is_mapped(&[Area { is_shared: false, ..area(0x8000, 0xa000, 0, 7) }]));
     }
 }
