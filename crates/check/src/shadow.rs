@@ -1,8 +1,8 @@
 //! AddressSanitizer's shadow memory. In a program that is built with `-fsanitize=address`, it says
 //! which bytes of memory the program may use.
 //!
-//! - A request whose memory the program must not use is found at its submission ([`first_bad`]).
-//! - Memory into which a request in flight reads is poisoned ([`poison`]): if the program uses it,
+//! - A request whose memory the program must not use is found at its submission (`first_bad`).
+//! - Memory into which a request in flight reads is poisoned (`poison`): if the program uses it,
 //!   AddressSanitizer reports that. The poison ends before the request's CQE is posted.
 //!
 //! One shadow byte describes a granule of `1 << scale` bytes. 0: the program may use all of them. A

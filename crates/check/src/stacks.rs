@@ -1,7 +1,7 @@
 //! The stacks that submitted the requests in flight, in memory that a run's processes share.
 //! `usring ctl requests` reads them while the run goes on.
 //!
-//! The memory consists of slots of [`SLOT`] words:
+//! The memory consists of slots of `SLOT` words:
 //!
 //! | word | content |
 //! |---|---|
@@ -12,6 +12,9 @@
 //! | `LENGTH` | bytes of the stack |
 //! | `BYTES` … | the stack |
 //!
+//! A process frees a slot when the request ends. A killed process leaves its slots. If no slot is
+//! free, the next process to need one frees those of ended processes.
+//!
 //! All accesses are relaxed. A reader trusts a slot only if its checksum fits, so no order is
 //! needed. The program can write to the memory, too, so nothing else depends on it.
 
@@ -19,9 +22,9 @@ use crate::format::CopiedStack;
 use crate::stack::{MOST_BYTES, Registers};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use usring_sys::set_once::SetOnce;
-use usring_sys::width;
+use usring_sys::{signals, width};
 
 const OWNER: usize = 0;
 const SEAL: usize = 1;
@@ -34,11 +37,15 @@ const SLOT: usize = BYTES + MOST_BYTES / WORD;
 const WORD: usize = size_of::<u64>();
 /// Number of slots. The stacks of further requests are not shared.
 const SLOTS: usize = 1024;
+/// Maximum number of processes that a call checks for their end, when no slot is free.
+const MOST_CHECKED: usize = 4;
 
 /// Length of the memory in bytes: whole pages.
 pub const MEMORY_BYTES: usize = (SLOTS * SLOT * WORD).next_multiple_of(4096);
 
 static MEMORY: SetOnce<&'static [AtomicU64]> = SetOnce::new();
+/// Index of the slot with which the next search for slots of ended processes begins.
+static NEXT_CHECKED: AtomicUsize = AtomicUsize::new(0);
 
 /// Begins to share the stacks of this process, whose id is `process`, in `memory`. Frees the slots
 /// that this process claimed before an execve(2).
@@ -61,20 +68,58 @@ fn free(slot: &[AtomicU64]) {
     store(slot, OWNER, 0);
 }
 
+/// Changes the owner of a slot from `old` to `new`. Returns whether the owner was `old`.
+fn exchange_owner(slot: &[AtomicU64], old: u64, new: u64) -> bool {
+    slot[OWNER].compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
+/// Claims a free slot for a process. Returns its index. `None`: all slots are in use.
+fn claim(memory: &[AtomicU64], process: u32) -> Option<usize> {
+    let is_claimed = |slot: &[AtomicU64]| load(slot, OWNER) == 0 && exchange_owner(slot, 0, process.into());
+    memory.chunks_exact(SLOT).position(is_claimed)
+}
+
+/// Frees the slots of one process that has ended. Checks at most [`MOST_CHECKED`] processes.
+/// Returns whether it has freed slots.
+fn free_slots_of_ended(memory: &[AtomicU64], process: u32) -> bool {
+    let mut checked = [u64::from(process); MOST_CHECKED + 1];
+    let mut count = 1;
+    let first = NEXT_CHECKED.load(Ordering::Relaxed);
+    for (index, slot) in memory.chunks_exact(SLOT).enumerate().cycle().skip(first).take(SLOTS) {
+        let owner = load(slot, OWNER);
+        if checked.contains(&owner) {
+            continue;
+        }
+        if count == checked.len() {
+            NEXT_CHECKED.store(index, Ordering::Relaxed);
+            return false;
+        }
+        if !signals::process_exists(width::low(owner)) {
+            memory.chunks_exact(SLOT).for_each(|slot| {
+                exchange_owner(slot, owner, 0);
+            });
+            return true;
+        }
+        checked[count] = owner;
+        count += 1;
+    }
+    false
+}
+
 /// Adds a word to a checksum. Never returns 0, because a checksum of 0 marks an incomplete slot.
 fn add(sum: u64, word: u64) -> u64 {
     (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1
 }
 
 /// Shares the stack that has submitted a request. Returns the index of its slot. `None`: the run
-/// shares no stacks, or all slots are in use.
+/// shares no stacks, or all slots are in use. See [`free_slots_of_ended`] for the slots of killed
+/// processes.
 pub(crate) fn share(process: u32, ring: u32, number: u64, stack: &CopiedStack) -> Option<u16> {
     let memory = MEMORY.get()?;
-    let claims = |slot: &[AtomicU64]| {
-        let claim = || slot[OWNER].compare_exchange(0, process.into(), Ordering::Relaxed, Ordering::Relaxed);
-        load(slot, OWNER) == 0 && claim().is_ok()
-    };
-    let (index, slot) = memory.chunks_exact(SLOT).enumerate().find(|(_, slot)| claims(slot))?;
+    let claim_again = || free_slots_of_ended(memory, process).then(|| claim(memory, process)).flatten();
+    let index = claim(memory, process).or_else(claim_again)?;
+    let slot = &memory[index * SLOT..][..SLOT];
+    store(slot, SEAL, 0);
     let Registers { instruction, stack: pointer, frame } = stack.registers;
     let bytes = &stack.bytes[..stack.bytes.len().min(MOST_BYTES)];
     let request = u64::from(ring) << 32 | u64::from(width::low(number));
@@ -93,10 +138,10 @@ pub(crate) fn share(process: u32, ring: u32, number: u64, stack: &CopiedStack) -
     Some(width::short(index as u64))
 }
 
-/// Frees a slot.
-pub(crate) fn end(index: u16) {
+/// Frees a slot of the process `process`.
+pub(crate) fn end(process: u32, index: u16) {
     let slot = MEMORY.get().and_then(|memory| memory.chunks_exact(SLOT).nth(index.into()));
-    slot.into_iter().for_each(free);
+    slot.into_iter().filter(|slot| load(slot, OWNER) == u64::from(process)).for_each(free);
 }
 
 /// A shared stack.
@@ -134,6 +179,8 @@ fn read_slot(slot: &[u64]) -> Option<Shared> {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
 
     fn bytes(memory: &[AtomicU64]) -> Vec<u8> {
@@ -155,10 +202,27 @@ mod tests {
         // A slot is not read while a thread writes it, or after the program has damaged it.
         memory[BYTES].fetch_add(1, Ordering::Relaxed);
         assert_eq!(read(&bytes(memory)).len(), 1);
-        end(second);
+        end(7, second);
         assert_eq!(read(&bytes(memory)), []);
         // After execve(2), the process's next program begins without the stacks of this program.
         start(memory, 7);
         assert_eq!(share(7, 1, 11, &CopiedStack::default()), Some(first));
+        // Processes that have ended, but not freed their slots, leave none free. The slots of one
+        // of them are freed.
+        end(7, first);
+        let [own, ended] = [std::process::id(), ended_process()];
+        let kept = share(own, 1, 12, &CopiedStack::default());
+        while share(ended, 1, 13, &CopiedStack::default()).is_some() {}
+        assert_eq!(read(&bytes(memory)).len(), SLOTS);
+        assert!(share(own, 1, 14, &CopiedStack::default()).is_some_and(|index| Some(index) != kept));
+        let requests: Vec<_> = read(&bytes(memory)).iter().map(|shared| shared.request).collect();
+        assert_eq!(requests, [12, 14]);
+    }
+
+    /// Returns the id of a process that has ended.
+    fn ended_process() -> u32 {
+        let mut process = std::process::Command::new("true").spawn().unwrap();
+        process.wait().unwrap();
+        process.id()
     }
 }

@@ -293,7 +293,7 @@ impl State {
     /// Ends the poison of a request that is no longer in flight, and frees the slot of its shared
     /// stack. Memory into which another request reads, too, stays poisoned.
     fn end_flight(&self, request: &InFlight) {
-        request.shared_stack.into_iter().for_each(stacks::end);
+        request.shared_stack.into_iter().for_each(|slot| stacks::end(log::process(), slot));
         if request.poisoned.is_empty() {
             return;
         }
