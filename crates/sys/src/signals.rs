@@ -135,6 +135,12 @@ pub fn is_alive(thread: u32) -> bool {
     SystemCall::new(linux::__NR_tgkill, [process, u64::from(thread), 0, 0, 0]).run_once().is_ok()
 }
 
+/// Returns whether a process has this id. A process that has ended has its id until its parent has
+/// waited for it.
+pub fn process_exists(process: u32) -> bool {
+    SystemCall::new(linux::__NR_kill, [u64::from(process), 0, 0, 0, 0]).run_once() != Err(Errno::ESRCH)
+}
+
 fn slot_of(thread: u32) -> Option<&'static Slot> {
     TABLE.iter().find(|slot| slot.owner.load(Ordering::Relaxed) == thread)
 }

@@ -230,8 +230,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     let goes_on = waits_for_all && bytes < room && message::is_resumable(number);
     let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
-        // If this receive waits for more data (MSG_WAITALL), no other request may get the unfilled
-        // part of its buffers.
+        // With MSG_WAITALL, no other request may get the unfilled part of the buffers.
         let left = if goes_on {
             locked.registered.buffer_groups.use_up_all(group, &many)
         } else {
