@@ -4,7 +4,7 @@ use crate::package::Purpose;
 use crate::step::{self, Report, Tally};
 use crate::{Outcome, layers, loom, package, packages, product, prose, size, toolchain};
 
-const STEPS: usize = 12;
+const STEPS: usize = 13;
 
 /// Runs all steps, and returns whether all succeeded. A failing step does not stop the later ones,
 /// but if the build fails, no packages are made and no tests run. The last line of the output says
@@ -17,14 +17,11 @@ pub fn run() -> bool {
     report.step("layers", |_| layers::run(false, false));
     report.step("size", |_| size::run());
     report.step("prose", |_| prose::run(None, false));
-    // The release build often occupies one processor only. So the lints run beside it: they use
-    // another target folder (`debug`).
-    let lints = std::thread::spawn(lints);
+    report.step("lints", |_| lints(&["--all-targets"]));
+    report.step("lints of the library", |_| lints(&["--package", "usring-interpose", "--all-targets"]));
     // Without a build there are no packages, and no tests: the tests run the launcher and the
     // library from the packages.
-    let is_built = report.step("build", |_| package::build(false));
-    report.step("lints", |_| lints.join().unwrap_or_else(|_| Err("the thread that runs clippy has panicked".into())));
-    if is_built {
+    if report.step("build", |_| package::build(false)) {
         report.step("package", |_| package::run(Purpose::Tests));
         report.step("tests", tests);
     }
@@ -33,14 +30,8 @@ pub fn run() -> bool {
     report.finish()
 }
 
-/// Runs clippy for all crates, and prints its output at its end. The library has a call of its own,
-/// because `default-members` in Cargo.toml leaves the library out.
-fn lints() -> Outcome {
-    let clippy = |what: &[&str]| {
-        step::run_beside(step::cargo(&["clippy", "--quiet", "--all-targets"]).args(what).args(["--", "-D", "warnings"]))
-    };
-    let of_all = clippy(&[]);
-    clippy(&["--package", "usring-interpose"]).and(of_all)
+fn lints(what: &[&str]) -> Outcome {
+    step::run(step::cargo(&["clippy", "--quiet"]).args(what).args(["--", "-D", "warnings"]))
 }
 
 /// Runs all tests. Tests that start the product use the release build, which is the one that is

@@ -73,14 +73,6 @@ pub fn run(command: &mut Command) -> Outcome {
     if status.success() { Ok(()) } else { Err(format!("{} failed ({status})", describe(command))) }
 }
 
-/// Runs a command beside another one, and prints its output at its end. Fails if its exit status is
-/// not 0.
-pub fn run_beside(command: &mut Command) -> Outcome {
-    let output = command.output().map_err(|error| cannot_start(command, &error))?;
-    print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if output.status.success() { Ok(()) } else { Err(format!("{} failed ({})", describe(command), output.status)) }
-}
-
 /// Runs a command that runs tests. Shows its output at once, and counts its tests.
 pub fn run_tests(command: &mut Command) -> (Tally, Outcome) {
     let mut tally = Tally::default();
