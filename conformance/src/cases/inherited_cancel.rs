@@ -1,7 +1,5 @@
 //! Rings that several processes use: one process cancels or changes requests of another process.
 
-mod same_number;
-
 use std::os::fd::AsRawFd;
 
 use usring_uapi::{io_uring as u, opcode};

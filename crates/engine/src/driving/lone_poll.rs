@@ -1,7 +1,6 @@
 //! Polls for the completion of a lone transfer (the only request in flight) before its waiter
 //! sleeps. `lone_wait` estimates for how long polling is worth it.
 
-use crate::driving::wait::WaitCall;
 use crate::ring::{Exit, LockedRing, Ring};
 use alloc::sync::Arc;
 use usring_sys::clock::Nanoseconds;
@@ -19,11 +18,11 @@ use usring_sys::ticks::Ticks;
 pub(crate) fn poll<'a>(
     ring: &'a Arc<Ring>,
     locked: LockedRing<'a>,
-    call: &WaitCall,
+    wanted: u32,
     most: Option<Nanoseconds>,
     began: &mut Option<Ticks>,
 ) -> Option<LockedRing<'a>> {
-    if began.is_some() || !is_lone(&locked, call) {
+    if began.is_some() || !is_lone(&locked, wanted) {
         return Some(locked);
     }
     let start = *began.insert(Ticks::now());
@@ -31,7 +30,7 @@ pub(crate) fn poll<'a>(
         0 => Some(locked),
         budget => {
             let end = start.after(most.map_or(budget, |most| most.min(budget)));
-            poll_until(ring, locked, call, end)
+            poll_until(ring, locked, wanted, end)
         }
     }
 }
@@ -39,19 +38,14 @@ pub(crate) fn poll<'a>(
 /// Returns whether the wait needs exactly one more completion, and only one request can give it: a
 /// single transfer on a file that the kernel serves. No request of the ring may wait for a file.
 #[inline]
-fn is_lone(locked: &LockedRing, call: &WaitCall) -> bool {
+fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
     locked.devices.queues.in_flight() == 1
-        && call.completions == locked.queues.cq.arrived_since(call.start(&locked.ring.memory)) + 1
+        && wanted == locked.queues.cq.ready() + 1
         && locked.waiting.polls.armed() == 0
         && locked.devices.queues.waiter().is_some()
 }
 
-fn poll_until<'a>(
-    ring: &'a Arc<Ring>,
-    mut locked: LockedRing<'a>,
-    call: &WaitCall,
-    end: Ticks,
-) -> Option<LockedRing<'a>> {
+fn poll_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, end: Ticks) -> Option<LockedRing<'a>> {
     const POLLS_PER_HOLD: u32 = 16;
     loop {
         for _ in 0..POLLS_PER_HOLD {
@@ -66,8 +60,7 @@ fn poll_until<'a>(
         locked.release(Exit::Pause);
         locked = ring.lock();
         // Another thread may have posted the completion while this thread did not hold the lock.
-        let arrived = locked.queues.cq.arrived_since(call.start(&ring.memory));
-        if locked.devices.queues.in_flight() != 1 || arrived >= call.completions {
+        if locked.devices.queues.in_flight() != 1 || locked.queues.cq.ready() >= wanted {
             locked.release(Exit::Pause);
             return None;
         }
