@@ -66,8 +66,9 @@ fn all_runs_what_can_run_and_a_failure_does_not_stop_it() {
     let stage = stage();
     let arguments = ["all", "--quick", "--json", "all.json", "--report", "all.html"];
     assert_status(&bench(&stage, &arguments), 0);
-    // Breaks the programs of the benchmarks `call` and `start`. (`workload-fork` is a program of
-    // `start`, too.) `usring bench all` runs `nop` before these benchmarks, and others after them.
+    // Replaces the programs of the benchmarks `call` (`workload-call`) and `start`
+    // (`workload-start`, `workload-fork`) by one that fails. `usring bench all` runs `nop` before
+    // these two benchmarks, and the other benchmarks after them.
     let broken = stage.path("tools/workload-call");
     std::fs::write(&broken, "#!/bin/sh\necho this is broken >&2; exit 1\n").unwrap();
     std::fs::set_permissions(&broken, Permissions::from_mode(0o755)).unwrap();

@@ -134,8 +134,9 @@ enum Soak {
     Storage,
     /// Run the swap tests that take minutes: unmodified programs with a GiB of memory
     Swap,
-    /// Kill processes of PostgreSQL 18 under load, again and again, and then load it without kills.
-    /// `-- --help` lists the options: how many kills, how long, the kernel's ring
+    /// Kill processes of PostgreSQL 18 under load, many times. Then load the server without kills.
+    /// `-- --help` lists the options, such as the number of kills, the duration of the load, and
+    /// whether PostgreSQL uses the kernel's io_uring
     Postgres {
         /// Options of the program
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -510,8 +510,7 @@ fn cancellations_beside_a_stopped_process(t: &mut Transcript) {
             ring.submit();
         }
         let canceller = Partner::start(ring, |ring| ring.push(cancel(3, 0, 13)));
-        // The CQE (11) of the cancel of the stopped process's read may come before or after
-        // SIGCONT.
+        // Request 11 cancels the stopped process's read. Its CQE may come before or after SIGCONT.
         let mut entries = Vec::new();
         let are_over = time::until(|| {
             entries.extend(ring.arrived(0));

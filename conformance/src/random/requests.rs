@@ -75,8 +75,9 @@ impl Program {
 
     /// Returns a request that cancels or changes a request of an earlier step.
     fn end_earlier(&mut self) -> Sqe {
-        // A drain may hold back this request together with the requests that it targets. Workers of
-        // the kernel would then issue all of them at the same time.
+        // A drain may hold back this request together with the request that it would cancel or
+        // change. The kernel's workers would then issue both at the same time, so the result of the
+        // cancellation or change would vary.
         if self.has_drained {
             return sqe::nop(0);
         }

@@ -74,8 +74,8 @@ impl Transfer<'_> {
         (fits && blocks && within && allowed && self.stays(geometry)).then_some(length)
     }
 
-    /// Returns whether the memory stays in place as long as the device uses it: it is not swapped,
-    /// or the device does not lend it to the kernel.
+    /// Returns whether the memory may be passed to the device. Memory that can be evicted may not,
+    /// if the kernel accesses it until the completion (`kernel_holds_memory`).
     #[inline]
     fn stays(&self, geometry: &Geometry) -> bool {
         !geometry.features.kernel_holds_memory

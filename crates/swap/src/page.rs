@@ -89,7 +89,9 @@ impl State {
 /// Whether a thread may take a page that is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pins {
-    /// A thread may take a pinned page, because it keeps the page in memory.
+    /// Pinned pages may be taken. For a thread whose work leaves the page's memory in place.
+    /// (and, for the next variant:)
+    /// Pinned pages may not be taken. For a thread that evicts or discards the page.
     Ignored,
     /// A thread may not take a pinned page, because it would evict or discard the page.
     Respected,

@@ -159,8 +159,8 @@ impl Order {
         (self.sequence.load(Ordering::Relaxed) == sequence).then_some((sequence, words))
     }
 
-    /// Returns the number of the last order (to repeat a change of credentials) that the service
-    /// threads were given.
+    /// Returns the sequence number of the newest order to the service threads. An order makes them
+    /// repeat a system call that changed the program's credentials. Odd while an order is written.
     pub fn last(&self) -> u32 {
         self.sequence.load(Edge::Change.acquire())
     }

@@ -245,8 +245,9 @@ pub fn epoll(
     answer.map(width::size)
 }
 
-/// Sleeps for `span` with `mask` in force, as in ppoll(2). A signal that interrupts the sleep is
-/// delivered under that mask. Errors: `EINTR` if a signal was deferred.
+/// Sleeps for `span` with `mask` in force, as in ppoll(2). Errors: `EINTR` if a signal interrupted
+/// the sleep. The signal is deferred: its handler runs before the program's call returns, if `mask`
+/// does not block the signal.
 pub fn under_mask(span: Nanoseconds, mask: SignalSet) -> Result<(), Errno> {
     let mask = mask & !ALWAYS_OPEN;
     let mask_address = &raw const mask as u64;

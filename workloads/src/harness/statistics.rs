@@ -42,7 +42,8 @@ impl Statistics {
     }
 }
 
-/// Returns whether a text begins with `usring: N rings`, as the table does.
+/// Returns whether a text begins with the first line of the `--stats` table: `usring: N rings` or
+/// `usring: no ring was created`.
 fn is_summary(text: &str) -> bool {
     let first = text.lines().next().unwrap_or_default();
     let words: Vec<_> = first.split_whitespace().collect();

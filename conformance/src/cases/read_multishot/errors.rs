@@ -1,5 +1,5 @@
-//! Errors that end a multishot READ although its file has no data afterwards: the failed read has
-//! consumed the data or the socket's error.
+//! Errors that end a multishot READ. The failed read may have consumed the data or the socket's
+//! error, so that the file is not readable any more. The multishot ends nevertheless.
 
 use super::super::receive_multishot;
 use super::{multishot, ring_of};

@@ -70,8 +70,8 @@ fn pending_and_mask_argument(t: &mut Transcript) {
     handled(t);
     t.result("wait", wait_with_mask(&ring, &[]));
     handled(t);
-    // If the CQ holds a completion, the call succeeds. Afterwards the thread's own signal mask
-    // still blocks SIGUSR1.
+    // If the CQ already has a completion, io_uring_enter(2) returns without an error. It has then
+    // restored the thread's own signal mask, which blocks SIGUSR1.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();

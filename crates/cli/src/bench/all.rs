@@ -43,8 +43,9 @@ pub fn run(options: &Options) -> Outcome {
     Ok(run.status())
 }
 
-/// Returns the benchmark, or an error that names a missing program of usring's cases. If a rival's
-/// program is missing, the benchmark still runs, and only the rival's row has no figures.
+/// Returns the benchmark. Error: a program that measures usring in this benchmark is missing; the
+/// error names it. If a rival's program is missing, the benchmark still runs, without figures for
+/// the rival.
 fn can_run(benchmark: Benchmark) -> Result<Benchmark, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     for case in benchmark.cases.iter().filter(|case| frame::is_ours(case)) {

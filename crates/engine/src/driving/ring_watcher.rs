@@ -267,8 +267,9 @@ fn watch(locked: &mut LockedRing) {
         .then(|| Clock::Monotonic.now() + FLUSH_INTERVAL_NS);
     let next_check = ended::check_interval(locked).map(|span| Clock::Monotonic.now() + span);
     let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush, next_check];
-    // The minimum of the numbers instead of the options: the optimised minimum of options compares
-    // the values of empty ones, too, which Valgrind's memcheck reports.
+    // This code compares plain numbers, with MAX for `None`. The optimised minimum of `Option`s
+    // also compares the values of `None`s. Valgrind's memcheck reports those reads of uninitialised
+    // memory.
     let first = times.into_iter().fold(Nanoseconds::MAX, |first, time| first.min(time.unwrap_or(Nanoseconds::MAX)));
     let due = (first != Nanoseconds::MAX).then_some(first);
     if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {

@@ -18,7 +18,8 @@ use usring_uapi::io_uring as abi;
 
 /// Value of `file_index`, and of an update's offset, that means "any free slot".
 pub(crate) const FILE_INDEX_ALLOC: u32 = abi::IORING_FILE_INDEX_ALLOC.cast_unsigned();
-/// A registered file. The table of one ring and the requests that use the file share it.
+/// A registered file. The ring's table has one reference to it, and each request that uses the file
+/// has another.
 pub(crate) struct RegisteredFile {
     /// The file's entries in the ring's epoll set. usring deletes the entries before it closes the
     /// descriptor number of the file.

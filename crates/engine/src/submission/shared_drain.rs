@@ -79,9 +79,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Adds to the journal the requests that this process has held back since before the ring was
-    /// shared. In the order of held-back requests, they come before the requests of all other
-    /// processes.
+    /// Adds this process's held-back requests to the journal, when the ring becomes shared. These
+    /// requests were held back first, so they go before the held-back requests of other processes.
     fn note_held(&mut self) {
         let count = self.queues.drain.deferred();
         let places = self.journal().first_positions(count);

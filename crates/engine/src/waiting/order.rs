@@ -95,9 +95,9 @@ impl Order {
         self.unattended = 0;
     }
 
-    /// Counts one more part of the time limit as passed, at most once per `part` nanoseconds.
-    /// Returns whether all [`LIMIT_PARTS`] have passed since a thread last came to choose a
-    /// request. `now`: time of the monotonic clock.
+    /// Counts one part of the time limit as passed if `part` nanoseconds have passed since the last
+    /// count. Returns whether at least [`LIMIT_PARTS`] parts have been counted since a thread last
+    /// came to choose a request. `now`: time of the monotonic clock.
     pub fn is_unattended(&mut self, now: Nanoseconds, part: Nanoseconds) -> bool {
         if now.saturating_sub(self.counted_at) >= part {
             self.counted_at = now;

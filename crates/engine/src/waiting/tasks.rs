@@ -88,8 +88,8 @@ pub(crate) struct Tasks {
     /// Descriptor number of the wake eventfd, plus 1; 0 while there is no ring watcher. A signal
     /// handler reads this word without taking `mailbox`'s lock ([`Tasks::note_change`]).
     wake_event: AtomicI32,
-    /// Descriptor number of the wake eventfd, plus 1, if all descendants of the process keep the
-    /// eventfd open; else 0.
+    /// Descriptor number of the wake eventfd, plus 1; a descendant of the process wakes this ring
+    /// watcher by it. 0 if descendants do not inherit the eventfd.
     kept_event: AtomicI32,
     /// Whether a thread has changed its credentials since [`Tasks::take_change`] was last called.
     has_changed: AtomicBool,

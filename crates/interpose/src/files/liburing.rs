@@ -52,7 +52,8 @@ impl OfLiburing {
         self.ring().map_or(0, |(_, tail)| tail)
     }
 
-    /// Returns the ring's address in usring, and that of its CQ tail.
+    /// Returns two addresses: that of usring's `Ring` object, and that of the CQ tail in the
+    /// program's mapping. Returns `None` if the structure is not that of a ring of usring's.
     fn ring(&self) -> Option<(u64, u64)> {
         let tail = self.address(CQ_TAIL)?;
         let number = self.word(DESCRIPTOR)?.cast_signed();

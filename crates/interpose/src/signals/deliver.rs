@@ -22,7 +22,7 @@ pub struct Delivery {
     pub delivery_mask: u64,
     pub original_mask: u64,
     pub has_delivery_mask: u64,
-    /// Set of signals that the exit has to send to this thread again.
+    /// Set of signals that the entry point's exit has to send to this thread again.
     pub resend: u64,
     pub process: u32,
     pub thread: u32,

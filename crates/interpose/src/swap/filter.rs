@@ -182,8 +182,8 @@ const fn assemble(size: u32) -> Assembler {
     filter.add(JUMP_GREATER_OR_EQUAL, size, 0, 1);
     filter.answer(RET_TRAP);
     filter.answer(RET_ALLOW);
-    // prctl traps if it installs a filter. (Other calls of prctl do not trap: glibc's loader may
-    // make them to name mappings.)
+    // prctl traps if it installs a filter. Its other options must not trap: glibc's loader may use
+    // one of them to name mappings, and at that time usring has no handler yet.
     filter.add(JUMP_EQUAL, linux::__NR_prctl, 0, 4);
     filter.load(low(0));
     filter.add(JUMP_EQUAL, PR_SET_SECCOMP, 0, 1);

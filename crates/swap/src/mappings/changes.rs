@@ -288,7 +288,8 @@ impl Changes<'_> {
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {
-            // If the part cannot be unmapped, it stays recorded as released to the kernel.
+            // The error is ignored: a part that cannot be unmapped stays recorded as memory that
+            // the kernel manages (`ExtentKind::Unmanaged`).
             let _ = self.unmap_given(&part);
         }
         self.set_extent();

@@ -17,7 +17,8 @@ impl PollTable {
         self.runnable.len()
     }
 
-    /// Returns the number of time slices that have begun so far, plus those that are due.
+    /// Returns the number of the newest time slice of a request that has become due. Slices are
+    /// numbered in the order in which they become due, so this counts the begun and the due ones.
     pub fn slices_due(&self) -> u32 {
         self.slices_begun.wrapping_add(width::count(self.runnable.len()))
     }

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use usring_sys::descriptor::FileIdentity;
 use usring_sys::mapping;
 
-/// The page's entries: the marks of the programs that a message has named, in the order of their
-/// execs. The remaining entries are 0.
+/// The page that this process shares with its forked children: one word per unserved program that a
+/// message has named. The word identifies the program's file ([`mark`]). Unused words are 0.
 static NAMED: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 const ENTRIES: usize = mapping::PAGE / size_of::<AtomicU64>();
 
