@@ -28,8 +28,9 @@ impl Wait {
 
 pub struct Context {
     ring: Arc<Ring>,
-    /// The address at which the program sees the events; `length` is the size of that mapping in
-    /// bytes. A thread that finds that the program has moved the mapping stores the new address.
+    /// Address of the mapping in which the program sees the events; `length` is the mapping's size
+    /// in bytes. If the program has moved the mapping, the thread that notices the move stores the
+    /// new address ([`Context::is_at`]).
     address: AtomicU64,
     length: usize,
     /// Maximum number of events in the ring.
@@ -194,8 +195,8 @@ impl Context {
     }
 
     /// Consumes events of a polled context. The caller polls the devices without a time limit,
-    /// until it has `minimum` events, at least one, or no request is in flight. Error: `EBUSY` if
-    /// another thread consumes events of this context.
+    /// until it has `minimum` events (one if `minimum` is 0) or no request is in flight. Error:
+    /// `EBUSY` if another thread consumes events of this context.
     fn poll_events(&self, minimum: u64, most: u64, to: UserAddress) -> Result<u64, Errno> {
         let _alone = self.taking.try_lock().ok_or(Errno::EBUSY)?;
         let mut taken = self.take_alone(to, 0, most)?;

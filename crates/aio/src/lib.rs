@@ -67,8 +67,8 @@ pub fn setup_with_flags(
     make(trust, requests, place, if flags & IOCTX_FLAG_IOPOLL != 0 { ContextKind::Polled } else { ContextKind::Plain })
 }
 
-/// Whether a thread polls the devices before it sleeps, when it asks for the events of a context
-/// that is not polled (`IOCTX_FLAG_IOPOLL`).
+/// Whether threads that ask for events poll the devices before they sleep. Applies only to contexts
+/// made without `IOCTX_FLAG_IOPOLL`.
 static POLLS_BEFORE_SLEEP: AtomicBool = AtomicBool::new(false);
 
 /// Makes threads poll the devices when they ask a context for events. Affects only contexts that

@@ -17,8 +17,8 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 #[derive(Default)]
 struct Table {
     contexts: SharedTable<Context>,
-    /// For each index of the table, whether it is in use. A thread that makes a context marks the
-    /// index first, and then makes the context.
+    /// For each index of the table, whether it is in use. A thread marks an index before it makes a
+    /// context for that index, so no other thread gets the same index.
     taken: Mutex<Vec<bool>>,
 }
 
