@@ -138,8 +138,9 @@ impl Backlog {
         has_room
     }
 
-    /// Removes and returns the first CQE, which gets the index `tail` in the CQ. The CQE also stays
-    /// in the area until that index is published.
+    /// Takes the first CQE out of the backlog. The caller stores the CQE in the CQ at the index
+    /// `tail`. A CQE of the area also stays there until the CQ's tail is published. If this process
+    /// dies before that, other processes still find the CQE in the backlog.
     pub fn pop(&mut self, tail: u32) -> Option<(Cqe, Extension)> {
         match &self.area {
             Some(_) if self.in_area == 0 => None,

@@ -37,7 +37,8 @@ pub struct CompletionQueue {
     /// Whether the backlog has grown since the last [`CompletionQueue::take_growth`].
     has_grown: bool,
     lost: u32,
-    /// Whether CQEs go to the backlog even if the CQ has room.
+    /// Whether CQEs go to the backlog even if the CQ has room
+    /// ([`CompletionQueue::force_overflow`]).
     forces_overflow: bool,
 }
 
@@ -170,8 +171,8 @@ impl CompletionQueue {
     fn keep(&mut self, cqe: Cqe, extension: Extension) {
         let is_first = self.backlog.is_empty();
         if is_first && !self.memory.layout.has_events() {
-            // The backlog begins at the published tail, so the CQEs before it are published here. A
-            // later `publish` still reports them as new.
+            // The backlog begins at the published tail. So the CQEs that are in the CQ already are
+            // published here. A later `publish` still reports them as new.
             self.memory.completions.header_word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
         }
         if !self.backlog.push(self.tail, cqe, extension) {
@@ -217,8 +218,9 @@ impl CompletionQueue {
         true
     }
 
-    /// Returns whether CQEs were added for which no notification was sent: to the CQ since the last
-    /// [`CompletionQueue::publish`], or to the backlog since [`CompletionQueue::take_growth`].
+    /// Returns whether any CQE still needs a notification. That is a CQE that went to the CQ since
+    /// the last [`CompletionQueue::publish`], or to the backlog since
+    /// [`CompletionQueue::take_growth`].
     pub fn has_unannounced(&self) -> bool {
         self.published != self.tail || self.has_grown
     }

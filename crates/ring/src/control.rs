@@ -180,9 +180,9 @@ impl Control {
         self.unjournaled.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns whether a request that is submitted now has to wait. It has to while a request of
-    /// any process waits behind an IO_DRAIN, and while a request with IO_DRAIN may be in flight.
-    /// The caller holds the ring's lock.
+    /// Returns whether a newly submitted request has to wait. This is so while a request of any
+    /// process waits behind an IO_DRAIN, and while a request with IO_DRAIN may be in flight. The
+    /// caller holds the ring's lock.
     pub fn is_draining(&self) -> bool {
         self.drain.load(Ordering::Relaxed) & DRAINING != 0
     }

@@ -52,7 +52,7 @@ impl Memory {
     }
 
     /// Makes the memory of a ring whose CQ is an AIO context's ring, in shared memory of any kind.
-    /// For the last argument see [`Memory::for_events`].
+    /// `id` and `readable`: see [`Memory::for_events`].
     pub fn with_events(
         rings: SharedMemory,
         sqes: SharedMemory,

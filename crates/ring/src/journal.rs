@@ -52,8 +52,9 @@ const HELD: u32 = 1 << 30;
 const POSTED: u32 = 1 << 31;
 const NUMBER: u32 = NEW - 1;
 
-/// Flags in the index word of a request that an IO_DRAIN holds back (a held request). The bits
-/// above the flags are the request's position in the order of held requests.
+/// Flags in the index word of a request that an IO_DRAIN holds back (a held request). `MEMBER`: the
+/// request is not the first of its chain. `DRAINS`: later requests wait until this one has
+/// completed. The bits above the flags are the request's position in the order of held requests.
 const MEMBER: u32 = 1;
 const DRAINS: u32 = 2;
 const ORDER: u32 = !(MEMBER | DRAINS);
@@ -292,7 +293,7 @@ impl Journal {
         owners
     }
 
-    /// Makes a request of another process a request of this process. Returns its slot and its
+    /// Makes this process the owner of a request of another process. Returns the request's slot and
     /// `user_data`.
     fn take_over(&mut self, slot: u32) -> (JournalSlot, u64) {
         let flag = self.owner(slot).1;
@@ -335,11 +336,12 @@ impl Journal {
         })
     }
 
-    /// Takes over the requests of each process that is not alive. [`Journal::take_held`] takes the
-    /// chains whose first request an IO_DRAIN still holds back, and [`Journal::take_chain`] the
-    /// requests behind a timeout in flight. Frees the slots of requests whose CQE is published.
-    /// Returns the other slots, each with its `user_data`. For each, the caller calls
-    /// [`Journal::end`] and posts its CQE.
+    /// Takes over the requests of each process that is not alive, and frees the slots of requests
+    /// whose CQE is published. Returns the slots taken over, each with its `user_data`. For each,
+    /// the caller calls [`Journal::end`] and posts its CQE.
+    ///
+    /// Leaves out two kinds of requests: chains whose first request an IO_DRAIN still holds back
+    /// ([`Journal::take_held`]), and requests behind a timeout in flight ([`Journal::take_chain`]).
     pub fn take_orphans(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<(JournalSlot, u64)> {
         let mut known: Vec<(u32, bool)> = Vec::new();
         let mut taken = Vec::new();
@@ -464,14 +466,15 @@ impl Journal {
         self.used().any(|slot| !matches!(self.owner(slot).1, HELD | POSTED))
     }
 
-    /// Returns the slots of a chain that an IO_DRAIN holds back, except that of its first request.
+    /// Returns the slots of a chain that an IO_DRAIN holds back, without the slot of the chain's
+    /// first request.
     fn members(&self, held: &HeldRequest) -> Vec<u32> {
         let is_member = |slot: &u32| self.held_index(*slot) == Some(held.position | MEMBER);
         self.used().filter(is_member).collect()
     }
 
-    /// Lets a request that an IO_DRAIN held back start, with the later requests of its chain. Their
-    /// process finds this out by [`Journal::is_held`].
+    /// Notes that an IO_DRAIN no longer holds back a request, nor the later requests of its chain.
+    /// [`Journal::is_held`] then returns `false` to their process, which starts them.
     pub fn release(&self, held: &HeldRequest) {
         let members = self.members(held);
         self.set_owner(held.slot.0, held.owner);
@@ -479,8 +482,8 @@ impl Journal {
     }
 
     /// Takes over a request that an IO_DRAIN holds back, with the later requests of its chain.
-    /// Their process has died. Returns their slots, that of the chain's first request first, each
-    /// with its `user_data`. For each, the caller calls [`Journal::end`] and posts its CQE.
+    /// Their process has died. Returns their slots, each with its `user_data`; the chain's first
+    /// request comes first. For each, the caller calls [`Journal::end`] and posts its CQE.
     pub fn take_held(&mut self, held: &HeldRequest) -> Vec<(JournalSlot, u64)> {
         let members = self.members(held);
         core::iter::once(held.slot.0).chain(members).map(|slot| self.take_over(slot)).collect()

@@ -97,7 +97,7 @@ pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMem
 }
 
 /// Returns the total length of the words of [`Control`], the journal, the backlog and the
-/// registrations, in bytes. Pages of them that are never written use no memory.
+/// registrations, in bytes. Pages among them that are never written use no memory.
 #[cfg(not(loom))]
 fn words_length(layout: &Layout) -> usize {
     registrations_offset(layout) + if layout.has_events() { 0 } else { registrations::LENGTH }

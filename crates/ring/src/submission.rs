@@ -101,7 +101,8 @@ impl SubmissionQueue {
     }
 
     /// Returns the second 64 bytes of the SQE that was consumed last; `None` without `SQE128`. The
-    /// caller must read them once, before [`SubmissionQueue::commit`].
+    /// caller calls this once, before [`SubmissionQueue::commit`]: the program may change the
+    /// bytes.
     pub fn extension(&self) -> Option<[u64; 8]> {
         self.memory.layout.has_wide_sqes().then(|| self.memory.sqes.read(self.last + 64))
     }
@@ -138,8 +139,8 @@ impl SubmissionQueue {
     ///
     /// The SQ thread takes these steps:
     ///
-    /// 1. It announces itself on its sleep word. So an io_uring_enter(2) by a program that sees the
-    ///    flag finds a sleeper to wake.
+    /// 1. It announces itself on its sleep word. A program that sees the flag after that calls
+    ///    io_uring_enter(2), which then finds a sleeper to wake.
     /// 2. It calls this function for each of its rings, and sleeps if all calls return `true`.
     /// 3. It calls [`SubmissionQueue::end_sleep`] before it looks for entries again.
     pub fn prepare_sleep(&mut self) -> bool {

@@ -81,6 +81,6 @@ fn the_programs_duplicates_of_a_ring_are_one_mapping_in_either_order() {
         let sqes = ring.sqes().duplicate(sqes, queues).unwrap();
         [sqes, ring.rings().duplicate(queues, 0).unwrap()]
     });
-    // Other mappings may lie where a duplicate should lie.
+    // Mappings of other tests may lie between two duplicates, which are then separate mappings.
     assert!(mappings(duplicates.collect::<Vec<usize>>().into_iter()) <= RINGS + RINGS / 8);
 }

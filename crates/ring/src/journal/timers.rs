@@ -41,11 +41,12 @@ const COUNTS: u32 = 1 << 31;
 pub struct JournalTimer {
     /// Time of expiry, in nanoseconds.
     pub at: u64,
-    /// Nanoseconds after which the timeout expires again; 0: it does not.
+    /// Nanoseconds after which the timeout expires again; 0: the timeout expires only once.
     pub every: u64,
     /// Number of expiries that are left; 0: no limit.
     pub repeats: u32,
-    /// Number of completions of the ring with which the timeout ends; `None`: it counts none.
+    /// Number of completions of the ring at which the timeout ends; `None`: completions do not end
+    /// it.
     pub count: Option<u32>,
     /// The next request of the timeout's chain, which [`Journal::link`] has marked.
     pub next: Option<JournalSlot>,
@@ -129,8 +130,8 @@ impl Journal {
     }
 
     /// Takes over the requests behind a timeout in its chain. This process has taken over the
-    /// timeout itself. Returns their slots in order, each with its `user_data`. The caller makes
-    /// them requests of this process.
+    /// timeout itself. Returns their slots in order, each with its `user_data`. The caller makes a
+    /// new engine request for each slot.
     pub fn take_chain(&mut self, timeout: JournalSlot) -> Vec<(JournalSlot, u64)> {
         let members: Vec<u32> = self.chain(timeout.0).collect();
         members.into_iter().map(|slot| self.take_over(slot)).collect()
