@@ -56,8 +56,8 @@ impl Counters {
         self.0[UNIT].store(unit as u64, Ordering::Relaxed);
     }
 
-    /// Raises the peak to `resident` if it is lower. The peak is the highest number of pages that
-    /// were ever resident.
+    /// Raises the peak (the highest number of pages that were ever resident) to `resident`, unless
+    /// the peak is higher already.
     #[inline]
     pub fn raise_peak(&self, resident: usize) {
         let peak = &self.0[PEAK];

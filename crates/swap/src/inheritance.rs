@@ -130,8 +130,8 @@ impl Mappings {
     }
 
     /// Prepares a fork whose child gets no pager. Evicted pages would read as zeroes in the child,
-    /// so it must not keep the memory. Returns the memory that the kernel gives to the child all
-    /// the same, and that the child must unmap. `None` if there is none.
+    /// so it must not keep the memory. Returns the memory that the kernel copies to the child
+    /// nevertheless, for the child to unmap; `None` if the kernel copies none.
     ///
     /// `is_ours`: whether the forking process owns this memory. If so, the mappings stay locked
     /// until the result is dropped. Otherwise the forking process is a vfork child, which borrows
@@ -310,8 +310,8 @@ impl Pager {
             Some(last) if last.end == start => last.end = end,
             _ => runs.push(start..end),
         };
-        // Where the last of `resident.spans` ends, if the next page that this thread takes may
-        // extend it. `None` after a page that has memory and was not taken.
+        // End of the last element of `resident.spans`, if the next page that this thread takes may
+        // extend that element. `None` after a page that has memory and was not taken.
         let mut span_end = None;
         for index in self.pages_in_use() {
             let (page, offset) = (self.page(index), self.offset(index));

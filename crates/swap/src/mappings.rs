@@ -45,8 +45,8 @@ const MOST_PINNED: usize = 1 << 20;
 /// Smallest value of the option `min` (the smallest mapping that is swapped), in bytes.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
-/// Bytes of addresses in the region for each byte of store and limit. The surplus of addresses
-/// leaves large free ranges despite fragmentation.
+/// Size of the region's address range, as a multiple of the sum of store and limit. The surplus of
+/// addresses leaves large free ranges despite fragmentation.
 const ROOM: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
@@ -137,7 +137,7 @@ impl Mappings {
         ((limit / 16).min(MOST_PINNED) / PAGE * PAGE, limit / 2)
     }
 
-    /// Returns the end address of the unit in which a mapping ends. The mapping ends at `end`.
+    /// Returns the end address of the last unit of a mapping that ends at `end`.
     fn unit_end(&self, end: usize) -> usize {
         let base = self.region.as_ptr() as usize;
         base + (end - base).next_multiple_of(self.region.page_size())

@@ -216,8 +216,8 @@ pub struct Prepared {
     pub events: Option<Arc<UserFault>>,
 }
 
-/// Maps `length` bytes, a multiple of the unit, at address `at` if it is given.
-/// [`Mechanism::extend`] makes the pages usable; they are absent then.
+/// Maps `length` bytes, a multiple of the unit, at the address `at`; `None`: at an address that the
+/// kernel chooses. [`Mechanism::extend`] makes the pages usable; they are absent then.
 ///
 /// Errors: those of the kernel or the sandbox.
 pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {

@@ -169,9 +169,8 @@ impl SlotUsers {
             if used == FREE || !self.is_gone(by, number, used) {
                 continue;
             }
-            // If the exchange fails, another user has assigned the number again since this function
-            // read the word: the count in the word differs. Then only the number's former user has
-            // ended.
+            // If the exchange fails, another user has begun to free or to assign the number since
+            // this function read the word. So this function leaves the number to that user.
             if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
