@@ -100,8 +100,8 @@ pub const ORDER_WORDS: usize = 5;
 /// Only one thread at a time gives such an order.
 #[derive(Debug)]
 pub struct Order {
-    /// Number of the newest order to the service threads, which is even. The word is odd while a
-    /// thread writes an order (a seqlock).
+    /// Even: number of the newest order to the service threads. Odd: a thread is writing an order
+    /// (a seqlock).
     sequence: AtomicU32,
     words: [AtomicU64; ORDER_WORDS],
 }

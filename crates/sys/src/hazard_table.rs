@@ -160,7 +160,7 @@ impl<const ROWS: usize> Table<ROWS> {
     pub fn sweep(&self, list: &RetiredList) {
         // The request for this sweep is reset before the hazard pointers are read. A thread that
         // ends its use after the reset requests another sweep. A thread that ended its use before
-        // had cleared its pointer, so this sweep sees the cleared pointer.
+        // the reset had cleared its pointer by then, so this sweep sees the cleared pointer.
         self.sweep_is_due.swap(0, Ordering::AcqRel);
         let mut unused = Vec::new();
         list.lock().retain(|retired| {

@@ -33,8 +33,8 @@ pub struct Maps {
     file: OwnedDescriptor,
 }
 
-/// Finds out whether memory is shared (MAP_SHARED), so that a forked child sees later writes of its
-/// parent. Opens the list of mappings (/proc/self/maps) once, and queries each mapping once.
+/// Finds out whether memory is shared (MAP_SHARED). If it is, a forked child sees later writes of
+/// its parent. Opens the list of mappings (/proc/self/maps) once, and queries each mapping once.
 #[derive(Default)]
 pub struct SharedCheck {
     /// The list of mappings. Outer `None`: not opened yet. Inner `None`: it cannot be opened.

@@ -128,8 +128,8 @@ pub fn is_alive(number: u32) -> bool {
     record_lock(register, linux::F_GETLK, number).map(|(kind, _)| kind) != Ok(linux::F_UNLCK)
 }
 
-/// Returns the process id of the process with this number. `None`: it is not alive, or this
-/// process's PID namespace does not have it. The conditions of [`is_alive`] hold.
+/// Returns the process id of the process with this number. `None`: that process is not alive, or
+/// this process's PID namespace does not have it. The requirements are those of [`is_alive`].
 pub fn process_id(number: u32) -> Option<u32> {
     let register = REGISTER.load(Ordering::Acquire) - 1;
     let (kind, process) = record_lock(register, linux::F_GETLK, number).ok()?;
@@ -137,7 +137,7 @@ pub fn process_id(number: u32) -> Option<u32> {
 }
 
 /// Returns whether the process with this number is stopped, by a signal or by a tracer. `false` if
-/// that is not known. The conditions of [`is_alive`] hold.
+/// that is not known. The requirements are those of [`is_alive`].
 pub fn is_stopped(number: u32) -> bool {
     let state = process_id(number).and_then(|process| {
         let path = CString::new(format!("/proc/{process}/stat")).ok()?;

@@ -2,7 +2,7 @@
 //! bits of one word, so an ordinary submission needs a single load.
 //!
 //! The upper half of the word is the semaphore of the probes ([`crate::probes`]): the kernel, or a
-//! debugger, adds 1 to it for each probe that a tracer uses. So the load also tells whether a
+//! debugger, adds 1 to it for each probe that a tracer uses. So the same load also shows whether a
 //! tracer is there.
 
 use core::sync::atomic::{AtomicU32, Ordering};

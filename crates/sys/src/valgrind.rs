@@ -67,26 +67,25 @@ pub fn without_errors<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Tells memcheck that memory has values that the program may use.
+/// Makes memcheck treat memory as holding values that the program may use.
 pub fn make_defined(memory: &IoVector) {
     request(MAKE_DEFINED, memory.base, memory.length);
 }
 
-/// Tells memcheck that the program must not use memory.
+/// Makes memcheck report each use of memory by the program.
 pub fn make_inaccessible(memory: &IoVector) {
     request(MAKE_INACCESSIBLE, memory.base, memory.length);
 }
 
 /// Returns the address of the first byte that the program must not use. If there is one, memcheck
-/// reports an error in the calling thread, unless its errors are not reported.
+/// reports an error in the calling thread, except inside [`without_errors`].
 #[inline(always)]
 pub fn first_inaccessible(memory: &IoVector) -> Option<u64> {
     Some(request(CHECK_ADDRESSABLE, memory.base, memory.length)).filter(|address| *address != 0)
 }
 
 /// Returns the address of the first byte that has no value, or that the program must not use. If
-/// there is one, memcheck reports an error in the calling thread, unless its errors are not
-/// reported.
+/// there is one, memcheck reports an error in the calling thread, except inside [`without_errors`].
 #[inline(always)]
 pub fn first_undefined(memory: &IoVector) -> Option<u64> {
     Some(request(CHECK_DEFINED, memory.base, memory.length)).filter(|address| *address != 0)

@@ -91,8 +91,8 @@ enum Step {
     Ended,
 }
 
-/// Runs a model in a child that was forked at each step of a change. The models of the steps run at
-/// the same time.
+/// Runs a model once for each step of a change, in a child that was forked after that step. The
+/// models run at the same time.
 fn in_each_child(model: fn(Arc<Process>)) {
     std::thread::scope(|scope| {
         for step in [Step::NotBegun, Step::Begun, Step::Written, Step::Given, Step::Ended] {

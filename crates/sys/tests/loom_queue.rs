@@ -97,8 +97,8 @@ fn exactly_one_of_two_pushers_is_the_first() {
 }
 
 /// A consumer checks the queue `looks` times, as if it had been notified, and takes the entries
-/// that it can reach. Checks that `stop` reports each entry that is left and that no pusher
-/// announces.
+/// that it can reach. Checks that `stop` reports each entry that is left, unless the entry's pusher
+/// still announces it.
 fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
     bounded(move || {
         let (queue, mut consumer) = queue();
