@@ -160,22 +160,21 @@ impl Control {
         self.maker.load(Ordering::Relaxed) & !(TAKES_PART | HAS_LEFT)
     }
 
-    /// Stores the number of requests in flight that were submitted before the ring was shared, and
-    /// are not in the journal. The calling thread holds the ring's lock, and belongs to the process
-    /// that made the ring.
+    /// Stores the number of requests in flight of the process that made the ring that are not in
+    /// the journal. The calling thread belongs to that process, and holds the ring's lock.
     pub fn count_unjournaled(&self, requests: u64) {
         let count = u32::try_from(requests).unwrap_or(UNKNOWN);
         self.unjournaled.store(count, Ordering::Relaxed);
     }
 
-    /// Records that an unknown number of requests in flight was submitted before the ring was
-    /// shared, and is not in the journal.
+    /// Records that the process that made the ring may have any number of requests in flight that
+    /// are not in the journal: the ring is not shared yet, or the journal is full.
     pub fn expect_unjournaled(&self) {
         self.unjournaled.store(UNKNOWN, Ordering::Relaxed);
     }
 
-    /// Returns whether there may be requests in flight that were submitted before the ring was
-    /// shared, and are not in the journal.
+    /// Returns whether the process that made the ring may have requests in flight that are not in
+    /// the journal.
     pub fn has_unjournaled(&self) -> bool {
         self.unjournaled.load(Ordering::Relaxed) != 0
     }

@@ -1,7 +1,8 @@
 //! The journal of a shared ring: its requests that have no published CQE yet, each with its process
-//! and its `user_data`. Requests from before the ring was shared are not in the journal. When a
-//! process dies, another process completes the dead process's requests. The journal also holds the
-//! order of the requests that wait behind an IO_DRAIN.
+//! and its `user_data`. The process that made the ring adds its requests from before the ring was
+//! shared, except those that its workers have. When a process dies, another process completes the
+//! dead process's requests. The journal also holds the order of the requests that wait behind an
+//! IO_DRAIN.
 //!
 //! A slot:
 //!
@@ -280,7 +281,8 @@ impl Journal {
     }
 
     /// Returns the numbers of the other processes that have a request without a CQE. `user_data`:
-    /// counts only requests with this value; `None`: counts all.
+    /// counts only requests with this value; `None`: counts all. Requests that are marked for
+    /// cancellation already (`CANCELLED`) do not count.
     pub fn others(&self, user_data: Option<u64>) -> Vec<u32> {
         let mut owners = Vec::new();
         for slot in self.used() {

@@ -2,7 +2,7 @@
 //!
 //! - The program may write any value to the tail and to the index array, so the engine loads each
 //!   of these words once and bounds the value.
-//! - [`SubmissionQueue`] keeps the head in private memory, and only writes the shared word. It
+//! - [`SubmissionQueue`] keeps the head in private memory, and writes it to the shared word. It
 //!   reads the shared word only after another process has consumed entries.
 //! - An SQE is copied once into private memory, and all fields are read from the copy.
 
