@@ -15,7 +15,7 @@
 //! |---|---|---|
 //! | 0–15 | inside | number of threads that are changing the mapping of a page they own |
 //! | 28 | `referenced` | a thread was inside since the last visit of the eviction clock's hand |
-//! | 29 | `claimed` | a thread evicts from the cluster |
+//! | 29 | `claimed` | a thread evicts from the cluster, or keeps other threads from evicting |
 //! | 30 | `waited` | a thread sleeps until the gate opens |
 //! | 31 | `shut` | no thread may enter |
 
@@ -40,8 +40,8 @@ pub struct Gate<'a>(&'a AtomicU32);
 #[derive(Debug)]
 pub struct Inside<'a>(Gate<'a>);
 
-/// Proof that the calling thread is the cluster's only evictor. When the value is dropped, another
-/// thread can become the evictor.
+/// Proof that no other thread evicts from the cluster. The calling thread evicts, or keeps the
+/// pages as they are. When the value is dropped, another thread can claim the cluster.
 #[derive(Debug)]
 pub struct Claim<'a>(Gate<'a>);
 
@@ -78,7 +78,7 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// Makes the calling thread the cluster's evictor. `None` if another thread is the evictor.
+    /// Claims the cluster for the calling thread. `None` if another thread has the claim.
     pub fn claim(self) -> Option<Claim<'a>> {
         let before = self.0.fetch_or(CLAIMED, Edge::Gate.acquire());
         // `then_some` would build a `Claim` even if another thread has the claim. Dropping it would

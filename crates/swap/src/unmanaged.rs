@@ -3,7 +3,8 @@
 //!
 //! A release has these steps. If a step fails, the steps before it are undone.
 //! 1. Claim the clusters of the part, so that no other thread evicts from them.
-//! 2. Take the pages, and write-protect those in memory. A thread that touches such a page waits.
+//! 2. Take the pages. If their content is to be copied, write-protect those in memory: a thread
+//!    that then writes to such a page waits.
 //! 3. Map other memory in their place: ordinary memory with a copy of the content, or what the
 //!    caller maps there without the content.
 //! 4. Free the pages' old memory and their slots, and set their state to [`State::Unmanaged`].

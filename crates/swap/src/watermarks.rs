@@ -50,8 +50,8 @@ pub struct Limit {
     limit: AtomicUsize,
     /// Number of pages by which the resident pages may exceed the limit for now.
     excess: AtomicUsize,
-    /// Futex word on which the evictor sleeps between two attempts to write to a failing store. Its
-    /// value counts how often the limit was set or the evictor was stopped.
+    /// Futex word on which the evictor sleeps after an eviction that freed no page. Its value
+    /// counts how often the limit was set or the evictor was stopped.
     changes: AtomicU32,
     /// Futex word on which the evictor sleeps while it has no work: `AWAKE` or `ASLEEP`.
     evictor: AtomicU32,
@@ -160,7 +160,7 @@ impl Limit {
         self.resident.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Wakes the evictor if it sleeps and fewer pages are free below the limit than it keeps free.
+    /// Wakes the evictor if it sleeps and the number of resident pages is above `high`.
     #[inline]
     pub fn wake_evictor(&self) {
         if self.resident() <= self.high() {
