@@ -93,8 +93,8 @@ static ANSWERS: AtomicU32 = AtomicU32::new(0);
 /// Valid while their credentials differ.
 static LAST_ALIKE: AtomicU32 = AtomicU32::new(0);
 
-/// Number of changes of credentials by each thread, indexed by thread id modulo the length. If two
-/// threads share an entry, the number is too high for each.
+/// Number of changes by each thread after which the threads' credentials differed, indexed by
+/// thread id modulo the length. If two threads share an entry, the number is too high for each.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 
 /// The functions to call before and after each change of credentials; null before [`set_observer`].
@@ -174,8 +174,8 @@ pub fn has_common() -> bool {
     own_threads::current().filter(is_of_spawn).is_none_or(|slot| slot.generation() == Some(generation))
 }
 
-/// Returns the number of times that a thread has changed its credentials. The number may be too
-/// high, because threads can share a counter.
+/// Returns the number of times that a thread has changed its credentials so that they differ from
+/// those of other threads. The number may be too high, because threads can share a counter.
 pub fn changes_of(thread: u32) -> u32 {
     changes_word(thread).load(Ordering::Acquire)
 }

@@ -71,8 +71,8 @@ impl Mapping {
     ///
     /// If the last duplicate was of neighbouring pages, and the addresses next to it are free, the
     /// new duplicate lies there. The kernel then merges both into one mapping, so fork(2) has less
-    /// to copy. If `room` is greater than `length`, the addresses from the duplicate's end to
-    /// `room` bytes from its start stay free. The next duplicate then fits there.
+    /// to copy. A duplicate without such a neighbour lies at the start of `room` free bytes, so
+    /// that the next duplicate fits behind it.
     pub fn duplicate(&self, part: Range<usize>, length: usize, room: usize) -> Result<usize, Errno> {
         let whole = part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE);
         assert!(whole && part.end <= self.length, "the part is whole pages of this mapping");
@@ -256,8 +256,8 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(width::size)
 }
 
-/// Reserves addresses for `length` bytes. Keeps the addresses after them free, up to `room` bytes
-/// from the start.
+/// Reserves addresses for `length` bytes, at the start of `room` free bytes. The rest of these
+/// bytes stays free.
 fn with_room(length: usize, room: usize) -> Result<usize, Errno> {
     let address = reserve(length.max(room))?;
     if room > length {

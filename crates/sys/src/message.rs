@@ -152,7 +152,7 @@ pub fn counted(number: i32) -> Counted {
 }
 
 /// Returns whether a receive with MSG_TRUNC ([`TRUNCATED`]) discards bytes without copying them,
-/// and reports how many it has discarded. TCP does so.
+/// and reports how many it has discarded. MPTCP does so, and TCP without a protocol such as TLS.
 pub fn discards_truncated(number: i32) -> bool {
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
         Ok(IPPROTO_TCP) => counted(number) == Counted::UpToUrgent,
