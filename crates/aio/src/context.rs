@@ -217,8 +217,9 @@ impl Context {
         Ok(taken)
     }
 
-    /// Consumes more events. Returns their number plus `taken`, the number that the caller has
-    /// consumed before. Error: `EFAULT`; this function has then consumed none.
+    /// Consumes more events. `taken` is the number of events that the caller has consumed before.
+    /// Returns `taken` plus the number of new events. Error: `EFAULT`; this function has then
+    /// consumed none.
     fn take(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
         let _one_at_a_time = self.taking.lock();
         self.take_alone(to, taken, most)

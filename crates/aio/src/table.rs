@@ -73,8 +73,8 @@ pub fn find(address: u64) -> Result<Using<Context>, Errno> {
 /// Removes the context at an address. Error: `EINVAL` if there is none.
 pub fn remove(address: u64) -> Result<Arc<Context>, Errno> {
     let (table, place) = locate(address)?;
-    // If the program has moved the events' mapping, `find` stores the context's new address. It
-    // makes system calls for that, so it is called before `take`, which holds a lock.
+    // If the program has moved the events' mapping, `find` stores the context's new address. That
+    // takes system calls, so `find` is called before `take`, which holds a lock.
     drop(find(address)?);
     let context = table.contexts.take(place, |context| context.address() == address).ok_or(Errno::EINVAL)?;
     table.give_back(place);
