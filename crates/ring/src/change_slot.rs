@@ -4,7 +4,7 @@
 //! | word | content |
 //! |---|---|
 //! | `ASKER` | number of the process that asks, 0: the slot is free |
-//! | `TARGET` | number of the process that has to make the change, 0: it has answered |
+//! | `TARGET` | number of the process that has to make the change, 0: that process has answered |
 //! | `ANSWER` | the answer |
 //! | `WANTED` | 1: a process waits for the slot |
 //! | `CHANGE` | the change, which the engine encodes |

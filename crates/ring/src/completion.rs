@@ -24,7 +24,7 @@ pub type Extension = [u64; 2];
 /// The engine's half of the CQ. Only the holder of the ring's lock uses it.
 pub struct CompletionQueue {
     memory: Memory,
-    /// Index of the next CQE to write; [`CompletionQueue::publish`] shows the CQEs before it to the
+    /// Index of the next CQE to write; [`CompletionQueue::publish`] shows all earlier CQEs to the
     /// program.
     tail: u32,
     published: u32,

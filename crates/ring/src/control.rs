@@ -204,8 +204,8 @@ impl Control {
         self.drain.store(self.drain.load(Ordering::Relaxed) | REFUSES, Ordering::Relaxed);
     }
 
-    /// Notes that a process polls the ring's descriptor. The store is a full barrier on x86-64;
-    /// [`Edge::Share`] names the other side.
+    /// Notes that a process polls the ring's descriptor. The store is a full barrier on x86-64.
+    /// [`Edge::Share`] explains its purpose.
     pub fn note_poller(&self) {
         self.polled.swap(1, Ordering::SeqCst);
         Edge::Share.barrier_beside_rmw(Side::Sleeper);

@@ -116,8 +116,8 @@ impl Layout {
     }
 
     /// Returns the byte offset after the CQEs, rounded up to a cache line. With `CQE32` the kernel
-    /// doubles the length of the header, too. Programs may rely on that offset, so this function
-    /// does the same.
+    /// also doubles the length of the header (the [`CQES`] bytes before the CQEs). Programs may
+    /// rely on that offset, so this function does the same.
     fn end_of_cqes(&self) -> usize {
         let narrow = CQES + 16 * self.cq_entries as usize;
         (narrow << (self.cqe_shift - 4)).next_multiple_of(LINE)

@@ -48,8 +48,8 @@ pub mod flags {
 /// 3. the words of [`crate::Control`], the journal, the backlog and the registrations.
 ///
 /// fork(2) copies each mapping of a process. Therefore the rings of a process share few mappings
-/// (`POOL`). A program that maps the SQEs and the queues at adjacent addresses gets one mapping of
-/// them, because they are adjacent here, too.
+/// (`POOL`). A program that maps the SQEs and the queues at adjacent addresses gets one mapping for
+/// both, because both are also adjacent in the ring's memory.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) rings: Arc<SharedMemory>,
@@ -81,8 +81,9 @@ fn control_offset(layout: &Layout) -> usize {
     layout.rings_length().next_multiple_of(control::ALIGNMENT)
 }
 
-/// Allocates a ring's memory. Returns two parts of it: first both queues, with the words of
-/// [`Control`], the journal, the backlog and the registrations behind them; second the SQEs.
+/// Allocates a ring's memory. Returns two parts of it. The first has both queues, and behind them
+/// the words of [`Control`], the journal, the backlog and the registrations. The second has the
+/// SQEs.
 #[cfg(not(loom))]
 pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMemory), Errno> {
     let sqes = layout.sqes_length().next_multiple_of(PAGE);

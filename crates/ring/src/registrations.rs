@@ -1,8 +1,8 @@
 //! The registrations that the processes of a shared ring see: registered buffers, buffer groups,
 //! restrictions, files and an eventfd. For files and the eventfd, the words hold only the number of
 //! a deposit: a set of open files that one process keeps for the others ([`usring_sys::deposit`]).
-//! Each process takes the descriptors from it. The engine's `registered::published` decides when a
-//! process writes and reads these words.
+//! Each process takes the descriptors from that deposit. The engine's `registered::published`
+//! decides when a process writes and reads these words.
 //!
 //! All words change under the ring's lock only, except `UNPUBLISHED`. A process may die between any
 //! two stores. So it writes an entry's words first, and last the word that makes the entry valid:

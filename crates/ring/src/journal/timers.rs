@@ -103,8 +103,9 @@ impl Journal {
         })
     }
 
-    /// Marks requests of this process that wait behind a timeout in its chain, in their order. The
-    /// caller then calls [`Journal::time`] for the timeout, with the first of them as `next`.
+    /// Marks requests of this process that wait behind a timeout in its chain. `members` has the
+    /// order of the chain. The caller then calls [`Journal::time`] for the timeout, with the first
+    /// of them as `next`.
     pub fn link(&self, members: &[JournalSlot]) {
         let mut next = 0;
         for slot in members.iter().rev() {
