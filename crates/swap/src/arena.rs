@@ -40,8 +40,9 @@ pub struct Arena {
     entries: PageArray<AtomicU32>,
     /// For each page of small blocks: one bit for each block, set if the block is allocated.
     blocks: PageArray<AtomicU64>,
-    /// Links of eight lists, one for each size class, of the pages that have a free small block. A
-    /// page's entry is the number of the next page in its list, plus one. 0 ends the list.
+    /// Links of eight lists, one for each size class. A list has the pages of its class that have a
+    /// free small block. A page's entry is the number of the next page in its list, plus one. 0
+    /// ends the list.
     links: PageArray<AtomicU32>,
 }
 

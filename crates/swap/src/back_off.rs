@@ -17,7 +17,8 @@ use usring_sys::ticks::Ticks;
 /// If a yield takes more nanoseconds than this, the processor went to a thread that does not yield.
 const LONG_TURN: u64 = 1_000_000;
 
-/// Longest pause without yields, as a multiple of the other thread's time slice that caused it.
+/// Longest pause without yields, as a multiple of the time slice of the other thread that caused
+/// the pause.
 const MOST_TURNS: u64 = 64;
 
 #[derive(Debug, Default)]

@@ -250,7 +250,7 @@ trait Examined {
     fn next_data(&self, offset: u64) -> Result<Option<u64>, Errno>;
 }
 
-/// Determines from its content whether a store may be used.
+/// Determines whether a store may be used, from the store's content.
 ///
 /// Errors: [`Refusal::KernelSwap`] or [`Refusal::HoldsData`], unless `overwrite` is set; errors of
 /// reading the store.

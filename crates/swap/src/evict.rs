@@ -326,7 +326,8 @@ impl Pager {
     }
 
     /// Makes the dirty pages of the batch readable through the pager's own mapping. Skips the pages
-    /// between them: a read access to a page without memory would allocate memory for it.
+    /// between the dirty pages: a read access to a page without memory would allocate memory for
+    /// it.
     fn prepare_reading(&self, batch: &Batch) -> Result<(), EvictionFailure> {
         let is_dirty = |position: usize| batch.is_dirty(position);
         self.for_neighbours(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))

@@ -7,9 +7,9 @@
 //! | completes an eviction that has made room | `ended` += 1 → `running` -= 1 |
 //! | waits | read `ended` → find nothing to evict → read `running` → read `ended` again |
 //!
-//! If the waiter reads `running` = 0, every eviction that ran at its first read of `ended` has
-//! completed. Its second read of `ended` counts those that made room. If both reads are equal, no
-//! eviction has made room in between.
+//! If the waiter reads `running` = 0, every eviction that ran at the waiter's first read of `ended`
+//! has completed. The waiter's second read of `ended` counts those that made room. If both reads
+//! are equal, no eviction has made room in between.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;

@@ -6,8 +6,8 @@
 //! (the pages to evict), and a later call drops them. If another thread mapped a page during the
 //! second call, the page would be dropped with the victims. So:
 //! - A thread that changes a page's mapping is inside the gate.
-//! - The evictor shuts the gate for each of the two calls. The gate is open while the evictor
-//!   writes the pages to the store between them.
+//! - The evictor shuts the gate for each of the two calls. Between the two calls, the gate is open
+//!   while the evictor writes the pages to the store.
 //!
 //! One word:
 //!

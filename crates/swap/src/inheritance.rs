@@ -22,9 +22,9 @@
 //!
 //! Some children get no copy ([`Mappings::without_pager`]), such as those that have a stack of
 //! their own. In such a child, evicted pages would read as zeroes, so it must not have the memory.
-//! Normally MADV_DONTFORK keeps anonymous memory out of all children. `freeze` lifts it, and the
-//! parent sets it again after the fork. If the parent cannot set it, each later child without a
-//! copy unmaps the memory itself ([`UnpagedMemory`]).
+//! Normally MADV_DONTFORK keeps anonymous memory out of all children. `freeze` lifts this advice,
+//! and the parent sets it again after the fork. If the parent cannot set it, each later child
+//! without a copy unmaps the memory itself ([`UnpagedMemory`]).
 
 use crate::address_space::{AddressSpace, ExtentKind};
 use crate::gate::{Claim, ShutGate};
@@ -76,8 +76,8 @@ pub struct Inheritance {
 impl Mappings {
     /// Stops evictions and faults before a fork that gives the child a copy of the memory. Waits at
     /// most `timeout` nanoseconds for running evictions. Until the result is dropped, the caller
-    /// may fork once, and must not touch the memory. It must not run a signal handler that might
-    /// touch the memory.
+    /// may fork once. The caller must not touch the memory, nor run a signal handler that might
+    /// touch it.
     ///
     /// Errors:
     ///

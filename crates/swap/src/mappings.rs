@@ -36,11 +36,11 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 /// addresses.
 pub const WINDOW: Range<usize> = 0x2000_0000_0000..0x2100_0000_0000;
 
-/// Smallest limit in bytes on resident memory. It is so large that the pages that system calls pin
-/// are only a small part of it.
+/// Smallest limit in bytes on resident memory. The pages that system calls pin are only a small
+/// part of this limit.
 pub const LEAST_LIMIT: usize = 4 << 20;
-/// Maximum number of bytes that usring pins at a time for a large read or write call. It carries
-/// out such a call in several transfers.
+/// Maximum number of bytes that usring pins at a time for a large read or write call. usring
+/// carries out such a call in several transfers.
 const MOST_PINNED: usize = 1 << 20;
 /// Smallest value of the option `min` (the smallest mapping that is swapped), in bytes.
 pub const LEAST_MINIMUM: usize = 128 << 10;

@@ -98,8 +98,8 @@ pub trait Mechanism: Send + Sync {
     }
 
     /// Copies the resident pages to a memory file for the child of the next fork. First closes the
-    /// pages in `resident.taken` ([`Mechanism::close`]). The caller has shut all gates. It opens
-    /// the closed pages again after the fork, or if this function fails.
+    /// pages in `resident.taken` ([`Mechanism::close`]). The caller has shut all gates. The caller
+    /// opens the closed pages again after the fork, or if this function fails.
     fn copy(&self, resident: &Resident) -> Result<OwnedDescriptor, Errno> {
         let _ = resident;
         Err(Errno::EOPNOTSUPP)

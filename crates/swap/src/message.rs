@@ -1,4 +1,4 @@
-//! Writes messages to standard error. It allocates nothing and makes one write(2), so a signal
+//! Writes messages to standard error. [`say`] allocates nothing and makes one write(2), so a signal
 //! handler can use it.
 
 use core::fmt::{self, Write};

@@ -35,7 +35,7 @@ pub struct Streams {
     /// For each fault slot: the page that a sequence of faults would touch next, and the number of
     /// pages that the last job read ahead.
     expected: PageArray<AtomicU64>,
-    /// For each fault slot: the pages that the reader thread should read for it (a job). 0 if there
+    /// For each fault slot: the pages that the reader thread should read next (a job). 0 if there
     /// is no job.
     jobs: PageArray<AtomicU64>,
     /// Maximum number of pages to read ahead; 0 turns read-ahead off.

@@ -263,7 +263,8 @@ pub struct SwapRegion {
     background: Background,
     /// The polling policy of the device. `None` if the region did not open the device itself.
     policy: Option<PolicyWord>,
-    /// The store's file or block device, locked against other processes. `None` if it has no path.
+    /// The store's file or block device, locked against other processes. `None` if the store has no
+    /// path.
     claim: Option<HeldDescriptor>,
     pub(crate) pager: Arc<Pager>,
 }

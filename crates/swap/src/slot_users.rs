@@ -72,7 +72,7 @@ impl SlotUser {
     }
 
     /// Returns the descriptor whose open file description has the user's lock. Only the user's own
-    /// process keeps it open.
+    /// process keeps this descriptor open.
     pub fn descriptor(&self) -> i32 {
         self.file.number()
     }

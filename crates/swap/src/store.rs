@@ -91,8 +91,8 @@ impl Store {
         self.unit
     }
 
-    /// Locks the store queue that belongs to a fault slot. If it is in use, locks the next free
-    /// one.
+    /// Locks the store queue that belongs to a fault slot. If that queue is in use, locks the next
+    /// free one.
     pub fn queue(&self, fault_slot: usize) -> Guard<'_, StoreQueue> {
         one_of(&self.queues, fault_slot)
     }

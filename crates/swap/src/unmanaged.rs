@@ -24,7 +24,7 @@ use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory, wait};
 
 /// Time, in nanoseconds, for which a thread yields the processor while another thread has the claim
-/// of a cluster. After that, it sleeps for this time before each further attempt.
+/// of a cluster. After that, the thread sleeps for this time before each further attempt.
 const RETRY_INTERVAL_NS: Nanoseconds = 200_000;
 
 /// The pages to release, from page `first` on. The calling thread owns them, and has claimed their

@@ -104,8 +104,8 @@ impl Changes<'_> {
     }
 
     /// Carries out munmap(2) of whole pages of the region, some of which may not be mapped. Errors:
-    /// the kernel's, if it does not unmap a part that was released to it. The released parts before
-    /// that part are then unmapped.
+    /// those of the kernel, when it unmaps a part that was released to it. The released parts
+    /// before that part are then unmapped.
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);

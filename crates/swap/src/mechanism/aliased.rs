@@ -10,9 +10,9 @@
 //!   explains how the pager avoids such mappings when it reads. A test there shows how markers are
 //!   lost.
 //! - A forked child has a file of its own, because both processes would share the parent's. The
-//!   parent copies the resident pages into it. The resident pages are closed until the fork, so
-//!   that the child's memory is a snapshot of one moment. The exception is a page that a system
-//!   call of another thread has pinned.
+//!   parent copies the resident pages into the child's file. The resident pages are closed until
+//!   the fork, so that the child's memory is a snapshot of one moment. The exception is a page that
+//!   a system call of another thread has pinned.
 
 use super::{Copied, Mechanism, MechanismKind, Prepared, Resident};
 use alloc::boxed::Box;
