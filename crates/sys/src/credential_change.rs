@@ -74,7 +74,7 @@ impl Generations {
     /// Returns the generation of the credentials of the calling thread, which has just started.
     /// `seen` is the value that [`Generations::ended`] returned to the thread's creator before
     /// clone(2). Returns `None` if a change has begun since then: the thread may have the
-    /// credentials from before or after it.
+    /// credentials from before or after that change.
     pub fn of_newborn(&self, seen: u32) -> Option<u32> {
         (self.begun.load(Edge::Change.acquire()) == seen).then_some(seen)
     }

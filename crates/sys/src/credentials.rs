@@ -377,8 +377,8 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     let end = Clock::Monotonic.now() + ANSWER_TIMEOUT_NS;
     while ORDERING.swap(1, Ordering::Acquire) != 0 {
         if Clock::Monotonic.now() > end {
-            // Another change of credentials has held `ORDERING` for `ANSWER_TIMEOUT_NS`. It waits
-            // for a service thread that is stuck in the kernel.
+            // Another change of credentials has held `ORDERING` for `ANSWER_TIMEOUT_NS`. That
+            // change waits for a service thread that is stuck in the kernel.
             return false;
         }
         let _ = futex::wait(&ORDERING, 1, Some(CHECK_INTERVAL_NS));
@@ -389,7 +389,7 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
         let all_came = wait_for_followers(order, end);
         if !all_came {
             // A service thread that is late may still read the pages with the list of groups, so
-            // usring never frees them.
+            // usring never frees these pages.
             core::mem::forget(copied);
         }
         all_came && are_followers_like(order, state())

@@ -77,7 +77,7 @@ pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0o600, 0];
     let number = SystemCall::new(linux::__NR_openat, arguments).run()?;
     // The program may have record locks on this file. Closing a `HeldDescriptor` does not drop
-    // them.
+    // these locks.
     let first = HeldDescriptor::new(OwnedDescriptor::from_raw(width::int(number)));
     let file = duplicate_private(first.number())?;
     crate::descriptor::clear_nonblocking(file.number())?;

@@ -79,8 +79,7 @@ mod model {
     struct Table {
         sleepers: std::vec::Vec<(usize, u32)>,
         next: u32,
-        /// Whether the time limits of all sleeps on shared words are over, as [`expire`] has set
-        /// it.
+        /// Whether the time limits of all sleeps on shared words are over. [`expire`] sets it.
         expired: bool,
     }
 

@@ -143,8 +143,8 @@ impl<const ROWS: usize> Table<ROWS> {
         let is_known = Edge::Hazard.barrier_everywhere(Side::Waker);
         if is_known && self.is_used(object) {
             // A user of the object may have ended its use meanwhile, and may have swept the list
-            // before the object was in it. So this thread sweeps, too. Because of the list's lock,
-            // it sees the pointer that the user has cleared.
+            // before the object was in it. If so, this thread locks the list after that user, and
+            // sees that the user's pointer is cleared. So this thread sweeps, too.
             list().lock().push(Retired { object, free });
             return self.sweep(list());
         }

@@ -554,8 +554,8 @@ pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     forget_reserve();
 }
 
-/// Clears this process's record of the reserve (usring's numbers), and leaves its descriptors open.
-/// A child that shares its parent's descriptor table calls this: the parent still uses them.
+/// Clears this process's record of the reserve (usring's numbers), and leaves usring's descriptors
+/// open. A child that shares its parent's descriptor table calls this: the parent still uses them.
 pub fn leave_to_parent() {
     forget_reserve();
 }

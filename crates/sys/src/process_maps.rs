@@ -192,8 +192,8 @@ impl Lines<'_> {
             (self.start, self.end) = (0, self.end - self.start);
             if self.end == self.buffer.len() {
                 // The line is longer than the buffer. Its first 128 bytes, which have all fields
-                // before the path, stay in the buffer. The others are dropped, so the path lacks
-                // its middle.
+                // before the path, stay in the buffer. The other bytes are dropped, so the path
+                // lacks its middle.
                 self.end = 128;
             }
             let room = &mut self.buffer[self.end..];

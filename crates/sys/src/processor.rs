@@ -1,5 +1,5 @@
-//! Queries and sets the processors on which a thread may run; asks for their features; prefetches;
-//! yields.
+//! Queries and sets the processors on which a thread may run; asks for the processors' features;
+//! prefetches; yields.
 
 use crate::SystemCall;
 use core::arch::x86_64::{__cpuid_count, CpuidResult};

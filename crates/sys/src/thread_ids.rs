@@ -2,9 +2,9 @@
 //!
 //! A libc keeps each thread's id in a word behind the thread pointer, at an offset that it does not
 //! promise. [`find_word`] searches for that word in the first thread. usring's own threads store
-//! their ids at the same offset ([`crate::thread`]). A value of the word is trusted after one
-//! gettid(2) of a thread of this process has returned it. If a thread's word holds another value
-//! (the thread has no libc), the thread makes the system call each time.
+//! their ids at the same offset ([`crate::thread`]). A value of the word is trusted after gettid(2)
+//! has returned that value to a thread of this process. If a thread's word holds another value (the
+//! thread has no libc), the thread makes the system call each time.
 //!
 //! A thread that shares its creator's thread pointer gets its creator's id, if the creator has
 //! called [`current`] before. Such threads are made by clone(2) without CLONE_SETTLS, or by

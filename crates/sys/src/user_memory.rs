@@ -365,8 +365,8 @@ pub fn append(bytes: &mut Vec<u8>, more: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Checks that every page of a range can be read and written now, without changing its content.
-/// Errors: `EFAULT`.
+/// Checks that every page of a range can be read and written now, without changing the range's
+/// content. Errors: `EFAULT`.
 pub fn probe_writable(address: UserAddress, length: usize) -> Result<(), Errno> {
     check(address, length)?;
     if length == 0 {

@@ -4,7 +4,7 @@
 //! - [`WatchedCalls`] is the state of one caller. It counts the caller's calls and says whether the
 //!   caller is inside a call.
 //! - [`Watcher`] is the state of the watchdog. The watchdog sleeps while no thread is inside a
-//!   watched call. A caller that finds it asleep wakes it.
+//!   watched call. A caller that finds the watchdog asleep wakes it.
 //!
 //! The watchdog interrupts a call when two checks find the caller inside the same call:
 //! 1. The watchdog announces a signal in the caller's state.

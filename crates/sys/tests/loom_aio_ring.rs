@@ -1,6 +1,6 @@
-//! A model of the ring to which the kernel's AIO writes completions. It checks that usring reads
-//! each event once, and completely written. It also checks that the kernel writes to no slot while
-//! usring reads the slot.
+//! A model of the ring to which the kernel's AIO writes completions. The model checks that usring
+//! reads each event once, and completely written. It also checks that the kernel writes to no slot
+//! while usring reads the slot.
 //!
 //! The kernel's half follows `fs/aio.c`. If the head says that there is room, the kernel writes an
 //! event, executes a write barrier, and writes the tail.

@@ -90,8 +90,8 @@ impl Ring {
         true
     }
 
-    /// Completes all requests on the task-work list, and a further number of requests, `completed`.
-    /// Releases the lock. If any request was completed, wakes all waiters.
+    /// Completes all requests on the task-work list, and `completed` further requests. Releases the
+    /// lock. If any request was completed, wakes all waiters.
     fn complete(&self, mut consumer: Locked<'_>, completed: u32) {
         let mut completed = completed;
         consumer.begin();

@@ -89,8 +89,8 @@ impl Ring {
     fn wait(&self, kind: Sleeper, needed: u32, is_enough: impl Fn() -> bool) {
         while !is_enough() {
             if kind == Sleeper::Epoll {
-                // The eventfd is drained before the announcement. After it a waker may have written
-                // the eventfd, and draining would lose that wake-up.
+                // The eventfd is drained before the announcement. After the announcement a waker
+                // may have written the eventfd, and draining would lose that wake-up.
                 self.eventfd.store(0, Ordering::Relaxed);
             }
             let ticket = self.sleep.announce(kind, needed);

@@ -4,10 +4,11 @@
 //!    return an error.
 //! 3. Otherwise the handler calls its predecessor: the handler that was installed before.
 //!
-//! The handler is installed with the flags of its predecessor. Before it calls the predecessor, it
-//! sets the mask that the kernel would have set. So a handler of the program (or of a runtime that
-//! prints a stack) runs as if the kernel had called it. Until then the handler blocks every signal
-//! that can be blocked: another handler could access the page that the server is bringing back.
+//! The handler is installed with the flags of its predecessor. Before usring's handler calls the
+//! predecessor, it sets the mask that the kernel would have set. So a handler of the program (or of
+//! a runtime that prints a stack) runs as if the kernel had called it. Until then the handler
+//! blocks every signal that can be blocked: another handler could access the page that the server
+//! is bringing back.
 
 use super::handle_fault;
 use crate::SystemCall;
