@@ -116,8 +116,8 @@ pub(crate) fn unshare(memory: &[IoVector]) {
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_memory(*part)));
 }
 
-/// Ends sharings of this memory that [`share`] has found replaced: the program has mapped other
-/// memory there.
+/// Ends those sharings of this memory in whose place [`share`] has found other memory, which the
+/// program has mapped there since.
 pub(crate) fn unshare_replaced(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_replaced(*part)));

@@ -9,9 +9,10 @@ use alloc::sync::Arc;
 use usring_sys::{Errno, UserAddress, descriptor, user_memory};
 use usring_uapi::io_uring as abi;
 
-/// Flag: the source ring is given by its index among the thread's registered rings.
+/// Flag: `src_fd` is an index among the thread's registered rings, and not a descriptor.
 const SOURCE_IS_INDEX: u32 = abi::IORING_REGISTER_SRC_REGISTERED as u32;
-/// Flag: the copies replace buffers that are already in the table.
+/// Flag: this ring may already have a table of buffers, whose buffers the copies replace. Without
+/// the flag, the call then fails with `EBUSY`.
 const REPLACE: u32 = abi::IORING_REGISTER_DST_REPLACE as u32;
 
 impl Ring {

@@ -33,13 +33,13 @@ use usring_sys::{Errno, UserAddress, credentials, descriptor, memory_reserve, pe
 use usring_uapi::io_uring::IORING_SETUP_IOPOLL;
 use usring_uapi::{Sqe, general as linux, opcode};
 
-/// Longest sleep, in nanoseconds, of a thread that retires a ring. After it, the thread checks
-/// again whether requests are left.
+/// Longest sleep, in nanoseconds, of a thread that retires a ring. After this sleep, the thread
+/// checks again whether requests are left.
 const CHECK_INTERVAL_NS: Nanoseconds = 1_000_000;
 
-/// How an AIO context finds out that devices have completed requests. Only with `Signalled` does
-/// the mapped ring have AIO_RING_MAGIC. Without AIO_RING_MAGIC, libaio does not read events there
-/// and calls io_getevents(2).
+/// How an AIO context finds out that devices have completed requests. libaio reads events directly
+/// from the mapped ring if the ring has AIO_RING_MAGIC, and calls io_getevents(2) otherwise. Only
+/// with `Signalled` does the ring have AIO_RING_MAGIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionMode {
     /// Completion interrupts: the devices signal each completion.
@@ -343,8 +343,8 @@ impl<'a> Submission<'a> {
         self.locked().finish_batch();
         self.locked = self.locked.take().map(deferred_submit::flush);
         let locked = self.locked();
-        // The ring's lock was released during the deferred submits. Another thread may have closed
-        // a descriptor number since, so this forgets what `named` remembers about numbers.
+        // The ring's lock was released during the deferred submits, so another thread may have closed
+        // a descriptor. The files that `named` keeps by descriptor number are therefore forgotten.
         locked.devices.named.forget();
         if locked.retired {
             return Err(Errno::EINVAL);

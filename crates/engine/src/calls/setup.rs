@@ -61,7 +61,7 @@ pub const FEATURES: u32 = abi::IORING_FEAT_SINGLE_MMAP
     | abi::IORING_FEAT_MIN_TIMEOUT
     | abi::IORING_FEAT_NO_IOWAIT;
 
-/// Number of rings that this process and its ancestors have made.
+/// Number of rings that this process and its ancestors have made. Numbers the rings.
 static RINGS: AtomicU32 = AtomicU32::new(0);
 
 impl Ring {
@@ -184,7 +184,7 @@ impl Ring {
             self.control.note_maker_has_left();
             if self.has(abi::IORING_SETUP_SQPOLL) {
                 // The ring has no SQ thread any more. The flag NEED_WAKEUP makes a child that has
-                // inherited the ring call io_uring_enter(2), which reports this.
+                // inherited the ring call io_uring_enter(2), and that call fails with EOWNERDEAD.
                 locked.queues.sq.need_wakeup();
             }
         }

@@ -11,8 +11,8 @@ use alloc::sync::Arc;
 use usring_record::requests;
 use usring_uapi::{Cqe, sqe_flags};
 
-/// Notifies the recorder, the observers and the tracers that a request is complete. Called before
-/// its CQE is posted. `posts`: the request posts a CQE.
+/// Notifies the recorder of `usring crash`, the observers and the tracers that a request is
+/// complete. Called before the request's CQE is posted. `posts`: the request posts a CQE.
 #[cold]
 #[inline(never)]
 pub(crate) fn completed(locked: &mut LockedRing, request: &mut Request, answer: Answer, posts: bool) {

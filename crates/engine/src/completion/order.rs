@@ -42,8 +42,8 @@ const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 /// wait until the seed chooses them.
 const LATE: u64 = 3;
 
-/// Returns the longest time, in nanoseconds, for which the seed of `usring run --order` holds a
-/// request back, divided by [`LIMIT_PARTS`].
+/// Returns the length, in nanoseconds, of one of the [`LIMIT_PARTS`] parts of the time limit. For
+/// that time limit at most, the seed of `usring run --order` holds a request back.
 fn limit_part(locked: &LockedRing) -> Nanoseconds {
     let is_watched = locked.notify.event_descriptor.is_some() || locked.ring.readiness.is_polled();
     let is_watched = is_watched || locked.ring.has(IORING_SETUP_SQPOLL);
@@ -173,9 +173,9 @@ pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     faults::hold(locked, request, part);
 }
 
-/// Called when a part of the time limit is over for which `usring run --order` holds a request
-/// back. If no thread has submitted or waited for the whole limit, the seed chooses a request, and
-/// the chosen request continues. If the seed chose another request, this one waits on.
+/// Handles the end of one part of the time limit of a request that `usring run --order` holds back
+/// ([`LIMIT_PARTS`]). If no thread has submitted or waited for the whole limit, the seed chooses a
+/// request, and the chosen request continues. If the seed chose another request, this one waits on.
 pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     let part = limit_part(locked);
     let Some(order) = of(locked) else { return faults::resume(locked, request) };

@@ -30,8 +30,8 @@ impl RequestEvents {
         }
     }
 
-    /// Returns whether any request of the ring that has not completed names an eventfd
-    /// (IOCB_FLAG_RESFD).
+    /// Returns whether a request that names an eventfd (IOCB_FLAG_RESFD) is still in flight on the
+    /// ring.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.under_way > 0

@@ -35,8 +35,8 @@ use usring_sys::{Errno, signals, timer_slack};
 const POLLS: u32 = 16;
 
 /// Longest single sleep, in nanoseconds. If the ring becomes shared, another process may choose
-/// this sleeper as the one to wake, and die before it does so. A limit is also needed if two
-/// threads begin to sleep at once (`Wakers::wait_start`).
+/// this sleeper as the one to wake, and die before it wakes the sleeper. A limit is also needed if
+/// two threads begin to sleep at once (`Wakers::wait_start`).
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// How a wait on the CQ has ended.
@@ -96,9 +96,9 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut Wai
     slept
 }
 
-/// Returns by how many nanoseconds a sleep of `slept` exceeded both its planned length `sleep_span`
-/// and the machine's usual overshoot (`timer_slack::overshoot`). The result is at most
-/// [`MOST_POLL`].
+/// Returns the lateness of a wake-up by a timer, in nanoseconds: the sleep's length `slept`, less
+/// its planned length `sleep_span`, less the machine's usual overshoot (`timer_slack::overshoot`).
+/// The result is at most [`MOST_POLL`].
 fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
     slept.saturating_sub(sleep_span).saturating_sub(timer_slack::overshoot()).min(MOST_POLL)
 }

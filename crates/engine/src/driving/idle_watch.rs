@@ -1,16 +1,16 @@
 //! Idle watching: a cheaper watch for rings that the program enters again and again.
 //!
 //! The ring watcher watches a ring while no thread of the program is inside. Putting the ring into
-//! the ring watcher's set and taking it out are two system calls. An event that arrives in between
-//! wakes the ring watcher, which then takes the processor from the program, only to do what the
-//! program was about to do itself.
+//! the ring watcher's set and taking it out are two system calls. An event that arrives while the
+//! ring is in the set wakes the ring watcher. It then takes the processor from the program, only to
+//! do what the program was about to do itself.
 //!
 //! So the ring watcher watches a ring differently if the program has waited on it many times in a
 //! row:
 //!
 //! - At intervals, the ring watcher checks whether a thread has visited the ring since the last
 //!   check. (A thread that waits on the ring visits the ring each time it looks for work there.) As
-//!   long as threads do, the ring watcher does nothing.
+//!   long as threads visit the ring, the ring watcher does nothing.
 //! - After two intervals without a visit, idle watching ends: the ring watcher drives the ring once
 //!   and then watches it like any other ring. So a program that stops entering, and only reads the
 //!   CQ in memory, sees its completions at most two intervals late.

@@ -17,8 +17,8 @@ use usring_sys::{signals, wait};
 /// have completed ([`await_chosen`]).
 const AWAIT_PAUSE_NS: Nanoseconds = 100_000;
 /// After a submission, a random number decides whether a request that `usring run --order` holds
-/// back continues, with the probability 1 / `EARLY`. The draw is repeated until it says no. All
-/// other requests then stay held back.
+/// back continues, with the probability 1 / `EARLY`. After each request that continues, a new
+/// random number decides about one more.
 const EARLY: u64 = 2;
 /// On average, one of this many choices is a burst: all requests that `usring run --order` holds
 /// back continue, and not only one.
@@ -103,9 +103,9 @@ pub(crate) fn choose_some(locked: &mut LockedRing) {
 }
 
 /// Waits, for a bounded time, until the requests that `usring run --order` let continue have
-/// completed, so that the program's next step comes after them. Holds the ring's lock meanwhile,
-/// which no worker needs. Returns at once while deferred submits are unfinished, because they need
-/// the lock released.
+/// completed, so that the program's next step comes after them. Keeps the ring's lock during the
+/// wait, because the workers do not need it. Returns at once while deferred submits are unfinished,
+/// because these submits end only after the lock is released.
 #[cold]
 #[inline(never)]
 pub(crate) fn await_chosen(locked: &mut LockedRing) {

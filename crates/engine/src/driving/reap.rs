@@ -16,8 +16,8 @@ use usring_sys::{Errno, epoll, width};
 const CQES_PER_PUBLICATION: usize = 8;
 
 /// Maximum number of consecutive empty polls that [`reap_and_arm`] makes of a device whose
-/// interrupt cannot be armed. The device refuses, because it may have completions. After the last
-/// poll, a timer polls the device later.
+/// interrupt cannot be armed: the device refuses to arm it while it may have completions. After
+/// these polls, a timer causes the next poll.
 const MOST_EMPTY_POLLS: u32 = 64;
 
 /// Completes the requests that devices have carried out. Returns whether there were any. Never
