@@ -78,8 +78,8 @@ pub struct Submitted<'a> {
 pub enum WorkerReason {
     /// The request has IOSQE_ASYNC.
     Asked,
-    /// The request was submitted while the ring drained. The kernel treats it as if it had
-    /// IOSQE_ASYNC.
+    /// The request was submitted while an IO_DRAIN held requests back. The kernel treats it as if
+    /// it had IOSQE_ASYNC.
     AfterDrain,
     /// The thread that tries the request has other rights than the thread that submitted it.
     Rights,

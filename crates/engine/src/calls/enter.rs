@@ -194,10 +194,10 @@ impl Ring {
         }
     }
 
-    /// Retries the runnable requests of a ring that defers task work. A runnable request has stopped
-    /// at the end of its time slice (`fast_poll::SLICE` results), although its file may still be
-    /// ready. The kernel retries such requests at the end of a submission and at the beginning of a
-    /// wait. `wanted`: the number of completions that the owner waits for.
+    /// Retries the runnable requests of a ring that defers task work. A runnable request has
+    /// stopped at the end of its time slice (`fast_poll::SLICE` results), although its file may
+    /// still be ready. The kernel retries such requests at the end of a submission and at the
+    /// beginning of a wait. `wanted`: the number of completions that the owner waits for.
     #[inline]
     fn run_deferred_runnable(&self, locked: &mut LockedRing, wanted: u32) {
         if locked.waiting.polls.has_runnable() && self.defers_task_work() {
@@ -207,7 +207,8 @@ impl Ring {
     }
 
     /// Tries requests whose files are probably ready, at the end of a call that does not wait. The
-    /// program then has their CQEs one call earlier. The kernel runs waiting task work at this point.
+    /// program then has their CQEs one call earlier. The kernel runs waiting task work at this
+    /// point.
     fn try_expected(self: &Arc<Self>, locked: &mut LockedRing) {
         let is_half_empty = locked.queues.cq.ready() <= self.memory.layout().cq_entries / 2;
         if is_half_empty && self.is_left_to_owner() {
@@ -241,8 +242,8 @@ impl Ring {
         if self.is_disabled() {
             return Err(Errno::EBADFD);
         }
-        // This path does not acquire the ring's lock, because the SQ thread holds the lock most of the
-        // time.
+        // This path does not acquire the ring's lock, because the SQ thread holds the lock most of
+        // the time.
         if self.memory.flags() & abi::IORING_SQ_CQ_OVERFLOW != 0 {
             self.flush_overflow();
         }

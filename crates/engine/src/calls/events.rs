@@ -343,8 +343,9 @@ impl<'a> Submission<'a> {
         self.locked().finish_batch();
         self.locked = self.locked.take().map(deferred_submit::flush);
         let locked = self.locked();
-        // The ring's lock was released during the deferred submits, so another thread may have closed
-        // a descriptor. The files that `named` keeps by descriptor number are therefore forgotten.
+        // The ring's lock was released during the deferred submits, so another thread may have
+        // closed a descriptor. The files that `named` keeps by descriptor number are therefore
+        // forgotten.
         locked.devices.named.forget();
         if locked.retired {
             return Err(Errno::EINVAL);

@@ -475,9 +475,9 @@ impl Ring {
         }
     }
 
-    /// Waits until other processes have answered a synchronous cancellation, and returns the answer.
-    /// The wait ends at the call's time limit, but not before [`LEAST_WAIT`] has passed. If no answer
-    /// has come by then, for example from a stopped process, the question is withdrawn.
+    /// Waits until other processes have answered a synchronous cancellation, and returns the
+    /// answer. The wait ends at the call's time limit, but not before [`LEAST_WAIT`] has passed. If
+    /// no answer has come by then, for example from a stopped process, the question is withdrawn.
     ///
     /// Errors: `EINTR`; `ETIME`.
     fn wait_for_answer(

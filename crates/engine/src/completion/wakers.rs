@@ -22,9 +22,9 @@ pub(crate) struct Wakers {
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
     /// The oldest index of the CQ from which a present sleeper counts CQEs, or an older index. If
-    /// the index is too old, a sleeper wakes too early, but never too late. The index is a hint: two
-    /// threads that begin to sleep at once without the ring's lock (`driving::cq_wait`) may store the
-    /// later of their two indices. These threads sleep only briefly.
+    /// the index is too old, a sleeper wakes too early, but never too late. The index is a hint:
+    /// two threads that begin to sleep at once without the ring's lock (`driving::cq_wait`) may
+    /// store the later of their two indices. These threads sleep only briefly.
     wait_start: AtomicU32,
     /// The kernel AIO context in which the leader sleeps, if it does not sleep on the epoll set.
     pub completions: SleepPlace<Waiter>,

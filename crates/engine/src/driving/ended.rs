@@ -69,8 +69,8 @@ fn complete_known(locked: &mut LockedRing, has_orphans: bool) -> bool {
                 locked.complete_orphan(slot, user_data, Errno::ECANCELED);
             }
         }
-        // Each timeout that was just completed may have had requests linked behind it. These requests
-        // are orphans now, and the next round completes them.
+        // Each timeout that was just completed may have had requests linked behind it. These
+        // requests are orphans now, and the next round completes them.
         ended = orphans(locked);
     }
     if goes_on {

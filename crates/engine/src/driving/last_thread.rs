@@ -98,8 +98,8 @@ impl LastThread {
             match find_other() {
                 Ok(Some(other)) => match watch(other, set, event) {
                     Ok(watched) => return *self = LastThread::Other(watched),
-                    // The found thread ended after the watched one, but before it could be watched. So its status
-                    // is lost.
+                    // The found thread ended after the watched one, but before it could be watched.
+                    // So its status is lost.
                     Err(Errno::ESRCH) => {
                         empty_reads = 0;
                         status = None;

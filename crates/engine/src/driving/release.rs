@@ -67,8 +67,8 @@ impl<'a> LockedRing<'a> {
                 let tags = self.registered.buffers.take_released();
                 tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
             }
-            // The loop has posted the CQEs of released files and buffers above. Timeouts count
-            // these CQEs, too.
+            // Timeouts also count the CQEs of released files and buffers, which the loop has just
+            // posted.
             expiry::flush_counted(self);
             if !self.has_issuable() {
                 return;

@@ -267,9 +267,8 @@ fn watch(locked: &mut LockedRing) {
         .then(|| Clock::Monotonic.now() + FLUSH_INTERVAL_NS);
     let next_check = ended::check_interval(locked).map(|span| Clock::Monotonic.now() + span);
     let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush, next_check];
-    // This code compares plain numbers, with MAX for `None`. The optimised minimum of `Option`s
-    // also compares the values of `None`s. Valgrind's memcheck reports those reads of uninitialised
-    // memory.
+    // The minimum is taken of numbers, and not of options. The optimised minimum of options also
+    // compares the values of empty options, which Valgrind's memcheck reports.
     let first = times.into_iter().fold(Nanoseconds::MAX, |first, time| first.min(time.unwrap_or(Nanoseconds::MAX)));
     let due = (first != Nanoseconds::MAX).then_some(first);
     if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {

@@ -13,14 +13,14 @@ use usring_uapi::io_uring as abi;
 
 /// Handles the notices of a shared ring, which announce changes by other processes:
 ///
-/// - The first time, prepares this process for the shared ring.
+/// - At the first notice, prepares this process for the shared ring.
 /// - Cancels the requests that another process has cancelled while this process was stopped.
 /// - Makes the change that another process asks for.
 /// - Issues requests that an IO_DRAIN has held back, if they have nothing left to wait for.
 /// - If a request of this process waits for another process, or this process polls the ring's
 ///   descriptor:
 ///   - Completes the requests of processes that have died.
-///   - Takes the answers of processes that it has asked for a change.
+///   - Takes the answers of other processes to the changes that this process has asked for.
 ///   - Makes the ring's descriptor readable if this process polls it and there are CQEs.
 #[cold]
 pub(crate) fn check(locked: &mut LockedRing) {

@@ -84,8 +84,8 @@ impl Ring {
 
     /// Puts a request on the ring's task-work list, and notifies the thread that has to complete
     /// the request. `by_worker`: a worker has run the request, so an eventfd with EVENTFD_ASYNC is
-    /// signalled, too. If no worker has run it, the caller may be inside another ring, so it never
-    /// waits for this ring's lock.
+    /// signalled, too. If `by_worker` is `false`, the caller may be inside another ring. This
+    /// function then never waits for this ring's lock.
     pub(crate) fn add_task_work(self: &Arc<Self>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
         let run = if by_worker { run_if_unattended } else { run_inside };
         let pushed = self.task_work.push(request, urgency);

@@ -90,7 +90,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             return Ok(());
         }
-        // Checked before `ended` completes the requests of the lost SQ thread.
+        // This check comes before `ended` completes the requests of the lost SQ thread. So a wait
+        // that returns `EOWNERDEAD` leaves none of them without a CQE.
         let is_lost = has_lost_thread(&locked);
         if ring.is_shared() && ended::complete_before_sleep(&mut locked, &mut polled) {
             locked.release(Exit::Leave);

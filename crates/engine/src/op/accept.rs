@@ -6,9 +6,9 @@
 //!
 //! When the request has accepted as many connections as the listener reported, it polls the
 //! listener once more, to find out whether the queue is empty. Only a connection that comes into an
-//! empty queue is sure to make an event. If an epoll event of the listener has led to these
-//! accepts, the request leaves this poll out, because each later connection makes an event of its
-//! own. SOCK_NONEMPTY is set if the number or the poll says that more connections wait.
+//! empty queue is then sure to make an event. If an epoll event of the listener led to these
+//! accepts, each later connection makes an event in any case, so the request does without this
+//! poll. SOCK_NONEMPTY is set if the number or the poll says that more connections wait.
 
 use super::socket::{check_flags, flags_for, install};
 use crate::completion::complete;

@@ -142,7 +142,7 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
 }
 
 /// Called before a request with IOSQE_ASYNC goes to a worker. If the request is a direct transfer
-/// at the file position, makes that position the transfer's offset.
+/// at the file position, reads that position now and makes it the transfer's offset.
 pub(crate) fn fix_position_if_direct(locked: &mut LockedRing, request: &mut Request) {
     let is_at_position = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_at_position());
     if is_at_position && request.may_be_direct() && direct_on(locked, request).is_some() {

@@ -27,8 +27,8 @@ fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<M
 }
 
 /// Selects buffers for a receive. Records in `selections` what limits the request's next selection:
-/// whether the group became empty, whether this selection was cut, and the length of its buffer if
-/// it has only one.
+/// whether the group became empty, and whether this selection was cut. If this selection has only
+/// one buffer, also records that buffer's length.
 fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let many = select(locked, request, most)?;
     let selections = &mut transfer_of(request)?.selections;

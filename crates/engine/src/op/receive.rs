@@ -185,7 +185,7 @@ fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: b
 }
 
 /// Returns whether the socket may hold more data: the receive has filled its memory, has reached
-/// the end of data, or left the data there (MSG_PEEK).
+/// the end of data, or has left the data in the socket (MSG_PEEK).
 #[inline]
 fn may_report_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
     bytes >= room || bytes == 0 || transfer.flags & message::PEEK != 0

@@ -182,8 +182,8 @@ impl BufferGroups {
     }
 
     /// When a request completes, returns the buffers that it has not filled to their buffer ring:
-    /// all but those with the first `bytes` bytes. Returns none to an incremental ring, and none if
-    /// other requests have taken buffers since.
+    /// all but those with the first `bytes` bytes. Does nothing for an incremental ring, or if
+    /// other requests have taken buffers since the selection.
     pub fn return_unfilled(&mut self, group: u16, wait_all: &WaitAllBuffers, bytes: u32) {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && wait_all.position == Some(ring.position())

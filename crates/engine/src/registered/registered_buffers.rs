@@ -94,8 +94,9 @@ pub(crate) struct RegisteredBuffers {
     /// Memory that the back ends of `usring run --device` can access although no buffer of the
     /// table lies in it. Requests in flight may use this memory ([`Self::unshare_unused`]).
     unused: Vec<IoVector>,
-    /// Memory of `shared` that a buffer has been registered in again. If the program had mapped
-    /// other memory there, the earlier sharing must still end ([`Self::unshare_unused`]).
+    /// Memory of `shared` in which a later buffer was registered. If the program had mapped other
+    /// memory there before, the sharing of the old memory must still end
+    /// ([`Self::unshare_unused`]).
     replaced: Vec<IoVector>,
     /// Origin (process, and number of the registration) of the buffers that the current register
     /// call adds.
@@ -151,15 +152,15 @@ impl RegisteredBuffers {
         self.entries.is_some()
     }
 
-    /// Ends the devices' access (those of `usring run --device`) to the memory of the buffers.
+    /// Ends the access of the devices of `usring run --device` to the memory of the buffers.
     pub fn unshare(&mut self) {
         devices::unshare(&core::mem::take(&mut self.shared));
         self.unshare_unused();
     }
 
-    /// Ends the devices' access (those of `usring run --device`) to memory in which no buffer of
-    /// the table lies, and to memory in whose place the program has mapped other memory.
-    /// Precondition: the ring has no request in flight on a device.
+    /// Ends the access of the devices of `usring run --device` to memory in which no buffer of the
+    /// table lies, and to memory in whose place the program has mapped other memory. Precondition:
+    /// the ring has no request in flight on a device.
     pub fn unshare_unused(&mut self) {
         devices::unshare_replaced(&core::mem::take(&mut self.replaced));
         devices::unshare(&core::mem::take(&mut self.unused));

@@ -121,8 +121,8 @@ impl CancelKey {
     }
 
     /// Returns whether the key names a request's file. `number` is the descriptor number of that
-    /// file. If the kernel cannot compare the two files, they count as one file if the request's
-    /// SQE and the key name the same number.
+    /// file. Where the kernel cannot compare the two files, the answer is whether the request's SQE
+    /// and the key name the same number.
     fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
         let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
         let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;

@@ -14,7 +14,8 @@ pub(crate) struct PendingFault {
     pub whole: Option<u64>,
     /// Memory that the request reads into, if the fault damages what is read.
     pub memory: Vec<IoVector>,
-    /// Not a fault: `usring run --order` holds the request back, and chooses when it completes.
+    /// The value stands for no fault: `usring run --order` holds the request back, and chooses when
+    /// it completes.
     pub is_ordered: bool,
 }
 

@@ -132,7 +132,8 @@ pub(crate) struct Request {
     /// several processes use the ring.
     pub journal: Option<JournalSlot>,
     pub progress: Progress,
-    /// The request posts many CQEs, all but the last with F_MORE. After each it waits again.
+    /// The request posts many CQEs, all but the last with F_MORE. After each CQE with F_MORE, the
+    /// request waits again.
     pub multishot: bool,
     /// The poll table's slot in which the request waits or last waited; 0 if it has never waited.
     pub poll_slot: Tag,
@@ -184,8 +185,8 @@ pub(crate) enum Progress {
     NotStarted,
     /// A worker has run the request and set `result`.
     Ran,
-    /// Not a request, but a message from another ring: `user_data`, `result` and `cqe_flags` are
-    /// the fields of the CQE to post.
+    /// The value is no request, but a message from another ring: `user_data`, `result` and
+    /// `cqe_flags` are the fields of the CQE to post.
     Message,
     /// A MSG_RING of another ring that brings a file into this ring's table.
     Visiting,
