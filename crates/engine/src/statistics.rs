@@ -39,7 +39,8 @@ pub enum Column {
     Completed = 1,
     /// Completions with a negative result.
     Errors = 2,
-    /// Requests that an attempt without blocking completed before they waited for their file.
+    /// Requests that completed in an attempt without blocking, and had not waited for their file
+    /// before.
     Inline = 3,
     /// Events that ended a request's wait for its file, and transfers that a device carried out.
     Polled = 4,

@@ -97,8 +97,9 @@ fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
 }
 
 /// Asks the rules of `usring run --inject` about a request that is about to wait for its file or
-/// for a worker. Returns `outcome`. Exception: a fault or the seed of `usring run --order` may
-/// replace or delay a request for a worker, and the outcome is then theirs.
+/// for a worker. Returns `outcome`, unless a fault or the seed of `usring run --order` replaces or
+/// delays a request for a worker. In that case, returns the outcome that the fault or the seed
+/// decides.
 pub(super) fn divert(
     locked: &mut LockedRing,
     request: &mut Request,

@@ -152,7 +152,7 @@ fn named_file(locked: &LockedRing, change: &mut Change) -> Result<Option<OwnedDe
 
 /// Answers for a process that was asked for a change and is stopped: marks the requests that the
 /// change cancels, so that the process cancels them when it continues. `since`: when the process
-/// was asked. Returns `None` if the process is not stopped, or if the journal does not tell which
+/// was asked. Returns `None` if the process is not stopped, or if the journal does not show which
 /// requests the change cancels.
 fn answer_of_stopped(locked: &mut LockedRing, change: &Change, target: u32, since: Nanoseconds) -> Option<i32> {
     let wanted = change.orphan_filter()?;

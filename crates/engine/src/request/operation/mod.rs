@@ -202,7 +202,7 @@ pub(crate) struct Message {
     /// without a file: flags of the CQE.
     pub index: u32,
     pub flags: u32,
-    /// For a request that goes to another ring itself: both rings, and the file. The type is
+    /// For a request that itself goes to another ring: both rings, and the file. The type is
     /// hidden, because this module knows no ring. Only `op::message_ring` uses the content.
     pub visit: Option<Box<dyn Any + Send>>,
 }

@@ -31,8 +31,8 @@ pub(crate) struct SendReceive {
     /// returns. `None` until it is needed.
     pub counted: Option<Counted>,
     /// The length that the SQE asks for. With provided buffers: the limit of a buffer selection, in
-    /// bytes; 0: no limit. A RECV that waits has the length of the buffer that its last attempt has
-    /// selected.
+    /// bytes; 0: no limit. While a RECV waits, `wanted` is the length of the buffer that its last
+    /// attempt selected.
     pub wanted: u32,
     /// For a multishot receive whose SQE limits the total: bytes left until that limit.
     pub limit: Option<u32>,
