@@ -46,7 +46,7 @@ pub struct Header {
     /// The ring to which the trace is limited; 0: all rings.
     pub ring: u64,
     /// Two moments, each in ticks of the processor's counter and in nanoseconds of the monotonic
-    /// clock. The first is the start of the run.
+    /// clock: the start of the run, and the time at which the header was made.
     pub start: [u64; 2],
     pub end: [u64; 2],
     /// The start of the run in nanoseconds since 1970.
@@ -383,8 +383,8 @@ pub fn unseal(words: &[u64], last: u64) -> Option<u64> {
     (number < MOST_NUMBERS).then_some(number)
 }
 
-/// Returns the sum of the words, each times another power of [`GOLDEN`]. The products do not depend
-/// on each other, so the processor computes them at the same time.
+/// Returns the sum of the words, each multiplied by another power of [`GOLDEN`]. The products do
+/// not depend on each other, so the processor computes them at the same time.
 #[inline]
 fn fold(words: &[u64]) -> u64 {
     let (mut sum, mut factor) = (0u64, GOLDEN);
@@ -398,8 +398,8 @@ fn fold(words: &[u64]) -> u64 {
 /// Longest name, in bytes. A longer one loses its end.
 pub const MOST_NAME: usize = 4096;
 
-/// Returns the words of a name: its length, its text, and a last word. [`read_name`] tells by the
-/// last word whether the name is whole. `place`: the index of the first word.
+/// Returns the words of a name: its length, its text, and a last word, by which [`read_name`]
+/// checks that the name is whole. `place`: the index of the first word.
 pub fn name_words(text: &[u8], place: u64) -> Vec<u64> {
     let text = &text[..text.len().min(MOST_NAME)];
     let mut words = Vec::with_capacity(text.len() / 8 + 3);

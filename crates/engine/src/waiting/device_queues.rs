@@ -119,8 +119,8 @@ impl DeviceQueue {
     pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
         const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
-        // A write gets this error if it is buffered, because the program has cleared O_DIRECT since
-        // the submission, and the file system supports RWF_NOWAIT for direct I/O only.
+        // If the program has cleared O_DIRECT since the submission, a write is buffered. It then
+        // gets this error on a file system that supports RWF_NOWAIT for direct I/O only.
         const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
         // Errors with which a seccomp filter may refuse io_submit(2).
         const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];

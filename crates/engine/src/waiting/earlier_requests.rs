@@ -1,9 +1,8 @@
-//! The requests of a ring from before several processes used it (earlier requests). The journal (in
-//! the ring's memory, the list of all processes' requests) lacks them at first. The process that
+//! The requests of a ring from before several processes used it (earlier requests). The journal,
+//! the list of all processes' requests in the ring's memory, lacks them at first. The process that
 //! made the ring enters them when it notices that the ring is shared, and before it executes
-//! another program. Once they are in the journal, other processes complete them if their own
-//! process ends. Neighbour: `submission::shared_drain` enters the requests that an IO_DRAIN holds
-//! back.
+//! another program. If that process ends, other processes complete the requests that are in the
+//! journal. Neighbour: `submission::shared_drain` enters the requests that an IO_DRAIN holds back.
 //!
 //! - Requests that a worker has are not entered, because only the worker may access them.
 //! - A child that begins to use the ring waits until the requests are entered
@@ -25,8 +24,8 @@ const CHECK_INTERVAL_NS: Nanoseconds = 5_000_000;
 
 impl Ring {
     /// Waits until the process that made the ring has entered its requests in the journal, or has
-    /// ended. Returns at once if the ring has as many CQEs as consumed SQEs. The caller is a child
-    /// that has marked the ring as shared.
+    /// ended. Returns at once if no request seems to be in flight: the ring has as many CQEs as
+    /// consumed SQEs. The caller is a child that has marked the ring as shared.
     pub(crate) fn await_maker(&self) {
         if !self.memory.has_fewer_cqes_than_requests() {
             return;

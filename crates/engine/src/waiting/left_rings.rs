@@ -24,7 +24,7 @@ struct Left {
     end: fn(&Arc<Ring>),
 }
 
-/// Adds a ring that this process has closed and still needs to the list. `end` is called once the
+/// Adds to the list a ring that this process has closed and still needs. `end` is called once the
 /// ring is no longer needed.
 pub(crate) fn add(ring: &Arc<Ring>, end: fn(&Arc<Ring>)) {
     LEFT.get_or_make(Mutex::default).lock().push(Left { ring: ring.clone(), end });

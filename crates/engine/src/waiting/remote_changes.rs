@@ -180,8 +180,8 @@ impl Change {
     }
 }
 
-/// Value of a system call's answer word while the answer to its remote change has not arrived. No
-/// answer has this value.
+/// Value of the word in which a waiting system call gets its answer, as long as the answer has not
+/// arrived. No answer to a change has this value.
 pub(crate) const PENDING: i32 = i32::MIN;
 
 /// The request or system call that gets the answer to a remote change.
