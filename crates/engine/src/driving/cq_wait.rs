@@ -16,7 +16,8 @@
 //! 3. The waiter sleeps until the SQ thread wakes it.
 //!
 //! Three rules bound the polling:
-//! - All waits together poll for at most a share of a processor's time, `CqWaits::share`.
+//! - No wait polls while all waits together have used more than a share of a processor's time,
+//!   `CqWaits::share`.
 //! - Polling must shorten the waits. If processors are scarce, it does not: the polling waiter then
 //!   keeps the SQ thread or the device's back end off the processor.
 //! - After a poll that found nothing, the next waits only sleep. Each further poll without a

@@ -37,8 +37,8 @@ use usring_sys::mutex::Mutex;
 /// Milliseconds between two checks of the rings under idle watching.
 pub(super) const INTERVAL_MS: u16 = 1;
 const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
-/// The program counts as gone after this many consecutive checks that find no new visit (a thread
-/// that enters the ring or looks for work there).
+/// The program counts as gone after this many consecutive checks that find no new visit (a waiting
+/// thread that looks for work on the ring).
 const CHECKS_UNTIL_ABSENT: u32 = 2;
 /// Idle watching ends after this many consecutive checks that find no new visit, even if the
 /// program sleeps inside the ring. A program that sleeps so long has little to do.

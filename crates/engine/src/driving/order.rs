@@ -32,11 +32,11 @@ const SLEEPS: u64 = 64;
 /// The next step of a waiter that has too few completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A request has continued, so the waiter counts the completions again.
+    /// A request has continued or completed, so the waiter counts the completions again.
     Again,
     /// A request may continue but is still with a worker or a device, so the waiter pauses.
     Pause,
-    /// `usring run --order` holds no request back, so the waiter sleeps.
+    /// No request that `usring run --order` holds back can continue now, so the waiter sleeps.
     Sleep,
 }
 

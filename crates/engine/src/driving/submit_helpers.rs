@@ -2,6 +2,7 @@
 //! must not sleep. Such threads are the ring watcher, an SQ thread of several rings, and a thread
 //! that is inside another ring or has a time limit. The ring watcher starts submit helpers on
 //! demand. Idle submit helpers end.
+//!
 //! Each ring whose deferred submit sleeps occupies one submit helper, so no ring waits for another
 //! ring's submit.
 

@@ -192,8 +192,9 @@ fn poll_and_release(mut locked: LockedRing) {
 }
 
 /// Completes all requests that can be completed, and publishes their CQEs. Then polls the files if
-/// the waiter has enough CQEs, a poll is due, and this wait has not `polled` yet. `is_first`: the
-/// wait has just begun. `hurries`: a submit helper makes the deferred submits.
+/// the waiter has enough CQEs, this wait has not `polled` yet, and a poll is due. If `wanted` is 0,
+/// a poll is always due. `is_first`: the wait has just begun. `hurries`: a submit helper makes the
+/// deferred submits.
 fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool, is_first: bool, hurries: bool) {
     if unusual::has(Unusual::Order) {
         order::note_choice(locked);

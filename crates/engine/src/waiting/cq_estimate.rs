@@ -171,7 +171,7 @@ impl CqWaits {
         // `Overslept`: no thread saw when the completion arrived. It is assumed to have arrived
         // after half of the wait. If the whole wait counted, the mean would grow, and the next
         // sleep with it. `Slept`: the wait ended later than its completion arrived. So the wait's
-        // length counts only if it is below the mean.
+        // length counts only if it is below the mean, or if there is no mean yet.
         match outcome {
             Outcome::Slept if (1..=length).contains(&get(&self.arrival)) => {}
             Outcome::Overslept => self.arrived_after(length / 2),
