@@ -11,8 +11,8 @@
 //!   common group. A worker requested in one generation that starts in a later one takes no jobs.
 //! - Just before the threads' credentials begin to differ, the common group gets an anchor, for
 //!   requests submitted until then. Afterwards each thread that submits has a group of its own,
-//!   until its credentials change again. A group without submitters is retired: its idle workers
-//!   and its anchor end. Its busy workers end when their queue is empty.
+//!   until its credentials change again. A group is retired when no submitting thread, no job, and
+//!   no ring refers to it any more. Its workers and its anchor then end.
 //! - A registered personality is a group, whose anchor the registering thread creates.
 //!
 //! Order of a change of credentials: pending workers have started → anchor has started → system
@@ -47,7 +47,8 @@ struct Spawn {
     spawn_failed: Action,
 }
 
-/// State that a group's threads share. It outlives the [`Group`] while jobs or workers are left.
+/// State that a group's threads share. It outlives the [`Group`] until the group's workers and its
+/// anchor have ended.
 pub(crate) struct GroupState {
     /// Number of the group's queues in the worker pool. No other group ever gets this number.
     pub serial: u32,
@@ -65,7 +66,8 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    /// Returns whether the group has no submitters any more, so that its idle threads have to end.
+    /// Returns whether nothing refers to the [`Group`] any more, so that the group's threads have
+    /// to end.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
@@ -447,8 +449,8 @@ impl RingRights {
     }
 
     /// Begins a submission while the threads' credentials differ. The submitted requests join the
-    /// calling thread's group. `outstanding`: number of the ring's requests that have not completed
-    /// yet.
+    /// calling thread's group, or that of the ring's creator ([`Self::submit_for_creator`]).
+    /// `outstanding`: number of the ring's requests that have not completed yet.
     #[cold]
     pub fn begin_submission(&mut self, outstanding: u64) {
         if outstanding == 0 {
@@ -473,7 +475,7 @@ impl RingRights {
     }
 
     /// Puts a prepared request into the group (requests with equal rights) of the submitting
-    /// thread, unless [`Self::adopt`] has put it into a personality's group.
+    /// thread, unless [`Self::join_personality`] has put it into a personality's group.
     #[inline(always)]
     pub fn join_submitters_group(&mut self, request: &mut Request) {
         if let Some(group) = &self.submitter

@@ -1,6 +1,6 @@
-//! Timeouts of a ring that several processes use. The journal (in the ring's memory, the list of
-//! all processes' requests) holds each timeout's condition. So if a process dies, another process
-//! can continue its timeouts.
+//! Timeouts of a ring that several processes use. The journal, the list of all processes' requests
+//! in the ring's memory, holds each timeout's condition. So if a process dies, another process can
+//! continue its timeouts.
 
 use crate::request::conditions::Deadline;
 use crate::request::operation::{Nop, Operation};
