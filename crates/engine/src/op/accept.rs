@@ -205,8 +205,8 @@ fn would_block(request: &Request) -> IssueOutcome {
     IssueOutcome::WouldBlock
 }
 
-/// Accepts in a worker, and may block. Used if other processes share the listener, or if the file
-/// may be no listener, because accept4(2) could then block the submitter.
+/// Accepts in a worker, and may block. Used after a call on the ring got stuck (`stuck_calls`), and
+/// for a file that cannot be polled.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let call = call(request);
     let number = request.file.number;

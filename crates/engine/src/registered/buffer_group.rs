@@ -1,7 +1,7 @@
-//! Provided buffers: groups of buffers. A request takes a buffer from a group when it has data for
-//! the buffer. The buffers of a classic group come from PROVIDE_BUFFERS. The buffers of a buffer
-//! ring (REGISTER_PBUF_RING) are entries in shared memory. Either usring makes this memory for the
-//! program to map, or it is the program's own memory.
+//! Provided buffers: groups of buffers. A request takes a buffer from a group when it is tried, and
+//! not when it is submitted. The buffers of a classic group come from PROVIDE_BUFFERS. The buffers
+//! of a buffer ring (REGISTER_PBUF_RING) are entries in shared memory. Either usring makes this
+//! memory for the program to map, or it is the program's own memory.
 
 use super::OwnRegistrations;
 use super::buffer_ring::{BufferRing, ENTRY_SIZE};
