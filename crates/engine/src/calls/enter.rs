@@ -60,11 +60,11 @@ impl EnterCall {
 
 impl Ring {
     /// io_uring_enter(2): submits, waits, or both. Returns how many SQEs were taken; 0 for a wait
-    /// alone.
+    /// alone. With SQPOLL, returns `to_submit`.
     ///
     /// Errors: `EINVAL` (flags, argument size, time), `EFAULT` (argument), `EBADFD` (not enabled),
     /// `EINTR`, `ETIME`. `EEXIST`: SINGLE_ISSUER, and the caller is another thread. `EOWNERDEAD`:
-    /// the `Ring` belongs to an ancestor of this process.
+    /// the `Ring` belongs to an ancestor of this process, or the ring's SQ thread has ended.
     #[inline(always)]
     pub fn enter(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         call.check_flags()?;
@@ -242,8 +242,8 @@ impl Ring {
         if self.is_disabled() {
             return Err(Errno::EBADFD);
         }
-        // This path does not acquire the ring's lock, because the SQ thread holds the lock most of
-        // the time.
+        // This path acquires the ring's lock only if there is a backlog of CQEs, because the SQ
+        // thread holds the lock most of the time.
         if self.memory.flags() & abi::IORING_SQ_CQ_OVERFLOW != 0 {
             self.flush_overflow();
         }

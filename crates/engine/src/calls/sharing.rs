@@ -59,9 +59,9 @@ impl Ring {
     /// its own requests in flight, or for the SQ thread. `false`: the caller ends the ring.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
         if !self.is_shared() {
-            // Other processes may have inherited the ring and not used it yet. This process's
-            // duplicate of the ring's eventfd is dropped, because those processes do not see
-            // signals through it.
+            // Other processes may have inherited the ring and not used it yet. This process drops
+            // its duplicate of the ring's eventfd, because the duplicate would count as a
+            // descriptor of the ring.
             self.readiness.forget();
             let stays = !self.defers_task_work() && self.is_needed_after_close();
             if stays {

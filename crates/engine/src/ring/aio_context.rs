@@ -31,7 +31,8 @@ impl Ring {
         self.is_aio_context()
     }
 
-    /// Returns whether the kernel's AIO may make the ring's transfers on ordinary files.
+    /// Returns whether the kernel's AIO may make the ring's writes without O_DIRECT on ordinary
+    /// files. It may make the O_DIRECT transfers of any ring.
     #[inline]
     pub(crate) fn uses_kernel_aio(&self) -> bool {
         self.is_aio_context()
