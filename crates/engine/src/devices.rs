@@ -116,8 +116,8 @@ pub(crate) fn unshare(memory: &[IoVector]) {
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_memory(*part)));
 }
 
-/// Ends those sharings of this memory in whose place [`share`] has found other memory, which the
-/// program has mapped there since.
+/// Ends the sharing of memory that the program has replaced by other memory at these addresses.
+/// [`share`] has shared the new memory before.
 pub(crate) fn unshare_replaced(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_replaced(*part)));

@@ -7,6 +7,7 @@
 //! | 0 … | the launcher, before the program starts | see the constants below |
 //! | `AT_NEXT` | each thread that records, by an atomic addition | number of the next event |
 //! | `AT_NAMES` | each thread that adds a name, by an atomic addition | words of names so far |
+//! | `AT_LOST_NAMES` | each thread that finds no room for a name | number of such names |
 //! | `AT_PROCESSES` | each process that begins, by an atomic addition | number of processes so far |
 //! | a record's | the thread that claimed its number | the record, sealed by its last word |
 //!

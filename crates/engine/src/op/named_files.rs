@@ -6,7 +6,8 @@
 //! closed the file and opened another one under the number. Neighbours: `block_device` asks this
 //! module. Files in `registered_files` are looked up once, when they are registered.
 //!
-//! Invariant: nothing is remembered outside a submission, nor after a CLOSE within it.
+//! Invariant: a report about a number is used only during the submission that asked for it, and not
+//! after a CLOSE within it.
 
 use crate::request::file::{FileReference, FileUse, TransferDuplicates};
 use alloc::sync::Arc;

@@ -25,8 +25,8 @@ fn interest(events: u32, flags: u32) -> Interest {
 
 pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
-    // IORING_POLL_ADD_LEVEL is refused: the manual page names it for POLL_ADD, but the kernel
-    // accepts it only in updates.
+    // The manual page names IORING_POLL_ADD_LEVEL for POLL_ADD, but the kernel refuses the flag. So
+    // usring refuses it, too.
     if sqe.buf_index != 0 || sqe.off != 0 || sqe.addr != 0 || sqe.len & !abi::IORING_POLL_ADD_MULTI != 0 {
         return Err(Errno::EINVAL);
     }

@@ -1,5 +1,5 @@
-//! SOCKET, LISTEN and SHUTDOWN. The submitting thread makes these calls, because none of them
-//! waits.
+//! SOCKET, LISTEN and SHUTDOWN. None of these calls waits, so they need no worker. Workers make
+//! SOCKET and LISTEN only for a thread whose rights are not the submitter's.
 
 use super::send_receive;
 use crate::registered::registered_files::FileSlot;
@@ -113,7 +113,8 @@ pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> Issue
     IssueOutcome::Done(Answer { result, failed })
 }
 
-/// Checks that the SQE's fields that no socket request uses are zero. Error: `EINVAL`.
+/// Checks that the fields that BIND, CONNECT, LISTEN and SHUTDOWN do not use are zero in the SQE.
+/// Error: `EINVAL`.
 pub(crate) fn check_rest(sqe: &Sqe) -> Result<(), Errno> {
     if sqe.op_flags != 0 || sqe.buf_index != 0 || sqe.file_index != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }

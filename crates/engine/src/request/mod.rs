@@ -230,8 +230,8 @@ impl Request {
         self.has_flag(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK)
     }
 
-    /// Marks a request that may be tried only after its submission. By then, the threads' rights
-    /// may differ: see [`HAS_GROUP`].
+    /// Marks a request that may still have to be tried after its submission. By then, the threads'
+    /// rights may differ: see [`HAS_GROUP`].
     pub fn mark_for_later(&mut self) {
         self.sqe.flags |= HAS_GROUP;
     }

@@ -40,7 +40,7 @@ impl Chain {
     }
 
     /// Takes all requests out of the chain, each linked to the next, and returns the first. Marks
-    /// all but the first as requests that may be tried only after the submission.
+    /// all but the first, because their first attempt may come after the submission.
     pub fn take_joined(&mut self) -> Option<RequestEntry> {
         let mut rest: Option<RequestEntry> = None;
         while let Some(mut member) = self.members.pop() {
