@@ -230,10 +230,10 @@ impl Data {
         part
     }
 
-    /// Drops the messages that cannot be sent: the first message that is longer than `longest`
-    /// bytes, and all after it. The kernel then returns how many of the others it sent. If the
-    /// first message of all is too long, keeps only that message and returns `true`: the kernel
-    /// refuses it.
+    /// Drops the first message of sendmmsg(2) that is longer than `longest` bytes, and all messages
+    /// after it. The kernel then returns how many of the remaining messages it sent. If the first
+    /// message of all is too long, keeps only that message and returns `true`, because the kernel
+    /// will refuse it. For data in any other form, only returns whether the data is too long.
     pub fn drop_unsendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {
             return self.total() > longest;
@@ -290,8 +290,9 @@ impl Data {
     }
 }
 
-/// Appends the elements of an `iovec` array of the program. `None` if the array cannot be read or
-/// is too long. `Some(false)` if an element is invalid: the kernel then reports the error.
+/// Appends the elements of an `iovec` array of the program to `buffers`. `None` if the array cannot
+/// be read or is too long. `Some(false)` if an element is invalid: the kernel then reports the
+/// error.
 fn read_vector(buffers: &mut Vec<IoVector>, address: u64, count: u64) -> Option<bool> {
     if count > VECTOR_LIMIT {
         return None;

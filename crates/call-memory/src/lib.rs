@@ -6,10 +6,10 @@
 //! call:
 //!
 //! - Structures, names and small data are pinned, even if more than half of the region's limit is
-//!   pinned already.
+//!   pinned already. The limit is the number of bytes that may be resident.
 //! - Large data is not pinned as a whole. It goes in pinned parts, or through bounce buffers.
 //! - A call gets ENOMEM if a single range that it names is longer than half of the region's limit.
-//!   (The limit is the number of bytes that may be resident.) Data and execve(2) are exempt.
+//!   Data and execve(2) are exempt.
 //! - A futex word is not pinned while threads sleep on it. If the kernel answers EFAULT because the
 //!   word is evicted, usring pins the word and makes the call again.
 //!

@@ -14,8 +14,8 @@ pub struct PinnedCall {
     mappings: &'static Mappings,
     pinned: Option<Pinned>,
     transfer: Option<Box<Transfer>>,
-    /// The memory that a futex wait names; `None` for all other calls. It is pinned only if the
-    /// kernel answers EFAULT, before usring makes the call again.
+    /// The memory that a futex wait names; `None` for all other calls. If the kernel answers
+    /// EFAULT, usring pins this memory and makes the call again.
     retried: Option<Box<MemoryRanges>>,
 }
 
@@ -89,8 +89,8 @@ impl PinnedCall {
         }
     }
 
-    /// Pins the memory of a call that failed with EFAULT because pages were evicted. The caller
-    /// then makes the call again.
+    /// Pins the memory of a call that failed with EFAULT because pages were evicted. `None`: the
+    /// caller has to make the call again. Otherwise returns the error for the program.
     fn pin_again(&mut self, ranges: &MemoryRanges) -> Option<u64> {
         match Pinned::new(self.mappings, ranges, Pins::Needed) {
             Ok(pinned) => {

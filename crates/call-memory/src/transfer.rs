@@ -7,9 +7,9 @@
 //! | streams (pipes, stream sockets, terminals) | bounce buffers ([`usring_sys::bounce_buffer`]), in parts |
 //! | messages (datagrams, devices, queues, eventfds) | one bounce buffer for the whole |
 //!
-//! (If an append is too large for both methods, it is transferred in parts.) While a call may wait
-//! for ever, none of this data is pinned. Another part follows only where the kernel itself would
-//! continue the call, and only if no signal has come.
+//! If an append is too large for both methods, it is transferred in parts. While a call may wait
+//! for ever, none of its large data is pinned. Another part follows only where the kernel itself
+//! would continue the call, and only if no signal has come.
 
 use crate::data::{Data, EACH_MESSAGE, Form};
 use crate::few::Few;
@@ -211,8 +211,7 @@ impl Transfer {
     fn bounce(&mut self) -> Result<(), Errno> {
         if self.data.access == Access::Write {
             // A received message may be as long as the program's buffers together, so the bounce
-            // buffer is as long. (Pages of the bounce buffer take no memory until they are written
-            // to.)
+            // buffer has that length. Its pages take no memory until they are written to.
             let is_whole = self.semantics.medium == Medium::Message && matches!(self.data.form, Form::Messages { .. });
             self.part = self.data.front(if is_whole { u64::MAX } else { self.most });
             return self.bounce_part(Purpose::Offered);
