@@ -30,7 +30,7 @@ pub enum Mode {
 }
 
 static PATH: SetOnce<CString> = SetOnce::new();
-/// Whether no two requests in flight of a ring may have the same user_data.
+/// Whether all requests in flight of a ring must have different user_data.
 static UNIQUE_USER_DATA: AtomicBool = AtomicBool::new(false);
 static ABORTS: AtomicBool = AtomicBool::new(false);
 static FILE: PerProcess<Option<OwnedDescriptor>> = PerProcess::new();
@@ -54,7 +54,7 @@ pub fn is_started() -> bool {
     PATH.get().is_some()
 }
 
-/// Returns whether no two requests in flight of a ring may have the same user_data.
+/// Returns whether all requests in flight of a ring must have different user_data.
 pub(crate) fn is_user_data_unique() -> bool {
     UNIQUE_USER_DATA.load(Ordering::Relaxed)
 }

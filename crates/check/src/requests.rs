@@ -24,7 +24,7 @@ pub(crate) enum Access {
 pub(crate) struct InFlight {
     pub ring: u32,
     pub user_data: u64,
-    /// Whether the request posts a CQE even if it succeeds.
+    /// Whether the request posts a CQE even if it succeeds (no IOSQE_CQE_SKIP_SUCCESS).
     pub posts_cqe: bool,
     pub opcode: u8,
     /// The SQE's `fd`.
@@ -33,7 +33,8 @@ pub(crate) struct InFlight {
     pub has_descriptor: bool,
     /// The thread that submitted the request.
     pub thread: u32,
-    /// The call that submitted the request. `None`: the SQ thread did.
+    /// The call that submitted the request, or that made its SQE visible to the SQ thread. `None`:
+    /// the SQ thread took an SQE whose publication the checker did not see.
     pub submission: Option<Arc<Stack>>,
     pub submitted_at: Nanoseconds,
     pub access: Access,
@@ -104,7 +105,8 @@ impl InFlight {
         )
     }
 
-    /// Returns the first buffer of the request that overlaps a range of addresses.
+    /// Returns the first buffer of the request that overlaps a range of addresses; `None` if none
+    /// does.
     pub fn member_in(&self, start: u64, length: u64) -> Option<IoVector> {
         self.memory.iter().copied().find(|member| crate::memory::overlaps(member, start, length))
     }
@@ -124,6 +126,7 @@ pub(crate) struct Done {
 }
 
 /// Maximum number of completions that are remembered for a ring until the program consumes them.
+/// For a further completion, the oldest one is forgotten.
 const MOST_DONE: usize = 4096;
 
 #[derive(Default)]

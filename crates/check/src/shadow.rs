@@ -1,5 +1,5 @@
-//! AddressSanitizer's shadow memory. In a program that is built with `-fsanitize=address`, it says
-//! which bytes of memory the program may use.
+//! AddressSanitizer's shadow memory. In a program that is built with `-fsanitize=address`, the
+//! shadow memory says which bytes of memory the program may use.
 //!
 //! - A request whose memory the program must not use is found at its submission (`first_bad`).
 //! - Memory into which a request in flight reads is poisoned (`poison`): if the program uses it,
@@ -70,8 +70,8 @@ impl Sanitizer {
     }
 
     /// Calls `each` for the granules in a range of addresses, with their first address and their
-    /// shadow byte, until `each` returns a value. Ends where the shadow memory cannot be read: such
-    /// an address is none of the program's.
+    /// shadow byte. Returns the first value that `each` returns, or `None`. Ends at a shadow byte
+    /// that cannot be read: its addresses are none of the program's.
     fn find<T>(&self, range: Range<u64>, mut each: impl FnMut(u64, u8) -> Option<T>) -> Option<T> {
         let granule = self.granule();
         let mut piece = [0u8; PIECE];
@@ -128,9 +128,9 @@ fn examined(member: &IoVector) -> Option<Range<u64>> {
     (member.base < end).then_some(member.base..end)
 }
 
-/// Returns the first byte of a member (one buffer of a request) that the program must not use.
-/// `poisoned_until` returns the end of the memory around an address that usring has poisoned: such
-/// memory may be used.
+/// Returns the first byte of a member (one buffer of a request) that the program must not use, if
+/// there is one. `poisoned_until` returns the end of the memory around an address that usring has
+/// poisoned: such memory may be used.
 pub(crate) fn first_bad(member: &IoVector, poisoned_until: impl Fn(u64) -> Option<u64>) -> Option<BadByte> {
     SANITIZER.get()?.first_bad(examined(member)?, poisoned_until)
 }
@@ -154,7 +154,7 @@ struct Poisoned {
     length: AtomicU64,
 }
 
-/// Maximum number of ranges that are poisoned at one time.
+/// Maximum number of ranges that are poisoned at one time. Further ranges are only examined.
 const MOST: usize = 4096;
 
 /// The poisoned memory of this process. A forked child gets a copy with its parent's entries.
@@ -185,8 +185,8 @@ pub(crate) fn unpoison(entry: u16) {
     entry.length.store(0, Ordering::Release);
 }
 
-/// Poisons the memory in a table entry again. The end of another entry's poison may have ended the
-/// poison where the two overlap.
+/// Poisons the memory in a table entry again. When another entry's poison ended, the poison of the
+/// bytes that both entries contain ended, too.
 pub(crate) fn poison_again(entry: u16) {
     if let Some(sanitizer) = SANITIZER.get() {
         sanitizer.replace(TABLE[usize::from(entry)].range(), 0, POISON);

@@ -8,7 +8,7 @@
 //! | `OWNER` | id of the process that has claimed the slot; 0: the slot is free |
 //! | `SEAL` | checksum of the words after it; 0: they are not complete |
 //! | `REQUEST` | number of the ring, and the lower half of the request's number in its ring |
-//! | `REGISTERS` | the three registers |
+//! | `REGISTERS` | the three fields of `Registers` |
 //! | `LENGTH` | bytes of the stack |
 //! | `BYTES` … | the stack |
 //!

@@ -42,8 +42,8 @@ struct State {
     /// The io_uring_enter calls in progress, by thread.
     calls: BTreeMap<u32, Call>,
     last_chain: u64,
-    /// The SQEs that the program has submitted to an SQ thread, by ring and position in the SQ, and
-    /// the calls that submitted them.
+    /// The SQEs that the program has submitted and the SQ thread has not taken yet, by ring and
+    /// position in the SQ. Each has the stack of the call that submitted it.
     published: BTreeMap<(u64, u32), (Sqe, Arc<Stack>)>,
 }
 
