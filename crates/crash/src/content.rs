@@ -1,7 +1,7 @@
 //! The bytes of a file in memory. Versions of a file share the pages in which they do not differ.
 //!
-//! Invariants: no page lies wholly beyond the size; bytes of a page beyond the size are zeroes; a
-//! page that is absent is all zeroes.
+//! Invariants: no page lies wholly beyond the file's size; bytes of a page beyond that size are
+//! zeroes; a page that is absent is all zeroes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

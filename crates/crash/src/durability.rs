@@ -1,4 +1,4 @@
-//! Determines from which position in the history on a power loss can no longer undo an operation.
+//! Determines the position in the history from which on no power loss can undo an operation.
 //!
 //! The rules of all models:
 //!
@@ -48,10 +48,10 @@ const NEVER: Position = Position::MAX;
 pub struct Durability {
     pub model: Model,
     /// For each operation, the first position in the history at which a power loss can no longer
-    /// undo it.
+    /// undo it; [`NEVER`] if there is none.
     durable_at: Vec<Position>,
     /// For each operation, the first position in the history at which a power loss certainly undoes
-    /// it.
+    /// it; [`NEVER`] if there is none.
     dropped_at: Vec<Position>,
     /// Whether the operation lets its file grow.
     grows: Vec<bool>,

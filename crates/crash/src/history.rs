@@ -130,8 +130,8 @@ pub struct Sync {
     pub origin: Origin,
 }
 
-/// Bytes that the recorded command wrote to its standard output. They tell its user which changes
-/// are done.
+/// Bytes that the recorded command wrote to its standard output. By such output, the command
+/// promises its user that changes are durable.
 #[derive(Clone, Debug)]
 pub struct Output {
     pub position: Position,

@@ -6,7 +6,7 @@
 //! | `tree` | a folder in memory: files, links and names, and what each change does to them |
 //! | `history` | the recorded operations, with the positions at which each began and ended |
 //! | `reader` | from the recorder's log to a history |
-//! | `durability` | from which position on a power loss cannot undo an operation |
+//! | `durability` | the position from which on no power loss can undo an operation |
 //! | `plan` | one power loss: its position, and what it leaves of each operation |
 //! | `ordered` | the power losses that a journal in ext4's ordered mode rules out |
 //! | `generator` | the plans to try, those that are most likely to fail a check first |

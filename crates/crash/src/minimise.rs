@@ -8,9 +8,10 @@ use crate::durability::Durability;
 use crate::history::History;
 use crate::plan::{Choice, Plan};
 
-/// Returns a plan with fewer lost operations for which `fails` still returns true. Calls `fails` at
-/// most `most_tries` times. If these calls suffice and several lost operations remain, `fails`
-/// returned false when any one of them was made whole. The later bisection does not try this again.
+/// Returns a plan for which `fails` still returns true, with fewer lost operations and an earlier
+/// position if there is one. Calls `fails` at most `most_tries` times. If these calls suffice and
+/// several lost operations remain, `fails` returned false when any one of them was made whole. The
+/// bisection, which comes later, does not try again to make operations whole.
 pub fn minimise(
     history: &History,
     durability: &Durability,

@@ -42,7 +42,8 @@ pub enum SurvivingSectors {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub cut: Position,
-    /// Indices of operations that the power loss can undo, in ascending order.
+    /// Operations that the power loss can undo, by their indices in ascending order, each with the
+    /// part that the power loss leaves.
     pub choices: Vec<(usize, Choice)>,
 }
 

@@ -1,7 +1,8 @@
 //! Makes a history from the recorder's log.
 //!
 //! Each record has two positions: a system call begins at the first one and ends at the second one.
-//! A request of a ring begins when its batch was submitted, and ends when it was completed.
+//! A request of a ring begins when its batch was submitted, or, if a link or a drain held it back,
+//! when usring first carries it out. It ends when it is completed.
 
 use crate::history::{Change, History, Operation, Origin, Output, Position, Scope, Sync};
 use crate::tree::{Body, DirectoryEntry, Inode, Node, Tree};
@@ -213,7 +214,7 @@ impl Reader {
 
     /// Returns the positions at which an event of a record begins and ends. If a request made the
     /// call, the end is unknown (`None`) until the request's completion is read. The reader keeps
-    /// `open` until then, and then sets the end.
+    /// `open`, and sets the end when it reads that completion.
     fn span(&mut self, record: &Record<'_>, position: Position, open: Open) -> (Position, Option<Position>) {
         match self.requests.get(&record.thread) {
             Some(request) => {
