@@ -72,7 +72,7 @@ pub trait Driver: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
     /// Maximum number of requests in flight in the queue pair. The requests' tokens (the numbers
-    /// that completions return) are below it.
+    /// that completions return) are below this number.
     pub depth: u32,
     /// Whether the thread that uses the queue pair may sleep on [`QueuePair::interrupt`]. If not,
     /// the thread only polls, and the device sends no interrupts.

@@ -15,8 +15,8 @@ impl Random {
         Random(seed)
     }
 
-    /// Makes sequence number `index` of a seed. Each queue pair or blocking call gets a sequence of
-    /// its own, so they share no state.
+    /// Makes sequence number `index` of a seed. Each queue pair and each blocking call gets a
+    /// sequence of its own, so that they share no state.
     pub fn of(seed: u64, index: u64) -> Random {
         Random(mix(seed ^ mix(index.wrapping_add(1).wrapping_mul(STEP))))
     }

@@ -74,8 +74,8 @@ impl Transfer<'_> {
         (fits && blocks && within && allowed && self.stays(geometry)).then_some(length)
     }
 
-    /// Returns whether the memory may be passed to the device. Memory that can be evicted may not,
-    /// if the kernel accesses it until the completion (`kernel_holds_memory`).
+    /// Returns whether the memory stays in place as long as the device uses it: the memory is not
+    /// swapped, or the device does not lend memory to the kernel.
     #[inline]
     fn stays(&self, geometry: &Geometry) -> bool {
         !geometry.features.kernel_holds_memory

@@ -125,8 +125,8 @@ impl QueueLayout {
 }
 
 /// Returns whether one side of a virtqueue must notify the other side (virtio 1.2, section
-/// 2.7.7.2). It must if its index moves from `old` to `new`, and passes the other side's event
-/// index.
+/// 2.7.7.2). The notification is due if the side's index passes the other side's event index on the
+/// way from `old` to `new`.
 #[inline]
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

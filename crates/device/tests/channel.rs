@@ -41,7 +41,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// A typical user of a channel. It keeps `depth` requests in flight: it waits for at least one
-/// completion, and submits as many requests again.
+/// completion, and submits one new request for each completion.
 struct User {
     _turn: MutexGuard<'static, ()>,
     channel: Channel,

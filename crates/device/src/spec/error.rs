@@ -1,5 +1,5 @@
 //! Errors in a device's text, as messages to the user. A message has the position, the text found
-//! there, and what could stand there.
+//! there, and the texts or values that could stand there.
 
 use super::{DeviceKind, KINDS, OptionRow, ValueKind};
 use alloc::format;
@@ -67,7 +67,7 @@ impl fmt::Debug for DeviceKind {
 
 impl SpecError {
     /// Returns two lines to print below the message: `text`, and a caret below the error. `text` is
-    /// what the user wrote. It contains the SPEC after `before` characters.
+    /// the user's whole argument, in which the SPEC begins after `before` characters.
     pub fn caret(&self, text: &str, before: usize) -> String {
         // A control character would move the caret.
         let shown: String = text.chars().map(|one| if one.is_control() { '?' } else { one }).collect();

@@ -176,8 +176,8 @@ pub fn no_interrupt_comes_without_requests(subject: &Subject) {
     assert!(!is_readable(number, Duration::ZERO));
     for _ in 0..20 {
         rig.write(0, &vec![7; driver.geometry().block as usize]);
-        // Arming the interrupt must clear the descriptor. If it stayed readable, a user with it in
-        // an epoll set would spin.
+        // Arming the interrupt must clear the descriptor. If the descriptor stayed readable, a user
+        // that has it in an epoll set would spin.
         assert!(rig.queue.arm_interrupt());
         assert!(!is_readable(number, Duration::ZERO), "an interrupt for a request that has completed");
     }

@@ -176,8 +176,8 @@ impl Queue {
     }
 
     /// Fills `self.data` with the addresses of a request's data in the back end. Returns `false` if
-    /// a part of the data lies in other memory, or if a request cannot have so many pieces.
-    /// `self.data` is then incomplete.
+    /// a part of the data lies in other memory, or if the data has more pieces than a request can
+    /// have. `self.data` is then incomplete.
     fn place_shared(&mut self, request: &DeviceRequest) -> bool {
         self.shares.renew(&self.device.shares);
         let most = self.device.parameters.segments as usize;
@@ -387,7 +387,8 @@ impl Queue {
         eventfd::signal(self.grant.ready.number());
     }
 
-    /// Fails all requests in flight, because no back end will complete them.
+    /// Fails requests in flight, as many as `completions` has room for, because no back end will
+    /// complete them.
     #[cold]
     fn fail_all(&mut self, completions: &mut Completions) {
         for head in 0..QUEUE_SIZE {
