@@ -177,7 +177,8 @@ pub fn is_active(index: u16) -> bool {
     PAGE.get().is_some_and(|page| page.is_active(index))
 }
 
-/// Removes a rule that [`add_once`] has added. Returns `false` if it has made its fault already.
+/// Removes a rule that [`add_once`] has added. Returns `false` if the rule has made its fault
+/// already.
 pub fn remove_once(index: u16) -> bool {
     PAGE.get().is_some_and(|page| page.remove(index))
 }

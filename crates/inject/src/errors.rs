@@ -72,7 +72,8 @@ pub fn signal_name(number: u8) -> Option<&'static str> {
     SIGNALS.iter().find(|(_, known)| *known == u32::from(number)).map(|(name, _)| *name)
 }
 
-/// Parses a number that consists of digits only. (`parse` alone would accept a sign.)
+/// Parses a number that consists of digits only. (`parse` alone would accept a sign.) `None` for
+/// any other text.
 fn number(text: &str) -> Option<u32> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }

@@ -1,5 +1,4 @@
-//! Errors in a rule's text, as messages to the user: the reason, and a caret below the place in the
-//! text.
+//! Errors in a rule's text, as messages to the user: the reason, and a caret below the mistake.
 
 use crate::calls::CALLS;
 use alloc::string::String;
@@ -48,8 +47,8 @@ pub fn similar(name: &str) -> Option<&'static str> {
     nearest(name, names)
 }
 
-/// Returns the name of `names` that needs the fewest changes to become `name`. `None` if each needs
-/// more than two changes, or more than half as many as `name` has bytes.
+/// Returns the name of `names` that needs the fewest changes to become `name`. `None` if every name
+/// needs more than two changes, or more changes than half the bytes of `name`.
 pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = 2.min(name.len() / 2);
     let ranked = names.map(|known| (distance(name.as_bytes(), known.as_bytes()), known));

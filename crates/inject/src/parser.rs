@@ -92,8 +92,8 @@ const OF_STRACE_ALONE: [&str; 3] = ["syscall", "poke_enter", "poke_exit"];
 
 type Setter = fn(&mut Rule, &str) -> Option<()>;
 
-/// A key of a rule's text: its name, what its value is, and the function that stores the value in
-/// the rule.
+/// A key of a rule's text: its name, a description of its valid values for messages, and the
+/// function that stores a value in the rule.
 struct Key {
     name: &'static str,
     value: &'static str,
@@ -399,7 +399,7 @@ fn distribution(text: &str) -> Option<Distribution> {
 const MOST_DIGITS: usize = 9;
 
 /// Parses a time as strace does: a number, perhaps with a point, and s, ms, us or ns. Without a
-/// unit it counts microseconds.
+/// unit, the number is in microseconds. `None` for any other text.
 pub fn span(text: &str) -> Option<Nanoseconds> {
     let units = [("ms", 1_000_000), ("us", 1_000), ("ns", 1), ("s", 1_000_000_000), ("", 1_000)];
     let (digits, scale) = units.iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, *scale)))?;

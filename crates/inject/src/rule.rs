@@ -159,8 +159,8 @@ pub fn reads() -> CallSet {
     set
 }
 
-/// Returns the calls (fsync(2) and the like) that a rule can make fail so that they drop the data
-/// that they should make durable.
+/// Returns the calls (fsync(2) and the like) that should make data durable. A rule can make such a
+/// call fail and drop that data.
 pub fn syncs() -> CallSet {
     let mut set = CallSet::default();
     [linux::__NR_fsync, linux::__NR_fdatasync, linux::__NR_sync, linux::__NR_syncfs]
