@@ -36,7 +36,7 @@ static ARMED: AtomicBool = AtomicBool::new(false);
 
 /// Number of the system call that [`crate::dispatch::frequent`] serves directly, without
 /// [`crate::dispatch::dispatch`]. The value is `u32::MAX`, which is no call's number, if the
-/// process has fault rules or runs under `usring run --check`.
+/// process has fault rules or if [`crate::check::enter`] has to see each call.
 pub static FREQUENT: AtomicU32 = AtomicU32::new(linux::__NR_io_uring_enter);
 
 /// Returns whether this process checks its calls against rules.

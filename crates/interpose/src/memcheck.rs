@@ -2,8 +2,8 @@
 //!
 //! - memcheck learns which bytes a completed request has read.
 //! - A request that writes bytes without a value, or uses memory that is not the program's, is
-//!   reported in the io_uring_enter call that submitted it. The report is memcheck's, so that it
-//!   counts as its other errors do.
+//!   reported in the io_uring_enter call that submitted it. memcheck itself makes the report, so
+//!   that the error counts as all other errors of memcheck do.
 //! - Errors of usring's own code during that call are not reported. usring passes the program's
 //!   bytes on, as a kernel does.
 
@@ -44,7 +44,7 @@ fn with_state<T>(work: impl FnOnce(&mut State) -> T) -> T {
     work(&mut STATE.get_or_make(|| Mutex::new(State::default())).lock())
 }
 
-/// Begins to notify Valgrind, if it runs this process. Returns whether it does.
+/// Begins to notify Valgrind, if Valgrind runs this process. Returns whether it runs this process.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<bool, &'static str> {

@@ -50,7 +50,8 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     // A program that runs without usring calls these symbols, too.
     symbols::resolve();
     if environment::is_of_valgrind() && !valgrind::is_there() {
-        // usring does not serve this program: it starts Valgrind, or Valgrind does not follow it.
+        // This program starts Valgrind, or Valgrind does not follow it. So usring does not serve
+        // it.
         return;
     }
     environment::log().into_iter().for_each(message::log_to);
@@ -89,8 +90,8 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
     }
 }
 
-/// Prepares the process, and then installs the trap filter. If a step fails, no call reaches usring
-/// yet, and the program can still run without usring.
+/// Prepares the process, and then installs the trap filter, or under Valgrind the breakpoints. If a
+/// step fails, no call reaches usring yet, and the program can still run without usring.
 ///
 /// Errors: a message of one sentence.
 fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {

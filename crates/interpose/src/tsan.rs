@@ -1,6 +1,6 @@
-//! ThreadSanitizer of the program: a ring orders the accesses of threads that hand memory over by
-//! it. ThreadSanitizer sees neither the kernel's nor usring's part of this order, and would report
-//! races.
+//! ThreadSanitizer of the program. Threads that pass memory to each other through a ring do not
+//! race, because the ring orders their accesses. ThreadSanitizer sees neither the kernel's nor
+//! usring's part of this order, and would report races.
 //!
 //! | event | annotation |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | io_uring_enter ends; a function of liburing that looks for CQEs returns | acquire of the ring's CQ tail |
 //! | a MSG_RING is submitted | release of the target ring's CQ tail |
 //!
-//! The object is the CQ tail in the program's own mapping. So code of the program that reads it
-//! as an atomic word, as liburing's inline functions do, acquires it, too.
+//! The object is the CQ tail in the program's own mapping. So the program's code acquires the tail,
+//! too, if it reads the tail as an atomic word, as liburing's inline functions do.
 //!
 //! The functions of ThreadSanitizer are called only in threads of the program, because it does not
 //! know usring's threads. So the work of an SQ thread is not annotated: liburing's functions are.

@@ -1,6 +1,6 @@
 //! Functions of liburing that submit requests, or look for completions. ThreadSanitizer needs to
-//! know of both, because they often make no system call. The checker needs to know of submissions
-//! to an SQ thread. The global offset tables lead the program to the functions below
+//! know of these calls, because they often make no system call. The checker needs to know of
+//! submissions to an SQ thread. The global offset tables lead the program to the functions below
 //! ([`imports::redirect`]).
 
 use crate::files::liburing::OfLiburing;

@@ -44,7 +44,8 @@ fn see_enter() {
     crate::faults::ask_for_each_call();
 }
 
-/// Begins to check the program when it starts, if it runs under `usring run --check`.
+/// Begins to check the program when it starts, if it runs under `usring run --check`. Also begins
+/// to notify Valgrind and ThreadSanitizer, if the process has them.
 ///
 /// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {

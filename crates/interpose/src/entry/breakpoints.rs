@@ -3,11 +3,11 @@
 //!
 //! libc's functions reach usring by their symbols. But liburing has `syscall` instructions of its
 //! own. So before the program begins, each `syscall` in a file with calls of io_uring is replaced
-//! by a breakpoint, an instruction of one byte, and a `nop`. The breakpoint's SIGTRAP then serves
-//! as the trap.
+//! by a breakpoint (one byte) and a `nop`. The breakpoint's SIGTRAP then serves as the trap.
 //!
-//! libc's `epoll_ctl` and `close_range` have no symbol of usring's, so their `syscall`s are
-//! replaced, too. By them, the program adds a ring to an epoll set, and closes rings.
+//! usring defines no symbols in place of libc's `epoll_ctl` and `close_range`, so their `syscall`s
+//! are replaced, too. By these functions, the program adds a ring to an epoll set, and closes
+//! rings.
 //!
 //! A file has calls of io_uring if its code has an instruction that loads one of their numbers. The
 //! loader and libc have none. Files that the program loads later are not searched.

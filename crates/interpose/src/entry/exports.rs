@@ -1,8 +1,8 @@
 //! Functions that the kernel does not have, for programs that are linked to this library
 //! (`include/usring.h`). Each reaches `dispatch` as a system call does, by a number that no system
-//! call can have. io_setup2 belongs to the kernel patches for polled AIO. It is defined here,
-//! because its number in those patches now belongs to another system call, so usring cannot trap
-//! it. [`crate::swap::functions`] has the functions for swapped memory.
+//! call can have. io_setup2 belongs to the kernel patches for polled AIO. Its number in those
+//! patches now belongs to another system call, so usring cannot trap it, and defines it here.
+//! [`crate::swap::functions`] has the functions for swapped memory.
 
 use crate::files::contexts::SETUP2;
 use crate::runtime::assembler::begin_frame;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`own_signal`] | the handler of a trap |
 //! | [`patch`] | call sites rewritten after their first trap, found by [`code`] and [`maps`] |
-//! | [`breakpoints`] | in a program that Valgrind runs, what replaces the trap |
+//! | [`breakpoints`] | the replacement of the trap in a program that Valgrind runs |
 //! | [`symbols`] | functions of libc that this library replaces |
 //! | [`stack_symbol`] | the symbol about a thread's stack |
 //! | [`limit_symbols`] | symbols about the limit of open files |

@@ -1,7 +1,8 @@
-//! Handles the three signals for which usring installs its own handler in the kernel:
+//! Handles the signals for which usring installs its own handler in the kernel:
 //! - SIGSYS: a trapped call, or a signal of usring's to one of its own threads;
 //! - SIGSEGV and SIGBUS: a fault while usring copies from or to the program's memory, or at a call
-//!   site that is being rewritten.
+//!   site that is being rewritten;
+//! - SIGTRAP, only under Valgrind: a breakpoint that has replaced a `syscall` ([`breakpoints`]).
 //!
 //! If a signal has any other cause, the program's handler runs, or the signal has its default
 //! effect.

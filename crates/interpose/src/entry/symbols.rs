@@ -322,7 +322,7 @@ sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9
 
 static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Replaces libc's `syscall`. The calls of io_uring and libaio go straight to the engine. So does
+/// Replaces libc's `syscall`. The calls of io_uring and libaio go straight to `dispatch`. So does
 /// prlimit64 if usring has raised the limit of open files. For any other call, `before_call` checks
 /// whether it polls descriptors (poll(2), epoll_wait(2) and the like).
 ///
@@ -390,8 +390,8 @@ pub unsafe extern "C" fn syscall() {
 }
 
 // usring_symbol_number prepares a call through `syscall` that may poll a ring. usring_symbol_libc
-// jumps to libc's function. If the constructor has not found that function, it makes the system
-// call itself.
+// jumps to libc's function. If the constructor has not found that function, usring_symbol_libc
+// makes the system call itself.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_symbol_number, usring_symbol_libc",

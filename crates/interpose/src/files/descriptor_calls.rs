@@ -3,8 +3,9 @@
 //!
 //! A vfork child has descriptors of its own but shares usring's tables with its parent. So its
 //! changes of numbers are made in the kernel and not recorded. It runs in its parent's memory, and
-//! pages swapped memory in as its parent does. For this it needs usring's private descriptors, so
-//! it must not close them either. (Its exec closes its copies of them.)
+//! pages swapped memory in as its parent does. To page memory in, it needs usring's private
+//! descriptors, so it must not close these descriptors either. (Its exec closes its copies of
+//! them.)
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors::{self, File, Found};
@@ -68,8 +69,8 @@ fn may_be_device(number: i32) -> bool {
 // CLOSE_RANGE_UNSHARE of linux/close_range.h.
 const UNSHARE: u64 = 2;
 
-/// Answers close_range(2). If the call has any flag but CLOSE_RANGE_UNSHARE, the kernel answers it:
-/// with CLOSE_RANGE_CLOEXEC, it closes nothing before the exec.
+/// Answers close_range(2). If the call has any flag but CLOSE_RANGE_UNSHARE, the kernel answers it.
+/// (With CLOSE_RANGE_CLOEXEC, the call closes nothing before the exec.)
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let (first, last) = (width::low(first), width::low(last));

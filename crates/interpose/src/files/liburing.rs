@@ -41,7 +41,8 @@ impl OfLiburing {
         user_memory::read(self.0.offset(offset)).ok()
     }
 
-    /// Returns the word at the address that liburing's structure holds at `offset`.
+    /// Returns the word at the address that liburing's structure holds at `offset`. `None`: the
+    /// memory cannot be read.
     fn word_at(&self, offset: u64) -> Option<u32> {
         user_memory::read(UserAddress(self.address(offset)?)).ok()
     }
@@ -52,8 +53,8 @@ impl OfLiburing {
         self.ring().map_or(0, |(_, tail)| tail)
     }
 
-    /// Returns two addresses: that of usring's `Ring` object, and that of the CQ tail in the
-    /// program's mapping. Returns `None` if the structure is not that of a ring of usring's.
+    /// Returns the ring's address in usring, and the address of its CQ tail in the program's
+    /// mapping. `None`: the structure is not that of a ring of usring's.
     fn ring(&self) -> Option<(u64, u64)> {
         let tail = self.address(CQ_TAIL)?;
         let number = self.word(DESCRIPTOR)?.cast_signed();
@@ -64,7 +65,7 @@ impl OfLiburing {
     }
 
     /// Returns the SQEs that an SQ thread will take after the next submission. `None`: the ring has
-    /// no SQ thread, or has wide SQEs.
+    /// no SQ thread, has wide SQEs, or is none of usring's.
     pub fn unpublished(&self) -> Option<Unpublished> {
         let flags = self.word(FLAGS)?;
         if flags & abi::IORING_SETUP_SQPOLL == 0 || flags & abi::IORING_SETUP_SQE128 != 0 {

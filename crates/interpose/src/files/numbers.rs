@@ -17,7 +17,8 @@ pub fn end_inside(held: hazard::Use) {
     }
 }
 
-/// Duplicates a descriptor. The new number is in the reserved range, and is at least `lowest`.
+/// Duplicates a descriptor. The new number is in the reserved range. It is at least `lowest` if the
+/// program's soft limit of open files allows such a number.
 pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
     let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
     let lowest = lowest.max(RESERVED_BASE);

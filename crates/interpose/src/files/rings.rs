@@ -57,8 +57,8 @@ fn find(number: i32) -> Result<Using, Errno> {
     }
 }
 
-/// Returns the address of the CQ tail of the ring that an io_uring_enter call names, as
-/// [`File::cq_tail`] does.
+/// Returns the address of a CQ tail, as [`File::cq_tail`] does, for the ring that an io_uring_enter
+/// call names. `None`: the call names no ring that this process can use.
 pub fn cq_tail(call: &Call) -> Option<u64> {
     let [descriptor, _, _, flags, ..] = call.arguments;
     if width::low(flags) & abi::IORING_ENTER_REGISTERED_RING != 0 {

@@ -3,9 +3,9 @@
 //!
 //! The constructor takes usring's own variables, and the library's path in LD_PRELOAD, out of the
 //! environment. So a program that prints, compares or empties its environment finds it as it would
-//! be without usring. Each exec puts them in again ([`crate::program::exec`]), whatever environment
-//! the program passes. If usring does not serve a program, it leaves the environment unchanged, so
-//! that the programs that this program executes find the library.
+//! be without usring. Each exec adds the variables and the path again ([`crate::program::exec`]),
+//! whatever environment the program passes. If usring does not serve a program, it leaves the
+//! environment unchanged, so that the programs that this program executes find the library.
 
 use crate::runtime::libc;
 use alloc::boxed::Box;
@@ -46,7 +46,7 @@ pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 /// Variables for the program that the process executes now. A program that this process executes
 /// later does not get them.
 const OF_ONE_PROGRAM: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
-/// Variables that every program gets that this process or its children execute.
+/// Variables for every program that this process or its children execute.
 const OF_ALL_PROGRAMS: [&[u8]; 17] = [
     NO_PATCH,
     POLLING_ENTER,
@@ -100,7 +100,8 @@ pub fn own_variables() -> Option<&'static OwnVariables> {
 /// Tag of an ignored entry of the auxiliary vector (AT_IGNORE).
 const IGNORED: usize = 1;
 
-/// Stores usring's variables of the environment. `variables` is an array that ends with null.
+/// Stores usring's variables of the environment, and sets the options of the engine that they
+/// contain. `variables` is an array that ends with null.
 ///
 /// # Safety
 /// `variables` must be the process's environment as the loader passes it to constructors. No other
@@ -195,7 +196,7 @@ impl OwnVariables {
 }
 
 /// Returns whether the program may see this variable. If the variable is LD_PRELOAD, first takes
-/// the library out of its list.
+/// the library out of its list, and the sanitizer's runtime if usring has added it.
 ///
 /// # Safety
 /// `variable` must be a writable string that ends with NUL.
@@ -326,8 +327,8 @@ pub fn swap_statistics() -> Option<&'static CStr> {
     path(SWAP_STATISTICS)
 }
 
-/// Returns whether a program that usring cannot serve must not run. Under the launcher it must not:
-/// the launcher sets the variable `STRICT`.
+/// Returns whether usring must end a program that it cannot serve. The launcher requires this, by
+/// the variable `STRICT`.
 pub fn is_strict() -> bool {
     value_of(STRICT).is_some_and(|value| !matches!(value, b"" | b"0"))
 }

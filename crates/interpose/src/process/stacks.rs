@@ -75,7 +75,8 @@ pub fn released_by<T>(exec: impl FnOnce() -> T) -> T {
 }
 
 /// Marks all stacks as free in a forked child, except that of the calling thread. The parent's
-/// other threads do not exist in the child, and new threads of the child may use their stacks.
+/// other threads do not exist in the child, so new threads of the child may use the stacks of those
+/// threads.
 pub fn forget_after_fork() {
     if !are_small() {
         return;

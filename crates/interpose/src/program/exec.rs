@@ -227,7 +227,7 @@ struct Preload {
     names_library: bool,
 }
 
-/// Maximum number of variables that are counted. No program passes so many. (The kernel limits only
+/// Maximum number of variables that are counted. No program passes more. (The kernel limits only
 /// the number of their bytes.)
 const MOST_VARIABLES: usize = 1 << 20;
 

@@ -1,5 +1,6 @@
-//! Makes the program and its libraries call another function in place of one that they import:
-//! changes the slots (of their global offset tables) by which they call it.
+//! Makes the program and its libraries call another function in place of one that they import. To
+//! do so, changes the slots of their global offset tables that hold the imported function's
+//! address.
 
 use crate::runtime::libc::{self, Library, Tables};
 use crate::runtime::text;

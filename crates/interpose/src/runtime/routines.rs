@@ -160,7 +160,8 @@ global_asm!(
     ".size memset, . - memset",
 );
 
-// int memcmp(rdi, rsi, rdx count). bcmp has the same code, because it accepts any answer of memcmp.
+// int memcmp(rdi, rsi, rdx count). bcmp has the same code, because each answer of memcmp is also
+// valid for bcmp.
 global_asm!(
     ".globl memcmp, bcmp",
     ".hidden memcmp, bcmp",

@@ -45,9 +45,9 @@ const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 // are searched. Otherwise a signal could be deferred during the search, and no later exit would
 // deliver it.
 //
-// The first signal's frame is put back on the stack. Its handler is entered as the kernel would
-// enter it. After the handler, rt_sigreturn(2) continues the thread at label 9, where only rbp is
-// known. The kernel delivers the other signals once they are unblocked.
+// The first signal's frame is put back on the stack. The signal's handler is entered as the kernel
+// would enter it. After the handler, rt_sigreturn(2) continues the thread at label 9, where only
+// rbp is known. The kernel delivers the other signals once they are unblocked.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_deliver_deferred",

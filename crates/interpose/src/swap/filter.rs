@@ -195,8 +195,8 @@ const fn assemble(size: u32) -> Assembler {
     filter.add(JUMP_EQUAL, STANDARD_ERROR, 1, 0);
     filter.answer(RET_TRAP);
     filter.load(NUMBER);
-    // mmap traps if the region could serve it and it is large enough. usring's own calls have
-    // MAP_DENYWRITE and pass.
+    // mmap traps if the mapping is large enough and the region could serve it. usring's own calls
+    // have MAP_DENYWRITE and pass.
     filter.add(JUMP_EQUAL, linux::__NR_mmap, 0, 12);
     filter.load(low(3));
     filter.add(JUMP_BITS, linux::MAP_DENYWRITE, 0, 1);

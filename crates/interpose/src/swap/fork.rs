@@ -10,6 +10,7 @@
 //! with memory of its own is made here, one at a time. That includes children that do not inherit
 //! the swapped memory, for one of these reasons:
 //! - they share their parent's descriptors;
+//! - their parent is a vfork child, which does not have the region's threads;
 //! - they have a stack of their own;
 //! - or the memory cannot be frozen.
 //!

@@ -1,7 +1,7 @@
 //! Swap regions and faults for C (`include/usring.h`): functions for programs that are linked to
 //! this library, or that find the functions by dlsym(3). Each call goes through the entry point as
-//! a system call does, so signals are deferred during it. Its number is one that no system call can
-//! have. `usring_swap` implements the functions.
+//! a system call does, so signals are deferred during it. The number of such a call is one that no
+//! system call can have. `usring_swap` implements the functions.
 
 use crate::call::Call;
 use crate::faults;

@@ -21,9 +21,9 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
     if !region::exists() {
         return Ok(0);
     }
-    // The engine makes no call that names memory indirectly, by a structure in other memory. A
-    // thread that moves a swapped page is exempt, because it would wait for the page's owner, which
-    // is the thread itself.
+    // The engine's calls name memory by an argument, an `iovec` array or a message, so this check
+    // finds all of them. A thread that moves a swapped page is exempt, because it would wait for
+    // the page's owner, which is the thread itself.
     if !call_memory::may_name_memory(call) || pinned_memory::is_exempt() || is_execution(call.number) {
         return Ok(0);
     }

@@ -5,9 +5,9 @@
 //! the backing store to others. The kernel serves all other mappings.
 //! [`crate::swap::mapping_calls`] answers later calls on mappings.
 //!
-//! A forked child inherits a copy of the region ([`crate::swap::fork`]) and takes it over when it
-//! first uses it. If it cannot do that, the child ends when it touches its parent's swapped memory.
-//! A vfork child uses its parent's region and notices nothing.
+//! A forked child inherits a copy of the region ([`crate::swap::fork`]) and takes the copy over at
+//! its first use. If the child cannot take it over, the child ends when it touches its parent's
+//! swapped memory. A vfork child uses its parent's region and notices nothing.
 
 use crate::process::{self, environment};
 use crate::runtime::message;
@@ -160,7 +160,8 @@ pub fn inherit(inheritance: Inheritance) {
     INHERITANCE.store(Box::into_raw(Box::new(inheritance)), Ordering::Release);
 }
 
-/// Takes over the memory that this process has inherited, unless it has done so already.
+/// Takes over the memory that this process has inherited, unless it has done so already. Returns
+/// the process's region. `None`: the process has no region, or cannot take over its inheritance.
 #[cold]
 fn take_over() -> Option<&'static Mappings> {
     let statistics = options()?.statistics;
@@ -198,7 +199,8 @@ fn take_over() -> Option<&'static Mappings> {
     known()
 }
 
-/// Returns the region; makes it if there is none.
+/// Returns the region; makes it if there is none. `None`: it cannot be made, or this is a vfork
+/// child and its parent has no region.
 pub fn made() -> Option<&'static Mappings> {
     if let Some(mappings) = mappings() {
         return Some(mappings);

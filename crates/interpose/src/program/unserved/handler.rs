@@ -138,8 +138,8 @@ global_asm!(
     "usring_unserved_set_mask:",
     change_mask!("{set_mask}"),
     "ret",
-    // Tests whether the kernel can read 8 bytes at rsi. Afterwards the zero flag is clear if it
-    // can.
+    // Tests whether the kernel can read 8 bytes at rsi. Afterwards the zero flag is clear if the
+    // kernel can read them.
     "usring_unserved_probe:",
     "xor edx, edx",
     change_mask!("{no_operation}"),
