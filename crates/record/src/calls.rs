@@ -219,8 +219,9 @@ fn output(call: &SystemCall) {
 /// Number of syncs of this process so far.
 static SYNCS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a sync, and records its beginning and its end. If the sync fails, the record of its end
-/// gets the flag [`FAILED`] and the flags `when_failed`.
+/// Makes a sync, and records its beginning and its end, unless it concerns only a file outside the
+/// recorded folder. If the sync fails, the record of its end gets the flag [`FAILED`] and the flags
+/// `when_failed`.
 fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     let is_of_file = matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync);
     let file = if call.number == linux::__NR_sync { None } else { paths::file(width::int(call.arguments[0])) };

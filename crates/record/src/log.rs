@@ -1,7 +1,7 @@
 //! The log's records as this process appends them, and the lock that all recording processes share.
 //!
 //! The lock is a mutex of the process and, inside it, a lock of the log's open file description
-//! (F_OFD_SETLKW). The kernel releases the latter when a process dies.
+//! (F_OFD_SETLKW). The kernel releases the lock of the open file description when a process dies.
 
 use crate::format::{Kind, Page, Record};
 use alloc::borrow::ToOwned;

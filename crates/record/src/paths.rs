@@ -74,7 +74,7 @@ fn path_of(number: i32) -> Option<OpenPath> {
     Some(OpenPath { path, is_removed })
 }
 
-/// Reads the link in /proc to a descriptor's file.
+/// Reads the link in /proc to a descriptor's file. `None`: the link cannot be read.
 fn link_of(number: i32) -> Option<Vec<u8>> {
     let mut name = Vec::from(*b"/proc/thread-self/fd/");
     let digits = (0..10).rev().map(|power| width::byte(width::word(number / 10_i32.pow(power) % 10)) + b'0');
