@@ -56,8 +56,8 @@ fn source_files(root: &Path) -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Records the file's length if it exceeds its limit, and the lengths of the functions of a Rust
-/// file that exceed theirs.
+/// Records the length of the file, and of each function of a Rust file, if that length exceeds its
+/// limit.
 fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
     let lines = text.lines().count();
     if lines > FILE_LIMIT {

@@ -1,6 +1,6 @@
-//! Checks the layers of the crates: a crate may depend only on lower layers. The table below is
-//! explained in ARCHITECTURE.md, and a new crate needs a row in both. [`modules`] checks the layers
-//! within a crate.
+//! Checks the layers of the crates: a crate may depend only on lower layers. ARCHITECTURE.md
+//! explains the table below. A new crate needs a row in this table and in that of ARCHITECTURE.md.
+//! [`modules`] checks the layers within a crate.
 
 mod modules;
 mod paths;

@@ -35,7 +35,7 @@ struct Order {
 
 impl Order {
     /// Returns the index of a module's group: the group that names the longest prefix of the
-    /// module's path.
+    /// module's path. `None`: no group names the module.
     fn group_of(&self, module: &[String]) -> Option<usize> {
         let named = self.groups.iter().enumerate();
         let members = named.flat_map(|(index, (_, members))| members.iter().map(move |member| (member, index)));
