@@ -1,5 +1,5 @@
-//! I/O semantics of a call on a descriptor, or on another source or target of data: whether the
-//! call may wait for ever, and whether usring may transfer its data in parts.
+//! I/O semantics of a call on a source or target of data, such as a descriptor. They say whether
+//! the call may wait for ever, and whether usring may transfer its data in parts.
 
 use crate::data::{Data, Form};
 use usring_swap::Access;

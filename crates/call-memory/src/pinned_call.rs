@@ -107,6 +107,7 @@ fn error(error: Errno) -> u64 {
 }
 
 /// Returns whether more than `most` bytes, from the start of a range on, belong to one mapping.
+/// (The length of a range may be an assumption, and exceed the mapping.)
 fn is_longer(mappings: &Mappings, range: &MemoryRange, most: usize) -> bool {
     mappings.around(range.start).is_some_and(|around| around.end - range.start > most)
 }
