@@ -133,7 +133,7 @@ impl Driver for Handle {
             return;
         }
         // The program may have mapped other memory at the address of an earlier share. A request
-        // must not find that share any more: its pages have other content.
+        // must not find that share any more, because the pages of the share have other content.
         let maps = LazyCell::new(Maps::open);
         let area_of = |at| maps.as_ref().and_then(|maps| maps.area_of(at));
         self.0.shares.replace(memory, |share| share.is_mapped(area_of));
