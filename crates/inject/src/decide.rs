@@ -128,8 +128,8 @@ pub fn decide<'a>(
 }
 
 /// Returns the source of one call's random numbers. They depend only on the run's seed, the rule,
-/// the call's kind and its system call or opcode, the process, and `counted`: how many calls the
-/// rule has matched in this process.
+/// the call's kind, its system call or opcode, the process, and `counted`. `counted`: how many
+/// calls the rule has matched in this process.
 fn random_of_call(rule: u16, call: &Call<'_>, occurrence: &CallOccurrence, counted: u64) -> Random {
     let place = u64::from(rule) << 16 | u64::from(call.number) << 4 | call.kind as u64;
     let seed = Random::of(occurrence.seed, place << 32 | u64::from(occurrence.process)).draw();
