@@ -234,12 +234,12 @@ pub const PROBE: u32 = linux::__NR__sysctl;
 /// whether the filter of [`install_for_calls`] is installed.
 pub const FAULTS_PROBE: u32 = linux::__NR_get_kernel_syms;
 
-/// Whether libc's functions that usring replaces check each call. They must check it if a filter
-/// lets calls pass that look like the loader's.
+/// Whether the replaced functions of libc check for each call whether usring has to serve it. They
+/// must do so if a filter lets calls pass that look like the loader's.
 pub static SYMBOLS_CHECK: AtomicBool = AtomicBool::new(false);
 
-/// Whether those functions of libc that usring replaces and that take or make descriptors check
-/// each call. They check it if [`SYMBOLS_CHECK`] is set, or if the program is traced.
+/// Whether the replaced functions of libc that take or make descriptors check each call. They check
+/// it if [`SYMBOLS_CHECK`] is set, or if the program is traced.
 pub static DESCRIPTORS_CHECK: AtomicBool = AtomicBool::new(false);
 
 /// Makes the replaced functions of libc check each call.

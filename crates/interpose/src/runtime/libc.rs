@@ -159,8 +159,8 @@ impl Library {
         self.dynamic as usize
     }
 
-    /// Returns the address that `value`, from an entry of the dynamic section, stands for. Some
-    /// loaders have already added the load address to the entry, others have not.
+    /// Converts the value of an entry of the dynamic section to an address. Some loaders have
+    /// already added the load address to the value, others have not.
     pub fn address(&self, value: usize) -> usize {
         if value < self.base { value + self.base } else { value }
     }

@@ -66,7 +66,7 @@ pub fn find() {
     ENTRY_POINTS.set(&raw const __start_usring_entry as usize, &raw const __stop_usring_entry as usize);
 }
 
-/// Returns whether an interrupted thread is inside the engine, from its instruction pointer.
+/// Returns whether an interrupted thread with this instruction pointer is inside the engine.
 pub fn is_engine(instruction_pointer: usize) -> bool {
     LIBRARY.contains(instruction_pointer) && !ENTRY_POINTS.contains(instruction_pointer)
 }

@@ -3,7 +3,8 @@
 //!
 //! Swapped memory lies in a window of addresses that is the same in every process ([`WINDOW`]). So
 //! the filter is constant, as the others are, and need not know what a call means. A call traps if
-//! one of its arguments is an address in the window. Only these calls are known by number:
+//! one of its arguments is an address in the window. The filter knows only these calls by their
+//! numbers:
 //! - calls that name memory by a structure in memory (vectors, messages);
 //! - calls that could make such memory (mmap);
 //! - calls that must not be trapped, whatever their registers contain;
