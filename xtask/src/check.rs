@@ -51,7 +51,7 @@ fn tests(tally: &mut Tally) -> Outcome {
     let (counted, outcome) = step::run_tests(&mut command);
     tally.add(counted);
     // The library's tests need a cargo call of their own, because `default-members` in Cargo.toml
-    // leaves the library out. They use the release build, because it is there already.
+    // leaves the library out. They use the release build, because that build exists already.
     let (of_library, library) =
         step::run_tests(&mut step::cargo(&["test", "--release", "--package", "usring-interpose"]));
     tally.add(of_library);
