@@ -7,7 +7,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use usring_uapi::opcode;
 
-/// Maximum number of chains that are remembered.
+/// Maximum number of chains that are remembered. Further broken chains are not reported.
 const MOST: usize = 256;
 
 /// A chain that a short transfer has broken.

@@ -239,7 +239,8 @@ pub fn ends_process() {
     state.findings.record_counts();
 }
 
-/// Maximum number of bytes whose checksums are computed in one call.
+/// Maximum number of bytes that one io_uring_enter call compares with checksums. Further memory is
+/// compared only at the request's completion.
 const MOST_BYTES: u64 = 256 << 10;
 
 impl State {
