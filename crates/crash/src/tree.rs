@@ -167,8 +167,8 @@ impl Tree {
         })
     }
 
-    /// Returns a hash of all paths and of the nodes to which they refer. Trees that a program
-    /// cannot distinguish by reading have equal hashes.
+    /// Returns a hash of all paths, and of the content and mode of the nodes to which they refer.
+    /// Trees that a program cannot distinguish by reading have equal hashes.
     pub fn hash(&self) -> u64 {
         let mut hash = 0;
         let mut first_path = BTreeMap::new();
