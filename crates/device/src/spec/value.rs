@@ -1,5 +1,5 @@
-//! Values of options: sizes, times, probabilities, distributions. A value is printed in the form in
-//! which it was parsed.
+//! Values of options: sizes, times, probabilities, distributions. Parsing a printed value
+//! yields this value again.
 
 use crate::distribution::Distribution;
 use crate::policy::PollPolicy;
