@@ -41,9 +41,10 @@ pub struct Conditions {
     pub process: Option<u32>,
     /// Number of the call among all calls of its name in its process; from 1.
     pub nth: Option<u64>,
-    /// Time since the run began.
+    /// Least time since the run began; 0 is no condition.
     pub after: Nanoseconds,
-    /// The path on which a request is carried out.
+    /// The path on which a request is carried out. A rule without this condition decides before
+    /// usring knows the path.
     pub by: Option<IssuePath>,
 }
 
