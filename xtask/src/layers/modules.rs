@@ -6,8 +6,8 @@
 //! - A circle is a set of files. Each file of the set uses all the others, directly or through
 //!   other files.
 //!
-//! `xtask/arrow-limits` says how many upward arrows a crate may have, and how large its largest
-//! circle may be. The numbers only fall.
+//! `xtask/arrow-limits` gives three limits for a crate: the number of upward arrows, the number of
+//! pairs of files in these arrows, and the size of its largest circle. The numbers only fall.
 
 use super::paths::{self, Path};
 use crate::step;
