@@ -160,7 +160,7 @@ global_asm!(
     ".size memset, . - memset",
 );
 
-// int memcmp(rdi, rsi, rdx count). bcmp has the same code, because each answer of memcmp is also
+// int memcmp(rdi, rsi, rdx count). bcmp shares this code, because each answer of memcmp is also
 // valid for bcmp.
 global_asm!(
     ".globl memcmp, bcmp",
