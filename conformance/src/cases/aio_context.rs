@@ -148,8 +148,8 @@ case!(several => "
     event 9: 7 0
 ");
 
-/// io_setup gives the lowest free context id to the next context, even after an io_setup that
-/// failed.
+/// io_setup gives the lowest free context id to the next context. An io_setup that fails uses up no
+/// id.
 fn ids_are_used_again(t: &mut Transcript) {
     let (first, second) = (Context::new(8), Context::new(8));
     t.say(format_args!("ids {} and {}", first.header().id, second.header().id));

@@ -571,8 +571,8 @@ case!(cancel_bad_pointers => "
     nowhere, of no context = -EFAULT
 ");
 
-/// A completed request no longer holds its eventfd. Once the program closes the eventfd, an epoll
-/// set that watches it reports it no more.
+/// A completed request no longer holds its eventfd. So once the program has closed the eventfd, an
+/// epoll set that contains the eventfd no longer reports it.
 fn eventfd_that_is_closed(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"some content");

@@ -479,7 +479,8 @@ case!(buffers_in_order => "
     cqe 6: 1 BUFFER(21)
 ");
 
-/// A request with a bad descriptor uses up no buffer, whatever the kind of its group.
+/// A request with a bad descriptor uses up no buffer, whether its group has classic buffers, a
+/// buffer ring or an incremental buffer ring.
 fn no_file_uses_nothing_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let buffers = Pages::new(1);

@@ -328,8 +328,8 @@ case!(no_buffers => "
 ");
 
 /// With BUNDLE, a send or receive that names an unregistered group gets -ENOENT. A receive without
-/// BUNDLE gets -ENOBUFS. If the descriptor is bad or its file is no socket, the kernel reports that
-/// instead.
+/// BUNDLE gets -ENOBUFS. If the descriptor is bad or its file is no socket, the request gets the
+/// errno for that instead.
 fn no_group(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

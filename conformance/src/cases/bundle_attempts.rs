@@ -1,6 +1,6 @@
 //! Bundles that need more than one attempt. If an attempt finds no data, the next attempt fills at
-//! most the buffers that the group had at that moment. A message that does not fit into the buffers
-//! fails the bundle.
+//! most the buffers that the group had at the first of the two. A message that does not fit into
+//! the buffers fails the bundle.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;

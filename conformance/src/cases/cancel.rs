@@ -218,7 +218,8 @@ case!(by_descriptor_in_a_sandbox => "
 /// A cancel by descriptor compares open files, not numbers:
 ///
 /// - It finds the request by any number of the same open file.
-/// - It does not find the request by the original number if that number means another file by then.
+/// - It does not find the request by the original number once the program has made that number a
+///   descriptor of another file.
 fn descriptor_means_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();

@@ -66,7 +66,8 @@ fn open_replaces(t: &mut Transcript) {
     t.entry(&ring.one(open(1, 1)));
     let answer = reads(&mut ring, 0);
     t.result("read", answer);
-    // The OPENAT has replaced the last reading end of the pipe in the slot, so a write now fails.
+    // The slot held the pipe's last reading end. The OPENAT has put another file into the slot, so
+    // a write to the pipe now fails.
     // SAFETY: the call changes only this process's signal disposition.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     t.say(format_args!("writer sees the end: {}", crate::time::until(|| files::put(&writer, b"x") < 0)));

@@ -16,7 +16,8 @@ pub(super) const BLOCK: usize = 4096;
 /// RWF_NOAPPEND, which exists from Linux 6.9 on.
 const RWF_NOAPPEND: u32 = 0x20;
 
-/// Makes a file of blocks, each filled with its own number, open with O_DIRECT and these flags.
+/// Makes a file of `blocks` blocks, each filled with the block's index. The returned descriptor has
+/// O_DIRECT and `flags`.
 pub(super) fn numbered(scratch: &Scratch, blocks: usize, flags: i32) -> OwnedFd {
     let content: Vec<u8> = (0..blocks).flat_map(|block| [block as u8; BLOCK]).collect();
     let file = scratch.file("data", &content);
@@ -54,7 +55,7 @@ pub(super) fn content(scratch: &Scratch) -> Vec<u8> {
     bytes.chunks(BLOCK).map(|block| if block.iter().all(|byte| *byte == block[0]) { block[0] } else { 255 }).collect()
 }
 
-/// Fills one block with this number. Returns its address.
+/// Fills block `slot` of `pages` with `number`. Returns the block's address.
 pub(super) fn block(pages: &mut Pages, slot: usize, number: u8) -> u64 {
     pages.bytes()[slot * BLOCK..][..BLOCK].fill(number);
     pages.at(slot * BLOCK)

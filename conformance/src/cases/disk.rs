@@ -14,7 +14,7 @@ use crate::transcript::Transcript;
 
 const BLOCK: usize = 4096;
 
-/// Makes a file of blocks, each filled with its own number.
+/// Makes a file of `blocks` blocks, each filled with the block's index.
 fn numbered(scratch: &Scratch, blocks: usize) -> OwnedFd {
     let content: Vec<u8> = (0..blocks).flat_map(|block| [block as u8; BLOCK]).collect();
     scratch.file("data", &content)

@@ -318,8 +318,8 @@ case!(chain_behind_an_armed_read => "
     cqe 3: -ECANCELED
 ");
 
-/// A process ends after it wrote SQEs but before it submitted them. The next enter of another
-/// process submits them as that process's requests.
+/// A process ends after it wrote SQEs but before it submitted them. Another process's next enter
+/// submits these SQEs as requests of the other process.
 fn unsubmitted_entries_stay(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");

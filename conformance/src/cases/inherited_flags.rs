@@ -201,7 +201,7 @@ case!(sq_thread_has_the_creators_memory => "
     in the parent data
 ");
 
-/// The process that made a ring with SQPOLL is killed. The SQ thread ends with it.
+/// The process that made a ring with SQPOLL is killed. The SQ thread ends with that process.
 fn sq_thread_ends_with_its_creator(t: &mut Transcript) {
     // SAFETY: the call only makes this process the new parent of orphans.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);

@@ -528,7 +528,8 @@ case!(signal_ends_one_wait => "
     child: exit 100
 ");
 
-/// Installs a handler that does nothing for `signal`, without SA_RESTART.
+/// Installs for `signal` a handler that does nothing. Without SA_RESTART the signal interrupts a
+/// wait.
 fn catch(signal: i32) {
     extern "C" fn nothing(_: i32) {}
     let mut action: libc::sigaction = crate::memory::zeroed();

@@ -374,7 +374,7 @@ fn target_closes(t: &mut Transcript) {
                     match ring.one(message(fd, 1, 0, 1)).res {
                         0 => {}
                         error => {
-                            // EBADFD: the target's number means another file by then, which is no
+                            // EBADFD: the number of the closed target now means a file that is no
                             // ring.
                             strange += i32::from(![-libc::EBADF, -libc::EBADFD].contains(&error));
                             return strange;

@@ -27,7 +27,7 @@ fn whole(pages: &Pages) -> libc::iovec {
     vector(pages.at(0), pages.length)
 }
 
-/// Registers this memory as a buffer with a new ring, and prints the result.
+/// Makes a ring, registers `memory` as its only buffer, and prints the result after `name`.
 fn attempt(t: &mut Transcript, name: &str, memory: libc::iovec) {
     let ring = Ring::new(4);
     t.result(name, ring.register(reg::BUFFERS, &raw const memory, 1));
