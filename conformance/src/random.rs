@@ -161,8 +161,8 @@ struct Program {
     /// A LINK_TIMEOUT that must be the next request of the batch.
     watcher: Option<Sqe>,
     /// Whether the `fd` of the request under construction is a descriptor. In some opcodes it is a
-    /// count. The SQE alone does not say so: its opcode may have been changed to a wrong one, and a
-    /// count may equal a descriptor.
+    /// count. The SQE alone does not show which: its opcode may have been changed to a wrong one,
+    /// and a count may equal a descriptor.
     names_file: bool,
 }
 

@@ -445,7 +445,7 @@ fn holds_until_it_is_done(t: &mut Transcript) {
         if program.iter().any(|sqe| sqe.flags & sqe_flags::IO_LINK != 0) {
             continue;
         }
-        // Submits each SQE of the program by a call of its own.
+        // Submits each SQE of the list `program` by a separate call of enter.
         for sqe in program {
             ring.push(*sqe);
             ring.submit();

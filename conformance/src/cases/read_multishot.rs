@@ -425,8 +425,8 @@ case!(incremental => "
     cqe 1: 0
 ");
 
-/// One pipe has far more data than the kernel reads from it at a time, while another pipe has data,
-/// too.
+/// One pipe has far more data than the kernel reads from it at a time. The multishot on another
+/// pipe gets its data all the same.
 fn many_at_once(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::with(16, |params| {

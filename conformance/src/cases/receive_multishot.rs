@@ -521,8 +521,8 @@ case!(incremental => "
     at 11 left 0, at 2 left 14
 ");
 
-/// One TCP socket has far more data than the kernel receives from it at a time, while a UDP socket
-/// has data, too.
+/// One TCP socket has far more data than the kernel receives from it at a time. The multishot on a
+/// UDP socket gets its data all the same.
 fn many_at_once(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::with(16, |params| {

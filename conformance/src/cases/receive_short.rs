@@ -326,7 +326,7 @@ case!(urgent_data_singly => "
 ");
 
 /// Prints the CQEs of receives that end early, at urgent data or after a descriptor, although more
-/// data is there. On the kernel SOCK_NONEMPTY says so.
+/// data is there. On the kernel the CQEs have SOCK_NONEMPTY, which reports that data.
 fn more_behind_the_end(t: &mut Transcript) {
     receive_around_urgent(t, files::tcp());
     let (reader, writer) = files::sockets();

@@ -411,7 +411,8 @@ case!(data_before_submit_of_many => "
     aa bb cc
 ");
 
-/// A read of a socket that was shut down before the read, or is shut down while the read waits.
+/// A socket is shut down before a read, or while the read waits. The read gets 0 bytes, unless data
+/// is there.
 fn shut_datagrams(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
         let mut ring = Ring::new(4);

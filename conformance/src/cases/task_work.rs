@@ -570,7 +570,8 @@ fn own_write_is_seen_after_many_waits(t: &mut Transcript) {
 }
 case!(own_write_is_seen_after_many_waits => "20 of 20");
 
-/// A chain on a ring that defers task work. The submission does not ask for events.
+/// A chain on a ring that defers task work. On the kernel the submission, which does not ask for
+/// events, completes only the chain's first request.
 fn chain_on_a_deferring_ring(t: &mut Transcript) {
     let mut ring = Ring::flags(8, ring::DEFER);
     ring.push(nop(1).linked());

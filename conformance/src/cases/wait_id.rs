@@ -365,7 +365,8 @@ fn descriptor_is_closed(t: &mut Transcript) {
         // With one worker, a request that needs a worker would wait behind the first request.
         let mut limits = [0u32, 1];
         ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2);
-        // The second child inherits the writing end of the first child's pipe, so it ends first.
+        // The second child inherits the writing end of the first child's pipe, so the second child
+        // must end first.
         let (first, first_writer) = child();
         let (other, other_writer) = child();
         let mut infos: [libc::siginfo_t; 2] = [zeroed(), zeroed()];

@@ -67,8 +67,8 @@ fn watch() {
     STARTED.call_once(|| {
         signals::watch(|signal, watched| {
             let actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-            // Runs the action that was registered last first: a progress bar is cleared before the
-            // folder is removed.
+            // Runs the actions in the reverse order of their registration: a progress bar is
+            // cleared before the folder is removed.
             actions.0.iter().rev().for_each(|(_, action)| action.run());
             // Raises the signal once more, now with its default action. The shell then sees that a
             // signal ended this process.

@@ -174,9 +174,9 @@ fn check_own_ids() -> Result<(), Failure> {
 #[derive(PartialEq)]
 enum FileCapabilities {
     None,
-    /// The program gets them, and may raise them itself.
+    /// The program gets the capabilities as permitted ones, and may make them effective itself.
     Permitted,
-    /// The program gets them raised.
+    /// The program gets the capabilities as effective ones.
     Effective,
 }
 

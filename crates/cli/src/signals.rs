@@ -37,8 +37,8 @@ pub fn unblock_in_child(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(unblock) }
 }
 
-/// Returns the ignored signals in the text of /proc/PID/status, where bit 0 is signal 1. Returns 0
-/// if the text has none.
+/// Returns the signals that the text of /proc/PID/status lists as ignored, as a mask in which bit 0
+/// is signal 1. Returns 0 if the text has no such list.
 fn ignored(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

@@ -81,8 +81,8 @@ case!(datagram_is_refused => "
     readable: false
 ");
 
-/// A multishot on a descriptor number that is not open. It waits behind a drain or a link, or is
-/// left to a worker.
+/// A multishot names a descriptor that is not open. It gets -EBADF, even if it waits behind a drain
+/// or a link, or is left to a worker.
 fn no_file_behind_others(t: &mut Transcript) {
     for flag in [sqe_flags::IO_DRAIN, sqe_flags::IO_HARDLINK, sqe_flags::ASYNC] {
         for opcode in [opcode::READ_MULTISHOT, opcode::RECV, opcode::ACCEPT] {

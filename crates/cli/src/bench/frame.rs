@@ -180,8 +180,8 @@ impl Results {
 }
 
 /// Runs all cases. If a rival does not run on this machine, its row has the reason instead of
-/// samples. If a case of usring's fails, the benchmark fails. The exception is a machine without a
-/// file or back end that the benchmark needs.
+/// samples. If a case of usring's fails, the benchmark fails. But if a file or back end of the
+/// benchmark is missing on this machine, only the case's row has the reason.
 pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     let cases = &benchmark.cases;

@@ -73,8 +73,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Opens FILE before the program starts, so that usring reports now if it cannot be written.
-    /// Makes the memory of the trace.
+    /// Opens FILE before the program starts, so that usring reports at once if it cannot write
+    /// FILE. Makes the memory of the trace.
     pub fn create(option: &TraceOption) -> Result<Trace, Failure> {
         let output = file::open_output(&option.path)?;
         ticks::calibrate();

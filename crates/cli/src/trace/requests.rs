@@ -22,7 +22,7 @@ pub enum Cause {
     Fault,
     /// A free worker. The [`WorkerReason`] says why the request needs one.
     Queue(WorkerReason),
-    /// The worker with this thread id, which carries the request out in this time.
+    /// The worker with this thread id, which carries the request out during the wait.
     Worker(u32),
     /// A thread that drives the ring. A worker has carried the request out, and this thread has to
     /// complete it.

@@ -93,9 +93,9 @@ fn of_ring(before: Option<&Rows>, after: &Rows) -> Rows {
     before.filter(has_grown).map_or(*after, |before| since(before, after))
 }
 
-/// Returns what all statistics files have counted between two samples, rings included that were
-/// closed in between. While a process closes a ring, the ring's counts can be in the sums twice or
-/// not at all, so the sums can fall.
+/// Returns what all statistics files have counted between two samples, including the counts of
+/// rings that were closed in between. While a process closes a ring, the ring's counts can be in
+/// the sums twice or not at all, so the sums can fall.
 fn of_files(before: &Sample, after: &Sample) -> Rows {
     let counted = after.readings.iter().filter_map(|(file, reading)| {
         // If the earlier sample lacks this statistics file, the counts in it may be older than the
