@@ -77,7 +77,7 @@ static void read_blocks(struct io_uring *ring, unsigned flags)
 	submit(ring, REQUESTS);
 }
 
-/* Looks at the CQ in memory, without a system call, until it has `count` completions. */
+/* Polls the CQ in memory, without a system call, until the CQ holds `count` completions. */
 static void see(struct io_uring *ring, unsigned count)
 {
 	long long end = milliseconds_now() + LIMIT;
@@ -121,7 +121,10 @@ static void drains_in_memory(void)
 	nobody_calls(IOSQE_IO_DRAIN);
 }
 
-/* Requests that follow a write of a part of a block, which a worker carries out. */
+/*
+ * A worker carries out a write of a part of a block. The read that is linked behind this write must
+ * complete, and find the written byte.
+ */
 static void behind_a_worker(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, 0);
@@ -353,7 +356,7 @@ static void executed_in_flight(void)
 	}
 }
 
-/* After this, io_submit(2) fails with EAGAIN, as if the kernel's AIO had no room. */
+/* Makes io_submit(2) fail with EAGAIN from now on, as if the kernel's AIO had no room. */
 static void take_all_room(void)
 {
 	struct sock_filter filter[] = {
@@ -418,7 +421,10 @@ static int discard(struct io_uring *ring, uint64_t start, uint64_t length)
 	return next_answer(ring).res;
 }
 
-/* BLOCK_URING_CMD_DISCARD on whole blocks of the disk, by rings without IOPOLL. */
+/*
+ * A ring discards a whole block of the disk by BLOCK_URING_CMD_DISCARD. A misaligned range, a range
+ * beyond the disk, and a ring with IOPOLL are refused.
+ */
 static void a_range_is_discarded(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, 0), polled = new_ring(REQUESTS, IORING_SETUP_IOPOLL);

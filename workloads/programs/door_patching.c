@@ -324,8 +324,8 @@ static void a_site_may_have_two_numbers(void)
 }
 
 /*
- * A `hlt` of the program's own, shortly before a site. While usring rewrites a site, it has a `hlt`
- * there, too.
+ * This code has a `hlt` of the program's own shortly before a site. While usring rewrites the site,
+ * the site begins with a `hlt`, too. usring must not take the program's `hlt` for its own.
  */
 __asm__(".text\n"
 	".balign 64\n"

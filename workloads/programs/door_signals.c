@@ -474,7 +474,10 @@ static void a_handler_that_blocks_everything_is_served(void)
 		EQUAL(sigismember(&now, signal), sigismember(&without, signal));
 }
 
-/* libc interrupts every thread that it knows, changes the thread's user, and waits for that. */
+/*
+ * libc interrupts every thread that it knows, changes the thread's user, and waits until all of
+ * these threads have the new user.
+ */
 static void changing_the_user_reaches_every_thread(void)
 {
 	int ends[2];

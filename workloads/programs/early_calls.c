@@ -133,7 +133,10 @@ int main(void)
 	enum { BLOCK = 2 << 20 };
 	char *block = malloc(BLOCK);
 
-	/* The run reports swapped memory, so the test sees that the filter is there. */
+	/*
+	 * The run reports this block as swapped memory. So the test sees that the filter of traps
+	 * is installed.
+	 */
 	if (!block)
 		return 1;
 	memset(block, 1, BLOCK);

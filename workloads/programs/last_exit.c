@@ -35,7 +35,10 @@ static int ring_is_made(void)
 	return io_uring_queue_init(WORKERS, &ring, 0) == 0;
 }
 
-/* Makes a call with this second argument answer `error`, in threads made from now on, too. */
+/*
+ * Makes the call `number` answer `error` if its second argument is `argument`. Threads that are
+ * made later get this answer, too.
+ */
 static void deny(int number, unsigned argument, int error)
 {
 	struct sock_filter code[] = {
@@ -96,7 +99,7 @@ static void alone(void)
 	syscall(SYS_exit, STATUS);
 }
 
-/* All this happens in a child that was made without libc. */
+/* The only thread of a child ends by the system call. The child was made without libc. */
 static void cloned_child(void)
 {
 	int status;
@@ -155,7 +158,7 @@ static void *ends_much_later(void *nothing)
 	return NULL;
 }
 
-/* The first thread fails. usring sees its end long before another thread's, the last. */
+/* The first thread fails. usring sees its end long before the last thread ends. */
 static void long_after_the_first(void)
 {
 	another_thread(ends_much_later);

@@ -95,7 +95,10 @@ static void by_read_fixed(struct io_uring_sqe *sqe, int file, int block, uint64_
 static prepare *const writes[] = { by_write, by_writev, by_write_fixed };
 static prepare *const reads[] = { by_read, by_readv, by_read_fixed };
 
-/* The file is named by its descriptor, or is file 0 of the ring. */
+/*
+ * Flags of a request. With FIXED it names the file by index 0 of the ring's table, otherwise by
+ * descriptor.
+ */
 enum { FIXED = IOSQE_FIXED_FILE, ASYNC = IOSQE_ASYNC };
 
 /* Moves all blocks at once. Fails if submitters have moved a block or more by their own calls. */

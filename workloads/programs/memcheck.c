@@ -67,7 +67,7 @@ static void undefined_send(bool fixed)
 	free(block);
 }
 
-/* Decides by a byte that a short read has not read. */
+/* Branches on a byte of the block that a short read has not set. */
 static void short_read(bool fixed)
 {
 	char *block = malloc(LENGTH);
@@ -108,7 +108,10 @@ static bool all_are(const char *bytes, size_t length, char value)
 	return length == 0;
 }
 
-/* A chain that writes what it has read, a read that waits for its file, and one by a worker. */
+/*
+ * Runs a chain that writes the bytes that it has read. The chain's read waits for its pipe. Then
+ * makes a read by a worker.
+ */
 static void reads_and_a_chain(void)
 {
 	char *block = malloc(LENGTH);

@@ -1,6 +1,6 @@
 /*
  * A POSIX record lock of the program survives requests, registrations and rings on the same file:
- * none of these counts as a close(2) of it.
+ * none of these counts as a close(2) of that file.
  */
 #define _GNU_SOURCE
 #include "ring.h"

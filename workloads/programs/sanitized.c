@@ -148,7 +148,7 @@ static void second_target(bool fixed)
 	free(buffer);
 }
 
-/* A write of what the read before it in the chain has read. */
+/* The first request of a chain reads bytes, and the second writes these bytes. */
 static void copy_by_a_chain(void)
 {
 	char *buffer = calloc(1, LENGTH);

@@ -36,8 +36,8 @@ static void verify(void)
 }
 
 /*
- * Returns an address in swapped memory, each time another one. Its page was not used for long, so
- * it is evicted.
+ * Each call returns another address in swapped memory. The page at that address was not used for
+ * long, so the page is evicted.
  */
 static unsigned char *place(void)
 {
@@ -353,7 +353,7 @@ static void kinds(void)
 	HOLDS(other != MAP_FAILED);
 	for (size_t page = 0; page < half / PAGE; page++)
 		*(uint64_t *)(other + page * PAGE) = ~mark(page);
-	/* After this, a part of `other` is evicted, and another part is resident. */
+	/* `verify` reads all of `memory`. So afterwards a part of `other` is evicted. */
 	verify();
 	for (size_t page = 0; page < 600; page += 3)
 		*(uint64_t *)(other + page * PAGE + 8) = page;

@@ -182,8 +182,8 @@ fn visit(address: &Address) -> usize {
         .count()
 }
 
-/// Three threads each have a ring with a multishot on one listener. For each connection, one of the
-/// rings accepts it without a long wait.
+/// Three threads each have a ring with a multishot on one listener. One of the rings accepts each
+/// connection without a long wait.
 fn several_rings(t: &mut Transcript) {
     let (listener, address) = net::listener(Family::V4);
     let number = listener.as_raw_fd();

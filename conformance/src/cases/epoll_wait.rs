@@ -320,7 +320,8 @@ case!(nested => "
     event 8: IN
 ");
 
-/// EPOLL_WAIT on a set that contains another ring's descriptor.
+/// An epoll set contains another ring's descriptor. EPOLL_WAIT on the set completes when that ring
+/// gets a CQE.
 fn of_a_ring(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut watched = Ring::new(4);

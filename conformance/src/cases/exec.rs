@@ -127,7 +127,7 @@ case!(with_worker_in_flight => "
     deserted true
 ");
 
-/// A child made by the standard library's spawn, which uses posix_spawn if it can.
+/// The standard library's spawn makes the child, by posix_spawn if it can. The child can use rings.
 fn from_spawn(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let path = std::env::current_exe().expect("this program has a path");
@@ -166,7 +166,7 @@ fn script(t: &mut Transcript) {
 }
 case!(script => "child: Some(0)");
 
-/// A child that is executed with an empty environment can use rings, too.
+/// A child that is executed with an empty environment can use rings.
 fn empty_environment(t: &mut Transcript) {
     let path = std::env::current_exe().expect("this program has a path");
     let status = Command::new(path).args(["child", "nop"]).env_clear().status();

@@ -97,7 +97,7 @@ case!(poll_multishot => "
     cqe 1: 1 MORE
 ");
 
-/// POLL_ADD that is forced to a worker, on a file that does not support poll.
+/// A POLL_ADD on a file that does not support poll is forced to a worker.
 fn poll_of_unpolled_file(t: &mut Transcript) {
     for (name, way) in WORKER_FLAGS {
         for flags in [0, u::IORING_POLL_ADD_MULTI] {

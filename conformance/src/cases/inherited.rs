@@ -386,8 +386,8 @@ case!(child_goes_on_after_the_creator => "
     child: exit 0
 ");
 
-/// A chain of five processes, each forked by the one before. Each process uses the ring before and
-/// after its child.
+/// Five processes use one ring, and each but the first is forked by the one before. Each process
+/// uses the ring before it forks its child, and again after the child's end.
 fn five_generations(t: &mut Transcript) {
     fn generation(t: &mut Transcript, ring: &mut Ring, number: u64) {
         works(t, ring, &format!("generation {number}"), number);

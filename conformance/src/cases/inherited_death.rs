@@ -128,8 +128,8 @@ case!(read_stays_armed => "
     in the pipe 4
 ");
 
-/// The child that ended had the pipe's only writing end. The child's read waits for data or for the
-/// close of that end.
+/// The child had the pipe's only writing end, so the child's end closes the pipe. The child's read,
+/// which waits for data or for that close, gets -ECANCELED.
 fn end_closes_the_pipe(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let address = shared.slot(0);

@@ -114,7 +114,7 @@ case!(write_wakes_poll_of_pipe => "
     cqe 3: -ENOENT
 ");
 
-/// The chain's READ makes room in a full pipe, for which a poll waits.
+/// A poll waits for room in a full pipe. The chain's READ makes that room.
 fn read_wakes_poll_for_room(t: &mut Transcript) {
     wake_by_chain(t, || {
         let (reader, writer) = files::pipe();
@@ -314,6 +314,8 @@ case!(close_does_not_wake_poll_at_once => "
 ", because "where task work is deferred, the kernel begins the POLL_REMOVE after the close has ended the pipe");
 
 /// The chain removes a registered file, which is the last reference to a polled pipe's writing end.
+/// On a ring without deferred task work, the kernel ends the pipe only after the chain's next
+/// request has begun.
 fn removal_of_file_does_not_wake_poll_at_once(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);

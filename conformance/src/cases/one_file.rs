@@ -431,7 +431,8 @@ case!(output_is_no_input => "
     no cqe
 ");
 
-/// A poll between two reads of one file completes although the reads take the data.
+/// A poll is submitted between two reads of one pipe. It completes although the reads take all the
+/// data.
 fn poll_beside_reads(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();

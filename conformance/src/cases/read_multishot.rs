@@ -555,7 +555,7 @@ case!(results_of_a_wait => "
     waits for 100: [120]
 ");
 
-/// Multishots on character devices, of which only some support poll.
+/// Makes multishot reads of character devices, of which only some support poll. All are refused.
 fn devices(t: &mut Transcript) {
     for path in ["/dev/zero", "/dev/null", "/dev/full", "/dev/urandom"] {
         let memory = Pages::new(1);

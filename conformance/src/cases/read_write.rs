@@ -411,7 +411,7 @@ case!(zero_and_full => "
     cqe 3: 0
 ");
 
-/// Reads and writes of 0 bytes, on each kind of file.
+/// Makes reads and writes of 0 bytes on each kind of file.
 fn nothing_on_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let open = |path: &str| -> std::os::fd::OwnedFd {

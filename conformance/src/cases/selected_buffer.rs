@@ -370,7 +370,7 @@ fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: 
     }
 }
 
-/// MSG_TRUNC: receives of messages that are longer than their buffer, and of streams.
+/// Receives with MSG_TRUNC: messages that are longer than their buffer, and data of streams.
 fn truncated_messages(t: &mut Transcript) {
     for kind in ["classic", "ring", "incremental"] {
         for how in RECEIVES {

@@ -43,8 +43,8 @@ fn send_many(sender: &mut Ring, target: &Ring, count: u64) {
     sender.submit();
 }
 
-/// One enter runs at most 20 items of deferred task work, or as many as it waits for if that is
-/// more.
+/// One enter runs at most 20 items of deferred task work. If it waits for more than 20 completions,
+/// that number is the limit.
 fn deferred_run_is_limited(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [0, 1, 5, 20, 25, 40] {

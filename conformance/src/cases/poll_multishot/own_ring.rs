@@ -76,7 +76,7 @@ case!(own_ring => "
     cqe 3: 0
 ");
 
-/// Two rings, each with a multishot poll of the other's descriptor.
+/// Each of two rings has a multishot poll of the other ring's descriptor.
 fn ring_that_watches_back(t: &mut Transcript) {
     let (mut one, mut other) = (Ring::new(8), Ring::new(8));
     one.push(multishot(other.fd, IN, 1));

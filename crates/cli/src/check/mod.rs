@@ -47,7 +47,7 @@ impl SharedStacks {
 pub struct Findings {
     file: File,
     option: CheckOption,
-    /// The user promises that no two requests in flight of a ring have the same user_data.
+    /// Whether the user promises that no two requests in flight of a ring have the same user_data.
     unique_user_data: bool,
 }
 

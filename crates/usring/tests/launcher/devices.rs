@@ -1,6 +1,7 @@
 //! `usring run --device` and `usring ctl`, as a user sees them: refusals, the devices' placeholder
-//! files, and the run's socket. Tests who may access these, and that they are removed when the
-//! program ends. (The library's own tests cover what programs do on devices.)
+//! files, and the run's socket. Tests which users may access the files and the socket, and that
+//! both are gone after the program's end. (The library's own tests cover what programs do on
+//! devices.)
 
 use crate::backend::{Backend, LIMIT};
 use crate::{run, text, usring};
