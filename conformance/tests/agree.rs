@@ -220,8 +220,8 @@ struct Transcripts {
 }
 
 /// Runs a case on the kernel and on usring. On usring it runs once by each entry point, or not at
-/// all if `is_held` is false (a case of `not-yet.txt`). All runs are at the same time, because most
-/// cases mostly wait.
+/// all if `is_held` is false (a case of `not-yet.txt`). All runs of the case take place at the same
+/// time, because most cases mostly wait.
 fn in_all_ways(name: &str, is_held: bool) -> Transcripts {
     let is_live = matches!(kernel(), Kernel::Live);
     let forms = [("libc", false), ("instruction", true)].into_iter().filter(|_| is_held);

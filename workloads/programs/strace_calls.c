@@ -1,6 +1,6 @@
 /*
  * Makes plain system calls that the dynamic loader does not make, and prints their results. A run
- * under strace and a run under usring with the same --inject print the same.
+ * under strace and a run under usring with the same rules must print the same results.
  */
 #define _GNU_SOURCE
 #include <errno.h>

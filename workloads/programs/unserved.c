@@ -108,8 +108,8 @@ static void note(int signal)
 }
 
 /*
- * SIGWINCH arrives before, during and after each exec. This program has a handler for it. In the
- * new program it is ignored by default.
+ * SIGWINCH arrives before, during and after each exec. This program has a handler for the signal.
+ * In the new program the signal is ignored by default.
  */
 static void under_a_storm_of_signals(void)
 {

@@ -204,7 +204,7 @@ case!(end_behind_bundle => "
 ");
 
 /// Number of messages that a case sends to one socket. One receive call returns fewer of them. A
-/// receive with MSG_WAITALL must still fill its buffer, because all have arrived.
+/// receive with MSG_WAITALL must still fill its buffer, because all messages have arrived.
 const PIECES: usize = 70;
 
 fn fill(t: &mut Transcript, kind: i32, put: fn(&OwnedFd)) {

@@ -364,7 +364,7 @@ fn chain_behind_drain(t: &mut Transcript) {
 case!(chain_behind_drain => include_str!("forced/chain_behind_drain.txt"));
 
 /// On a ring with deferred task work, the owner runs no task work before it asks for completions.
-/// So only a worker can send the bytes of a SEND with POLL_FIRST before that.
+/// So until the owner asks, only a worker can send the bytes of a SEND with POLL_FIRST.
 fn poll_first_send(t: &mut Transcript) {
     for (name, way) in [("no flag", 0), WORKER_FLAGS[0]] {
         let mut ring = Ring::flags(8, ring::DEFER);

@@ -220,8 +220,8 @@ case!(drain_in_flight_at_the_fork => "
     child: exit 0
 ");
 
-/// Requests of three processes wait behind requests with IO_DRAIN. They start in the order of their
-/// submission.
+/// Requests of three processes wait behind requests with IO_DRAIN. The waiting requests start in
+/// the order of their submission.
 fn drains_of_three_processes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();

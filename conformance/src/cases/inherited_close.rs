@@ -77,8 +77,8 @@ case!(parent_closes_and_child_goes_on => "
     enter = -EBADF
 ");
 
-/// A child closes the ring while its requests are in flight. They complete, and the parent reaps
-/// them.
+/// A child closes the ring while the child's requests are in flight. The requests complete, and the
+/// parent reaps their CQEs.
 fn requests_of_the_closer_complete(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();

@@ -39,7 +39,8 @@ case!(child_wakes_the_thread => "
     cqe 1: 0
 ");
 
-/// Processes submit to one ring in turns, while the SQ thread falls asleep between some of them.
+/// Processes take turns in submitting to one ring. The SQ thread falls asleep between some of the
+/// turns.
 fn three_processes_submit(t: &mut Transcript) {
     const ROUNDS: u64 = 100;
     let mut ring = sq_thread::ring(1);

@@ -120,8 +120,8 @@ case!(another_consumes_while_one_waits => "
     waiter = 0
 ");
 
-/// A thread waits for two CQEs. One is there already. Another thread consumes it before the second
-/// comes, and then the second. Both CQEs count for the wait.
+/// A thread waits for two CQEs, and the first is there already. Another thread consumes the first
+/// before the second comes, and then consumes the second. Both CQEs count for the wait.
 fn another_consumes_what_was_there(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_COOP_TASKRUN, u::IORING_SETUP_SQPOLL] {
         let mut ring = Ring::with(8, |params| (params.flags, params.sq_thread_idle) = (flags, 2000)).expect("a ring");
@@ -150,8 +150,9 @@ case!(another_consumes_what_was_there => "
     waiter = 0
 ");
 
-/// The owner of a ring that defers task work waits for two CQEs. One is there already. Another
-/// thread consumes it before the second comes, and then the second. Both CQEs count for the wait.
+/// The owner of a ring that defers task work waits for two CQEs, and the first is there already.
+/// Another thread consumes the first before the second comes, and then consumes the second. Both
+/// CQEs count for the wait.
 fn another_consumes_while_the_owner_waits(t: &mut Transcript) {
     let mut ring = Ring::flags(8, ring::DEFER);
     let (reader, writer) = files::pipe();

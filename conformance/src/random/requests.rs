@@ -238,7 +238,7 @@ impl Program {
             if self.random.percent(60) && flags & libc::MSG_PEEK == 0 {
                 request.ioprio |= u::IORING_RECV_MULTISHOT as u16;
             }
-            // On the kernel, a multishot bundle may not notice that its socket was shut down, and a
+            // On the kernel, a multishot bundle may not notice that its socket was shut down. A
             // bundle behind a drain uses up a buffer when it begins to wait.
             let is_shut = self.shut.contains(&index) && request.ioprio != 0;
             if self.random.percent(40) && !is_shut && !self.has_drained {

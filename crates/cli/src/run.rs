@@ -319,8 +319,8 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(counted) = &counted {
         environment.swap_statistics(&counted.path());
     }
-    // Opens the FILE of `--stats` before the program starts, so that usring reports now if it
-    // cannot be written.
+    // Opens the FILE of `--stats` before the program starts, so that usring reports at once if it
+    // cannot write FILE.
     let export = options.stats.as_ref().map(Destination::open).transpose()?;
     let statistics = if options.stats.is_some() { Some(StatisticsFile::create()?) } else { None };
     if let Some(statistics) = &statistics {
@@ -465,7 +465,7 @@ impl Observed {
         findings.iter().for_each(|findings| environment.check(&findings.text()));
         let trace = options.trace.as_ref().map(Trace::create).transpose()?;
         trace.iter().for_each(|trace| environment.trace(&trace.text()));
-        // Only `usring ctl requests` reads the shared stacks, and it needs a trace.
+        // Only `usring ctl requests` reads the shared stacks, and that command needs a trace.
         let shares_stacks = findings.is_some() && trace.is_some();
         let stacks = shares_stacks.then(SharedStacks::create).transpose()?;
         stacks.iter().for_each(|stacks| environment.stacks(&stacks.path()));

@@ -203,7 +203,7 @@ impl Snapshot {
         self.with_rings.iter().copied().filter(|process| is_running(*process)).collect()
     }
 
-    /// Returns a line that tells the user of processes that outlive the program; empty if there are
+    /// Returns a line about the processes that outlive the program, or an empty text if there are
     /// none.
     pub fn still_running(&self) -> String {
         match &self.running()[..] {

@@ -47,8 +47,8 @@ impl SwapOption {
         &self.0.spec
     }
 
-    /// Checks in advance that each process of the run will be able to use the mechanism and, if the
-    /// store is not a back end's, to open the backing store.
+    /// Checks in advance that each process of the run will be able to use the mechanism. Unless a
+    /// back end has the store, also checks that each process will be able to open the store.
     pub fn check(&self) -> Result<Checked, Failure> {
         let checked =
             Checked { mechanism: self.works()?, is_remote: vhost_user::Options::of(self.0.spec.device()).is_some() };

@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 const COUNTS: &str = "counts";
 
 /// How the server gets its rings. The server runs as the user `nobody` under Docker's seccomp
-/// rules, which deny the kernel's io_uring. Only with `Kernel`, the rules allow it.
+/// rules. These deny the kernel's io_uring, except with `Kernel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// usring, by `usring run --deny-kernel`.

@@ -143,7 +143,7 @@ impl Metric {
         }
     }
 
-    /// Returns two values as a range, with the unit once if both have the same.
+    /// Returns two values as a range. Names the unit once if both values are shown in one unit.
     pub fn range(self, low: f64, high: f64) -> String {
         let (low, high) = (self.show(low), self.show(high));
         match (low.rsplit_once(' '), high.rsplit_once(' ')) {

@@ -1,5 +1,5 @@
-//! The socket by which other processes find a run. Its name is the launcher's process id, and it is
-//! in a folder that only the same user can enter.
+//! The socket by which other processes find a run. Its name is the launcher's process id. It is in
+//! a folder that only the user of the run can enter.
 
 use crate::Failure;
 use crate::system_error::words;

@@ -74,7 +74,7 @@ impl Installation {
 }
 
 /// Copies a file by cp(1). If this process wrote the copy, a child that another test forks could
-/// inherit the open descriptor, and the kernel does not execute a file that is open for writing.
+/// inherit the open descriptor. The kernel does not execute a file that is open for writing.
 fn copy(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--preserve=mode").arg(from).arg(to).status().expect("cp");
     assert!(status.success(), "{} cannot be copied", from.display());

@@ -33,7 +33,7 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
     let group: String = options.value("group")?;
     if !group.is_empty() {
         // This process is the child that runs the workload.
-        // SAFETY: alarm(2) takes no address. It ends this process if it hangs.
+        // SAFETY: alarm(2) takes no address. The alarm ends this process if the process hangs.
         unsafe { libc::alarm(ALARM_SECONDS) };
         return ControlGroup::enter(Path::new(&group)).map(|()| false);
     }
