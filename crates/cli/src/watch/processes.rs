@@ -28,8 +28,7 @@ pub struct Process {
 /// A mapping of a file, as /proc/PID/maps describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// First and last address of the file's mapping, in the form of the names in
-    /// /proc/PID/map_files.
+    /// The addresses at which the file is mapped, in the form of the names in /proc/PID/map_files.
     pub range: String,
     /// Device and inode of the mapped file. They are the same in all processes that have mapped it.
     pub file: String,
