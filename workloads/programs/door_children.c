@@ -132,7 +132,7 @@ static void a_forked_child_may_close_its_copies(void)
 	}
 	EQUAL(status_of(child), 7 << 8);
 	the_ring_lives();
-	/* The child forks a child that executes another program. */
+	/* Another forked child executes a program. */
 	child = fork();
 	if (child == 0) {
 		execve(self, child_words, no_variables);

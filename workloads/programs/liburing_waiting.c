@@ -163,7 +163,7 @@ static void a_read_waits_for_data(void)
 	EQUAL(answer_to(&ring, 1).res, 4);
 	HOLDS(memcmp(in, "late", 4) == 0);
 	pthread_join(writer, NULL);
-	/* The end of the file must complete a poll, too. */
+	/* The end of the pipe must complete a read that waits, too. */
 	sqe = request(&ring);
 	io_uring_prep_read(sqe, ends[0], in, sizeof in, 0);
 	named(sqe, 2, 0);

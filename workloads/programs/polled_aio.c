@@ -1,5 +1,5 @@
 /*
- * Polled AIO as declared in usring.h: checks every rule of a polled context.
+ * Polled AIO as declared in usring_aio.h: checks every rule of a polled context.
  *
  * The run has three devices: `disk` (in memory), `slow` (whose requests take a second), and `told`
  * (which cannot be polled). `plain` is an ordinary file of 16 blocks.

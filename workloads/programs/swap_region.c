@@ -1,5 +1,5 @@
 /*
- * Swap regions by the functions of usring.h. The program is linked to the library, and uses
+ * Swap regions by the functions of usring_swap.h. The program is linked to the library, and uses
  * threads, system calls, signals and children. Its argument is the mechanism.
  */
 #define _GNU_SOURCE

@@ -1,5 +1,5 @@
 //! Swap regions from C. A program that is linked to usring's library calls each function of
-//! `usring.h` with every mechanism, alone and under `usring run`.
+//! `usring_swap.h` with every mechanism, alone and under `usring run`.
 
 use workloads::harness::{Stage, World};
 

@@ -7,7 +7,7 @@ use workloads::harness::{Stage, World};
 #[test]
 fn a_program_tests_itself_by_faults_under_usring_run() {
     // Tests a program at fixed addresses (`-no-pie`), too. It must find the library's functions,
-    // which `usring.h` looks up by dlsym(3).
+    // which `usring_inject.h` looks up by dlsym(3).
     for flags in [&["-luring"] as &[&str], &["-luring", "-no-pie", "-fno-pie"]] {
         let stage = Stage::new();
         let program = stage.compile("own_faults.c", flags);
