@@ -1,5 +1,7 @@
 //! Rings that several processes use: one process cancels or changes requests of another process.
 
+mod same_number;
+
 use std::os::fd::AsRawFd;
 
 use usring_uapi::{io_uring as u, opcode};

@@ -1,9 +1,13 @@
 //! Rings that several processes use: one of the processes closes the ring.
 
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use usring_uapi::io_uring as u;
 
 use super::descriptor::held;
 use crate::files;
+use crate::ring::Ring;
 use crate::shared;
 use crate::sqe::{nop, poll, read_at, timeout};
 use crate::syscalls;
@@ -264,9 +268,10 @@ case!(last_close_ends_a_ring_in_own_memory => "
     ----
 ");
 
-/// The process that made a ring closes it while its request is in flight. Its child closes the last
-/// descriptor later: only that close cancels the request.
-fn last_close_in_a_child(t: &mut Transcript) {
+/// The process that made a ring gives up the ring's descriptor by `give_up` while its request is in
+/// flight. Its child closes the last descriptor later, by `close` or by its exit: only that close
+/// cancels the request.
+fn close_in_a_child_after(t: &mut Transcript, give_up: impl FnOnce(&mut Ring) -> i32, close: fn(i32) -> i32) {
     let mut ring = shared::Kind::OwnMemory.ring(8, 0);
     let shared = shared::Shared::new();
     let (reader, writer) = files::pipe();
@@ -275,9 +280,9 @@ fn last_close_in_a_child(t: &mut Transcript) {
     let child = shared::child(|| {
         syscalls::close(reader.as_raw_fd());
         shared.until_step(1);
-        syscalls::close(ring.fd)
+        close(ring.fd)
     });
-    t.result("close", ring.close());
+    t.say(format_args!("given up {}", give_up(&mut ring) >= 0));
     drop(reader);
     time::long_enough_to_notice();
     t.say(format_args!("in flight {}", held(&writer)));
@@ -285,9 +290,50 @@ fn last_close_in_a_child(t: &mut Transcript) {
     shared::ended(t, child);
     t.say(format_args!("ended {}", time::until(|| !held(&writer))));
 }
+
+fn last_close_in_a_child(t: &mut Transcript) {
+    close_in_a_child_after(t, Ring::close, syscalls::close);
+}
 case!(last_close_in_a_child => "
-    close = 0
+    given up true
     in flight true
     child: exit 0
     ended true
+");
+
+/// dup2(2) closes the ring's descriptor in the process that made the ring.
+fn descriptor_is_replaced(t: &mut Transcript) {
+    let other = files::memory_file(b"");
+    let replace = |ring: &mut Ring| {
+        // SAFETY: the ring's number is not used as the ring's any more.
+        let answer = unsafe { libc::dup2(other.as_raw_fd(), ring.fd) };
+        ring.close();
+        answer
+    };
+    close_in_a_child_after(t, replace, syscalls::close);
+}
+case!(descriptor_is_replaced => "
+    given up true
+    in flight true
+    child: exit 0
+    ended true
+");
+
+/// Timeouts of another ring expire all the time. The closed ring ends soon after the child's exit
+/// all the same.
+fn last_close_beside_timeouts(t: &mut Transcript) {
+    let mut other = Ring::new(8);
+    let every = milliseconds(300);
+    other.push(timeout(&every, 0, u::IORING_TIMEOUT_MULTISHOT, 1));
+    other.submit();
+    let start = Instant::now();
+    close_in_a_child_after(t, Ring::close, |_| 0);
+    t.say(format_args!("soon {}", start.elapsed() < Duration::from_secs(5)));
+}
+case!(last_close_beside_timeouts => "
+    given up true
+    in flight true
+    child: exit 0
+    ended true
+    soon true
 ");

@@ -1,6 +1,7 @@
 //! Rings that several processes use: one of the processes calls execve(2).
 
 use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
 
 use super::exec::become_child;
 use crate::cases::INTERRUPTED_RESULTS;
@@ -136,12 +137,12 @@ fn creator_executes(t: &mut Transcript) {
                 t.in_order(&ring.wait(1));
                 0
             });
-            shared.word(0).store(child as u32, std::sync::atomic::Ordering::SeqCst);
+            shared.word(0).store(child as u32, Ordering::SeqCst);
             become_child("nop", "")
         });
         shared::ended(t, creator);
         shared.step(1);
-        shared::ended(t, shared.word(0).load(std::sync::atomic::Ordering::SeqCst) as i32);
+        shared::ended(t, shared.word(0).load(Ordering::SeqCst) as i32);
         t.say(shared.text(0));
     }
 }
@@ -156,6 +157,69 @@ case!(creator_executes => "
     cqe 2: 4
     child: exit 0
     data
+");
+
+/// Submits 16 polls in each of `ROUNDS` rounds. Calls execve(2) for a missing file while the polls
+/// are in flight, and then lets them end.
+fn fail_to_execute(ring: &mut Ring) {
+    const ROUNDS: usize = 70;
+    const HALF: u64 = 8;
+    for _ in 0..ROUNDS {
+        let (reader, writer) = files::pipe();
+        for _ in 0..2 {
+            (0..HALF).for_each(|number| ring.push(poll(reader.as_raw_fd(), libc::POLLIN, number)));
+            ring.submit();
+        }
+        let arguments = [std::ptr::null()];
+        // SAFETY: the path is a C string, the arguments an array that ends with null.
+        assert_eq!(unsafe { libc::execv(c"/missing/file".as_ptr(), arguments.as_ptr()) }, -1);
+        files::put(&writer, b"x");
+        ring.wait(2 * HALF as usize);
+    }
+}
+
+/// The process that made the ring calls execve(2) in vain 70 times. Each time, other requests are
+/// in flight, more than 1,024 in all. Then the process is killed, and its child gets the CQE of the
+/// process's last request.
+fn creator_failed_to_execute(t: &mut Transcript) {
+    // SAFETY: the call only makes this process the new parent of orphans.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+    for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
+        let shared = Shared::new();
+        let (reader, writer) = files::pipe();
+        let creator = shared::child(|| {
+            let mut ring = kind.ring(8, 0);
+            fail_to_execute(&mut ring);
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 21));
+            ring.submit();
+            let child = shared::child(|| {
+                t.entry(&ring.one(nop(22)));
+                shared.step(1);
+                shared.until_step(2);
+                files::put(&writer, b"data");
+                t.in_order(&ring.wait(1));
+                0
+            });
+            shared.word(0).store(child as u32, Ordering::SeqCst);
+            shared.until_step(3);
+            0
+        });
+        shared.until_word(0, 1);
+        shared.until_step(1);
+        shared::kill(t, creator);
+        shared.step(2);
+        shared::ended(t, shared.word(0).load(Ordering::SeqCst) as i32);
+    }
+}
+case!(creator_failed_to_execute => "
+    cqe 22: 0
+    child: signal 9
+    cqe 21: -ECANCELED
+    child: exit 0
+    cqe 22: 0
+    child: signal 9
+    cqe 21: -ECANCELED
+    child: exit 0
 ");
 
 /// The executed program inherits a ring whose descriptor has no close-on-exec. It maps the ring and

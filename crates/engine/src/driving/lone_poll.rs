@@ -1,6 +1,7 @@
 //! Polls for the completion of a lone transfer (the only request in flight) before its waiter
 //! sleeps. `lone_wait` estimates for how long polling is worth it.
 
+use crate::driving::wait::WaitCall;
 use crate::ring::{Exit, LockedRing, Ring};
 use alloc::sync::Arc;
 use usring_sys::clock::Nanoseconds;
@@ -18,11 +19,11 @@ use usring_sys::ticks::Ticks;
 pub(crate) fn poll<'a>(
     ring: &'a Arc<Ring>,
     locked: LockedRing<'a>,
-    wanted: u32,
+    call: &WaitCall,
     most: Option<Nanoseconds>,
     began: &mut Option<Ticks>,
 ) -> Option<LockedRing<'a>> {
-    if began.is_some() || !is_lone(&locked, wanted) {
+    if began.is_some() || !is_lone(&locked, call) {
         return Some(locked);
     }
     let start = *began.insert(Ticks::now());
@@ -30,7 +31,7 @@ pub(crate) fn poll<'a>(
         0 => Some(locked),
         budget => {
             let end = start.after(most.map_or(budget, |most| most.min(budget)));
-            poll_until(ring, locked, wanted, end)
+            poll_until(ring, locked, call, end)
         }
     }
 }
@@ -38,14 +39,19 @@ pub(crate) fn poll<'a>(
 /// Returns whether the wait needs exactly one more completion, and only one request can give it: a
 /// single transfer on a file that the kernel serves. No request of the ring may wait for a file.
 #[inline]
-fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
+fn is_lone(locked: &LockedRing, call: &WaitCall) -> bool {
     locked.devices.queues.in_flight() == 1
-        && wanted == locked.queues.cq.ready() + 1
+        && call.completions == locked.queues.cq.arrived_since(call.start(&locked.ring.memory)) + 1
         && locked.waiting.polls.armed() == 0
         && locked.devices.queues.waiter().is_some()
 }
 
-fn poll_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, end: Ticks) -> Option<LockedRing<'a>> {
+fn poll_until<'a>(
+    ring: &'a Arc<Ring>,
+    mut locked: LockedRing<'a>,
+    call: &WaitCall,
+    end: Ticks,
+) -> Option<LockedRing<'a>> {
     const POLLS_PER_HOLD: u32 = 16;
     loop {
         for _ in 0..POLLS_PER_HOLD {
@@ -60,7 +66,8 @@ fn poll_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, 
         locked.release(Exit::Pause);
         locked = ring.lock();
         // Another thread may have posted the completion while this thread did not hold the lock.
-        if locked.devices.queues.in_flight() != 1 || locked.queues.cq.ready() >= wanted {
+        let arrived = locked.queues.cq.arrived_since(call.start(&ring.memory));
+        if locked.devices.queues.in_flight() != 1 || arrived >= call.completions {
             locked.release(Exit::Pause);
             return None;
         }

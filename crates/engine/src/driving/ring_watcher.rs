@@ -102,29 +102,27 @@ const CHECK_INTERVAL_MS: u16 = 1000;
 /// Nanoseconds between two attempts to move this process's backlog (CQEs without room in the CQ)
 /// into the CQ of a shared ring. No other process has these CQEs.
 const FLUSH_INTERVAL_NS: Nanoseconds = 5_000_000;
-/// Number of wake-ups after which the ring watcher also makes the checks of [`CHECK_INTERVAL_MS`].
-/// If the ring watcher is busy, its epoll_wait(2) may never time out.
-const WAKE_UPS_BETWEEN_CHECKS: u32 = 1024;
 
 impl Watcher {
     fn run(&self, mailbox: &Mailbox) {
         let mut events = [Event::default(); 32];
-        let (mut idle_checked_at, mut threads_checked_at, mut wake_ups) = (0, 0, 0u32);
+        // `checked_at`: the time of the last checks, or the time from which on they are needed.
+        let (mut idle_checked_at, mut checked_at) = (0, None);
         let mut last_thread = LastThread::new();
         loop {
             let watches_idle = !self.idle.is_empty();
             let needs_checks = descriptor::has_parked() || last_thread.needs_checks() || left_rings::are_any();
             let most =
                 if watches_idle { Some(idle_watch::INTERVAL_MS) } else { needs_checks.then_some(CHECK_INTERVAL_MS) };
+            checked_at = if needs_checks { checked_at.or_else(|| Some(Clock::Monotonic.now())) } else { None };
             let waited = self.set.wait(&mut events, most);
             if watches_idle {
                 self.idle.check(&mut idle_checked_at);
             }
-            let is_time = !watches_idle
-                || idle_checked_at.saturating_sub(threads_checked_at) >= u64::from(CHECK_INTERVAL_MS) * 1_000_000;
-            wake_ups = wake_ups.wrapping_add(1);
-            if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_CHECKS) {
-                threads_checked_at = idle_checked_at;
+            // If events come often, epoll_wait(2) never times out. So the clock counts, too.
+            let is_due = |at| Clock::Monotonic.now() >= at + u64::from(CHECK_INTERVAL_MS) * 1_000_000;
+            if checked_at.is_some_and(is_due) {
+                checked_at = None;
                 descriptor::close_unlocked();
                 left_rings::end_unneeded();
                 last_thread.check(&self.set, LAST_THREAD);

@@ -38,10 +38,12 @@ pub(crate) fn check(locked: &mut LockedRing) {
 }
 
 /// Cancels the requests running on workers that another process has cancelled while this process
-/// was stopped. (`waiting::process_rings` cancels the other requests.)
+/// was stopped. `waiting::process_rings` has cancelled the other marked requests. Their slots of
+/// the journal stay marked until their CQEs are posted, and a worker's request may have the same
+/// `user_data`. So this function finds a worker's request by its slot.
 fn cancel_marked_of_workers(locked: &mut LockedRing) {
-    for (_, user_data) in locked.journal().own_cancelled() {
-        if let Cancelled::Waiting(request) = workers::cancel(locked.ring, |view| view.sqe.user_data == user_data) {
+    for slot in locked.journal().own_cancelled() {
+        if let Cancelled::Waiting(request) = workers::cancel(locked.ring, |view| view.journal == Some(slot)) {
             locked.queue_cancelled(request);
         }
     }

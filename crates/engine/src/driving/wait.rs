@@ -112,7 +112,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             }
             Err(error) => return end_early(locked, error),
         };
-        let Some(locked) = lone_poll::poll(ring, locked, call.completions, span, &mut lone) else { continue };
+        let Some(locked) = lone_poll::poll(ring, locked, &call, span, &mut lone) else { continue };
         match gather_or_sleep(locked, &call, span, &mut rate) {
             Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),

@@ -42,10 +42,16 @@ impl Ring {
 
 impl LockedRing<'_> {
     /// Enters in the journal the requests of this process that are in flight and not yet in it.
+    ///
+    /// Before that, frees the slots of requests with published CQEs. A ring of one process has such
+    /// slots after an execve(2) that failed: its requests were entered and have ended since.
     pub fn note_earlier_requests(&mut self) {
         self.journal();
         let RingState { queues, waiting, devices, .. } = &mut **self;
         let Some(journal) = &mut queues.journal else { return };
+        if !queues.cq.has_unannounced() {
+            journal.clear_published();
+        }
         waiting.polls.requests_mut().for_each(|request| note(journal, request));
         waiting.timeouts.requests_mut().for_each(|request| note(journal, request));
         devices.queues.requests_mut().for_each(|request| note(journal, request));

@@ -38,11 +38,13 @@ pub(crate) fn are_any() -> bool {
 /// Ends the closed rings that are no longer needed.
 pub(crate) fn end_unneeded() {
     let Some(list) = LEFT.get() else { return };
-    // The rings are taken off the list here, because no ring's lock may be acquired while the list
-    // is locked.
-    let mut rings = core::mem::take(&mut *list.lock());
-    let ended: Vec<_> = rings.extract_if(.., |left| !left.ring.is_needed_after_close()).collect();
-    list.lock().append(&mut rings);
+    // No ring's lock may be acquired while the list is locked. So the checks are made on a copy.
+    // The list keeps its rings meanwhile: while it is empty, the ring watcher sleeps without a
+    // limit.
+    let mut unneeded: Vec<Arc<Ring>> = list.lock().iter().map(|left| left.ring.clone()).collect();
+    unneeded.retain(|ring| !ring.is_needed_after_close());
+    let is_unneeded = |left: &mut Left| unneeded.iter().any(|ring| Arc::ptr_eq(ring, &left.ring));
+    let ended: Vec<_> = list.lock().extract_if(.., is_unneeded).collect();
     ended.iter().for_each(|left| (left.end)(&left.ring));
 }
 

@@ -103,7 +103,7 @@ impl Ring {
 /// the requests of workers to `driving::shared_work`.
 fn cancel_marked(state: &mut RingState) {
     let Some(journal) = &state.queues.journal else { return };
-    for (slot, _) in journal.own_cancelled() {
+    for slot in journal.own_cancelled() {
         let is_it = |request: &Request| request.journal == Some(slot);
         let Waiting { polls, timeouts, .. } = &mut state.waiting;
         let found = polls.extract(is_it).or_else(|| timeouts.extract(is_it));

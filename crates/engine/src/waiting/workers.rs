@@ -23,6 +23,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
+use usring_ring::JournalSlot;
 use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
@@ -68,6 +69,8 @@ pub(crate) struct JobView {
     pub sqe: Sqe,
     /// Descriptor number of the request's file, if it works on one.
     pub number: Option<i32>,
+    /// The request's slot in the journal of a shared ring.
+    pub journal: Option<JournalSlot>,
     /// Whether the job goes on after its ring is closed. `true` for a direct transfer without
     /// IOSQE_ASYNC: the kernel would have started the transfer before the submitter's enter(2)
     /// returned.
@@ -79,7 +82,8 @@ impl JobView {
         let is_left_to_workers = request.has_flag(sqe_flags::ASYNC);
         let outlives_ring = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_direct());
         let outlives_ring = outlives_ring && !is_left_to_workers;
-        JobView { id: request.id, sqe: request.sqe, number: request.file_number(), outlives_ring }
+        let (number, journal) = (request.file_number(), request.journal);
+        JobView { id: request.id, sqe: request.sqe, number, journal, outlives_ring }
     }
 }
 

@@ -168,6 +168,7 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     if old == new || !concerned || !process::is_own() {
         return call.pass();
     }
+    note_close(descriptors::get(new).as_deref(), new);
     let mut arguments = call.arguments;
     arguments[5] = PASS_MARK;
     let done = SystemCall::with_six(width::low(call.number), arguments).run_once();

@@ -31,10 +31,9 @@ impl Journal {
         usring_sys::width::count(marked.len())
     }
 
-    /// Returns the slots of this process's requests that another process has marked, each with its
-    /// `user_data`.
-    pub fn own_cancelled(&self) -> Vec<(JournalSlot, u64)> {
-        let marked = self.used().filter(|slot| self.owner(*slot) == (self.own, CANCELLED));
-        marked.map(|slot| (JournalSlot(slot), self.user_data(slot))).collect()
+    /// Returns the slots of this process's requests that another process has marked. A slot stays
+    /// marked until its request has ended.
+    pub fn own_cancelled(&self) -> Vec<JournalSlot> {
+        self.used().filter(|slot| self.owner(*slot) == (self.own, CANCELLED)).map(JournalSlot).collect()
     }
 }
