@@ -88,15 +88,11 @@ impl Pager {
         // No thread can pin the page while this thread owns it.
         let goes = !page.is_pinned();
         let is_clean = goes && before == State::Clean;
-        let copied = self.copy_to(from, to, is_clean, bounce);
-        let Ok(target) = copied else {
+        let slot = is_clean.then(|| self.slot(&source, from));
+        if let Err(error) = self.copy_to(from, to, slot, bounce) {
             self.reopen(from, source, before);
-            return copied.map(|_| Moved::Not);
-        };
-        if is_clean {
-            self.set_slot(&target, to, self.slot(&source, from));
+            return Err(error);
         }
-        target.release(if is_clean { State::Clean } else { State::Dirty });
         if !goes {
             self.reopen(from, source, before);
             return Ok(Moved::Copied);
@@ -111,23 +107,27 @@ impl Pager {
         Ok(Moved::Gone)
     }
 
-    /// Maps a copy of page `from` at page `to`, write-protected if `is_clean`. The caller owns the
-    /// page `from`. Returns the target page, which the calling thread then owns.
-    fn copy_to(&self, from: usize, to: usize, is_clean: bool, bounce: &mut [u8]) -> Result<Taken<'_>, Errno> {
+    /// Maps a copy of page `from` at page `to`, which becomes resident. With `slot`, the copy is
+    /// clean and gets this slot. The caller owns the page `from`.
+    fn copy_to(&self, from: usize, to: usize, slot: Option<u32>, bounce: &mut [u8]) -> Result<(), Errno> {
         let target = self.page(to).take(State::Untouched, Pins::Ignored).ok_or(Errno::EEXIST)?;
         let content = UserAddress(self.memory.content(self.offset(from), self.unit()) as u64);
-        let filled = self.close_for_reading(&(from..from + 1)).and_then(|()| user_memory::copy_in(bounce, content));
-        let filled = filled.and_then(|()| {
-            let _inside = self.gate_of(to).enter();
-            self.mechanism.fill(self.offset(to), bounce, is_clean)
-        });
-        match filled {
-            Ok(()) => Ok(target),
-            Err(error) => {
-                target.release(State::Untouched);
-                Err(error)
-            }
+        let read = self.close_for_reading(&(from..from + 1)).and_then(|()| user_memory::copy_in(bounce, content));
+        // The target page is released inside the gate: an evictor that shuts the gate may free busy
+        // pages, which then have no memory.
+        let _inside = self.gate_of(to).enter();
+        if let Err(error) = read.and_then(|()| self.mechanism.fill(self.offset(to), bounce, slot.is_some())) {
+            target.release(State::Untouched);
+            return Err(error);
         }
+        match slot {
+            Some(slot) => {
+                self.set_slot(&target, to, slot);
+                target.release(State::Clean);
+            }
+            None => target.release(State::Dirty),
+        }
+        Ok(())
     }
 
     /// Ends this thread's ownership of a page that stays in memory. If the page cannot be made

@@ -205,6 +205,45 @@ fn a_remapped_range_keeps_its_contents() {
 }
 
 #[test]
+fn moved_pages_keep_their_contents_beside_evictions() {
+    in_child("mappings::moved_pages_keep_their_contents_beside_evictions", |mappings, _| {
+        let others = numbered(&mappings, LIMIT + 2 * MIB);
+        // Pages move between two holes in different clusters. The pages around the holes are in use.
+        let unit = mappings.region().page_size();
+        let holes = [others.start + unit, others.start + 2 * MIB.max(32 * unit) + 4 * unit];
+        holes.iter().for_each(|hole| mappings.change().unmap(&(*hole..hole + 2 * unit)).unwrap());
+        let is_hole = |page: &usize| holes.iter().any(|hole| (*hole..hole + 2 * unit).contains(page));
+        let stop = AtomicBool::new(false);
+        let mut wrong = 0;
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                // Writes to more pages than the limit allows, so that pages are evicted.
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        let pages = others.clone().step_by(PAGE).filter(|page| !is_hole(page));
+                        pages.for_each(|page| word(page).store(1, Ordering::Relaxed));
+                    }
+                });
+            }
+            for round in 1..=500 {
+                let start = mappings.change().map(unit).unwrap();
+                // The range cannot grow where it is, because the page behind it is mapped.
+                let behind = start + unit..start + 2 * unit;
+                assert_eq!(mappings.change().map_over(&behind), Ok(true));
+                word(start).store(round, Ordering::Relaxed);
+                let moved = mappings.change().remap(&(start..start + unit), 2 * unit, true).unwrap();
+                assert_ne!(moved, start);
+                wrong += u32::from(word(moved).load(Ordering::Relaxed) != round);
+                mappings.change().unmap(&behind).unwrap();
+                mappings.change().unmap(&(moved..moved + 2 * unit)).unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(wrong, 0, "moved pages lost their contents");
+    });
+}
+
+#[test]
 fn no_increment_is_lost_while_pages_go_to_the_kernel_and_back() {
     in_child("mappings::no_increment_is_lost_while_pages_go_to_the_kernel_and_back", |mappings, switch| {
         switch.fails_each.store(7, Ordering::Relaxed);
