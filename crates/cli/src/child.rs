@@ -26,8 +26,9 @@ pub enum System {
 
 /// Returns the path of this executable.
 pub fn ourselves() -> Result<PathBuf, String> {
-    std::env::current_exe()
-        .map_err(|error| format!("cannot find the path of this executable ({error})", error = words(&error)))
+    std::env::current_exe().map_err(|error| {
+        format!("cannot find the path of this executable ({error}); is /proc mounted?", error = words(&error))
+    })
 }
 
 /// Returns a command that runs `program` on `system`. If `system` is [`System::Usring`], `more` are
@@ -55,7 +56,7 @@ pub fn output_within(command: &mut Command, limit: Duration) -> Result<Output, S
 /// reads.
 pub fn start(command: &mut Command) -> Result<Child, String> {
     let child = spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
-    child.map_err(|error| format!("cannot start a child ({error})", error = words(&error)))
+    child.map_err(|error| format!("cannot start a child process ({error})", error = words(&error)))
 }
 
 /// Starts a child that the kernel kills when this process ends. Must be called by the main thread:
@@ -77,7 +78,9 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || sender.send(child.wait_with_output()));
     match receiver.recv_timeout(limit) {
-        Ok(output) => output.map_err(|error| format!("cannot wait for a child ({error})", error = words(&error))),
+        Ok(output) => {
+            output.map_err(|error| format!("cannot wait for a child process ({error})", error = words(&error)))
+        }
         Err(RecvTimeoutError::Timeout) => {
             let process = nix::unistd::Pid::from_raw(process.cast_signed());
             let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGKILL);
@@ -85,7 +88,7 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
             let _ = receiver.recv();
             Err(format!("the child process did not end within {} s and was killed", limit.as_secs()))
         }
-        Err(RecvTimeoutError::Disconnected) => Err("the thread that waited for a child is gone".into()),
+        Err(RecvTimeoutError::Disconnected) => Err("the thread that waited for a child process has ended".into()),
     }
 }
 

@@ -43,30 +43,34 @@ Examples:
   for n in $(seq 100); do usring run --order seed=$n -- ./test || break; done
   usring run --swap file:path=swap,size=8G,create=on,limit=256M -- sort huge.txt
 
-Exit status: the program's own. If the program never started: 125 if usring cannot serve it (a
-message says why), 126 if it cannot be executed, 127 if it was not found.
+Exit status: the program's own. If the program never started, a message says why, and the status is
+125 if usring cannot serve it or an option is wrong, 126 if it cannot be executed, 127 if it was not
+found.
 
 The program must be dynamically linked for x86-64. usring also serves the programs that it starts.
 usring needs no root: it works as user nobody, under no_new_privs, and in Docker's default profile.";
 
-/// Start a program, and answer its io_uring calls in its own process.
+/// Run a program, and answer its io_uring and libaio calls inside the program's own process.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Deny the kernel's io_uring: its calls fail with EPERM, as under Docker's default profile.
+    /// Deny the kernel's io_uring to the program: in the kernel, io_uring calls fail with EPERM, as
+    /// under Docker's default profile.
     ///
-    /// Use this option to be sure that usring answers every io_uring call: no call can reach the
-    /// kernel. It holds for the program and for every program that it starts.
+    /// Use this option to be sure that usring answers the program's io_uring calls, and not the
+    /// kernel. The option holds for the program and for every program that it starts.
     #[arg(long)]
     pub deny_kernel: bool,
 
-    /// Print a table of all opcodes to standard error when the program has ended, or write it to
-    /// FILE.
+    /// Count the program's requests. When the program has ended, print a table by opcode to
+    /// standard error, or write the counts to FILE.
     ///
-    /// The table counts submissions, completions and errors, and how the requests were carried out,
-    /// over all rings of the run. With --swap there is a line for each process that had swapped
-    /// memory. usring stays as the program's parent. With json:FILE or openmetrics:FILE the counts
-    /// go to FILE instead, for programs.
+    /// For each opcode, the table has the submissions, completions and errors on all rings of the
+    /// run, and how the requests were carried out. With --swap, a line follows for each process
+    /// that had swapped memory.
+    ///
+    /// --stats=json:FILE and --stats=openmetrics:FILE write the counts to FILE in a format for
+    /// other programs, and print no table.
     #[arg(
         long,
         value_name = "json:FILE|openmetrics:FILE",
@@ -77,7 +81,8 @@ pub struct Options {
     )]
     pub stats: Option<Destination>,
 
-    /// Do not rewrite the program's code: every call goes through the trap.
+    /// Do not rewrite the program's code: each `syscall` instruction that usring serves raises a
+    /// signal (a trap).
     ///
     /// A call then costs about 2 µs instead of some 20 ns. Use this option for programs that check
     /// their own code, and to find out whether a problem comes from the rewriting.
@@ -86,21 +91,25 @@ pub struct Options {
 
     /// Give the program a block device at PATH, which must not exist yet.
     ///
-    /// PATH appears to the program as a file of the device's size, until the run ends. The option
-    /// may be repeated.
-    /// SPEC is null:size=1T,latency=10us, or ram:size=1G, or file:path=FILE, or
-    /// vhost-user:socket=PATH. With nbd:uri=nbd://HOST/EXPORT, qcow2:path=FILE or
-    /// qemu:node=(OPTIONS), usring starts qemu-storage-daemon, which serves an NBD export, a qcow2
-    /// image, or what else QEMU can open (OPTIONS are those of its --blockdev). With
-    /// ,reconnect=on requests wait while a killed daemon is started again.
+    /// The program sees PATH as a file of the device's size, until the run ends. The option may be
+    /// repeated. docs/devices.md describes each SPEC with its options.
     ///
-    /// With file:path=FILE,size=1G the device is the first GiB of the file.
-    /// A shorter file is refused, unless ,create=on follows: usring then makes the file as long,
-    /// and makes a missing one.
+    /// SPEC is null:size=1T,latency=10us for a device without data, ram:size=1G for memory,
+    /// file:path=FILE for a file or a block device, or vhost-user:socket=PATH for a vhost-user-blk
+    /// back end.
     ///
-    /// Around a SPEC, delay(SPEC,read=80us) makes the device slower, and error(SPEC,eio=1%) makes
-    /// some requests fail. At the end of a SPEC, poll=POLICY says how threads wait for completions.
-    /// `usring ctl --help` lists the policies; the default is classic.
+    /// With file:path=FILE,size=1G the device is the first GiB of the file. usring refuses a
+    /// shorter file, unless ,create=on follows: then usring lengthens the file, and makes a missing
+    /// one.
+    ///
+    /// With nbd:uri=nbd://HOST/EXPORT for an NBD export, qcow2:path=FILE for a qcow2 image, or
+    /// qemu:node=(OPTIONS) for anything that QEMU can open, usring starts qemu-storage-daemon.
+    /// OPTIONS are those of the daemon's --blockdev. With ,reconnect=on usring starts the daemon
+    /// again if it ends, and requests wait meanwhile.
+    ///
+    /// delay(SPEC,read=80us) makes a device slower, and error(SPEC,eio=1%) makes some requests
+    /// fail. ,poll=POLICY at the end says how threads wait for completions. `usring ctl --help`
+    /// lists the policies; the default is classic.
     #[arg(long = "device", value_name = "PATH=SPEC", value_parser = devices::parse)]
     pub devices: Vec<devices::DeviceOption>,
 
@@ -110,7 +119,8 @@ pub struct Options {
     #[arg(long)]
     pub iopoll_fallback: bool,
 
-    /// Keep at most `limit` of the program's large anonymous memory resident, and the rest in SPEC.
+    /// Keep at most `limit` bytes of the program's large anonymous memory resident, and the rest in
+    /// SPEC.
     ///
     /// This needs neither privileges nor the system's swap space. A thread that touches an evicted
     /// page reads the page back itself.
@@ -118,31 +128,33 @@ pub struct Options {
     /// SPEC is file:path=FILE, ram:size=1G, or vhost-user:socket=PATH (nbd, qcow2, qemu are
     /// refused). It must have room for all memory that may be evicted. With ,size=8G,create=on
     /// usring makes the file. A file that exists must be all zeroes or hold the swapped memory of
-    /// an earlier run. With ,overwrite=on in SPEC, any file may be used.
+    /// an earlier run. With ,overwrite=on in SPEC, usring uses any file, and its data is lost.
     ///
     /// usring swaps memory that the program maps in pieces of at least `min` bytes (default 1M),
-    /// which includes malloc's large blocks. `limit` holds for each process. --stats counts the
-    /// pages.
+    /// which includes malloc's large blocks. The limit holds for each process of the run
+    /// separately. --stats counts the pages.
     ///
     /// `usring doctor` lists the mechanisms and their costs. Without mechanism=, usring takes the
     /// first one that works.
     #[arg(long = "swap", value_name = "SPEC,limit=SIZE[,min=SIZE][,mechanism=NAME]", value_parser = swap::parse)]
     pub swap: Option<SwapOption>,
 
-    /// Let io_getevents of libaio poll for events instead of sleeping.
+    /// Make io_getevents of libaio poll for events instead of sleeping.
     ///
-    /// This works for devices of the run and for files open with O_DIRECT, while no request in
-    /// flight has an eventfd. Unchanged libaio programs then get their events sooner, at the cost
-    /// of processor time.
+    /// Unchanged libaio programs then get their events sooner, at the cost of processor time. This
+    /// works for devices of the run and for files open with O_DIRECT, while no request in flight
+    /// has an eventfd.
     #[arg(long)]
     pub aio_poll: bool,
 
     /// Poll for the completion of a single transfer if it is expected within SPAN.
     ///
-    /// A thread that waits in io_uring_enter for a single transfer of a file open with O_DIRECT
-    /// then polls instead of sleeping. SPAN is a number with ns, us, ms or s. The default is about
-    /// the cost of a wake-up. A longer span saves the wake-up on slower disks, too, but may use up
-    /// to a whole processor. With 0us the thread always sleeps.
+    /// This concerns a thread that waits in io_uring_enter for the ring's only request in flight, a
+    /// transfer of a file open with O_DIRECT. Within SPAN the thread polls instead of sleeping.
+    ///
+    /// SPAN is a number with ns, us, ms or s. The default is about the cost of a wake-up. A longer
+    /// span saves the wake-up on slower disks, too, but may use up to a whole processor. With 0us
+    /// the thread always sleeps.
     #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "15us")]
     pub spin: u64,
 
@@ -151,23 +163,25 @@ pub struct Options {
     /// SET names opcodes of rings, system calls and libaio's commands. A name such as `read` means
     /// all three; ring:SET, call:SET or aio:SET means one of them. Classes are %file, %desc, %net,
     /// %sync, %rw and `all`, and !SET means all others. setup, enter and register are the calls of
-    /// io_uring.
+    /// io_uring. `usring ctl inject names` lists all names.
     ///
-    /// ACTION is error=EIO or retval=N (also res=N) for a call that is not made, unless effect=done
-    /// or effect=partial follows. effect=drop has a sync lose its data, for `usring crash`. With
-    /// short=N (or 50%, random) a transfer moves less. With
-    /// delay=TIME or delay_exit=TIME the call waits, signal=SIG sends a signal, and flip=BITS
-    /// damages data that was read. Requests also have cancel, reorder=N, overflow and spurious.
+    /// ACTION says what happens. With error=EIO or retval=N (also res=N) usring answers the call
+    /// itself. The call is not made, unless effect=done or effect=partial follows. With effect=drop
+    /// a sync loses its data, for `usring crash`. With short=N (or 50%, random) a transfer moves
+    /// less. With delay=TIME the call waits before it is made, and with delay_exit=TIME afterwards.
+    /// With signal=SIG usring sends a signal, and with flip=BITS it damages data that was read.
+    /// Requests of rings also have cancel, reorder=N, overflow and spurious.
     ///
-    /// WHEN is when=3 for the third call, when=3+ for later ones, too, when=3..9 for a range, or
-    /// when=3+2 for every second call from the third on. With p=1% the calls are a random share.
-    /// The keys path=GLOB, fd=N, user_data=N, ring=N, tid=N, process=N, nth=N, after=TIME and
-    /// by=inline|poll|worker narrow a rule. Calls are counted by name and process.
+    /// WHEN is when=3 for the third call, when=3+ for the third and all later calls, when=3..9 for
+    /// a range, or when=3+2 for every second call from the third on. With p=1% the calls are a
+    /// random share. The keys path=GLOB, fd=N, user_data=N, ring=N, tid=N, process=N, nth=N,
+    /// after=TIME and by=inline|poll|worker restrict a rule further. usring counts the calls of
+    /// each name in each process.
     ///
-    /// The option may be repeated. If several rules mean a call, the last one decides alone. When
-    /// the program has ended, usring prints what was injected. @FILE reads rules from a file, one
-    /// per line. With `none` the rules come later, by `usring ctl inject add`.
-    /// docs/testing-with-usring.md describes all this with examples.
+    /// The option may be repeated. If several rules match a call, only the last one acts. When the
+    /// program has ended, usring prints which faults it has injected. @FILE reads rules from a
+    /// file, one per line. With `none` the run begins without rules, and `usring ctl inject add`
+    /// adds them. docs/testing-with-usring.md describes all this with examples.
     #[arg(long = "inject", value_name = "SET:ACTION[:WHEN]|@FILE|none", value_parser = inject::parse)]
     pub inject: Vec<InjectOption>,
 
@@ -177,11 +191,12 @@ pub struct Options {
     #[arg(long, value_name = "N", requires = "inject")]
     pub seed: Option<u64>,
 
-    /// Write each fault to FILE, as a rule that repeats it: `usring run --inject @FILE`.
+    /// Write to FILE, for each injected fault, a rule that repeats it. `usring run --inject @FILE`
+    /// injects these faults again.
     #[arg(long, value_name = "FILE", requires = "inject")]
     pub inject_log: Option<PathBuf>,
 
-    /// Find out how the program misuses its rings, and say where.
+    /// Report where the program misuses its rings.
     ///
     /// usring watches each request until its completion, and reports only what is certainly wrong.
     /// While a request is in flight, its memory must not be freed or unmapped, and must not belong
@@ -192,8 +207,8 @@ pub struct Options {
     /// the program never took from the CQ. If a short transfer has cancelled the rest of its chain,
     /// the program must submit that rest again.
     ///
-    /// Each finding has the stacks of the submission and of the misdeed, with file and line if the
-    /// program has debug information (-g). They are printed when the program has ended. With
+    /// usring prints the findings when the program has ended. Each has the stacks of the submission
+    /// and of the misuse, with file and line if the program has debug information (-g). With
     /// --check=abort the program gets SIGABRT at its first misuse.
     ///
     /// usring completes many requests at once, and such a request cannot be misused. To give
@@ -210,9 +225,9 @@ pub struct Options {
 
     /// With --check, also report two requests in flight with the same user_data.
     ///
-    /// Many programs use one user_data for several requests, such as 0 for those whose completions
-    /// they do not tell apart. So this is a mistake only in a program that expects its user_data to
-    /// differ, for example because it is the address of an object.
+    /// Many programs use one user_data for several requests, such as 0 for all whose completions
+    /// they need not distinguish. So equal user_data is a mistake only in a program that expects it
+    /// to differ, for example because it is the address of an object.
     #[arg(long, requires = "check")]
     pub check_user_data: bool,
 
@@ -241,9 +256,9 @@ pub struct Options {
     /// usring writes FILE when the program has ended, also if SIGKILL has ended the program, and
     /// says how many events were lost.
     ///
-    /// The first events are kept, up to size (256M). With last=64M the last ones are kept instead.
-    /// With ring=N only that ring of each process is recorded. FILE is made. An earlier trace is
-    /// overwritten; any other file is refused.
+    /// usring keeps the first events, up to size=SIZE (default 256M). With last=64M usring keeps
+    /// the last events instead. With ring=N usring records only that ring of each process. usring
+    /// makes FILE or overwrites an earlier trace, and refuses any other file.
     #[arg(long, value_name = "FILE[,ring=N][,size=SIZE|last=SIZE]", value_parser = trace::parse)]
     pub trace: Option<TraceOption>,
 
@@ -289,7 +304,7 @@ pub struct Launch {
 }
 
 fn parse_span(text: &str) -> Result<u64, String> {
-    usring_device::span::parse(text).ok_or_else(|| "a span is a number with ns, us, ms or s".into())
+    usring_device::span::parse(text).ok_or_else(|| "a span is a number with ns, us, ms or s, such as 15us".into())
 }
 
 /// Runs the subcommand. If this process executes the program in place of itself, returns only on
@@ -495,7 +510,7 @@ fn report(statistics: &StatisticsFile, export: Option<&Export>, was_served: bool
             };
             written.and_then(|()| write!(errors, "{}", snapshot.still_running()))
         }
-        Err(error) => writeln!(errors, "usring: cannot read the statistics ({error})", error = words(&error)),
+        Err(error) => writeln!(errors, "usring: cannot read the counts of --stats ({error})", error = words(&error)),
     };
 }
 
@@ -503,7 +518,9 @@ fn report_swap(counted: &CountedFile) {
     let mut errors = std::io::stderr();
     let _ = match counted.read() {
         Ok(report) => write!(errors, "{report}"),
-        Err(error) => writeln!(errors, "usring: cannot read the statistics of swap ({error})", error = words(&error)),
+        Err(error) => {
+            writeln!(errors, "usring: cannot read the counts of swapped memory ({error})", error = words(&error))
+        }
     };
 }
 
@@ -516,7 +533,7 @@ impl Launch {
     ) -> Result<Launch, Failure> {
         let text = |bytes: &[u8]| {
             CString::new(bytes)
-                .map_err(|_| Failure::new("an argument contains a NUL byte, which no program can be given"))
+                .map_err(|_| Failure::new("an argument contains a NUL byte, which execve(2) cannot pass"))
         };
         Ok(Launch {
             path: text(executable.path.as_os_str().as_bytes())?,
@@ -538,7 +555,7 @@ impl Launch {
             Ok(never) => match never {},
         };
         let status = if error == Errno::ENOENT { STATUS_NOT_FOUND } else { STATUS_NOT_EXECUTABLE };
-        let sentence = format!("cannot execute {}: {}", self.path.to_string_lossy(), words(&error));
+        let sentence = format!("cannot execute {} ({})", self.path.to_string_lossy(), words(&error));
         Err(Failure::with_status(status, sentence))
     }
 

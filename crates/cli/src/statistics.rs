@@ -34,7 +34,7 @@ impl StatisticsFile {
         };
         create().map(StatisticsFile).map_err(|error: io::Error| {
             Failure::new(format!(
-                "cannot make the file for --stats ({error}); run without --stats",
+                "cannot make the memory for the counts of --stats ({error}); run without --stats",
                 error = words(&error)
             ))
         })

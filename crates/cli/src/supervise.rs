@@ -28,7 +28,8 @@ pub struct Supervisor {
 
 fn failed(error: nix::errno::Errno) -> Failure {
     Failure::new(format!(
-        "cannot supervise a program ({error}); run it without --stats and --device",
+        "cannot run the program as a child process ({error}); run it without --stats, --device, --inject, --order, --check and \
+         --trace",
         error = words(&error)
     ))
 }

@@ -78,7 +78,10 @@ impl SwapOption {
         let (store, limit) = least(capacity, self.0.limit, mechanism);
         if capacity < store {
             let size = geometry.size;
-            return Err(Failure::new(format!("{} has {size} bytes, less than a header and a page need", self.0.spec)));
+            return Err(Failure::new(format!(
+                "{} has {size} bytes, less than a header and a page need; use a larger store",
+                self.0.spec
+            )));
         }
         if self.0.limit < limit {
             let name = mechanism.name();
@@ -161,7 +164,7 @@ impl CountedFile {
         let created = memory_file::sealed(c"usring-swap-statistics", run::SIZE as u64);
         created.map(CountedFile).map_err(|error: io::Error| {
             Failure::new(format!(
-                "cannot make the file for --stats ({error}); run without --stats",
+                "cannot make the memory for the counts of --stats ({error}); run without --stats",
                 error = words(&error)
             ))
         })

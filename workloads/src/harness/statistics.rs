@@ -90,7 +90,7 @@ total      12345678906  12345678905       1       1       2          3
 
     #[test]
     fn output_without_a_table_belongs_to_the_program() {
-        for text in ["", "usring: cannot read the statistics\n", "a ring\n"] {
+        for text in ["", "usring: cannot read the counts of --stats\n", "a ring\n"] {
             let (statistics, words) = Statistics::split(text);
             assert!(statistics.is_none());
             assert_eq!(words, text);
