@@ -88,15 +88,15 @@ fn search(command: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
 
 fn executable_file(path: &Path) -> Result<(), Failure> {
     let not_executable = |why: &str| {
-        Err(Failure::with_status(STATUS_NOT_EXECUTABLE, format!("{} cannot be executed: {why}", path.display())))
+        Err(Failure::with_status(STATUS_NOT_EXECUTABLE, format!("cannot execute {} ({why})", path.display())))
     };
     match std::fs::metadata(path) {
         Err(error) if matches!(error.kind(), std::io::ErrorKind::PermissionDenied) => {
-            not_executable("permission denied")
+            not_executable("EACCES: permission denied")
         }
         Err(_) => Err(Failure::with_status(STATUS_NOT_FOUND, format!("{} was not found", path.display()))),
-        Ok(found) if found.is_dir() => not_executable("it is a directory"),
-        Ok(_) if eaccess(path, AccessFlags::X_OK).is_err() => not_executable("permission denied"),
+        Ok(found) if found.is_dir() => not_executable("it is a folder"),
+        Ok(_) if eaccess(path, AccessFlags::X_OK).is_err() => not_executable("EACCES: permission denied"),
         Ok(_) => Ok(()),
     }
 }
@@ -118,7 +118,7 @@ fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<
     let refuse = |why: String| Err(Failure::new(format!("{} {why}", path.display())));
     let unreadable = |error: std::io::Error| {
         Failure::new(format!(
-            "cannot read {} to see whether it can be served ({error})",
+            "cannot read {}, so usring cannot know whether it can serve the program ({error})",
             path.display(),
             error = words(&error)
         ))
@@ -137,7 +137,11 @@ fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<
         Some(named) => {
             let named = PathBuf::from(named);
             executable_file(&named).map_err(|failure| Failure {
-                sentence: format!("{} is a script, and its interpreter {}", path.display(), failure.sentence),
+                sentence: format!(
+                    "usring cannot run the interpreter of the script {}: {}",
+                    path.display(),
+                    failure.sentence
+                ),
                 ..failure
             })?;
             check(&named, new_privileges, interpreters_left - 1)
@@ -161,8 +165,8 @@ fn check_own_ids() -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "usring runs with other effective ids ({}:{}) than real ones ({}:{}), and the loader ignores LD_PRELOAD then; make \
-         them the same (setpriv --reuid --regid)",
+        "usring runs with other effective ids ({}:{}) than real ones ({}:{}), and the loader ignores LD_PRELOAD then; start \
+         usring by `setpriv --reuid UID --regid GID --clear-groups`",
         geteuid(),
         getegid(),
         getuid(),
@@ -203,8 +207,8 @@ fn capabilities_of(path: &Path) -> FileCapabilities {
 /// AT_SECURE even if no_new_privs keeps the program from gaining them.
 fn check_capabilities(path: &Path, new_privileges: bool) -> Result<(), Failure> {
     let advice = match capabilities_of(path) {
-        FileCapabilities::Effective => "use a copy of it without capabilities",
-        FileCapabilities::Permitted if new_privileges => "with --deny-kernel it gains none",
+        FileCapabilities::Effective => "run a copy of it without capabilities",
+        FileCapabilities::Permitted if new_privileges => "add --deny-kernel, with which it gains none",
         _ => return Ok(()),
     };
     Err(Failure::new(format!(
@@ -223,7 +227,7 @@ fn check_user_and_group(path: &Path) -> Result<(), Failure> {
     if gains_user || gains_group {
         return Err(Failure::new(format!(
             "{} would gain privileges when it starts (it is set-user-ID or set-group-ID), and the loader ignores LD_PRELOAD \
-             then; start usring from the inside of it instead",
+             then; have it start usring, as in `sudo usring run -- PROGRAM`",
             path.display()
         )));
     }

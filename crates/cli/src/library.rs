@@ -31,7 +31,7 @@ pub fn find() -> Result<PathBuf, Failure> {
     let candidates = [folder.join(NAME), folder.join("../lib/usring").join(NAME)];
     let Some(found) = candidates.iter().find(|path| path.is_file()) else {
         return Err(Failure::new(format!(
-            "cannot find {NAME} beside {}; build it with `cargo xtask build`, or copy it there",
+            "cannot find {NAME} beside {} or in ../lib/usring; copy it there, or build it with `cargo xtask build`",
             executable.display()
         )));
     };
@@ -54,7 +54,7 @@ fn check(library: &Path) -> Result<(), Failure> {
     let file = std::fs::File::open(library).map_err(unreadable)?;
     if !executable::is_library(&file) {
         return Err(Failure::new(format!(
-            "{} is damaged or built for another machine; build it again with `cargo xtask build`",
+            "{} is damaged or built for another machine; install usring again, or build it with `cargo xtask build`",
             library.display()
         )));
     }

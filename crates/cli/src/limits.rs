@@ -9,7 +9,7 @@ use usring_sys::own_numbers::LEAST_HARD_LIMIT;
 /// `None`. Only the hard limit matters, because a process of the run raises its soft limit itself.
 pub fn too_low() -> Option<String> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
-    let raise = "raise it (ulimit -Hn, docker run --ulimit nofile=1024)";
+    let raise = "raise the hard limit to 1024 (`ulimit -Hn 1024` as root, `docker run --ulimit nofile=1024`)";
     (most < LEAST_HARD_LIMIT).then(|| {
         format!("rings use descriptors from {RESERVED_BASE} on, but the limit of open files is {most}: {raise}")
     })

@@ -94,9 +94,9 @@ fn a_script_without_a_first_line_is_run_by_the_shell() {
 fn a_missing_program_is_127_and_a_program_that_cannot_execute_is_126() {
     assert_refused(&["no-such-program"], 127, "not found in PATH");
     assert_refused(&["/no/such/program"], 127, "not found");
-    assert_refused(&["/usr"], 126, "directory");
+    assert_refused(&["/usr"], 126, "it is a folder");
     let file = installation().write("not-executable", b"", 0o644);
-    assert_refused(&[utf8(&file)], 126, "permission denied");
+    assert_refused(&[utf8(&file)], 126, "(EACCES: permission denied)");
 }
 
 #[test]
@@ -131,14 +131,14 @@ fn a_program_that_gains_capabilities_is_refused_unless_they_are_denied() {
         assert_eq!(output.status.code(), Some(125), "{said}");
         assert!(said.contains("would gain capabilities") && said.contains(advice), "{said}");
     };
-    refused(as_nobody(&[utf8(&program)]), "with --deny-kernel it gains none");
+    refused(as_nobody(&[utf8(&program)]), "add --deny-kernel, with which it gains none");
     // `--stats` makes the run fail if the program has not loaded the library.
     let output = as_nobody(&["--deny-kernel", "--stats", utf8(&program)]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     // For effective capabilities the loader ignores the library even if the program gains none.
     assert!(set("cap_net_raw+ep"));
-    refused(as_nobody(&[utf8(&program)]), "use a copy of it without capabilities");
-    refused(as_nobody(&["--deny-kernel", utf8(&program)]), "use a copy of it without capabilities");
+    refused(as_nobody(&[utf8(&program)]), "run a copy of it without capabilities");
+    refused(as_nobody(&["--deny-kernel", utf8(&program)]), "run a copy of it without capabilities");
 }
 
 #[test]
@@ -184,7 +184,10 @@ fn a_hard_limit_of_open_files_too_low_for_rings_is_refused() {
     let output = limited("400:500");
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{said}");
-    assert!(said.contains("rings use descriptors from 600 on, but the limit of open files is 500: raise"), "{said}");
+    assert!(
+        said.contains("rings use descriptors from 600 on, but the limit of open files is 500: raise the hard limit"),
+        "{said}"
+    );
     // The launcher accepts a low soft limit of open files, because usring raises it.
     assert_eq!(limited("400:1024").status.code(), Some(0));
 }
