@@ -253,9 +253,9 @@ fn a_file_that_is_no_trace_is_neither_overwritten_nor_shown() {
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(FAILED) && errors.contains(words), "{name}: {errors}");
     };
-    refused("trace", "is no trace");
+    refused("trace", "is not a trace");
     refused("missing", "ENOENT");
-    refused("/dev/zero", "is no trace");
+    refused("/dev/zero", "is not a trace");
     let run = stage.program_with(World::Transparent, &["--trace=no/folder".into()], traced());
     let finished = run.args(["nops", "1"]).finish();
     assert!(finished.status.code() == Some(FAILED) && finished.stderr.contains("cannot write"), "{}", finished.stderr);

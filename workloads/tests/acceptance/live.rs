@@ -123,7 +123,10 @@ fn ctl_overwrites_no_file_that_is_no_trace_and_names_what_is_missing() {
     started.finish().succeeded();
     let gone = usring(&stage, &["ctl", "requests", "--run", &run]);
     assert_eq!(gone.status.code(), Some(1));
-    assert_eq!(String::from_utf8_lossy(&gone.stderr), format!("usring ctl: no run {run} of yours has --trace\n"));
+    assert_eq!(
+        String::from_utf8_lossy(&gone.stderr),
+        format!("usring ctl: no run {run} of yours has --trace; `usring ps` lists your runs\n")
+    );
 }
 
 /// A metrics server, which is killed when this value is dropped.

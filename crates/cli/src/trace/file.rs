@@ -21,7 +21,7 @@ pub fn open_output(path: &Path) -> Result<File, Failure> {
         let is_ours = known.is_file() && (known.len() == 0 || is_trace(path).map_err(failed)?);
         if !is_ours {
             return Err(Failure::new(format!(
-                "{} exists and is no trace of usring, so usring does not overwrite it; remove it, or name another file",
+                "{} exists and is not a trace, so usring does not overwrite it; remove it, or name another file",
                 path.display()
             )));
         }
@@ -34,7 +34,9 @@ pub fn open_output(path: &Path) -> Result<File, Failure> {
 pub fn create_other(path: &Path) -> Result<File, Failure> {
     if path.is_file() && is_trace(path).unwrap_or(false) {
         let path = path.display();
-        return Err(Failure::new(format!("{path} is a trace, which is not overwritten; name another file")));
+        return Err(Failure::new(format!(
+            "{path} is a trace, which `usring trace` does not overwrite; name another file"
+        )));
     }
     File::create(path)
         .map_err(|error| Failure::new(format!("cannot write {} ({error})", path.display(), error = words(&error))))
@@ -149,7 +151,7 @@ impl Loaded {
         let failed = |error: io::Error| Failure::new(format!("cannot read {name} ({error})", error = words(&error)));
         let mut input = BufReader::with_capacity(BUFFER, File::open(path).map_err(failed)?);
         let not_a_trace =
-            || Failure::new(format!("{name} is no trace; `usring run --trace FILE -- PROGRAM` makes one"));
+            || Failure::new(format!("{name} is not a trace; `usring run --trace FILE -- PROGRAM` makes one"));
         let header = read_array::<HEADER_BYTES>(&mut input).map_err(failed)?.ok_or_else(not_a_trace)?;
         match Header::decode(&header) {
             Ok(header) => Loaded::read_rest(header, &mut input).map_err(failed),
@@ -231,7 +233,7 @@ mod tests {
         let path = folder.path().join("notes");
         std::fs::write(&path, "my notes").unwrap();
         assert!(open_output(&path).unwrap_err().sentence.contains("does not overwrite it"));
-        assert!(Loaded::read(&path).err().unwrap().sentence.contains("is no trace"));
+        assert!(Loaded::read(&path).err().unwrap().sentence.contains("is not a trace"));
         assert!(open_output(folder.path()).is_err());
         assert!(Loaded::read(&folder.path().join("none")).err().unwrap().sentence.contains("ENOENT"));
         std::fs::write(&path, Header::default().encode()).unwrap();

@@ -34,15 +34,16 @@ const LAUNCHER_FILE: &str = "/memfd:usring-trace (deleted)";
 /// The run that is meant.
 #[derive(clap::Args)]
 struct Which {
-    /// Process id of the run's `usring run`. Needed if several of your runs have --trace.
+    /// Process id of the `usring run` that is meant, if several of your runs have --trace.
     #[arg(long, value_name = "PID")]
     run: Option<u32>,
 }
 
-/// Write the trace of a run so far to FILE, which `usring trace FILE` prints
+/// Write the trace of a run so far to FILE, which `usring trace FILE` prints.
 #[derive(clap::Args)]
 pub struct TraceOptions {
-    /// The file. It is made; an earlier trace is overwritten, and any other file is refused.
+    /// The file, which usring makes. usring overwrites an earlier trace, and refuses any other
+    /// file.
     file: PathBuf,
 
     #[command(flatten)]
@@ -57,9 +58,11 @@ Example:
       what was submitted, and what they wait for.
   usring run --check --trace /tmp/last.trace,last=64M -- my-server &
   usring ctl requests $(pidof my-server)
-      Also shows the stack that submitted each request, with file and line.";
+      Also shows the stack that submitted each request, with file and line.
 
-/// List the requests in flight of a run that was started with --trace
+Exit status: 0, 1 if no such run has --trace, 125 if the command failed.";
+
+/// List the requests in flight of a run that was started with --trace.
 #[derive(clap::Args)]
 #[command(after_help = REQUESTS_EXAMPLES)]
 pub struct RequestsOptions {
@@ -107,7 +110,7 @@ pub fn list(options: &RequestsOptions) -> Outcome {
         crate::print(format_args!("{}", submissions(&printer, &in_flight, &stacks)));
     }
     if trace.header.lost != 0 && trace.header.keeps_last != 0 {
-        eprintln!("usring ctl: a request is left out if all of its events are older than the trace");
+        eprintln!("usring ctl: the trace has only the last events, so requests with none of these are not listed");
     } else if trace.header.lost != 0 {
         eprintln!("usring ctl: the trace is full, so later events are missing; start the run with FILE,last=SIZE");
     }
@@ -208,19 +211,19 @@ fn find(wanted: Option<u32>) -> Result<(u32, Page), Failure> {
         ids.filter(is_meant).filter_map(|id| Some((id, memory_of(id, LAUNCHER_FILE)?))).collect();
     if found.len() > 1 {
         let runs: Vec<String> = found.iter().map(|(run, _)| run.to_string()).collect();
-        let text = format!("several of your runs have --trace: {}; name one by --run PID", runs.join(", "));
+        let text = format!("several of your runs have --trace: {}; choose one by --run PID", runs.join(", "));
         return Err(Failure::with_status(1, text));
     }
     let (run, path) = found.pop().ok_or_else(|| {
         let text = match wanted {
-            Some(wanted) => format!("no run {wanted} of yours has --trace"),
+            Some(wanted) => format!("no run {wanted} of yours has --trace; `usring ps` lists your runs"),
             None => "none of your runs has --trace; start one with `usring run --trace FILE,last=64M`".into(),
         };
         Failure::with_status(1, text)
     })?;
     let page = open(&path).map_err(|error| {
         let text = match error {
-            Errno::EINVAL => format!("run {run} is of another build of usring"),
+            Errno::EINVAL => format!("run {run} is of another build of usring; use the usring that started it"),
             error => format!("cannot read the trace of run {run} ({})", words(&error)),
         };
         Failure::with_status(1, text)

@@ -48,12 +48,14 @@ pub fn parse(text: &str) -> Result<TraceOption, String> {
         match key {
             "ring" => {
                 let number = value.parse().ok().filter(|number| *number != 0);
-                settings.ring = number.ok_or_else(|| format!("'{value}' is no number of a ring; they count from 1"))?;
+                settings.ring = number.ok_or_else(|| {
+                    format!("'{value}' is not the number of a ring: the rings of a process are numbered from 1")
+                })?;
             }
-            "size" | "last" if has_size => return Err("size= and last= exclude each other".into()),
+            "size" | "last" if has_size => return Err("give only one of size= and last=, and only once".into()),
             "size" | "last" => {
                 let size = spec::size(value).filter(|size| SIZES.contains(size));
-                settings.size = size.ok_or_else(|| format!("'{value}' is no size from 64K to 64G, such as 64M"))?;
+                settings.size = size.ok_or_else(|| format!("'{value}' is not a size from 64K to 64G, such as 64M"))?;
                 settings.keeps_last = key == "last";
                 has_size = true;
             }
@@ -100,7 +102,7 @@ impl Trace {
         let path = self.option.path.display();
         let text = match file::write(&self.page, &self.output) {
             Ok(written) => written.sentence(&self.option.path, self.option.settings.size),
-            Err(error) => format!("the trace {path} cannot be written ({error})", error = words(&error)),
+            Err(error) => format!("cannot write the trace {path} ({error})", error = words(&error)),
         };
         // A failed write must not change the exit status, which is the program's, so errors are
         // ignored.

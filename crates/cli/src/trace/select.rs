@@ -7,7 +7,8 @@ use usring_uapi::{opcode, sqe_flags};
 /// Which requests are shown: those that meet all conditions.
 #[derive(clap::Args, Debug, Default)]
 pub struct Filters {
-    /// Only these opcodes, such as read,write. `usring ctl inject names` lists the names.
+    /// Only requests with these opcodes, such as read,write. `usring ctl inject names` lists the
+    /// opcodes.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_opcode)]
     pub opcode: Vec<u8>,
 
@@ -19,15 +20,16 @@ pub struct Filters {
     #[arg(long, value_name = "TEXT")]
     pub path: Option<String>,
 
-    /// Only this ring, by its number in its process. Contexts of libaio have the number 0.
+    /// Only requests on the ring with this number in its process. Contexts of libaio have the
+    /// number 0.
     #[arg(long, value_name = "N")]
     pub ring: Option<u32>,
 
-    /// Only this process.
+    /// Only requests of this process.
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
 
-    /// Only requests with an error.
+    /// Only requests that completed with an error.
     #[arg(long)]
     pub errors: bool,
 
@@ -41,11 +43,11 @@ fn parse_opcode(text: &str) -> Result<u8, String> {
     let found = opcode::NAMES.iter().position(|known| *known == name);
     found
         .and_then(|number| u8::try_from(number).ok())
-        .ok_or_else(|| format!("'{text}' is no opcode; `usring ctl inject names` lists the opcodes"))
+        .ok_or_else(|| format!("'{text}' is not an opcode; `usring ctl inject names` lists the opcodes"))
 }
 
 fn parse_span(text: &str) -> Result<u64, String> {
-    usring_device::span::parse(text).ok_or_else(|| "a span is a number with ns, us, ms or s".into())
+    usring_device::span::parse(text).ok_or_else(|| "a span is a number with ns, us, ms or s, such as 500us".into())
 }
 
 impl Filters {

@@ -23,24 +23,33 @@ Examples:
   usring trace out.trace --perfetto out.pftrace
       Writes a file that https://ui.perfetto.dev opens.
 
-A line has the time since the start of the run, the request, its result, the time from submission
-to completion, and the way that the request took:
+A line has the seconds since the start of the run, the request, its result, the time from submission
+to completion, and the steps of the request:
   0.001204417 read(3</srv/db>, 4096 bytes, offset 0, user_data 0x1) = 4096 <4.1 µs> inline
-inline: done by the thread that submitted it. poll: waited for its file. queue, worker, task work:
-left to a worker, carried out there, passed back. chain, drain: waited for other requests. device:
-carried out by a device of usring. A multishot request has `~` before the result of each CQE but
-the last.
+The steps are:
+  inline           the thread that submitted the request carried it out
+  chain, drain     the request waited for other requests
+  poll             the request waited for its file
+  timer            the request waited for a time or a number of completions
+  queue            the request waited for a worker
+  worker N         the thread N of usring carried out the request
+  task work        the result waited for a thread that posts the CQE
+  device N         the queue N of a device of usring carried out the request
+  other ring       the request was passed to another ring (MSG_RING)
+  fault            --inject or --order delayed the request
+  other processes  the request waited for processes that share its ring
+A multishot request has `~` before the result of each CQE but the last.
 
-Exit status: 0, 1 if FILE is cut short, 125 if it is no trace.";
+Exit status: 0, 1 if FILE is cut short, 125 if it cannot be read or is not a trace.";
 
-/// Print the requests that `usring run --trace FILE` has recorded
+/// Print the requests that `usring run --trace FILE` has recorded.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
     /// The file that `usring run --trace` has written.
     file: PathBuf,
 
-    /// Print a table instead: calls, errors and latencies per opcode.
+    /// Print a table of calls, errors and latencies per opcode instead.
     #[arg(short = 'c', long, conflicts_with = "steps")]
     summary: bool,
 
@@ -48,7 +57,7 @@ pub struct Options {
     #[arg(long)]
     steps: bool,
 
-    /// Write the requests to OUT instead, in the format of <https://ui.perfetto.dev>.
+    /// Print nothing, and write the requests to the file OUT for <https://ui.perfetto.dev>.
     #[arg(long, value_name = "OUT", conflicts_with_all = ["steps", "summary"])]
     perfetto: Option<PathBuf>,
 
