@@ -161,7 +161,7 @@ impl Case {
 }
 
 fn damaged() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "it is no case of usring crash")
+    io::Error::new(io::ErrorKind::InvalidData, "it is not a case file of `usring crash`")
 }
 
 fn text(field: &[u8]) -> Vec<u8> {

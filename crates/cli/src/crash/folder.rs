@@ -58,7 +58,7 @@ fn read_below(folder: &Path, parent: Node, snapshot: &mut Snapshot) -> io::Resul
         } else {
             snapshot.bytes += metadata.len();
             if snapshot.bytes > MOST_BYTES {
-                return Err(io::Error::other("the folder has more than 2 GiB"));
+                return Err(io::Error::other("the folder has more than 2 GiB, which is too much for `usring crash`"));
             }
             Body::File(Arc::new(Content::of(&fs::read(&path)?)))
         };
@@ -166,7 +166,9 @@ pub fn difference(expected: &Tree, found: &Tree, scratch: &Scratch) -> Option<St
     let (wanted, real) = (paths(expected), paths(found));
     for (path, node) in &real {
         let name = path.display();
-        let Some(recorded) = wanted.get(path) else { return Some(format!("\"{name}\" came without a record")) };
+        let Some(recorded) = wanted.get(path) else {
+            return Some(format!("\"{name}\" appeared without a recorded change"));
+        };
         let differs = match (expected.inode(*recorded).map(|it| &it.body), found.inode(*node).map(|it| &it.body)) {
             (Some(Body::File(recorded)), Some(Body::File(real))) => recorded.first_difference(real),
             (Some(Body::Folder(_)), Some(Body::Folder(_))) => None,
@@ -174,11 +176,11 @@ pub fn difference(expected: &Tree, found: &Tree, scratch: &Scratch) -> Option<St
             _ => Some(0),
         };
         if let Some(offset) = differs {
-            return Some(format!("\"{name}\" changed without a record, at byte {offset}"));
+            return Some(format!("\"{name}\" changed without a recorded change, at byte {offset}"));
         }
     }
     let gone = wanted.keys().find(|path| !real.contains_key(*path))?;
-    Some(format!("\"{}\" went away without a record", gone.display()))
+    Some(format!("\"{}\" disappeared without a recorded change", gone.display()))
 }
 
 #[cfg(test)]
@@ -203,7 +205,7 @@ mod tests {
         fs::write(second.join("empty"), b"x").unwrap();
         let two = read(&second).unwrap();
         let differs = difference(&one.tree, &two.tree, &Scratch::default());
-        assert_eq!(differs.as_deref(), Some("\"empty\" changed without a record, at byte 0"));
+        assert_eq!(differs.as_deref(), Some("\"empty\" changed without a recorded change, at byte 0"));
         let ignored = Scratch(vec!["empty".into(), "inner/other*".into()]);
         assert_eq!(difference(&one.tree, &two.tree, &ignored), None);
         remove(&second);

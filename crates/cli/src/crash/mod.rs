@@ -41,10 +41,9 @@ pub const STATUS_NOT_RUN: u8 = 3;
 const MOST_TRIES: usize = 200;
 
 const EXAMPLES: &str = "\
-The commands are run by /bin/sh, in the folder or a state of it. So name your programs by their
-whole paths. The commands get these variables:
-  USRING_CRASH_STATE    the folder's path, for all commands. It is never DIR itself: usring works
-                        on copies, in the folder for temporary files (TMPDIR).
+/bin/sh runs each command in a copy of the folder, so name your programs by their whole paths. The
+copies are in the folder for temporary files (TMPDIR). The commands get these variables:
+  USRING_CRASH_STATE    for all commands: the path of the copy.
   USRING_CRASH_OUTPUT   for the check: a file with what the command had printed on standard output
                         before the power loss. A line there is a promise, such as \"stored 7\".
                         The check compares the state with the promises.
@@ -57,23 +56,25 @@ Examples:
       --run \"$PWD/load\" --check \"$PWD/verify\"
   usring crash --replay usring-crash-7.case
 
-Exit status: 0 if no state was found in which the check fails, 1 if one was found, 2 if it is not
-known (a change was not recorded; a message says why), 3 if usring could not run.";
+Exit status: 0 if usring found no state on which the check fails, 1 if it found one, 2 if it cannot
+tell, 3 if the command line is wrong or usring could not run. With status 2 a message says why:
+usring could not record a change, or the check failed on a state and then passed on the same state.";
 
-/// Find states in which a power loss leaves a folder so that a check fails.
+/// Find power losses after which your check of a folder fails.
 ///
 /// usring runs a command and records what its processes do to the files below a folder, by rings,
-/// by libaio and by plain system calls. From that it makes the states in which a power loss could
-/// have left the folder, and runs a check on each.
+/// by libaio and by plain system calls. From this record, usring makes the states in which a power
+/// loss could have left the folder, and runs a check on each.
 ///
-/// A power loss can come after every call. Changes that were not synced then may be lost, kept, or
-/// torn, in any combination that the model allows. usring tries the simplest losses first. Random
-/// ones follow until the budget is used up. If the check fails on a state, usring looks for the
-/// smallest loss with which it fails. Then it says which calls were lost, and why.
+/// A power loss can come after every call. Changes that are not synced by then may be lost, kept,
+/// or torn, in any combination that the model allows. usring tries the simplest losses first, and
+/// then random ones until the budget is used up. If the check fails on a state, usring searches for
+/// the smallest loss with which it fails. Then usring prints which calls were lost, and why.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// The folder whose content CMD starts from. It may be empty. usring works on copies of it.
+    /// The folder with whose content the recorded command starts. It may be empty. usring works on
+    /// copies of it.
     #[arg(long, value_name = "DIR", required_unless_present = "replay")]
     pub state: Option<PathBuf>,
 
@@ -83,13 +84,14 @@ pub struct Options {
 
     /// The command that checks a state: its exit status is 0 if the state is good.
     ///
-    /// The check may change the state. It must pass on the folder as the command leaves it, and on
-    /// the folder before the command with nothing printed. It must fail on an emptied folder with
-    /// everything printed, or it could never find anything.
+    /// The check may change the state. First usring tries the check on three states. It must pass
+    /// on the folder as the command leaves it, and on the folder before the command, with nothing
+    /// printed. It must fail on an empty folder with everything printed, because otherwise it could
+    /// not find a loss.
     #[arg(long, value_name = "CMD", required_unless_present = "replay")]
     pub check: Option<String>,
 
-    /// A command that prepares the folder. It is not recorded, and all that it does is durable.
+    /// A command that prepares the folder. usring does not record it: all that it does is durable.
     #[arg(long, value_name = "CMD")]
     pub setup: Option<String>,
 
@@ -102,44 +104,46 @@ pub struct Options {
     #[arg(long, value_name = "MODEL", default_value = "posix", value_parser = parse_model)]
     pub model: Model,
 
-    /// How long states are checked, as in 30s, 5m or 1h.
+    /// How long usring checks states, as in 30s, 5m or 1h.
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_time)]
     pub budget: Duration,
 
-    /// Time limit of one check. A check that takes longer has failed.
+    /// Time limit of one check. A check that takes longer counts as failed.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     pub check_limit: Duration,
 
-    /// Time limit of the setup and of the recorded command, each.
+    /// Time limit of the setup, and of the recorded command.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     pub run_limit: Duration,
 
-    /// Make random losses with this seed, so that another run repeats them.
+    /// Make random losses and random faults with this seed, so that another run repeats them.
+    /// Without this option, usring chooses a seed and prints it.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 
-    /// Files whose bytes mean nothing after a power loss, as in '*-shm'. May be repeated.
+    /// Files whose bytes mean nothing after a power loss, as in '*-shm'. The option may be
+    /// repeated.
     ///
     /// The command may write such a file by a shared mapping, which usring does not see.
     #[arg(long, value_name = "GLOB")]
     pub scratch: Vec<String>,
 
-    /// Inject faults into the command, as `usring run --inject` does.
+    /// Inject faults into the recorded command, as `usring run --inject` does.
     #[arg(long, value_name = "SET:ACTION[:WHEN]")]
     pub inject: Vec<String>,
 
-    /// File for the failing state; default: usring-crash-SEED.case.
+    /// Write the failing state to FILE instead of usring-crash-SEED.case.
     #[arg(long, value_name = "FILE")]
     pub case: Option<PathBuf>,
 
-    /// Run the check of a case once more, on the state in the case.
+    /// Repeat the check that a case file contains, on the state in that file.
     #[arg(long, value_name = "CASE", conflicts_with_all = ["state", "run", "check", "setup"])]
     pub replay: Option<PathBuf>,
 }
 
 fn parse_model(text: &str) -> Result<Model, String> {
     let known = Model::NAMES.iter().find(|(name, _)| *name == text).map(|(_, model)| *model);
-    known.ok_or_else(|| "the models are posix, ext4-ordered and device".into())
+    known.ok_or_else(|| "a model is posix, ext4-ordered or device".into())
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {
@@ -166,7 +170,7 @@ pub fn run(options: &Options) -> Outcome {
         (None, Some(state), Some(command), Some(check)) => {
             Session::begin(options, state, check).and_then(|session| session.run(command))
         }
-        _ => Err(not_run("--state, --run and --check are needed, or --replay")),
+        _ => Err(not_run("give --state, --run and --check, or --replay")),
     };
     // A failure of a module that `usring run` uses, too, carries the exit status of `usring run`.
     // `usring crash` has one status for all of them: STATUS_NOT_RUN.
@@ -213,13 +217,16 @@ impl<'a> Session<'a> {
     /// Copies the user's folder and runs the setup.
     fn begin(options: &'a Options, state: &Path, check: &'a str) -> Result<Session<'a>, Failure> {
         if !state.is_dir() {
-            return Err(not_run(format!("{} is no folder; it may be an empty one", state.display())));
+            return Err(not_run(format!(
+                "--state {} is not a folder; name an existing one, which may be empty",
+                state.display()
+            )));
         }
         let workplace = Workplace::begin()?;
         let (folder, base) = (workplace.path("state"), workplace.path("base"));
         let failed = |error| not_run(format!("cannot copy {} ({error})", state.display(), error = words(&error)));
         folder::copy(state, &folder).map_err(failed)?;
-        eprintln!("usring crash: copies are in {} until the end", workplace.folder().display());
+        eprintln!("usring crash: works on copies in {}, and removes them at the end", workplace.folder().display());
         if let Some(setup) = &options.setup {
             programs::set_up(setup, &folder, options.run_limit)?;
         }
@@ -276,7 +283,7 @@ impl<'a> Session<'a> {
             return Err(not_run("interrupted"));
         }
         if !log.ended.is_success() {
-            eprintln!("usring crash: the command ended with an error: {}", log.ended);
+            eprintln!("usring crash: the recorded command failed: {}", log.ended);
         }
         Ok(reader::read(self.initial.tree.clone(), &self.initial.nodes, &log.bytes))
     }

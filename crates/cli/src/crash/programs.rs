@@ -43,10 +43,10 @@ impl std::fmt::Display for Ended {
         match self {
             // A shell exits with status 127 if it does not find the program.
             Ended::Status(status) if status.code() == Some(127) => {
-                write!(f, "{status} (commands run in a copy of the folder: name programs by their whole paths)")
+                write!(f, "{status} (commands run in a copy of the folder, so name programs by their whole paths)")
             }
             Ended::Status(status) => write!(f, "{status}"),
-            Ended::TimedOut => write!(f, "it did not end in time"),
+            Ended::TimedOut => write!(f, "it did not end within its time limit"),
             Ended::Stopped => write!(f, "it was interrupted"),
         }
     }
@@ -146,7 +146,10 @@ pub fn record(options: &Recorded<'_>, folder: &Path, workplace: &Workplace) -> R
     drop(command);
     let _ = drain.join();
     if std::fs::metadata(&path).map_err(failed)?.len() > MOST_LOG {
-        return Err(Failure::with_status(STATUS_NOT_RUN, "the command changed more than 2 GiB; record a shorter one"));
+        return Err(Failure::with_status(
+            STATUS_NOT_RUN,
+            "the command changed more than 2 GiB; record one that changes less",
+        ));
     }
     Ok(Log { bytes: std::fs::read(&path).map_err(failed)?, ended })
 }
@@ -155,7 +158,7 @@ pub fn record(options: &Recorded<'_>, folder: &Path, workplace: &Workplace) -> R
 fn write_page(path: &Path, [device, inode]: [u64; 2], folder: &Path) -> io::Result<()> {
     let name = folder.as_os_str().as_encoded_bytes();
     if name.len() > format::MOST_FOLDER {
-        return Err(io::Error::other("the path of the folder is too long"));
+        return Err(io::Error::other("the path of the folder is too long; set TMPDIR to a shorter one"));
     }
     let file = File::create_new(path)?;
     file.set_len(format::PAGE as u64)?;

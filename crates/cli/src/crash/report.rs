@@ -30,8 +30,8 @@ pub fn states(found: &Found) -> String {
 pub fn nothing_found(found: &Found) -> String {
     let end = if found.is_exhausted { "no new state is left" } else { "the budget is used up" };
     let verdict = match found.is_unstable {
-        true => "unknown: the check failed on a state, and passed when it was repeated",
-        false => "nothing found: the check passes on all of them",
+        true => "unknown: the check failed on a state, and then passed on the same state",
+        false => "nothing found: the check passes on all states",
     };
     format!("checked {}; {end}\n{verdict}", states(found))
 }

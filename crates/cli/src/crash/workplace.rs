@@ -65,7 +65,7 @@ impl Workplace {
         let made = std::fs::create_dir(&path).and_then(|()| path.canonicalize());
         let path = made.map_err(|error| {
             let sentence = format!(
-                "cannot make the folder {} ({error}); TMPDIR names another place",
+                "cannot make the folder {} ({error}); set TMPDIR to a folder that you can write to",
                 path.display(),
                 error = words(&error)
             );
