@@ -29,7 +29,7 @@ rule                            call       calls  faults
 ";
     assert_eq!(finished.stderr, expected);
     let finished = prepare(&Stage::new(), &["--inject=recv:error=EIO", "--seed=3"], "ring read 1").finish();
-    assert!(finished.stderr.contains("no fault was injected: no rule meant a call of the program (seed 3)"));
+    assert!(finished.stderr.contains("no fault was injected: no rule matched a call of the program (seed 3)"));
 }
 
 #[test]

@@ -18,36 +18,39 @@ use usring_sys::width;
 
 const EXAMPLES: &str = "\
 Examples:
-  usring ctl                          the devices of all your runs
-  usring ctl /tmp/disk                one device
-  usring ctl /tmp/disk poll=classic   from now on, spin for its completions
-  usring ctl inject list              the rules of a run with --inject
-  usring ctl metrics                  the counts of programs, as OpenMetrics
-  usring ctl requests                 the requests in flight of a traced run
-  usring ctl trace now.trace          the trace of a run so far
+  usring ctl                          shows the devices of all your runs
+  usring ctl /tmp/disk                shows one device
+  usring ctl /tmp/disk poll=classic   makes threads poll that device from now on
+  usring ctl inject list              lists the rules of a run with --inject
+  usring ctl metrics                  prints the counts as OpenMetrics
+  usring ctl requests                 lists the requests in flight (--trace)
+  usring ctl trace now.trace          writes the trace of a run so far
 
 Policies:
   interrupt    sleep until the device interrupts; the device refuses polled rings (EOPNOTSUPP),
                unless the run was started with --iopoll-fallback
-  classic      spin
-  hybrid       sleep for a part of the expected time, then spin
-  hybrid:5us   sleep for 5 µs, then spin
+  classic      poll without a pause (the default)
+  hybrid       sleep for a part of the expected time, then poll
+  hybrid:5us   sleep for 5 µs, then poll
 
-A change takes effect with each thread's next wait.";
+Exit status: 0, 1 if none of your runs has the device PATH, 125 if the command failed.";
 
-/// Show the devices of running programs, and change how threads wait for a device's completions.
+/// Show the devices, faults, requests and counts of running programs, and change some of them.
+///
+/// Without a subcommand, this command shows devices, or changes how threads wait for a device's
+/// completions.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Options {
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// PATH of the device, as in `usring run --device PATH=SPEC`. Without PATH, the command shows
-    /// all devices of your runs.
+    /// The device: PATH of `usring run --device PATH=SPEC`. Without PATH, the command shows all
+    /// devices of your runs.
     path: Option<PathBuf>,
 
     /// The new policy: poll=interrupt, poll=classic, poll=hybrid or poll=hybrid:SPAN (5us, 1ms). It
-    /// holds from each thread's next wait on.
+    /// takes effect with each thread's next wait.
     #[arg(requires = "path", value_parser = parse_change, value_name = "poll=POLICY")]
     change: Option<PollPolicy>,
 }
@@ -119,13 +122,14 @@ pub fn run(options: &Options) -> Outcome {
 /// Returns in words which devices there are.
 fn names(found: &[Found]) -> String {
     let paths: Vec<_> = found.iter().map(|device| device.path.display().to_string()).collect();
-    if paths.is_empty() { "they have no devices".into() } else { format!("they have {}", paths.join(", ")) }
+    if paths.is_empty() { "no run has a device".into() } else { format!("they have {}", paths.join(", ")) }
 }
 
 fn show(device: &Found) -> Result<(), Failure> {
     let policy = device.policies.get(device.index);
-    let policy =
-        policy.map_err(|error| Failure::new(format!("cannot read the policy ({error})", error = words(&error))))?;
+    let policy = policy.map_err(|error| {
+        Failure::new(format!("cannot read the policies of the run's devices ({error})", error = words(&error)))
+    })?;
     tell!("{}", device.path.display());
     tell!("  device  {}", device.spec);
     tell!("  size    {} bytes", device.size);

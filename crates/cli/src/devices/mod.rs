@@ -49,7 +49,7 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
     let before = text.chars().count() - spec.chars().count();
     let spec = spec::parse(spec).map_err(|error| format!("{error}{}\n", error.caret(text, before)))?;
     if spec.is_for_swap() {
-        return Err("overwrite= is for --swap: a device keeps what it holds".into());
+        return Err("overwrite= is for --swap; leave it out, because a device keeps the data of its file".into());
     }
     // The program's processes parse the SPEC again, each in its own working directory. So its paths
     // must be absolute.

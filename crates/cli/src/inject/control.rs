@@ -17,14 +17,17 @@ Examples:
   usring run --inject none -- my-server &
       Starts a run without rules, to which any rule can be added.
   usring ctl inject add 'write:error=ENOSPC:path=*.wal'
+      Makes every write to a file *.wal fail from now on.
   usring ctl inject list
-  usring ctl inject remove 1";
+  usring ctl inject remove 1
 
-/// Show and change the rules of a run that was started with --inject
+Exit status: 0, 1 if there is no such run or rule or the run cannot obey the rule, 125 otherwise.";
+
+/// Show and change the rules of a run that was started with --inject.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Process id of the run's `usring run`. Needed if several of your runs have --inject.
+    /// Process id of the `usring run` that is meant, if several of your runs have --inject.
     #[arg(long, value_name = "PID", global = true)]
     run: Option<u32>,
 
@@ -34,20 +37,20 @@ pub struct Options {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Add a rule. It holds from the next call of each process on.
+    /// Add a rule. It acts from each process's next call on.
     Add {
         /// The rule, as for `usring run --inject`.
         #[arg(value_parser = parse)]
         rule: Box<Rule>,
     },
-    /// List the rules, how many calls they meant, and how many faults they made.
+    /// List the rules, how many calls each has matched, and how many faults it has injected.
     List,
     /// Remove a rule.
     Remove {
-        /// The number of the rule in the list.
+        /// The number of the rule, as `usring ctl inject list` prints it.
         number: u16,
     },
-    /// List the names of the calls that rules can name.
+    /// List all names that a rule's SET may have.
     Names,
 }
 
@@ -133,18 +136,18 @@ fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
     }
     if found.len() > 1 {
         let runs: Vec<&str> = found.iter().map(|(run, _)| run.as_str()).collect();
-        let text = format!("several of your runs have --inject: {}; name one by --run PID", runs.join(", "));
+        let text = format!("several of your runs have --inject: {}; choose one by --run PID", runs.join(", "));
         return Err(Failure::with_status(1, text));
     }
     if let (Some(wanted), true) = (wanted, found.is_empty()) {
         let runs: Vec<_> =
             socket::all().iter().filter(|path| page_of(path).is_ok()).map(|path| socket::run_of(path)).collect();
         let there =
-            if runs.is_empty() { "no run has any".into() } else { format!("runs with rules: {}", runs.join(", ")) };
+            if runs.is_empty() { "no run has --inject".into() } else { format!("these have it: {}", runs.join(", ")) };
         return Err(Failure::with_status(1, format!("no run {wanted} of yours has --inject; {there}")));
     }
     found.pop().ok_or_else(|| {
-        Failure::with_status(1, "none of your runs was started with `usring run --inject`; `--inject none` is enough")
+        Failure::with_status(1, "none of your runs has --inject; start one with `usring run --inject none -- PROGRAM`")
     })
 }
 

@@ -143,13 +143,17 @@ fn begin_log(path: &Path, page: &Page) -> Result<(), Failure> {
     if page.set_log(absolute.as_os_str().as_bytes()) {
         Ok(())
     } else {
-        Err(Failure::new(format!("the path {} of the log is too long", path.display())))
+        Err(Failure::new(format!(
+            "the path {} of the log is too long; name another file by --inject-log",
+            path.display()
+        )))
     }
 }
 
 /// Enters a rule and returns its index.
 fn add_rule(page: &Page, rule: &Rule) -> Result<u16, Failure> {
-    page.add(rule).ok_or_else(|| Failure::new("the rules of --inject are too many or too long"))
+    page.add(rule)
+        .ok_or_else(|| Failure::new("the rules of --inject are too many or too long; use fewer or shorter ones"))
 }
 
 /// For each rule (by index) and each call (in words): how many calls the rule matched, and how many
@@ -214,7 +218,7 @@ fn faults_report(page: &Page) -> String {
     let faults: u64 = counts.values().map(|[_, faults]| faults).sum();
     let seed = page.seed();
     let mut text = match (faults, counts.is_empty()) {
-        (0, true) => format!("usring: no fault was injected: no rule meant a call of the program (seed {seed})\n"),
+        (0, true) => format!("usring: no fault was injected: no rule matched a call of the program (seed {seed})\n"),
         (0, false) => format!("usring: no fault was injected (seed {seed})\n"),
         (1, _) => format!("usring: 1 fault was injected (seed {seed})\n"),
         (count, _) => format!("usring: {count} faults were injected (seed {seed})\n"),
@@ -223,7 +227,7 @@ fn faults_report(page: &Page) -> String {
         let _ = write!(text, "{}", table(&counts, &page.rules()));
     }
     if page.uncounted() != 0 {
-        text.push_str("usring: more calls than the run can count were left without faults\n");
+        text.push_str("usring: some calls got no fault, because there was no memory left to count them\n");
     }
     text
 }
@@ -245,7 +249,7 @@ mod tests {
     #[test]
     fn the_report_names_rules_calls_and_the_seed() {
         let page = Page::of_process(7, 0).unwrap();
-        assert!(report(&page).contains("no rule meant a call of the program (seed 7)"));
+        assert!(report(&page).contains("no rule matched a call of the program (seed 7)"));
         page.add(&usring_inject::parse("read:error=EIO:when=2").unwrap()).unwrap();
         let key = |counter, process| Key { counter, process, rule: 0, kind: Kind::Ring, number: 22 };
         for process in [1, 2, 2] {
