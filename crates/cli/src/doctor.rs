@@ -14,12 +14,12 @@ const EXAMPLES: &str = "\
 Examples:
   usring doctor
   docker run --rm -v \"$PWD:/usring:ro\" debian /usring/usring doctor
-      Reports what a Docker container allows.
+      Reports what a Docker container allows. The current folder has usring and libusring.so.
 
 Exit status: 0 if usring works here, 1 if it does not.";
 
-/// Report what works on this machine: the kernel's io_uring, usring, and swap, with the cost of a
-/// call.
+/// Report what works on this machine, and what blocks the rest: the kernel's io_uring, usring and
+/// its swap, with the cost of each.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {}
@@ -35,7 +35,10 @@ pub fn run(_options: &Options) -> Outcome {
         return Ok(1);
     }
     if is_inside() {
-        say("inside a run", "this command itself runs under usring: usring also answers it as the kernel would");
+        say(
+            "inside a run",
+            "this command itself runs under usring, which answers in place of the kernel's io_uring, too",
+        );
     }
     say("machine", &machine());
     report_kernel();

@@ -116,12 +116,12 @@ Examples:
   usring doctor
       Reports what works on this machine, and what blocks the rest.
   usring run -- fio --name=job --ioengine=io_uring --rw=randread --size=64m
-      usring answers fio's io_uring calls, inside fio's own process.
+      Answers fio's io_uring calls inside fio's own process.
   usring run --deny-kernel --stats -- mariadbd --datadir=/srv/db
-      The kernel's io_uring is denied to MariaDB, as Docker denies it. At its end, usring
-      prints a table of its requests.
+      Denies MariaDB the kernel's io_uring, as Docker does. When MariaDB ends, usring prints a
+      table of its requests.
   usring run --swap file:path=swap,size=8G,create=on,limit=256M -- sort huge.txt
-      sort with much memory, of which 256 MiB are resident and the rest is in a file.
+      Keeps at most 256 MiB of sort's memory resident, and the rest in the file `swap`.
   usring demo
       Shows a program fail without io_uring, and then run under usring.";
 

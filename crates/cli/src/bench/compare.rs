@@ -20,11 +20,13 @@ Examples:
   usring bench nop --json after.json
   usring bench compare before.json after.json
 
-`better` and `worse` are said of the second result. The 95 % confidence interval of the ratio of the
-medians then lies on one side of 1. `no difference` means that it contains 1. Results with less than
-five rounds get no statement.";
+`better` or `worse` says how the second result differs from the first: the 95 % confidence interval
+of the ratio of the medians lies on one side of 1. `no difference` means that the interval contains
+1. The command says nothing about results with fewer than five rounds.
 
-/// Compare two results of one benchmark that were written by --json.
+Exit status: 0 if the results were compared, 125 if they cannot be.";
+
+/// Compare two results of one benchmark that --json has written..
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {

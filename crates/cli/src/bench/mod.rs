@@ -59,10 +59,10 @@ Examples:
 The measured programs are not in usring's packages. In a source tree, `cargo xtask bench` builds
 them and takes the same arguments.
 
-Exit status: 0 if every bar holds or with --quick, 3 if a bar does not hold, 125 if a benchmark
-could not run.";
+A bar is the target of a figure. Exit status: 0 if every bar holds or with --quick, 3 if a bar does
+not hold, 125 if a benchmark could not run.";
 
-/// Measure usring and its rivals, in alternating order within one run.
+/// Measure usring, and in turn with it the kernel's io_uring or another rival.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Options {
@@ -73,12 +73,11 @@ pub struct Options {
     #[command(subcommand)]
     command: Option<Command>,
 
-    /// Run three short rounds per case. The figures are too rough to be quoted, and no limit (bar)
-    /// counts.
+    /// Run three short rounds per case. The figures are too rough to be quoted, and no bar counts.
     #[arg(long)]
     quick: bool,
 
-    /// Folder of the programs of PostgreSQL 18 or newer, for `postgres`.
+    /// Folder with the programs of PostgreSQL 18 or newer, which the benchmark `postgres` needs.
     #[arg(long, value_name = "FOLDER")]
     postgres: Option<PathBuf>,
 

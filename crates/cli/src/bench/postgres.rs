@@ -32,7 +32,7 @@ const SELECT: &str = "pgbench -S";
 pub fn benchmark(programs: Option<&Path>) -> Result<Benchmark, String> {
     let programs = programs.ok_or("name the folder of the programs of PostgreSQL 18 by --postgres")?;
     let programs = programs.to_str().filter(|path| !path.contains(char::is_whitespace));
-    let programs = programs.ok_or("the path behind --postgres may not have spaces")?;
+    let programs = programs.ok_or("the path of --postgres must not contain spaces")?;
     if !Path::new(programs).join("postgres").is_file() {
         return Err(format!("{programs} has no program `postgres`"));
     }

@@ -20,15 +20,15 @@ Examples:
   usring demo
   usring demo --directory /var/tmp --megabytes 256
 
-Exit status: 0 if every block was read back as it was written, 1 if not.";
+Exit status: 0 if the program failed without io_uring, and under usring read back every block as it
+had written it; otherwise 1.";
 
 /// Show an io_uring program fail where io_uring is denied, and then run under usring.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Folder in which the demo writes its file (default: the system's folder for temporary files).
-    ///
-    /// The file is removed at the end.
+    /// Folder in which the demo writes its file, and removes it at the end. The default is the
+    /// folder for temporary files (TMPDIR, or /tmp).
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 

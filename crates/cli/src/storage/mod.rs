@@ -239,7 +239,7 @@ impl Keeper {
                 Err(Unready::Stopped) => return None,
                 Err(Unready::Failed(why)) => {
                     if why != last {
-                        self.say(format_args!("{why}; usring goes on trying to start it"));
+                        self.say(format_args!("{why}; usring keeps trying to start it"));
                     }
                     last = why;
                 }

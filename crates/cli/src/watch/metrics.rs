@@ -19,15 +19,16 @@ Examples:
   usring ctl metrics
       Prints the counts of all programs that usring serves and counts.
   usring ctl metrics --listen 127.0.0.1:9464
-      Serves them at http://127.0.0.1:9464/metrics until ^C.
+      Serves the counts at http://127.0.0.1:9464/metrics until ^C.
 
-Programs are counted by `usring run --stats`, or by the variable USRING_STATS. The processes of a
-run are counted together. The labels `pid` and `program` are those of the lowest process id.
-Everyone who can reach the address can read the counts.
+usring counts the requests of programs that were started by `usring run --stats` or with the
+variable USRING_STATS. The counts of a run are the sums over its processes. The labels `pid` and
+`program` are those of the process with the lowest id. Everyone who can reach the address can read
+the counts.
 
 Exit status: 0, or 1 without --listen if no program is counted.";
 
-/// Print the counts of all served programs as OpenMetrics, or serve them to a collector
+/// Print the counts of all served programs as OpenMetrics, or serve them to a collector.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {

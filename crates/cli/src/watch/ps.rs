@@ -16,11 +16,12 @@ Examples:
 
 Exit status: 0 if a process is served, 1 if none is.";
 
-/// List the processes that usring serves
+/// List the processes that usring serves.
 ///
-/// Shows each process into which libusring.so is loaded, whether `usring run` or LD_PRELOAD has
-/// loaded it. Its rings and requests are known if they are counted: by `usring run --stats`, or by
-/// the variable USRING_STATS. Without privileges you see your own processes only.
+/// Shows each process into which `usring run` or LD_PRELOAD has loaded libusring.so. The columns
+/// RINGS and REQUESTS have numbers for programs that were started by `usring run --stats` or with
+/// the variable USRING_STATS. RUN is the process id of `usring run`, if it stays as a parent of the
+/// process. Without privileges you see your own processes only.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
@@ -49,7 +50,7 @@ pub fn run(options: &Options) -> Outcome {
     if options.json {
         tell!("{:#}", Value::from_iter(rows.iter().map(object)));
     } else if rows.is_empty() {
-        tell!("no process that you may look into is served by usring");
+        tell!("usring serves no process that you may inspect");
     } else {
         show(&rows);
     }

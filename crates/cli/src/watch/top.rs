@@ -24,25 +24,25 @@ Examples:
 
 Keys: q ends. Exit status: 0, or 1 if no process is served.";
 
-/// Show what the rings of served processes do, like top(1)
+/// Show the requests per second of the processes that usring serves, like top(1).
 ///
-/// Shows the requests per second of each process that usring serves, and of each opcode. The last
-/// columns are shares of the requests: those that finished inline, waited for their file (polled),
-/// or were carried out by a worker. Requests are counted in programs that were started by
-/// `usring run --stats`, or with the variable USRING_STATS.
-/// On a terminal the display is renewed after each interval. If standard output is no terminal, the
-/// tables follow each other.
+/// The first table has a row for each process, the second one for each opcode. The columns INLINE,
+/// POLLED and WORKER are shares of the requests: those that finished at once, waited for their
+/// file, or were carried out by a worker. usring counts the requests of programs that were started
+/// by `usring run --stats` or with the variable USRING_STATS.
+///
+/// On a terminal, each interval's tables replace the last ones. Otherwise they follow each other.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Show only this process.
+    /// Process id: show only this process.
     pid: Option<u32>,
 
     /// Seconds between two displays, 0.1 to 3600.
     #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     interval: Duration,
 
-    /// Print the rates of one interval, and end.
+    /// Print the tables of one interval, and end.
     #[arg(long)]
     once: bool,
 
@@ -118,7 +118,7 @@ fn sample(files: &mut Files, options: &Options) -> Result<Sample, Failure> {
     if !found {
         let sentence = match options.pid {
             Some(pid) => format!("process {pid} is not served by usring; `usring ps` lists those that are"),
-            None => "no process that you may look into is served by usring".into(),
+            None => "usring serves no process that you may inspect".into(),
         };
         return Err(Failure::with_status(1, sentence));
     }
