@@ -59,7 +59,7 @@ pub fn learn() -> Result<(), &'static str> {
     let page = match page {
         Ok(page) => page,
         Err(error) => {
-            message::say(format_args!("the rules of --inject cannot be read: {error}"));
+            message::say(format_args!("cannot read the rules of --inject ({error})"));
             return Err("the rules of this run cannot be read; has `usring run` ended, or the user changed?");
         }
     };
@@ -73,7 +73,10 @@ fn arm(page: Page) -> Result<(), &'static str> {
     ask_for_each_call();
     ARMED.store(true, Ordering::Relaxed);
     filter::check_symbols();
-    filter::install_for_calls(&traps, "calls that rules name do not reach usring although the trap filter was accepted")
+    filter::install_for_calls(
+        &traps,
+        "calls that rules name do not reach usring although the kernel accepted the seccomp filter",
+    )
 }
 
 /// Adds a rule that the program gives itself by `usring_inject_once` (`include/usring_inject.h`).

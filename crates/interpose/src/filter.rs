@@ -522,7 +522,7 @@ pub fn install_for_calls(calls: &[u64; 8], unreached: &'static str) -> Result<()
         return Ok(());
     }
     install_filter_for(calls, probe_argument(calls))
-        .map_err(|_| "the trap filter for the program's calls was refused")?;
+        .map_err(|_| "the kernel refuses the seccomp filter that traps the program's calls")?;
     if is_installed_for(calls) { Ok(()) } else { Err(unreached) }
 }
 

@@ -33,10 +33,13 @@ const TRAPS: [u64; 8] = {
 pub fn learn() -> Result<(), &'static str> {
     let Some(log) = environment::recording() else { return Ok(()) };
     usring_record::start(log).map_err(|error| {
-        message::say(format_args!("the log of the recorder cannot be opened: {error}"));
+        message::say(format_args!("cannot open the log of `usring crash` ({error})"));
         "the log of `usring crash` cannot be opened; has that command ended, or the user changed?"
     })?;
-    filter::install_for_calls(&TRAPS, "calls on files do not reach usring although the trap filter was accepted")
+    filter::install_for_calls(
+        &TRAPS,
+        "calls on files do not reach usring although the kernel accepted the seccomp filter",
+    )
 }
 
 /// Makes and records a call that may change something below the recorded folder. `None`: the

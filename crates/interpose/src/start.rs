@@ -97,7 +97,7 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
 fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     check_settings()?;
     process::set_child_reset(&child::RESET);
-    per_process::prepare().map_err(|_| "the system lends no page that is emptied at fork (MADV_WIPEONFORK)")?;
+    per_process::prepare().map_err(|_| "the kernel refuses madvise(MADV_WIPEONFORK), which usring needs")?;
     process::current();
     memory_reserve::set_refill(|| ALLOCATOR.refill());
     usring_engine::set_host(&HOST);
@@ -106,14 +106,18 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     own_numbers::allow_reserve();
     own_numbers::prepare_table();
     membarrier::prepare();
-    calls::take_over(own_signal::install).map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
+    calls::take_over(own_signal::install)
+        .map_err(|_| "usring cannot wrap its signal handlers (rt_sigaction failed)")?;
     stacks::note_small_stacks(auxiliary);
     named::prepare();
     if valgrind::is_there() {
-        own_signal::install(linux::SIGTRAP).map_err(|_| "its breakpoints cannot be handled (rt_sigaction failed)")?;
+        own_signal::install(linux::SIGTRAP)
+            .map_err(|_| "usring cannot handle its breakpoints (rt_sigaction failed)")?;
         breakpoints::set();
     } else if !rings::probe() {
-        filter::install().map_err(|_| "the trap filter was refused; does this sandbox forbid seccomp(2)?")?;
+        filter::install().map_err(
+            |_| "the kernel refuses the seccomp filter that traps io_uring calls; does this sandbox forbid seccomp(2)?",
+        )?;
     }
     Ok(())
 }
@@ -126,10 +130,12 @@ fn check_settings() -> Result<(), &'static str> {
     // The launcher checks the limit of its runs itself, and a program without rings may run there
     // with a lower limit.
     if !environment::is_strict() && own_numbers::is_limit_too_low() {
-        return Err("rings use descriptors from 600 on, but the hard limit of open files is lower (ulimit -Hn)");
+        return Err(
+            "rings use descriptors from 600 on, but the hard limit of open files (ulimit -Hn) is below 608; raise it",
+        );
     }
     if environment::devices().is_some_and(|socket| !socket.starts_with(b"/")) {
-        return Err("USRING_DEVICES is the launcher's own; use `usring run --device PATH=SPEC -- PROGRAM`");
+        return Err("only `usring run` may set USRING_DEVICES; use `usring run --device PATH=SPEC -- PROGRAM`");
     }
     region::read_environment()
 }
@@ -140,7 +146,7 @@ fn check_settings() -> Result<(), &'static str> {
 /// not run.
 fn serve() -> Result<(), &'static str> {
     if !valgrind::is_there() && !rings::probe() {
-        return Err("io_uring_enter does not reach usring although the trap filter was accepted");
+        return Err("io_uring_enter does not reach usring although the kernel accepted the seccomp filter");
     }
     credentials::see_all();
     counting::count_for(process::id());
@@ -166,15 +172,16 @@ fn prepare_swap() -> Result<(), &'static str> {
         // page, usring does not page it in.
         let process = process::id();
         message::say(format_args!(
-            "swap: the memory of process {process} stays as it is: a sanitizer or Valgrind keeps account of it"
+            "swap: usring does not swap the memory of process {process}, because a sanitizer or Valgrind runs in it"
         ));
         return Ok(());
     }
     region::allow(minimum, &guard::PIN_HOOK);
     if !swap::filter::is_installed(minimum) {
-        swap::filter::install(minimum).map_err(|_| "the trap filter for swapped memory was refused")?;
+        swap::filter::install(minimum)
+            .map_err(|_| "the kernel refuses the seccomp filter that traps calls on swapped memory")?;
         if !swap::filter::is_installed(minimum) {
-            return Err("calls on swapped memory do not reach usring although the trap filter was accepted");
+            return Err("calls on swapped memory do not reach usring although the kernel accepted the seccomp filter");
         }
     }
     libc::map_large_blocks(minimum);

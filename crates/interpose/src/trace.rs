@@ -34,9 +34,7 @@ pub fn learn() -> Result<(), &'static str> {
         Ok(page) => usring_trace::start(page),
         Err(error) => {
             let process = process::id();
-            message::say(format_args!(
-                "process {process} is not traced: the memory of --trace cannot be opened: {error}"
-            ));
+            message::say(format_args!("process {process} is not traced: cannot open the memory of --trace ({error})"));
             return Ok(());
         }
     }

@@ -59,7 +59,7 @@ pub fn learn() -> Result<(), &'static str> {
     let Some(Checking { path, aborts, unique_user_data }) = environment::checking() else { return Ok(()) };
     let mode = if aborts { Mode::Abort } else { Mode::Report };
     if let Err(error) = usring_check::start(path, mode, unique_user_data) {
-        message::say(format_args!("the findings of --check cannot be written: {error}"));
+        message::say(format_args!("cannot open the file for the findings of --check ({error})"));
         return Err("the findings of --check cannot be written; has `usring run` ended, or the user changed?");
     }
     if let Some(path) = environment::stacks()

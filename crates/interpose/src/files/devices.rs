@@ -52,16 +52,17 @@ pub fn exist() -> bool {
 pub fn learn() -> Result<(), &'static str> {
     let Some(socket) = environment::devices() else { return Ok(()) };
     devices::connect(socket).map_err(|error| {
-        message::say(format_args!("asking for the devices of this run: {error}"));
+        message::say(format_args!("cannot ask `usring run` for the devices of this run ({error})"));
         "the devices of this run cannot be reached; has `usring run` ended, or the user changed?"
     })?;
     hazard::prepare();
     EXIST.store(true, Ordering::Relaxed);
     filter::check_symbols();
     if !traps() {
-        filter::install_for_devices().map_err(|_| "the trap filter for devices was refused")?;
+        filter::install_for_devices()
+            .map_err(|_| "the kernel refuses the seccomp filter that traps calls on devices")?;
         if !traps() {
-            return Err("calls on files do not reach usring although the trap filter was accepted");
+            return Err("calls on files do not reach usring although the kernel accepted the seccomp filter");
         }
     }
     Ok(())

@@ -31,8 +31,9 @@ pub fn count_for(process: u32) {
         // process counts nothing.
         Err(_) if environment::is_strict() => {}
         Err(error) => message::say(format_args!(
-            "nothing is counted: {} cannot be used for USRING_STATS ({error})",
-            path.to_str().unwrap_or("its file")
+            "nothing is counted: {} cannot be used for USRING_STATS ({error}){}",
+            path.to_str().unwrap_or("its file"),
+            if error == Errno::EEXIST { "; it is not a statistics file of this build: name another file" } else { "" }
         )),
     }
 }

@@ -96,7 +96,7 @@ fn judge(execution: &Execution) -> Verdict {
     match executable::judge(execution.directory, execution.path, execution.flags) {
         refused @ Verdict::Refused(_) => refused,
         _ if !is_library_visible() => {
-            Verdict::Refused("libusring.so cannot be read from here (another root directory?)")
+            Verdict::Refused("this process cannot read libusring.so; has it changed its root directory or user?")
         }
         _ if has_other_ids() => {
             Verdict::Refused("its effective user or group is not the real one, so the loader would ignore LD_PRELOAD")

@@ -147,13 +147,13 @@ fn freeze(mappings: &'static Mappings) -> Result<FrozenMemory, Errno> {
         }
         if round == 1 {
             message::say(format_args!(
-                "swap: process {} waits with a fork: the backing store has not answered for {ROUND_SECONDS} s",
+                "swap: a fork of process {} waits: the backing store has not answered for {ROUND_SECONDS} s",
                 process::id()
             ));
         }
     }
     message::say(format_args!(
-        "swap: process {} cannot fork: its memory has not come to rest for {} s, as the backing store does not answer",
+        "swap: process {} cannot fork: the backing store has not answered for {} s",
         process::id(),
         ROUND_SECONDS * ROUNDS
     ));
@@ -198,7 +198,7 @@ fn begin(frozen: FrozenMemory, calls: OfThread) {
     match frozen.inherit() {
         Ok(inheritance) => region::inherit(inheritance),
         Err((error, unmapped)) => {
-            message::say(format_args!("swap: a forked child cannot have its parent's swapped memory ({error})"));
+            message::say(format_args!("swap: a forked child does not inherit its parent's swapped memory ({error})"));
             if unmapped.is_err() {
                 die_of_zeroes();
             }
@@ -236,8 +236,8 @@ fn die_of_zeroes() -> ! {
 fn refuse(error: Errno) {
     let (bit, why) = match error {
         Errno::EOPNOTSUPP => return,
-        Errno::EAGAIN => (1, "too many processes have copies already"),
-        _ => (2, "the system refuses what a copy needs"),
+        Errno::EAGAIN => (1, "too many processes share it already"),
+        _ => (2, "the kernel refuses what an inheriting child needs"),
     };
     if REPORTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         message::say(format_args!(

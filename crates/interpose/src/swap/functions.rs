@@ -176,8 +176,9 @@ const MOST_OPTIONS: usize = 64;
 unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     let [_, size, limit, backing, mechanism, readahead, queues] = read_options(options)?;
     let builder = SwapRegion::builder().size(width::size(size)).limit(width::size(limit));
-    let backing = text(backing)
-        .map_err(|error| failed(error, "backing is not the address of a text; it names a device SPEC".to_string()))?;
+    let backing = text(backing).map_err(|error| {
+        failed(error, "backing does not point to a string; set it to a SPEC such as \"ram:size=1G\"".to_string())
+    })?;
     let mut builder = builder.backing(&backing).map_err(|error| failed(Errno::EINVAL, error.to_string()))?;
     if mechanism != 0 {
         let name = text(mechanism)?;

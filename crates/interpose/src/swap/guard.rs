@@ -49,7 +49,7 @@ fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Optio
     let is_fault = answer == i64::from(Errno::EFAULT.negative()).cast_unsigned();
     if is_fault && call_memory::is_guess(call.number) && !IS_REPORTED.swap(true, Ordering::Relaxed) {
         message::say(format_args!(
-            "swap: system call {} answers EFAULT: it may name swapped memory by a structure that usring \
+            "swap: system call {} answers EFAULT: it may name swapped memory in a structure that usring \
              does not know",
             call.number
         ));

@@ -144,8 +144,8 @@ fn map(arguments: [u64; 6]) -> Answer {
 fn report_no_room(length: u64) {
     if !IS_FULL_REPORTED.swap(true, Ordering::Relaxed) {
         message::say(format_args!(
-            "swap: no room for {} KiB more: from now on what does not fit is ordinary memory, outside the limit; \
-             give swap a larger backing store",
+            "swap: the backing store has no room for {} KiB more; memory that does not fit is from now on ordinary \
+             memory, outside the limit; give swap a larger backing store",
             length >> 10
         ));
     }

@@ -112,11 +112,13 @@ pub fn read_environment() -> Result<(), &'static str> {
     let parsed = core::str::from_utf8(bytes).map_err(|_| "USRING_SWAP is not UTF-8")?;
     let parsed = text::parse(parsed).map_err(|why| {
         message::say(format_args!("USRING_SWAP: {why}"));
-        "USRING_SWAP does not say how to swap"
+        "USRING_SWAP is wrong, as the line before says"
     })?;
     let device = parsed.spec.device();
     if device.text("socket").is_some() && environment::swap_socket().is_none() {
-        return Err("swapped memory on a back end needs the launcher: use `usring run --swap SPEC,limit=SIZE`");
+        return Err(
+            "swapped memory on a back end needs the launcher: use `usring run --swap SPEC,limit=SIZE -- PROGRAM`",
+        );
     }
     if device.text("path").is_some_and(|path| !path.starts_with('/')) {
         return Err("the path in USRING_SWAP must begin with /, because each process has its own current folder");
@@ -225,12 +227,12 @@ pub fn made() -> Option<&'static Mappings> {
             let process = process::id();
             match refusal {
                 Refusal::Failed(Errno::ENOMEM) => message::say(format_args!(
-                    "swap: the memory of process {process} stays as it is: there are no addresses for four times what \
-                     {} and the limit hold (ENOMEM); does a limit (ulimit -v) forbid it?",
+                    "swap: usring does not swap the memory of process {process}: the address space has no room for \
+                     four times what {} and the limit hold (ENOMEM); does `ulimit -v` limit it?",
                     options.text.spec
                 )),
                 refusal => message::say(format_args!(
-                    "swap: the memory of process {process} stays as it is: {}",
+                    "swap: usring does not swap the memory of process {process}: {}",
                     refusal.message(&options.text.spec)
                 )),
             }
