@@ -1,22 +1,7 @@
 //! The conformance suite: an ordinary io_uring program that prints the results of system calls, one
 //! behaviour at a time. Its output on the kernel and on usring must agree.
 //!
-//! ```text
-//! conformance list [--intended]        every case (or those that differ on purpose, and why)
-//! conformance run [--inline] [CASE…]   runs cases; a module's name stands for all of its cases
-//! conformance repeat N [CASE…]         runs each N times, names those that are not deterministic
-//! conformance show [--usring] [CASE…]  the transcripts expected of the kernel (or of usring)
-//! conformance record [--usring] [CASE…]  runs cases, writes their transcripts into the source
-//! conformance random SEED [WAIT_FACTOR]   runs a random program (`random`)
-//! conformance compare USRING FIRST N   runs N random programs on the kernel and on usring
-//! conformance seeds [--kernel] USRING  runs the fixed seeds on usring (and the kernel)
-//! conformance record-seeds N           prints lines of `random-seeds.txt` for the seeds 1 to N
-//! conformance kernel                   whether this machine's kernel has io_uring, and its release
-//! ```
-//!
-//! `run` with a single case runs it in this process. With several cases each runs in a process of
-//! its own, for at most a minute. `--inline` makes the system calls of rings by an instruction in
-//! this program instead of libc's `syscall()`.
+//! [`HELP`] lists the subcommands.
 
 mod aio;
 mod buffers;
@@ -42,6 +27,38 @@ use std::process::ExitCode;
 
 use case::Case;
 use transcript::Transcript;
+
+/// The text that `conformance --help` prints.
+const HELP: &str = "\
+Prints what io_uring system calls answer, one behaviour (case) at a time.
+
+Usage: conformance COMMAND
+
+Commands:
+  list [--intended]           List all cases, or those that differ on usring on purpose, and why
+  run [--inline] [CASE…]      Run cases, and print their transcripts
+  repeat N [CASE…]            Run each case N times, and name the cases that are not deterministic
+  show [--usring] [CASE…]     Print the transcripts that are expected of the kernel, or of usring
+  record [--usring] [CASE…]   Run cases, and write their transcripts into the source
+  random SEED [WAIT_FACTOR]   Run a random program, with its waits WAIT_FACTOR times as long
+  compare USRING FIRST N      Run N random programs, from seed FIRST on, on the kernel and on usring
+  seeds [--kernel] USRING     Run the programs of random-seeds.txt on usring, and on the kernel
+  record-seeds N              Print lines of random-seeds.txt for the seeds 1 to N
+  kernel                      Print the kernel's release, and whether it has io_uring
+
+CASE is a case such as poll.remove, or a module such as poll, which stands for all of its cases.
+Without CASE the command takes all cases. USRING is the path of the executable usring.
+
+A single case runs in this process. Of several cases, each runs in a process of its own, for at
+most a minute. With --inline, instructions `syscall` in this program make the calls of rings,
+instead of libc's syscall().
+
+Examples:
+  conformance run timeout
+  usring run -- conformance run timeout
+
+Exit status: 0, 1 if programs or transcripts differ, 2 if the command line is wrong.
+";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -71,10 +88,12 @@ fn main() -> ExitCode {
         ["record-seeds", count] => count.parse().map_or(ExitCode::from(2), random::record),
         // Some cases start this executable again with these arguments.
         ["child", name, rest @ ..] => process::child(name, rest),
+        ["--help" | "-h"] => {
+            print!("{HELP}");
+            ExitCode::SUCCESS
+        }
         _ => {
-            eprintln!(
-                "usage: conformance list | run | repeat | show | record | random | compare | seeds | record-seeds | kernel (see the head of main.rs)"
-            );
+            eprint!("{HELP}");
             ExitCode::from(2)
         }
     }
@@ -102,7 +121,7 @@ fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     for name in names {
         let named: Vec<&Case> = Case::all_named(name);
         if named.is_empty() {
-            eprintln!("no case or group is named {name}; see `conformance list`");
+            eprintln!("no case or module is named {name}; `conformance list` lists the cases");
             return None;
         }
         if name.contains('.') && named.len() > 1 {
