@@ -44,29 +44,31 @@ enum Chore {
     /// Run everything that CI runs: format, lints, layers, sizes, builds, tests, documentation,
     /// models
     Check,
-    /// Run what a change of the engine needs: build the debug product, run the unit tests of ring,
-    /// engine and aio, and the conformance cases of some groups
+    /// Test a change of the engine: build the debug product, run the unit tests of ring, engine and
+    /// aio, and the conformance cases of some groups
     Quick {
         /// Run the groups of cases whose names contain one of these texts (default: nop, link,
         /// drain, timeout, poll)
         groups: Vec<String>,
     },
-    /// Fail if a crate depends on one that its layer may not use, or if a crate's modules have more
-    /// upward arrows or a larger circle than xtask/arrow-limits allows
+    /// Fail if a crate depends on one that its layer may not use, has more uses of higher modules,
+    /// or has a longer cycle of files than xtask/arrow-limits allows
     Layers {
-        /// Print each pair of files that forms an upward arrow, and the files of each circle
+        /// Also print each pair of files in which one uses a higher module, and the files of each
+        /// cycle
         #[arg(long)]
         list: bool,
         /// Lower the limits in xtask/arrow-limits to the present counts
         #[arg(long)]
         tighten: bool,
     },
-    /// Fail if a file or a function is longer than its limit
+    /// Fail if a file has more than 600 lines or a function more than 60, and xtask/size-exceptions
+    /// does not allow it
     Size,
     /// Fail if comments, messages or documents break more rules of docs/style.md than
     /// xtask/prose-limits allows
     Prose {
-        /// Only print each finding of a part: a crate's folder, `documents`, or `all`
+        /// Print the findings in PART instead of failing: a crate's folder, `documents`, or `all`
         #[arg(long, value_name = "PART")]
         list: Option<String>,
         /// Lower the limits in xtask/prose-limits to the present findings
@@ -88,6 +90,7 @@ enum Chore {
     Packages,
     /// Build and run `usring demo`
     Demo {
+        /// Arguments of `usring demo`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
@@ -96,8 +99,9 @@ enum Chore {
         #[command(subcommand)]
         what: Soak,
     },
-    /// Build and run `usring bench` with these arguments
+    /// Build and run `usring bench`
     Bench {
+        /// Arguments of `usring bench`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
@@ -108,9 +112,10 @@ enum Soak {
     /// Run the conformance cases several times, in a build that delays threads at random at the
     /// steps of their protocols
     Interleavings {
+        /// How often each case runs
         #[arg(long, default_value_t = 5)]
         rounds: u32,
-        /// Run only the groups of cases whose names contain this text
+        /// Run only the groups of cases whose names contain this text (default: all groups)
         #[arg(default_value = "")]
         groups: String,
     },
@@ -119,8 +124,10 @@ enum Soak {
         /// Duration in seconds
         #[arg(long, default_value_t = 60)]
         seconds: u32,
+        /// Processes at the same time
         #[arg(long, default_value_t = 8)]
         processes: u32,
+        /// Rings that the processes share
         #[arg(long, default_value_t = 16)]
         rings: u32,
         /// Use the kernel's rings, for comparison
@@ -135,10 +142,10 @@ enum Soak {
     /// Run the swap tests that take minutes: unmodified programs with a GiB of memory
     Swap,
     /// Kill processes of PostgreSQL 18 under load, many times. Then load the server without kills.
-    /// `-- --help` lists the options, such as the number of kills, the duration of the load, and
-    /// whether PostgreSQL uses the kernel's io_uring
+    /// `cargo xtask soak postgres -- --help` lists the options, such as the number of kills, the
+    /// duration of the load, and whether PostgreSQL uses the kernel's io_uring
     Postgres {
-        /// Options of the program
+        /// Options of the workload program
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
