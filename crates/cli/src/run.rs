@@ -170,7 +170,8 @@ pub struct Options {
     /// a sync loses its data, for `usring crash`. With short=N (or 50%, random) a transfer moves
     /// less. With delay=TIME the call waits before it is made, and with delay_exit=TIME afterwards.
     /// With signal=SIG usring sends a signal, and with flip=BITS it damages data that was read.
-    /// Requests of rings also have cancel, reorder=N, overflow and spurious.
+    /// Requests of rings and of libaio also have cancel and reorder=N, and those of rings have
+    /// overflow and spurious.
     ///
     /// WHEN is when=3 for the third call, when=3+ for the third and all later calls, when=3..9 for
     /// a range, or when=3+2 for every second call from the third on. With p=1% the calls are a

@@ -32,7 +32,7 @@ pub struct Options {
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 
-    /// Size of the file, in MiB.
+    /// Size of the file in MiB, from 1 to 65536.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65536))]
     megabytes: u64,
 }

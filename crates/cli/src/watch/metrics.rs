@@ -32,7 +32,8 @@ Exit status: 0, or 1 without --listen if no program is counted.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Serve the counts by HTTP at this address, for example 127.0.0.1:9464.
+    /// Serve the counts by HTTP at this numeric address, for example 127.0.0.1:9464 or
+    /// [::1]:9464.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
 }
