@@ -122,7 +122,11 @@ pub fn run(options: &Options) -> Outcome {
 /// Returns in words which devices there are.
 fn names(found: &[Found]) -> String {
     let paths: Vec<_> = found.iter().map(|device| device.path.display().to_string()).collect();
-    if paths.is_empty() { "no run has a device".into() } else { format!("they have {}", paths.join(", ")) }
+    if paths.is_empty() {
+        "start one with `usring run --device PATH=SPEC -- PROGRAM`".into()
+    } else {
+        format!("they have {}", paths.join(", "))
+    }
 }
 
 fn show(device: &Found) -> Result<(), Failure> {
