@@ -1,9 +1,9 @@
 //! Valgrind's memcheck: which memory a request uses.
 //!
 //! - memcheck learns which bytes a completed request has read.
-//! - A request that writes bytes without a value, or uses memory that is not the program's, is
-//!   reported in the io_uring_enter call that submitted it. memcheck itself makes the report, so
-//!   that the error counts as all other errors of memcheck do.
+//! - A request may write bytes without a value, or use memory that is not the program's. Such a
+//!   request is reported in the io_uring_enter call that submitted it. memcheck itself makes the
+//!   report, so that the error counts as all other errors of memcheck do.
 //! - Errors of usring's own code during that call are not reported. usring passes the program's
 //!   bytes on, as a kernel does.
 

@@ -208,7 +208,7 @@ fn a_remapped_range_keeps_its_contents() {
 fn moved_pages_keep_their_contents_beside_evictions() {
     in_child("mappings::moved_pages_keep_their_contents_beside_evictions", |mappings, _| {
         let others = numbered(&mappings, LIMIT + 2 * MIB);
-        // Pages move between two holes in different clusters. The pages around the holes are in use.
+        // Pages move between two holes in different clusters. Pages around the holes are in use.
         let unit = mappings.region().page_size();
         let holes = [others.start + unit, others.start + 2 * MIB.max(32 * unit) + 4 * unit];
         holes.iter().for_each(|hole| mappings.change().unmap(&(*hole..hole + 2 * unit)).unwrap());
