@@ -167,8 +167,8 @@ impl Control {
         self.unjournaled.store(count, Ordering::Relaxed);
     }
 
-    /// Records that the ring's creator may have any number of requests in flight that are not in the
-    /// journal: the ring is not shared yet, or the journal is full.
+    /// Records that the ring's creator may have any number of requests in flight that the journal
+    /// lacks. The ring is not shared yet, or the journal is full.
     pub fn expect_unjournaled(&self) {
         self.unjournaled.store(UNKNOWN, Ordering::Relaxed);
     }

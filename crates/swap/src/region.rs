@@ -263,7 +263,7 @@ pub struct SwapRegion {
     background: Background,
     /// The polling policy of the device. `None` if the region did not open the device itself.
     policy: Option<PolicyWord>,
-    /// The store's file or block device, locked against other processes. `None` for a pathless store.
+    /// The store's file or block device, locked against other processes. `None`: it has no path.
     claim: Option<HeldDescriptor>,
     pub(crate) pager: Arc<Pager>,
 }

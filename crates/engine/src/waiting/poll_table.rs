@@ -416,8 +416,8 @@ impl PollTable {
         true
     }
 
-    /// Switches off the registration of a file whose event came while no request waits for the file.
-    /// epoll still reports an error or a hang-up once more, because these cannot be masked.
+    /// Switches off the registration of a file whose event came while no request waits for it. The
+    /// epoll set reports an error or a hang-up once more, because these cannot be masked.
     #[cold]
     fn switch_off_registration(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
