@@ -27,8 +27,8 @@ struct state {
 static struct io_uring ring;
 
 /*
- * LOAD_GENERAL and the macros below load and store registers from and to the state, whose address
- * is in rbx.
+ * LOAD_GENERAL and the macros below copy registers from or to a `struct state`. The address of the
+ * structure is in rbx.
  */
 #define LOAD_GENERAL                                                                             \
 	"mov 0(%%rbx), %%rdi\n mov 8(%%rbx), %%rsi\n mov 16(%%rbx), %%rdx\n"                     \

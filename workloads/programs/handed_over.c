@@ -1,7 +1,8 @@
 /*
- * Threads that hand memory over by rings, for ThreadSanitizer. Each way is right, and has a twin
- * with a race: the first thread also changes the memory after it has handed it over. Arguments: the
- * name of the way, and "race" for the twin. `workloads/tests/sanitizers.rs` runs this program.
+ * Threads that pass memory to each other by rings, for ThreadSanitizer. Each way to pass the memory
+ * has two variants. The first variant has no race. In the second variant, the first thread also
+ * changes the memory after it has passed it on. Arguments: the name of the way, and "race" for the
+ * second variant. `workloads/tests/sanitizers.rs` runs this program.
  */
 #include "check.h"
 #include <fcntl.h>

@@ -142,7 +142,8 @@ fn by_return(t: &mut Transcript) {
         ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
         ring.submit();
         std::mem::forget(ring);
-        // SAFETY: the call ends this child. No handler of the parent's runs at exit.
+        // SAFETY: the call ends this child. The parent has registered no atexit handler that could
+        // run in the child.
         unsafe { libc::exit(6) }
     });
     t.say(format_args!("child: {ending}"));

@@ -147,8 +147,8 @@ fn multishot_without_buffers(t: &mut Transcript) {
 }
 case!(multishot_without_buffers => include_str!("forced/multishot_without_buffers.txt"));
 
-/// A multishot with MSG_DONTWAIT that is forced to a worker waits nevertheless, because the worker
-/// polls its file first.
+/// A flag sends a multishot with MSG_DONTWAIT to a worker. Despite MSG_DONTWAIT, the multishot
+/// waits for data, because the worker first polls the file.
 fn multishot_that_may_not_wait(t: &mut Transcript) {
     for ((name, way), bundle) in WORKER_FLAGS.into_iter().flat_map(|way| [(way, 0), (way, BUNDLE)]) {
         t.say(format_args!("{name}, options {bundle:#x}"));

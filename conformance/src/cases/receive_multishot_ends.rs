@@ -482,7 +482,8 @@ case!(empty_datagram => "
     no cqe
 ");
 
-/// The header that RECVMSG writes before the data fills the whole buffer, so no data fits.
+/// RECVMSG writes a header in front of the data. Here the header alone fills the buffer, so no data
+/// fits.
 fn no_room_for_data(t: &mut Transcript) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         for sent in [0, 1] {

@@ -485,8 +485,8 @@ case!(shutdown_ends_a_read => "
     cqe 2: 0
 ");
 
-/// A SHUTDOWN that fails does not count as a failure: the request linked to it starts, and
-/// CQE_SKIP_SUCCESS suppresses its CQE.
+/// A failed SHUTDOWN does not count as a failed request. The request linked to the SHUTDOWN starts,
+/// and CQE_SKIP_SUCCESS suppresses the SHUTDOWN's CQE.
 fn shutdown_breaks_no_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let socket = net::stream(Family::V4);

@@ -293,9 +293,9 @@ impl Transfer {
         Ok(self.data.total() > 0)
     }
 
-    /// Copies the data, lengths and flags that the kernel has returned to the program's memory.
-    /// Returns the answer for the program. If a message cannot be written, the answer is the number
-    /// of messages before it, or `EFAULT` if there are none.
+    /// Copies what the kernel has returned into the program's memory: the data from `bounce`, and
+    /// the lengths and flags of messages. Returns the answer for the program. If a message cannot
+    /// be written, the answer is the number of messages before it, or `EFAULT` if there are none.
     fn copy_out(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<u64, Errno> {
         let gives = self.data.access == Access::Write && !self.semantics.discards_truncated;
         let Form::Messages { counts, single, .. } = &self.data.form else {

@@ -116,8 +116,8 @@ pub(crate) fn unshare(memory: &[IoVector]) {
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_memory(*part)));
 }
 
-/// Ends the sharing of memory that the program has replaced by other memory at these addresses.
-/// [`share`] has shared the new memory before.
+/// Ends the sharing of old memory with the devices' back ends, after the program has mapped other
+/// memory at the same addresses. The caller shares the new memory by [`share`] first.
 pub(crate) fn unshare_replaced(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_replaced(*part)));

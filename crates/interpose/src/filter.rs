@@ -131,7 +131,8 @@ enum FileRule {
     ReadsVector,
     /// writev: the call traps unless it could be an error message of the loader.
     WritesVector,
-    /// open: the flags, which are the argument with this index, differ from the loader's.
+    /// open: the call traps unless its flags are those with which the loader opens files. The field
+    /// is the index of the argument that holds the flags.
     Opens(u32),
     /// lseek: searches for data or for holes.
     SeeksHoles,

@@ -75,10 +75,9 @@ impl ChangeSlot {
         is_available
     }
 
-    /// Asks the process `target` to make `change` to its requests. The caller has checked that the
-    /// slot is available. If this process uses the slot already, it has asked another process
-    /// before. Then the slot keeps the earlier change, and only the target is new: `change` is
-    /// ignored.
+    /// Asks the process `target` to make `change` to the requests of `target`. The caller has
+    /// checked that the slot is available. If this process already has a change in the slot, that
+    /// change stays, and now goes to `target`: `change` is ignored.
     pub fn ask(&self, target: u32, change: Change) {
         if !self.is_own() {
             self.set(ASKER, 0);

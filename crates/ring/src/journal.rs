@@ -365,7 +365,8 @@ impl Journal {
                 _ if lives => {}
                 HELD if self.has_held_head(slot) => {}
                 LINKED if behind_timeouts.contains(&slot) => {}
-                // The request's CQE is published, because [`Journal::mend`] left the slot `POSTED`.
+                // [`Journal::mend`] resets `POSTED` if the CQE was not published. So a slot that is
+                // still `POSTED` has a published CQE.
                 POSTED => self.free(slot),
                 _ => taken.push(self.take_over(slot)),
             }

@@ -104,7 +104,8 @@ fn cqes_beyond_the_shared_area_are_kept_in_order_by_their_process() {
     assert!(first.has_overflow_alone());
     let mut reaped = Vec::new();
     while reaped.len() < count as usize {
-        // Both processes move CQEs to the CQ; the first also moves its private CQEs to the area.
+        // Both processes move CQEs from the backlog's shared area to the CQ. The first process also
+        // moves CQEs from its own memory to the shared area, as soon as the area has room.
         reaped.extend(core::iter::from_fn(|| half.next()));
         second.catch_up();
         second.flush_overflow();

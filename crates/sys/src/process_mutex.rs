@@ -178,12 +178,9 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     }
 }
 
-/// Runs published work. If another thread of this process holds the lock, leaves the work to that
-/// thread, which checks for work after it has unlocked. Called by a thread that has published work
-/// or has just unlocked.
-///
-/// `wait` waits for the lock while another process, which does not see the work, holds it. `wait`
-/// returns `None` if the caller may not wait; `wait` has then passed the work to a thread that may.
+/// If another process holds the lock, this function calls `wait`, because that process does not see
+/// the work. `wait` waits for the lock and returns its guard. If the caller must not wait, `wait`
+/// passes the work to another thread, and returns `None`.
 /// `run` does the work and unlocks.
 #[inline(always)]
 pub fn run_unattended<G>(

@@ -7,8 +7,8 @@ use usring_sys::shared_table::SharedTable;
 const THREADS: usize = 1100;
 const STACK: usize = 64 << 10;
 
-/// Each thread uses an object of its own. If two threads used the same row, one object would be
-/// freed too early.
+/// Each thread uses an object of its own. Some threads get no row of hazard pointers, because there
+/// are more threads than rows. If two threads shared a row, one object would be freed too early.
 #[test]
 fn threads_with_and_without_a_hazard_pointer_keep_their_objects() {
     per_process::prepare().unwrap();

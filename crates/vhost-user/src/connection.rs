@@ -288,8 +288,8 @@ fn describe(region: &Region) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: region.address,
         memory_size: region.length,
-        // The protocol names rings by user addresses, and buffers by guest addresses. usring uses
-        // one address of a byte for both.
+        // The protocol names rings by user addresses, and buffers by guest addresses. In usring, a
+        // byte's user address equals its guest address.
         userspace_addr: region.address,
         mmap_offset: 0,
         mmap_handle: region.file.as_raw_fd(),

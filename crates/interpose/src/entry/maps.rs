@@ -47,8 +47,9 @@ pub fn area_of(address: usize) -> Option<CodeArea> {
             code_start = range.start;
         }
         code_of = is_code.then_some(inode);
-        // The kernel lists mappings in order of address. The free space must have at least two
-        // pages. The lower page stays free, so that no other mapping grows into the stubs.
+        // The kernel lists mappings in order of address. Stubs are made in the last page of the
+        // free space between two mappings. The space must have at least two pages: one page
+        // below the stubs stays free, so that the lower mapping cannot grow into them.
         if range.start >= end_before + 2 * PAGE && range.start <= address {
             room_below = range.start;
         }

@@ -81,9 +81,9 @@ pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
     if file.is_null() {
         return Err(Errno::EBADF);
     }
-    // SAFETY: 1. The pointer comes from `Arc::into_raw`. 2. Only this thread takes a ring out of
-    // its row, and no handler runs on the thread while it is in the engine. 3. The caller does not
-    // use the result after this thread has taken a ring out.
+    // SAFETY: 1. The pointer comes from `Arc::into_raw`. 2. Only this thread removes rings from
+    // this row, and no signal handler runs on this thread while the thread is in the engine.
+    // 3. The caller does not use the result after this thread has removed a ring.
     Ok(ManuallyDrop::new(unsafe { Arc::from_raw(file) }))
 }
 

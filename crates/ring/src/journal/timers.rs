@@ -14,9 +14,9 @@ use usring_sys::width;
 /// Flag of a timeout in flight: [`NEW`] and [`HELD`] together. No other request has both flags.
 pub(super) const TIMED: u32 = NEW | HELD;
 
-/// Flag of a request that was behind a timeout in its chain when the timeout began: [`NEW`] and
-/// [`POSTED`] together. The flag means something only while that timeout is in flight. Otherwise
-/// the request counts like one without a flag.
+/// Flag of a request that was behind a timeout in its chain when the timeout began. Its value is
+/// both bits, [`NEW`] and [`POSTED`]. After the timeout has ended, the flag has no effect: the
+/// journal treats the request like a request without a flag.
 pub(super) const LINKED: u32 = NEW | POSTED;
 
 /// Number of timers. A timeout that finds no free timer ends with its process.

@@ -147,7 +147,8 @@ fn an_unreadable_page_is_neither_released_to_the_kernel_nor_lost() {
     });
 }
 
-/// The system calls of a program may pin more pages than the limit allows.
+/// System calls can pin more pages than the limit allows. Threads that need other pages meanwhile
+/// exceed the limit, and do not wait for each other.
 #[test]
 fn threads_do_not_wait_for_each_other_while_all_pages_are_pinned() {
     in_child("mappings::threads_do_not_wait_for_each_other_while_all_pages_are_pinned", |mappings, _| {

@@ -190,8 +190,8 @@ pub fn get(fd: &OwnedFd, length: usize) -> Vec<u8> {
 }
 
 /// A FIFO. A request to open its reading end occupies a worker until a thread opens the other end,
-/// because no poll can wait for that. With O_CREAT, the engine does not try the open without
-/// blocking first.
+/// because no poll can wait for that. The requests use O_CREAT, so the engine passes them to a
+/// worker at once and makes no non-blocking attempt.
 pub struct Fifo {
     directory: tempfile::TempDir,
     path: std::ffi::CString,

@@ -82,7 +82,8 @@ struct Active {
     sequence: u64,
 }
 
-/// The step after a successful round (one virtio request) of a request.
+/// What the queue does for a `DeviceRequest` after one of its virtio requests (a *round*) has
+/// succeeded.
 #[derive(Clone, Copy)]
 enum Next {
     Nothing,

@@ -17,8 +17,9 @@ const NO_APPEND: u32 = 0x20;
 const ATOMIC: u32 = 0x40;
 const DONT_CACHE: u32 = 0x80;
 
-/// Makes a transfer of no bytes. On a datagram socket, an empty write sends a message. On a counter
-/// such as an eventfd, an empty read is too short (EINVAL). preadv2(2) and pwritev2(2) do neither.
+/// Makes a transfer of no bytes. On a datagram socket, an empty write must send an empty message.
+/// On a counter such as an eventfd, an empty read must fail with EINVAL. preadv2(2) and pwritev2(2)
+/// return 0 in both cases, so this function makes further calls for them.
 #[cold]
 #[inline(never)]
 pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {

@@ -1,6 +1,6 @@
-//! The provided buffer of a read. The read takes a buffer when it is issued. If it then has to wait
-//! for its file, it returns a buffer of a buffer ring, and keeps a buffer of a classic group
-//! (PROVIDE_BUFFERS).
+//! The provided buffer of a read. The read takes a buffer when it is issued. If the read then has
+//! to wait for its file, the buffer's kind decides. A buffer of a buffer ring goes back to its
+//! group until the file is ready. The read keeps a buffer of a classic group (PROVIDE_BUFFERS).
 
 use crate::request::Request;
 use crate::request::operation::Operation;
