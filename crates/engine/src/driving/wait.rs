@@ -441,7 +441,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
 
 /// Longest single sleep, in nanoseconds, of a waiter of a shared ring in a system call that another
 /// process cannot end. The waiter checks the CQ after each such sleep.
-const BLIND: Nanoseconds = 1_000_000;
+const CQ_CHECK_INTERVAL_NS: Nanoseconds = 1_000_000;
 
 /// Sleeps once on the epoll set of a shared ring, for a waiter whose process has transfers in
 /// flight on devices. Such a transfer ends soon, and its interrupt in the set then wakes the waiter
@@ -454,7 +454,7 @@ fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanose
     ring_watcher::disarm(&locked);
     locked.release(Exit::Pause);
     let mut events = [Event::default(); fire::EVENTS];
-    let span = span.map_or(BLIND, |span| span.min(BLIND));
+    let span = span.map_or(CQ_CHECK_INTERVAL_NS, |span| span.min(CQ_CHECK_INTERVAL_NS));
     let slept = match ring.task_work.is_empty() {
         true => wait::epoll(set, &mut events, Some(span), call.mask),
         false => Ok(0),
@@ -482,7 +482,7 @@ fn sleep_announced(
         (Some(set), mask) => wait::epoll(set, &mut events, span, mask),
         (None, Some(mask)) if ring.is_shared() => {
             // futex(2) cannot change the signal mask, so this sleep uses another system call.
-            wait::under_mask(span.map_or(BLIND, |span| span.min(BLIND)), mask).map(|()| 0)
+            wait::under_mask(span.map_or(CQ_CHECK_INTERVAL_NS, |span| span.min(CQ_CHECK_INTERVAL_NS)), mask).map(|()| 0)
         }
         (None, _) => wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0),
     };
