@@ -130,7 +130,7 @@ fn run_slices(locked: &mut LockedRing, count: usize) {
 #[inline(never)]
 pub(crate) fn try_expected(locked: &mut LockedRing) {
     let (mut hits, mut misses) = (0, 0);
-    for _ in 0..locked.waiting.polls.expected.chances() {
+    for _ in 0..locked.waiting.polls.expected.tries_of_series() {
         let Some((tag, waiter)) = locked.waiting.polls.begin_expected() else { break };
         let posted = locked.queues.cq.tail();
         retry_multishot(locked, tag, waiter.request);

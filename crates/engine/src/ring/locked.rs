@@ -119,7 +119,7 @@ impl<'a> LockedRing<'a> {
     #[inline]
     pub fn note_poll(&mut self) {
         self.waiting.calls_without_poll = 0;
-        self.waiting.polls.expected.begin_anew();
+        self.waiting.polls.expected.clear_was_right();
     }
 
     /// Takes a request from the SQ: moves the SQ's head past the request's entry. If the ring is

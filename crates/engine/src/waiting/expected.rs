@@ -6,7 +6,7 @@
 //!
 //! 1. Multishots are queued in the order in which they last tried to receive.
 //! 2. Before a driver asks the epoll set, it lets the queued multishots try again in that order. It
-//!    stops after [`MOST`] tries, or after [`MOST_MISSES`] tries that found no data.
+//!    stops after [`MOST_TRIES`] tries, or after [`MOST_MISSES`] tries that found no data.
 //! 3. A multishot that found no data goes to the end of the queue, because its peer may send at any
 //!    moment. If its next try finds no data either, the multishot leaves the queue until its next
 //!    event.
@@ -20,18 +20,18 @@ use crate::request::conditions::Tag;
 use alloc::collections::VecDeque;
 
 /// Guessing begins after a wait on the epoll set that returns at least this many events.
-const MANY: usize = 8;
+const MANY_EVENTS: usize = 8;
 /// Maximum number of files that one series of guesses (tries without an event) tries.
-const MOST: usize = 32;
+const MOST_TRIES: usize = 32;
 /// Maximum number of misses (tries that found no data) in one series of guesses.
 pub(crate) const MOST_MISSES: u32 = 2;
 /// A miss (a try that found no data) costs as much time as this many right guesses save.
-const WORTH: u32 = 4;
+const HITS_PER_MISS: u32 = 4;
 /// Longest pause of guessing after wrong guesses, as a number of waits that returned many events.
 const LONGEST_PAUSE: u32 = 1024;
 /// Maximum number of entries of the queue of files to try. A full queue is emptied, because guesses
 /// save no time with so many files.
-const LIMIT: usize = 4096;
+const MOST_QUEUED: usize = 4096;
 
 /// State of the guesses of one poll table.
 #[derive(Default)]
@@ -54,14 +54,14 @@ impl Expected {
     }
 
     /// Returns how many files one series of guesses may try. A series tries each file at most once.
-    pub fn chances(&self) -> usize {
-        self.queue.len().min(MOST)
+    pub fn tries_of_series(&self) -> usize {
+        self.queue.len().min(MOST_TRIES)
     }
 
     /// Records the number of events that one wait on the epoll set has returned.
     #[inline]
     pub fn note_events(&mut self, events: usize) {
-        if events >= MANY && !self.guesses {
+        if events >= MANY_EVENTS && !self.guesses {
             self.guesses = self.pause == 0;
             self.pause = self.pause.saturating_sub(1);
         }
@@ -75,7 +75,7 @@ impl Expected {
         if !self.guesses {
             return None;
         }
-        if self.queue.len() == LIMIT {
+        if self.queue.len() == MOST_QUEUED {
             self.queue.clear();
         }
         self.time = self.time.wrapping_add(1);
@@ -102,7 +102,7 @@ impl Expected {
 
     /// Clears [`Expected::was_right`], because the caller asks the epoll set for events now.
     #[inline]
-    pub fn begin_anew(&mut self) {
+    pub fn clear_was_right(&mut self) {
         self.was_right = false;
     }
 
@@ -110,7 +110,7 @@ impl Expected {
     /// many misses, guessing pauses.
     pub fn judge(&mut self, hits: u32, misses: u32) {
         self.was_right |= hits > 0;
-        if hits >= WORTH * misses {
+        if hits >= HITS_PER_MISS * misses {
             if hits > 0 {
                 self.last_pause = 0;
             }
