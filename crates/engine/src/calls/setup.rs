@@ -176,7 +176,7 @@ impl Ring {
     /// Cancels the requests in flight, and releases everything that the ring has in this process.
     pub(super) fn end(self: &Arc<Self>) {
         self.readiness.forget();
-        sq_thread::part(self);
+        sq_thread::leave(self);
         ring_watcher::forget(self);
         let mut locked = self.lock();
         observation::closed(&locked);

@@ -56,18 +56,18 @@ pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(),
         return Err(Errno::EINVAL);
     }
     let own = SqThread::new(idle, processor)?;
-    refer(ring, &own);
+    set_sq_thread(ring, &own);
     let added = own.add(ring);
     debug_assert!(added, "an SQ thread that was not started yet is marked dead");
     // The SQ thread has its creator's credentials, as in the kernel. So the SQ thread is started by
     // the calling thread, which creates the ring.
     let theirs = own.clone();
-    let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
+    let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.run()));
     if started.is_err() {
         own.mark_ended();
         // The SQ thread was not started. Without this call, the ring and the [`SqThread`] would
         // keep each other in memory.
-        part(ring);
+        leave(ring);
     }
     started
 }
@@ -88,18 +88,18 @@ fn attach(ring: &mut Arc<Ring>, number: i32, idle: Nanoseconds) -> Result<bool, 
     let own_rights = locked.waiting.rights.submit_for_creator();
     locked.release(Exit::Pause);
     own_rights?;
-    refer(ring, &shared);
+    set_sq_thread(ring, &shared);
     Ok(shared.add(ring))
 }
 
 /// Makes the SQ thread of a new ring known to the ring.
-fn refer(ring: &mut Arc<Ring>, thread: &Arc<SqThread>) {
+fn set_sq_thread(ring: &mut Arc<Ring>, thread: &Arc<SqThread>) {
     let ring = Arc::get_mut(ring).expect("no other thread has a new ring");
     ring.sq_thread = SqThreadHandle::new(thread.clone());
 }
 
 /// Removes a ring from its SQ thread. The SQ thread ends when its last ring is removed.
-pub(crate) fn part(ring: &Arc<Ring>) {
+pub(crate) fn leave(ring: &Arc<Ring>) {
     let Some(thread) = ring.sq_thread.thread.lock().take() else { return };
     thread.rings.lock().retain(|other| !Arc::ptr_eq(other, ring));
     thread.changes.fetch_add(1, Ordering::SeqCst);
@@ -108,7 +108,7 @@ pub(crate) fn part(ring: &Arc<Ring>) {
 }
 
 impl SqThread {
-    fn live(&self) {
+    fn run(&self) {
         if let Some(number) = self.processor {
             processor::stay_on(number);
         }
