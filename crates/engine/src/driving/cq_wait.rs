@@ -63,14 +63,14 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
     }
     let start = Ticks::now();
     let mut record = WaitRecord::default();
-    let waited = wait_in_turn(ring, call, start, &mut record);
+    let waited = wait_in_steps(ring, call, start, &mut record);
     ring.cq_waits.learn(Ticks::now().since(start), ring.memory.ready(), &record);
     waited
 }
 
 /// Waits in three steps: sleeps by a timer, polls the CQ, and sleeps until the SQ thread wakes it.
 /// Skips the timer or the polling if the estimates say that this step saves no time.
-fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut WaitRecord) -> Result<CqWait, Errno> {
+fn wait_in_steps(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut WaitRecord) -> Result<CqWait, Errno> {
     let waits = &ring.cq_waits;
     let sleep_span = waits.timer_sleep();
     if sleep_span != 0 {
