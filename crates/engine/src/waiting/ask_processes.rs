@@ -184,7 +184,7 @@ pub(crate) fn proceed(locked: &mut LockedRing) {
             let change = first.change;
             let answer = slot.answered().or_else(|| answer_of_stopped(locked, &change, target, since));
             if answer.is_none() && may_answer(locked, target) {
-                if !make_way_for_next(locked, &slot, since) {
+                if !free_overdue_slot(locked, &slot, since) {
                     return;
                 }
                 continue;
@@ -200,7 +200,7 @@ pub(crate) fn proceed(locked: &mut LockedRing) {
                 locked.call_other_processes();
             }
             None => {
-                free(locked, &slot);
+                free_slot(locked, &slot);
                 locked.waiting.remote_changes.take_first().into_iter().for_each(|over| end(locked, over));
             }
         }
@@ -209,7 +209,7 @@ pub(crate) fn proceed(locked: &mut LockedRing) {
 
 /// Frees the ring's change slot, through which processes ask each other for changes. If another
 /// process waits for the slot, wakes all other processes and returns `true`.
-fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
+fn free_slot(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     let is_wanted = slot.free();
     if is_wanted {
         locked.call_other_processes();
@@ -220,13 +220,13 @@ fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
 /// Frees the ring's change slot if the process that was asked has not answered within
 /// [`LONGEST_USE`], and another remote change waits for the slot. `since`: when the process was
 /// asked. Returns whether the next remote change of this process may use the slot at once.
-fn make_way_for_next(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseconds) -> bool {
+fn free_overdue_slot(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseconds) -> bool {
     let is_awaited = locked.waiting.remote_changes.has_several() || slot.is_wanted();
     if !is_awaited || Clock::Monotonic.now() < since + LONGEST_USE {
         return false;
     }
     locked.waiting.remote_changes.requeue_first();
-    !free(locked, slot)
+    !free_slot(locked, slot)
 }
 
 /// Returns whether a process that was asked for a change may still answer: it is alive, and may
@@ -256,7 +256,7 @@ pub(crate) fn withdraw(locked: &mut LockedRing, answer_word: &Arc<AtomicI32>) {
 fn release_slot(locked: &mut LockedRing) {
     let slot = slot(locked);
     if slot.is_own() {
-        free(locked, &slot);
+        free_slot(locked, &slot);
     }
 }
 
