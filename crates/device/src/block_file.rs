@@ -157,7 +157,7 @@ impl<'a> BlockFile<'a> {
         let part = within..within + width::size(length);
         let read = Whole { operation: Operation::Read, durable: false, offset: offset - within as u64, length: block };
         let writes = transfer.operation == Operation::Write;
-        let _turn = writes.then(|| self.device.callers().turn(offset / block));
+        let _turn = writes.then(|| self.device.callers().lock_block(offset / block));
         if caller.bounce(self.device, read)? < block {
             return Err(Errno::EIO);
         }

@@ -10,18 +10,18 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::{Errno, spread, thread, width};
 
-const MOST: usize = 16;
+const MOST_CALLS: usize = 16;
 /// Number of locks for writes to parts of blocks. Several blocks share a lock, so a write to one
 /// may wait needlessly for a write to another.
-const TURNS: usize = 64;
+const BLOCK_LOCKS: usize = 64;
 
 pub(crate) struct Callers {
     /// An array of *seats*. A seat is a lock, with a queue pair from its first use on. A call holds
     /// a seat until it returns. A thread first tries its home seat ([`home`]).
-    seats: [Mutex<Option<Caller>>; MOST],
+    seats: [Mutex<Option<Caller>>; MOST_CALLS],
     /// One bit for each entry of `seats`, set once the entry has a queue pair.
     open: AtomicU32,
-    turns: [Mutex<()>; TURNS],
+    block_locks: [Mutex<()>; BLOCK_LOCKS],
 }
 
 /// A locked seat, whose queue pair the call uses.
@@ -43,7 +43,7 @@ impl DerefMut for Seat<'_> {
 
 impl Default for Callers {
     fn default() -> Self {
-        Callers { seats: Default::default(), open: AtomicU32::new(0), turns: array::from_fn(|_| Mutex::new(())) }
+        Callers { seats: Default::default(), open: AtomicU32::new(0), block_locks: array::from_fn(|_| Mutex::new(())) }
     }
 }
 
@@ -54,9 +54,9 @@ impl Callers {
     /// Errors: those of [`crate::Driver::open_queue`], if no seat has a queue pair.
     pub(super) fn take(&self, device: &Device) -> Result<Seat<'_>, Errno> {
         let own = home(thread::current().0);
-        for index in (own..MOST).chain(0..own) {
+        for index in (own..MOST_CALLS).chain(0..own) {
             let Some(mut seat) = self.seats[index].try_lock() else { continue };
-            match occupy(device, &mut seat) {
+            match ensure_queue_pair(device, &mut seat) {
                 Ok(()) => {
                     self.open.fetch_or(1 << index, Ordering::Relaxed);
                     return Ok(Seat(seat));
@@ -77,21 +77,21 @@ impl Callers {
         // Waits for the first seat with a queue pair, counted from the thread's home seat with
         // wrap-around.
         let first = (open >> own).trailing_zeros() as usize + own;
-        let index = if first < MOST { first } else { open.trailing_zeros() as usize % MOST };
+        let index = if first < MOST_CALLS { first } else { open.trailing_zeros() as usize % MOST_CALLS };
         let mut seat = self.seats[index].lock();
-        occupy(device, &mut seat)?;
+        ensure_queue_pair(device, &mut seat)?;
         Ok(Seat(seat))
     }
 
     /// Locks a block against other writes to parts of the block.
-    pub(super) fn turn(&self, block: u64) -> Guard<'_, ()> {
-        self.turns[width::size(block % TURNS as u64)].lock()
+    pub(super) fn lock_block(&self, block: u64) -> Guard<'_, ()> {
+        self.block_locks[width::size(block % BLOCK_LOCKS as u64)].lock()
     }
 }
 
 /// Opens a queue pair for the seat (a lock and its queue pair) if it has none. Under the policy
 /// `interrupt` the new queue pair has interrupts, and a queue pair without interrupts is replaced.
-fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
+fn ensure_queue_pair(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     let interrupts = device.policy() == PollPolicy::Interrupt;
     match seat {
         Some(caller) if !interrupts || caller.has_interrupts() => Ok(()),
@@ -113,5 +113,5 @@ fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
 /// Returns the index in `seats` of the seat that a thread tries first. `thread` is the address of
 /// the thread's control block. Control blocks lie pages apart.
 fn home(thread: usize) -> usize {
-    spread::row(thread >> 12, MOST)
+    spread::row(thread >> 12, MOST_CALLS)
 }
