@@ -102,21 +102,21 @@ impl<'a> BlockFile<'a> {
         let block = u64::from(self.device.geometry().block);
         let within = offset % block;
         if within != 0 || left < block {
-            return self.part(caller, transfer, cursor, offset, left.min(block - within));
+            return self.transfer_within_block(caller, transfer, cursor, offset, left.min(block - within));
         }
         let whole =
             Whole { operation: transfer.operation, durable: transfer.durable, offset, length: left - left % block };
-        match caller.straight(self.device, whole, transfer.registered, cursor) {
-            // `straight` has transferred nothing: the device must not access this memory, or a part
-            // of the memory is invalid. The bounce buffer transfers the bytes before the first
-            // invalid address.
-            Ok(0) | Err(Errno::EFAULT) => self.bounced(caller, transfer, cursor, whole),
+        match caller.transfer_directly(self.device, whole, transfer.registered, cursor) {
+            // Nothing was transferred: the device must not access this memory, or a part of the
+            // memory is invalid. The bounce buffer transfers the bytes before the first invalid
+            // address.
+            Ok(0) | Err(Errno::EFAULT) => self.transfer_by_bounce(caller, transfer, cursor, whole),
             other => other,
         }
     }
 
     /// Transfers whole blocks through the bounce buffer.
-    fn bounced(
+    fn transfer_by_bounce(
         &self,
         caller: &mut Caller,
         transfer: &Transfer,
@@ -127,14 +127,14 @@ impl<'a> BlockFile<'a> {
         let whole = Whole { length, ..whole };
         if whole.operation == Operation::Read {
             let read = caller.bounce(self.device, whole)?;
-            return some(cursor.copy_out(&caller.bounce_memory()[..width::size(read)]));
+            return copied_or_fault(cursor.copy_out(&caller.bounce_memory()[..width::size(read)]));
         }
         let block = u64::from(self.device.geometry().block);
         let mut ahead = *cursor;
         let good = ahead.copy_in(&mut caller.bounce_memory()[..width::size(length)]) as u64;
         match good - good % block {
             0 if good == 0 || transfer.direct => Err(Errno::EFAULT),
-            0 => self.part(caller, transfer, cursor, whole.offset, good),
+            0 => self.transfer_within_block(caller, transfer, cursor, whole.offset, good),
             good => {
                 let written = caller.bounce(self.device, Whole { length: good, ..whole })?;
                 cursor.skip(written);
@@ -144,7 +144,7 @@ impl<'a> BlockFile<'a> {
     }
 
     /// Transfers `length` bytes within one block.
-    fn part(
+    fn transfer_within_block(
         &self,
         caller: &mut Caller,
         transfer: &Transfer,
@@ -163,9 +163,9 @@ impl<'a> BlockFile<'a> {
         }
         let memory = &mut caller.bounce_memory()[part];
         if !writes {
-            return some(cursor.copy_out(memory));
+            return copied_or_fault(cursor.copy_out(memory));
         }
-        let changed = some(cursor.copy_in(memory))?;
+        let changed = copied_or_fault(cursor.copy_in(memory))?;
         let write = Whole { operation: Operation::Write, durable: transfer.durable, ..read };
         if caller.bounce(self.device, write)? < block { Err(Errno::EIO) } else { Ok(changed) }
     }
@@ -200,7 +200,11 @@ impl<'a> BlockFile<'a> {
             return Err(Errno::EOPNOTSUPP);
         }
         self.check_range(offset, length)?;
-        if supported { self.command(Operation::WriteZeroes, offset, length) } else { self.write_zeros(offset, length) }
+        if supported {
+            self.command(Operation::WriteZeroes, offset, length)
+        } else {
+            self.write_zero_bytes(offset, length)
+        }
     }
 
     fn check_range(&self, offset: u64, length: u64) -> Result<(), Errno> {
@@ -214,10 +218,10 @@ impl<'a> BlockFile<'a> {
 
     fn command(&self, operation: Operation, offset: u64, length: u64) -> Result<(), Errno> {
         let mut caller = self.device.callers().take(self.device)?;
-        caller.one(self.device, Whole { operation, durable: false, offset, length }, &[]).map(drop)
+        caller.run_request(self.device, Whole { operation, durable: false, offset, length }, &[]).map(drop)
     }
 
-    fn write_zeros(&self, offset: u64, length: u64) -> Result<(), Errno> {
+    fn write_zero_bytes(&self, offset: u64, length: u64) -> Result<(), Errno> {
         let mut caller = self.device.callers().take(self.device)?;
         let most = caller.bounce_length(self.device);
         caller.bounce_memory().fill(0);
@@ -233,6 +237,6 @@ impl<'a> BlockFile<'a> {
 
 /// Returns `copied`, the number of bytes copied from or to the program's memory. Error: `EFAULT` if
 /// it is 0.
-fn some(copied: usize) -> Result<u64, Errno> {
+fn copied_or_fault(copied: usize) -> Result<u64, Errno> {
     if copied == 0 { Err(Errno::EFAULT) } else { Ok(copied as u64) }
 }

@@ -115,7 +115,7 @@ impl Caller {
     /// access the memory. Advances the cursor. Returns the bytes transferred; 0 if the device must
     /// not access the memory at the cursor. Error: the device's, if the first byte was not
     /// transferred.
-    pub fn straight(
+    pub fn transfer_directly(
         &mut self,
         device: &Device,
         whole: Whole,
@@ -237,7 +237,7 @@ impl Caller {
 
     /// Submits one request and waits for it. The caller has no other request in flight. Returns the
     /// bytes transferred.
-    pub fn one(&mut self, device: &Device, whole: Whole, segments: &[IoVector]) -> Result<u64, Errno> {
+    pub fn run_request(&mut self, device: &Device, whole: Whole, segments: &[IoVector]) -> Result<u64, Errno> {
         let Whole { operation, durable, offset, length } = whole;
         let request = DeviceRequest {
             token: 0,
@@ -277,7 +277,7 @@ impl Caller {
     pub fn bounce(&mut self, device: &Device, whole: Whole) -> Result<u64, Errno> {
         self.bounce.make(device);
         let base = self.bounce.memory().as_mut_ptr().expose_provenance() as u64;
-        match self.one(device, whole, &[IoVector { base, length: whole.length }])? {
+        match self.run_request(device, whole, &[IoVector { base, length: whole.length }])? {
             0 => Err(Errno::EIO),
             bytes => Ok(bytes),
         }
