@@ -56,8 +56,8 @@ struct Failure {
 }
 
 /// Result of an attempt to submit another piece.
-enum Made {
-    Piece,
+enum PieceOutcome {
+    Made,
     /// No token is free, or the queue pair has no room.
     Full,
     /// The device must not access the program's memory at the point that the transfer has reached.
@@ -65,7 +65,7 @@ enum Made {
 }
 
 /// Progress of a transfer through its pieces.
-struct Run {
+struct Progress {
     whole: Whole,
     /// Whether the program's memory is registered; see [`DeviceRequest::registered`].
     registered: bool,
@@ -75,10 +75,10 @@ struct Run {
     failure: Option<Failure>,
 }
 
-impl Run {
+impl Progress {
     /// Records the result of a completed request (piece) of the call: the bytes transferred, or its
     /// error.
-    fn ended(&mut self, piece: Piece, answer: Result<u64, Errno>) {
+    fn note_result(&mut self, piece: Piece, answer: Result<u64, Errno>) {
         let failure = match answer {
             Ok(transferred) if transferred >= piece.length => return,
             Ok(transferred) => Failure { at: piece.start + transferred, error: Errno::EIO },
@@ -122,21 +122,21 @@ impl Caller {
         registered: bool,
         cursor: &mut Cursor,
     ) -> Result<u64, Errno> {
-        let mut run = Run { whole, registered, made: 0, unreachable: false, failure: None };
+        let mut progress = Progress { whole, registered, made: 0, unreachable: false, failure: None };
         let mut ahead = *cursor;
         loop {
-            while run.wants_more() {
-                match self.make(device, &mut run, &mut ahead) {
-                    Made::Piece => {}
-                    Made::Unreachable => run.unreachable = true,
-                    Made::Full => break,
+            while progress.wants_more() {
+                match self.submit_piece(device, &mut progress, &mut ahead) {
+                    PieceOutcome::Made => {}
+                    PieceOutcome::Unreachable => progress.unreachable = true,
+                    PieceOutcome::Full => break,
                 }
             }
             self.channel.ring_doorbell();
             if self.channel.in_flight() > 0 {
                 self.wait();
-                self.collect(&mut run);
-            } else if run.wants_more() {
+                self.collect(&mut progress);
+            } else if progress.wants_more() {
                 // The device accepts no request although this call has none in flight: the device
                 // is full of requests of its other users.
                 processor::yield_now();
@@ -144,44 +144,44 @@ impl Caller {
                 break;
             }
         }
-        match run.failure {
+        match progress.failure {
             Some(Failure { at: 0, error }) => Err(error),
             failure => {
-                let done = failure.map_or(run.made, |failure| failure.at);
+                let done = failure.map_or(progress.made, |failure| failure.at);
                 cursor.skip(done);
                 Ok(done)
             }
         }
     }
 
-    fn make(&mut self, device: &Device, run: &mut Run, ahead: &mut Cursor) -> Made {
+    fn submit_piece(&mut self, device: &Device, progress: &mut Progress, ahead: &mut Cursor) -> PieceOutcome {
         if self.free == 0 {
-            return Made::Full;
+            return PieceOutcome::Full;
         }
         let geometry = device.geometry();
         let block = u64::from(geometry.block);
         let room = SEGMENTS.min(geometry.segments as usize);
-        let most = (u64::from(geometry.transfer) & !(block - 1)).min(run.whole.length - run.made);
+        let most = (u64::from(geometry.transfer) & !(block - 1)).min(progress.whole.length - progress.made);
         let mut after = *ahead;
         let gathered = after.gather(&mut self.segments, room, most, geometry);
         let length = gathered - gathered % block;
         if length == 0 {
-            return Made::Unreachable;
+            return PieceOutcome::Unreachable;
         }
         if length < gathered {
             after = *ahead;
             after.gather(&mut self.segments, room, length, geometry);
         }
-        let piece = Piece { start: run.made, length };
+        let piece = Piece { start: progress.made, length };
         let token = self.free.trailing_zeros();
         let request = DeviceRequest {
             token,
-            operation: run.whole.operation,
-            durable: run.whole.durable,
-            offset: run.whole.offset + piece.start,
+            operation: progress.whole.operation,
+            durable: progress.whole.durable,
+            offset: progress.whole.offset + piece.start,
             length,
             segments: &self.segments,
-            registered: run.registered,
+            registered: progress.registered,
             file: NamedFile::default(),
         };
         match self.channel.submit(&request) {
@@ -189,22 +189,22 @@ impl Caller {
                 self.pieces[token as usize] = piece;
                 self.free &= !(1 << token);
             }
-            Submission::Full => return Made::Full,
+            Submission::Full => return PieceOutcome::Full,
             Submission::NeedsWorker => {
                 self.channel.ring_doorbell();
-                run.ended(piece, device.driver().execute(&request).map(u64::from));
+                progress.note_result(piece, device.driver().execute(&request).map(u64::from));
             }
-            Submission::Refused(error) => run.ended(piece, Err(error)),
+            Submission::Refused(error) => progress.note_result(piece, Err(error)),
         }
-        run.made += length;
+        progress.made += length;
         *ahead = after;
-        Made::Piece
+        PieceOutcome::Made
     }
 
-    fn collect(&mut self, run: &mut Run) {
+    fn collect(&mut self, progress: &mut Progress) {
         for completion in self.completions.as_slice() {
             self.free |= 1 << completion.token;
-            run.ended(self.pieces[completion.token as usize], answer(completion.result));
+            progress.note_result(self.pieces[completion.token as usize], answer(completion.result));
         }
     }
 
@@ -264,7 +264,7 @@ impl Caller {
 
     /// Returns the maximum number of bytes that [`Caller::bounce`] can transfer.
     pub fn bounce_length(&mut self, device: &Device) -> u64 {
-        self.bounce.make(device);
+        self.bounce.ensure_memory(device);
         self.bounce.length as u64
     }
 
@@ -275,7 +275,7 @@ impl Caller {
     /// Transfers between the device and the start of the bounce buffer, in one request. Returns the
     /// bytes transferred, at least one.
     pub fn bounce(&mut self, device: &Device, whole: Whole) -> Result<u64, Errno> {
-        self.bounce.make(device);
+        self.bounce.ensure_memory(device);
         let base = self.bounce.memory().as_mut_ptr().expose_provenance() as u64;
         match self.run_request(device, whole, &[IoVector { base, length: whole.length }])? {
             0 => Err(Errno::EIO),
@@ -297,7 +297,7 @@ struct Bounce {
 }
 
 impl Bounce {
-    fn make(&mut self, device: &Device) {
+    fn ensure_memory(&mut self, device: &Device) {
         if self.length == 0 {
             let geometry = device.geometry();
             let alignment = geometry.alignment as usize;
