@@ -160,7 +160,7 @@ fn without_its_barrier_the_driver_sleeps_through_a_completion() {
 fn change_of_hands() {
     loom::model(|| {
         let (memory, mut queue) = queue();
-        generation::first(&memory, GENERATION);
+        generation::set_first(&memory, GENERATION);
         generation::mark_ready(&memory, READY, 2);
         queue.add(0);
         queue.add(1);
@@ -170,12 +170,12 @@ fn change_of_hands() {
             // The old back end completes the second request. Then a new back end answers the
             // control plane.
             back.complete(0, 1);
-            generation::begin(&back.memory, GENERATION, 2);
+            generation::begin_next(&back.memory, GENERATION, 2);
             if generation::ready_generation(&back.memory, READY) == 4 {
                 assert_eq!((back.available(), back.head(1)), (2, 0), "a new back end finds what is still to be done");
             }
         });
-        let present = generation::present(&memory, GENERATION);
+        let present = generation::current(&memory, GENERATION);
         if present != 2 {
             assert_eq!(queue.not_taken().collect::<Vec<_>>(), [1]);
             queue.make_over([0].into_iter());

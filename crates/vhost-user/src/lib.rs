@@ -360,7 +360,7 @@ impl Shared {
         let start = Instant::now();
         loop {
             let mut state = self.lock();
-            if generation::is_end(self.arena.generation()) {
+            if generation::is_last(self.arena.generation()) {
                 return Err(Errno::EIO);
             }
             self.take_back_queues(&mut state);

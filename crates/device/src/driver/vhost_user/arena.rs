@@ -114,7 +114,7 @@ impl Arena {
             u64::from(write_back),
         ];
         memory.write(PARAMETERS, words);
-        generation::first(&memory, GENERATION);
+        generation::set_first(&memory, GENERATION);
         Ok(Arena { memory: Arc::new(memory) })
     }
 
@@ -161,18 +161,18 @@ impl Arena {
     /// Announces a new back end: begins a generation. The caller then makes the queues' interrupts
     /// readable.
     pub fn begin_generation(&self) {
-        generation::begin(&self.memory, GENERATION, self.generation());
+        generation::begin_next(&self.memory, GENERATION, self.generation());
     }
 
     /// Announces that no back end will follow. The caller then makes the queues' interrupts
     /// readable.
     pub fn end(&self) {
-        generation::end(&self.memory, GENERATION, self.generation());
+        generation::mark_last(&self.memory, GENERATION, self.generation());
     }
 
     #[inline]
     pub fn generation(&self) -> u32 {
-        generation::present(&self.memory, GENERATION)
+        generation::current(&self.memory, GENERATION)
     }
 
     /// Sets a queue's rings to zero, and marks them as laid out for the present back end. Called

@@ -24,31 +24,31 @@ use usring_sys::shared::SharedMemory;
 use usring_sys::sync::Ordering;
 
 /// Sets the generation to 2, that of the first back end. Called before the memory is shared.
-pub fn first(memory: &SharedMemory, at: usize) {
+pub fn set_first(memory: &SharedMemory, at: usize) {
     memory.word(at).store(2, Ordering::Relaxed);
 }
 
 /// Stores the generation that follows `generation`: step 2 of the protocol at the top of this file.
 /// Only the control plane calls this function. While the control plane lives, no other process
 /// writes the word.
-pub fn begin(memory: &SharedMemory, at: usize, generation: u32) {
+pub fn begin_next(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store((generation & !1).wrapping_add(2), Edge::Generation.release());
 }
 
 /// Marks `generation` as the last one: no other back end follows. If the control plane has died, a
 /// user calls this function instead.
-pub fn end(memory: &SharedMemory, at: usize, generation: u32) {
+pub fn mark_last(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation | 1, Edge::Generation.release());
 }
 
 #[inline]
-pub fn present(memory: &SharedMemory, at: usize) -> u32 {
+pub fn current(memory: &SharedMemory, at: usize) -> u32 {
     memory.word(at).load(Edge::Generation.acquire())
 }
 
 /// Returns whether `generation` is odd, which says that there will be no other back end.
 #[inline]
-pub fn is_end(generation: u32) -> bool {
+pub fn is_last(generation: u32) -> bool {
     generation & 1 != 0
 }
 

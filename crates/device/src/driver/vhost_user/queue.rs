@@ -130,7 +130,7 @@ impl Queue {
     }
 
     fn is_dead(&self) -> bool {
-        generation::is_end(self.generation)
+        generation::is_last(self.generation)
     }
 
     /// Checks whether the device can serve a request at all, whatever the state of the queue.
