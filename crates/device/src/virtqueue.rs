@@ -315,7 +315,7 @@ impl VirtQueue {
     /// Prepares the queue for a new device, which starts at the used index. From that index on, the
     /// available ring then holds exactly `heads`, the requests that have not completed yet. Called
     /// only while no device works on the queue.
-    pub fn make_over(&mut self, heads: impl Iterator<Item = u16>) {
+    pub fn reset_for_new_device(&mut self, heads: impl Iterator<Item = u16>) {
         self.added = self.used_index();
         heads.for_each(|head| self.add(head));
         self.published = self.added;

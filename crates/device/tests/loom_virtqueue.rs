@@ -178,7 +178,7 @@ fn change_of_hands() {
         let present = generation::current(&memory, GENERATION);
         if present != 2 {
             assert_eq!(queue.not_taken().collect::<Vec<_>>(), [1]);
-            queue.make_over([0].into_iter());
+            queue.reset_for_new_device([0].into_iter());
             generation::mark_ready(&memory, READY, present);
         }
         control.join().unwrap();

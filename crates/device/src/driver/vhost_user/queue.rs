@@ -383,7 +383,7 @@ impl Queue {
             .filter_map(|(head, request)| Some((request.active?.sequence, head)))
             .collect();
         rest.sort_unstable();
-        self.ring.make_over(rest.into_iter().map(|(_, head)| head));
+        self.ring.reset_for_new_device(rest.into_iter().map(|(_, head)| head));
         self.area.mark_ready(self.ring.memory(), generation);
         eventfd::signal(self.grant.ready.number());
     }
