@@ -23,11 +23,11 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
 use usring_sys::{Errno, UserAddress, eventfd, width};
 
-/// Number of descriptors of a request with one piece of data. While at least `PLENTY` descriptors
+/// Number of descriptors of a request with one piece of data. While at least `MANY_UNUSED` descriptors
 /// of the main table are unused, such a request gets no indirect table, because the back end would
 /// have to read that table, too.
-const SHORT: usize = 3;
-const PLENTY: usize = QUEUE_SIZE as usize / 2;
+const ONE_PIECE_DESCRIPTORS: usize = 3;
+const MANY_UNUSED: usize = QUEUE_SIZE as usize / 2;
 
 pub struct Queue {
     device: Arc<VhostUser>,
@@ -155,14 +155,14 @@ impl Queue {
     /// Fills `self.data` with the addresses of a request's data in the back end. Copies a write's
     /// data to the bounce memory, unless all of it lies in shared memory. Returns whether the
     /// bounce memory is used.
-    fn place_data(&mut self, head: u16, request: &DeviceRequest) -> Result<bool, Errno> {
+    fn set_data_addresses(&mut self, head: u16, request: &DeviceRequest) -> Result<bool, Errno> {
         self.data.clear();
-        if request.registered && self.place_shared(request) {
+        if request.registered && self.set_shared_addresses(request) {
             return Ok(false);
         }
         self.data.clear();
         let bounce = self.area.bounce(head);
-        self.place(arena::address(bounce), request.length);
+        self.add_data(arena::address(bounce), request.length);
         let mut at = bounce;
         let mut left = width::size(request.length);
         for segment in request.segments {
@@ -179,13 +179,13 @@ impl Queue {
     /// Fills `self.data` with the addresses of a request's data in the back end. Returns `false` if
     /// a part of the data lies in other memory, or if the data has more pieces than a request can
     /// have. `self.data` is then incomplete.
-    fn place_shared(&mut self, request: &DeviceRequest) -> bool {
+    fn set_shared_addresses(&mut self, request: &DeviceRequest) -> bool {
         self.shares.renew(&self.device.shares);
         let most = self.device.parameters.segments as usize;
         let mut left = request.length;
         for segment in request.segments {
             match self.shares.find(*segment) {
-                Some(address) if segment.length <= left => self.place(address, segment.length),
+                Some(address) if segment.length <= left => self.add_data(address, segment.length),
                 _ => return false,
             }
             if self.data.len() > most {
@@ -196,7 +196,7 @@ impl Queue {
         left == 0
     }
 
-    fn place(&mut self, mut address: u64, mut length: u64) {
+    fn add_data(&mut self, mut address: u64, mut length: u64) {
         while length > 0 {
             let piece = length.min(u64::from(self.device.parameters.segment_bytes));
             self.data.push((address, width::low(piece)));
@@ -209,19 +209,19 @@ impl Queue {
     /// caller has subtracted the head from `self.unused`. This function subtracts the chain's other
     /// descriptors.
     #[inline]
-    fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
+    fn add_round(&mut self, head: u16, operation: Operation, offset: u64) {
         self.headers.write(usize::from(head), block::header(operation, offset));
         self.statuses.write(usize::from(head), block::NO_STATUS);
         let behind = self.data.len() + 1;
-        if self.indirect && (behind >= SHORT || self.unused < PLENTY) {
-            self.give_chain_back(head);
-            self.lay_table_out(head, operation);
+        if self.indirect && (behind >= ONE_PIECE_DESCRIPTORS || self.unused < MANY_UNUSED) {
+            self.free_chain(head);
+            self.write_indirect_table(head, operation);
         } else {
             if self.requests[usize::from(head)].chain.len() != behind {
                 self.lengthen_chain(head, behind);
             }
             self.unused -= behind;
-            self.lay_data_out(head, operation);
+            self.write_data_descriptors(head, operation);
         }
         self.ring.add(head);
     }
@@ -231,10 +231,10 @@ impl Queue {
     /// chain.
     #[cold]
     fn lengthen_chain(&mut self, head: u16, length: usize) {
-        self.give_chain_back(head);
+        self.free_chain(head);
         for _ in 0..length {
             let index = self.free.pop().expect("the caller checks that enough descriptors are free");
-            self.give_chain_back(index);
+            self.free_chain(index);
             self.requests[usize::from(head)].chain.push(index);
         }
         let slot = self.area.slot(head);
@@ -245,7 +245,7 @@ impl Queue {
 
     /// Writes the descriptors of a request's data to the main table.
     #[inline]
-    fn lay_data_out(&mut self, head: u16, operation: Operation) {
+    fn write_data_descriptors(&mut self, head: u16, operation: Operation) {
         let chain = &self.requests[usize::from(head)].chain;
         for (link, data) in chain.windows(2).zip(&self.data) {
             self.ring.set_descriptor(link[0], block::data_descriptor(operation, *data).followed_by(link[1]));
@@ -253,7 +253,7 @@ impl Queue {
     }
 
     /// Writes all descriptors of a request to an indirect table of its own.
-    fn lay_table_out(&mut self, head: u16, operation: Operation) {
+    fn write_indirect_table(&mut self, head: u16, operation: Operation) {
         let slot = self.area.slot(head);
         let memory = self.ring.memory();
         let data = self.data.iter().map(|data| block::data_descriptor(operation, *data));
@@ -269,7 +269,7 @@ impl Queue {
 
     /// Frees the descriptors of the chain that an unused head has kept from its last request.
     #[inline]
-    fn give_chain_back(&mut self, head: u16) {
+    fn free_chain(&mut self, head: u16) {
         while let Some(index) = self.requests[usize::from(head)].chain.pop() {
             self.free.push(index);
         }
@@ -277,13 +277,13 @@ impl Queue {
 
     /// Begins the next round (virtio request) of a discard or a write of zeroes. Returns the step
     /// that follows this round.
-    fn launch_clear(&mut self, head: u16, operation: Operation, offset: u64, length: u64) -> Next {
+    fn begin_clear_round(&mut self, head: u16, operation: Operation, offset: u64, length: u64) -> Next {
         let piece = length.min(self.device.parameters.most_cleared(operation));
         let range = self.area.slot(head) + slot::RANGE;
         self.ring.memory().write(range, block::range(offset, piece));
         self.data.clear();
         self.data.push((arena::address(range), block::RANGE));
-        self.launch(head, operation, 0);
+        self.add_round(head, operation, 0);
         match length - piece {
             0 => Next::Nothing,
             length => Next::Clear { operation, offset: offset + piece, length },
@@ -333,12 +333,12 @@ impl Queue {
             Next::Flush => {
                 self.end_round(head);
                 self.data.clear();
-                self.launch(head, Operation::Flush, 0);
+                self.add_round(head, Operation::Flush, 0);
                 Next::Nothing
             }
             Next::Clear { operation, offset, length } => {
                 self.end_round(head);
-                self.launch_clear(head, operation, offset, length)
+                self.begin_clear_round(head, operation, offset, length)
             }
         };
         self.requests[usize::from(head)].active = Some(Active { next, sequence: self.sequence, ..active });
@@ -487,7 +487,7 @@ impl QueuePair for Queue {
         let mut next = Next::Nothing;
         let mut copied = false;
         if matches!(operation, Operation::Read | Operation::Write) {
-            copied = match self.place_data(head, request) {
+            copied = match self.set_data_addresses(head, request) {
                 Ok(copied) => copied,
                 Err(error) => return Submission::Refused(error),
             };
@@ -508,8 +508,10 @@ impl QueuePair for Queue {
         self.free.pop();
         self.unused -= 1;
         match operation {
-            Operation::Discard | Operation::WriteZeroes => next = self.launch_clear(head, operation, offset, length),
-            _ => self.launch(head, operation, offset),
+            Operation::Discard | Operation::WriteZeroes => {
+                next = self.begin_clear_round(head, operation, offset, length)
+            }
+            _ => self.add_round(head, operation, offset),
         }
         if answer > 0 {
             self.area.count(self.ring.memory(), copied);
