@@ -246,15 +246,15 @@ impl Connection {
         area: QueueArea,
         signals: &Signals,
     ) -> Result<(), Failure> {
-        let places = area.places();
+        let layout = area.layout();
         let (_, used) = arena.progress(area);
         let addresses = VringConfigData {
             queue_max_size: arena::QUEUE_SIZE,
             queue_size: arena::QUEUE_SIZE,
             flags: 0,
-            desc_table_addr: arena::address(places.descriptors),
-            used_ring_addr: arena::address(places.used),
-            avail_ring_addr: arena::address(places.available),
+            desc_table_addr: arena::address(layout.descriptors),
+            used_ring_addr: arena::address(layout.used),
+            avail_ring_addr: arena::address(layout.available),
             log_addr: None,
         };
         let queue = index as usize;

@@ -136,7 +136,7 @@ impl VhostUser {
         let state = self.shared.lock();
         let used = (0..).zip(&state.queues).filter(|(_, queue)| queue.is_some());
         used.fold((0, 0), |(copied, direct), (index, _)| {
-            let more = self.shared.arena.queue(index).counts(self.shared.arena.memory());
+            let more = self.shared.arena.queue(index).transfer_counts(self.shared.arena.memory());
             (copied + u64::from(more.0), direct + u64::from(more.1))
         })
     }
@@ -394,7 +394,7 @@ impl Shared {
             ready: duplicate_private(self.wake.as_raw_fd())?,
             connection: None,
         };
-        self.arena.clear(self.arena.queue(index));
+        self.arena.reset_queue(self.arena.queue(index));
         state.queues[index as usize] = Some(queue);
         self.start_queues(state);
         Ok(grant)

@@ -177,7 +177,7 @@ impl Arena {
 
     /// Sets a queue's rings to zero, and marks them as laid out for the present back end. Called
     /// only while the queue has no user.
-    pub fn clear(&self, queue: QueueArea) {
+    pub fn reset_queue(&self, queue: QueueArea) {
         (queue.base..queue.base + RINGS).step_by(8).for_each(|offset| self.memory.write(offset, 0u64));
         queue.mark_ready(&self.memory, self.generation());
     }
@@ -185,9 +185,9 @@ impl Arena {
     /// Returns the index up to which a queue's user has published requests, and the index up to
     /// which the back end has completed them.
     pub fn progress(&self, queue: QueueArea) -> (u16, u16) {
-        let places = queue.places();
-        let published = self.memory.half_word(places.available_index()).load(Edge::AvailableIndex.acquire());
-        (published, self.memory.half_word(places.used_index()).load(Edge::UsedIndex.acquire()))
+        let layout = queue.layout();
+        let published = self.memory.half_word(layout.available_index()).load(Edge::AvailableIndex.acquire());
+        (published, self.memory.half_word(layout.used_index()).load(Edge::UsedIndex.acquire()))
     }
 }
 
@@ -201,7 +201,7 @@ pub struct QueueArea {
 }
 
 impl QueueArea {
-    pub fn places(&self) -> QueueLayout {
+    pub fn layout(&self) -> QueueLayout {
         QueueLayout {
             descriptors: self.base,
             available: self.base + AVAILABLE,
@@ -222,14 +222,14 @@ impl QueueArea {
 
     /// Counts a read or write: as copied through the bounce memory if `copied`, else as direct.
     #[inline]
-    pub fn count(&self, memory: &SharedMemory, copied: bool) {
+    pub fn count_transfer(&self, memory: &SharedMemory, copied: bool) {
         let counter = memory.word(self.base + if copied { COPIED } else { DIRECT });
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Returns how many reads and writes of the queue were copied, and how many were direct, since
     /// the queue was lent to its user.
-    pub fn counts(&self, memory: &SharedMemory) -> (u32, u32) {
+    pub fn transfer_counts(&self, memory: &SharedMemory) -> (u32, u32) {
         let read = |at| memory.word(self.base + at).load(Ordering::Relaxed);
         (read(COPIED), read(DIRECT))
     }

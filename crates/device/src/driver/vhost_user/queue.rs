@@ -23,9 +23,9 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
 use usring_sys::{Errno, UserAddress, eventfd, width};
 
-/// Number of descriptors of a request with one piece of data. While at least `MANY_UNUSED` descriptors
-/// of the main table are unused, such a request gets no indirect table, because the back end would
-/// have to read that table, too.
+/// Number of descriptors of a request with one piece of data. While at least [`MANY_UNUSED`]
+/// descriptors of the main table are unused, such a request gets no indirect table, because the
+/// back end would have to read that table, too.
 const ONE_PIECE_DESCRIPTORS: usize = 3;
 const MANY_UNUSED: usize = QUEUE_SIZE as usize / 2;
 
@@ -107,7 +107,7 @@ impl Queue {
         let call = options.interrupts.then(|| grant.call.number());
         let lifeline = Lifeline::new(grant.connection.take(), call)?;
         let ring =
-            VirtQueue::new(Arc::clone(arena.memory()), area.places(), device.parameters.has(feature::EVENT_INDEX));
+            VirtQueue::new(Arc::clone(arena.memory()), area.layout(), device.parameters.has(feature::EVENT_INDEX));
         Ok(Queue {
             ring,
             area,
@@ -514,7 +514,7 @@ impl QueuePair for Queue {
             _ => self.add_round(head, operation, offset),
         }
         if answer > 0 {
-            self.area.count(self.ring.memory(), copied);
+            self.area.count_transfer(self.ring.memory(), copied);
         }
         let kept = &mut self.requests[usize::from(head)];
         if let Next::CopyOut = next {
