@@ -125,10 +125,10 @@ impl QueueLayout {
 }
 
 /// Returns whether one side of a virtqueue must notify the other side (virtio 1.2, section
-/// 2.7.7.2). The notification is due if the side's index passes the other side's event index on the
+/// 2.7.7.2). The notification is due if the side's index needs_notification the other side's event index on the
 /// way from `old` to `new`.
 #[inline]
-fn passes(event: u16, new: u16, old: u16) -> bool {
+fn needs_notification(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
@@ -239,7 +239,7 @@ impl VirtQueue {
         self.published = new;
         Edge::AvailableEvent.barrier(Side::Waker);
         if self.event_index {
-            passes(self.available_event.half_word(0).load(Ordering::Relaxed), new, old)
+            needs_notification(self.available_event.half_word(0).load(Ordering::Relaxed), new, old)
         } else {
             self.used_flags.half_word(0).load(Ordering::Relaxed) & NO_NOTIFY == 0
         }
@@ -248,7 +248,7 @@ impl VirtQueue {
     /// Returns the number of used heads that can be taken: at most the queue's size, whatever the
     /// device writes.
     #[inline]
-    pub fn ready(&self) -> u16 {
+    pub fn ready_count(&self) -> u16 {
         self.used_index().wrapping_sub(self.taken).min(self.size)
     }
 
@@ -268,7 +268,7 @@ impl VirtQueue {
     /// device works in order. The function reads this guess from the available ring, to avoid a
     /// wait for a cache line that the device writes.
     #[inline]
-    pub fn expected(&self, ahead: u16) -> u16 {
+    pub fn guess_head(&self, ahead: u16) -> u16 {
         self.available.half_word(usize::from(self.taken.wrapping_add(ahead))).load(Ordering::Relaxed)
     }
 
@@ -309,7 +309,7 @@ impl VirtQueue {
     /// Returns the used heads that the driver has not taken. Called only while no device works on
     /// the queue.
     pub fn not_taken(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.ready()).map(|index| width::low(self.used.read(usize::from(self.taken.wrapping_add(index)))))
+        (0..self.ready_count()).map(|index| width::low(self.used.read(usize::from(self.taken.wrapping_add(index)))))
     }
 
     /// Prepares the queue for a new device, which starts at the used index. From that index on, the
@@ -333,12 +333,12 @@ mod tests {
 
     #[test]
     fn a_notification_is_due_when_the_index_moves_past_the_event_index() {
-        assert!(passes(0, 1, 0));
-        assert!(!passes(1, 1, 0));
-        assert!(passes(5, 9, 5));
-        assert!(!passes(4, 9, 5));
-        assert!(passes(0xffff, 0, 0xffff));
-        assert!(passes(0xfffe, 3, 0xfff0));
-        assert!(!passes(0x8000, 3, 0xfff0));
+        assert!(needs_notification(0, 1, 0));
+        assert!(!needs_notification(1, 1, 0));
+        assert!(needs_notification(5, 9, 5));
+        assert!(!needs_notification(4, 9, 5));
+        assert!(needs_notification(0xffff, 0, 0xffff));
+        assert!(needs_notification(0xfffe, 3, 0xfff0));
+        assert!(!needs_notification(0x8000, 3, 0xfff0));
     }
 }

@@ -411,15 +411,15 @@ impl Queue {
     /// for writing, one request ahead.
     #[inline]
     fn collect(&mut self, completions: &mut Completions) -> u32 {
-        let ready = self.ring.ready();
+        let ready = self.ring.ready_count();
         let mut rounds = 0;
         if ready > 0 {
-            self.statuses.prefetch_to_write(usize::from(self.ring.expected(0)));
+            self.statuses.prefetch_to_write(usize::from(self.ring.guess_head(0)));
         }
         while rounds < ready && completions.has_room() {
             rounds += 1;
             if rounds < ready {
-                self.statuses.prefetch_to_write(usize::from(self.ring.expected(1)));
+                self.statuses.prefetch_to_write(usize::from(self.ring.guess_head(1)));
             }
             let Some(head) = self.ring.take() else { break };
             if let Some(completion) = self.finish(head) {
