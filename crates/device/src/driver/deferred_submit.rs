@@ -31,7 +31,7 @@ impl DeferredSubmit {
     pub fn run(&mut self) {
         let mut next = Some(&mut self.0);
         while let Some(pending) = next {
-            pending.hand_over();
+            pending.submit_all();
             next = pending.next.as_mut();
         }
     }
@@ -59,7 +59,7 @@ pub(super) struct PendingBatch {
 }
 
 impl PendingBatch {
-    pub fn hand_over(&mut self) {
+    pub fn submit_all(&mut self) {
         let mut retries_left = MOST_RETRIES;
         while !self.iocbs.is_empty() {
             let error = match self.iocbs.submit() {
@@ -73,7 +73,7 @@ impl PendingBatch {
                 let _ = wait::nanosleep(PAUSE);
                 continue;
             }
-            self.is_denied = self.is_denied || is_filters(error) && self.iocbs.is_call_refused();
+            self.is_denied = self.is_denied || may_be_from_filter(error) && self.iocbs.is_call_refused();
             // The error belongs to the batch's first request. The kernel may still accept the later
             // requests.
             let data = self.iocbs.drop_first();
@@ -84,6 +84,6 @@ impl PendingBatch {
 
 /// Returns whether the error may come from a seccomp filter, which refuses every io_submit(2). A
 /// security module, which refuses one request, returns the same errors.
-fn is_filters(error: Errno) -> bool {
+fn may_be_from_filter(error: Errno) -> bool {
     matches!(error, Errno::EPERM | Errno::ENOSYS | Errno::EACCES)
 }

@@ -20,7 +20,7 @@ use usring_uapi::general as linux;
 /// means that the file has become shorter than the device.
 const EXPECTS_BYTES: u64 = 1 << 32;
 /// Bit of a request's `aio_data`: the completion does not signal the interrupt's eventfd.
-const SILENT: u64 = 1 << 33;
+const WITHOUT_SIGNAL: u64 = 1 << 33;
 
 /// Maximum number of segments of all vectored requests of a batch.
 const VECTORS: usize = 2 * MOST_SEGMENTS as usize;
@@ -51,7 +51,7 @@ fn number_of(interrupt: &Option<Interrupt>) -> Option<i32> {
     interrupt.as_ref().map(|interrupt| interrupt.eventfd.number())
 }
 
-fn ring(interrupt: &mut Option<Interrupt>) {
+fn ring_interrupt(interrupt: &mut Option<Interrupt>) {
     if let Some(interrupt) = interrupt {
         interrupt.ring();
     }
@@ -79,9 +79,9 @@ pub struct AioQueue {
     /// Whether a seccomp filter of the program refuses io_submit(2), whatever the call submits.
     is_denied: bool,
     /// Number of requests in flight whose completions do not signal the interrupt.
-    silent: u32,
+    without_signal: u32,
     /// Number of requests that the queue pair has accepted and not yet completed.
-    out: u32,
+    in_flight: u32,
     depth: u32,
     /// The iocb fields that all requests have in common.
     template: Iocb,
@@ -91,7 +91,7 @@ pub struct AioQueue {
 
 /// Maximum number of empty batches to keep for reuse. Threads that submit at the same time need one
 /// each, and such threads are few.
-const SPARE: usize = 4;
+const MOST_SPARE_BATCHES: usize = 4;
 
 /// The file that requests are for.
 pub enum Target {
@@ -161,8 +161,8 @@ impl AioQueue {
             spare: Vec::new(),
             refused: Vec::new(),
             is_denied: false,
-            silent: 0,
-            out: 0,
+            without_signal: 0,
+            in_flight: 0,
             depth,
             template,
             target,
@@ -182,7 +182,7 @@ impl AioQueue {
     /// Replaces the current batch, which has no room for `segments` more segments. Returns whether
     /// the new batch has room.
     #[cold]
-    fn begin_another(&mut self, segments: usize) -> bool {
+    fn begin_next_batch(&mut self, segments: usize) -> bool {
         match self.close_batch() {
             Ok(full) => self.closed.push(full),
             Err(_) => return false,
@@ -195,24 +195,24 @@ impl AioQueue {
     fn submit_here(&mut self) {
         for mut pending in core::mem::take(&mut self.closed) {
             self.context.expect(pending.iocbs.length());
-            pending.hand_over();
-            self.put_aside(pending);
+            pending.submit_all();
+            self.keep_for_reuse(pending);
         }
         self.context.expect(self.open.iocbs.length());
-        self.open.hand_over();
+        self.open.submit_all();
         let mut refused = core::mem::take(&mut self.open.refused);
         self.note_refused(&mut refused, self.open.is_denied);
     }
 
     #[inline]
-    fn count_out(&mut self) {
-        self.out += 1;
-        self.silent += u32::from(self.template.aio_data & SILENT != 0);
+    fn count_submitted(&mut self) {
+        self.in_flight += 1;
+        self.without_signal += u32::from(self.template.aio_data & WITHOUT_SIGNAL != 0);
     }
 
     #[inline]
-    fn count_back(&mut self, event: &IoEvent) -> Completion {
-        self.silent -= u32::from(event.data & SILENT != 0);
+    fn count_completed(&mut self, event: &IoEvent) -> Completion {
+        self.without_signal -= u32::from(event.data & WITHOUT_SIGNAL != 0);
         completion(event)
     }
 
@@ -222,15 +222,15 @@ impl AioQueue {
             self.is_denied |= is_denied;
             self.context.expect_fewer(refused.len());
             self.refused.append(refused);
-            ring(&mut self.interrupt);
+            ring_interrupt(&mut self.interrupt);
         }
     }
 
     /// Keeps a submitted batch for reuse, and records the requests that the kernel refused.
     #[inline]
-    fn put_aside(&mut self, mut pending: Box<PendingBatch>) {
+    fn keep_for_reuse(&mut self, mut pending: Box<PendingBatch>) {
         self.note_refused(&mut pending.refused, pending.is_denied);
-        if self.spare.len() < SPARE {
+        if self.spare.len() < MOST_SPARE_BATCHES {
             self.spare.push(pending);
         }
     }
@@ -263,7 +263,7 @@ impl QueuePair for AioQueue {
         if self.is_denied {
             return Submission::NeedsWorker;
         }
-        if self.out == self.depth {
+        if self.in_flight == self.depth {
             return Submission::Full;
         }
         if let Target::Device(device) = &self.target
@@ -273,7 +273,7 @@ impl QueuePair for AioQueue {
             return Submission::Refused(error);
         }
         let segments = request.segments.len();
-        if !self.open.iocbs.has_room(segments) && !self.begin_another(segments) {
+        if !self.open.iocbs.has_room(segments) && !self.begin_next_batch(segments) {
             return Submission::Full;
         }
         let data = u64::from(request.token) | self.template.aio_data;
@@ -285,7 +285,7 @@ impl QueuePair for AioQueue {
         match request.operation {
             // Leaves the offset at 0, because the kernel refuses a flush with an offset.
             Operation::Flush => {
-                self.count_out();
+                self.count_submitted();
                 self.open.iocbs.push(iocb, &[], vectored);
                 return Submission::Accepted;
             }
@@ -297,7 +297,7 @@ impl QueuePair for AioQueue {
             iocb.aio_data |= EXPECTS_BYTES;
         }
         iocb.aio_offset = request.offset.cast_signed();
-        self.count_out();
+        self.count_submitted();
         self.open.iocbs.push(iocb, request.segments, vectored);
         Submission::Accepted
     }
@@ -339,7 +339,7 @@ impl QueuePair for AioQueue {
         let mut next = Some(batch.0);
         while let Some(mut pending) = next {
             next = pending.next.take();
-            self.put_aside(pending);
+            self.keep_for_reuse(pending);
         }
     }
 
@@ -349,18 +349,18 @@ impl QueuePair for AioQueue {
         while completions.has_room()
             && let Some(refused) = self.refused.pop()
         {
-            completions.push(self.count_back(&refused));
+            completions.push(self.count_completed(&refused));
         }
         let expected = self.context.expected();
         while completions.has_room()
             && let Some(event) = self.context.take()
         {
-            completions.push(self.count_back(&event));
+            completions.push(self.count_completed(&event));
         }
         if self.context.expected() != expected {
             self.context.free_read_slots();
         }
-        self.out -= width::count(completions.as_slice().len() - before);
+        self.in_flight -= width::count(completions.as_slice().len() - before);
     }
 
     fn has_completions(&mut self) -> bool {
@@ -377,11 +377,11 @@ impl QueuePair for AioQueue {
     }
 
     fn suppress_interrupts(&mut self) {
-        (self.template.aio_flags, self.template.aio_data) = (0, SILENT);
+        (self.template.aio_flags, self.template.aio_data) = (0, WITHOUT_SIGNAL);
     }
 
     fn has_suppressed(&self) -> bool {
-        self.silent != 0
+        self.without_signal != 0
     }
 
     fn arm_interrupt(&mut self) -> bool {
@@ -446,7 +446,7 @@ impl QueuePair for InlineQueue {
         match file::read_at(self.file.number(), request.offset, request.segments, linux::RWF_NOWAIT) {
             Ok(bytes) if u64::from(bytes) == request.length => {
                 self.answered.push(Completion { token: request.token, result: bytes.cast_signed() });
-                ring(&mut self.interrupt);
+                ring_interrupt(&mut self.interrupt);
                 Submission::Accepted
             }
             // The file system does not support RWF_NOWAIT (tmpfs).
