@@ -43,8 +43,8 @@ impl Batches {
     pub fn new(depth: u32) -> Result<Batches, Errno> {
         let room = depth.checked_next_power_of_two().ok_or(Errno::ENOMEM)?;
         Ok(Batches {
-            completions: ring(room, Completion { token: 0, result: 0 })?,
-            batches: ring(room, Batch { due: AT_ONCE, end: 0 })?,
+            completions: allocate_ring(room, Completion { token: 0, result: 0 })?,
+            batches: allocate_ring(room, Batch { due: AT_ONCE, end: 0 })?,
             depth,
             head: 0,
             tail: 0,
@@ -124,7 +124,7 @@ impl Batches {
     }
 }
 
-fn ring<T: Copy>(room: u32, value: T) -> Result<Box<[T]>, Errno> {
+fn allocate_ring<T: Copy>(room: u32, value: T) -> Result<Box<[T]>, Errno> {
     let mut places = Vec::new();
     places.try_reserve_exact(room as usize).map_err(|_| Errno::ENOMEM)?;
     places.resize(room as usize, value);

@@ -45,7 +45,7 @@ impl TimerInterrupt {
             self.armed = Some(NEVER);
             return true;
         };
-        let span = left(due);
+        let span = time_until(due);
         span > 0 && self.set(due, span)
     }
 
@@ -56,7 +56,7 @@ impl TimerInterrupt {
         if let (Some(armed), Some(due)) = (self.armed, due)
             && due < armed
         {
-            self.set(due, left(due));
+            self.set(due, time_until(due));
         }
     }
 
@@ -86,6 +86,6 @@ impl TimerInterrupt {
     }
 }
 
-fn left(due: Ticks) -> Nanoseconds {
+fn time_until(due: Ticks) -> Nanoseconds {
     due.since(Ticks::now())
 }

@@ -71,13 +71,13 @@ impl Transfer<'_> {
         let blocks = length != 0 && geometry.is_aligned(self.offset, length);
         let within = self.offset < geometry.size && length <= geometry.size - self.offset;
         let allowed = self.operation == Operation::Read || !geometry.features.read_only;
-        (fits && blocks && within && allowed && self.stays(geometry)).then_some(length)
+        (fits && blocks && within && allowed && self.memory_stays(geometry)).then_some(length)
     }
 
     /// Returns whether the memory stays in place as long as the device uses it: the memory is not
     /// swapped, or the device does not lend memory to the kernel.
     #[inline]
-    fn stays(&self, geometry: &Geometry) -> bool {
+    fn memory_stays(&self, geometry: &Geometry) -> bool {
         !geometry.features.kernel_holds_memory
             || !self.segments.iter().any(|segment| pinned_memory::is_evictable(*segment))
     }
@@ -95,7 +95,7 @@ impl Transfer<'_> {
     /// starts beyond the device's end gets no alignment check. A transfer that crosses the end is
     /// shortened before that check.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<u64, Errno> {
-        let length = total(self.segments)?;
+        let length = checked_length(self.segments)?;
         if self.offset > MAX_OFFSET - length {
             return Err(Errno::EINVAL);
         }
@@ -121,7 +121,7 @@ impl Transfer<'_> {
 
 /// Returns the total length of the segments, with the checks and the limit of Linux's
 /// import_iovec().
-fn total(segments: &[IoVector]) -> Result<u64, Errno> {
+fn checked_length(segments: &[IoVector]) -> Result<u64, Errno> {
     let mut total = 0;
     for segment in segments {
         if segment.length > MAX_OFFSET {

@@ -36,10 +36,10 @@ const ZEROED_IN_PLACE: u64 = 128 << 10;
 /// Number of copies by which the thread prefetches ahead. For the copy at that distance it
 /// prefetches the address translation, which takes as long as several cache lines, and the first
 /// cache line.
-const LOOKED_UP: usize = 4;
+const COPIES_AHEAD: usize = 4;
 /// Bytes of the next copy that the thread prefetches. The processor prefetches the bytes after them
 /// by itself.
-const FETCHED: u64 = 1024;
+const PREFETCHED_BYTES: u64 = 1024;
 
 struct Ram {
     geometry: Geometry,
@@ -133,13 +133,13 @@ impl RamQueue {
                 self.memory.prefetch(*offset, bytes.start..bytes.end.min(segment.length));
             }
         };
-        fetch(self.batch.first(), 0..FETCHED);
-        for at in 1..LOOKED_UP {
+        fetch(self.batch.first(), 0..PREFETCHED_BYTES);
+        for at in 1..COPIES_AHEAD {
             fetch(self.batch.get(at), 0..LINE);
         }
         for at in 0..self.batch.len() {
-            fetch(self.batch.get(at + LOOKED_UP), 0..LINE);
-            fetch(self.batch.get(at + 1), LINE..FETCHED);
+            fetch(self.batch.get(at + COPIES_AHEAD), 0..LINE);
+            fetch(self.batch.get(at + 1), LINE..PREFETCHED_BYTES);
             let OnePiece { token, operation, offset, segment } = self.batch[at];
             let result = transfer(&self.memory, operation, offset, &[segment]);
             self.done.push_back(completion(token, result));

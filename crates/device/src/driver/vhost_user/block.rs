@@ -101,7 +101,7 @@ pub const RANGE: u32 = 16;
 pub const NO_STATUS: u8 = 0xff;
 
 /// Converts a status byte to a result (virtio 1.2, section 5.2.6).
-pub fn outcome(status: u8) -> Result<(), Errno> {
+pub fn result_of_status(status: u8) -> Result<(), Errno> {
     match status {
         0 => Ok(()),
         2 => Err(Errno::EOPNOTSUPP),

@@ -311,7 +311,7 @@ impl Queue {
         let (token, answer) = (active.token, active.answer.cast_signed());
         let is_last = matches!(active.next, Next::Nothing);
         let head = (head & 0xffff) as u16;
-        let mut outcome = block::outcome(self.statuses.read(usize::from(head)));
+        let mut outcome = block::result_of_status(self.statuses.read(usize::from(head)));
         if !is_last && outcome.is_ok() {
             outcome = self.next_step(head)?;
         }
