@@ -119,15 +119,4 @@ impl Completions {
     pub fn as_slice(&self) -> &[Completion] {
         &self.list
     }
-
-    /// Returns the completions, so that a wrapper can change them.
-    #[inline]
-    pub fn as_mut_slice(&mut self) -> &mut [Completion] {
-        &mut self.list
-    }
-
-    /// Removes the completions for which `keep` returns `false`. A wrapper delivers these later.
-    pub fn retain(&mut self, keep: impl FnMut(&Completion) -> bool) {
-        self.list.retain(keep);
-    }
 }
