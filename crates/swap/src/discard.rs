@@ -2,7 +2,7 @@
 //! given number is resident.
 
 use crate::evict::{EvictionFailure, EvictionGoal, LONGEST_SLEEP_NS, MOST, MOST_FAILURES};
-use crate::page::{Pins, State, Taken};
+use crate::page::{Pins, State, TakenPage};
 use crate::pager::Pager;
 use core::ops::Range;
 use usring_sys::{Errno, page_fault};
@@ -20,7 +20,7 @@ enum DiscardStep {
 /// `first`.
 struct PagesToDiscard<'a> {
     first: usize,
-    taken: [Option<Taken<'a>>; MOST],
+    taken: [Option<TakenPage<'a>>; MOST],
 }
 
 impl Pager {
@@ -83,7 +83,7 @@ impl Pager {
     }
 
     fn give_up(&self, mut pages_to_discard: PagesToDiscard) -> Result<(), Errno> {
-        let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
+        let is_resident = |taken: &Option<TakenPage>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
         let gone = match (
             pages_to_discard.taken.iter().position(is_resident),
             pages_to_discard.taken.iter().rposition(is_resident),
@@ -116,7 +116,7 @@ impl Pager {
 
     /// Keeps in memory a page that could not be discarded: makes it writable, and releases it as
     /// dirty. If it cannot be made writable, releases it in the state that it had before.
-    pub fn keep_resident(&self, index: usize, taken: Taken) {
+    pub fn keep_resident(&self, index: usize, taken: TakenPage) {
         let before = taken.before();
         let opened = self.mechanism.open(self.offset(index), self.unit());
         if before == State::Clean && opened.is_ok() {

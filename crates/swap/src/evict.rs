@@ -24,7 +24,7 @@
 use crate::counters::Counter;
 use crate::gate::Shut;
 use crate::message::say;
-use crate::page::{Pins, State, Taken};
+use crate::page::{Pins, State, TakenPage};
 use crate::pager::Pager;
 use crate::slots::Run;
 use crate::store_queue::StoreQueue;
@@ -99,7 +99,7 @@ struct Batch<'a> {
     cluster: Range<usize>,
     /// The pages of the cluster that the evictor has taken, indexed by position in the cluster.
     /// `None` for any other page.
-    taken: [Option<Taken<'a>>; MOST],
+    taken: [Option<TakenPage<'a>>; MOST],
     /// The state of each page after the eviction, indexed by position in the cluster.
     next: [State; MOST],
 }

@@ -30,7 +30,7 @@ use crate::address_space::{AddressSpace, ExtentKind};
 use crate::gate::{Claim, ShutGate};
 use crate::mappings::Mappings;
 use crate::mechanism::{Copied, Prepared, Resident};
-use crate::page::{Pins, State, Taken};
+use crate::page::{Pins, State, TakenPage};
 use crate::pager::{Pager, Parts};
 use crate::region::{self, SwapRegion};
 use crate::run;
@@ -58,7 +58,7 @@ pub struct FrozenMemory {
     parts: Vec<Range<usize>>,
     /// The resident pages that this thread owns during the fork, to copy them. `None` if the kernel
     /// copies the resident pages.
-    taken: Option<(Vec<Taken<'static>>, Resident)>,
+    taken: Option<(Vec<TakenPage<'static>>, Resident)>,
     /// The memory file with the parent's copy of the resident pages.
     copy: Option<OwnedDescriptor>,
     _gates: Vec<ShutGate<'static>>,
@@ -304,7 +304,7 @@ impl Pager {
     }
 
     /// Becomes the owner of all resident pages that are not pinned. The caller has shut all gates.
-    fn take_resident(&self) -> (Vec<Taken<'_>>, Resident) {
+    fn take_resident(&self) -> (Vec<TakenPage<'_>>, Resident) {
         let (mut all, mut resident) = (Vec::new(), Resident::default());
         let extend = |runs: &mut Vec<Range<usize>>, start: usize, end: usize| match runs.last_mut() {
             Some(last) if last.end == start => last.end = end,
@@ -338,7 +338,7 @@ impl Pager {
 
     /// Makes the pages that were copied writable again, and ends this thread's ownership of them.
     /// If a page cannot be made writable now, the next write fault on it makes it writable.
-    fn give_back_resident(&self, all: Vec<Taken>, resident: &Resident) {
+    fn give_back_resident(&self, all: Vec<TakenPage>, resident: &Resident) {
         for run in &resident.taken {
             let _ = self.mechanism.open(run.start, run.len());
         }

@@ -4,7 +4,7 @@
 //! - The content of a resident page is copied to the target page. Then the source page is freed.
 //! - If a page cannot be moved, the pages that were moved before it are moved back.
 
-use crate::page::{Pins, State, Taken};
+use crate::page::{Pins, State, TakenPage};
 use crate::pager::Pager;
 use alloc::vec;
 use core::ops::Range;
@@ -132,7 +132,7 @@ impl Pager {
 
     /// Ends this thread's ownership of a page that stays in memory. If the page cannot be made
     /// writable now, the next write fault on it makes it writable.
-    fn reopen(&self, index: usize, taken: Taken, state: State) {
+    fn reopen(&self, index: usize, taken: TakenPage, state: State) {
         if state == State::Dirty {
             let _ = self.mechanism.open(self.offset(index), self.unit());
         }

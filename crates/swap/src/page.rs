@@ -10,7 +10,7 @@
 //! - A page changes only while it is `Busy`, and a busy page has one owner: the thread that took it
 //!   out of another state by compare-and-swap.
 //! - The owner alone maps and unmaps the page, and reads and writes its slot number.
-//! - The owner ends the state `Busy` by [`Taken::release`]. Threads that need the page wait until
+//! - The owner ends the state `Busy` by [`TakenPage::release`]. Threads that need the page wait until
 //!   its word changes.
 //!
 //! | bits | field | meaning |
@@ -104,7 +104,7 @@ pub struct Page<'a>(&'a AtomicU32);
 /// A busy page, as its owner sees it. Other threads wait until the owner releases the page.
 #[derive(Debug)]
 #[must_use = "everybody who wants the page waits for its release"]
-pub struct Taken<'a> {
+pub struct TakenPage<'a> {
     page: Page<'a>,
     before: State,
 }
@@ -153,7 +153,7 @@ impl<'a> Page<'a> {
     /// Makes the calling thread the page's owner. `None` if the page is not in the state `from`, or
     /// if `pins` does not allow taking a pinned page.
     #[inline]
-    pub fn take(&self, from: State, pins: Pins) -> Option<Taken<'a>> {
+    pub fn take(&self, from: State, pins: Pins) -> Option<TakenPage<'a>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
             if state_of(word) != from || from == State::Busy || (pins == Pins::Respected && word >= ONE_PIN) {
@@ -166,7 +166,7 @@ impl<'a> Page<'a> {
             };
             let busy = word & !STATE | busy;
             match self.0.compare_exchange_weak(word, busy, Edge::Page.acquire(), Ordering::Relaxed) {
-                Ok(_) => return Some(Taken { page: *self, before: from }),
+                Ok(_) => return Some(TakenPage { page: *self, before: from }),
                 Err(now) => word = now,
             }
         }
@@ -228,7 +228,7 @@ pub enum Pinned {
     TooOften,
 }
 
-impl Taken<'_> {
+impl TakenPage<'_> {
     /// Returns the state that the page had before it was taken.
     #[inline]
     pub fn before(&self) -> State {

@@ -27,7 +27,7 @@ use crate::evictions::Evictions;
 use crate::gate::Gate;
 use crate::mechanism::{Mechanism, MechanismKind};
 use crate::message::say;
-use crate::page::{Page, Pins, State, Taken};
+use crate::page::{Page, Pins, State, TakenPage};
 use crate::readahead::Streams;
 use crate::store::Store;
 use crate::store_queue::Waiting;
@@ -195,7 +195,7 @@ impl Pager {
         fence(Ordering::SeqCst);
     }
 
-    fn is_in_use(&self, _: &Taken, page: usize) -> bool {
+    fn is_in_use(&self, _: &TakenPage, page: usize) -> bool {
         self.in_use.as_ref().is_none_or(|words| {
             fence(Ordering::SeqCst);
             words[page / BITS].load(Ordering::Relaxed) & 1 << (page % BITS) != 0
@@ -226,11 +226,11 @@ impl Pager {
     }
 
     /// Returns the slot number of a page that the caller owns.
-    pub fn slot(&self, _: &Taken, page: usize) -> u32 {
+    pub fn slot(&self, _: &TakenPage, page: usize) -> u32 {
         self.slots[page].load(Ordering::Relaxed)
     }
 
-    pub fn set_slot(&self, _: &Taken, page: usize, slot: u32) {
+    pub fn set_slot(&self, _: &TakenPage, page: usize, slot: u32) {
         self.slots[page].store(slot, Ordering::Relaxed);
     }
 
@@ -328,7 +328,7 @@ impl Pager {
         Some(Ok(()))
     }
 
-    fn first_touch(&self, index: usize, taken: Taken, access: PageAccess) -> Result<(), Lost> {
+    fn first_touch(&self, index: usize, taken: TakenPage, access: PageAccess) -> Result<(), Lost> {
         if !self.is_in_use(&taken, index) {
             taken.release(State::Untouched);
             return Err(Lost::UNUSED);
@@ -343,7 +343,7 @@ impl Pager {
         Ok(())
     }
 
-    fn swap_in(&self, index: usize, taken: Taken, access: PageAccess) -> Result<(), Lost> {
+    fn swap_in(&self, index: usize, taken: TakenPage, access: PageAccess) -> Result<(), Lost> {
         let slot = self.slot(&taken, index);
         let clean = !access.write && self.mechanism.tracks_writes();
         let mut queue = self.store.queue(access.fault_slot);
@@ -370,7 +370,7 @@ impl Pager {
 
     /// Ends the ownership of a page into which the caller has read the content of `slot`. Frees the
     /// slot unless the page is clean. The caller is inside the gate of the page's cluster.
-    pub fn finish_page_in(&self, taken: Taken, slot: u32, clean: bool) {
+    pub fn finish_page_in(&self, taken: TakenPage, slot: u32, clean: bool) {
         if clean {
             taken.release(State::Clean);
         } else {

@@ -4,7 +4,7 @@
 
 use crate::counters::Counter;
 use crate::evict::EvictionGoal;
-use crate::page::{Pins, State, Taken};
+use crate::page::{Pins, State, TakenPage};
 use crate::pager::{PageAccess, Pager};
 use core::ops::Range;
 use usring_sys::Errno;
@@ -18,7 +18,7 @@ pub const MOST: usize = 64;
 pub struct Run<'a> {
     first: usize,
     slot: u32,
-    pages: [Option<Taken<'a>>; MOST],
+    pages: [Option<TakenPage<'a>>; MOST],
     count: usize,
 }
 

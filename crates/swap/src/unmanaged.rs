@@ -13,7 +13,7 @@
 //! forbids the access, it raises SIGSEGV (`Pager::serve`).
 
 use crate::gate::Claim;
-use crate::page::{Pins, State, Taken};
+use crate::page::{Pins, State, TakenPage};
 use crate::pager::Pager;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -32,13 +32,13 @@ const RETRY_INTERVAL_NS: Nanoseconds = 200_000;
 struct PagesToRelease<'a> {
     first: usize,
     /// The pages; the first element is page `first`. `None` for a page that was released before.
-    taken: Vec<Option<Taken<'a>>>,
+    taken: Vec<Option<TakenPage<'a>>>,
     _claims: Vec<Claim<'a>>,
 }
 
 impl PagesToRelease<'_> {
     fn before(&self, page: usize) -> Option<State> {
-        self.taken[page - self.first].as_ref().map(Taken::before)
+        self.taken[page - self.first].as_ref().map(TakenPage::before)
     }
 
     fn is_resident(&self, page: usize) -> bool {
