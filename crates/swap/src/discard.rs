@@ -2,7 +2,7 @@
 //! given number is resident.
 
 use crate::evict::{EvictionFailure, EvictionGoal, LONGEST_SLEEP_NS, MOST, MOST_FAILURES};
-use crate::page::{Pins, State, TakenPage};
+use crate::page::{IfPinned, State, TakenPage};
 use crate::pager::Pager;
 use core::ops::Range;
 use usring_sys::{Errno, page_fault};
@@ -73,7 +73,7 @@ impl Pager {
                 step = DiscardStep::Pinned;
                 break;
             }
-            let Some(taken) = page.take(state, Pins::Respected) else {
+            let Some(taken) = page.take(state, IfPinned::Refuse) else {
                 step = DiscardStep::WaitFor(index);
                 break;
             };

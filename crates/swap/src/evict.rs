@@ -24,7 +24,7 @@
 use crate::counters::Counter;
 use crate::gate::Shut;
 use crate::message::say;
-use crate::page::{Pins, State, TakenPage};
+use crate::page::{IfPinned, State, TakenPage};
 use crate::pager::Pager;
 use crate::slots::Run;
 use crate::store_queue::StoreQueue;
@@ -286,7 +286,7 @@ impl Pager {
             let page = self.page(page);
             let state = page.state();
             if victims.contains(&state)
-                && let Some(taken) = page.take(state, Pins::Respected)
+                && let Some(taken) = page.take(state, IfPinned::Refuse)
             {
                 batch.taken[position] = Some(taken);
                 batch.next[position] = state;

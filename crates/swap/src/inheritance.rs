@@ -30,7 +30,7 @@ use crate::address_space::{AddressSpace, ExtentKind};
 use crate::gate::{Claim, ShutGate};
 use crate::mappings::Mappings;
 use crate::mechanism::{Copied, Prepared, Resident};
-use crate::page::{Pins, State, TakenPage};
+use crate::page::{IfPinned, State, TakenPage};
 use crate::pager::{Pager, Parts};
 use crate::region::{self, SwapRegion};
 use crate::run;
@@ -320,7 +320,7 @@ impl Pager {
             if !state.has_memory() {
                 continue;
             }
-            let taken = if state.is_resident() { page.take(state, Pins::Respected) } else { None };
+            let taken = if state.is_resident() { page.take(state, IfPinned::Refuse) } else { None };
             if let Some(taken) = taken {
                 extend(&mut resident.taken, offset, end);
                 extend(&mut resident.spans, span_end.unwrap_or(offset), end);

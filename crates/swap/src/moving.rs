@@ -4,7 +4,7 @@
 //! - The content of a resident page is copied to the target page. Then the source page is freed.
 //! - If a page cannot be moved, the pages that were moved before it are moved back.
 
-use crate::page::{Pins, State, TakenPage};
+use crate::page::{IfPinned, State, TakenPage};
 use crate::pager::Pager;
 use alloc::vec;
 use core::ops::Range;
@@ -40,8 +40,8 @@ impl Pager {
                 State::Untouched => return Ok(()),
                 State::Unmanaged => return Err(Errno::EBUSY),
                 State::Out => {
-                    let Some(source) = page.take(State::Out, Pins::Ignored) else { continue };
-                    let Some(target) = self.page(to).take(State::Untouched, Pins::Ignored) else {
+                    let Some(source) = page.take(State::Out, IfPinned::Take) else { continue };
+                    let Some(target) = self.page(to).take(State::Untouched, IfPinned::Take) else {
                         source.release(State::Out);
                         return Err(Errno::EEXIST);
                     };
@@ -84,7 +84,7 @@ impl Pager {
         if !before.is_resident() {
             return Ok(Moved::Not);
         }
-        let Some(source) = page.take(before, Pins::Ignored) else { return Ok(Moved::Not) };
+        let Some(source) = page.take(before, IfPinned::Take) else { return Ok(Moved::Not) };
         // No thread can pin the page while this thread owns it.
         let goes = !page.is_pinned();
         let is_clean = goes && before == State::Clean;
@@ -110,7 +110,7 @@ impl Pager {
     /// Maps a copy of page `from` at page `to`, which becomes resident. With `slot`, the copy is
     /// clean and gets this slot. The caller owns the page `from`.
     fn copy_to(&self, from: usize, to: usize, slot: Option<u32>, bounce: &mut [u8]) -> Result<(), Errno> {
-        let target = self.page(to).take(State::Untouched, Pins::Ignored).ok_or(Errno::EEXIST)?;
+        let target = self.page(to).take(State::Untouched, IfPinned::Take).ok_or(Errno::EEXIST)?;
         let content = UserAddress(self.memory.content(self.offset(from), self.unit()) as u64);
         let read = self.close_for_reading(&(from..from + 1)).and_then(|()| user_memory::copy_in(bounce, content));
         // The target page is released inside the gate: an evictor that shuts the gate may free busy

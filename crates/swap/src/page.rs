@@ -88,13 +88,11 @@ impl State {
 
 /// Whether a thread may take a page that is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pins {
-    /// Pinned pages may be taken. For a thread whose work leaves the page's memory in place.
-    /// (and, for the next variant:)
-    /// Pinned pages may not be taken. For a thread that evicts or discards the page.
-    Ignored,
-    /// A thread may not take a pinned page, because it would evict or discard the page.
-    Respected,
+pub enum IfPinned {
+    /// A pinned page may be taken. For a thread whose work leaves the page's memory in place.
+    Take,
+    /// A pinned page may not be taken. For a thread that evicts or discards the page.
+    Refuse,
 }
 
 /// One page's word.
@@ -151,12 +149,12 @@ impl<'a> Page<'a> {
     }
 
     /// Makes the calling thread the page's owner. `None` if the page is not in the state `from`, or
-    /// if `pins` does not allow taking a pinned page.
+    /// if `if_pinned` refuses pinned pages and the page is pinned.
     #[inline]
-    pub fn take(&self, from: State, pins: Pins) -> Option<TakenPage<'a>> {
+    pub fn take(&self, from: State, if_pinned: IfPinned) -> Option<TakenPage<'a>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
-            if state_of(word) != from || from == State::Busy || (pins == Pins::Respected && word >= ONE_PIN) {
+            if state_of(word) != from || from == State::Busy || (if_pinned == IfPinned::Refuse && word >= ONE_PIN) {
                 return None;
             }
             let busy = match from {

@@ -27,7 +27,7 @@ use crate::evictions::Evictions;
 use crate::gate::Gate;
 use crate::mechanism::{Mechanism, MechanismKind};
 use crate::message::say;
-use crate::page::{Page, Pins, State, TakenPage};
+use crate::page::{IfPinned, Page, State, TakenPage};
 use crate::readahead::Streams;
 use crate::store::Store;
 use crate::store_queue::Waiting;
@@ -278,7 +278,7 @@ impl Pager {
                         self.make_room(access.fault_slot);
                         has_room = true;
                     }
-                    let Some(taken) = page.take(state, Pins::Ignored) else { continue };
+                    let Some(taken) = page.take(state, IfPinned::Take) else { continue };
                     let outcome = if state == State::Out {
                         self.swap_in(index, taken, access)
                     } else {
@@ -305,7 +305,7 @@ impl Pager {
         }
         let (offset, unit) = (self.offset(index), self.unit);
         let _inside = self.gate_of(index).enter();
-        let taken = self.page(index).take(state, Pins::Ignored)?;
+        let taken = self.page(index).take(state, IfPinned::Take)?;
         let mut next = state;
         let mended = if access.present { Ok(false) } else { self.mechanism.mend(offset, unit) };
         let opened = mended.and_then(|lost| {

@@ -4,7 +4,7 @@
 
 use crate::counters::Counter;
 use crate::evict::EvictionGoal;
-use crate::page::{Pins, State, TakenPage};
+use crate::page::{IfPinned, State, TakenPage};
 use crate::pager::{PageAccess, Pager};
 use core::ops::Range;
 use usring_sys::Errno;
@@ -38,7 +38,7 @@ impl Pager {
             if !take_room() {
                 break;
             }
-            let Some(taken) = self.page(page).take(State::Out, Pins::Ignored) else {
+            let Some(taken) = self.page(page).take(State::Out, IfPinned::Take) else {
                 self.limit.give_back(1);
                 break;
             };

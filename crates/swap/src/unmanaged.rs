@@ -13,7 +13,7 @@
 //! forbids the access, it raises SIGSEGV (`Pager::serve`).
 
 use crate::gate::Claim;
-use crate::page::{Pins, State, TakenPage};
+use crate::page::{IfPinned, State, TakenPage};
 use crate::pager::Pager;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -101,7 +101,7 @@ impl Pager {
         let _closed = thread::close_signals();
         let _claims = self.claim_clusters(&pages);
         let taken: Vec<_> =
-            pages.clone().filter_map(|page| self.page(page).take(State::Unmanaged, Pins::Ignored)).collect();
+            pages.clone().filter_map(|page| self.page(page).take(State::Unmanaged, IfPinned::Take)).collect();
         let reclaimed = if taken.len() == pages.len() {
             self.mechanism.reclaim(self.offset(pages.start), pages.len() * self.unit())
         } else {
@@ -161,7 +161,7 @@ impl Pager {
                 match page.state() {
                     State::Unmanaged => break None,
                     State::Busy => page.wait(),
-                    state => match page.take(state, Pins::Respected) {
+                    state => match page.take(state, IfPinned::Refuse) {
                         Some(taken) => break Some(taken),
                         None if page.is_pinned() => {
                             self.put_back(pages_to_release);

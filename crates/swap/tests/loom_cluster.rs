@@ -5,7 +5,7 @@
 use loom::cell::Cell;
 use loom::thread;
 use usring_swap::gate::Gate;
-use usring_swap::page::{Page, Pins, State};
+use usring_swap::page::{IfPinned, Page, State};
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32};
 
@@ -42,7 +42,7 @@ impl Cluster {
 
     /// Maps a page, as a thread that serves a page fault does.
     fn page_in(&self, index: usize) {
-        let Some(taken) = self.page(index).take(State::Untouched, Pins::Ignored) else { return };
+        let Some(taken) = self.page(index).take(State::Untouched, IfPinned::Take) else { return };
         let _inside = self.gate().enter();
         self.mapped[index].set(true);
         taken.release(State::Dirty);
@@ -54,7 +54,7 @@ impl Cluster {
         let Some(mut claim) = self.gate().claim() else { return };
         let taken = {
             let _shut = claim.shut();
-            [0, 1].map(|index| self.page(index).take(State::Dirty, Pins::Respected))
+            [0, 1].map(|index| self.page(index).take(State::Dirty, IfPinned::Refuse))
         };
         {
             let _shut = claim.shut();

@@ -7,7 +7,7 @@
 
 use loom::cell::Cell;
 use loom::thread;
-use usring_swap::page::{Page, Pinned, Pins, State};
+use usring_swap::page::{IfPinned, Page, Pinned, State};
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32};
 
@@ -37,7 +37,7 @@ impl Paged {
             match self.page().state() {
                 State::Busy => self.page().wait(),
                 state => {
-                    let Some(taken) = self.page().take(state, Pins::Ignored) else { continue };
+                    let Some(taken) = self.page().take(state, IfPinned::Take) else { continue };
                     self.slot.set(self.slot.get() + 1);
                     taken.release(next);
                     return;
@@ -85,7 +85,7 @@ fn a_page_is_never_both_pinned_and_evicted() {
         let evictor = thread::spawn({
             let paged = paged.clone();
             move || {
-                let taken = paged.page().take(State::Dirty, Pins::Respected);
+                let taken = paged.page().take(State::Dirty, IfPinned::Refuse);
                 let goes = taken.is_some();
                 if let Some(taken) = taken {
                     taken.release(State::Out);
@@ -120,7 +120,7 @@ fn a_pin_survives_an_owner_that_ignores_pins() {
             assert!(!paged.page().unpin());
         }
         writer.join().unwrap();
-        assert!(paged.page().take(State::Dirty, Pins::Respected).is_none());
+        assert!(paged.page().take(State::Dirty, IfPinned::Refuse).is_none());
         assert!(paged.page().unpin());
     });
 }
