@@ -5,7 +5,7 @@ use crate::is_in_window;
 use crate::pointers::{self, MemoryRange, MemoryRanges};
 use crate::transfer::{Pinned, Transfer};
 use alloc::boxed::Box;
-use usring_swap::mappings::{Mappings, Pins};
+use usring_swap::mappings::{Mappings, PinLimit};
 use usring_sys::{Errno, SystemCall, signals, width};
 use usring_uapi::general as linux;
 
@@ -42,7 +42,7 @@ impl PinnedCall {
         {
             return Err(Errno::ENOMEM);
         }
-        let mut pinned = Some(Pinned::new(mappings, &ranges, Pins::Needed)?);
+        let mut pinned = Some(Pinned::new(mappings, &ranges, PinLimit::None)?);
         let mut retried = None;
         if is_sleep(call) {
             (pinned, retried) = (None, Some(Box::new(ranges)));
@@ -92,7 +92,7 @@ impl PinnedCall {
     /// Pins the memory of a call that failed with EFAULT because pages were evicted. `None`: the
     /// caller has to make the call again. Otherwise returns the error for the program.
     fn pin_again(&mut self, ranges: &MemoryRanges) -> Option<u64> {
-        match Pinned::new(self.mappings, ranges, Pins::Needed) {
+        match Pinned::new(self.mappings, ranges, PinLimit::None) {
             Ok(pinned) => {
                 self.pinned = Some(pinned);
                 None

@@ -18,7 +18,7 @@ use crate::pointers::{self, Arguments, MemoryRanges};
 use alloc::vec::Vec;
 use core::ops::Range;
 use usring_swap::Access;
-use usring_swap::mappings::{Mappings, Pins, WINDOW};
+use usring_swap::mappings::{Mappings, PinLimit, WINDOW};
 use usring_sys::bounce_buffer::{BounceBuffer, Purpose};
 use usring_sys::message::{CONTROL_LENGTH_OFFSET, FLAGS_OFFSET, MessageHeader, NAME_LENGTH_OFFSET};
 use usring_sys::plain::IoVector;
@@ -38,12 +38,12 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    pub fn new(mappings: &'static Mappings, ranges: &MemoryRanges, pins: Pins) -> Result<Pinned, Errno> {
+    pub fn new(mappings: &'static Mappings, ranges: &MemoryRanges, limit: PinLimit) -> Result<Pinned, Errno> {
         let mut pinned = Pinned { mappings, ranges: Few::default() };
         for memory in ranges.iter() {
             let range = memory.start..memory.start.saturating_add(memory.length).min(WINDOW.end);
             let keep = |part: Range<usize>| pinned.ranges.push((part.start, part.end));
-            match mappings.pin(&range, memory.access, pins, keep) {
+            match mappings.pin(&range, memory.access, limit, keep) {
                 Ok(()) => {}
                 // A page cannot be read back from the store. The program gets EFAULT, as from the
                 // kernel.
@@ -64,7 +64,7 @@ impl Pinned {
             // All resident memory of a child is writable. So the pins may request write access for
             // ranges that the call only reads, too.
             let keep = |part: Range<usize>| ranges.push((part.start, part.end));
-            let _ = mappings.pin(&(*start..*end), Access::Write, Pins::Needed, keep);
+            let _ = mappings.pin(&(*start..*end), Access::Write, PinLimit::None, keep);
         }
         (self.mappings, self.ranges) = (mappings, ranges);
     }
@@ -191,8 +191,8 @@ impl Transfer {
             for IoVector { base, length } in &self.part {
                 pointers::add(&mut ranges, *base, *length, self.data.access);
             }
-            let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
-            match Pinned::new(mappings, &ranges, pins) {
+            let limit = if self.most > LEAST_PART { PinLimit::HalfOfMemory } else { PinLimit::None };
+            match Pinned::new(mappings, &ranges, limit) {
                 Ok(pins) => self.part_memory = PartMemory::Pinned(pins),
                 // The limit of pinned memory is reached, because other threads have pinned memory.
                 // An append must stay one call, so it goes through a bounce buffer.

@@ -78,13 +78,13 @@ pub fn least(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
 }
 
-/// How many pages of the region may be pinned at once.
+/// Most pages of the region that may be pinned at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pins {
+pub enum PinLimit {
     /// Any number of pages. Used for calls that need only a few pages each.
-    Needed,
-    /// At most half of the limit.
-    Fitting,
+    None,
+    /// Half of the pages that the limit on resident memory allows.
+    HalfOfMemory,
 }
 
 pub struct Mappings {
@@ -196,12 +196,12 @@ impl Mappings {
         &self,
         range: &Range<usize>,
         access: Access,
-        pins: Pins,
+        limit: PinLimit,
         mut keep: impl FnMut(Range<usize>),
     ) -> Result<(), Errno> {
-        let most = match pins {
-            Pins::Needed => usize::MAX,
-            Pins::Fitting => self.region.limit() / 2,
+        let most = match limit {
+            PinLimit::None => usize::MAX,
+            PinLimit::HalfOfMemory => self.region.limit() / 2,
         };
         let mut start = range.start;
         while let Some(part) = self.first(&(start..range.end)) {

@@ -19,7 +19,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_call_memory::is_in_window;
 use usring_swap::Access;
-use usring_swap::mappings::{Changes, Mappings, Owner, Part, Pins};
+use usring_swap::mappings::{Changes, Mappings, Owner, Part, PinLimit};
 use usring_sys::mapping::PAGE;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
@@ -446,7 +446,7 @@ fn keep_stack(start: u64, length: u64) {
         refused(Unsupported::Stack);
         // The stack's memory could not be released to the kernel. So it stays in the swap region,
         // pinned permanently.
-        let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
+        let _ = mappings.pin(&range, Access::Write, PinLimit::HalfOfMemory, |_| {});
     }
 }
 

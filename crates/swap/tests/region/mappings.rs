@@ -7,7 +7,7 @@ use fastrand::Rng;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use usring_swap::mappings::{Mappings, Options, Pins};
+use usring_swap::mappings::{Mappings, Options, PinLimit};
 use usring_swap::{Access, Mechanism, text};
 use usring_sys::Errno;
 
@@ -153,7 +153,7 @@ fn an_unreadable_page_is_neither_released_to_the_kernel_nor_lost() {
 fn threads_do_not_wait_for_each_other_while_all_pages_are_pinned() {
     in_child("mappings::threads_do_not_wait_for_each_other_while_all_pages_are_pinned", |mappings, _| {
         let kept = numbered(&mappings, LIMIT);
-        mappings.pin(&kept, Access::Write, Pins::Needed, |_| {}).unwrap();
+        mappings.pin(&kept, Access::Write, PinLimit::None, |_| {}).unwrap();
         const PART: usize = 16 * PAGE;
         let more = mappings.change().map(8 * PART).unwrap();
         std::thread::scope(|scope| {
@@ -176,7 +176,7 @@ fn a_remapped_range_keeps_its_contents() {
         // With a mechanism that tracks writes, pages that are only read stay clean.
         check(&(range.start + 3 * MIB..range.start + 6 * MIB), 0);
         let pin = range.start + MIB..range.start + MIB + 3 * PAGE;
-        mappings.pin(&pin, Access::Write, Pins::Fitting, |_| {}).unwrap();
+        mappings.pin(&pin, Access::Write, PinLimit::HalfOfMemory, |_| {}).unwrap();
         let by_memory = mappings.region().page_size() > PAGE;
         switch.fails_reads.store(by_memory, Ordering::Relaxed);
         // If a unit is one page of the kernel, evicted pages move without being read. So it does
