@@ -26,7 +26,7 @@ use crate::gate::Shut;
 use crate::message::say;
 use crate::page::{IfPinned, State, TakenPage};
 use crate::pager::Pager;
-use crate::slots::Run;
+use crate::slots::SlotRun;
 use crate::store_queue::StoreQueue;
 use crate::watermarks::LEAST_CHUNK;
 use core::ops::Range;
@@ -392,7 +392,7 @@ impl Pager {
 
     /// Writes the next dirty pages of the batch, from position `start` on, to the consecutive slots
     /// of `run`. Returns the position after the last of these pages.
-    fn write_run(&self, batch: &mut Batch, start: usize, run: Run, queue: &mut StoreQueue) -> Result<usize, Errno> {
+    fn write_run(&self, batch: &mut Batch, start: usize, run: SlotRun, queue: &mut StoreQueue) -> Result<usize, Errno> {
         let mut segments = [IoVector { base: 0, length: 0 }; MOST];
         let (mut count, mut placed, mut position) = (0, 0, start);
         let mut written = 0u64;

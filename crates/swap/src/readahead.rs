@@ -168,7 +168,7 @@ impl Pager {
         let content = queue.read(self.store.device(), from, length, Waiting::Asleep);
         // A page that could not be read stays evicted. The next thread that touches it reads it
         // again and reports the error.
-        self.put_in_place(run, content, self.mechanism.tracks_writes(), (Counter::ReadAhead, first));
+        self.map_run(run, content, self.mechanism.tracks_writes(), (Counter::ReadAhead, first));
         end
     }
 }

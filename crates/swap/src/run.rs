@@ -15,14 +15,14 @@ pub const MOST: usize = 64;
 
 /// Adjacent evicted pages with consecutive slots. The thread that made this value owns the pages,
 /// and has reserved room for them.
-pub struct Run<'a> {
+pub struct PageRun<'a> {
     first: usize,
     slot: u32,
     pages: [Option<TakenPage<'a>>; MOST],
     count: usize,
 }
 
-impl Run<'_> {
+impl PageRun<'_> {
     pub fn count(&self) -> usize {
         self.count
     }
@@ -32,8 +32,8 @@ impl Pager {
     /// Takes pages from the start of a range, as long as they are evicted and their slots are
     /// consecutive. Calls `take_room` to reserve room for each page. `None` if not even the first
     /// page could be taken.
-    pub fn take_run(&self, pages: Range<usize>, mut take_room: impl FnMut() -> bool) -> Option<Run<'_>> {
-        let mut run = Run { first: pages.start, slot: 0, pages: [const { None }; MOST], count: 0 };
+    pub fn take_run(&self, pages: Range<usize>, mut take_room: impl FnMut() -> bool) -> Option<PageRun<'_>> {
+        let mut run = PageRun { first: pages.start, slot: 0, pages: [const { None }; MOST], count: 0 };
         for page in pages.take(MOST) {
             if !take_room() {
                 break;
@@ -58,7 +58,7 @@ impl Pager {
 
     /// Returns the offset on the device at which the slots of a run begin, and the length of the
     /// run in bytes.
-    pub fn device_range(&self, run: &Run) -> (u64, usize) {
+    pub fn device_range(&self, run: &PageRun) -> (u64, usize) {
         (self.store.offset(run.slot), run.count * self.unit())
     }
 
@@ -66,9 +66,9 @@ impl Pager {
     /// in `counter`. With `clean`, the pages are write-protected and keep their slots. Returns
     /// `false` if `content` is an error, or if a page could not be mapped. Pages that were not
     /// mapped stay evicted.
-    pub fn put_in_place(
+    pub fn map_run(
         &self,
-        mut run: Run,
+        mut run: PageRun,
         content: Result<&[u8], Errno>,
         clean: bool,
         (counter, fault_slot): (Counter, usize),
@@ -112,7 +112,7 @@ impl Pager {
         let mut queue = self.store.queue(access.fault_slot);
         let mut bounce = self.store.wide_bounce(access.fault_slot);
         let content = queue.read_to(&mut bounce, self.store.device(), from, length);
-        self.put_in_place(run, content, clean, (Counter::SwapIns, access.fault_slot))
+        self.map_run(run, content, clean, (Counter::SwapIns, access.fault_slot))
     }
 
     /// Reserves room for up to `most` pages, and evicts pages if there is too little room. Returns

@@ -42,7 +42,7 @@ struct Table {
 
 /// Consecutive slots of one word of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct SlotRun {
     pub first: u32,
     pub length: u32,
 }
@@ -133,7 +133,7 @@ impl Slots {
     }
 
     /// Allocates up to `wanted` consecutive slots, at least one. `None` if no slot is free.
-    pub fn take(&self, wanted: u32) -> Option<Run> {
+    pub fn take(&self, wanted: u32) -> Option<SlotRun> {
         let wanted = wanted.clamp(1, MOST_SLOTS_OF_RUN);
         loop {
             let found = self.find(wanted).or_else(|| {
@@ -156,19 +156,19 @@ impl Slots {
                 }
                 let is_used_up = run.first + run.length == 64;
                 self.next.store(index + usize::from(is_used_up), Ordering::Relaxed);
-                return Some(Run { first: width::count(index) * 64 + run.first, length: run.length });
+                return Some(SlotRun { first: width::count(index) * 64 + run.first, length: run.length });
             }
         }
     }
 
     /// Returns a word of the slot table that has a free run: its index, its value, and the run.
     /// Prefers a run of `wanted` slots to a shorter run. `None` if no slot is free.
-    fn find(&self, wanted: u32) -> Option<(usize, u64, Run)> {
+    fn find(&self, wanted: u32) -> Option<(usize, u64, SlotRun)> {
         let start = self.next.load(Ordering::Relaxed);
         let all = &self.table.words;
         let (before, behind) = all.split_at(start.min(all.len()));
         let words = behind.iter().chain(before);
-        let mut best: Option<(usize, u64, Run)> = None;
+        let mut best: Option<(usize, u64, SlotRun)> = None;
         for (step, word) in words.enumerate() {
             let word = word.load(Ordering::Relaxed);
             let least = best.map_or(1, |(_, _, best)| best.length + 1);
@@ -218,7 +218,7 @@ fn starts(free: u64, length: u32) -> u64 {
 /// Returns the first run of `wanted` set bits of `free`. If there is none, returns the longest run
 /// of at least `least` set bits. `None` if all runs are shorter.
 #[inline]
-fn longest_run(free: u64, least: u32, wanted: u32) -> Option<Run> {
+fn longest_run(free: u64, least: u32, wanted: u32) -> Option<SlotRun> {
     let (mut found, mut length) = (starts(free, least), least);
     if found == 0 {
         return None;
@@ -227,7 +227,7 @@ fn longest_run(free: u64, least: u32, wanted: u32) -> Option<Run> {
         found &= free >> length;
         length += 1;
     }
-    Some(Run { first: found.trailing_zeros(), length })
+    Some(SlotRun { first: found.trailing_zeros(), length })
 }
 
 #[cfg(all(test, not(loom)))]
@@ -237,9 +237,9 @@ mod tests {
     #[test]
     fn slots_are_allocated_in_runs_and_never_twice() {
         let slots = Slots::new(200).unwrap();
-        assert_eq!(slots.take(64), Some(Run { first: 0, length: 64 }));
-        assert_eq!(slots.take(10), Some(Run { first: 64, length: 10 }));
-        assert_eq!(slots.take(54), Some(Run { first: 74, length: 54 }));
+        assert_eq!(slots.take(64), Some(SlotRun { first: 0, length: 64 }));
+        assert_eq!(slots.take(10), Some(SlotRun { first: 64, length: 10 }));
+        assert_eq!(slots.take(54), Some(SlotRun { first: 74, length: 54 }));
         slots.free(3);
         let mut seen = [false; 200];
         seen[..128].fill(true);
@@ -274,7 +274,7 @@ mod tests {
         drop(childs);
         slots.reap();
         assert_eq!(slots.taken(), 64 - 15 + 4 - 4, "the child was the last user of slots 5 to 8");
-        assert_eq!(slots.take(1), Some(Run { first: own.first, length: 1 }));
+        assert_eq!(slots.take(1), Some(SlotRun { first: own.first, length: 1 }));
     }
 
     #[test]
@@ -326,9 +326,9 @@ mod tests {
         for slot in [1, 3, 4, 70, 71, 72] {
             slots.free(slot);
         }
-        assert_eq!(slots.take(3), Some(Run { first: 70, length: 3 }));
-        assert_eq!(slots.take(3), Some(Run { first: 3, length: 2 }));
-        assert_eq!(slots.take(3), Some(Run { first: 1, length: 1 }));
+        assert_eq!(slots.take(3), Some(SlotRun { first: 70, length: 3 }));
+        assert_eq!(slots.take(3), Some(SlotRun { first: 3, length: 2 }));
+        assert_eq!(slots.take(3), Some(SlotRun { first: 1, length: 1 }));
         assert_eq!(slots.take(3), None);
     }
 
@@ -340,9 +340,9 @@ mod tests {
         slots.next.store(0, Ordering::Relaxed);
         (0..2).for_each(|slot| slots.free(slot));
         (0..3).for_each(|slot| slots.free(words * 64 + slot));
-        assert_eq!(slots.take(3), Some(Run { first: 0, length: 2 }));
+        assert_eq!(slots.take(3), Some(SlotRun { first: 0, length: 2 }));
         slots.next.store(0, Ordering::Relaxed);
         (0..4).for_each(|slot| slots.free((words - 1) * 64 + slot));
-        assert_eq!(slots.take(3), Some(Run { first: (words - 1) * 64, length: 3 }));
+        assert_eq!(slots.take(3), Some(SlotRun { first: (words - 1) * 64, length: 3 }));
     }
 }
