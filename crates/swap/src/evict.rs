@@ -62,13 +62,13 @@ pub enum EvictionFailure {
 
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MadeRoom {
+pub enum RoomOutcome {
     /// The caller has room for its page. It has evicted another page, and leaves the count
     /// `resident` unchanged: the new page takes the old page's place. Lowering the count while the
     /// limit is exceeded could let two threads evict each other's pages for ever.
-    Taken,
+    Made,
     /// The caller has no room yet, and should try again.
-    Perhaps,
+    TryAgain,
 }
 
 /// The purpose of an eviction, and when it ends.
@@ -121,7 +121,7 @@ impl Pager {
     /// - The store became full during the eviction.
     /// - The store was full or failing before, and fewer than [`LEAST_CHUNK`] clean pages were
     ///   evicted. One instruction may touch more pages than were evicted.
-    pub fn evict_directly(&self, fault_slot: usize) -> MadeRoom {
+    pub fn evict_directly(&self, fault_slot: usize) -> RoomOutcome {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
         let outcome = {
@@ -134,17 +134,17 @@ impl Pager {
             if is_too_little || outcome.failure == Some(EvictionFailure::Full) {
                 self.exceed_limit(outcome.failure);
             }
-            return MadeRoom::Taken;
+            return RoomOutcome::Made;
         }
         if outcome.failure.is_none() && (outcome.found_claimed || self.evictions.any_since(ended)) {
             self.evictions.wait(ended, LONGEST_SLEEP_NS);
-            return MadeRoom::Perhaps;
+            return RoomOutcome::TryAgain;
         }
         // Another thread may have released room meanwhile.
         if !self.limit.has_room() {
             self.exceed_limit(outcome.failure);
         }
-        MadeRoom::Perhaps
+        RoomOutcome::TryAgain
     }
 
     fn exceed_limit(&self, failure: Option<EvictionFailure>) {

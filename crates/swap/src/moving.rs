@@ -55,9 +55,9 @@ impl Pager {
                     // order: room → claim → page.
                     self.make_room(page_fault::fault_slot());
                     match self.move_resident(from, to, bounce) {
-                        Ok(Moved::Copied) => return Ok(()),
-                        Ok(Moved::Gone) => self.limit.give_back(1),
-                        Ok(Moved::Not) => {
+                        Ok(MoveOutcome::Copied) => return Ok(()),
+                        Ok(MoveOutcome::Moved) => self.limit.give_back(1),
+                        Ok(MoveOutcome::NotMoved) => {
                             self.limit.give_back(1);
                             continue;
                         }
@@ -73,7 +73,7 @@ impl Pager {
     }
 
     /// Moves the content of a resident page. The caller has reserved room for the target page.
-    fn move_resident(&self, from: usize, to: usize, bounce: &mut [u8]) -> Result<Moved, Errno> {
+    fn move_resident(&self, from: usize, to: usize, bounce: &mut [u8]) -> Result<MoveOutcome, Errno> {
         // This thread claims the source's cluster and does not enter that cluster's gate. Later it
         // enters the gate of the target's cluster, which may be the same gate. Entering a gate
         // twice could deadlock: between the two entries, another thread may begin to shut the gate.
@@ -82,9 +82,9 @@ impl Pager {
         let page = self.page(from);
         let before = page.state();
         if !before.is_resident() {
-            return Ok(Moved::Not);
+            return Ok(MoveOutcome::NotMoved);
         }
-        let Some(source) = page.take(before, IfPinned::Take) else { return Ok(Moved::Not) };
+        let Some(source) = page.take(before, IfPinned::Take) else { return Ok(MoveOutcome::NotMoved) };
         // No thread can pin the page while this thread owns it.
         let goes = !page.is_pinned();
         let is_clean = goes && before == State::Clean;
@@ -95,16 +95,16 @@ impl Pager {
         }
         if !goes {
             self.reopen(from, source, before);
-            return Ok(Moved::Copied);
+            return Ok(MoveOutcome::Copied);
         }
         if self.mechanism.discard(self.offset(from), self.unit()).is_err() {
             // No known kernel refuses to free the source page. If one does, source and target both
             // hold the content.
             self.reopen(from, source, State::Dirty);
-            return Ok(Moved::Copied);
+            return Ok(MoveOutcome::Copied);
         }
         source.release(State::Untouched);
-        Ok(Moved::Gone)
+        Ok(MoveOutcome::Moved)
     }
 
     /// Maps a copy of page `from` at page `to`, which becomes resident. With `slot`, the copy is
@@ -156,13 +156,13 @@ impl Pager {
 }
 
 /// Result of moving a resident page.
-enum Moved {
+enum MoveOutcome {
     /// The page was moved. The number of resident pages is unchanged, so the caller releases the
     /// room that it reserved for the target page.
-    Gone,
+    Moved,
     /// The page was copied, and the source page stays in memory. The target page uses the room that
     /// the caller reserved.
     Copied,
     /// The page was not moved: it is no longer resident, or another thread has taken it.
-    Not,
+    NotMoved,
 }

@@ -22,7 +22,7 @@
 //!   may free a range of addresses that includes such a page.
 
 use crate::counters::{Counter, Counters};
-use crate::evict::MadeRoom;
+use crate::evict::RoomOutcome;
 use crate::evictions::Evictions;
 use crate::gate::Gate;
 use crate::mechanism::{Mechanism, MechanismKind};
@@ -381,7 +381,7 @@ impl Pager {
 
     /// Reserves room for one page below the region's limit, and evicts pages if there is none.
     pub fn make_room(&self, fault_slot: usize) {
-        while !self.take_one(fault_slot) && self.evict_directly(fault_slot) == MadeRoom::Perhaps {}
+        while !self.take_one(fault_slot) && self.evict_directly(fault_slot) == RoomOutcome::TryAgain {}
         self.limit.wake_evictor();
     }
 
