@@ -55,14 +55,14 @@ pub struct Key {
 
 /// A deposited file, and the words that describe it.
 #[derive(Clone, Copy, Debug)]
-pub struct Item {
+pub struct DepositedFile {
     /// The file's number in this process.
     pub file: i32,
     pub words: [u64; WORDS_OF_FILE],
 }
 
 /// A file that was taken from a deposit.
-pub struct Taken {
+pub struct TakenFile {
     pub file: OwnedDescriptor,
     pub words: [u64; WORDS_OF_FILE],
 }
@@ -72,7 +72,7 @@ pub struct Taken {
 #[derive(Default)]
 pub struct Contents {
     pub words: [u64; 2],
-    pub files: Vec<Taken>,
+    pub files: Vec<TakenFile>,
 }
 
 /// The words in front of a message's files.
@@ -194,7 +194,7 @@ fn stay_at_first(queue: &QueueLock) {
 ///
 /// Errors: `EAGAIN` if the queue is full; `ETOOMANYREFS` if the user has too many files in flight
 /// (RLIMIT_NOFILE); `EMFILE` for too many files; `ENXIO` without a queue.
-pub fn put(key: Key, words: [u64; 2], items: &[Item]) -> Result<(), Errno> {
+pub fn put(key: Key, words: [u64; 2], items: &[DepositedFile]) -> Result<(), Errno> {
     let parts = items.len().div_ceil(FILES_OF_PART).max(1);
     if parts > MOST_PARTS {
         return Err(Errno::EMFILE);
@@ -239,7 +239,7 @@ pub fn take(key: Key) -> Result<Option<Contents>, Errno> {
         }
         let described = message.words.get(HEAD..).unwrap_or_default().chunks_exact(WORDS_OF_FILE);
         for (file, words) in message.files.into_iter().zip(described) {
-            found.push(Taken { file: file.into_private()?, words: [words[0], words[1]] });
+            found.push(TakenFile { file: file.into_private()?, words: [words[0], words[1]] });
         }
     }
     let is_whole = words.filter(|(_, parts)| *parts == wanted);

@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Mutex;
-use usring_sys::deposit::{self, Contents, Item, Key, Taken};
+use usring_sys::deposit::{self, Contents, DepositedFile, Key, TakenFile};
 use usring_sys::{Errno, per_process};
 
 /// Lets one test run at a time: all tests of this process use one queue, and some tests depend on
@@ -23,7 +23,7 @@ fn file(content: &str) -> OwnedFd {
     file.into()
 }
 
-fn text(taken: &Taken) -> String {
+fn text(taken: &TakenFile) -> String {
     let mut bytes = [0u8; 16];
     // SAFETY: the buffer has this length.
     let count = unsafe { libc::pread(taken.file.number(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
@@ -32,8 +32,8 @@ fn text(taken: &Taken) -> String {
 
 fn put(key: Key, files: &[&str]) -> Result<(), Errno> {
     let files: Vec<OwnedFd> = files.iter().map(|content| file(content)).collect();
-    let item = |(index, file): (usize, &OwnedFd)| Item { file: file.as_raw_fd(), words: [index as u64, 9] };
-    let items: Vec<Item> = files.iter().enumerate().map(item).collect();
+    let item = |(index, file): (usize, &OwnedFd)| DepositedFile { file: file.as_raw_fd(), words: [index as u64, 9] };
+    let items: Vec<DepositedFile> = files.iter().enumerate().map(item).collect();
     deposit::put(key, [u64::from(key.number), 5], &items)
 }
 
@@ -100,7 +100,7 @@ fn removing_a_deposit_leaves_those_of_others_in_order() {
 fn a_removed_deposit_keeps_no_file_open() {
     let _alone = begin();
     let (mut reader, writer) = std::io::pipe().unwrap();
-    deposit::put(key(21, 1), [1, 5], &[Item { file: writer.as_raw_fd(), words: [0, 9] }]).unwrap();
+    deposit::put(key(21, 1), [1, 5], &[DepositedFile { file: writer.as_raw_fd(), words: [0, 9] }]).unwrap();
     drop(writer);
     deposit::keep_only(key(21, 0));
     // Without a writer the pipe has ended.
@@ -123,7 +123,7 @@ fn a_deposit_may_have_many_files_or_none() {
 fn a_deposit_for_which_there_is_no_room_leaves_nothing() {
     let _alone = begin();
     let null = std::fs::File::open("/dev/null").unwrap();
-    let items = vec![Item { file: null.as_raw_fd(), words: [0, 9] }; 250];
+    let items = vec![DepositedFile { file: null.as_raw_fd(), words: [0, 9] }; 250];
     let number = (1..100_000).find(|number| deposit::put(key(41, *number), [0; 2], &items).is_err());
     let number = number.expect("the queue is bounded");
     assert!(deposit::take(key(41, number)).unwrap().is_none());

@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
 use usring_sys::Errno;
-use usring_sys::deposit::{Contents, Item, Taken};
+use usring_sys::deposit::{Contents, DepositedFile, TakenFile};
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::Mutex;
 use usring_sys::width;
@@ -316,7 +316,7 @@ impl RegisteredFiles {
         Some(self.entries.as_ref().map(|entries| {
             let item = |(slot, entry): (usize, &Entry)| {
                 let file = entry.file.as_ref()?.number();
-                Some(Item { file, words: [slot as u64, entry.tag] })
+                Some(DepositedFile { file, words: [slot as u64, entry.tag] })
             };
             let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
             let words = [pair(width::count(entries.len()), self.next), pair(self.range.0, self.range.1)];
@@ -336,7 +336,7 @@ impl RegisteredFiles {
         if entries.try_reserve_exact(count as usize).is_ok() {
             entries.resize_with(count as usize, Entry::default);
         }
-        for Taken { file, words: [slot, tag] } in files {
+        for TakenFile { file, words: [slot, tag] } in files {
             let device = if devices::are_any() { devices::recognise(file.number()) } else { None };
             let file = Arc::new(RegisteredFile::new(HeldDescriptor::new(file), device));
             if let Some(entry) = entries.get_mut(width::size(slot)) {
@@ -355,7 +355,7 @@ pub(crate) struct TableForOthers {
     /// bits.
     pub words: [u64; 2],
     /// The files, each with its slot and its tag.
-    pub items: Vec<Item>,
+    pub items: Vec<DepositedFile>,
 }
 
 impl RegisteredFile {

@@ -22,7 +22,7 @@ use crate::ring::{LockedRing, Ring, RingState};
 use alloc::sync::Arc;
 use usring_ring::{Deposit, Origin, Registrations};
 use usring_sys::clock::{Clock, Nanoseconds};
-use usring_sys::deposit::{self, Contents, Item, Key, Taken};
+use usring_sys::deposit::{self, Contents, DepositedFile, Key, TakenFile};
 use usring_sys::process_number;
 
 /// Longest time, in nanoseconds, that a child waits until the process that made the ring has
@@ -79,7 +79,12 @@ impl Ring {
     /// earlier deposit. Returns the new deposit's number. If the deposit fails, the other processes
     /// find no registered files. If `files` is `None`, only removes the earlier deposit, and
     /// returns 0.
-    fn deposit(&self, registrations: &Registrations, kind: Deposit, files: Option<([u64; 2], &[Item])>) -> u32 {
+    fn deposit(
+        &self,
+        registrations: &Registrations,
+        kind: Deposit,
+        files: Option<([u64; 2], &[DepositedFile])>,
+    ) -> u32 {
         let number = files.map_or(0, |_| registrations.new_number());
         if let Some((words, items)) = files {
             let _ = deposit::put(self.key(kind, number), words, items);
@@ -104,7 +109,7 @@ impl Ring {
             return;
         }
         let item = |event: &Arc<EventDescriptor>| {
-            ([u64::from(event.only_async), 0], [Item { file: event.descriptor.number(), words: [0; 2] }])
+            ([u64::from(event.only_async), 0], [DepositedFile { file: event.descriptor.number(), words: [0; 2] }])
         };
         let event = state.notify.event_descriptor.as_ref().map(item);
         let files = event.as_ref().map(|(words, items)| (*words, &items[..]));
@@ -131,7 +136,7 @@ impl Ring {
         }
         if let Some(deposit) = self.taken(registrations, Deposit::Event, &mut state.registered.sharing.event) {
             let event = deposit.and_then(|Contents { words: [only_async, _], mut files }| {
-                let Taken { file, .. } = files.pop()?;
+                let TakenFile { file, .. } = files.pop()?;
                 Some(Arc::new(EventDescriptor::of_other_process(file, only_async != 0)))
             });
             self.use_event(state, event);
