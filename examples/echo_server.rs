@@ -36,7 +36,7 @@ use options::{HELP, Options};
 
 /// If a connection has this many unsent bytes, the server stops receiving from it, because the peer
 /// does not read.
-const PATIENCE: usize = 256 << 10;
+const MOST_UNSENT_BYTES: usize = 256 << 10;
 /// Pause after an accept that found no free descriptor.
 static PAUSE: types::Timespec = types::Timespec::new().nsec(50_000_000);
 /// Time limit for requests to complete after the server has cancelled them.
@@ -358,7 +358,7 @@ impl Server<'_> {
             }
         }
         let connection = &mut self.connections[place];
-        let wants_more = !connection.ended && connection.unsent() < PATIENCE;
+        let wants_more = !connection.ended && connection.unsent() < MOST_UNSENT_BYTES;
         if wants_more && !connection.receiving && !connection.cancelling {
             connection.receiving = true;
             self.receive(place, socket)
