@@ -4,7 +4,7 @@
  *
  * - `NAME RESULT`. RESULT is the errno's name for an error, `77` for the result 77, and `ok`
  *   otherwise.
- * - `late` follows if the request took LATE milliseconds or more.
+ * - `late` follows if the request took LATE_MS milliseconds or more.
  * - With the argument `reorder`, a NOP follows each request in its batch. `overtaken` follows if
  *   the NOP's CQE came first.
  * - With `overflow`, the word `overflow` follows if the CQE went to the backlog.
@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <sys/xattr.h>
 
-enum { LATE = 20, PATIENCE = 2000, OF_REQUEST = 1, OF_NOP = 2 };
+enum { LATE_MS = 20, MOST_OVERFLOW_WAIT_MS = 2000, OF_REQUEST = 1, OF_NOP = 2 };
 
 static struct io_uring ring;
 static volatile sig_atomic_t signals;
@@ -57,7 +57,7 @@ static void show(const char *name)
 	EQUAL(io_uring_submit(&ring), (int)count);
 	const char *what = "";
 	int result = 0;
-	while (is_overflow && milliseconds() - begin < PATIENCE && !io_uring_cq_ready(&ring)) {
+	while (is_overflow && milliseconds() - begin < MOST_OVERFLOW_WAIT_MS && !io_uring_cq_ready(&ring)) {
 		if (io_uring_cq_has_overflow(&ring)) {
 			what = " overflow";
 			break;
@@ -84,7 +84,7 @@ static void show(const char *name)
 			}
 		}
 	}
-	const char *late = milliseconds() - begin >= LATE ? " late" : "";
+	const char *late = milliseconds() - begin >= LATE_MS ? " late" : "";
 	if (is_spurious) {
 		uint64_t raised = 0;
 		if (read(event, &raised, sizeof raised) == sizeof raised && raised > 1)
