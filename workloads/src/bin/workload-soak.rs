@@ -28,10 +28,10 @@ use workloads::sockets;
 const LIMIT: Duration = Duration::from_secs(20);
 /// Most bytes that a client of the kind `Stall` or `StallAndReset` sends before it reads.
 const STALL: usize = 1 << 20;
-/// Growth of the server's memory that the test allows. It is the sum of `GROWTH` KiB and one
-/// `GROWTH_PARTS`th of the memory.
-const GROWTH: u64 = 4096;
-const GROWTH_PARTS: u64 = 10;
+/// Growth of the server's memory that the test allows. It is the sum of this number of KiB and one
+/// `ALLOWED_GROWTH_PARTS`th of the memory.
+const ALLOWED_GROWTH_KIB: u64 = 4096;
+const ALLOWED_GROWTH_PARTS: u64 = 10;
 
 const OPTIONS: &[Declared] =
     &[option("seconds", "60", "How long to run"), option("connections", "5000", "Connections open at any time")];
@@ -48,25 +48,25 @@ fn soak(options: &Options) -> Result<(), String> {
     let mut server = Server::start(&words)?;
     // The first connection makes the server allocate everything that it needs for itself. That
     // connection stays open until the end of the test.
-    let witness = Crowd::idle(server.port, 1)?;
+    let witness = Crowd::connect_idle(server.port, 1)?;
     let idle = server.idle_descriptors();
     let mut crowd = Crowd::new(server.port, connections)?;
     let start = Instant::now();
     let mut memory = Vec::new();
     while start.elapsed() < span {
-        crowd.turn(true)?;
+        crowd.handle_events(true)?;
         if start.elapsed().as_millis() as usize / 500 >= memory.len() {
             memory.push(server.memory()?);
         }
     }
     crowd.drain()?;
-    server.forgets_connections(idle)?;
-    let left = Crowd::idle(server.port, connections.min(500))?;
+    server.wait_until_forgotten(idle)?;
+    let left = Crowd::connect_idle(server.port, connections.min(500))?;
     let said = server.end()?;
     drop((witness, left));
-    let steady = steady(&memory)?;
+    let growth = check_growth(&memory)?;
     println!("{} connections in {:?}: {:?}", crowd.begun, start.elapsed(), crowd.kinds);
-    println!("{} bytes of answers, every one right; memory {steady}", crowd.verified);
+    println!("{} bytes of answers, every one right; memory {growth}", crowd.verified);
     println!("server: {said}");
     let others = 1 + connections.min(500) as u64;
     check_account(&said, crowd.answered() + others, crowd.begun + others)
@@ -75,13 +75,17 @@ fn soak(options: &Options) -> Result<(), String> {
 /// Compares the server's memory in the last quarter of the time with its memory in the third
 /// quarter. Fails if it has grown too much. The first half does not count, because the number of
 /// quiet clients still grows then.
-fn steady(memory: &[u64]) -> Result<String, String> {
+fn check_growth(memory: &[u64]) -> Result<String, String> {
     let quarter = memory.len() / 4;
     let mean = |part: &[u64]| part.iter().sum::<u64>() / part.len().max(1) as u64;
     let (before, after) = (mean(&memory[2 * quarter..3 * quarter]), mean(&memory[3 * quarter..]));
     let tenths: Vec<u64> = memory.chunks(memory.len().div_ceil(10).max(1)).map(mean).collect();
     let words = format!("{before} KiB in the third quarter of the time, {after} KiB in the last; {tenths:?}");
-    if after > before + GROWTH + before / GROWTH_PARTS { Err(format!("memory grows: {words}")) } else { Ok(words) }
+    if after > before + ALLOWED_GROWTH_KIB + before / ALLOWED_GROWTH_PARTS {
+        Err(format!("memory grows: {words}"))
+    } else {
+        Ok(words)
+    }
 }
 
 /// Checks the server's own counters, which are in its last line of output. The counters may lack
@@ -152,7 +156,7 @@ impl Server {
     }
 
     /// Waits until the server has at most `idle` open descriptors. Fails after [`LIMIT`].
-    fn forgets_connections(&self, idle: usize) -> Result<(), String> {
+    fn wait_until_forgotten(&self, idle: usize) -> Result<(), String> {
         let start = Instant::now();
         while self.descriptors() > idle {
             if start.elapsed() > LIMIT {
@@ -263,7 +267,7 @@ impl Crowd {
 
     /// Opens connections. Each sends one line and waits for the answer, which shows that the server
     /// has accepted the connection. Then it sends nothing more.
-    fn idle(port: u16, count: usize) -> Result<Vec<TcpStream>, String> {
+    fn connect_idle(port: u16, count: usize) -> Result<Vec<TcpStream>, String> {
         let mut idle = Vec::new();
         for _ in 0..count {
             let mut socket = TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string())?;
@@ -284,16 +288,16 @@ impl Crowd {
     /// Waits up to 10 ms for events and handles them. Every 100 ms, also handles the clients
     /// without an event, because their pauses may be over. `refill`: whether new clients replace
     /// finished ones.
-    fn turn(&mut self, refill: bool) -> Result<(), String> {
+    fn handle_events(&mut self, refill: bool) -> Result<(), String> {
         self.readiness.wait(10).map_err(|error| error.to_string())?;
         for at in 0..self.readiness.count() {
-            let place = self.readiness.event(at).1 as usize;
-            self.go_on(place, refill)?;
+            let index = self.readiness.event(at).1 as usize;
+            self.serve_client(index, refill)?;
         }
         if self.swept.elapsed() > Duration::from_millis(100) {
             self.swept = Instant::now();
-            for place in 0..self.clients.len() {
-                self.go_on(place, refill)?;
+            for index in 0..self.clients.len() {
+                self.serve_client(index, refill)?;
             }
         }
         Ok(())
@@ -302,31 +306,31 @@ impl Crowd {
     /// Handles events until every client is done.
     fn drain(&mut self) -> Result<(), String> {
         while self.clients.iter().any(Option::is_some) {
-            self.turn(false)?;
+            self.handle_events(false)?;
         }
         Ok(())
     }
 
-    fn go_on(&mut self, place: usize, refill: bool) -> Result<(), String> {
-        if let Some(client) = &mut self.clients[place] {
+    fn serve_client(&mut self, index: usize, refill: bool) -> Result<(), String> {
+        if let Some(client) = &mut self.clients[index] {
             let before = client.received;
-            let done = client.go_on(&mut self.random).map_err(|why| format!("{:?}: {why}", client.peer))?;
+            let done = client.advance(&mut self.random).map_err(|why| format!("{:?}: {why}", client.peer))?;
             self.verified += (client.received.max(before) - before) as u64;
             if !done {
                 return Ok(());
             }
-            self.clients[place] = None;
+            self.clients[index] = None;
         }
         if refill {
-            self.clients[place] = Some(self.connect(place)?);
+            self.clients[index] = Some(self.connect(index)?);
         }
         Ok(())
     }
 
-    fn connect(&mut self, place: usize) -> Result<Client, String> {
+    fn connect(&mut self, index: usize) -> Result<Client, String> {
         let socket = sockets::connect(self.port).map_err(|error| format!("cannot connect ({error})"))?;
         let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
-        self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
+        self.readiness.add(&socket, edges, index as u64).map_err(|error| error.to_string())?;
         // Quiet clients stay longest, so they are a small part of the new clients.
         let kind = match self.random.u64(..100) {
             0..50 => 0,
@@ -356,9 +360,9 @@ impl Crowd {
             Peer::Silent => client.quiet_until = Some(Instant::now() + quiet),
             Peer::Stall | Peer::StallAndReset => {
                 client.quiet_until = Some(Instant::now() + quiet);
-                client.ask(&mut self.random, STALL);
+                client.make_question(&mut self.random, STALL);
             }
-            _ => client.ask(&mut self.random, 4096),
+            _ => client.make_question(&mut self.random, 4096),
         }
         Ok(client)
     }
@@ -366,7 +370,7 @@ impl Crowd {
 
 impl Client {
     /// Makes up the bytes that the client sends: PINGs, pieces of PINGs, or random bytes.
-    fn ask(&mut self, random: &mut Rng, most: usize) {
+    fn make_question(&mut self, random: &mut Rng, most: usize) {
         let length = 1 + random.u64(..most as u64) as usize;
         let mut question = Vec::with_capacity(length);
         while question.len() < length {
@@ -384,7 +388,7 @@ impl Client {
 
     /// Sends and receives as much as is possible without waiting. Returns whether the connection is
     /// finished.
-    fn go_on(&mut self, random: &mut Rng) -> Result<bool, String> {
+    fn advance(&mut self, random: &mut Rng) -> Result<bool, String> {
         let quiet = self.quiet_until.is_some_and(|until| Instant::now() < until);
         if self.peer == Peer::Silent {
             return Ok(!quiet);
@@ -412,7 +416,7 @@ impl Client {
                 self.dialogue.finish(&mut self.answer);
                 self.socket.shutdown(Shutdown::Write).map_err(|error| format!("cannot close half ({error})"))?;
             } else if self.rounds > 0 {
-                self.ask(random, 4096);
+                self.make_question(random, 4096);
                 self.send()?;
             } else {
                 return Ok(true);
