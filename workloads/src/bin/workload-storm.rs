@@ -42,15 +42,15 @@ fn workload(options: &Options) -> Result<(), String> {
     let (start, before) = (Instant::now(), processor().map_err(words)?);
     storm.run(connections)?;
     let time = start.elapsed();
-    // The server may still work for connections that the clients have closed. `settled` waits until
-    // this work is done.
-    let processor = settled(processor).map_err(words)? - before;
+    // The server may still work for connections that the clients have closed. So the processor time
+    // is taken once it has settled.
+    let processor = settled_processor_time(processor).map_err(words)? - before;
     println!("{{{}}}", Sample { operations: connections, time, processor, thread: None });
     Ok(())
 }
 
 /// Waits until the server's processor time no longer grows, and returns it.
-fn settled(processor: impl Fn() -> std::io::Result<Duration>) -> std::io::Result<Duration> {
+fn settled_processor_time(processor: impl Fn() -> std::io::Result<Duration>) -> std::io::Result<Duration> {
     let mut last = processor()?;
     for _ in 0..100 {
         std::thread::sleep(Duration::from_millis(5));
@@ -89,8 +89,8 @@ impl Storm {
     /// time.
     fn run(&mut self, connections: u64) -> Result<(), String> {
         let mut open = 0;
-        for place in 0..self.clients.len().min(connections as usize) {
-            self.connect(place)?;
+        for index in 0..self.clients.len().min(connections as usize) {
+            self.connect(index)?;
             open += 1;
         }
         while open > 0 {
@@ -99,14 +99,14 @@ impl Storm {
                 return Err(format!("{open} connections came to nothing within {LIMIT} ms"));
             }
             for at in 0..self.readiness.count() {
-                let place = self.readiness.event(at).1 as usize;
-                let Some(client) = &mut self.clients[place] else { continue };
-                if !client.go_on(self.server_closes)? {
+                let index = self.readiness.event(at).1 as usize;
+                let Some(client) = &mut self.clients[index] else { continue };
+                if !client.advance(self.server_closes)? {
                     continue;
                 }
-                self.clients[place] = None;
+                self.clients[index] = None;
                 if self.begun < connections {
-                    self.connect(place)?;
+                    self.connect(index)?;
                 } else {
                     open -= 1;
                 }
@@ -115,17 +115,17 @@ impl Storm {
         Ok(())
     }
 
-    fn connect(&mut self, place: usize) -> Result<(), String> {
+    fn connect(&mut self, index: usize) -> Result<(), String> {
         let socket = sockets::connect(self.port).map_err(|error| format!("cannot connect ({error})"))?;
         let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET) as u32;
-        self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
+        self.readiness.add(&socket, edges, index as u64).map_err(|error| error.to_string())?;
         // The bytes that a client sends differ between connections, and never begin with a PING.
         let mut bytes = [0; LENGTH];
         for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
             word.copy_from_slice(&(self.begun << 8 | at as u64 | 1 << 63).to_be_bytes());
         }
         self.begun += 1;
-        self.clients[place] = Some(Client { socket, bytes, sent: false, received: 0 });
+        self.clients[index] = Some(Client { socket, bytes, sent: false, received: 0 });
         Ok(())
     }
 }
@@ -133,7 +133,7 @@ impl Storm {
 impl Client {
     /// Sends and receives as much as is possible without waiting. Returns whether the connection is
     /// finished.
-    fn go_on(&mut self, server_closes: bool) -> Result<bool, String> {
+    fn advance(&mut self, server_closes: bool) -> Result<bool, String> {
         if !self.sent {
             match self.socket.write(&self.bytes) {
                 Ok(LENGTH) => self.sent = true,
