@@ -37,8 +37,8 @@ impl Dialogue {
     pub fn answer(&mut self, mut input: &[u8], output: &mut Vec<u8>) {
         while !input.is_empty() {
             input = match self.state {
-                State::Start => self.begin(input, output),
-                State::Held { ping, matched } => self.go_on(input, ping, usize::from(matched), output),
+                State::Start => self.begin_line(input, output),
+                State::Held { ping, matched } => self.match_ping(input, ping, usize::from(matched), output),
                 State::Line => self.echo_line(input, output),
                 State::Echo => {
                     output.extend_from_slice(input);
@@ -57,12 +57,12 @@ impl Dialogue {
         }
     }
 
-    fn begin<'a>(&mut self, input: &'a [u8], output: &mut Vec<u8>) -> &'a [u8] {
+    fn begin_line<'a>(&mut self, input: &'a [u8], output: &mut Vec<u8>) -> &'a [u8] {
         // The two PINGs differ in their first byte, so that byte selects one.
         match PINGS.iter().position(|ping| ping[0] == input[0]) {
-            Some(ping) => self.go_on(input, ping as u8, 0, output),
+            Some(ping) => self.match_ping(input, ping as u8, 0, output),
             None => {
-                self.state = self.otherwise();
+                self.state = self.state_without_ping();
                 input
             }
         }
@@ -70,7 +70,7 @@ impl Dialogue {
 
     /// Compares the input with the rest of the PING number `ping`, of which `matched` bytes have
     /// come already. Answers a complete PING. Returns the input behind the bytes that were equal.
-    fn go_on<'a>(&mut self, input: &'a [u8], ping: u8, matched: usize, output: &mut Vec<u8>) -> &'a [u8] {
+    fn match_ping<'a>(&mut self, input: &'a [u8], ping: u8, matched: usize, output: &mut Vec<u8>) -> &'a [u8] {
         let text = PINGS[usize::from(ping)];
         let wanted = &text[matched..];
         if let Some(rest) = input.strip_prefix(wanted) {
@@ -83,12 +83,12 @@ impl Dialogue {
             self.state = State::Held { ping, matched: (matched + same) as u8 };
         } else {
             output.extend_from_slice(&text[..matched + same]);
-            self.state = self.otherwise();
+            self.state = self.state_without_ping();
         }
         &input[same..]
     }
 
-    fn otherwise(&self) -> State {
+    fn state_without_ping(&self) -> State {
         if self.redis { State::Line } else { State::Echo }
     }
 
