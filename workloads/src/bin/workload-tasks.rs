@@ -36,7 +36,7 @@ const NOT_SENT: u64 = 4 << 32;
 const SIGNAL: i32 = libc::SIGUSR1;
 
 /// Limits in microseconds. The output has, for each limit, the share of latencies below it.
-const WITHIN: [u64; 3] = [200, 300, 400];
+const LATENCY_LIMITS_US: [u64; 3] = [200, 300, 400];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Notified {
@@ -124,7 +124,7 @@ fn workload(options: &Options) -> Result<(), String> {
             total.latencies.add_all(&tally.latencies);
         }
         let (time, processor) = (start.elapsed().as_nanos(), (processor_time() - processor).as_nanos());
-        let within = WITHIN.map(|limit| total.latencies.share_within(Duration::from_micros(limit)));
+        let within = LATENCY_LIMITS_US.map(|limit| total.latencies.share_within(Duration::from_micros(limit)));
         let Tally { answered, completions, sleeps, latencies } = total;
         let median = latencies.within(0.5).unwrap_or_default();
         println!(
@@ -186,7 +186,7 @@ impl Party<'_> {
                 Notified::Signal | Notified::Shared => {
                     self.common.signalled[self.index].store(false, Ordering::SeqCst);
                     enter(self.ring.as_raw_fd(), to_submit, 0)?;
-                    to_notify.drain(..).for_each(|other| self.tell(other));
+                    to_notify.drain(..).for_each(|other| self.signal_thread(other));
                 }
             }
             if self.take(&mut to_notify)? == 0 && self.common.notified != Notified::Own {
@@ -197,7 +197,7 @@ impl Party<'_> {
         let to_submit = self.ring.submission().len() as u32;
         enter(self.ring.as_raw_fd(), to_submit, 0)?;
         if self.common.notified != Notified::Own {
-            to_notify.drain(..).for_each(|other| self.tell(other));
+            to_notify.drain(..).for_each(|other| self.signal_thread(other));
         }
         Ok(())
     }
@@ -291,7 +291,7 @@ impl Party<'_> {
 
     /// Sends a signal to a thread, unless one is pending. In `shared` mode this happens under the
     /// lock that all threads share.
-    fn tell(&self, other: usize) {
+    fn signal_thread(&self, other: usize) {
         let signalled = &self.common.signalled[other];
         if signalled.load(Ordering::SeqCst) {
             return;
