@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 const COMMITS: std::ops::Range<usize> = 20..400;
 const RECORDERS: u32 = 3;
 /// Time between two progress messages in the run without kills.
-const REPORTED: Duration = Duration::from_secs(30);
+const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 /// If a kill's number is a multiple of this one, the child to kill is chosen from all children. So
 /// it may be a writer or a checkpointer, too.
 const ANY_CHILD: u32 = 10;
@@ -155,7 +155,7 @@ impl<'stage> Run<'stage> {
         let (begin, crashes) = (Instant::now(), server.crashes());
         let mut transactions = 0;
         while begin.elapsed() < span {
-            let part = REPORTED.min(span - begin.elapsed()).as_secs().max(1);
+            let part = REPORT_INTERVAL.min(span - begin.elapsed()).as_secs().max(1);
             let work = format!("-n -c 8 -j 2 -T {part}");
             let report = self.client.pgbench(&work, LIMIT).map_err(|why| format!("{why}\n{}", server.log_tail()))?;
             let line = report.lines().find_map(|line| line.strip_prefix("number of transactions actually processed: "));

@@ -26,7 +26,7 @@ const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(25);
 /// A measurement lasts this many times as long as `--milliseconds` says, because a server warms up
 /// slowly.
-const LONGER: u32 = 5;
+const DURATION_FACTOR: u32 = 5;
 /// pgbench's scale factor. With 5, its largest table has 64 MiB.
 const SCALE: u32 = 5;
 
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         let postgres = Postgres::at(&options.value::<PathBuf>("programs")?)?;
         let folder: PathBuf = options.value("folder")?;
         let settings = Settings { method: options.value("method")?, direct: options.flag("direct")? };
-        let span = options.span()? * LONGER;
+        let span = options.span()? * DURATION_FACTOR;
         let data = folder.join("data");
         let client = Client::new(&postgres, &folder);
         if !data.exists() {

@@ -44,7 +44,7 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
         "mapped-file" => ("mapping", None),
         _ => return Ok(false),
     };
-    let one_by_one = if area.is_some() { Some(PageCluster::of_one()?) } else { None };
+    let one_by_one = if area.is_some() { Some(PageCluster::set_to_one_page()?) } else { None };
     let limit = if shape.once { 2 * shape.size } else { shape.limit };
     let group = ControlGroup::make(limit + OVERHEAD)?;
     let ourselves = std::env::current_exe().map_err(|error| error.to_string())?;
@@ -86,7 +86,7 @@ struct PageCluster(String);
 impl PageCluster {
     const PATH: &'static str = "/proc/sys/vm/page-cluster";
 
-    fn of_one() -> Result<PageCluster, String> {
+    fn set_to_one_page() -> Result<PageCluster, String> {
         let before = read(Path::new(Self::PATH))?;
         write(Path::new(Self::PATH), "0")?;
         Ok(PageCluster(before))
@@ -100,11 +100,11 @@ impl Drop for PageCluster {
 }
 
 /// Flags of swapon(2): the highest priority, so that the kernel uses this area before all others.
-const FIRST: i32 = 0x8000 | 0x7fff;
+const HIGHEST_PRIORITY: i32 = 0x8000 | 0x7fff;
 
 impl Area {
     fn in_file(path: &Path) -> Result<Area, String> {
-        Area { path: path.into(), zram: None }.use_it()
+        Area { path: path.into(), zram: None }.swap_on()
     }
 
     fn in_zram(size: usize) -> Result<Area, String> {
@@ -112,11 +112,11 @@ impl Area {
         let number = number.trim().parse().map_err(|_| "no zram: it has no number")?;
         let area = Area { path: format!("/dev/zram{number}").into(), zram: Some(number) };
         write(Path::new(&format!("/sys/block/zram{number}/disksize")), &size.to_string())?;
-        area.use_it()
+        area.swap_on()
     }
 
     /// Writes a swap header, as mkswap(8) does, and calls swapon(2).
-    fn use_it(self) -> Result<Area, String> {
+    fn swap_on(self) -> Result<Area, String> {
         const VERSION: u32 = 1;
         let failed = |error| format!("{}: {error}", self.path.display());
         let file = File::options().read(true).write(true).open(&self.path).map_err(failed)?;
@@ -129,7 +129,7 @@ impl Area {
         drop(file);
         let name = self.name();
         // SAFETY: the name ends with NUL and lives through the call.
-        match unsafe { libc::swapon(name.as_ptr(), FIRST) } {
+        match unsafe { libc::swapon(name.as_ptr(), HIGHEST_PRIORITY) } {
             0 => Ok(self),
             _ => Err(format!("no swap of the kernel's: {}", std::io::Error::last_os_error())),
         }

@@ -34,7 +34,7 @@ use workloads::stopwatch;
 
 /// A write that takes longer than this counts as a fault. On the measured machines a write to a
 /// resident page takes a fifth of this time, and a fault more than twice as long.
-const FAULTED: Duration = Duration::from_micros(1);
+const LEAST_FAULT_TIME: Duration = Duration::from_micros(1);
 
 /// A measurement ends only after each thread has made this many faults or, if faults are rare, this
 /// many writes. Otherwise a thread that the busy machine did not run would have no result.
@@ -46,7 +46,7 @@ const MEASUREMENT_LIMIT: Duration = Duration::from_secs(30);
 /// Short runs use less memory, because filling the memory takes time, too. Each row has a duration
 /// and a divisor. The first row whose duration is longer than `--milliseconds` gives the divisor of
 /// the memory's size.
-const SHORTER: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
+const MEMORY_DIVISORS: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
 
 const OPTIONS: &[Declared] = &[
     option("by", "region", "region, umap, kernel-file, kernel-zram, mapped-file or first-touch"),
@@ -79,7 +79,7 @@ struct Shape {
 impl Shape {
     fn from(options: &Options) -> Result<Shape, String> {
         let span = options.span()?;
-        let part = SHORTER.into_iter().find_map(|(limit, part)| (span < limit).then_some(part)).unwrap_or(1);
+        let part = MEMORY_DIVISORS.into_iter().find_map(|(limit, part)| (span < limit).then_some(part)).unwrap_or(1);
         let mebibytes = |name: &str| options.value::<usize>(name).map(|count| (count << 20) / part);
         Ok(Shape {
             threads: options.value("threads")?,
@@ -191,7 +191,7 @@ const OVER: u32 = 2;
 fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, String> {
     let (phase, begin) = (&Phase::new(), &Barrier::new(shape.threads + 1));
     std::thread::scope(|scope| {
-        let run = |index| move || live(Share::new(shape, memory, index), index, phase, begin);
+        let run = |index| move || measure_thread(Share::new(shape, memory, index), index, phase, begin);
         let running: Vec<_> = (0..shape.threads).map(|index| scope.spawn(run(index))).collect();
         begin.wait();
         std::thread::sleep(shape.span / 2);
@@ -214,7 +214,7 @@ fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, Stri
 }
 
 /// The work of one thread: writes until the measurement ends.
-fn live(mut share: Share, index: usize, phase: &Phase, begin: &Barrier) -> Result<Tally, String> {
+fn measure_thread(mut share: Share, index: usize, phase: &Phase, begin: &Barrier) -> Result<Tally, String> {
     share.fill();
     let mut random = Rng::with_seed(index as u64 + 1);
     begin.wait();
@@ -225,7 +225,7 @@ fn live(mut share: Share, index: usize, phase: &Phase, begin: &Barrier) -> Resul
             OVER => return Ok(tally),
             MEASURED => {
                 tally.operations += 1;
-                if time > FAULTED {
+                if time > LEAST_FAULT_TIME {
                     tally.faults.add(time);
                     faults += 1;
                 }
@@ -253,7 +253,7 @@ fn visit_once(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, Strin
         let (start, processor) = (Instant::now(), stopwatch::process_time());
         for index in &order {
             let time = share.visit(*index)?;
-            if time > FAULTED {
+            if time > LEAST_FAULT_TIME {
                 total.faults.add(time);
             }
         }

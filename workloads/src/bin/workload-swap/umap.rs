@@ -20,11 +20,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use usring_sys::userfault::{FaultEvent, FaultReport, UserFault};
 
 /// Fill levels at which eviction starts and ends, in percent of the buffer.
-const HIGH: usize = 90;
-const LOW: usize = 70;
+const EVICTION_START_PERCENT: usize = 90;
+const EVICTION_END_PERCENT: usize = 70;
 
 /// Most faults that one read(2) of the userfaultfd returns.
-const TOGETHER: usize = 64;
+const MOST_FAULTS_PER_READ: usize = 64;
 
 /// A block of memory, aligned for direct I/O.
 #[repr(C, align(4096))]
@@ -106,7 +106,7 @@ impl Umap {
             wanted: Condvar::new(),
             changed: Condvar::new(),
         }));
-        std::thread::spawn(|| umap.manage());
+        std::thread::spawn(|| umap.serve_faults());
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             std::thread::spawn(|| umap.fill());
             std::thread::spawn(|| umap.evict());
@@ -123,12 +123,13 @@ impl Umap {
     }
 
     /// The loop of the thread that reads faults.
-    fn manage(&self) {
+    fn serve_faults(&self) {
         let mut watched = libc::pollfd { fd: self.fault.number(), events: libc::POLLIN, revents: 0 };
         loop {
             // SAFETY: the array has one entry, and the call names one.
             unsafe { libc::poll(&raw mut watched, 1, -1) };
-            let mut faults: Vec<FaultEvent> = std::iter::from_fn(|| self.fault.read()).take(TOGETHER).collect();
+            let mut faults: Vec<FaultEvent> =
+                std::iter::from_fn(|| self.fault.read()).take(MOST_FAULTS_PER_READ).collect();
             faults.sort_by_key(|fault| fault.address);
             if !faults.is_empty() {
                 self.lock().faults.extend(faults);
@@ -178,7 +179,7 @@ impl Umap {
             buffer = wait(&self.changed, buffer);
         }
         buffer.used += 1;
-        if buffer.used * 100 >= buffer.limit * HIGH && !buffer.evicting {
+        if buffer.used * 100 >= buffer.limit * EVICTION_START_PERCENT && !buffer.evicting {
             buffer.evicting = true;
             self.wanted.notify_all();
         }
@@ -200,7 +201,7 @@ impl Umap {
         let mut block = Box::new(Block([0; PAGE]));
         let mut buffer = self.lock();
         loop {
-            if buffer.used * 100 <= buffer.limit * LOW {
+            if buffer.used * 100 <= buffer.limit * EVICTION_END_PERCENT {
                 buffer.evicting = false;
             }
             let oldest = if buffer.evicting { buffer.order.pop_front() } else { None };
