@@ -120,7 +120,7 @@ case!(unknown => "
     cancel = -EINVAL
 ");
 
-fn several(t: &mut Transcript) {
+fn several_contexts(t: &mut Transcript) {
     let file = files::memory_file(b"content");
     let contexts: Vec<Context> = (0..4).map(|_| Context::new(8)).collect();
     let mut buffers = [[0u8; 7]; 4];
@@ -135,7 +135,7 @@ fn several(t: &mut Transcript) {
     t.result("submit", again.submit(&mut [aio::read(file.as_raw_fd(), &mut buffers[0], 0, 9)]));
     aio::events(t, again.wait(1));
 }
-case!(several => "
+case!(several_contexts => "
     submit = 1
     submit = 1
     submit = 1
@@ -227,7 +227,7 @@ case!(events_in_memory => "
     nothing more: true
 ");
 
-fn round_the_end(t: &mut Transcript) {
+fn ring_wraps(t: &mut Transcript) {
     let context = Context::new(1);
     let file = files::memory_file(b"content");
     let slots = context.header().nr;
@@ -252,7 +252,7 @@ fn round_the_end(t: &mut Transcript) {
     }
     t.say(format_args!("wrong: {wrong}"));
 }
-case!(round_the_end => "wrong: 0");
+case!(ring_wraps => "wrong: 0");
 
 /// An event that the program has not taken occupies a slot of the context's ring. So io_submit gets
 /// EAGAIN once all slots are used.
@@ -395,7 +395,7 @@ case!(destroy_ends_polls => "
     its eventfd was signalled 1
 ");
 
-fn child_has_none(t: &mut Transcript) {
+fn child_has_no_context(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"content");
     let ending = process::forked(|| {
@@ -412,7 +412,7 @@ fn child_has_none(t: &mut Transcript) {
     t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 2)]));
     aio::events(t, context.wait(1));
 }
-case!(child_has_none => "
+case!(child_has_no_context => "
     submit = -EINVAL
     events = -EINVAL
     cancel = -EINVAL
@@ -422,7 +422,7 @@ case!(child_has_none => "
     event 2: 3 0
 ");
 
-fn child_makes_its_own(t: &mut Transcript) {
+fn child_makes_its_own_context(t: &mut Transcript) {
     let file = files::memory_file(b"content");
     let mut buffer = [0; 3];
     let context = Context::new(8);
@@ -441,7 +441,7 @@ fn child_makes_its_own(t: &mut Transcript) {
     t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 4)]));
     aio::events(t, context.wait(1));
 }
-case!(child_makes_its_own => "
+case!(child_makes_its_own_context => "
     submit = 1
     child's submit = 1
     event 2: 0 0
@@ -475,7 +475,7 @@ case!(exit_with_requests_out => "
 
 /// Submitted writes reach the file, even if the submitting program then exits, calls execve(2) or
 /// is killed.
-fn what_was_submitted_is_written(t: &mut Transcript) {
+fn submitted_writes_complete_after_process_end(t: &mut Transcript) {
     const WRITES: usize = 64;
     const LENGTH: usize = 1 << 16;
     for (kind, flags) in [("buffered", 0), ("direct", libc::O_DIRECT)] {
@@ -508,7 +508,7 @@ fn what_was_submitted_is_written(t: &mut Transcript) {
         }
     }
 }
-case!(what_was_submitted_is_written => "
+case!(submitted_writes_complete_after_process_end => "
     buffered, exit: exit 0, 64 written
     buffered, exec: exit 0, 64 written
     buffered, kill: signal 9, 64 written
@@ -520,7 +520,7 @@ case!(what_was_submitted_is_written => "
 /// io_submit can sleep in the middle of its batch. Here it reads the bytes to write from a page
 /// that this process supplies only later (userfaultfd). Meanwhile other threads can use the
 /// context, and the later iocbs of the batch do not start.
-fn who_stands_still_holds_nobody_up(t: &mut Transcript) {
+fn sleeping_submit_delays_no_other_thread(t: &mut Transcript) {
     let Some(page) = MissingPage::new() else {
         return t.say("the system has no userfaultfd for us");
     };
@@ -533,7 +533,7 @@ fn who_stands_still_holds_nobody_up(t: &mut Transcript) {
     let mut batch = [aio::write(number, missing, 0, 1), aio::read(number, &mut behind, 0, 2)];
     let submitter = std::thread::scope(|scope| {
         let submitter = scope.spawn(|| context.submit(&mut batch));
-        t.say(format_args!("it stands still {}", page.is_missed()));
+        t.say(format_args!("io_submit sleeps {}", page.is_missed()));
         aio::events(t, context.get(0, 4, std::time::Duration::ZERO).unwrap_or_default());
         let mut buffer = [0; 4];
         let requests = [aio::read(other.as_raw_fd(), &mut buffer, 0, 3), aio::write(other.as_raw_fd(), b"SOME", 0, 4)];
@@ -553,8 +553,8 @@ fn who_stands_still_holds_nobody_up(t: &mut Transcript) {
     t.say(format_args!("{:?}", String::from_utf8_lossy(&behind)));
     t.say(files::text(&other));
 }
-case!(who_stands_still_holds_nobody_up => "
-    it stands still true
+case!(sleeping_submit_delays_no_other_thread => "
+    io_submit sleeps true
     no event
     another = 1
     event 3: 4 0
