@@ -190,7 +190,7 @@ case!(forced_async_waits => "
 
 /// If the reader closes after part of a write, that write returns the number of written bytes. The
 /// next write gets -EPIPE.
-fn part_of_it(t: &mut Transcript) {
+fn reader_closes_after_a_part(t: &mut Transcript) {
     catch();
     let (reader, writer) = files::pipe();
     let bytes = vec![b'x'; 200_000];
@@ -203,7 +203,7 @@ fn part_of_it(t: &mut Transcript) {
     let entries = ring.wait(2);
     show(t, &entries);
 }
-case!(part_of_it => "
+case!(reader_closes_after_a_part => "
     cqe 1: 65536
     cqe 2: -EPIPE
     signals 1

@@ -17,7 +17,7 @@ fn register(ring: &Ring, opcode: u32, number: i32) -> i32 {
     ring.register(opcode, &raw const number, 1)
 }
 
-fn told_of_completions(t: &mut Transcript) {
+fn signals_completions(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);
     t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
@@ -33,7 +33,7 @@ fn told_of_completions(t: &mut Transcript) {
     let count = files::event_count(&event);
     t.say(format_args!("signalled {}", (1..=4).contains(&count)));
 }
-case!(told_of_completions => "
+case!(signals_completions => "
     register = 0
     count 0
     cqe 1: 0
@@ -42,7 +42,7 @@ case!(told_of_completions => "
     signalled true
 ");
 
-fn told_of_late_ones(t: &mut Transcript) {
+fn signals_late_completions(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);
     let (reader, writer) = files::pipe();
@@ -56,7 +56,7 @@ fn told_of_late_ones(t: &mut Transcript) {
     t.say(format_args!("signalled {signalled}"));
     t.in_order(&ring.reap());
 }
-case!(told_of_late_ones => "
+case!(signals_late_completions => "
     register = 0
     count 0
     signalled true
@@ -223,7 +223,7 @@ case!(held_after_close => "
     signalled true
 ");
 
-fn told_of_backlog(t: &mut Transcript) {
+fn signals_the_backlog(t: &mut Transcript) {
     let mut ring = Ring::with(4, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
         params.cq_entries = 4;
@@ -244,7 +244,7 @@ fn told_of_backlog(t: &mut Transcript) {
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     t.say(format_args!("flushed {}", ring.reap().len()));
 }
-case!(told_of_backlog => "
+case!(signals_the_backlog => "
     register = 0
     signalled true
     signalled for the fifth false
@@ -252,7 +252,7 @@ case!(told_of_backlog => "
     flushed 1
 ");
 
-fn not_told_of_skipped(t: &mut Transcript) {
+fn signals_no_skipped_cqes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let event = files::eventfd(0);
     t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
@@ -262,7 +262,7 @@ fn not_told_of_skipped(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(format_args!("count {}", files::event_count(&event)));
 }
-case!(not_told_of_skipped => "
+case!(signals_no_skipped_cqes => "
     register = 0
     no cqe
     count 0

@@ -40,7 +40,7 @@ case!(expires => "
     waited: after 20 to 30000 ms
 ");
 
-fn in_time(t: &mut Transcript) {
+fn limited_request_completes_in_time(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
     let mut byte = [0u8; 1];
@@ -50,29 +50,29 @@ fn in_time(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));
 }
-case!(in_time => "
+case!(limited_request_completes_in_time => "
     cqe 1: 1
     cqe 2: -ECANCELED
 ");
 
-fn done_inline(t: &mut Transcript) {
+fn limited_request_completes_inline(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(nop(1).linked());
     ring.push(link_timeout(&LONG, 0, 2));
     t.result("submit", ring.submit());
     t.sorted(&ring.wait(2));
 }
-case!(done_inline => "
+case!(limited_request_completes_inline => "
     submit = 2
     cqe 1: 0
     cqe 2: -ECANCELED
 ");
 
-fn alone(t: &mut Transcript) {
+fn limits_no_request(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(link_timeout(&LONG, 0, 1)));
 }
-case!(alone => "cqe 1: -EINVAL");
+case!(limits_no_request => "cqe 1: -EINVAL");
 
 fn behind_unlinked(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -453,7 +453,7 @@ case!(chain_goes_on_behind_it => "
 
 /// A LINK_TIMEOUT ends requests that wait without occupying a kernel worker: WAITID, SEND and
 /// ACCEPT.
-fn on_what_waits(t: &mut Transcript) {
+fn on_requests_that_need_no_worker(t: &mut Transcript) {
     let time = milliseconds(50);
     let (_peer, full) = files::sockets_of(libc::SOCK_DGRAM);
     files::fill(&full);
@@ -489,7 +489,7 @@ fn on_what_waits(t: &mut Transcript) {
         let _ = child.wait();
     }
 }
-case!(on_what_waits => "
+case!(on_requests_that_need_no_worker => "
     waitid
     found true
     cqe 1: -ECANCELED

@@ -112,7 +112,7 @@ case!(header_may_be_reused => "
     late....
 ");
 
-fn sender_is_told(t: &mut Transcript) {
+fn reports_the_senders_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer, _) = files::udp();
     for room in [16u32, 4, 128, 300] {
@@ -128,7 +128,7 @@ fn sender_is_told(t: &mut Transcript) {
         t.say(format_args!("family {}", name.ss_family));
     }
 }
-case!(sender_is_told => "
+case!(reports_the_senders_address => "
     cqe 1: 1
     name 16 control 0 flags 0x0
     family 2

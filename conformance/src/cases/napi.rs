@@ -27,7 +27,7 @@ fn call(t: &mut Transcript, ring: &Ring, opcode: u32, mut setting: u::io_uring_n
     t.say(format_args!("before: {busy_poll_to} us, prefer {prefer_busy_poll}, {opcode}, tracking {op_param}"));
 }
 
-fn told_again(t: &mut Transcript) {
+fn settings_are_replaced(t: &mut Transcript) {
     let ring = Ring::new(4);
     call(t, &ring, NAPI, setting(50, 1, 0, 0));
     call(t, &ring, NAPI, setting(70, 5, 0, STATIC));
@@ -35,7 +35,7 @@ fn told_again(t: &mut Transcript) {
     call(t, &ring, UNREGISTER_NAPI, setting(1, 2, 3, 4));
     call(t, &ring, NAPI, setting(0, 0, 0, 0));
 }
-case!(told_again => "
+case!(settings_are_replaced => "
     register 27 = 0
     before: 0 us, prefer 0, 0, tracking 255
     register 27 = 0

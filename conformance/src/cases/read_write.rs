@@ -412,7 +412,7 @@ case!(zero_and_full => "
 ");
 
 /// Makes reads and writes of 0 bytes on each kind of file.
-fn nothing_on_kinds(t: &mut Transcript) {
+fn zero_bytes_on_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let open = |path: &str| -> std::os::fd::OwnedFd {
         std::fs::File::options().read(true).write(true).open(path).expect("it is there").into()
@@ -461,7 +461,7 @@ fn nothing_on_kinds(t: &mut Transcript) {
         }
     }
 }
-case!(nothing_on_kinds => "
+case!(zero_bytes_on_kinds => "
     pipe's end: 0 0 0 0 -EBADF -EBADF -EBADF -EBADF
     pipe's end: 0 0 0 0 -EBADF -EBADF -EBADF -EBADF
     pipe's beginning: -EBADF -EBADF -EBADF -EBADF 0 0 0 0

@@ -307,7 +307,7 @@ case!(hipri_ends_no_batch => "
 ");
 
 /// Flags are checked even if the transfer has 0 bytes.
-fn of_nothing(t: &mut Transcript) {
+fn on_zero_bytes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
     let (one, other) = files::sockets();
@@ -334,4 +334,4 @@ fn of_nothing(t: &mut Transcript) {
         }
     }
 }
-case!(of_nothing => include_str!("rw_flags/of_nothing.txt"));
+case!(on_zero_bytes => include_str!("rw_flags/on_zero_bytes.txt"));

@@ -221,7 +221,7 @@ case!(sq_thread_cpu => "
     cpu 100000 without SQ_AFF = ok
 ");
 
-fn attach_to_what(t: &mut Transcript) {
+fn attach_to_kinds(t: &mut Transcript) {
     let first = Ring::new(4);
     let thread = Ring::flags(4, u::IORING_SETUP_SQPOLL);
     let mut attempt = |name: &str, flags, fd: i32| {
@@ -239,7 +239,7 @@ fn attach_to_what(t: &mut Transcript) {
     attempt("SQPOLL to plain", u::IORING_SETUP_SQPOLL, first.fd);
     attempt("plain to SQPOLL", 0, thread.fd);
 }
-case!(attach_to_what => "
+case!(attach_to_kinds => "
     to a plain ring = ok
     to a closed number = -ENXIO
     to -1 = -ENXIO

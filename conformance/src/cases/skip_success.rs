@@ -27,14 +27,14 @@ case!(success_is_silent => "
     cqe 2: 0
 ");
 
-fn failure_speaks(t: &mut Transcript) {
+fn failure_posts_a_cqe(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut byte = [0u8; 1];
     t.entry(&ring.one(silent(read(-1, &mut byte, 0, 1))));
     let failing = nop(2).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = u32::MAX);
     t.entry(&ring.one(silent(failing)));
 }
-case!(failure_speaks => "
+case!(failure_posts_a_cqe => "
     cqe 1: -EBADF
     cqe 2: -EPERM
 ");
@@ -129,7 +129,7 @@ case!(silent_poll as poll => "
     cqe 2: 0
 ");
 
-fn late_read(t: &mut Transcript) {
+fn waiting_read_is_silent(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
     let mut byte = [0u8; 1];
@@ -142,7 +142,7 @@ fn late_read(t: &mut Transcript) {
     t.say(format_args!("read {}", crate::time::until(|| unsafe { place.read_volatile() } == b'x')));
     t.in_order(&ring.reap());
 }
-case!(late_read => "
+case!(waiting_read_is_silent => "
     read true
     no cqe
 ");
@@ -164,7 +164,7 @@ case!(silent_cancel as cancel => "
 ");
 
 /// A completion that posts no CQE does not count for a wait or for a timeout's count.
-fn counts_for_nobody(t: &mut Transcript) {
+fn silent_completion_ends_no_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(silent(nop(1)));
     ring.forget_pending();
@@ -180,7 +180,7 @@ fn counts_for_nobody(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
-case!(counts_for_nobody => "
+case!(silent_completion_ends_no_wait => "
     submit and wait for one = 1
     wait for one = -ETIME
     no cqe
@@ -242,7 +242,7 @@ case!(short_read => "
 
 /// A SHUTDOWN whose shutdown(2) fails counts as a success. A bad descriptor or a file that is no
 /// socket counts as a failure.
-fn shutdown_of_bad_file_speaks(t: &mut Transcript) {
+fn failed_shutdown_posts_a_cqe(t: &mut Transcript) {
     let (pipe, _writer) = files::pipe();
     let unconnected = files::socket(libc::AF_INET, libc::SOCK_STREAM);
     for fd in [9999, pipe.as_raw_fd(), unconnected.as_raw_fd()] {
@@ -254,7 +254,7 @@ fn shutdown_of_bad_file_speaks(t: &mut Transcript) {
         t.sorted(&ring.arrived(2));
     }
 }
-case!(shutdown_of_bad_file_speaks => "
+case!(failed_shutdown_posts_a_cqe => "
     cqe 1: -EBADF
     cqe 3: 0
     cqe 1: -ENOTSOCK

@@ -413,7 +413,7 @@ case!(deferred_sleeper_in_another_call => "
 ");
 
 /// A thread that sleeps in read(2) of the ring's registered eventfd wakes when a request completes.
-fn sleeper_is_told_by_event(t: &mut Transcript) {
+fn eventfd_wakes_a_sleeper(t: &mut Transcript) {
     for (name, flags) in INTERRUPTING.into_iter().chain([("deferred", ring::DEFER)]) {
         t.say(name);
         let (mut ring, _reader, writer) = polling(flags);
@@ -427,7 +427,7 @@ fn sleeper_is_told_by_event(t: &mut Transcript) {
         drop(writing.join());
     }
 }
-case!(sleeper_is_told_by_event => "
+case!(eventfd_wakes_a_sleeper => "
     default
     register = 0
     read Ok(8)
@@ -444,7 +444,7 @@ case!(sleeper_is_told_by_event => "
 
 /// A thread that sleeps in read(2) of the ring's registered eventfd wakes when another thread's
 /// ring sends a message.
-fn sleeper_is_told_of_message(t: &mut Transcript) {
+fn message_wakes_an_eventfd_sleeper(t: &mut Transcript) {
     for (name, flags) in INTERRUPTING.into_iter().chain([("deferred", ring::DEFER)]) {
         t.say(name);
         let mut ring = Ring::flags(8, flags);
@@ -462,7 +462,7 @@ fn sleeper_is_told_of_message(t: &mut Transcript) {
         t.result("sent", sender.join().unwrap_or(1));
     }
 }
-case!(sleeper_is_told_of_message => "
+case!(message_wakes_an_eventfd_sleeper => "
     default
     register = 0
     read Ok(8)

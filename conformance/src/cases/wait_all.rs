@@ -181,7 +181,7 @@ case!(incremental_buffer_is_taken => "
 
 /// A receive with MSG_WAITALL continues after a message that passes a descriptor. All data arrived
 /// in one event, so no further event reports the rest.
-fn past_seams(t: &mut Transcript) {
+fn continues_after_a_passed_descriptor(t: &mut Transcript) {
     for end in [false, true] {
         let mut ring = Ring::flags(4, ring::DEFER);
         let (reader, writer) = files::sockets();
@@ -201,7 +201,7 @@ fn past_seams(t: &mut Transcript) {
         t.say(text(&bytes));
     }
 }
-case!(past_seams => "
+case!(continues_after_a_passed_descriptor => "
     cqe 1: 9
     cqe 2: 0
     onetwosix

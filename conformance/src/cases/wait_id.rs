@@ -168,7 +168,7 @@ case!(do_not_wait => "
     signal 17 errno 0 code 1 status 3 is it true
 ");
 
-fn leaves_it(t: &mut Transcript) {
+fn wnowait_leaves_the_child(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (child, writer) = child();
     drop(writer);
@@ -179,7 +179,7 @@ fn leaves_it(t: &mut Transcript) {
     }
     t.say(process::ending(child));
 }
-case!(leaves_it => "
+case!(wnowait_leaves_the_child => "
     cqe 1: 0
     signal 17 errno 0 code 1 status 3 is it true
     cqe 1: 0
@@ -253,7 +253,7 @@ case!(wrong => "
 ");
 
 /// A null pointer for the siginfo is accepted.
-fn nothing_to_tell(t: &mut Transcript) {
+fn null_siginfo(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (child, writer) = child();
     ring.push(wait_for(libc::P_PID, child, std::ptr::null_mut(), EXITED, 1));
@@ -261,7 +261,7 @@ fn nothing_to_tell(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
-case!(nothing_to_tell => "cqe 1: 0");
+case!(null_siginfo => "cqe 1: 0");
 
 fn bad_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);

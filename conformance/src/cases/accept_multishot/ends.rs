@@ -261,7 +261,7 @@ case!(two_on_one_listener => "
     no cqe
 ");
 
-fn single_beside_it(t: &mut Transcript) {
+fn single_accept_beside_a_multishot(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
     ring.push(net::accept(listener.as_raw_fd(), 1));
@@ -282,7 +282,7 @@ fn single_beside_it(t: &mut Transcript) {
     }
     t.say(format_args!("served {count}, the single at most once {}", singles <= 1));
 }
-case!(single_beside_it => "served 4, the single at most once true");
+case!(single_accept_beside_a_multishot => "served 4, the single at most once true");
 
 fn watched_in_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);

@@ -191,7 +191,7 @@ case!(counts_timeouts_that_did_not_expire => "
 ");
 
 /// A multishot timeout's CQEs do not count for other timeouts.
-fn counts_no_repeats(t: &mut Transcript) {
+fn counts_no_multishot_repeats(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let time = milliseconds(2);
     ring.push(timeout(&LONG, 2, 0, 1));
@@ -205,7 +205,7 @@ fn counts_no_repeats(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
-case!(counts_no_repeats => "
+case!(counts_no_multishot_repeats => "
     cqe 2: -ETIME MORE
     cqe 2: -ETIME MORE
     cqe 2: -ETIME
@@ -216,7 +216,7 @@ case!(counts_no_repeats => "
 ");
 
 /// A request with CQE_SKIP_SUCCESS that posts no CQE does not count for a timeout.
-fn counts_no_silence(t: &mut Transcript) {
+fn counts_no_silent_completions(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 2, 0, 1));
     ring.push(nop(2).flagged(usring_uapi::sqe_flags::CQE_SKIP_SUCCESS));
@@ -229,7 +229,7 @@ fn counts_no_silence(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
-case!(counts_no_silence => "
+case!(counts_no_silent_completions => "
     cqe 3: 0
     no cqe
     cqe 1: 0
