@@ -197,7 +197,7 @@ case!(waits => "
     cqe 2: 0
 ");
 
-fn slot_is_looked_at_late(t: &mut Transcript) {
+fn table_registered_while_waiting(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
     ring.push(into(1, &listener, 1));
@@ -209,7 +209,7 @@ fn slot_is_looked_at_late(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("data {}", reaches(&mut ring, &client, 0)));
 }
-case!(slot_is_looked_at_late => "
+case!(table_registered_while_waiting => "
     no cqe
     register = 0
     cqe 1: 0
@@ -394,7 +394,7 @@ case!(many_without_table as multishot_without_table => "
     cqe 1: -ENFILE
 ");
 
-fn many_table_goes(t: &mut Transcript) {
+fn many_table_unregistered(t: &mut Transcript) {
     let mut ring = sparse(2);
     let (listener, address) = net::listener(Family::V4);
     ring.push(direct(&listener, ALLOCATE, 1));
@@ -405,7 +405,7 @@ fn many_table_goes(t: &mut Transcript) {
     let _client = net::connected(Family::V4, &address);
     t.in_order(&ring.wait(1));
 }
-case!(many_table_goes as multishot_table_goes => "
+case!(many_table_unregistered as multishot_table_unregistered => "
     cqe 1: 0 MORE
     unregister = 0
     cqe 1: -ENFILE

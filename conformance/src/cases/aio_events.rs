@@ -63,7 +63,7 @@ case!(time_limit => "
     time: after 0 to 30000 ms
 ");
 
-fn odd_times(t: &mut Transcript) {
+fn unusual_timeouts(t: &mut Transcript) {
     let context = Context::new(8);
     let mut event = IoEvent::default();
     let (answer, waited) =
@@ -92,7 +92,7 @@ fn odd_times(t: &mut Transcript) {
     }
     t.result("nowhere", aio::get(context.0, 0, 1, &mut event, 16 as *const Timespec));
 }
-case!(odd_times => "
+case!(unusual_timeouts => "
     nanoseconds beyond a second = 0
     time: after 1020 to 30000 ms
     negative seconds = 1
@@ -302,7 +302,7 @@ case!(mask_refused => "
 
 /// A blocked signal is pending. io_pgetevents unblocks it by its mask, so the signal is delivered
 /// and ends the call.
-fn mask_lets_in(t: &mut Transcript) {
+fn mask_unblocks_a_signal(t: &mut Transcript) {
     let context = Context::new(8);
     drop(signal_soon(0).join());
     let mut blocked: libc::sigset_t = crate::memory::zeroed();
@@ -320,7 +320,7 @@ fn mask_lets_in(t: &mut Transcript) {
     t.result("events", aio::get_masked(context.0, 1, 1, &mut event, &time::LONG, &argument));
     t.say(format_args!("heard {}", HEARD.load(Ordering::SeqCst)));
 }
-case!(mask_lets_in => "
+case!(mask_unblocks_a_signal => "
     heard 0
     events = -EINTR
     heard 1

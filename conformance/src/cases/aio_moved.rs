@@ -157,7 +157,7 @@ case!(a_copy_is_no_context => "
     event 1: 7 0
 ");
 
-fn two_change_places(t: &mut Transcript) {
+fn two_swap_addresses(t: &mut Transcript) {
     let (mut first, mut second) = (Context::new(8), Context::new(8));
     let (reader, writer) = files::pipe();
     t.result("submit", first.submit(&mut [aio::poll(&reader, libc::POLLIN, 1)]));
@@ -169,7 +169,7 @@ fn two_change_places(t: &mut Transcript) {
     files::put(&writer, b"x");
     aio::poll_events(t, first.wait(1));
 }
-case!(two_change_places => "
+case!(two_swap_addresses => "
     submit = 1
     submit = 1
     event 1: 7 0

@@ -190,7 +190,7 @@ case!(bad_eventfd => "
     and a bad file = -EBADF
 ");
 
-fn key(t: &mut Transcript) {
+fn submit_sets_the_key(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"some content");
     let mut buffer = [0; 4];
@@ -202,7 +202,7 @@ fn key(t: &mut Transcript) {
     }
     aio::events(t, context.wait(1));
 }
-case!(key => "
+case!(submit_sets_the_key => "
     submit = 1
     key 0
     submit = -EOPNOTSUPP
@@ -348,7 +348,7 @@ case!(append => "
     contentmore
 ");
 
-fn stream_that_waits_for_nothing(t: &mut Transcript) {
+fn nonblocking_streams(t: &mut Transcript) {
     let context = Context::new(8);
     let mut buffer = [0; 4];
     let (reader, writer) = files::pipe_with(libc::O_NONBLOCK);
@@ -358,7 +358,7 @@ fn stream_that_waits_for_nothing(t: &mut Transcript) {
     let counter = files::eventfd(0);
     one(t, &context, "read an eventfd", aio::read(counter.as_raw_fd(), &mut [0; 8], 0, 3));
 }
-case!(stream_that_waits_for_nothing => "
+case!(nonblocking_streams => "
     read an empty pipe = 1
     event 1: -EAGAIN 0
     read a closed pipe = 1

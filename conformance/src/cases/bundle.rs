@@ -428,7 +428,7 @@ case!(receive_multishot_bit_by_bit => "
 
 /// With MSG_TRUNC, TCP discards the data instead of copying it. The receive still consumes the
 /// buffers that the data would have filled.
-fn receive_throws_away(t: &mut Transcript) {
+fn receive_discards_with_trunc(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(16);
     let mut group = incremental_group_of(&ring, &memory, 128, GROUP);
@@ -438,7 +438,7 @@ fn receive_throws_away(t: &mut Transcript) {
     t.entry(&ring.one(receiving(&reader, 8, 1).op_flags(libc::MSG_TRUNC as u32)));
     head(t, &ring);
 }
-case!(receive_throws_away => "
+case!(receive_discards_with_trunc => "
     cqe 1: 8 SOCK_NONEMPTY|BUF_MORE|BUFFER(0)
     head 0
 ");

@@ -523,7 +523,7 @@ case!(linked_to_target => "
 ");
 
 /// Data that arrives after a read was cancelled stays in the pipe.
-fn nothing_read(t: &mut Transcript) {
+fn cancelled_read_takes_no_data(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
     let mut byte = [0u8; 1];
@@ -535,7 +535,7 @@ fn nothing_read(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.say(format_args!("still there {:?}", files::take(&reader, 4)));
 }
-case!(nothing_read => "
+case!(cancelled_read_takes_no_data => "
     cqe 1: -ECANCELED
     cqe 2: 0
     still there Ok([120])

@@ -14,7 +14,7 @@ fn register(ring: &Ring, clock: u32) -> i32 {
     ring.register(reg::CLOCK, &raw const wanted, 0)
 }
 
-fn choose(t: &mut Transcript) {
+fn choose_clock(t: &mut Transcript) {
     let ring = Ring::new(4);
     for (name, clock) in [
         ("realtime", libc::CLOCK_REALTIME),
@@ -28,7 +28,7 @@ fn choose(t: &mut Transcript) {
         t.result(name, register(&ring, clock as u32));
     }
 }
-case!(choose => "
+case!(choose_clock => "
     realtime = -EINVAL
     monotonic = 0
     process = -EINVAL

@@ -166,7 +166,7 @@ fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
         ring.push(receive(2));
         ring.submit();
         let mut entries = ring.wait(2);
-        // SOCK_NONEMPTY is only a hint: see `receive_short.more_behind_the_end`.
+        // SOCK_NONEMPTY is only a hint: see `receive_short.more_data_behind_an_early_end`.
         entries.iter_mut().for_each(|entry| entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY);
         t.in_order(&entries);
         t.say(group.text(1));

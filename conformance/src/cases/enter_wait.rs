@@ -132,7 +132,7 @@ case!(bad_timespec => "
     nanoseconds a second = -ETIME
 ");
 
-fn enough_is_there(t: &mut Transcript) {
+fn enough_cqes_are_there(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.push(nop(2));
@@ -143,7 +143,7 @@ fn enough_is_there(t: &mut Transcript) {
     t.result("none wanted", wait(&ring, 0, 0, &until(&crate::time::LONG)));
     t.in_order(&ring.reap());
 }
-case!(enough_is_there => "
+case!(enough_cqes_are_there => "
     two wanted, two there = 0
     waited: after 0 to 30000 ms
     none wanted = 0

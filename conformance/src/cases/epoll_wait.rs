@@ -322,7 +322,7 @@ case!(nested => "
 
 /// An epoll set contains another ring's descriptor. EPOLL_WAIT on the set completes when that ring
 /// gets a CQE.
-fn of_a_ring(t: &mut Transcript) {
+fn set_with_another_ring(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut watched = Ring::new(4);
     let set = Set::new();
@@ -341,7 +341,7 @@ fn of_a_ring(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
-case!(of_a_ring => "
+case!(set_with_another_ring => "
     no cqe
     cqe 1: 1
     event 7: IN

@@ -194,7 +194,7 @@ fn reader_gone(writer: &std::os::fd::OwnedFd) -> bool {
     entry.revents & libc::POLLERR != 0
 }
 
-fn let_go_when_done(t: &mut Transcript) {
+fn released_when_done(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
     let mut byte = [0u8; 1];
@@ -205,12 +205,12 @@ fn let_go_when_done(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("reader gone {}", reader_gone(&writer)));
 }
-case!(let_go_when_done => "
+case!(released_when_done => "
     cqe 1: 1
     reader gone true
 ");
 
-fn let_go_when_cancelled(t: &mut Transcript) {
+fn released_when_cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
     let mut byte = [0u8; 1];
@@ -222,13 +222,13 @@ fn let_go_when_cancelled(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
     t.say(format_args!("reader gone {}", reader_gone(&writer)));
 }
-case!(let_go_when_cancelled => "
+case!(released_when_cancelled => "
     cqe 1: -ECANCELED
     cqe 2: 0
     reader gone true
 ");
 
-fn let_go_when_ring_closes(t: &mut Transcript) {
+fn released_when_ring_closes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
     let mut byte = [0u8; 1];
@@ -238,7 +238,7 @@ fn let_go_when_ring_closes(t: &mut Transcript) {
     drop(ring);
     t.say(format_args!("reader gone {}", reader_gone(&writer)));
 }
-case!(let_go_when_ring_closes => "reader gone true");
+case!(released_when_ring_closes => "reader gone true");
 
 fn unregistered_while_in_use(t: &mut Transcript) {
     let mut ring = Ring::new(4);

@@ -75,13 +75,13 @@ fn bad_requests(t: &mut Transcript, address: u64) {
 }
 
 /// A bad address in a request raises no SIGSEGV: the program's handler does not run.
-fn faults_are_not_the_programs(t: &mut Transcript) {
+fn bad_address_raises_no_signal(t: &mut Transcript) {
     let _first = Ring::new(4);
     catch_faults();
     bad_requests(t, BAD);
     t.say(format_args!("handler ran {}", FAULTS.load(Ordering::SeqCst)));
 }
-case!(faults_are_not_the_programs => "
+case!(bad_address_raises_no_signal => "
     cqe 1: -EFAULT
     cqe 2: -EFAULT
     cqe 3: -EFAULT
@@ -99,7 +99,7 @@ case!(faults_are_not_the_programs => "
 
 /// A fault of the program itself reaches the program's handler, also after a request that names a
 /// bad address.
-fn own_fault_is_the_programs(t: &mut Transcript) {
+fn programs_own_fault_reaches_its_handler(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     catch_faults();
     PLACE.store(1, Ordering::SeqCst);
@@ -111,7 +111,7 @@ fn own_fault_is_the_programs(t: &mut Transcript) {
         t.entry(&ring.one(read_at(0, BAD, 0, 0, 1).with(|sqe| sqe.fd = -1)));
     }
 }
-case!(own_fault_is_the_programs => "
+case!(programs_own_fault_reaches_its_handler => "
     handler ran 1
     cqe 1: -EBADF
     handler ran 1
@@ -122,7 +122,7 @@ case!(own_fault_is_the_programs => "
 
 /// A fault kills the process if the fault's signal is blocked. A bad address in a request raises no
 /// signal, so the process lives.
-fn faults_while_all_is_blocked(t: &mut Transcript) {
+fn bad_address_while_signals_are_blocked(t: &mut Transcript) {
     let _first = Ring::new(4);
     // SAFETY: the call changes only this thread's mask.
     unsafe {
@@ -132,7 +132,7 @@ fn faults_while_all_is_blocked(t: &mut Transcript) {
     }
     bad_requests(t, BAD);
 }
-case!(faults_while_all_is_blocked => "
+case!(bad_address_while_signals_are_blocked => "
     cqe 1: -EFAULT
     cqe 2: -EFAULT
     cqe 3: -EFAULT
@@ -147,7 +147,7 @@ case!(faults_while_all_is_blocked => "
     setup = -EFAULT
 ");
 
-fn faults_while_ignored(t: &mut Transcript) {
+fn bad_address_while_signals_are_ignored(t: &mut Transcript) {
     let _first = Ring::new(4);
     // SAFETY: the call changes only this process's signal dispositions.
     unsafe {
@@ -156,7 +156,7 @@ fn faults_while_ignored(t: &mut Transcript) {
     }
     bad_requests(t, BAD);
 }
-case!(faults_while_ignored => "
+case!(bad_address_while_signals_are_ignored => "
     cqe 1: -EFAULT
     cqe 2: -EFAULT
     cqe 3: -EFAULT

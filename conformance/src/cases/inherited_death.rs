@@ -234,7 +234,7 @@ case!(counted_timeout_keeps_counting => "
 
 /// When a process ends, the blocking call in which a worker serves the process's request is
 /// interrupted at once. The linked request is cancelled.
-fn worker_is_broken_off(t: &mut Transcript) {
+fn worker_is_interrupted(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let fifo = files::Fifo::new();
         submit_and_end(t, ring, shared, end, |ring| {
@@ -252,7 +252,7 @@ fn worker_is_broken_off(t: &mut Transcript) {
         t.say(format_args!("no worker in the open {}", time::until(|| fifo.is_deserted())));
     });
 }
-case!(worker_is_broken_off => "
+case!(worker_is_interrupted => "
     killed:
     child: signal 9
     cqe 1: broken off true

@@ -88,7 +88,7 @@ case!(to_itself => "
     cqe 7: 8
 ");
 
-fn flags_pass(t: &mut Transcript) {
+fn passes_cqe_flags(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     let mut target = Ring::new(8);
     let flagged = |fd, value: u32, flags| message(fd, 5, 6, 1).op_flags(flags).with(|sqe| sqe.file_index = value);
@@ -100,7 +100,7 @@ fn flags_pass(t: &mut Transcript) {
     t.entry(&sender.one(flagged(target.fd, 2, 0)));
     t.in_order(&target.reap());
 }
-case!(flags_pass => "
+case!(passes_cqe_flags => "
     cqe 1: 0
     cqe 5: 6
     cqe 1: 0
@@ -387,7 +387,7 @@ case!(chains => "
 
 /// The sender may name the target by any duplicate of the target's descriptor, even by one with a
 /// low number.
-fn other_numbers(t: &mut Transcript) {
+fn target_by_a_duplicate(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     let mut target = Ring::new(8);
     let other = files::eventfd(0);
@@ -405,7 +405,7 @@ fn other_numbers(t: &mut Transcript) {
     drop(other);
     t.entry(&sender.one(message(low, 4, 0, 4)));
 }
-case!(other_numbers => "
+case!(target_by_a_duplicate => "
     cqe 1: 0
     cqe 1: 0
     cqe 2: 0

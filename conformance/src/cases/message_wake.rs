@@ -96,7 +96,7 @@ case!(one_by_one => "
 ");
 
 /// CQEs already in the CQ count for the wait: one more message is enough.
-fn some_are_there(t: &mut Transcript) {
+fn cqes_in_the_queue_count(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
         let mut target = Ring::flags(8, flags);
@@ -115,11 +115,11 @@ fn some_are_there(t: &mut Transcript) {
         t.result("sent", sending.join().unwrap_or(1));
     }
 }
-case!(some_are_there => include_str!("message_wake/some_are_there.txt"));
+case!(cqes_in_the_queue_count => include_str!("message_wake/cqes_in_the_queue_count.txt"));
 
 /// A wait with a timeout ends at the timeout if fewer messages have arrived than the thread waits
 /// for. The call returns 0, because the CQ holds a CQE.
-fn too_few(t: &mut Transcript) {
+fn too_few_messages(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
         let mut target = Ring::flags(8, flags);
@@ -133,7 +133,7 @@ fn too_few(t: &mut Transcript) {
         t.result("sent", sender.join().unwrap_or(1));
     }
 }
-case!(too_few => "
+case!(too_few_messages => "
     default
     wait for 2 = 0
     cqe 1: 2
@@ -246,7 +246,7 @@ fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
     }
 }
 
-fn heard_by_eventfd(t: &mut Transcript) {
+fn wakes_a_reader_of_the_eventfd(t: &mut Transcript) {
     heard_by(t, |ring| {
         let eventfd = files::eventfd(0);
         let number = eventfd.as_raw_fd();
@@ -254,15 +254,15 @@ fn heard_by_eventfd(t: &mut Transcript) {
         Some(eventfd)
     });
 }
-case!(heard_by_eventfd => "
+case!(wakes_a_reader_of_the_eventfd => "
     default: missing 0
     deferred: missing 0
 ");
 
-fn heard_by_descriptor(t: &mut Transcript) {
+fn wakes_a_poller_of_the_ring(t: &mut Transcript) {
     heard_by(t, |_| None);
 }
-case!(heard_by_descriptor => "
+case!(wakes_a_poller_of_the_ring => "
     default: missing 0
     deferred: missing 0
 ");
@@ -288,7 +288,7 @@ fn exchange(ring: &mut Ring, other: i32, count: u32) -> u32 {
 }
 
 /// Two threads send messages to each other's ring at the same time.
-fn crossing(t: &mut Transcript) {
+fn messages_cross(t: &mut Transcript) {
     for (name, flags) in KINDS {
         if flags & u::IORING_SETUP_SQPOLL != 0 {
             continue;
@@ -309,14 +309,14 @@ fn crossing(t: &mut Transcript) {
         t.say(format_args!("{name}: {taken} and {theirs}"));
     }
 }
-case!(crossing => "
+case!(messages_cross => "
     default: 2000 and 2000
     cooperative: 2000 and 2000
     deferred: 2000 and 2000
 ");
 
 /// Threads form a circle: each thread forwards the messages that it gets to the next thread.
-fn in_a_circle(t: &mut Transcript) {
+fn messages_in_a_circle(t: &mut Transcript) {
     const THREADS: usize = 5;
     const ROUNDS: u64 = 200;
     for (name, flags) in KINDS {
@@ -354,7 +354,7 @@ fn in_a_circle(t: &mut Transcript) {
         t.say(format_args!("{name}: the last number {last}"));
     }
 }
-case!(in_a_circle => "
+case!(messages_in_a_circle => "
     default: the last number 1000
     cooperative: the last number 1000
     deferred: the last number 1000

@@ -283,7 +283,7 @@ fn says_end(t: &mut Transcript, peer: &OwnedFd) {
 }
 
 /// After requests have waited for a file, the program's close(2) still closes the file at once.
-fn end_seen_by_peer(t: &mut Transcript) {
+fn peer_sees_the_close(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     for _ in 0..3 {
         let (ours, peer) = files::sockets();
@@ -293,7 +293,7 @@ fn end_seen_by_peer(t: &mut Transcript) {
         says_end(t, &peer);
     }
 }
-case!(end_seen_by_peer => "
+case!(peer_sees_the_close => "
     read = 1
     read again = 1
     the peer reads the end
@@ -305,7 +305,7 @@ case!(end_seen_by_peer => "
     the peer reads the end
 ");
 
-fn end_seen_after_cancel(t: &mut Transcript) {
+fn peer_sees_the_close_after_cancel(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();
     ring.push(poll(ours.as_raw_fd(), libc::POLLIN, 1).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI));
@@ -317,14 +317,14 @@ fn end_seen_after_cancel(t: &mut Transcript) {
     drop(ours);
     says_end(t, &peer);
 }
-case!(end_seen_after_cancel => "
+case!(peer_sees_the_close_after_cancel => "
     cqe 1: -ECANCELED
     cqe 2: -ECANCELED
     cqe 3: 2
     the peer reads the end
 ");
 
-fn registered_end_seen_by_peer(t: &mut Transcript) {
+fn peer_sees_the_unregistration(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();
     let fd = ours.as_raw_fd();
@@ -341,7 +341,7 @@ fn registered_end_seen_by_peer(t: &mut Transcript) {
     t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
     says_end(t, &peer);
 }
-case!(registered_end_seen_by_peer => "
+case!(peer_sees_the_unregistration => "
     register = 0
     cqe 1: 1
     cqe 1: 1
@@ -408,7 +408,7 @@ case!(both_directions => "
 ");
 
 /// A multishot that waits for input does not complete when the socket becomes writable.
-fn output_is_no_input(t: &mut Transcript) {
+fn writable_socket_completes_no_input(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();
     let filled = files::fill(&ours);
@@ -425,7 +425,7 @@ fn output_is_no_input(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
-case!(output_is_no_input => "
+case!(writable_socket_completes_no_input => "
     cqe 1: 1 MORE
     cqe 2: 4
     no cqe

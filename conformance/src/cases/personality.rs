@@ -28,7 +28,7 @@ case!(register => "
     register = 3
 ");
 
-fn use_it(t: &mut Transcript) {
+fn use_personality(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123");
     let mut buffer = [0u8; 4];
@@ -39,7 +39,7 @@ fn use_it(t: &mut Transcript) {
     t.entry(&ring.one(as_somebody(read(file.as_raw_fd(), &mut buffer, 0, 3)).forced_async()));
     t.entry(&ring.one(nop(4).with(|sqe| sqe.personality = 2)));
 }
-case!(use_it as use => "
+case!(use_personality => "
     register = 1
     cqe 1: 0
     cqe 2: 4
@@ -63,14 +63,14 @@ case!(wrong => "
     argument = -EINVAL
 ");
 
-fn gone(t: &mut Transcript) {
+fn unregistered_number(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
     t.result("unregister", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
     t.entry(&ring.one(nop(1).with(|sqe| sqe.personality = 1)));
     t.result("again", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
 }
-case!(gone => "
+case!(unregistered_number => "
     register = 1
     unregister = 0
     cqe 1: -EINVAL

@@ -315,10 +315,10 @@ fn receive_around_urgent(t: &mut Transcript, (reader, writer): (OwnedFd, OwnedFd
     }
 }
 
-fn urgent_data_singly(t: &mut Transcript) {
+fn urgent_data_of_unix_sockets(t: &mut Transcript) {
     receive_around_urgent(t, files::sockets());
 }
-case!(urgent_data_singly => "
+case!(urgent_data_of_unix_sockets => "
     cqe 1: 1 SOCK_NONEMPTY
     cqe 1: 2 SOCK_NONEMPTY
     cqe 1: 1
@@ -327,7 +327,7 @@ case!(urgent_data_singly => "
 
 /// Prints the CQEs of receives that end early, at urgent data or after a descriptor, although more
 /// data is there. On the kernel the CQEs have SOCK_NONEMPTY, which reports that data.
-fn more_behind_the_end(t: &mut Transcript) {
+fn more_data_behind_an_early_end(t: &mut Transcript) {
     receive_around_urgent(t, files::tcp());
     let (reader, writer) = files::sockets();
     let mut ring = Ring::new(4);
@@ -338,7 +338,7 @@ fn more_behind_the_end(t: &mut Transcript) {
         t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 1)));
     }
 }
-case!(more_behind_the_end => "
+case!(more_data_behind_an_early_end => "
     cqe 1: 1 SOCK_NONEMPTY
     cqe 1: 2 SOCK_NONEMPTY
     cqe 1: 1 SOCK_NONEMPTY

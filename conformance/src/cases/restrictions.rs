@@ -218,13 +218,13 @@ case!(on_enabled_ring => "
 ");
 
 /// A registration of no restrictions forbids everything.
-fn none(t: &mut Transcript) {
+fn empty_list_forbids_everything(t: &mut Transcript) {
     let mut ring = disabled();
     t.result("restrict", restrict(&ring, &[]));
     t.result("enable", enable(&ring));
     t.entry(&ring.one(nop(1)));
 }
-case!(none => "
+case!(empty_list_forbids_everything => "
     restrict = 0
     enable = 0
     cqe 1: -EACCES

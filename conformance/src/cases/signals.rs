@@ -437,7 +437,7 @@ case!(sigaction_comes_back => "
 ");
 
 /// A handler with SA_RESETHAND runs once. The second signal ends the process.
-fn reset_hand(t: &mut Transcript) {
+fn one_shot_handler(t: &mut Transcript) {
     let ending = crate::process::forked(|| {
         let ring = Ring::new(4);
         handle(libc::SIGUSR1, count, libc::SA_RESETHAND);
@@ -450,7 +450,7 @@ fn reset_hand(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
 }
-case!(reset_hand => "child: signal 10");
+case!(one_shot_handler => "child: signal 10");
 
 /// A signal to the process goes to a thread of the program, not to a worker or a thread of usring.
 fn not_taken_by_workers(t: &mut Transcript) {

@@ -112,7 +112,7 @@ case!(bad_vectors => "
     cqe 10: -EFAULT
 ");
 
-fn partly_bad(t: &mut Transcript) {
+fn partly_bad_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
     let fd = file.as_raw_fd();
@@ -126,7 +126,7 @@ fn partly_bad(t: &mut Transcript) {
     t.entry(&ring.one(readv(fd, &vectors, 0, 3)));
     t.entry(&ring.one(writev(fd, &vectors, 0, 4)));
 }
-case!(partly_bad => "
+case!(partly_bad_memory => "
     cqe 1: 4
     0123
     cqe 2: -EFAULT

@@ -24,7 +24,7 @@ case!(receive_wait_all => "
     head 2
 ");
 
-fn receive_wait_all_goes_on(t: &mut Transcript) {
+fn receive_wait_all_continues(t: &mut Transcript) {
     for length in [8, 0] {
         let memory = Pages::new(1);
         let (mut ring, mut group) = ring_of(&memory, 8);
@@ -42,7 +42,7 @@ fn receive_wait_all_goes_on(t: &mut Transcript) {
         head(t, &ring);
     }
 }
-case!(receive_wait_all_goes_on => "
+case!(receive_wait_all_continues => "
     no cqe
     no cqe
     no cqe
@@ -59,7 +59,7 @@ case!(receive_wait_all_goes_on => "
 
 /// A shutdown of the reading side completes the receive with the bytes so far. With MSG_WAITALL the
 /// receive counts as failed, and its linked request is cancelled.
-fn receive_wait_all_is_shut(t: &mut Transcript) {
+fn receive_wait_all_shut_down(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for flags in [0, libc::MSG_WAITALL as u32] {
             for bytes in [&b""[..], b"abc"] {
@@ -80,7 +80,7 @@ fn receive_wait_all_is_shut(t: &mut Transcript) {
         }
     }
 }
-case!(receive_wait_all_is_shut => "
+case!(receive_wait_all_shut_down => "
     1: 0
     2: 0
     1: 3
