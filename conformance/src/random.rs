@@ -235,9 +235,9 @@ pub fn run(seed: u64, wait_factor: u32) {
     let mut program = Program::new(seed, wait_factor);
     for step in 0..STEPS {
         println!("step {step}");
-        program.act();
+        program.make_plain_calls();
         program.submit();
-        program.settle();
+        program.print_completions();
     }
     program.end();
 }
@@ -305,7 +305,7 @@ impl Program {
     }
 
     /// Makes up to two plain calls, such as a write to a file.
-    fn act(&mut self) {
+    fn make_plain_calls(&mut self) {
         for _ in 0..self.random.below(3) {
             let index = self.random.below(self.files.len());
             let fd = self.files[index].fd.as_raw_fd();
@@ -325,7 +325,7 @@ impl Program {
                     println!("  shutdown {index} = {answer}");
                     self.note_shutdown(index, libc::SHUT_WR);
                 }
-                (_, 1) => self.drain(index, fd),
+                (_, 1) => self.receive_plainly(index, fd),
                 _ => self.write(index, fd),
             }
             self.collect();
@@ -379,7 +379,7 @@ impl Program {
         println!("  write {index} {} = {answer}", bytes.len());
     }
 
-    fn drain(&mut self, index: usize, fd: i32) {
+    fn receive_plainly(&mut self, index: usize, fd: i32) {
         let mut bytes = [0u8; 64];
         // SAFETY: the bytes are writable for their length.
         let answer = unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
@@ -435,7 +435,7 @@ impl Program {
 
     /// Takes this step's completions and prints them, without the bits that the kernel does not
     /// promise.
-    fn settle(&mut self) {
+    fn print_completions(&mut self) {
         self.collect();
         let mut entries = std::mem::take(&mut self.entries);
         entries.retain(|entry| !self.is_notification(entry));
@@ -483,7 +483,7 @@ impl Program {
         let all = u::IORING_ASYNC_CANCEL_ANY | u::IORING_ASYNC_CANCEL_ALL;
         self.ring.push(crate::sqe::cancel(0, all, 1_000_000));
         println!("  cancel = {}", names::result(self.ring.submit()));
-        self.settle();
+        self.print_completions();
         println!("  pending {:?}", self.pending.iter().map(|pending| pending.user_data).collect::<Vec<_>>());
         for group in &self.groups {
             println!("  group {}", group_state(group));

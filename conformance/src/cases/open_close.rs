@@ -488,13 +488,13 @@ fn into_slot_as_ring_closes(t: &mut Transcript) {
         ring.submit();
         assert!(crate::time::until(|| ring.sq_flags() & u::IORING_SQ_TASKRUN != 0), "the worker brings nothing");
     }
-    let gone = crate::time::until(|| files::open_numbers() <= before + OURS);
+    let gone = crate::time::until(|| files::open_numbers() <= before + MOST_LEFT_OPEN);
     t.say(format_args!("nothing is left open {gone}"));
 }
 case!(into_slot_as_ring_closes => "nothing is left open true");
 
 /// Maximum number of descriptors that usring may leave open in a process that has had a ring.
-const OURS: usize = 8;
+const MOST_LEFT_OPEN: usize = 8;
 
 /// OPENAT2 accepts a structure longer than the kernel's, of any length, if all bytes beyond the
 /// known fields are zero.

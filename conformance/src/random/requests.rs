@@ -10,7 +10,7 @@ use crate::memory::{BAD, zeroed};
 use crate::sqe::{self, CURRENT, Change};
 
 /// Indices of the files from which a request may receive.
-const GIVERS: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
+const READABLE: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
 const SOCKETS: [usize; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
 /// Index of the eventfd. Workers of the kernel write to this file and to the regular file.
 const COUNTER: usize = 10;
@@ -42,7 +42,7 @@ impl Program {
             return watcher;
         }
         let (mut sqe, reads) = match self.random.below(23) {
-            _ if is_first && self.random.percent(35) => (self.end_earlier(), None),
+            _ if is_first && self.random.percent(35) => (self.change_earlier(), None),
             0..=2 => (sqe::nop(0), None),
             3..=5 => self.read(),
             6..=7 => (self.write_request(), None),
@@ -61,7 +61,7 @@ impl Program {
         let counts = matches!(sqe.opcode, opcode::REMOVE_BUFFERS | opcode::PROVIDE_BUFFERS);
         let indexes = sqe.opcode == opcode::ASYNC_CANCEL && sqe.op_flags & u::IORING_ASYNC_CANCEL_FD_FIXED != 0;
         self.names_file = !counts && !indexes;
-        self.spoil(&mut sqe);
+        self.spoil_a_field(&mut sqe);
         self.flag(&mut sqe);
         if sqe.opcode == opcode::SEND_ZC {
             self.without_copy.insert(self.user_data);
@@ -74,7 +74,7 @@ impl Program {
     }
 
     /// Returns a request that cancels or changes a request of an earlier step.
-    fn end_earlier(&mut self) -> Sqe {
+    fn change_earlier(&mut self) -> Sqe {
         // A drain may hold back this request together with the request that it would cancel or
         // change. The kernel's workers would then issue both at the same time, so the result of the
         // cancellation or change would vary.
@@ -108,7 +108,7 @@ impl Program {
     }
 
     /// Returns the address of this request's memory.
-    fn room(&self) -> u64 {
+    fn request_memory(&self) -> u64 {
         self.memory.at(16384 + (self.user_data as usize % 256) * ROOM)
     }
 
@@ -123,7 +123,7 @@ impl Program {
     /// Chooses a file to receive from. Returns `None` in three cases: a request already waits for
     /// that file, this batch uses it, or a poll waits for data that this batch sends. (In the last
     /// case a receive could take the data before usring's poll sees it.)
-    fn giver(&mut self, choices: &[usize]) -> Option<usize> {
+    fn choose_readable(&mut self, choices: &[usize]) -> Option<usize> {
         let index = self.random.of(choices);
         let sent = self.sent.contains_key(&(index / 2));
         let waits = |pending: &Pending| pending.reads == Some(index) || sent && pending.polls == Some(index);
@@ -133,7 +133,7 @@ impl Program {
 
     fn read(&mut self) -> (Sqe, Option<usize>) {
         let regular = self.random.percent(30);
-        let Some(index) = (if regular { Some(REGULAR) } else { self.giver(&GIVERS) }) else {
+        let Some(index) = (if regular { Some(REGULAR) } else { self.choose_readable(&READABLE) }) else {
             return (sqe::nop(0), None);
         };
         if index == LISTENER || regular && !self.is_free(index) {
@@ -142,7 +142,7 @@ impl Program {
         let kind = self.random.below(5);
         let length = if index == COUNTER { self.random.of(&[8, 8, 16, 4]) } else { self.length() };
         let offset = if regular { self.random.of(&[0, 5, 1990, 4000, CURRENT]) } else { self.random.of(&[0, CURRENT]) };
-        let request = sqe::read_at(self.fd(index), self.room(), length, offset, 0);
+        let request = sqe::read_at(self.fd(index), self.request_memory(), length, offset, 0);
         let request = match kind {
             0 => {
                 let place = self.memory.at(self.random.below(2) * 8192 + self.random.below(4) * 64);
@@ -218,11 +218,15 @@ impl Program {
     }
 
     fn receive(&mut self) -> (Sqe, Option<usize>) {
-        let Some(index) = self.giver(&SOCKETS) else { return (sqe::nop(0), None) };
+        let Some(index) = self.choose_readable(&SOCKETS) else { return (sqe::nop(0), None) };
         let length = self.length();
         let flags = self.random.of(&[0, 0, 0, libc::MSG_WAITALL, libc::MSG_PEEK, libc::MSG_DONTWAIT, libc::MSG_TRUNC]);
-        let mut request =
-            Sqe { addr: self.room(), len: length, op_flags: flags as u32, ..sqe::sqe(opcode::RECV, self.fd(index), 0) };
+        let mut request = Sqe {
+            addr: self.request_memory(),
+            len: length,
+            op_flags: flags as u32,
+            ..sqe::sqe(opcode::RECV, self.fd(index), 0)
+        };
         if self.random.percent(25) {
             request = self.message(request, opcode::RECVMSG);
         }
@@ -331,7 +335,7 @@ impl Program {
     }
 
     fn poll_remove(&mut self) -> Sqe {
-        let target = self.earlier();
+        let target = self.earlier_user_data();
         let mut request = sqe::poll_remove(target, 0);
         if self.random.percent(50) {
             let new = 1_000 + self.user_data;
@@ -349,7 +353,7 @@ impl Program {
     }
 
     /// Returns the user data of an earlier request.
-    fn earlier(&mut self) -> u64 {
+    fn earlier_user_data(&mut self) -> u64 {
         if !self.pending.is_empty() && self.random.percent(70) {
             let index = self.random.below(self.pending.len());
             return self.pending[index].user_data;
@@ -378,7 +382,7 @@ impl Program {
     }
 
     fn timeout_remove(&mut self) -> Sqe {
-        let mut request = sqe::timeout_remove(self.earlier(), 0);
+        let mut request = sqe::timeout_remove(self.earlier_user_data(), 0);
         if self.random.percent(40) {
             let time = if self.random.percent(50) { self.soon } else { self.never };
             request.off = &raw const *Box::leak(Box::new(time)) as u64;
@@ -406,7 +410,7 @@ impl Program {
                 len: u32::from(self.random.of(&[opcode::RECV, opcode::POLL_ADD, opcode::READ, opcode::TIMEOUT])),
                 ..sqe::cancel(0, u::IORING_ASYNC_CANCEL_OP | u::IORING_ASYNC_CANCEL_ALL, 0)
             },
-            _ => sqe::cancel(self.earlier(), self.random.of(&[0, all]), 0),
+            _ => sqe::cancel(self.earlier_user_data(), self.random.of(&[0, all]), 0),
         }
     }
 
@@ -427,7 +431,7 @@ impl Program {
     }
 
     fn accept(&mut self) -> (Sqe, Option<usize>) {
-        let Some(index) = self.giver(&[LISTENER]) else { return (sqe::nop(0), None) };
+        let Some(index) = self.choose_readable(&[LISTENER]) else { return (sqe::nop(0), None) };
         // The kernel does not promise the number of a new descriptor, so the request puts the file
         // into the table of registered files.
         let mut request =
@@ -469,7 +473,7 @@ impl Program {
     }
 
     /// Sometimes sets one field of the request to a wrong value.
-    fn spoil(&mut self, sqe: &mut Sqe) {
+    fn spoil_a_field(&mut self, sqe: &mut Sqe) {
         if !self.random.percent(6) {
             return;
         }
