@@ -242,7 +242,7 @@ impl Partner {
         assert!(time::until(|| time::process_state(self.process) == Some('T')), "the child did not stop");
     }
 
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         signal(self.process, libc::SIGCONT);
     }
 

@@ -409,7 +409,7 @@ fn stopped_submitters_requests(t: &mut Transcript) {
         ring.push(cancel(2, 0, 12));
         ring.submit();
         t.sorted(&ring.arrived(2));
-        partner.go_on();
+        partner.resume();
         t.sorted(&ring.wait(2));
         partner.leave(t);
     });
@@ -483,7 +483,7 @@ fn submissions_beside_a_stopped_process(t: &mut Transcript) {
             }
         });
         t.between("twenty submissions", waited, 0, PROMPT_MS);
-        partner.go_on();
+        partner.resume();
         partner.leave(t);
     });
 }
@@ -519,7 +519,7 @@ fn cancellations_beside_a_stopped_process(t: &mut Transcript) {
             [2, 3, 12, 13].iter().all(|number| entries.iter().any(|entry| entry.user_data == *number))
         });
         t.say(format_args!("the others are cancelled: {are_over}"));
-        partners[0].go_on();
+        partners[0].resume();
         entries.extend(ring.wait(6 - entries.len()));
         t.sorted(&entries);
         partners.into_iter().chain([canceller]).for_each(|partner| partner.leave(t));

@@ -318,9 +318,9 @@ fn addressed(sqe: Sqe, address: &libc::sockaddr_un) -> Sqe {
     Sqe { off: &raw const *address as u64, file_index: size_of::<libc::sockaddr_un>() as u32, ..sqe }
 }
 
-/// A thread without rights sends a message to a path that only root may send to. `go_on`, called by
+/// A thread without rights sends a message to a path that only root may send to. `make_ready`, called by
 /// a thread with root's rights, lets the request continue.
-fn sends_later(t: &mut Transcript, ring: &mut Ring, submit: impl FnOnce(&mut Ring) -> u32 + Send, go_on: impl Fn()) {
+fn sends_later(t: &mut Transcript, ring: &mut Ring, submit: impl FnOnce(&mut Ring) -> u32 + Send, make_ready: impl Fn()) {
     std::thread::scope(|scope| {
         let (over, wait) = std::sync::mpsc::channel::<()>();
         let (submitted, go) = std::sync::mpsc::channel();
@@ -331,7 +331,7 @@ fn sends_later(t: &mut Transcript, ring: &mut Ring, submit: impl FnOnce(&mut Rin
             let _ = wait.recv();
         });
         let (ring, count) = go.recv().expect("a ring");
-        go_on();
+        make_ready();
         let seen = rights::seen_in_memory(ring, count);
         say_last(t, "sent", &seen);
         drop(over);

@@ -36,7 +36,7 @@ fn child() -> (i32, OwnedFd) {
     (child, writer)
 }
 
-fn tell(t: &mut Transcript, info: &libc::siginfo_t, child: i32) {
+fn say_siginfo(t: &mut Transcript, info: &libc::siginfo_t, child: i32) {
     // SAFETY: the siginfo is zeroed or filled by waitid(2), so its fields are initialised.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     t.say(format_args!(
@@ -61,7 +61,7 @@ fn has_ended(t: &mut Transcript) {
     until_ended(child);
     let mut info = zeroed();
     t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED, 1)));
-    tell(t, &info, child);
+    say_siginfo(t, &info, child);
     t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED, 2)));
 }
 case!(has_ended => "
@@ -81,7 +81,7 @@ fn waits(t: &mut Transcript) {
         t.in_order(&ring.reap());
         drop(writer);
         t.in_order(&ring.wait(1));
-        tell(t, &info, child);
+        say_siginfo(t, &info, child);
     }
 }
 case!(waits => "
@@ -104,7 +104,7 @@ fn killed(t: &mut Transcript) {
     // SAFETY: the process is a child of this one.
     unsafe { libc::kill(child, libc::SIGKILL) };
     t.in_order(&ring.wait(1));
-    tell(t, &info, child);
+    say_siginfo(t, &info, child);
 }
 case!(killed => "
     cqe 1: 0
@@ -119,7 +119,7 @@ fn any_child(t: &mut Transcript) {
     ring.submit();
     drop(writer);
     t.in_order(&ring.wait(1));
-    tell(t, &info, child);
+    say_siginfo(t, &info, child);
 }
 case!(any_child => "
     cqe 1: 0
@@ -136,7 +136,7 @@ fn stopped_and_continued(t: &mut Transcript) {
         // SAFETY: the process is a child of this one.
         unsafe { libc::kill(child, signal) };
         t.in_order(&ring.wait(1));
-        tell(t, &info, child);
+        say_siginfo(t, &info, child);
     }
     drop(writer);
     t.say(process::ending(child));
@@ -155,11 +155,11 @@ fn do_not_wait(t: &mut Transcript) {
     let mut info: libc::siginfo_t = zeroed();
     info.si_signo = 77;
     t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED | libc::WNOHANG as u32, 1)));
-    tell(t, &info, child);
+    say_siginfo(t, &info, child);
     drop(writer);
     until_ended(child);
     t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED | libc::WNOHANG as u32, 2)));
-    tell(t, &info, child);
+    say_siginfo(t, &info, child);
 }
 case!(do_not_wait => "
     cqe 1: 0
@@ -175,7 +175,7 @@ fn wnowait_leaves_the_child(t: &mut Transcript) {
     for _ in 0..2 {
         let mut info = zeroed();
         t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED | libc::WNOWAIT as u32, 1)));
-        tell(t, &info, child);
+        say_siginfo(t, &info, child);
     }
     t.say(process::ending(child));
 }
@@ -322,7 +322,7 @@ fn forced_async(t: &mut Transcript) {
     ring.submit();
     drop(writer);
     t.in_order(&ring.wait(1));
-    tell(t, &info, child);
+    say_siginfo(t, &info, child);
 }
 case!(forced_async => "
     cqe 1: 0
@@ -344,7 +344,7 @@ fn descriptor(t: &mut Transcript) {
     t.in_order(&ring.reap());
     drop(writer);
     t.in_order(&ring.wait(1));
-    tell(t, &info, child);
+    say_siginfo(t, &info, child);
     t.entry(&ring.one(wait_for(libc::P_PIDFD, named.as_raw_fd(), &mut info, EXITED, 2)));
     let pipe = files::pipe();
     t.entry(&ring.one(wait_for(libc::P_PIDFD, pipe.0.as_raw_fd(), &mut info, EXITED, 3)));
@@ -389,7 +389,7 @@ fn descriptor_is_closed(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
         drop(first_writer);
         t.in_order(&ring.wait(1));
-        tell(t, info, first);
+        say_siginfo(t, info, first);
     }
 }
 case!(descriptor_is_closed => "
@@ -412,12 +412,12 @@ fn descriptor_does_not_wait(t: &mut Transcript) {
         info.si_signo = 77;
         let request = wait_for(libc::P_PIDFD, named.as_raw_fd(), &mut info, EXITED, 1);
         t.entry(&ring.one(if forced { request.forced_async() } else { request }));
-        tell(t, &info, child);
+        say_siginfo(t, &info, child);
     }
     drop(writer);
     until_ended(child);
     t.entry(&ring.one(wait_for(libc::P_PIDFD, named.as_raw_fd(), &mut info, EXITED, 2)));
-    tell(t, &info, child);
+    say_siginfo(t, &info, child);
 }
 case!(descriptor_does_not_wait => "
     cqe 1: 0
@@ -436,7 +436,7 @@ fn of_this_thread(t: &mut Transcript) {
     let mut info = zeroed();
     let options = EXITED | libc::__WNOTHREAD as u32;
     t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, options, 1)));
-    tell(t, &info, child);
+    say_siginfo(t, &info, child);
 }
 case!(of_this_thread => "
     cqe 1: 0
