@@ -204,7 +204,7 @@ pub fn open_numbers() -> usize {
 
 /// Returns how many descriptors of this process are open, after a ring with a waiting poll was made
 /// and closed. So the number includes descriptors that usring keeps open for all later rings.
-pub fn settled_numbers() -> usize {
+pub fn open_numbers_after_a_ring() -> usize {
     let (reader, _writer) = pipe();
     let mut ring = crate::ring::Ring::new(2);
     ring.push(crate::sqe::poll(reader.as_raw_fd(), libc::POLLIN, 1));
@@ -252,7 +252,7 @@ impl Fifo {
 
     /// Returns whether no thread waits in an open of the FIFO for reading. (If a thread does, this
     /// check ends its wait.)
-    pub fn is_deserted(&self) -> bool {
+    pub fn has_no_reader(&self) -> bool {
         let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
         // SAFETY: the path is a C string. The descriptor is closed below.
         let fd = unsafe { libc::open(self.path.as_ptr(), flags) };

@@ -42,7 +42,7 @@ impl Pages {
     }
 
     /// Makes the last page inaccessible.
-    pub fn spoil_last(&self) {
+    pub fn forbid_last(&self) {
         self.protect_last(libc::PROT_NONE);
     }
 

@@ -158,12 +158,12 @@ pub fn connect_now(fd: i32, address: &Address) -> i32 {
 }
 
 /// Returns an address at which nothing listens: its listener was closed.
-pub fn deserted(family: Family) -> Address {
+pub fn refusing_address(family: Family) -> Address {
     listener(family).1
 }
 
 /// Returns whether a byte sent by `from` can be read at `to`. The read does not wait.
-pub fn passes(from: &OwnedFd, to: i32) -> bool {
+pub fn delivers_byte(from: &OwnedFd, to: i32) -> bool {
     let mut byte = [0u8; 1];
     crate::files::put(from, b"x");
     // SAFETY: the buffer has one byte.

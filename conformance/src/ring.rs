@@ -278,8 +278,8 @@ impl Ring {
 
     /// Waits until `count` completions are in memory, without a call on the ring. Returns these and
     /// all others that arrive within the next 30 ms.
-    pub fn arrived(&mut self, count: u32) -> Vec<Entry> {
-        self.watch(count);
+    pub fn reap_in_memory(&mut self, count: u32) -> Vec<Entry> {
+        self.wait_in_memory(count);
         time::long_enough_to_notice();
         self.reap()
     }
@@ -386,7 +386,7 @@ impl Ring {
 
     /// Watches the CQ in memory, without a call on the ring, until it holds `count` completions.
     /// Returns `false` after half a minute.
-    pub fn watch(&self, count: u32) -> bool {
+    pub fn wait_in_memory(&self, count: u32) -> bool {
         crate::time::until(|| self.ready() >= count)
     }
 

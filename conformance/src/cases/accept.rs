@@ -23,7 +23,7 @@ fn connection_is_there(t: &mut Transcript) {
         t.result("submit", ring.submit());
         for entry in ring.reap() {
             let Some(server) = taken(t, &entry) else { continue };
-            t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
+            t.say(format_args!("{family:?} data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
         }
     }
 }
@@ -52,7 +52,7 @@ fn waits_for_connection(t: &mut Transcript) {
         let client = net::connected(family, &address);
         for entry in ring.wait(1) {
             let Some(server) = taken(t, &entry) else { continue };
-            t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
+            t.say(format_args!("{family:?} data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
         }
     }
 }
@@ -100,7 +100,7 @@ fn order_of_connections(t: &mut Transcript) {
         ring.submit();
         for (entry, client) in ring.wait(4).iter().zip(&clients) {
             let Some(server) = taken(t, entry) else { continue };
-            t.say(format_args!("of its own client {}", net::passes(client, server.as_raw_fd())));
+            t.say(format_args!("of its own client {}", net::delivers_byte(client, server.as_raw_fd())));
         }
     }
 }

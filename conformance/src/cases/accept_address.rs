@@ -94,7 +94,7 @@ case!(peer_address_cut as cut => include_str!("accept_address/cut.txt"));
 /// If ACCEPT cannot write the peer's address, the connection is lost: ACCEPT has already taken it
 /// from the listener's queue.
 fn peer_address_wrong(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let mut ring = Ring::new(4);
     for family in FAMILIES {
         let (listener, address) = net::listener(family);

@@ -36,7 +36,7 @@ fn connections_are_there(t: &mut Transcript) {
         t.result("submit", ring.submit());
         let servers = all(t, &ring.wait(3));
         for (client, server) in clients.iter().zip(&servers) {
-            t.say(format_args!("{family:?} of its own client {}", net::passes(client, server.as_raw_fd())));
+            t.say(format_args!("{family:?} of its own client {}", net::delivers_byte(client, server.as_raw_fd())));
         }
     }
 }
@@ -74,7 +74,7 @@ fn one_by_one(t: &mut Transcript) {
         for _ in 0..4 {
             let client = net::connected(family, &address);
             for server in all(t, &ring.wait(1)) {
-                t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
+                t.say(format_args!("{family:?} data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
             }
         }
         crate::time::long_enough_to_notice();
@@ -96,7 +96,7 @@ fn bursts(t: &mut Transcript) {
             let clients: Vec<OwnedFd> = (0..count).map(|_| net::connected(family, &address)).collect();
             let servers = all(t, &ring.wait(count));
             for (client, server) in clients.iter().zip(&servers) {
-                t.say(format_args!("{family:?} of its own client {}", net::passes(client, server.as_raw_fd())));
+                t.say(format_args!("{family:?} of its own client {}", net::delivers_byte(client, server.as_raw_fd())));
             }
         }
     }
@@ -206,7 +206,7 @@ case!(peer_address => "
 /// If the kernel cannot write the peer's address, the first connection is lost and the multishot
 /// ends with -EFAULT. A later connection stays queued.
 fn peer_address_wrong(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
     ring.push(multishot(listener.as_raw_fd(), 1).with(|sqe| (sqe.addr, sqe.off) = (BAD, BAD)));
@@ -231,7 +231,7 @@ case!(peer_address_wrong => "
 ");
 
 fn cancelled(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
     ring.push(multishot(listener.as_raw_fd(), 1));
@@ -351,7 +351,7 @@ fn skip_success(t: &mut Transcript) {
     ring.submit();
     all(t, &ring.reap());
     let _client = net::connected(Family::V4, &address);
-    all(t, &ring.arrived(1));
+    all(t, &ring.reap_in_memory(1));
 }
 case!(skip_success => "
     no cqe

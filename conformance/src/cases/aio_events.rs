@@ -176,7 +176,7 @@ fn bad_memory(t: &mut Transcript) {
     let _file = reads(&context, 3, t);
     t.result("nowhere", aio::get(context.0, 1, 1, null_mut(), &AT_ONCE));
     let pages = Pages::new(2);
-    pages.spoil_last();
+    pages.forbid_last();
     // SAFETY: the first page has room for one event at its end, before the unmapped second page.
     let end = unsafe { pages.address.add(4096 - 32) }.cast::<IoEvent>();
     t.result("room for one of three", aio::get(context.0, 3, 3, end, &AT_ONCE));

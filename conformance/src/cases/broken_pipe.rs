@@ -110,7 +110,7 @@ fn wait_and_break(t: &mut Transcript, flags: u32, request_flags: u8, unattended:
         t.say(format_args!("ready {}", ring.ready()));
         drop(reader);
         if unattended {
-            t.say(format_args!("it comes {}", ring.watch(1)));
+            t.say(format_args!("it comes {}", ring.wait_in_memory(1)));
             crate::time::until(|| request_flags != 0 || CAUGHT.load(Ordering::SeqCst) > 0);
         }
         let entries = ring.wait(1);
@@ -223,7 +223,7 @@ fn behind_a_worker(t: &mut Transcript) {
         ring.push(write(writer.as_raw_fd(), &TEXT, CURRENT, 2));
         ring.submit();
         if unattended {
-            t.say(format_args!("they come {}", ring.watch(2)));
+            t.say(format_args!("they come {}", ring.wait_in_memory(2)));
             crate::time::long_enough_to_notice();
         }
         let entries = ring.wait(2);

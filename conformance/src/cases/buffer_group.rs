@@ -342,7 +342,7 @@ case!(error_uses_buffer_up => "
 fn bad_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(2);
-    pages.spoil_last();
+    pages.forbid_last();
     let bad = provide(&pages, 1, 1, 7, 1).with(|sqe| sqe.addr = pages.at(4096));
     t.entry(&ring.one(bad));
     let (reader, _writer) = filled(b"x");

@@ -451,7 +451,7 @@ fn worker_waiting(t: &mut Transcript) {
         let allowed = allowed.contains(&entry.res);
         t.say(format_args!("{}: an allowed answer {allowed}", entry.user_data));
     }
-    t.say(format_args!("deserted {}", fifo.is_deserted()));
+    t.say(format_args!("deserted {}", fifo.has_no_reader()));
 }
 case!(worker_waiting => "
     1: an allowed answer true

@@ -28,7 +28,7 @@ fn connects(t: &mut Transcript) {
         t.result("submit", ring.submit());
         t.in_order(&ring.wait(1));
         let server = accepted(&listener);
-        t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
+        t.say(format_args!("{family:?} data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
     }
 }
 case!(connects => "
@@ -51,7 +51,7 @@ fn nonblocking_socket(t: &mut Transcript) {
         files::set_nonblocking(&client, true);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1)));
         let server = accepted(&listener);
-        t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
+        t.say(format_args!("{family:?} data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
         t.say(format_args!("it is {}", super::socket::describe(client.as_raw_fd())));
     }
 }
@@ -88,7 +88,7 @@ case!(stays_blocking => "
 fn refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
-        let address = net::deserted(family);
+        let address = net::refusing_address(family);
         let client = net::stream(family);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1)));
         // After the failure the same socket accepts another CONNECT.
@@ -237,7 +237,7 @@ fn address_may_be_reused(t: &mut Transcript) {
         files::put(&writer, b"x");
         t.in_order(&ring.wait(2));
         let server = accepted(&listener);
-        t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
+        t.say(format_args!("data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
     }
 }
 case!(address_may_be_reused => "
@@ -282,7 +282,7 @@ fn datagrams(t: &mut Transcript) {
         assert_eq!(net::bind(&there, &family.any()), 0);
         let address = net::address_of(there.as_raw_fd());
         t.entry(&ring.one(net::connect(here.as_raw_fd(), &address, 1)));
-        t.say(format_args!("{family:?} data passes {}", net::passes(&here, there.as_raw_fd())));
+        t.say(format_args!("{family:?} data passes {}", net::delivers_byte(&here, there.as_raw_fd())));
         t.entry(&ring.one(net::connect(here.as_raw_fd(), &address, 2)));
         t.say(format_args!("it is {}", super::socket::describe(here.as_raw_fd())));
     }
@@ -317,7 +317,7 @@ fn sequenced_packets(t: &mut Transcript) {
     t.entry(&ring.one(net::connect(client.as_raw_fd(), &net::address_of(listener.as_raw_fd()), 1)));
     let entry = ring.one(net::accept(listener.as_raw_fd(), 2));
     if let Some(server) = super::socket::taken(t, &entry) {
-        t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
+        t.say(format_args!("data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
     }
 }
 case!(sequenced_packets => "
@@ -344,7 +344,7 @@ fn unix_path(t: &mut Transcript) {
     let client = net::stream(Family::Unix);
     t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 5)));
     let server = accepted(&listener);
-    t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
+    t.say(format_args!("data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
 }
 case!(unix_path => "
     cqe 1: -ENOENT
@@ -367,7 +367,7 @@ fn linked_write(t: &mut Transcript) {
         let server = accepted(&listener);
         t.say(format_args!("{:?}", files::take(&server, 10).map(|bytes| bytes.len())));
         let other = net::stream(family);
-        let nobody = net::deserted(family);
+        let nobody = net::refusing_address(family);
         ring.push(net::connect(other.as_raw_fd(), &nobody, 3).linked());
         ring.push(write(other.as_raw_fd(), b"hello", 0, 4));
         ring.submit();
@@ -399,9 +399,9 @@ fn forced_async(t: &mut Transcript) {
         let client = net::stream(family);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1).forced_async()));
         let server = accepted(&listener);
-        t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
+        t.say(format_args!("data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
         let other = net::stream(family);
-        t.entry(&ring.one(net::connect(other.as_raw_fd(), &net::deserted(family), 2).forced_async()));
+        t.entry(&ring.one(net::connect(other.as_raw_fd(), &net::refusing_address(family), 2).forced_async()));
     }
 }
 case!(forced_async => "
@@ -462,7 +462,7 @@ fn deferred(t: &mut Transcript) {
         let client = net::stream(family);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1)));
         let other = net::stream(family);
-        t.entry(&ring.one(net::connect(other.as_raw_fd(), &net::deserted(family), 2)));
+        t.entry(&ring.one(net::connect(other.as_raw_fd(), &net::refusing_address(family), 2)));
     }
 }
 case!(deferred => "
@@ -475,7 +475,7 @@ case!(deferred => "
 ");
 
 fn many(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let mut ring = Ring::new(64);
     for family in FAMILIES {
         let (listener, address) = net::listener_for(family, 256);

@@ -317,7 +317,7 @@ fn duplicate_keeps_requests(t: &mut Transcript) {
     t.result("close", ring.close());
     t.say(format_args!("held {}", held(&writer)));
     files::put(&writer, b"x");
-    t.say(format_args!("seen {}", ring.watch(1)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(1)));
     t.in_order(&ring.reap());
     t.result("close the duplicate", syscalls::close(other));
 }

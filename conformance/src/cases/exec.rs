@@ -120,7 +120,7 @@ fn with_worker_in_flight(t: &mut Transcript) {
         become_child("nop", "")
     });
     t.say(format_args!("child: {ending}"));
-    t.say(format_args!("deserted {}", fifo.is_deserted()));
+    t.say(format_args!("deserted {}", fifo.has_no_reader()));
 }
 case!(with_worker_in_flight => "
     child: exit 0
@@ -210,7 +210,7 @@ fn with_sq_thread(t: &mut Transcript) {
         ring.push(nop(1));
         ring.forget_pending();
         ring.enter(1, 0, usring_uapi::io_uring::IORING_ENTER_SQ_WAKEUP);
-        ring.watch(1);
+        ring.wait_in_memory(1);
         become_child("nop", "")
     });
     t.say(format_args!("child: {ending}"));

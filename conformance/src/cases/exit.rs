@@ -12,7 +12,7 @@ use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
 
 /// Returns whether the last reading end of the pipe is closed.
-fn deserted(writer: &OwnedFd) -> bool {
+fn has_no_reader(writer: &OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 30_000) };
@@ -34,7 +34,7 @@ fn with_reads(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
     drop(reader);
-    t.say(format_args!("deserted {}", deserted(&writer)));
+    t.say(format_args!("deserted {}", has_no_reader(&writer)));
 }
 case!(with_reads => "
     child: exit 5
@@ -67,7 +67,7 @@ fn with_worker(t: &mut Transcript) {
         5
     });
     t.say(format_args!("child: {ending}"));
-    t.say(format_args!("deserted {}", fifo.is_deserted()));
+    t.say(format_args!("deserted {}", fifo.has_no_reader()));
 }
 case!(with_worker => "
     child: exit 5
@@ -92,7 +92,7 @@ fn with_sq_thread(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
     drop(reader);
-    t.say(format_args!("deserted {}", deserted(&writer)));
+    t.say(format_args!("deserted {}", has_no_reader(&writer)));
 }
 case!(with_sq_thread => "
     child: exit 5
@@ -112,7 +112,7 @@ fn with_deferred_work(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
     drop(reader);
-    t.say(format_args!("deserted {}", deserted(&writer)));
+    t.say(format_args!("deserted {}", has_no_reader(&writer)));
 }
 case!(with_deferred_work => "
     child: exit 5
@@ -148,7 +148,7 @@ fn by_return(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
     drop(reader);
-    t.say(format_args!("deserted {}", deserted(&writer)));
+    t.say(format_args!("deserted {}", has_no_reader(&writer)));
 }
 case!(by_return => "
     child: exit 6
@@ -170,7 +170,7 @@ fn by_signal(t: &mut Transcript) {
         unsafe { libc::kill(child, signal) };
         t.say(format_args!("child: {}", process::ending(child)));
         drop(reader);
-        t.say(format_args!("deserted {}", deserted(&writer)));
+        t.say(format_args!("deserted {}", has_no_reader(&writer)));
     }
 }
 case!(by_signal => "
@@ -213,7 +213,7 @@ fn while_another_thread_waits(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
     drop(reader);
-    t.say(format_args!("deserted {}", deserted(&writer)));
+    t.say(format_args!("deserted {}", has_no_reader(&writer)));
 }
 case!(while_another_thread_waits => "
     child: exit 5

@@ -177,7 +177,7 @@ fn numbers_before_bad_page(numbers: &[i32]) -> Pages {
     for (number, place) in numbers.iter().zip(pages.bytes()[start..].chunks_mut(4)) {
         place.copy_from_slice(&number.to_ne_bytes());
     }
-    pages.spoil_last();
+    pages.forbid_last();
     pages
 }
 

@@ -496,13 +496,13 @@ fn with_sq_thread(t: &mut Transcript) {
         own.push(nop(1));
         own.forget_pending();
         own.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
-        i32::from(!own.watch(1))
+        i32::from(!own.wait_in_memory(1))
     });
     t.say(format_args!("child: {ending}"));
     ring.push(nop(1));
     ring.forget_pending();
     ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
-    t.say(format_args!("seen {}", ring.watch(1)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(1)));
 }
 case!(with_sq_thread => "
     child: exit 0

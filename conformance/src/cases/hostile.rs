@@ -105,7 +105,7 @@ fn programs_own_fault_reaches_its_handler(t: &mut Transcript) {
     PLACE.store(1, Ordering::SeqCst);
     let mut pages = Pages::new(1);
     for round in 0..3 {
-        pages.spoil_last();
+        pages.forbid_last();
         pages.bytes()[0] = round;
         t.say(format_args!("handler ran {}", FAULTS.swap(0, Ordering::SeqCst)));
         t.entry(&ring.one(read_at(0, BAD, 0, 0, 1).with(|sqe| sqe.fd = -1)));

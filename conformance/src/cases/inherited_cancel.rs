@@ -170,7 +170,7 @@ fn cancel_by_number(t: &mut Transcript, number: i32, file: i32, cancelled: i32, 
     ring.push(cancel(0, FD, 2).with(|sqe| sqe.fd = cancelled));
     ring.submit();
     let mut entries = ring.wait(count);
-    entries.extend(ring.arrived(0));
+    entries.extend(ring.reap_in_memory(0));
     t.sorted(&entries);
     partner.leave(t);
 }
@@ -301,7 +301,7 @@ fn poll_of_the_child_is_changed(t: &mut Transcript) {
         let (reader, writer) = files::pipe();
         let partner = Partner::start(ring, |ring| ring.push(poll(reader.as_raw_fd(), libc::POLLPRI, 1)));
         files::put(&writer, b"x");
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         ring.push(poll_remove(1, 2).with(|sqe| {
             sqe.len = u::IORING_POLL_UPDATE_EVENTS;
             sqe.op_flags = libc::POLLIN as u32;
@@ -408,7 +408,7 @@ fn stopped_submitters_requests(t: &mut Transcript) {
         ring.push(cancel(1, 0, 11));
         ring.push(cancel(2, 0, 12));
         ring.submit();
-        t.sorted(&ring.arrived(2));
+        t.sorted(&ring.reap_in_memory(2));
         partner.resume();
         t.sorted(&ring.wait(2));
         partner.leave(t);
@@ -440,7 +440,7 @@ fn stopped_submitter_is_killed(t: &mut Transcript) {
         partner.stop();
         ring.push(cancel(0, ANY, 11));
         ring.submit();
-        t.sorted(&ring.arrived(1));
+        t.sorted(&ring.reap_in_memory(1));
         partner.kill(t);
         t.sorted(&ring.wait(2));
         t.entry(&ring.one(nop(12)));
@@ -515,7 +515,7 @@ fn cancellations_beside_a_stopped_process(t: &mut Transcript) {
         // Request 11 cancels the stopped process's read. Its CQE may come before or after SIGCONT.
         let mut entries = Vec::new();
         let are_over = time::until(|| {
-            entries.extend(ring.arrived(0));
+            entries.extend(ring.reap_in_memory(0));
             [2, 3, 12, 13].iter().all(|number| entries.iter().any(|entry| entry.user_data == *number))
         });
         t.say(format_args!("the others are cancelled: {are_over}"));

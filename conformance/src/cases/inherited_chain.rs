@@ -140,7 +140,7 @@ fn drain_waits_for_other_processes(t: &mut Transcript) {
         let partner = Partner::start(ring, |ring| ring.push(nop(2).flagged(sqe_flags::IO_DRAIN)));
         ring.push(nop(3));
         t.result("submit", ring.submit());
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.in_order(&ring.wait(3));
         partner.leave(t);
@@ -174,7 +174,7 @@ fn drain_of_a_killed_process(t: &mut Transcript) {
         ring.push(nop(3));
         ring.submit();
         partner.kill(t);
-        t.sorted(&ring.arrived(0));
+        t.sorted(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.sorted(&ring.wait(3));
     });
@@ -201,7 +201,7 @@ fn drain_in_flight_at_the_fork(t: &mut Transcript) {
         ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1).flagged(sqe_flags::IO_DRAIN));
         ring.submit();
         let partner = Partner::start(ring, |ring| ring.push(nop(2)));
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.in_order(&ring.wait(2));
         partner.leave(t);
@@ -234,7 +234,7 @@ fn drains_of_three_processes(t: &mut Transcript) {
         });
         ring.push(nop(5).flagged(sqe_flags::IO_DRAIN));
         ring.submit();
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.in_order(&ring.wait(5));
         t.entry(&ring.one(nop(6)));
@@ -389,7 +389,7 @@ fn link_timeout_of_a_killed_process(t: &mut Transcript) {
         });
         partner.kill(t);
         t.in_order(&ring.wait(1));
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.in_order(&ring.wait(1));
     });

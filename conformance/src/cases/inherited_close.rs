@@ -203,7 +203,7 @@ fn mapping_keeps_the_ring(t: &mut Transcript) {
     time::long_enough_to_notice();
     t.in_order(&ring.reap());
     files::put(&writer, b"data");
-    t.in_order(&ring.arrived(1));
+    t.in_order(&ring.reap_in_memory(1));
     t.say(String::from_utf8_lossy(&buffer));
 }
 case!(mapping_keeps_the_ring => "
@@ -227,7 +227,7 @@ fn mapping_of_the_child_keeps_the_ring(t: &mut Transcript) {
         shared.step(1);
         shared.until_step(2);
         files::put(&writer, b"data");
-        t.in_order(&ring.arrived(1));
+        t.in_order(&ring.reap_in_memory(1));
         0
     });
     shared.until_step(1);

@@ -58,7 +58,7 @@ fn poll_stays_armed(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let (reader, writer) = files::pipe();
         submit_and_end(t, ring, shared, end, |ring| ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1)));
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.in_order(&ring.wait(1));
         t.entry(&ring.one(nop(2)));
@@ -94,7 +94,7 @@ fn read_stays_armed(t: &mut Transcript) {
         let (reader, writer) = files::pipe();
         let address = shared.slot(0);
         submit_and_end(t, ring, shared, end, |ring| ring.push(read_at(reader.as_raw_fd(), address, 8, 0, 1)));
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"data");
         t.in_order(&ring.wait(1));
         t.say(format_args!("read {:?}", shared.text(0)));
@@ -199,7 +199,7 @@ fn counted_timeout_keeps_counting(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         submit_and_end(t, ring, shared, end, |ring| ring.push(timeout(&time::LONG, 2, 0, 1)));
         t.entry(&ring.one(nop(2)));
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         ring.push(nop(3));
         ring.submit();
         t.sorted(&ring.wait(2));
@@ -249,7 +249,7 @@ fn worker_is_interrupted(t: &mut Transcript) {
                 _ => t.entry(&entry),
             }
         }
-        t.say(format_args!("no worker in the open {}", time::until(|| fifo.is_deserted())));
+        t.say(format_args!("no worker in the open {}", time::until(|| fifo.has_no_reader())));
     });
 }
 case!(worker_is_interrupted => "
@@ -286,7 +286,7 @@ fn chain_behind_an_armed_read(t: &mut Transcript) {
             ring.push(nop(2).linked());
             ring.push(nop(3));
         });
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.sorted(&ring.wait(3));
     });

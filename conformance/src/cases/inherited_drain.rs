@@ -21,7 +21,7 @@ fn drain_held_at_the_fork(t: &mut Transcript) {
         ring.push(nop(4).flagged(sqe_flags::IO_DRAIN));
         ring.push(nop(5));
         ring.submit();
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.in_order(&ring.wait(5));
         t.entry(&ring.one(nop(6)));
@@ -96,7 +96,7 @@ fn chain_held_at_the_fork(t: &mut Transcript) {
         ring.push(nop(4).flagged(sqe_flags::IO_DRAIN));
         ring.submit();
         let partner = Partner::start(ring, |ring| ring.push(nop(5).flagged(sqe_flags::IO_DRAIN)));
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.in_order(&ring.wait(5));
         partner.leave(t);
@@ -147,7 +147,7 @@ fn drain_behind_many_requests(t: &mut Transcript) {
         ring.push(nop(3).flagged(sqe_flags::IO_DRAIN));
         ring.push(nop(4));
         ring.submit();
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         let entries = ring.wait(3 * MANY as usize + 4);
         let index = |user_data| entries.iter().position(|entry| entry.user_data == user_data);

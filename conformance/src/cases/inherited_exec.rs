@@ -98,7 +98,7 @@ fn requests_of_others_stay(t: &mut Transcript) {
         ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
         ring.submit();
         executes(t, "nop", "");
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"data");
         t.in_order(&ring.wait(1));
         t.say(shared.text(0));

@@ -79,7 +79,7 @@ fn child_closes_and_reaps_from_memory(t: &mut Transcript) {
     let child = shared::child(|| {
         syscalls::close(ring.fd);
         shared.step(1);
-        t.in_order(&ring.arrived(2));
+        t.in_order(&ring.reap_in_memory(2));
         0
     });
     shared.until_step(1);
@@ -208,7 +208,7 @@ fn request_outlives_the_descriptors(t: &mut Transcript) {
     });
     t.result("close", ring.close());
     files::put(&writer, b"data");
-    t.in_order(&ring.arrived(1));
+    t.in_order(&ring.reap_in_memory(1));
     t.say(shared.text(0));
     partner.leave(t);
     t.result("enter", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));

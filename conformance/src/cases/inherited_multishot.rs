@@ -87,11 +87,11 @@ fn poll_of_a_killed_process(t: &mut Transcript) {
         files::put(&writer, b"x");
         t.in_order(&ring.wait(1));
         partner.kill(t);
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         files::put(&writer, b"x");
         t.in_order(&ring.wait(1));
         files::put(&writer, b"x");
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
     });
 }
 case!(poll_of_a_killed_process => "

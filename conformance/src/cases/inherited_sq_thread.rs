@@ -452,7 +452,7 @@ fn maker_of_a_polled_ring_waits(t: &mut Transcript) {
         for data in [1, 2] {
             ring.push(nop(data));
             hand_over(&mut ring);
-            t.sorted(&ring.arrived(1));
+            t.sorted(&ring.reap_in_memory(1));
         }
         0
     });

@@ -139,7 +139,7 @@ fn kinds_of_rings(t: &mut Transcript) {
         t.in_order(&sender.reap());
         // If the target's SQ thread holds the target ring's lock at this moment, the CQE comes
         // later.
-        let there = if flags & u::IORING_SETUP_SQPOLL != 0 { target.watch(3) } else { target.ready() == 3 };
+        let there = if flags & u::IORING_SETUP_SQPOLL != 0 { target.wait_in_memory(3) } else { target.ready() == 3 };
         t.say(format_args!("there {there}"));
         t.result("get events", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
         t.in_order(&target.reap());
@@ -159,7 +159,7 @@ fn from_kinds_of_rings(t: &mut Transcript) {
         t.say(name);
         let mut sender = Ring::flags(8, flags | u::IORING_SETUP_SQPOLL);
         t.in_order(&super::sq_thread::run(&mut sender, &[message(target.fd, 1, 2, 3)]));
-        t.say(format_args!("arrived {}", target.watch(1)));
+        t.say(format_args!("arrived {}", target.wait_in_memory(1)));
         t.in_order(&target.reap());
     }
 }

@@ -513,7 +513,7 @@ fn openat2_huge(t: &mut Transcript) {
     opened(t, &mut ring, request(&pages, 20_000));
     opened(t, &mut ring, request(&pages, 20_001));
     pages.bytes()[20_000] = 0;
-    pages.spoil_last();
+    pages.forbid_last();
     for size in [4 * 4096, 4 * 4096 + 1, 1 << 30, 1 << 31, u32::MAX as usize] {
         opened(t, &mut ring, request(&pages, size));
     }

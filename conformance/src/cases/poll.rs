@@ -351,7 +351,7 @@ fn watched_in_memory(t: &mut Transcript) {
     ring.push(poll(reader.as_raw_fd(), IN, 1));
     ring.submit();
     files::put(&writer, b"x");
-    t.say(format_args!("seen {}", ring.watch(1)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(1)));
     all_events(t, ring.reap());
 }
 case!(watched_in_memory => "

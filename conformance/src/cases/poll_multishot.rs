@@ -265,7 +265,7 @@ fn update_keeps_armed(t: &mut Transcript) {
     ring.push(update(1, both, 2).with(|sqe| sqe.off = 10));
     ring.submit();
     // The first check after an update is level-triggered again.
-    let mut entries = ring.arrived(2);
+    let mut entries = ring.reap_in_memory(2);
     entries.sort_by_key(|entry| entry.user_data);
     show(t, &entries);
     wake(t, &mut ring, &writer);

@@ -281,7 +281,7 @@ fn skip_success(t: &mut Transcript) {
     ring.push(multishot(reader.as_raw_fd(), 1).flagged(sqe_flags::CQE_SKIP_SUCCESS));
     ring.submit();
     files::put(&writer, b"x");
-    t.in_order(&ring.arrived(1));
+    t.in_order(&ring.reap_in_memory(1));
     drop(writer);
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());

@@ -225,7 +225,7 @@ fn half_bad_buffer(t: &mut Transcript) {
     let file = files::memory_file(b"0123456789");
     let fd = file.as_raw_fd();
     let pages = Pages::new(2);
-    pages.spoil_last();
+    pages.forbid_last();
     t.entry(&ring.one(read_at(fd, pages.at(4092), 8, 0, 1)));
     let (reader, writer) = files::pipe();
     files::put(&writer, b"0123456789");

@@ -560,10 +560,10 @@ fn without_entering(t: &mut Transcript) {
     let (reader, writer) = files::tcp();
     arm(&mut ring, &reader);
     files::put(&writer, &[b'x'; 1600]);
-    t.say(format_args!("all there: {}", ring.watch(100)));
+    t.say(format_args!("all there: {}", ring.wait_in_memory(100)));
     for count in 101..=105 {
         files::put(&writer, b"x");
-        t.say(format_args!("one more: {}", ring.watch(count)));
+        t.say(format_args!("one more: {}", ring.wait_in_memory(count)));
     }
 }
 case!(without_entering => "

@@ -114,7 +114,7 @@ fn bad_vectors(t: &mut Transcript) {
     ] {
         t.result(name, register(&ring, &[whole(&a), vector(address, length)]));
     }
-    a.spoil_last();
+    a.forbid_last();
     t.result("a bad page in it", register(&ring, &[whole(&a)]));
     t.result("a good page", register(&ring, &[vector(a.at(0), 4096)]));
 }

@@ -380,7 +380,7 @@ case!(behind_a_timeout => "
 ");
 
 pub(super) fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
-    ring.watch(count);
+    ring.wait_in_memory(count);
     ring.reap()
 }
 

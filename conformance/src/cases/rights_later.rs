@@ -318,9 +318,14 @@ fn addressed(sqe: Sqe, address: &libc::sockaddr_un) -> Sqe {
     Sqe { off: &raw const *address as u64, file_index: size_of::<libc::sockaddr_un>() as u32, ..sqe }
 }
 
-/// A thread without rights sends a message to a path that only root may send to. `make_ready`, called by
-/// a thread with root's rights, lets the request continue.
-fn sends_later(t: &mut Transcript, ring: &mut Ring, submit: impl FnOnce(&mut Ring) -> u32 + Send, make_ready: impl Fn()) {
+/// A thread without rights sends a message to a path that only root may send to. `make_ready`,
+/// called by a thread with root's rights, lets the request continue.
+fn sends_later(
+    t: &mut Transcript,
+    ring: &mut Ring,
+    submit: impl FnOnce(&mut Ring) -> u32 + Send,
+    make_ready: impl Fn(),
+) {
     std::thread::scope(|scope| {
         let (over, wait) = std::sync::mpsc::channel::<()>();
         let (submitted, go) = std::sync::mpsc::channel();

@@ -357,7 +357,7 @@ fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: 
     }));
     ring.submit();
     let mut entries = ring.wait(1);
-    entries.extend(ring.arrived(0));
+    entries.extend(ring.reap_in_memory(0));
     ring.enter_for(0, 1, std::time::Duration::from_millis(20));
     entries.extend(ring.reap());
     t.say(format_args!("{kind} {how:?}"));

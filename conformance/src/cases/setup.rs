@@ -288,7 +288,7 @@ fn bad_pointer(t: &mut Transcript) {
     t.result("params read-only", syscalls::setup(4, pages.at(0) as *mut Params));
     t.result("params null, entries 0", syscalls::setup(0, std::ptr::null_mut()));
     let pages = Pages::new(2);
-    pages.spoil_last();
+    pages.forbid_last();
     t.result("params across a bad page", syscalls::setup(4, pages.at(4096 - 60) as *mut Params));
 }
 case!(bad_pointer => "

@@ -94,7 +94,7 @@ fn linked_timeout(t: &mut Transcript) {
     ring.push(link_timeout(&LONG, 0, 6));
     ring.submit();
     files::put(&writer, b"x");
-    t.sorted(&ring.arrived(1));
+    t.sorted(&ring.reap_in_memory(1));
 }
 case!(linked_timeout => "
     cqe 1: 1
@@ -110,7 +110,7 @@ fn silent_timeout(t: &mut Transcript) {
     ring.push(silent(timeout(&time, 0, 0, 1)));
     ring.push(silent(timeout(&time, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, 2)));
     ring.submit();
-    t.sorted(&ring.arrived(1));
+    t.sorted(&ring.reap_in_memory(1));
 }
 case!(silent_timeout as timeout => "cqe 1: -ETIME");
 
@@ -233,7 +233,7 @@ fn short_read(t: &mut Transcript) {
     ring.push(silent(read(file.as_raw_fd(), &mut buffer, 0, 2)).linked());
     ring.push(nop(3));
     ring.submit();
-    t.sorted(&ring.arrived(2));
+    t.sorted(&ring.reap_in_memory(2));
 }
 case!(short_read => "
     cqe 1: 5
@@ -251,7 +251,7 @@ fn failed_shutdown_posts_a_cqe(t: &mut Transcript) {
         ring.push(nop(2));
         ring.push(nop(3));
         ring.submit();
-        t.sorted(&ring.arrived(2));
+        t.sorted(&ring.reap_in_memory(2));
     }
 }
 case!(failed_shutdown_posts_a_cqe => "

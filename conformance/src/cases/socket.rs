@@ -325,7 +325,7 @@ fn server_in_a_chain(t: &mut Transcript) {
         let client = net::connected(family, &net::address_of(fd.as_raw_fd()));
         for entry in ring.wait(1) {
             if let Some(server) = taken(t, &entry) {
-                t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
+                t.say(format_args!("data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
             }
         }
     }
@@ -405,7 +405,7 @@ fn shutdown(t: &mut Transcript) {
         };
         t.entry(&ring.one(net::shutdown(client.as_raw_fd(), libc::SHUT_WR, 1)));
         t.entry(&ring.one(read(server.as_raw_fd(), &mut byte, 0, 2)));
-        t.say(format_args!("the other way {}", net::passes(&server, client.as_raw_fd())));
+        t.say(format_args!("the other way {}", net::delivers_byte(&server, client.as_raw_fd())));
         t.entry(&ring.one(net::shutdown(client.as_raw_fd(), libc::SHUT_RD, 3)));
         t.entry(&ring.one(net::shutdown(server.as_raw_fd(), libc::SHUT_RDWR, 4)));
         t.entry(&ring.one(net::shutdown(server.as_raw_fd(), libc::SHUT_RDWR, 5)));

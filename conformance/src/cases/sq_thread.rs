@@ -59,7 +59,7 @@ fn takes_entries_by_itself(t: &mut Transcript) {
     ring.push(nop(2));
     ring.push(nop(3));
     ring.forget_pending();
-    t.say(format_args!("seen {}", ring.watch(2)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(2)));
     t.in_order(&ring.reap());
     t.say(format_args!("sq head {}", ring.sq_head()));
 }
@@ -94,7 +94,7 @@ fn needs_wakeup_when_idle(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
     t.result("wakeup", ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP));
-    t.say(format_args!("seen {}", ring.watch(1)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(1)));
     t.in_order(&ring.reap());
     t.say(format_args!("falls asleep again {}", until(|| asleep(&ring))));
 }
@@ -128,7 +128,7 @@ fn stays_awake_while_busy(t: &mut Transcript) {
     for round in 0..30 {
         ring.push(nop(round));
         ring.forget_pending();
-        slept |= !ring.watch(1);
+        slept |= !ring.wait_in_memory(1);
         ring.reap();
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
@@ -232,7 +232,7 @@ fn file_closed_before_cqe(t: &mut Transcript) {
         let (reader, writer) = files::pipe();
         ring.push(close(std::os::fd::IntoRawFd::into_raw_fd(writer), round));
         hand_over(&mut ring);
-        if !ring.watch(1) {
+        if !ring.wait_in_memory(1) {
             break;
         }
         let answer = ring.reap().first().map_or(-1, |entry| entry.res);
@@ -275,7 +275,7 @@ fn late_completions(t: &mut Transcript) {
     t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
     // The requests complete whether the SQ thread sleeps or not.
     files::put(&writer, b"xy");
-    t.say(format_args!("seen {}", ring.watch(2)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(2)));
     t.sorted(&ring.reap());
 }
 case!(late_completions => "
@@ -290,7 +290,7 @@ fn timeouts(t: &mut Transcript) {
     let time = milliseconds(40);
     ring.push(timeout(&time, 0, 0, 1));
     hand_over(&mut ring);
-    t.say(format_args!("seen {}", ring.watch(1)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(1)));
     t.in_order(&ring.reap());
     t.sorted(&run(&mut ring, &[timeout(&LONG, 0, 0, 2), crate::sqe::timeout_remove(2, 3)]));
 }
@@ -340,7 +340,7 @@ fn disabled_until_enabled(t: &mut Transcript) {
     t.result("enter", ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP));
     t.result("enable", ring.register::<u8>(reg::ENABLE_RINGS, std::ptr::null(), 0));
     ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
-    t.say(format_args!("seen {}", ring.watch(1)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(1)));
     t.in_order(&ring.reap());
 }
 case!(disabled_until_enabled => "
@@ -434,7 +434,7 @@ fn other_threads_submit(t: &mut Transcript) {
     // SINGLE_ISSUER does not bind a ring with an SQ thread to one thread.
     let answer = std::thread::spawn(move || syscalls::enter(fd, 32, 0, u::IORING_ENTER_SQ_WAKEUP, std::ptr::null(), 0));
     t.result("enter in another thread", answer.join().unwrap_or(-1));
-    t.say(format_args!("seen {}", ring.watch(32)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(32)));
 }
 case!(other_threads_submit => "
     enter in another thread = 32

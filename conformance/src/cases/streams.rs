@@ -361,7 +361,7 @@ fn watched_in_memory(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
     ring.submit();
     files::put(&writer, b"abcd");
-    t.say(format_args!("seen {}", ring.watch(1)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(1)));
     t.in_order(&ring.reap());
 }
 case!(watched_in_memory => "

@@ -206,7 +206,7 @@ fn worker(t: &mut Transcript) {
     ring.submit();
     crate::time::long_enough_to_notice();
     t.result("cancel", by_user_data(&ring, 1));
-    t.say(format_args!("deserted {}", fifo.is_deserted()));
+    t.say(format_args!("deserted {}", fifo.has_no_reader()));
     let answer = ring.wait(1).first().map_or(0, |entry| entry.res);
     t.say(format_args!("broken off {}", super::INTERRUPTED_RESULTS.contains(&answer)));
 }

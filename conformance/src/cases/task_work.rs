@@ -27,7 +27,7 @@ fn polling(flags: u32) -> (Ring, OwnedFd, OwnedFd) {
 fn default_without_entering(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(0);
     files::put(&writer, b"x");
-    t.say(format_args!("seen {}", ring.watch(1)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(1)));
     t.in_order(&ring.reap());
 }
 case!(default_without_entering => "

@@ -100,7 +100,7 @@ fn another_consumes_while_one_waits(t: &mut Transcript) {
         for data in [1, 2] {
             ring.push(nop(data));
             submit(&mut ring);
-            t.in_order(&ring.arrived(1));
+            t.in_order(&ring.reap_in_memory(1));
         }
         t.result("waiter", thread.join().unwrap_or(1));
     }
@@ -130,11 +130,11 @@ fn another_consumes_what_was_there(t: &mut Transcript) {
         ring.push(nop(1));
         ring.push(read(reader.as_raw_fd(), &mut byte, 0, 2));
         submit(&mut ring);
-        assert!(ring.watch(1), "the NOP does not complete");
+        assert!(ring.wait_in_memory(1), "the NOP does not complete");
         let thread = waiter(&ring, 2);
         t.in_order(&ring.reap());
         files::put(&writer, b"x");
-        t.in_order(&ring.arrived(1));
+        t.in_order(&ring.reap_in_memory(1));
         t.result("waiter", thread.join().unwrap_or(1));
     }
 }
@@ -166,7 +166,7 @@ fn another_consumes_while_the_owner_waits(t: &mut Transcript) {
         assert!(crate::time::until_asleep(owner), "the owner does not sleep");
         let mut entries = second_mapping.reap();
         files::put(&writer, b"x");
-        entries.extend(second_mapping.arrived(1));
+        entries.extend(second_mapping.reap_in_memory(1));
         second_mapping.abandon();
         entries
     });
@@ -428,7 +428,7 @@ fn slow_close_delays_no_other_ring(t: &mut Transcript) {
         files::put(&to_first, b"x");
         crate::time::long_enough_to_notice();
         files::put(&to_second, b"x");
-        t.say(format_args!("the other ring completes {}", other.watch(1)));
+        t.say(format_args!("the other ring completes {}", other.wait_in_memory(1)));
         t.say(format_args!("while the slow one is held up {}", !closer.is_finished()));
         std::io::copy(&mut peer, &mut std::io::sink()).expect("the bytes sent, and their end");
         t.result("submit", closer.join().expect("no panic"));

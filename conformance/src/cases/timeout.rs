@@ -309,7 +309,7 @@ fn watched_in_memory(t: &mut Transcript) {
     let time = milliseconds(20);
     ring.push(timeout(&time, 0, 0, 1));
     ring.submit();
-    t.say(format_args!("seen {}", ring.watch(1)));
+    t.say(format_args!("seen {}", ring.wait_in_memory(1)));
     t.in_order(&ring.reap());
 }
 case!(watched_in_memory => "

@@ -94,7 +94,7 @@ fn bad_vectors(t: &mut Transcript) {
     let start = 4096 - size_of::<libc::iovec>();
     // SAFETY: the address is that of the last 16 bytes of the first page.
     unsafe { pages.bytes().as_mut_ptr().add(start).cast::<libc::iovec>().write(good) };
-    pages.spoil_last();
+    pages.forbid_last();
     let vectors = |count| read_at(fd, pages.at(start), count, 0, 10);
     t.entry(&ring.one(vectors(1).with(|sqe| sqe.opcode = opcode::READV)));
     t.entry(&ring.one(vectors(2).with(|sqe| sqe.opcode = opcode::READV)));

@@ -266,9 +266,9 @@ fn ring_closes(t: &mut Transcript) {
     t.result("submit", ring.submit());
     crate::time::long_enough_to_notice();
     drop(ring);
-    // `is_deserted` itself releases a waiting worker, so the case calls it once, after a second.
+    // `has_no_reader` itself releases a waiting worker, so the case calls it once, after a second.
     std::thread::sleep(std::time::Duration::from_secs(1));
-    t.say(format_args!("deserted {}", fifo.is_deserted()));
+    t.say(format_args!("deserted {}", fifo.has_no_reader()));
 }
 case!(ring_closes => "
     submit = 3

@@ -94,7 +94,7 @@ fn too_many(t: &mut Transcript) {
         t.entry(&entry);
         let entry = ring.one(net::accept(listener.as_raw_fd(), 2));
         let Some(server) = taken(t, &entry) else { continue };
-        t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
+        t.say(format_args!("data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
     }
 }
 case!(too_many => "
@@ -125,7 +125,7 @@ case!(too_many_while_waiting => "
 ");
 
 fn cancelled(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
     ring.push(net::accept(listener.as_raw_fd(), 1));
@@ -244,7 +244,7 @@ fn forced_async(t: &mut Transcript) {
         let client = net::connected(family, &address);
         for entry in ring.wait(1) {
             let Some(server) = taken(t, &entry) else { continue };
-            t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
+            t.say(format_args!("data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
         }
         let _other = net::connected(family, &address);
         let entry = ring.one(net::accept(listener.as_raw_fd(), 2).forced_async());
@@ -352,7 +352,7 @@ fn listener_closed(t: &mut Transcript) {
         let client = net::connected(family, &address);
         for entry in ring.wait(1) {
             let Some(server) = taken(t, &entry) else { continue };
-            t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
+            t.say(format_args!("data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
         }
         // Only the ACCEPT kept the listener open, and it has completed, so a new connection is
         // refused.
@@ -404,7 +404,7 @@ case!(listener_closed_and_number_reused => "
 ");
 
 fn ring_closes(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let (listener, address) = net::listener(Family::V4);
     let mut ring = Ring::new(4);
     ring.push(net::accept(listener.as_raw_fd(), 1));
@@ -458,7 +458,7 @@ fn watched_in_memory(t: &mut Transcript) {
     ring.push(net::accept(listener.as_raw_fd(), 1));
     ring.submit();
     let _client = net::connected(Family::V4, &address);
-    t.say(format_args!("it came {}", ring.watch(1)));
+    t.say(format_args!("it came {}", ring.wait_in_memory(1)));
     for entry in ring.reap() {
         taken(t, &entry);
     }

@@ -27,7 +27,7 @@ fn overflow(t: &mut Transcript) {
         servers.extend(all(t, &ring.reap()));
         t.say(format_args!("still queued {}", is_ready(&listener)));
         for (client, server) in clients.iter().zip(&servers) {
-            t.say(format_args!("{family:?} of its own client {}", net::passes(client, server.as_raw_fd())));
+            t.say(format_args!("{family:?} of its own client {}", net::delivers_byte(client, server.as_raw_fd())));
         }
     }
 }
@@ -154,7 +154,7 @@ fn listener_closed(t: &mut Transcript) {
         for _ in 0..2 {
             let client = net::connected(family, &address);
             for server in all(t, &ring.wait(1)) {
-                t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
+                t.say(format_args!("{family:?} data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
             }
         }
         // Only the request still holds the listener open, so the end of the request closes the
@@ -195,7 +195,7 @@ case!(listener_closed => "
 ");
 
 fn ring_closes(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let (listener, address) = net::listener(Family::V4);
     let mut ring = Ring::new(4);
     ring.push(multishot(listener.as_raw_fd(), 1));
@@ -248,7 +248,7 @@ fn two_on_one_listener(t: &mut Transcript) {
             if entry.res >= 0 {
                 // SAFETY: the descriptor is new, and nothing else owns it.
                 let server = unsafe { OwnedFd::from_raw_fd(entry.res) };
-                count += usize::from(net::passes(&client, server.as_raw_fd()));
+                count += usize::from(net::delivers_byte(&client, server.as_raw_fd()));
             }
         }
     }
@@ -276,7 +276,7 @@ fn single_accept_beside_a_multishot(t: &mut Transcript) {
             if entry.res >= 0 {
                 // SAFETY: the descriptor is new, and nothing else owns it.
                 let server = unsafe { OwnedFd::from_raw_fd(entry.res) };
-                count += usize::from(net::passes(&client, server.as_raw_fd()));
+                count += usize::from(net::delivers_byte(&client, server.as_raw_fd()));
             }
         }
     }
@@ -291,7 +291,7 @@ fn watched_in_memory(t: &mut Transcript) {
     ring.submit();
     for _ in 0..3 {
         let _client = net::connected(Family::V4, &address);
-        t.say(format_args!("it came {}", ring.watch(1)));
+        t.say(format_args!("it came {}", ring.wait_in_memory(1)));
         all(t, &ring.reap());
     }
 }
@@ -335,7 +335,7 @@ fn sq_thread(t: &mut Transcript) {
     crate::cases::sq_thread::hand_over(&mut ring);
     for _ in 0..3 {
         let _client = net::connected(Family::V4, &address);
-        t.say(format_args!("it came {}", ring.watch(1)));
+        t.say(format_args!("it came {}", ring.wait_in_memory(1)));
         all(t, &ring.reap());
     }
 }
@@ -375,7 +375,7 @@ case!(registered_listener => "
 ");
 
 fn many_connections(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let mut ring = Ring::new(256);
     let (listener, address) = net::listener_for(Family::V4, 512);
     ring.push(multishot(listener.as_raw_fd(), 1));

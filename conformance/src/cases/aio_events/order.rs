@@ -56,7 +56,7 @@ fn memory_ends_behind_taken_events(t: &mut Transcript) {
     t.result("submit", context.submit(&mut [aio::poll(&reader, libc::POLLIN, 9)]));
     let _file = reads(&context, 2, t);
     let pages = Pages::new(2);
-    pages.spoil_last();
+    pages.forbid_last();
     // SAFETY: the first page has room for two events at its end, before the unmapped second page.
     let end = unsafe { pages.address.add(4096 - 64) }.cast::<IoEvent>();
     let waiter = time::this_thread();

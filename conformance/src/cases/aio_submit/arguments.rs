@@ -35,7 +35,7 @@ fn bad_pointers(t: &mut Transcript) {
     let iocb = iocb;
     pages.bytes()[..64].copy_from_slice(&bytes_of(&iocb));
     pages.bytes()[4096 - 32..4096].copy_from_slice(&bytes_of(&iocb)[..32]);
-    pages.spoil_last();
+    pages.forbid_last();
     // SAFETY: the address is 32 bytes before the end of the first page, which is mapped. The second
     // page is unreadable on purpose, so only half an iocb can be read.
     let half = unsafe { pages.address.add(4096 - 32) }.cast::<Iocb>();
@@ -275,7 +275,7 @@ fn bad_memory(t: &mut Transcript) {
     let spoiled = &mut pages.bytes()[4096..4100];
     let (mut read, mut write) =
         (aio::read(file.as_raw_fd(), spoiled, 0, 1), aio::write(file.as_raw_fd(), spoiled, 0, 2));
-    pages.spoil_last();
+    pages.forbid_last();
     one(t, &context, "read", read);
     one(t, &context, "write", write);
     for address in [0, 8, u64::MAX, 0x8000_0000_0000, u64::MAX - 2] {

@@ -53,7 +53,7 @@ case!(waits_for_room => "
 ");
 
 fn waits_cancelled(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener_for(Family::V4, 1);
     let queued = full(&listener, &address);
@@ -90,7 +90,7 @@ case!(waits_link_timeout => "
 ");
 
 fn waits_and_ring_closes(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let (listener, address) = net::listener_for(Family::V4, 1);
     let queued = full(&listener, &address);
     let client = net::stream(Family::V4);
@@ -174,7 +174,7 @@ fn unix_nonblocking_has_no_room(t: &mut Transcript) {
 case!(unix_nonblocking_has_no_room => "cqe 1: -EAGAIN");
 
 fn unix_waits_and_ring_closes(t: &mut Transcript) {
-    let before = files::settled_numbers();
+    let before = files::open_numbers_after_a_ring();
     let (listener, address) = net::listener_for(Family::Unix, 1);
     let queued = unix_full(&listener);
     let client = net::stream(Family::Unix);

@@ -280,7 +280,7 @@ fn watched_in_memory(t: &mut Transcript) {
         ring.push(read_at(file.as_raw_fd(), pages.at(index * BLOCK), BLOCK as u32, at(index), index as u64));
     }
     t.result("submit", ring.submit());
-    t.say(format_args!("all came {}", ring.watch(16)));
+    t.say(format_args!("all came {}", ring.wait_in_memory(16)));
     t.say(format_args!("whole {}", whole(&ring.reap())));
 }
 case!(watched_in_memory => "

@@ -28,14 +28,14 @@ fn worker_beside_a_marked_poll(t: &mut Transcript) {
         partner.stop();
         ring.push(cancel(1, 0, 11));
         ring.submit();
-        let mut entries = ring.arrived(1);
-        partner.go_on();
+        let mut entries = ring.reap_in_memory(1);
+        partner.resume();
         let is_over = time::until(|| {
-            entries.extend(ring.arrived(0));
+            entries.extend(ring.reap_in_memory(0));
             entries.iter().any(|entry| entry.user_data == 1 && entry.res == -libc::ECANCELED)
         });
         t.say(format_args!("the poll is over: {is_over}"));
-        entries.extend(ring.arrived(0));
+        entries.extend(ring.reap_in_memory(0));
         let _writers = [first.release(), second.release()];
         entries.extend(ring.wait(4 - entries.len()));
         entries.sort_by_key(|entry| (entry.user_data, entry.res != -libc::ECANCELED));

@@ -384,7 +384,7 @@ fn drained_request_of_a_survivor_without_a_call(t: &mut Transcript) {
         let reader = start_reader(ring, shared);
         ring.push(nop(2).flagged(sqe_flags::IO_DRAIN));
         ring.submit();
-        t.in_order(&ring.arrived(0));
+        t.in_order(&ring.reap_in_memory(0));
         reader.kill(t);
         t.say(format_args!("both have come: {}", time::until(|| ring.ready() == 2)));
         t.in_order(&ring.reap());

@@ -23,9 +23,9 @@ fn without_entering(t: &mut Transcript) {
     ring.push(multishot(reader.as_raw_fd(), 1));
     ring.submit();
     files::put(&writer, &[b'x'; 1600]);
-    t.say(format_args!("all there: {}", ring.watch(100)));
+    t.say(format_args!("all there: {}", ring.wait_in_memory(100)));
     files::put(&writer, &[b'x'; 160]);
-    t.say(format_args!("more: {}", ring.watch(110)));
+    t.say(format_args!("more: {}", ring.wait_in_memory(110)));
 }
 case!(without_entering => "
     all there: true
@@ -47,10 +47,10 @@ fn sq_thread(t: &mut Transcript) {
     ring.push(multishot(reader.as_raw_fd(), 1));
     ring.forget_pending();
     ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
-    t.say(format_args!("all there: {}", ring.watch(50)));
+    t.say(format_args!("all there: {}", ring.wait_in_memory(50)));
     crate::time::long_enough_to_notice();
     files::put(&writer, &[b'x'; 160]);
-    t.say(format_args!("more: {}", ring.watch(60)));
+    t.say(format_args!("more: {}", ring.wait_in_memory(60)));
 }
 case!(sq_thread => "
     all there: true

@@ -202,7 +202,7 @@ fn poll_first_on_no_socket(t: &mut Transcript) {
             ring.submit();
             t.say(name);
             t.in_order(&ring.wait(1));
-            t.in_order(&ring.arrived(0));
+            t.in_order(&ring.reap_in_memory(0));
         }
     }
 }
