@@ -4,7 +4,7 @@
  *
  * - `NAME RESULT`. RESULT is the errno's name for an error, `77` for the result 77, and `ok`
  *   otherwise.
- * - `late` follows if the request took LATE_MS milliseconds or more.
+ * - `late` follows if the request took LATE_MS or more.
  * - With the argument `reorder`, a NOP follows each request in its batch. `overtaken` follows if
  *   the NOP's CQE came first.
  * - With `overflow`, the word `overflow` follows if the CQE went to the backlog.

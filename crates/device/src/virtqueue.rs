@@ -125,7 +125,7 @@ impl QueueLayout {
 }
 
 /// Returns whether one side of a virtqueue must notify the other side (virtio 1.2, section
-/// 2.7.7.2). The notification is due if the side's index needs_notification the other side's event index on the
+/// 2.7.7.2). The notification is due if the side's index passes the other side's event index on the
 /// way from `old` to `new`.
 #[inline]
 fn needs_notification(event: u16, new: u16, old: u16) -> bool {

@@ -10,8 +10,8 @@
 //! - A page changes only while it is `Busy`, and a busy page has one owner: the thread that took it
 //!   out of another state by compare-and-swap.
 //! - The owner alone maps and unmaps the page, and reads and writes its slot number.
-//! - The owner ends the state `Busy` by [`TakenPage::release`]. Threads that need the page wait until
-//!   its word changes.
+//! - The owner ends the state `Busy` by [`TakenPage::release`]. Threads that need the page wait
+//!   until its word changes.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
