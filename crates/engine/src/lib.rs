@@ -43,7 +43,7 @@ pub use calls::enter::EnterCall;
 pub use calls::events::{CompletionMode, FileUses, Submission};
 pub use calls::setup;
 pub use completion::event_descriptor::EventDescriptor;
-pub use completion::readiness::{self, drain_readiness};
+pub use completion::readiness::{self, clear_emptied_readiness};
 pub use counters::set_statistics;
 pub use driving::iopoll::have_enter_poll;
 pub use host::{Host, set_host};

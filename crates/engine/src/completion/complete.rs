@@ -52,7 +52,7 @@ pub(crate) fn complete_submitted(locked: &mut LockedRing, mut request: RequestEn
         let RingState { queues: Queues { cq, .. }, notify: notifications, .. } = &mut **locked;
         cq.post_wide(cqe, || request.extension(ring.posts_events(), &mut notifications.request_events));
         if cqe.flags & IORING_CQE_F_MORE != 0 {
-            notify(locked, request.sqe.user_data, usage(&request, answer.result));
+            notify(locked, request.sqe.user_data, notification_result(&request, answer.result));
         }
     } else if request.journal.is_some() {
         end_in_journal(locked, &mut request, 0);
@@ -81,7 +81,7 @@ pub(crate) fn complete_not_started(locked: &mut LockedRing, mut request: Request
 }
 
 /// Completes a request of a broken chain without posting a CQE.
-pub(crate) fn drop_quietly(locked: &mut LockedRing, mut request: RequestEntry) {
+pub(crate) fn complete_without_cqe(locked: &mut LockedRing, mut request: RequestEntry) {
     end_in_journal(locked, &mut request, 0);
     if request.is_watched {
         observation::completed(locked, &mut request, Errno::ECANCELED.negative().into(), false);
@@ -103,7 +103,7 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
         disarm_link_timeout(locked, &mut request);
     }
     if request.link.is_some() {
-        advance(locked, &mut request, answer);
+        continue_chain(locked, &mut request, answer);
     }
     locked.queues.pool.give_back(request);
     if locked.queues.drain.is_active() {
@@ -146,7 +146,7 @@ pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
 
 /// Continues a chain after one of its requests has completed: starts the next request, or cancels
 /// all that follow.
-fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
+fn continue_chain(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
     let Some(mut next) = completed.link.take() else { return };
     next.recorded_batch = 0;
     if next.is_link_timeout() {
@@ -193,7 +193,7 @@ fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, failed: &Request) {
 /// then gets no CQE, whatever its own flags are.
 pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, silent: bool) {
     if silent {
-        return drop_quietly(locked, member);
+        return complete_without_cqe(locked, member);
     }
     if member.progress != Progress::Refused {
         member.result = Errno::ECANCELED.negative();
@@ -227,7 +227,7 @@ fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
 
 /// Returns the result for the notification of a zero-copy send: IORING_NOTIF_USAGE_ZC_COPIED if the
 /// program asked how the data was sent (REPORT_USAGE), else 0.
-pub(crate) fn usage(request: &Request, result: i32) -> i32 {
+pub(crate) fn notification_result(request: &Request, result: i32) -> i32 {
     match &request.operation {
         // usring always copies the data.
         Operation::SendReceive(transfer) if transfer.has(REPORT_USAGE) && result >= 0 => {

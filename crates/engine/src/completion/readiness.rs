@@ -4,7 +4,7 @@
 //!
 //! The program takes CQEs without a call, so the descriptor may stay readable too long. Before a
 //! poll call of the program sleeps, the entry points therefore read the eventfd of each ring whose
-//! CQ is empty ([`drain_readiness`]).
+//! CQ is empty ([`clear_emptied_readiness`]).
 //!
 //! Processes that share the ring share the eventfd. A process that polls the descriptor sets a mark
 //! in the ring's memory. From then on, the drivers of all processes make the descriptor readable. A
@@ -75,7 +75,7 @@ impl Ring {
             }
             // The thread that holds the lock makes the ring watcher watch the files when it leaves.
             // But that thread may be leaving already. So the descriptor is made readable. The
-            // program's next poll call then calls `drain_readiness`, whose release makes the ring
+            // program's next poll call then calls `clear_emptied_readiness`, whose release makes the ring
             // watcher watch the files.
             Err(HeldBy::ThisProcess) if self.defers_task_work() => self.readiness.signal(),
             Err(HeldBy::ThisProcess) => {}
@@ -120,11 +120,11 @@ impl LockedRing<'_> {
 
 /// For each ring whose CQ the program has emptied, makes the ring's descriptor unreadable. Called
 /// before a poll call of the program sleeps.
-pub fn drain_readiness() {
-    for ring in readable() {
+pub fn clear_emptied_readiness() {
+    for ring in readable_rings() {
         // The lock is held so that no completion is posted between the check and the drain.
         let locked = ring.lock();
-        drain(&locked);
+        clear_if_emptied(&locked);
         locked.release(Exit::Leave);
     }
 }
@@ -132,18 +132,18 @@ pub fn drain_readiness() {
 /// For each ring whose CQ the program has emptied, makes the ring's descriptor unreadable. Called
 /// by the driver of the ring `inside`, for a request that is about to poll a descriptor. Skips
 /// other rings whose lock is held, because their drivers may wait for the lock of `inside`.
-pub(crate) fn drain_from(inside: &LockedRing) {
-    for ring in readable() {
+pub(crate) fn clear_emptied_from(inside: &LockedRing) {
+    for ring in readable_rings() {
         if Arc::ptr_eq(&ring, inside.ring) {
-            drain(inside);
+            clear_if_emptied(inside);
         } else if let Ok(locked) = ring.try_lock() {
-            drain(&locked);
+            clear_if_emptied(&locked);
             locked.release(Exit::Leave);
         }
     }
 }
 
-fn readable() -> Vec<Arc<Ring>> {
+fn readable_rings() -> Vec<Arc<Ring>> {
     let mut rings = Vec::new();
     if POLLED.load(Ordering::SeqCst) == 0 {
         return rings;
@@ -163,10 +163,10 @@ pub(crate) fn is_signalled_in(set: i32) -> bool {
         ring.readiness.signalled.load(Ordering::SeqCst) || ring.is_shared() && ring.memory.ready() > 0
     };
     let in_set = |ring: &Arc<Ring>| epoll::holds(set, ring.readiness.polled_as.load(Ordering::Relaxed));
-    readable().iter().filter(is_signalled).any(in_set)
+    readable_rings().iter().filter(is_signalled).any(in_set)
 }
 
-fn drain(locked: &LockedRing) {
+fn clear_if_emptied(locked: &LockedRing) {
     let ring = locked.ring;
     let readiness = &ring.readiness;
     let announced = || readiness.announced.load(Ordering::SeqCst) && has_announced_work(locked);

@@ -21,7 +21,7 @@ pub(crate) struct Wakers {
     /// Without an epoll set, `number` is −1.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
-    /// The oldest index of the CQ from which a present sleeper counts CQEs, or an older index. If
+    /// The older_start index of the CQ from which a present sleeper counts CQEs, or an older index. If
     /// the index is too old, a sleeper wakes too early, but never too late. The index is a hint:
     /// two threads that begin to sleep at once without the ring's lock (`driving::cq_wait`) may
     /// store the later of their two indices. These threads sleep only briefly.
@@ -42,7 +42,7 @@ impl Wakers {
     }
 
     /// Makes a wake eventfd and puts it into the ring's new epoll set.
-    pub fn join(&self, set: &Epoll) -> Result<(), Errno> {
+    pub fn add_wake_event(&self, set: &Epoll) -> Result<(), Errno> {
         let descriptor = eventfd::create()?.into_private()?;
         set.add(descriptor.number(), epoll::IN | epoll::EDGE, WAKE_DATA)?;
         self.number.store(descriptor.number(), Ordering::Release);
@@ -54,14 +54,14 @@ impl Wakers {
     /// [`SleepWord::announce`].
     pub fn announce(&self, kind: Sleeper, needed: u32, start: u32) -> Ticket {
         let others = self.sleep.has_sleeper().then(|| self.wait_start.load(Ordering::Relaxed));
-        self.wait_start.store(oldest(start, others), Ordering::Relaxed);
+        self.wait_start.store(older_start(start, others), Ordering::Relaxed);
         self.sleep.announce(kind, needed)
     }
 
     /// Returns how many CQEs count for the present sleepers, if the CQ's tail is `tail`. CQEs that
     /// another thread has consumed during the waits count, too. At least 1.
     #[inline(always)]
-    pub fn count(&self, tail: u32) -> u32 {
+    pub fn count_for_sleepers(&self, tail: u32) -> u32 {
         tail.wrapping_sub(self.wait_start.load(Ordering::Relaxed)).max(1)
     }
 
@@ -72,7 +72,7 @@ impl Wakers {
     #[inline(always)]
     pub fn wake_target(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
-        target != Wake::NoSleeper && self.carry_out(target)
+        target != Wake::NoSleeper && self.wake_claimed(target)
     }
 
     /// Wakes sleepers for CQEs that were published before the lock was released. Sleepers that need
@@ -91,7 +91,7 @@ impl Wakers {
     }
 
     #[inline(never)]
-    fn carry_out(&self, target: Wake) -> bool {
+    fn wake_claimed(&self, target: Wake) -> bool {
         match target {
             Wake::NoSleeper => return false,
             Wake::Futex => self.sleep.wake_futex(),
@@ -102,19 +102,19 @@ impl Wakers {
 }
 
 /// Returns the older of two indices of the CQ. `None`: there is no second one.
-fn oldest(start: u32, others: Option<u32>) -> u32 {
+fn older_start(start: u32, others: Option<u32>) -> u32 {
     others.filter(|others| others.wrapping_sub(start).cast_signed() < 0).unwrap_or(start)
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::oldest;
+    use super::older_start;
 
     #[test]
     fn sleepers_count_from_the_oldest_start_of_their_waits() {
-        assert_eq!(oldest(7, None), 7, "a single sleeper");
-        assert_eq!(oldest(7, Some(5)), 5, "a sleeper beside one that waits for longer");
-        assert_eq!(oldest(5, Some(7)), 5, "a sleeper that sleeps again");
-        assert_eq!(oldest(1, Some(u32::MAX)), u32::MAX, "the index has wrapped");
+        assert_eq!(older_start(7, None), 7, "a single sleeper");
+        assert_eq!(older_start(7, Some(5)), 5, "a sleeper beside one that waits for longer");
+        assert_eq!(older_start(5, Some(7)), 5, "a sleeper that sleeps again");
+        assert_eq!(older_start(1, Some(u32::MAX)), u32::MAX, "the index has wrapped");
     }
 }

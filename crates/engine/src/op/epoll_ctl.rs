@@ -26,7 +26,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
     if host::watch(control.target) {
-        readiness::drain_from(locked);
+        readiness::clear_emptied_from(locked);
     }
     let event = (&raw const control.event) as u64;
     let arguments = [width::word(control.set), u64::from(control.operation), width::word(control.target), event, 0];

@@ -24,7 +24,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     };
     // The set may contain descriptors of rings whose CQs the program has emptied. These descriptors
     // must no longer be readable.
-    readiness::drain_from(locked);
+    readiness::clear_emptied_from(locked);
     let at_once = 0;
     let arguments = [width::word(request.file.number), events.0, width::word(most), at_once, 0];
     match SystemCall::new(linux::__NR_epoll_wait, arguments).run() {

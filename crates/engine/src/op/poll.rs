@@ -45,7 +45,7 @@ pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Res
 pub(crate) fn issue_add(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Poll(interest) = request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     if host::watch(request.file.number) {
-        readiness::drain_from(locked);
+        readiness::clear_emptied_from(locked);
     }
     if interest.multishot {
         return IssueOutcome::AwaitsPoll;

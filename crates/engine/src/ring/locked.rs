@@ -178,7 +178,11 @@ impl<'a> LockedRing<'a> {
     /// start of their waits. For an AIO context, counts the events that the program can take now.
     pub fn count_for_sleepers(&self) -> u32 {
         let cq = &self.queues.cq;
-        if self.ring.memory.layout().has_events() { cq.ready() } else { self.ring.wakers.count(cq.published()) }
+        if self.ring.memory.layout().has_events() {
+            cq.ready()
+        } else {
+            self.ring.wakers.count_for_sleepers(cq.published())
+        }
     }
 
     /// In the journal (the shared ring's list of requests), frees the slots of requests whose CQEs

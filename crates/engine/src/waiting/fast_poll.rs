@@ -152,7 +152,7 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
         return Ok(());
     }
     let set = Epoll::new()?;
-    locked.ring.wakers.join(&set)?;
+    locked.ring.wakers.add_wake_event(&set)?;
     locked.waiting.polls.put_set(set);
     Ok(())
 }

@@ -546,7 +546,7 @@ extern "C" fn before_sleep(call: &Call) {
             _ => {}
         }
     }
-    usring_engine::drain_readiness();
+    usring_engine::clear_emptied_readiness();
 }
 
 fn watch(number: i32) {

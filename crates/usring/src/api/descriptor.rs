@@ -51,7 +51,7 @@ impl Descriptor {
     #[inline]
     pub fn clear_readiness(&self, is_empty: impl FnOnce() -> bool) {
         if self.made.get().is_some_and(Option::is_some) && is_empty() {
-            usring_engine::drain_readiness();
+            usring_engine::clear_emptied_readiness();
         }
     }
 
