@@ -22,14 +22,14 @@ const KNOWN_FLAGS: u32 = linux::RWF_HIPRI | linux::RWF_DSYNC | linux::RWF_SYNC |
 pub fn system_call(file: &OpenDevice, number: i32, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let [_, a, b, c, _, f] = call.arguments;
     let answer = match call.number {
-        linux::__NR_read => at_position(file, number, Direction::Read, &[one(a, b)], 0),
-        linux::__NR_write => at_position(file, number, Direction::Write, &[one(a, b)], 0),
-        linux::__NR_pread64 => transfer(file, Direction::Read, &[one(a, b)], c, 0),
-        linux::__NR_pwrite64 => transfer(file, Direction::Write, &[one(a, b)], c, 0),
-        linux::__NR_readv => vector(a, b).and_then(|list| at_position(file, number, Direction::Read, &list, 0)),
-        linux::__NR_writev => vector(a, b).and_then(|list| at_position(file, number, Direction::Write, &list, 0)),
-        linux::__NR_preadv => vector(a, b).and_then(|list| transfer(file, Direction::Read, &list, c, 0)),
-        linux::__NR_pwritev => vector(a, b).and_then(|list| transfer(file, Direction::Write, &list, c, 0)),
+        linux::__NR_read => at_position(file, number, Direction::Read, &[vector_of_one(a, b)], 0),
+        linux::__NR_write => at_position(file, number, Direction::Write, &[vector_of_one(a, b)], 0),
+        linux::__NR_pread64 => transfer(file, Direction::Read, &[vector_of_one(a, b)], c, 0),
+        linux::__NR_pwrite64 => transfer(file, Direction::Write, &[vector_of_one(a, b)], c, 0),
+        linux::__NR_readv => read_vector(a, b).and_then(|list| at_position(file, number, Direction::Read, &list, 0)),
+        linux::__NR_writev => read_vector(a, b).and_then(|list| at_position(file, number, Direction::Write, &list, 0)),
+        linux::__NR_preadv => read_vector(a, b).and_then(|list| transfer(file, Direction::Read, &list, c, 0)),
+        linux::__NR_pwritev => read_vector(a, b).and_then(|list| transfer(file, Direction::Write, &list, c, 0)),
         linux::__NR_preadv2 => vectored(file, number, Direction::Read, (a, b), c, width::low(f)),
         linux::__NR_pwritev2 => vectored(file, number, Direction::Write, (a, b), c, width::low(f)),
         linux::__NR_fsync | linux::__NR_fdatasync => file.device().as_file().flush().map(|()| 0),
@@ -54,11 +54,11 @@ enum Direction {
 /// Makes a vector of one member. A length that no address space can hold is cut, so that the
 /// transfer fails with EFAULT. (With such a length in a longer vector, the transfer fails with
 /// EINVAL.)
-fn one(base: u64, length: u64) -> IoVector {
+fn vector_of_one(base: u64, length: u64) -> IoVector {
     IoVector { base, length: length.min(i64::MAX as u64) }
 }
 
-fn vector(address: u64, count: u64) -> Result<Vec<IoVector>, Errno> {
+fn read_vector(address: u64, count: u64) -> Result<Vec<IoVector>, Errno> {
     if count > u64::from(linux::UIO_MAXIOV) {
         return Err(Errno::EINVAL);
     }
@@ -73,7 +73,7 @@ fn vectored(
     offset: u64,
     flags: u32,
 ) -> Result<u64, Errno> {
-    let list = vector(address, count)?;
+    let list = read_vector(address, count)?;
     match offset {
         u64::MAX => at_position(file, number, direction, &list, flags),
         offset => transfer(file, direction, &list, offset, flags),
@@ -151,18 +151,18 @@ pub(crate) fn ring_transfer(
 /// on a regular file, although a Linux block device would refuse it.
 fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u64, Errno> {
     const KEEP_SIZE: u32 = linux::FALLOC_FL_KEEP_SIZE;
-    const PUNCH: u32 = linux::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
+    const PUNCH_HOLE: u32 = linux::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
     const ZERO: u32 = linux::FALLOC_FL_ZERO_RANGE;
     if offset.cast_signed() <= -1 || length.cast_signed() <= 0 {
         return Err(Errno::EINVAL);
     }
-    if !matches!(mode & !KEEP_SIZE, 0 | ZERO) && mode != PUNCH {
+    if !matches!(mode & !KEEP_SIZE, 0 | ZERO) && mode != PUNCH_HOLE {
         return Err(Errno::EOPNOTSUPP);
     }
     if !file.mode().may_write() {
         return Err(Errno::EBADF);
     }
-    let length = within(file, mode & KEEP_SIZE != 0, offset, length)?;
+    let length = range_on_device(file, mode & KEEP_SIZE != 0, offset, length)?;
     let block_file = file.device().as_file();
     match mode & !KEEP_SIZE {
         0 => Ok(0),
@@ -176,7 +176,7 @@ fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u6
 ///
 /// Errors: `EFBIG` if the range ends beyond the largest file offset; `EINVAL` if it begins at or
 /// beyond the device's end, or ends beyond it without `keeps_size`.
-fn within(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Result<u64, Errno> {
+fn range_on_device(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Result<u64, Errno> {
     let size = file.device().geometry().size;
     if offset + length > i64::MAX as u64 {
         return Err(Errno::EFBIG);

@@ -20,10 +20,10 @@ use usring_uapi::general as linux;
 
 /// A process's view of the run's devices.
 struct RunDevices {
-    list: Vec<Known>,
+    list: Vec<RunDevice>,
 }
 
-struct Known {
+struct RunDevice {
     identity: Identity,
     device: Arc<Device>,
 }
@@ -34,16 +34,16 @@ static DEVICES: PerProcess<RunDevices> = PerProcess::new();
 /// The files that stand for the run's devices, with each device's geometry. A child process that
 /// can no longer reach the run's launcher makes its devices from this list. Every transfer on such
 /// a device fails.
-static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
+static GEOMETRIES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
 /// Whether `usring run --device` gave this run a device. While this is `false`, no file that the
 /// program opens needs to be compared with the files that stand for devices.
-static ANY: AtomicBool = AtomicBool::new(false);
+static HAS_DEVICES: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether `usring run --device` gave this run a device.
 #[inline(always)]
 pub(crate) fn are_any() -> bool {
-    ANY.load(Ordering::Relaxed)
+    HAS_DEVICES.load(Ordering::Relaxed)
 }
 
 /// `st_dev` and `st_ino` of the file that stands for a device.
@@ -66,9 +66,9 @@ pub fn connect(socket: &[u8]) -> Result<(), Errno> {
     CONTROL.set(Box::leak(Box::new(Control::at(socket))));
     let devices = open_all()?;
     let shapes = devices.list.iter().map(|known| (known.identity, *known.device.geometry())).collect();
-    SHAPES.set(Box::leak(Box::new(shapes)));
+    GEOMETRIES.set(Box::leak(Box::new(shapes)));
     DEVICES.get_or_make(|| devices);
-    ANY.store(true, Ordering::Relaxed);
+    HAS_DEVICES.store(true, Ordering::Relaxed);
     Ok(())
 }
 
@@ -83,16 +83,16 @@ fn open_all() -> Result<RunDevices, Errno> {
 }
 
 /// Returns devices on which every transfer fails, for a child of a run whose launcher has ended.
-fn all_gone() -> RunDevices {
+fn all_failing() -> RunDevices {
     static POLICY: AtomicU64 = AtomicU64::new(PollPolicy::Classic.to_word());
-    let gone = |(identity, geometry): &(Identity, Geometry)| Known {
+    let gone = |(identity, geometry): &(Identity, Geometry)| RunDevice {
         identity: *identity,
         device: Arc::new(Device::new(Box::new(Gone(*geometry)), PolicyWord::at(&POLICY), false)),
     };
-    RunDevices { list: SHAPES.get().map_or(Vec::new(), |shapes| shapes.iter().map(gone).collect()) }
+    RunDevices { list: GEOMETRIES.get().map_or(Vec::new(), |shapes| shapes.iter().map(gone).collect()) }
 }
 
-fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result<Known, Errno> {
+fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result<RunDevice, Errno> {
     let described = control.ask(QuestionKind::Describe, index, [0; 4], None)?;
     let [st_dev, st_ino, flags, _] = described.values;
     let text = described.text.split(|byte| *byte == 0).next().unwrap_or(&[]);
@@ -101,7 +101,7 @@ fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result
     let driver = spec.open(Box::new(RemoteSupply::new(control.clone(), index)))?;
     let policy = PolicyWord::at(policies.get(index as usize).ok_or(Errno::EINVAL)?);
     let device = Arc::new(Device::new(driver, policy, flags & FALLBACK != 0));
-    Ok(Known { identity: (st_dev, st_ino), device })
+    Ok(RunDevice { identity: (st_dev, st_ino), device })
 }
 
 /// Shares registered memory of the program with the back end of each device that can map it.
@@ -135,11 +135,11 @@ pub fn is_still(file: &OpenDevice, number: i32) -> bool {
     found.is_some_and(|known| Arc::ptr_eq(&known.device, file.device()))
 }
 
-fn find(identity: &FileIdentity) -> Option<&'static Known> {
+fn find(identity: &FileIdentity) -> Option<&'static RunDevice> {
     let devices = match DEVICES.get() {
         Some(devices) => devices,
         None => {
-            let opened = open_all().unwrap_or_else(|_| all_gone());
+            let opened = open_all().unwrap_or_else(|_| all_failing());
             DEVICES.get_or_make(|| opened)
         }
     };
