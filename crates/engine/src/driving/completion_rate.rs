@@ -1,5 +1,5 @@
 //! The rate of completions during one wait, and the pauses that a waiter makes so that several
-//! completions gather: see `wait::gather`.
+//! completions gather: see `wait::pause_for_more_events`.
 //!
 //! A pause lasts at most half of the time in which the missing completions are expected, and never
 //! longer than [`LONGEST_PAUSE_NS`]. If all completions so far arrived at the same time, their rate

@@ -149,7 +149,7 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<CqWait, Errno> {
             Ok(span) => span,
             Err(error) => return over_or_error(ring, error),
         };
-        let ticket = ring.wakers.announce(Sleeper::Futex, call.completions, call.start(&ring.memory));
+        let ticket = ring.wakers.announce(Sleeper::Futex, call.completions, call.head_at_start(&ring.memory));
         let slept = if call.arrived(ring) < call.completions {
             let span = span.map_or(LONGEST_SLEEP, |span| span.min(LONGEST_SLEEP));
             usring_sys::wait::futex(word.futex(), ticket.futex_value(), Some(span))

@@ -34,7 +34,7 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
     loop {
         let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
-        take(locked, &events[..count]);
+        handle_events(locked, &events[..count]);
         fired += count;
         if count < events.len() {
             return run_due(locked, due, fired, wanted);
@@ -49,13 +49,13 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
 /// completions.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event], wanted: u32) {
     let due = DueSlices::of(locked);
-    take(locked, events);
+    handle_events(locked, events);
     run_due(locked, due, events.len(), wanted);
 }
 
 /// Handles `events`, and issues the requests that become issuable by them.
 #[inline]
-fn take(locked: &mut LockedRing, events: &[Event]) {
+fn handle_events(locked: &mut LockedRing, events: &[Event]) {
     locked.waiting.polls.may_report = false;
     fire_all(locked, events);
     batch::run_issuable(locked);

@@ -66,7 +66,7 @@ pub(super) fn run_slice(locked: &mut LockedRing) {
     match waiter.purpose {
         Purpose::Report => {
             let ready = waiter.request.ready_for;
-            report(locked, tag, waiter.request, ready);
+            complete_poll(locked, tag, waiter.request, ready);
         }
         Purpose::Retry if waiter.request.multishot => retry_multishot(locked, tag, waiter.request),
         Purpose::Retry => issue::issue(locked, waiter.request),
@@ -147,7 +147,7 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
                 retry_multishot(locked, tag, request);
             }
             Purpose::Retry => issue::issue(locked, request),
-            Purpose::Report => report(locked, tag, request, mask),
+            Purpose::Report => complete_poll(locked, tag, request, mask),
         }
     }
     locked.waiting.polls.end_round(tag);
@@ -158,7 +158,7 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
 
 /// Completes a POLL_ADD with `mask`, the events for which its file is ready. A multishot poll posts
 /// a CQE and goes on waiting.
-pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, mask: u32) {
+pub(super) fn complete_poll(locked: &mut LockedRing, tag: Tag, request: RequestEntry, mask: u32) {
     if request.multishot && report_more(locked, &request, mask) {
         locked.waiting.polls.push(tag, request, Purpose::Report, TimeSlice::Over);
     } else {

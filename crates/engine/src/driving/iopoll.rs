@@ -17,7 +17,7 @@ use usring_sys::{Errno, signals, timer_slack};
 const POLLS_PER_HOLD: u32 = 16;
 
 /// A time limit of at least this many nanoseconds (36 years) counts as no limit.
-const FOR_EVER: Nanoseconds = 1 << 60;
+const NO_LIMIT_FROM_NS: Nanoseconds = 1 << 60;
 
 /// Whether io_uring_enter(2) polls the devices even if the ring has an SQ thread, as in kernels
 /// before 5.7. Only a benchmark sets this, to compare with polling by the SQ thread alone.
@@ -48,22 +48,22 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
     loop {
         let (back, end) = poll_until(ring, locked, minimum, None);
         match end {
-            End::NothingOut if workers::have_requests_of(ring) => {
+            PollEnd::NothingOut if workers::have_requests_of(ring) => {
                 // No queue pair could take these requests, so workers run them. This thread waits
                 // for the workers.
                 back.release(Exit::Finished);
                 wait::pause(ring)?;
             }
-            End::Enough | End::NothingOut => {
+            PollEnd::Enough | PollEnd::NothingOut => {
                 back.release(Exit::Finished);
                 return Ok(());
             }
-            End::Interrupted | End::TimeIsUp => {
+            PollEnd::Interrupted | PollEnd::TimeIsUp => {
                 let nothing = back.queues.cq.ready() == 0;
                 back.release(Exit::Finished);
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
-            End::UseInterrupts => {
+            PollEnd::UseInterrupts => {
                 // The wait asks for no more completions than can come. Otherwise it would never
                 // end.
                 let completions = minimum.min(back.queues.cq.ready() + back.devices.queues.in_flight());
@@ -81,17 +81,18 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
 /// Errors: `EINTR` and `ETIME`, if the CQ is empty.
 pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     loop {
-        let left = call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < FOR_EVER);
+        let left =
+            call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < NO_LIMIT_FROM_NS);
         let (back, end) = poll_until(ring, ring.lock(), call.completions, left);
         let any = back.queues.cq.ready() > 0;
         back.release(Exit::Finished);
         match end {
-            End::Enough => return Ok(()),
-            End::Interrupted if !any => return Err(Errno::EINTR),
-            End::TimeIsUp if !any => return Err(Errno::ETIME),
-            End::Interrupted | End::TimeIsUp => return Ok(()),
-            End::UseInterrupts => return wait::wait(ring, call),
-            End::NothingOut => {}
+            PollEnd::Enough => return Ok(()),
+            PollEnd::Interrupted if !any => return Err(Errno::EINTR),
+            PollEnd::TimeIsUp if !any => return Err(Errno::ETIME),
+            PollEnd::Interrupted | PollEnd::TimeIsUp => return Ok(()),
+            PollEnd::UseInterrupts => return wait::wait(ring, call),
+            PollEnd::NothingOut => {}
         }
         wait::wait(ring, &WaitCall { until_devices: true, ..*call })?;
         // The wait may return without enough CQEs. Either a request is now in flight on a device,
@@ -105,7 +106,7 @@ pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
 }
 
 /// The reason why polling has ended.
-enum End {
+enum PollEnd {
     Enough,
     /// No device has a request in flight.
     NothingOut,
@@ -123,7 +124,7 @@ fn poll_until<'a>(
     mut locked: LockedRing<'a>,
     minimum: u32,
     limit: Option<Nanoseconds>,
-) -> (LockedRing<'a>, End) {
+) -> (LockedRing<'a>, PollEnd) {
     let end = limit.map(|limit| Ticks::now().after(limit));
     let mut polls = 0;
     loop {
@@ -136,16 +137,16 @@ fn poll_until<'a>(
             deferred_submit::leave_pending(&mut locked);
         }
         if locked.queues.cq.ready() >= minimum {
-            return (locked, End::Enough);
+            return (locked, PollEnd::Enough);
         }
         if locked.devices.queues.in_flight() == 0 {
-            return (locked, End::NothingOut);
+            return (locked, PollEnd::NothingOut);
         }
         if signals::interrupted() {
-            return (locked, End::Interrupted);
+            return (locked, PollEnd::Interrupted);
         }
         if end.is_some_and(|end| Ticks::now() >= end) {
-            return (locked, End::TimeIsUp);
+            return (locked, PollEnd::TimeIsUp);
         }
         polls += 1;
         locked = match locked.devices.queues.pause(polls == 1) {
@@ -164,7 +165,7 @@ fn poll_until<'a>(
                 locked.release(Exit::Pause);
                 ring.lock()
             }
-            Pause::Interrupt => return (locked, End::UseInterrupts),
+            Pause::Interrupt => return (locked, PollEnd::UseInterrupts),
         };
     }
 }

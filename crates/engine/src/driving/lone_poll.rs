@@ -41,7 +41,7 @@ pub(crate) fn poll<'a>(
 #[inline]
 fn is_lone(locked: &LockedRing, call: &WaitCall) -> bool {
     locked.devices.queues.in_flight() == 1
-        && call.completions == locked.queues.cq.arrived_since(call.start(&locked.ring.memory)) + 1
+        && call.completions == locked.queues.cq.arrived_since(call.head_at_start(&locked.ring.memory)) + 1
         && locked.waiting.polls.armed() == 0
         && locked.devices.queues.waiter().is_some()
 }
@@ -66,7 +66,7 @@ fn poll_until<'a>(
         locked.release(Exit::Pause);
         locked = ring.lock();
         // Another thread may have posted the completion while this thread did not hold the lock.
-        let arrived = locked.queues.cq.arrived_since(call.start(&ring.memory));
+        let arrived = locked.queues.cq.arrived_since(call.head_at_start(&ring.memory));
         if locked.devices.queues.in_flight() != 1 || arrived >= call.completions {
             locked.release(Exit::Pause);
             return None;

@@ -40,7 +40,7 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
     let DeviceQueues { channels, completions, .. } = &mut locked.devices.queues;
     completions.clear();
     channels[index].channel.poll(completions);
-    !completions.as_slice().is_empty() && complete_found(locked, index)
+    !completions.as_slice().is_empty() && complete_polled(locked, index)
 }
 
 /// Completes the requests that a poll of the channel (the ring's queue pair on a device) has
@@ -48,7 +48,7 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
 /// the poll filled the buffer for completions, polls again. Returns `true`, the result of
 /// [`reap_one`].
 #[inline(never)]
-fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
+fn complete_polled(locked: &mut LockedRing, index: usize) -> bool {
     let mut completions = core::mem::take(&mut locked.devices.queues.completions);
     loop {
         for (number, completion) in completions.as_slice().iter().enumerate() {

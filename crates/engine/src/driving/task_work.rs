@@ -142,8 +142,8 @@ pub(crate) fn announce_files(ring: &Arc<Ring>) {
 /// watcher watch the set again, and returns `true`. Returns `false` if the set reports an event, or
 /// if a driver keeps the lock for more than a few tries: the ring watcher never waits for a lock.
 fn watch_again_if_handled(ring: &Arc<Ring>) -> bool {
-    const TRIES: u32 = 16;
-    let mut tries = 0..TRIES;
+    const MOST_TRIES: u32 = 16;
+    let mut tries = 0..MOST_TRIES;
     let locked = loop {
         match (ring.try_lock(), tries.next()) {
             (Ok(locked), _) => break locked,

@@ -43,14 +43,14 @@ pub(crate) struct WaitCall {
 
 impl WaitCall {
     /// Returns the head of the CQ when this wait began.
-    pub fn start(&self, memory: &Memory) -> u32 {
+    pub fn head_at_start(&self, memory: &Memory) -> u32 {
         self.consumed.unwrap_or_else(|| memory.consumed())
     }
 
     /// Returns the number of CQEs that the CQ had when this wait began or that have come since.
     /// CQEs that another thread has consumed meanwhile count, too. The caller needs no lock.
     pub fn arrived(&self, ring: &Ring) -> u32 {
-        ring.memory.published_since(self.start(&ring.memory))
+        ring.memory.published_since(self.head_at_start(&ring.memory))
     }
 }
 
@@ -307,15 +307,16 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
 /// Returns how many completions have to arrive before a waker wakes this waiter. On a ring that
 /// defers task work, only completions from now on count. On any other ring, the CQEs since the
 /// wait's start count, too.
-fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
+fn needed_completions(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     if !locked.ring.defers_task_work() {
         return call.completions;
     }
     match locked.queues.consumer.stop() {
         Rest::OutOfReach => 1,
-        Rest::Nothing | Rest::Entries => {
-            call.completions.saturating_sub(locked.queues.cq.arrived_since(call.start(&locked.ring.memory))).max(1)
-        }
+        Rest::Nothing | Rest::Entries => call
+            .completions
+            .saturating_sub(locked.queues.cq.arrived_since(call.head_at_start(&locked.ring.memory)))
+            .max(1),
     }
 }
 
@@ -328,7 +329,7 @@ fn gather_or_sleep(
     span: Option<Nanoseconds>,
     rate: &mut CompletionRate,
 ) -> Result<(), Errno> {
-    match gather(locked, call, span, rate)? {
+    match pause_for_more_events(locked, call, span, rate)? {
         Some(locked) => sleep(locked, call, span),
         None => Ok(()),
     }
@@ -342,7 +343,7 @@ fn gather_or_sleep(
 /// Returns `None`, with the lock released, if the waiter paused; otherwise the held lock.
 ///
 /// Errors: `EINTR` if a signal ended the pause.
-fn gather<'a>(
+fn pause_for_more_events<'a>(
     mut locked: LockedRing<'a>,
     call: &WaitCall,
     span: Option<Nanoseconds>,
@@ -352,7 +353,7 @@ fn gather<'a>(
     if !ring.defers_task_work() || locked.waiting.polls.armed() == 0 || call.mask.is_some() || call.minimum.is_some() {
         return Ok(Some(locked));
     }
-    let ready = locked.queues.cq.arrived_since(call.start(&ring.memory));
+    let ready = locked.queues.cq.arrived_since(call.head_at_start(&ring.memory));
     let Some(pause) = rate.pause(ready, call.completions - ready) else { return Ok(Some(locked)) };
     if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
         return Ok(Some(locked));
@@ -360,8 +361,8 @@ fn gather<'a>(
     // This call comes before `announce`. Otherwise the waiter would wake itself for the CQEs that
     // it has just published.
     locked.wake_others();
-    let needed = needed(&mut locked, call);
-    let ticket = ring.wakers.announce(Sleeper::Futex, needed, call.start(&ring.memory));
+    let needed = needed_completions(&mut locked, call);
+    let ticket = ring.wakers.announce(Sleeper::Futex, needed, call.head_at_start(&ring.memory));
     locked.release(Exit::Pause);
     let pause = span.map_or(pause, |span| span.min(pause));
     let slept = match ring.task_work.is_empty() {
@@ -427,11 +428,11 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     // This call comes before `announce`. Otherwise the waiter would wake itself for the CQEs that
     // it has just published.
     locked.wake_others();
-    let needed = needed(&mut locked, call);
+    let needed = needed_completions(&mut locked, call);
     match waiter.filter(|_| leads) {
         Some((waiter, most)) => sleep_for_completions(locked, (&waiter, needed.min(most)), needed, span),
         None => {
-            let ticket = ring.wakers.announce(kind, needed, call.start(&ring.memory));
+            let ticket = ring.wakers.announce(kind, needed, call.head_at_start(&ring.memory));
             // On a shared ring the ring watcher watches the files during this sleep.
             locked.release(if is_shared { Exit::Finished } else { Exit::Pause });
             sleep_announced(&ring, ticket, leads.then_some(set), call, span)
