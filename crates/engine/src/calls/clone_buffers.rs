@@ -38,7 +38,7 @@ impl Ring {
             }
         }
         let locked = source.lock();
-        let copies = registered_buffers::copies(&locked.registered.buffers, &Part { from, to, count });
+        let copies = registered_buffers::copy_slots(&locked.registered.buffers, &Part { from, to, count });
         locked.release(Exit::Leave);
         let copies = copies?;
         let mut locked = self.lock();
@@ -46,7 +46,7 @@ impl Ring {
             if flags & REPLACE == 0 && locked.registered.buffers.are_registered() { Err(Errno::EBUSY) } else { Ok(()) };
         let origin = locked.new_origin();
         locked.registered.buffers.origin = origin;
-        let adopted = room.map(|()| registered_buffers::adopt(&mut locked.registered.buffers, copies, to));
+        let adopted = room.map(|()| registered_buffers::install_copies(&mut locked.registered.buffers, copies, to));
         locked.note_registration(Some(origin));
         locked.release(Exit::Leave);
         adopted

@@ -282,7 +282,7 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
 
 fn run_one(locked: &mut LockedRing, request: RequestEntry) {
     match request.progress {
-        Progress::Visiting => message_ring::arrive(locked, request),
+        Progress::Visiting => message_ring::run_visit(locked, request),
         // The ring is closed: no thread reads its CQEs, and requests linked to this one must not
         // start. The request is only released.
         _ if locked.closed => {}

@@ -5,7 +5,7 @@ use super::receive::{self, Rest, rest};
 use super::send_receive::transfer_of;
 use super::{received_message, send};
 use crate::completion::complete;
-use crate::registered::buffer_group::{Many, SelectedBuffer, Usage};
+use crate::registered::buffer_group::{SelectedBuffer, SelectedBuffers, Usage};
 use crate::request::Request;
 use crate::request::operation::send_receive::{Selections, SendReceive};
 use crate::request::outcome::IssueOutcome;
@@ -17,7 +17,7 @@ use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 
 /// Selects the next buffers of the request's group for its transfer, with at most `most` bytes. If
 /// `most` is 0, selects only the first buffer.
-fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
+fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<SelectedBuffers, Errno> {
     let group = request.sqe.buf_index;
     let transfer = transfer_of(request)?;
     let members = &mut transfer.message.get_or_insert_with(|| locked.queues.pool.message()).members;
@@ -29,7 +29,7 @@ fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<M
 /// Selects buffers for a receive. Records in `selections` what limits the request's next selection:
 /// whether the group became empty, and whether this selection was cut. If this selection has only
 /// one buffer, also records that buffer's length.
-fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
+fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<SelectedBuffers, Errno> {
     let many = select(locked, request, most)?;
     let selections = &mut transfer_of(request)?.selections;
     selections.emptied |= many.emptied;
@@ -42,7 +42,7 @@ fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> 
 
 /// Returns the selection as the CQE reports it: the first buffer's id, and whether a part of the
 /// last buffer is `left` in the group.
-fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
+fn reported_selection(group: u16, many: &SelectedBuffers, left: bool) -> SelectedBuffer {
     SelectedBuffer {
         group,
         id: many.first,
@@ -64,7 +64,7 @@ pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> 
     let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
     let many = select(locked, request, most)?;
     let left = locked.registered.buffer_groups.use_up_all(group, &many);
-    request.buffer = Some(named(group, &many, left));
+    request.buffer = Some(reported_selection(group, &many, left));
     Ok(many.emptied)
 }
 
@@ -108,14 +108,14 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
     for given in 0..SLICE {
         let selections = transfer_of(request).map(|transfer| transfer.selections).unwrap_or_default();
         let mut bundle = match receive_bundle(locked, request, given > 0) {
-            Ok(Step::Given(bundle)) => bundle,
-            Ok(Step::GoesOn) => continue,
-            Ok(Step::Drained) => return receive::drained(request),
+            Ok(AttemptOutcome::Given(bundle)) => bundle,
+            Ok(AttemptOutcome::GoesOn) => continue,
+            Ok(AttemptOutcome::Drained) => return receive::drained(request),
             Err(Errno::EAGAIN) if receive::is_shut(request) => {
                 let failed = transfer_of(request).is_ok_and(|transfer| transfer.flags & message::WAIT_ALL != 0);
                 Bundle { bytes: 0, rest: Rest::Unknown, last: true, failed }
             }
-            Err(Errno::EAGAIN) => return found_nothing(request, given, selections),
+            Err(Errno::EAGAIN) => return outcome_without_data(request, given, selections),
             Err(Errno::ENOBUFS) => return receive::out_of_buffers(request, given, Errno::ENOBUFS),
             Err(Errno::ENOENT) => return receive::out_of_buffers(request, given, Errno::ENOENT),
             Err(error) => {
@@ -139,11 +139,11 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
         }
         let Ok(transfer) = transfer_of(request) else { break };
         transfer.selections = Selections::default();
-        let has_had_its_share = has_had_its_share(transfer, bundle.bytes);
+        let has_reached_limit = has_reached_limit(transfer, bundle.bytes);
         if bundle.rest == Rest::Nothing && !receive::reported_end(request) {
             return receive::drained(request);
         }
-        if has_had_its_share {
+        if has_reached_limit {
             break;
         }
     }
@@ -154,7 +154,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
 /// wait, undoes the attempt's buffer selections: restores `selections`, their state before the
 /// attempt. The kernel polls the socket before such an attempt, and selects no buffers if the
 /// socket is empty.
-fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {
+fn outcome_without_data(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {
     let begins_later_slice = given == 0 && request.poll_slot != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
     if begins_later_slice {
@@ -165,7 +165,7 @@ fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> I
 
 /// Returns whether a multishot has received as many bytes as its SQE asks for. It then lets other
 /// requests continue before it receives more.
-fn has_had_its_share(transfer: &SendReceive, bytes: u64) -> bool {
+fn has_reached_limit(transfer: &SendReceive, bytes: u64) -> bool {
     transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
 
@@ -181,7 +181,7 @@ pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u
 }
 
 /// The outcome of one attempt to receive a bundle.
-enum Step {
+enum AttemptOutcome {
     Given(Bundle),
     /// The bundle is not complete, and its socket may hold more data for it.
     GoesOn,
@@ -201,7 +201,7 @@ struct Bundle {
 /// Receives one bundle. If nothing limits its length, receives into one buffer first, and then the
 /// bytes that wait in the socket into as many buffers as they need. `is_reported`: the receive
 /// before this one has found out how many bytes wait.
-fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: bool) -> Result<Step, Errno> {
+fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: bool) -> Result<AttemptOutcome, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
     let &mut SendReceive { mut wanted, limit, selections, flags, .. } = transfer_of(request)?;
@@ -225,7 +225,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
             _ if message::ends_after_unread(number) => Rest::Something,
             _ => Rest::Unknown,
         };
-        return Ok(Step::Given(Bundle { bytes, rest, last: true, failed: waits_for_all }));
+        return Ok(AttemptOutcome::Given(Bundle { bytes, rest, last: true, failed: waits_for_all }));
     }
     let goes_on = waits_for_all && bytes < room && message::is_resumable(number);
     let mut is_open = wanted == 0 && !selections.emptied;
@@ -236,7 +236,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
         } else {
             locked.registered.buffer_groups.use_up(group, &many, width::low(bytes))
         };
-        request.buffer = Some(named(group, &many, left));
+        request.buffer = Some(reported_selection(group, &many, left));
         // The SQE's length limits the bytes of each CQE of a multishot.
         let is_full = request.multishot && wanted != 0 && bytes >= u64::from(wanted);
         is_open = !selections.emptied && !selections.cut && !is_full;
@@ -250,20 +250,20 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     let rest = rest(request, bytes, room);
     if goes_on {
         let is_drained = rest == Rest::Nothing && !receive::reported_end(request);
-        return Ok(if is_drained { Step::Drained } else { Step::GoesOn });
+        return Ok(if is_drained { AttemptOutcome::Drained } else { AttemptOutcome::GoesOn });
     }
     let discards = transfer_of(request)?.discards();
     let failed = waits_for_all && (bytes < room || was_cut);
     let mut bundle = Bundle { bytes, rest, last: selections.emptied, failed };
     if bundle.rest == Rest::Something && bytes == room && is_open && !discards {
-        append(locked, request, bounded(message::unread(number)), &mut bundle)?;
+        receive_rest(locked, request, bounded(message::unread(number)), &mut bundle)?;
     }
     bundle.rest = receive::with_end(request, bundle.rest);
-    Ok(Step::Given(bundle))
+    Ok(AttemptOutcome::Given(bundle))
 }
 
 /// Receives up to `more` bytes that did not fit into the bundle's first buffer.
-fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mut Bundle) -> Result<(), Errno> {
+fn receive_rest(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mut Bundle) -> Result<(), Errno> {
     let number = request.file.number;
     if more <= 1 {
         return Ok(());

@@ -40,7 +40,7 @@ struct Visit {
 }
 
 /// Returns the rings and the file that the request carries. Other modules see them only as `Any`.
-fn visited(visit: &(dyn Any + Send)) -> &Visit {
+fn visit_of(visit: &(dyn Any + Send)) -> &Visit {
     visit.downcast_ref().unwrap_or_else(|| unreachable!("only this file makes the value"))
 }
 
@@ -167,7 +167,7 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     if other.closed {
         return Err(Errno::EBADF);
     }
-    let is_next = catch_up(&mut other);
+    let is_next = deliver_queued(&mut other);
     if is_next {
         other.post(cqe);
     }
@@ -179,7 +179,7 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
 /// directly. Returns `false` if entries stay on the list: the ring defers task work, or another
 /// thread is just adding an entry. An earlier message of this thread may be behind such an entry.
 /// So the next message has to go onto the list, too, or it would overtake the earlier one.
-fn catch_up(other: &mut LockedRing) -> bool {
+fn deliver_queued(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
         other.run_task_work();
     }
@@ -204,8 +204,8 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     if let Ok(mut other) = target.try_lock() {
         // As in the kernel, the file is delivered even if the target has DEFER_TASKRUN. The
         // target's deferred completions stay on its list.
-        let received =
-            (defers_messages(&target) || catch_up(&mut other)).then(|| receive(&mut other, message, file.clone()));
+        let received = (defers_messages(&target) || deliver_queued(&mut other))
+            .then(|| receive(&mut other, message, file.clone()));
         other.release(Exit::LeaveInside);
         if let Some(received) = received {
             return received.map(IssueOutcome::done);
@@ -229,17 +229,17 @@ fn receive(locked: &mut LockedRing, message: &Message, file: Arc<RegisteredFile>
 }
 
 /// Sends the request itself to the ring that its message is for.
-pub(crate) fn send_off(mut request: RequestEntry) {
+pub(crate) fn send_to_target(mut request: RequestEntry) {
     let Operation::Message(Message { visit: Some(visit), .. }) = &request.operation else {
         unreachable!("a visiting request names its ring")
     };
-    let target = visited(&**visit).target.clone();
+    let target = visit_of(&**visit).target.clone();
     request.progress = Progress::Visiting;
     target.add_task_work(request, Urgency::Urgent, false);
 }
 
 /// Carries out a request that has come from another ring, and sends it back with its result.
-pub(crate) fn arrive(locked: &mut LockedRing, mut request: RequestEntry) {
+pub(crate) fn run_visit(locked: &mut LockedRing, mut request: RequestEntry) {
     let Operation::Message(message) = &mut request.operation else { unreachable!("only a message visits a ring") };
     let Some(visit) = message.visit.take().and_then(|visit| visit.downcast::<Visit>().ok()) else {
         unreachable!("a visiting request names its ring")

@@ -57,7 +57,7 @@ pub(crate) enum Usage {
 }
 
 /// A selection of several consecutive buffers of a group, for a bundle.
-pub(crate) struct Many {
+pub(crate) struct SelectedBuffers {
     /// Id of the first selected buffer.
     pub first: u16,
     pub bytes: u32,
@@ -102,7 +102,7 @@ impl BufferGroups {
                 Ok(SelectedBuffer { group, id, address, length: bound(length), whole_length, from_ring: false, usage })
             }
             BufferGroup::Ring(ring) => {
-                let (address, whole_length, id) = ring.first().ok_or(Errno::ENOBUFS)?;
+                let (address, whole_length, id) = ring.next_buffer().ok_or(Errno::ENOBUFS)?;
                 let length = bound(whole_length);
                 let usage = if !ring.incremental {
                     ring.advance(1);
@@ -132,14 +132,14 @@ impl BufferGroups {
     /// caller uses them up ([`BufferGroups::use_up`]).
     ///
     /// Errors: `ENOENT` if there is no such group; `ENOBUFS` if there is no buffer in it.
-    pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
+    pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<SelectedBuffers, Errno> {
         match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
             BufferGroup::Classic(buffers) => {
                 let ProvidedBuffer { id, address, length } = buffers.front().ok_or(Errno::ENOBUFS)?;
                 let length = if most == 0 { length } else { length.min(most) };
                 into.push(IoVector { base: address, length: u64::from(length) });
                 let emptied = buffers.len() == 1;
-                Ok(Many { first: id, bytes: length, count: 1, emptied, is_cut: false, from_ring: false })
+                Ok(SelectedBuffers { first: id, bytes: length, count: 1, emptied, is_cut: false, from_ring: false })
             }
             BufferGroup::Ring(ring) => ring.select_many(most, into),
         }
@@ -147,7 +147,7 @@ impl BufferGroups {
 
     /// Uses up the first `bytes` bytes of a selection of buffers. Returns whether a part of the
     /// last buffer is left.
-    pub fn use_up(&mut self, group: u16, many: &Many, bytes: u32) -> bool {
+    pub fn use_up(&mut self, group: u16, many: &SelectedBuffers, bytes: u32) -> bool {
         match self.groups.get_mut(&group) {
             Some(BufferGroup::Ring(ring)) if many.from_ring => ring.use_up(bytes, many),
             Some(BufferGroup::Classic(buffers)) if !many.from_ring => {
@@ -160,7 +160,7 @@ impl BufferGroups {
 
     /// Uses up all buffers of a selection, including buffers of length 0. Returns whether a part of
     /// the last buffer is left.
-    pub fn use_up_all(&mut self, group: u16, many: &Many) -> bool {
+    pub fn use_up_all(&mut self, group: u16, many: &SelectedBuffers) -> bool {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && many.from_ring
             && !ring.incremental
@@ -173,7 +173,7 @@ impl BufferGroups {
 
     /// Makes the record of a used-up selection, for a request that fills its buffers in several
     /// steps.
-    pub fn record_wait_all(&self, group: u16, many: Many) -> WaitAllBuffers {
+    pub fn record_wait_all(&self, group: u16, many: SelectedBuffers) -> WaitAllBuffers {
         let position = match self.groups.get(&group) {
             Some(BufferGroup::Ring(ring)) => Some(ring.position()),
             _ => None,
@@ -387,7 +387,9 @@ fn follow_one(
 ) -> BufferGroup {
     match (group, known) {
         (SharedGroup::Classic, _) => BufferGroup::Classic(ClassicBuffers::Shared(registrations.clone(), id)),
-        (SharedGroup::Ring(shared), Some(BufferGroup::Ring(known))) if known.is(&shared) => BufferGroup::Ring(known),
+        (SharedGroup::Ring(shared), Some(BufferGroup::Ring(known))) if known.is_described_by(&shared) => {
+            BufferGroup::Ring(known)
+        }
         (SharedGroup::Ring(shared), _) => {
             let has_memory = own_registrations.has_memory_of(shared.origin);
             BufferGroup::Ring(BufferRing::shared(registrations, slot, shared, has_memory))
@@ -397,7 +399,7 @@ fn follow_one(
 
 /// The buffers of a request with MSG_WAITALL. The request keeps them until all of them are full.
 pub(crate) struct WaitAllBuffers {
-    many: Many,
+    many: SelectedBuffers,
     /// The identity and the head of the buffer ring ([`BufferRing::position`]) after the buffers
     /// were used up. `None`: the buffers come from a classic group.
     position: Option<(Origin, u16)>,

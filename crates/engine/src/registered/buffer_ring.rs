@@ -2,7 +2,7 @@
 //! memory. Either usring makes this memory for the program to map, or it is the program's own
 //! memory.
 
-use super::buffer_group::{Many, Usage};
+use super::buffer_group::{SelectedBuffers, Usage};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
@@ -71,7 +71,7 @@ impl BufferRing {
     }
 
     /// Returns whether `ring` describes this buffer ring: both have the same origin.
-    pub fn is(&self, ring: &SharedBufferRing) -> bool {
+    pub fn is_described_by(&self, ring: &SharedBufferRing) -> bool {
         self.origin == ring.origin
     }
 
@@ -189,15 +189,15 @@ impl BufferRing {
 
     /// Selects the ring's next buffers that hold at most `most` bytes. If `most` is 0, selects only
     /// the first buffer. The buffers stay in the ring. Error: `ENOBUFS` if the ring is empty.
-    pub fn select_many(&mut self, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
-        let (_, length, first) = self.first().ok_or(Errno::ENOBUFS)?;
+    pub fn select_many(&mut self, most: u32, into: &mut Vec<IoVector>) -> Result<SelectedBuffers, Errno> {
+        let (_, length, first) = self.next_buffer().ok_or(Errno::ENOBUFS)?;
         let tail = self.tail().ok_or(Errno::ENOBUFS)?;
         if most != 0 && length == 0 {
             return Err(Errno::ENOBUFS);
         }
         let needed = if most == 0 { 1 } else { most.div_ceil(length).min(MANY_LIMIT) };
         let count = u32::from(tail.wrapping_sub(self.head())).min(self.entries).min(needed);
-        let mut many = Many { first, bytes: 0, count: 0, emptied: false, is_cut: false, from_ring: true };
+        let mut many = SelectedBuffers { first, bytes: 0, count: 0, emptied: false, is_cut: false, from_ring: true };
         let mut left = if most == 0 { i32::MAX as u32 } else { most };
         let mut at = self.head();
         for index in 0..count {
@@ -228,7 +228,7 @@ impl BufferRing {
 
     /// Uses up the first `bytes` bytes of a selection of buffers. Returns whether a part of the
     /// last buffer is left.
-    pub fn use_up(&mut self, bytes: u32, many: &Many) -> bool {
+    pub fn use_up(&mut self, bytes: u32, many: &SelectedBuffers) -> bool {
         if self.incremental {
             return self.consume(bytes);
         }
@@ -250,7 +250,7 @@ impl BufferRing {
 
     /// Returns the address, length and id of the ring's next buffer; `None`: the ring is empty or
     /// cannot be read.
-    pub fn first(&self) -> Option<(UserAddress, u32, u16)> {
+    pub fn next_buffer(&self) -> Option<(UserAddress, u32, u16)> {
         if self.tail()? == self.head() {
             return None;
         }

@@ -134,7 +134,7 @@ impl RegisteredBuffers {
     /// memory. Error: `EFAULT` if the slot is empty, if a piece is empty or does not lie within the
     /// buffer, or if this process does not have the buffer's memory.
     pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferReference, Errno> {
-        let mut held = self.share_nothing(index)?;
+        let mut held = self.share_empty_part(index)?;
         for piece in pieces {
             if piece.length == 0 {
                 return Err(Errno::EFAULT);
@@ -144,7 +144,7 @@ impl RegisteredBuffers {
         Ok(held)
     }
 
-    fn share_nothing(&self, index: u16) -> Result<BufferReference, Errno> {
+    fn share_empty_part(&self, index: u16) -> Result<BufferReference, Errno> {
         self.share(index, self.get(index).ok_or(Errno::EFAULT)?.address, 0)
     }
 
@@ -353,7 +353,7 @@ pub(crate) struct Part {
 
 impl Part {
     /// Returns the slots to copy out of a table of `size` slots.
-    fn within(&self, size: usize) -> Result<Range<usize>, Errno> {
+    fn slots_within(&self, size: usize) -> Result<Range<usize>, Errno> {
         if self.count == 0 && (self.from != 0 || self.to != 0) {
             return Err(Errno::EINVAL);
         }
@@ -370,7 +370,7 @@ impl Part {
 }
 
 /// CLONE_BUFFERS on the source ring: returns copies of the buffers. The copies have no tags.
-pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<BufferSlot>, Errno> {
+pub(crate) fn copy_slots(source: &RegisteredBuffers, part: &Part) -> Result<Vec<BufferSlot>, Errno> {
     let entries = source.entries.as_ref().ok_or(Errno::ENXIO)?;
     let copy = |buffer: &Arc<RegisteredBuffer>| {
         let RegisteredBuffer { address, length, is_here, .. } = **buffer;
@@ -381,7 +381,7 @@ pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<Buff
 
 /// CLONE_BUFFERS on the destination ring: puts the copies into the ring's table, from slot `to` on.
 /// Enlarges the table if necessary.
-pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to: u32) -> u32 {
+pub(crate) fn install_copies(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to: u32) -> u32 {
     let mut entries = buffers.entries.take().unwrap_or_default();
     let first = to as usize;
     let end = first + copies.len();

@@ -100,7 +100,7 @@ fn conclude<const SUBMITS: bool>(locked: &mut LockedRing, mut request: RequestEn
         IssueOutcome::OnDevice(index) => device_submit::submit(locked, request, index),
         IssueOutcome::Visits => {
             locked.waiting.timeouts.arm_link_timeout(&mut request);
-            message_ring::send_off(request);
+            message_ring::send_to_target(request);
         }
         waiting => suspend::suspend(locked, request, waiting),
     }
