@@ -1,7 +1,7 @@
 //! Bundles: sends or receives that use several provided buffers and post one CQE for all of them.
 //! The CQE names the first buffer.
 
-use super::receive::{self, Rest, rest};
+use super::receive::{self, LeftInSocket, rest};
 use super::send_receive::transfer_of;
 use super::{received_message, send};
 use crate::completion::complete;
@@ -113,7 +113,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
             Ok(AttemptOutcome::Drained) => return receive::drained(request),
             Err(Errno::EAGAIN) if receive::is_shut(request) => {
                 let failed = transfer_of(request).is_ok_and(|transfer| transfer.flags & message::WAIT_ALL != 0);
-                Bundle { bytes: 0, rest: Rest::Unknown, last: true, failed }
+                Bundle { bytes: 0, rest: LeftInSocket::Unknown, last: true, failed }
             }
             Err(Errno::EAGAIN) => return outcome_without_data(request, given, selections),
             Err(Errno::ENOBUFS) => return receive::out_of_buffers(request, given, Errno::ENOBUFS),
@@ -128,7 +128,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
             *left = left.saturating_sub(width::low(bundle.bytes));
             bundle.last |= *left == 0;
         }
-        let nonempty = if bundle.rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
+        let nonempty = if bundle.rest == LeftInSocket::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
         let flags = nonempty | locked.registered.buffer_groups.flags_of(&mut request.buffer);
         let ends = bundle.last || !request.multishot;
         if ends || !complete::post_more(locked, request, width::int(bundle.bytes), flags) {
@@ -140,7 +140,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
         let Ok(transfer) = transfer_of(request) else { break };
         transfer.selections = Selections::default();
         let has_reached_limit = has_reached_limit(transfer, bundle.bytes);
-        if bundle.rest == Rest::Nothing && !receive::reported_end(request) {
+        if bundle.rest == LeftInSocket::Nothing && !receive::reported_end(request) {
             return receive::drained(request);
         }
         if has_reached_limit {
@@ -192,7 +192,7 @@ enum AttemptOutcome {
 /// The contents of one CQE of a bundle.
 struct Bundle {
     bytes: u64,
-    rest: Rest,
+    rest: LeftInSocket,
     /// No CQE follows: no more data will come, or no buffer is left for it.
     last: bool,
     failed: bool,
@@ -222,8 +222,8 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     if bytes == 0 {
         let rest = match room {
             0 => rest(request, 0, 0),
-            _ if message::ends_after_unread(number) => Rest::Something,
-            _ => Rest::Unknown,
+            _ if message::ends_after_unread(number) => LeftInSocket::Something,
+            _ => LeftInSocket::Unknown,
         };
         return Ok(AttemptOutcome::Given(Bundle { bytes, rest, last: true, failed: waits_for_all }));
     }
@@ -249,13 +249,13 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     }
     let rest = rest(request, bytes, room);
     if goes_on {
-        let is_drained = rest == Rest::Nothing && !receive::reported_end(request);
+        let is_drained = rest == LeftInSocket::Nothing && !receive::reported_end(request);
         return Ok(if is_drained { AttemptOutcome::Drained } else { AttemptOutcome::GoesOn });
     }
     let discards = transfer_of(request)?.discards();
     let failed = waits_for_all && (bytes < room || was_cut);
     let mut bundle = Bundle { bytes, rest, last: selections.emptied, failed };
-    if bundle.rest == Rest::Something && bytes == room && is_open && !discards {
+    if bundle.rest == LeftInSocket::Something && bytes == room && is_open && !discards {
         receive_rest(locked, request, bounded(message::unread(number)), &mut bundle)?;
     }
     bundle.rest = receive::with_end(request, bundle.rest);
@@ -270,7 +270,7 @@ fn receive_rest(locked: &mut LockedRing, request: &mut Request, more: u32, bundl
     }
     let Ok(many) = select_to_fill(locked, request, more) else {
         // No buffer is left. The kernel then does not report that the socket holds more data.
-        bundle.rest = Rest::Unknown;
+        bundle.rest = LeftInSocket::Unknown;
         return Ok(());
     };
     match receive_into(request, number) {
@@ -285,7 +285,7 @@ fn receive_rest(locked: &mut LockedRing, request: &mut Request, more: u32, bundl
         }
         Ok(_) | Err(Errno::EAGAIN) => {}
         // The bundle ends with the bytes that it has.
-        Err(_) => (bundle.rest, bundle.last, bundle.failed) = (Rest::Unknown, true, true),
+        Err(_) => (bundle.rest, bundle.last, bundle.failed) = (LeftInSocket::Unknown, true, true),
     }
     Ok(())
 }

@@ -75,7 +75,7 @@ pub(crate) fn begin_forced_multishot(request: &mut Request) -> IssueOutcome {
 
 /// Knowledge about the data left in the socket after a receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rest {
+pub(crate) enum LeftInSocket {
     Nothing,
     Something,
     /// Only another receive can find out whether data is left.
@@ -84,22 +84,22 @@ pub(crate) enum Rest {
 
 /// Returns what is left in the socket after a receive that returned `bytes` bytes and had room for
 /// `room`.
-pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
+pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> LeftInSocket {
     let (number, reported) = (request.file.number, request.ready_for);
-    let Ok(transfer) = transfer_of(request) else { return Rest::Unknown };
+    let Ok(transfer) = transfer_of(request) else { return LeftInSocket::Unknown };
     if transfer.flags & message::URGENT != 0 {
-        return Rest::Unknown;
+        return LeftInSocket::Unknown;
     }
     let is_short = bytes < room && transfer.flags & message::PEEK == 0;
     let is_left = match *transfer.counted.get_or_insert_with(|| message::counted(number)) {
-        Counted::Not => return Rest::Unknown,
+        Counted::Not => return LeftInSocket::Unknown,
         Counted::UpToSeam => message::unread(number) != 0,
         // Urgent data that comes later makes an event of its own.
         Counted::UpToUrgent => {
             !is_short && message::unread(number) != 0 || reported & epoll::PRI != 0 && message::is_at_urgent(number)
         }
     };
-    if is_left { Rest::Something } else { Rest::Nothing }
+    if is_left { LeftInSocket::Something } else { LeftInSocket::Nothing }
 }
 
 /// Returns `rest`. For a multishot, returns `Something` instead of `Nothing` in two cases:
@@ -110,14 +110,14 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
 ///
 /// An event that has woken the request reports both. So the socket is asked only if no event has
 /// woken the request, or if the last event reported an end.
-pub(crate) fn with_end(request: &mut Request, rest: Rest) -> Rest {
+pub(crate) fn with_end(request: &mut Request, rest: LeftInSocket) -> LeftInSocket {
     let (number, was_woken) = (request.file.number, request.ready_for != 0);
-    if rest != Rest::Nothing || !request.multishot || was_woken && !reported_end(request) {
+    if rest != LeftInSocket::Nothing || !request.multishot || was_woken && !reported_end(request) {
         return rest;
     }
     let is_tcp = transfer_of(request).is_ok_and(|transfer| transfer.counted == Some(Counted::UpToUrgent));
     let is_more = message::ends_after_unread(number) || is_tcp && !was_woken && message::is_at_urgent(number);
-    if is_more { Rest::Something } else { rest }
+    if is_more { LeftInSocket::Something } else { rest }
 }
 
 fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
@@ -156,7 +156,7 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     let Some(outcome) = after_receive(transfer, number, bytes, was_cut) else {
         // A Unix stream may hold more data after the message at which the call stopped. No event
         // would report that data.
-        let is_drained = rest(request, bytes, room) == Rest::Nothing && !reported_end(request);
+        let is_drained = rest(request, bytes, room) == LeftInSocket::Nothing && !reported_end(request);
         return is_drained.then(|| drained(request));
     };
     if may_report_more(transfer, bytes, room) && reports_more(request, bytes, room) {
@@ -196,7 +196,7 @@ fn reports_more(request: &mut Request, bytes: u64, room: u64) -> bool {
     if bytes == 0 && room > 0 {
         return message::ends_after_unread(request.file.number);
     }
-    rest(request, bytes, room) == Rest::Something
+    rest(request, bytes, room) == LeftInSocket::Something
 }
 
 #[inline]
@@ -281,13 +281,13 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
             }
             // The buffer had no room for data, so the socket may still hold data.
             (true, 0..) if width::word(result) == room => rest(request, room, room),
-            (true, 0..) if message::ends_after_unread(number) => Rest::Something,
-            _ => Rest::Unknown,
+            (true, 0..) if message::ends_after_unread(number) => LeftInSocket::Something,
+            _ => LeftInSocket::Unknown,
         };
         if let Some(outcome) = post(locked, request, result, ended, rest) {
             return outcome;
         }
-        if rest == Rest::Nothing && !reported_end(request) {
+        if rest == LeftInSocket::Nothing && !reported_end(request) {
             return drained(request);
         }
     }
@@ -317,8 +317,14 @@ pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
 
 /// Posts the CQE of one receive of a multishot. If that is the multishot's last CQE, returns it as
 /// the request's outcome instead.
-fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool, rest: Rest) -> Option<IssueOutcome> {
-    let nonempty = if rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
+fn post(
+    locked: &mut LockedRing,
+    request: &mut Request,
+    result: i32,
+    ended: bool,
+    rest: LeftInSocket,
+) -> Option<IssueOutcome> {
+    let nonempty = if rest == LeftInSocket::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
     return_or_use_buffer(locked, request, &IssueOutcome::done(result));
     let limit = match transfer_of(request) {
         Ok(SendReceive { limit: Some(left), .. }) => {

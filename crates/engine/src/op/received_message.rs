@@ -18,13 +18,13 @@ pub(crate) fn receive(transfer: &mut SendReceive, number: i32) -> Result<(u64, b
     let part = transfer.part;
     let Some(message) = &mut transfer.message else { return Err(Errno::EINVAL) };
     let mut header = message.header;
-    into(&mut header, message, &part);
+    fill_header(&mut header, message, &part);
     let bytes = message::receive_message(number, &mut header, flags)?;
-    report(message.report_to, &header)?;
+    write_header(message.report_to, &header)?;
     Ok((bytes, was_cut(&header)))
 }
 
-fn into(header: &mut MessageHeader, message: &SocketMessage, part: &IoVector) {
+fn fill_header(header: &mut MessageHeader, message: &SocketMessage, part: &IoVector) {
     if message.members.is_any() {
         header.vector = UserAddress(message.members.left().as_ptr() as u64);
         header.count = message.members.left().len() as u64;
@@ -40,7 +40,7 @@ pub(crate) fn was_cut(header: &MessageHeader) -> bool {
 }
 
 /// Writes recvmsg(2)'s results into the program's own header.
-fn report(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
+fn write_header(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
     if !header.name.is_null() {
         user_memory::write(to.offset(message::NAME_LENGTH_OFFSET), header.name_length)?;
     }

@@ -35,7 +35,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::WaitId(wait) = &mut request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     if wait.kind == P_PIDFD && wait.id >= 0 {
-        match wait.hold() {
+        match wait.hold_pidfd() {
             Ok(duplicate) => wait.named = Some(duplicate),
             Err(error) => return IssueOutcome::done(error.negative()),
         }
@@ -45,7 +45,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if found.is_ok() && info[SECOND_PART] == 0 && wait.options & WNOHANG == 0 {
         return IssueOutcome::NeedsWorker;
     }
-    IssueOutcome::done(wait.end(found, &info))
+    IssueOutcome::done(wait.write_report(found, &info))
 }
 
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
@@ -54,14 +54,14 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     match blocking.run(&wait.call(&mut info, wait.options)) {
         // Only a cancellation of this request interrupts the call.
         Err(Errno::EINTR) => Errno::ECANCELED.negative(),
-        found => wait.end(found, &info),
+        found => wait.write_report(found, &info),
     }
 }
 
 impl WaitId {
     /// Duplicates the pidfd, so that the request waits for the process that the pidfd names now. If
     /// the pidfd is non-blocking, adds WNOHANG.
-    fn hold(&mut self) -> Result<HeldDescriptor, Errno> {
+    fn hold_pidfd(&mut self) -> Result<HeldDescriptor, Errno> {
         let duplicate = descriptor::hold(self.id)?;
         if descriptor::status_flags(duplicate.number())? & O_NONBLOCK != 0 {
             self.options |= WNOHANG;
@@ -78,7 +78,7 @@ impl WaitId {
     /// Writes waitid(2)'s report into the program's memory. Returns the CQE's result. `found`: the
     /// result of waitid(2). After `ECHILD`, writes an empty report. After any other error, writes
     /// nothing.
-    fn end(&self, found: Result<u64, Errno>, info: &Info) -> i32 {
+    fn write_report(&self, found: Result<u64, Errno>, info: &Info) -> i32 {
         let result = found.map_or_else(Errno::negative, |_| 0);
         if self.report_to.is_null() || !matches!(found, Ok(_) | Err(Errno::ECHILD)) {
             return result;

@@ -376,7 +376,7 @@ pub(crate) fn copy_slots(source: &RegisteredBuffers, part: &Part) -> Result<Vec<
         let RegisteredBuffer { address, length, is_here, .. } = **buffer;
         Arc::new(RegisteredBuffer { address, length, tag: 0, origin: Origin::default(), is_here })
     };
-    Ok(entries[part.within(entries.len())?].iter().map(|slot| slot.as_ref().map(copy)).collect())
+    Ok(entries[part.slots_within(entries.len())?].iter().map(|slot| slot.as_ref().map(copy)).collect())
 }
 
 /// CLONE_BUFFERS on the destination ring: puts the copies into the ring's table, from slot `to` on.
