@@ -149,7 +149,7 @@ impl Ring {
             // If the CQ already holds enough CQEs, the call does not wait.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
                 self.run_deferred_runnable(&mut locked, call.min_complete);
-                if taken != 0 && locked.waiting.polls.expects() {
+                if taken != 0 && locked.waiting.polls.has_expected() {
                     self.try_expected(&mut locked);
                 }
                 // If the ring watcher does not watch this ring's files and timers, the threads that

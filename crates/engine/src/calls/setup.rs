@@ -6,7 +6,7 @@ use crate::driving::{ring_watcher, sq_thread, task_work, wait};
 use crate::host;
 use crate::request::Request;
 use crate::ring::{Queues, Ring, RingState};
-use crate::waiting::device_queues::Departing;
+use crate::waiting::device_queues::ClosedRingResources;
 use crate::waiting::{ask_processes, fast_poll, process_rings, workers};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -202,23 +202,23 @@ impl Ring {
         locked.notify.event_descriptor = None;
         locked.notify.request_events.forget();
         *self.work_event.lock() = None;
-        fast_poll::dissolve(&mut locked);
+        fast_poll::drop_set(&mut locked);
         self.wakers.completions.end();
-        let departing = {
+        let resources = {
             let RingState { devices, registered, .. } = &mut *locked;
-            Departing::of(&mut devices.queues, &mut registered.buffers)
+            ClosedRingResources::of(&mut devices.queues, &mut registered.buffers)
         };
         // The task-work list is sealed, so no thread adds to it any more. This call releases the
         // requests on it, and sends back those that came from other rings.
         task_work::run(&mut locked);
         locked.wake_others();
-        if departing.submits_have_ended() {
+        if resources.submits_have_ended() {
             drop(locked);
-            departing.release_resources();
+            resources.release_resources();
         } else {
             // The thread that makes this ring's last deferred submit releases the ring's queue
             // pairs and buffers.
-            locked.devices.departing = Some(Box::new(departing));
+            locked.devices.closed_ring_resources = Some(Box::new(resources));
         }
     }
 
@@ -226,7 +226,9 @@ impl Ring {
     /// Workers' waits are interrupted, but writes that have begun are completed.
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();
-        while !self.is_inherited() && (workers::have_requests_of(self) || self.lock().devices.departing.is_some()) {
+        while !self.is_inherited()
+            && (workers::have_requests_of(self) || self.lock().devices.closed_ring_resources.is_some())
+        {
             workers::interrupt_running(self);
             let _ = wait::pause(self);
         }

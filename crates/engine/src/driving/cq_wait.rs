@@ -92,7 +92,7 @@ fn wait_in_steps(ring: &Ring, call: &mut WaitCall, start: Ticks, record: &mut Wa
             return Ok(CqWait::Over);
         }
     }
-    let (slept, cost) = waits.metered(|| sleep(ring, call));
+    let (slept, cost) = waits.measure_sometimes(|| sleep(ring, call));
     record.asleep += cost;
     slept
 }
@@ -112,7 +112,7 @@ fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result
         Ok(left) => left.unwrap_or(span),
         Err(error) => return over_or_error(ring, error).map(|_| 0),
     };
-    let (slept, cost) = ring.cq_waits.metered(|| timer_slack::sleep_precisely(span.min(left)));
+    let (slept, cost) = ring.cq_waits.measure_sometimes(|| timer_slack::sleep_precisely(span.min(left)));
     match slept {
         Err(Errno::EINTR) => over_or_error(ring, Errno::EINTR).map(|_| cost),
         _ => Ok(cost),

@@ -163,20 +163,20 @@ fn end_batch(locked: &mut LockedRing, index: usize, batch: DeferredSubmit) {
 #[cold]
 fn end_batches_of_closed<'a>(mut locked: LockedRing<'a>, batches: Vec<Batch>) -> LockedRing<'a> {
     let ring = locked.ring;
-    let departing = locked.devices.departing.as_deref_mut().expect("kept until deferred submits end");
+    let resources = locked.devices.closed_ring_resources.as_deref_mut().expect("kept until deferred submits end");
     for (index, batch) in batches {
-        let queue = &mut departing.devices.channels[index];
+        let queue = &mut resources.devices.channels[index];
         queue.in_flush -= 1;
         queue.channel.end_deferred(batch);
     }
-    if !departing.submits_have_ended() {
+    if !resources.submits_have_ended() {
         return locked;
     }
-    let departing = core::mem::take(departing);
+    let resources = core::mem::take(resources);
     locked.release(Exit::Bare);
-    departing.release_resources();
+    resources.release_resources();
     let mut locked = ring.lock();
-    locked.devices.departing = None;
+    locked.devices.closed_ring_resources = None;
     locked
 }
 

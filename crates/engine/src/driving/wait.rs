@@ -233,7 +233,7 @@ fn complete_finished_work(locked: &mut LockedRing, wanted: u32, is_first: bool) 
     if polls {
         dispatch::poll_for(locked, wanted);
     }
-    if locked.waiting.polls.expects() && locked.queues.cq.ready() < wanted && locked.ring.is_left_to_owner() {
+    if locked.waiting.polls.has_expected() && locked.queues.cq.ready() < wanted && locked.ring.is_left_to_owner() {
         dispatch::try_expected(locked);
         // Publishes the CQEs that `try_expected` has posted, so that the caller counts them.
         locked.finish_batch();

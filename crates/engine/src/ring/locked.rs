@@ -54,7 +54,7 @@ impl Ring {
         state.queues.sq.catch_up();
         state.queues.cq.catch_up();
         if since == Since::HolderDied {
-            self.mend(state);
+            self.finish_for_dead_process(state);
         }
         self.apply_shared_changes(state);
     }

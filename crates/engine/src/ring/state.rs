@@ -17,7 +17,7 @@ use crate::request::successor::Successor;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::submission::chain::Chain;
 use crate::submission::drain::Drain;
-use crate::waiting::device_queues::{Departing, DeviceQueues};
+use crate::waiting::device_queues::{ClosedRingResources, DeviceQueues};
 use crate::waiting::order::Order;
 use crate::waiting::poll_table::PollTable;
 use crate::waiting::remote_changes::RemoteChanges;
@@ -126,5 +126,5 @@ pub(crate) struct Devices {
     pub queues: DeviceQueues,
     pub named: NamedFiles,
     /// Queue pairs and buffers of a closed ring, kept until its last deferred submit is done.
-    pub departing: Option<Box<Departing>>,
+    pub closed_ring_resources: Option<Box<ClosedRingResources>>,
 }

@@ -10,15 +10,15 @@ use usring_sys::{processor, timer_slack};
 pub(crate) const MOST_POLL: Nanoseconds = 50_000;
 /// Bounds of the processor time that waits may use, in 64ths of the waits' length. The lower bound
 /// applies to waits that get few completions, the upper bound to waits that get many.
-const SHARES: (u64, u64) = (40, 48);
+const SHARE_BOUNDS: (u64, u64) = (40, 48);
 /// Largest value of [`CqWaits::balance`] (processor time that waits may still use), in nanoseconds.
 /// The smallest value is the negative of this.
 const MOST_BALANCE: i64 = 100_000;
 /// After polls of no use, at most this many consecutive waits sleep without polling.
-const MOST_WITHOUT: u64 = 64;
+const MOST_WAITS_WITHOUT_POLLING: u64 = 64;
 /// The waiter measures the processor time of only one sleep in this many, because a measurement
 /// takes two system calls.
-const MEASURED: u64 = 8;
+const SLEEPS_PER_MEASUREMENT: u64 = 8;
 /// Longest time, in nanoseconds, that enters the estimates. A longer measurement counts as this
 /// time.
 const MOST_COUNTED_NS: Nanoseconds = 10_000_000;
@@ -125,9 +125,9 @@ impl CqWaits {
             return 0;
         }
         if get(&self.slept) != 0 && get(&self.polled) >= get(&self.slept) {
-            // Polling has not shortened the waits. After [`MOST_WITHOUT`] waits without polling, a
+            // Polling has not shortened the waits. After [`MOST_WAITS_WITHOUT_POLLING`] waits without polling, a
             // wait polls again.
-            set(&self.without, MOST_WITHOUT);
+            set(&self.without, MOST_WAITS_WITHOUT_POLLING);
             set(&self.polled, 0);
             return 0;
         }
@@ -138,16 +138,16 @@ impl CqWaits {
 
     /// Returns how much processor time waits may use, in 64ths of the waits' length. A late wake-up
     /// delays all completions of the wait, so more completions per wait justify a larger share.
-    fn share(&self) -> u64 {
+    fn allowed_share(&self) -> u64 {
         let doubled = (get(&self.completions_per_wait) / 64).checked_ilog2().unwrap_or(0);
-        (SHARES.0 + 6 * u64::from(doubled)).min(SHARES.1)
+        (SHARE_BOUNDS.0 + 6 * u64::from(doubled)).min(SHARE_BOUNDS.1)
     }
 
     /// Learns from a wait of `length` nanoseconds that ended with `completions` CQEs in the CQ.
     pub fn learn(&self, length: Nanoseconds, completions: u32, record: &WaitRecord) {
         average(&self.completions_per_wait, 16 * u64::from(completions));
         let used = (record.asleep + record.polling).min(length);
-        let allowed = length.min(MOST_COUNTED_NS) * self.share() / 64;
+        let allowed = length.min(MOST_COUNTED_NS) * self.allowed_share() / 64;
         let balance = self.balance.load(Ordering::Relaxed) + allowed.cast_signed() - used.cast_signed();
         self.balance.store(balance.clamp(-MOST_BALANCE, MOST_BALANCE), Ordering::Relaxed);
         match record.outcome {
@@ -159,7 +159,7 @@ impl CqWaits {
             }
             Outcome::Missed => {
                 average(&self.polled, length);
-                let penalty = (2 * get(&self.penalty)).clamp(1, MOST_WITHOUT);
+                let penalty = (2 * get(&self.penalty)).clamp(1, MOST_WAITS_WITHOUT_POLLING);
                 set(&self.penalty, penalty);
                 set(&self.without, penalty);
             }
@@ -193,10 +193,10 @@ impl CqWaits {
     }
 
     /// Calls `sleep`. Returns its result and its processor time in nanoseconds. Measures only every
-    /// [`MEASURED`]th sleep. For all others, returns the mean of the measured times.
-    pub fn metered<T>(&self, sleep: impl FnOnce() -> T) -> (T, Nanoseconds) {
+    /// [`SLEEPS_PER_MEASUREMENT`]th sleep. For all others, returns the mean of the measured times.
+    pub fn measure_sometimes<T>(&self, sleep: impl FnOnce() -> T) -> (T, Nanoseconds) {
         let number = self.sleeps.fetch_add(1, Ordering::Relaxed);
-        if !number.is_multiple_of(MEASURED) {
+        if !number.is_multiple_of(SLEEPS_PER_MEASUREMENT) {
             return (sleep(), get(&self.sleep_cost));
         }
         let start = clock::thread_time();

@@ -323,14 +323,14 @@ impl DeviceQueues {
 /// Resources of a closed ring. usring releases them when the ring's last deferred submit has ended.
 /// Until then, the submit could still pass memory of these resources to the kernel.
 #[derive(Default)]
-pub(crate) struct Departing {
+pub(crate) struct ClosedRingResources {
     pub devices: DeviceQueues,
     buffers: RegisteredBuffers,
 }
 
-impl Departing {
-    pub fn of(devices: &mut DeviceQueues, buffers: &mut RegisteredBuffers) -> Departing {
-        Departing { devices: core::mem::take(devices), buffers: core::mem::take(buffers) }
+impl ClosedRingResources {
+    pub fn of(devices: &mut DeviceQueues, buffers: &mut RegisteredBuffers) -> ClosedRingResources {
+        ClosedRingResources { devices: core::mem::take(devices), buffers: core::mem::take(buffers) }
     }
 
     /// Returns whether all deferred submits have ended.
@@ -341,7 +341,7 @@ impl Departing {
     /// Waits until no device accesses memory for this ring any more, which may take long. So the
     /// caller does not hold the ring's lock. Then releases the resources.
     pub fn release_resources(self) {
-        let Departing { devices, mut buffers } = self;
+        let ClosedRingResources { devices, mut buffers } = self;
         drop(devices);
         buffers.unshare();
     }

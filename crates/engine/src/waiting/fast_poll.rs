@@ -87,7 +87,7 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
         // cannot be polled. The driver issues the request again, for the new file, before it leaves
         // the ring.
         (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.queues.issuable.push_back(request),
-        (Err(error), _) => refused(locked, request, interest, purpose, error),
+        (Err(error), _) => handle_refusal(locked, request, interest, purpose, error),
     }
 }
 
@@ -126,7 +126,7 @@ fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: In
 }
 
 /// Handles the error of epoll_ctl(2) for a request's file.
-fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose, error: Errno) {
+fn handle_refusal(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose, error: Errno) {
     match (error, purpose) {
         (Errno::EPERM, Purpose::Retry)
             if request.has_flag(sqe_flags::BUFFER_SELECT) || request.properties.work.is_none() =>
@@ -191,7 +191,7 @@ fn arm_timer_anew(locked: &mut LockedRing, due: Nanoseconds) -> Result<(), Errno
 }
 
 /// Drops the epoll set and its timer, because the ring is closed.
-pub(crate) fn dissolve(locked: &mut LockedRing) {
+pub(crate) fn drop_set(locked: &mut LockedRing) {
     locked.waiting.polls = Default::default();
 }
 

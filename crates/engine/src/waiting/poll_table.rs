@@ -164,7 +164,7 @@ impl PollTable {
             }
             FileReference::Submitter | FileReference::TransferDuplicate(_) | FileReference::PrivateDuplicate(_) => {}
         }
-        match self.waited_for(file.number, interest) {
+        match self.slot_of_number(file.number, interest) {
             Some(index) => Ok(self.share(index, file)),
             None => self.register(file, interest, socket),
         }
@@ -173,14 +173,14 @@ impl PollTable {
     /// Returns the slot in which requests wait for these events of the file that `number` names.
     /// `None`: there is no such slot. Removes slots from the number's list if `number` no longer
     /// names their files.
-    fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
+    fn slot_of_number(&mut self, number: i32, interest: Interest) -> Option<u32> {
         let mut index = self.numbers.get(width::index(number))?.first;
         let mut before = NONE;
         while index != NONE {
             let slot = &self.slots[index as usize];
             let next = slot.next;
             if !descriptor::is_same_file(slot.number(), number) {
-                self.link_over(number, before, next);
+                self.unlink_between(number, before, next);
             } else if slot.interest == interest {
                 return Some(index);
             } else {
@@ -192,7 +192,7 @@ impl PollTable {
     }
 
     /// Unlinks the slot between `before` and `next` from its number's list.
-    fn link_over(&mut self, number: i32, before: u32, next: u32) {
+    fn unlink_between(&mut self, number: i32, before: u32, next: u32) {
         if before == NONE {
             self.numbers[width::index(number)].first = next;
         } else {
@@ -206,7 +206,7 @@ impl PollTable {
         while at != NONE {
             let next = self.slots[at as usize].next;
             if at == index {
-                return self.link_over(number, before, next);
+                return self.unlink_between(number, before, next);
             }
             before = at;
             at = next;
@@ -242,7 +242,7 @@ impl PollTable {
                 self.free.push(index);
                 self.number_mut(of).registered = false;
                 if error == Errno::EINVAL
-                    && let Some(other) = self.waited_for_elsewhere(number, interest)
+                    && let Some(other) = self.slot_of_same_file(number, interest)
                 {
                     return Ok(self.share(other, file));
                 }
@@ -284,7 +284,7 @@ impl PollTable {
     /// Returns a slot in which requests wait for the same file under another descriptor number.
     /// Requests share such a slot because an epoll set takes one file under at most 500 numbers.
     #[cold]
-    fn waited_for_elsewhere(&self, number: i32, interest: Interest) -> Option<u32> {
+    fn slot_of_same_file(&self, number: i32, interest: Interest) -> Option<u32> {
         let is_it = |slot: &Slot| {
             matches!(slot.file, SlotFile::Duplicate { .. })
                 && slot.interest == interest
@@ -358,7 +358,7 @@ impl PollTable {
     /// ignored.
     fn claim_slot(&mut self) -> u32 {
         if self.free.is_empty() && self.slots.len() >= self.sweep_at {
-            self.sweep();
+            self.free_stale_slots();
         }
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::new());
@@ -370,7 +370,7 @@ impl PollTable {
     }
 
     /// Frees the slots of registered files that no longer exist.
-    fn sweep(&mut self) {
+    fn free_stale_slots(&mut self) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let gone = matches!(&slot.file, SlotFile::Registered { file, .. } if file.strong_count() == 0);
             if gone && slot.waiters.is_empty() && !slot.firing {
@@ -462,7 +462,7 @@ impl PollTable {
 
     /// Returns whether there are files that are expected to be ready.
     #[inline]
-    pub fn expects(&self) -> bool {
+    pub fn has_expected(&self) -> bool {
         !self.expected.is_empty()
     }
 

@@ -62,7 +62,7 @@ impl Ring {
     /// Finishes the work of a process that died while it held the ring's lock. The dead process may
     /// have published CQEs or changed the ring without waking other processes. So this function
     /// repairs the journal (the list of all processes' requests), and wakes the other processes.
-    pub(crate) fn mend(&self, state: &mut RingState) {
+    pub(crate) fn finish_for_dead_process(&self, state: &mut RingState) {
         self.journal(state);
         let Queues { journal, cq, sq, .. } = &mut state.queues;
         // The next CQEs overwrite the CQEs that the dead process had posted, but not published.

@@ -261,7 +261,7 @@ impl WorkerPool {
         let mut state = self.state.lock();
         state.running.retain(|running| running.view.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
         // A queued write to the same file, in any group, may have waited until this job ended.
-        let successors = if job.order.is_some() { state.held_up(job.order) } else { Vec::new() };
+        let successors = if job.order.is_some() { state.groups_with_job(job.order) } else { Vec::new() };
         drop(state);
         for group in successors {
             let is_other = !Arc::ptr_eq(&group, &job.group);
@@ -336,7 +336,7 @@ impl PoolState {
     }
 
     /// Returns the groups that have a queued job with this order key (the file's device and inode).
-    fn held_up(&self, order: Option<OrderKey>) -> Vec<Arc<Group>> {
+    fn groups_with_job(&self, order: Option<OrderKey>) -> Vec<Arc<Group>> {
         let queues = self.groups.values().map(|pools| &pools[Class::Bounded as usize].queue);
         queues.filter_map(|queue| queue.iter().find(|job| job.order == order)).map(|job| job.group.clone()).collect()
     }
