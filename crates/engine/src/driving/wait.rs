@@ -222,7 +222,7 @@ fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool,
 /// few completions.
 fn complete_finished_work(locked: &mut LockedRing, wanted: u32, is_first: bool) -> bool {
     task_work::clear_announcement(locked);
-    locked.ring.watch.activity.visit();
+    locked.ring.watch.activity.count_visit();
     task_work::run_for_wait(locked, wanted);
     expiry::expire(locked);
     if !locked.ring.is_polled_by_thread() {

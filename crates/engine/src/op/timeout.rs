@@ -6,7 +6,7 @@ use crate::request::outcome::{Answer, IssueOutcome};
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
 use crate::waiting::ask_processes;
-use crate::waiting::timeout::point;
+use crate::waiting::timeout::absolute_time;
 use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::{Errno, UserAddress, user_memory, width};
 use usring_uapi::io_uring as abi;
@@ -75,7 +75,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Timeout(deadline) = &mut request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    deadline.at = point(request.sqe.op_flags, deadline.clock, deadline.at);
+    deadline.at = absolute_time(request.sqe.op_flags, deadline.clock, deadline.at);
     IssueOutcome::AwaitsTime
 }
 

@@ -244,7 +244,7 @@ impl Request {
 
     /// Returns whether the request's file is known to be a socket: the request has been tried, and
     /// its opcode works on sockets only.
-    pub fn has_met_socket(&self) -> bool {
+    pub fn is_known_socket(&self) -> bool {
         match &self.operation {
             Operation::SendReceive(transfer) => !transfer.has(POLL_FIRST),
             _ => false,

@@ -77,7 +77,7 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
     }
     let believed = locked.waiting.polls.knows(request.file.number);
     let purpose = if matches!(begins, Begins::Report) { Purpose::Report } else { Purpose::Retry };
-    let socket = purpose == Purpose::Retry && request.has_met_socket();
+    let socket = purpose == Purpose::Retry && request.is_known_socket();
     let attached = ensure_set(locked).and_then(|()| locked.waiting.polls.attach(&mut request.file, interest, socket));
     match (attached, begins) {
         (Ok(assigned), Begins::Retry(slice)) => locked.waiting.polls.push(assigned.tag, request, purpose, slice),

@@ -74,7 +74,7 @@ impl GroupState {
 
     /// Returns whether the calling thread, a new worker of the group, was started with the group's
     /// rights. If not, it must take no jobs.
-    pub fn is_fit(&self) -> bool {
+    pub fn has_group_rights(&self) -> bool {
         self.generation.is_none_or(|generation| credentials::generation_of_birth() == Some(generation))
     }
 
@@ -242,10 +242,10 @@ impl Groups {
             let is_last = |group: &&Arc<Group>| group.state.generation == Some(credentials::last_alike());
             return state.last_alike.as_ref().filter(is_last).cloned();
         }
-        Some(self.common_of_now())
+        Some(self.present_common())
     }
 
-    fn common_of_now(&self) -> Arc<Group> {
+    fn present_common(&self) -> Arc<Group> {
         let generation = Some(credentials::generation());
         let mut state = self.state.lock();
         if let Some(group) = &state.common
@@ -270,7 +270,7 @@ impl Groups {
             // is the common group from before that change.
             return done();
         }
-        let group = self.common_of_now();
+        let group = self.present_common();
         let begun = {
             let done = done.clone();
             move || {
@@ -439,7 +439,7 @@ impl RingRights {
 
     /// Returns the calling thread's group, if this thread was also the last to submit. Unlike a
     /// search of [`Groups`], takes no lock.
-    fn of_last(&self) -> Option<Arc<Group>> {
+    fn group_of_last_submitter(&self) -> Option<Arc<Group>> {
         let last = self.last.upgrade()?;
         last.is_caller().then(|| last.group.clone())
     }
@@ -456,7 +456,7 @@ impl RingRights {
         if outstanding == 0 {
             self.held.clear();
         }
-        let mut group = self.creator.clone().or_else(|| self.of_last());
+        let mut group = self.creator.clone().or_else(|| self.group_of_last_submitter());
         if group.is_none()
             && let Ok(member) = groups().of_this_thread()
         {
@@ -532,7 +532,7 @@ impl RingRights {
         // ring's creator. The SQ thread itself has other rights.
         let submitter = self.submitter.as_ref().and_then(Option::as_ref);
         let submits = submitter.is_some_and(|group| group.number == number) && self.creator.is_none();
-        let is_own = || self.of_last().is_some_and(|group| group.number == number);
+        let is_own = || self.group_of_last_submitter().is_some_and(|group| group.number == number);
         !submits && !is_own() && !groups().has_rights_of(number)
     }
 

@@ -16,11 +16,11 @@ use usring_uapi::{Sqe, opcode, sqe_flags};
 /// expiry counts as success.
 const REALTIME: u32 = 1;
 const BOOTTIME: u32 = 2;
-const SUCCEEDS: u32 = 4;
+const EXPIRY_SUCCEEDS: u32 = 4;
 /// The timeout posts no CQE if it succeeds (IOSQE_CQE_SKIP_SUCCESS).
-const SKIPS: u32 = 8;
+const SKIPS_CQE: u32 = 8;
 /// The next request of the timeout's chain starts even if the timeout fails (IOSQE_IO_HARDLINK).
-const HARD: u32 = 16;
+const HARD_LINKED: u32 = 16;
 
 impl LockedRing<'_> {
     /// Records a timeout in the journal, if the timeout has a slot there. `count`: the count of
@@ -33,9 +33,9 @@ impl LockedRing<'_> {
             Clock::Realtime => REALTIME,
             Clock::Boottime => BOOTTIME,
         };
-        let succeeds = if deadline.expiry_succeeds { SUCCEEDS } else { 0 };
-        let skips = if journaled.sqe_flags & sqe_flags::CQE_SKIP_SUCCESS != 0 { SKIPS } else { 0 };
-        let hard = if journaled.sqe_flags & sqe_flags::IO_HARDLINK != 0 { HARD } else { 0 };
+        let succeeds = if deadline.expiry_succeeds { EXPIRY_SUCCEEDS } else { 0 };
+        let skips = if journaled.sqe_flags & sqe_flags::CQE_SKIP_SUCCESS != 0 { SKIPS_CQE } else { 0 };
+        let hard = if journaled.sqe_flags & sqe_flags::IO_HARDLINK != 0 { HARD_LINKED } else { 0 };
         let flags = clock | succeeds | skips | hard;
         let (at, every, repeats) = (deadline.at, deadline.repeat_every, deadline.repeats);
         let next = journaled.members.first().copied();
@@ -63,13 +63,13 @@ impl LockedRing<'_> {
             at: timer.at,
             repeat_every: timer.every,
             repeats: timer.repeats,
-            expiry_succeeds: timer.flags & SUCCEEDS != 0,
+            expiry_succeeds: timer.flags & EXPIRY_SUCCEEDS != 0,
             ..Deadline::default()
         };
-        if timer.flags & SKIPS != 0 {
+        if timer.flags & SKIPS_CQE != 0 {
             request.sqe.flags |= sqe_flags::CQE_SKIP_SUCCESS;
         }
-        if timer.flags & HARD != 0 {
+        if timer.flags & HARD_LINKED != 0 {
             request.sqe.flags |= sqe_flags::IO_HARDLINK;
         }
         request.begin_operation(Operation::Timeout(deadline));

@@ -185,7 +185,7 @@ impl Tasks {
         spawn_failed: Action,
     ) {
         let Ok(mailbox) = self.mailbox() else { return spawn_failed() };
-        mailbox.ask(Task::Spawn { name, credentials, life, spawn_failed });
+        mailbox.add(Task::Spawn { name, credentials, life, spawn_failed });
     }
 
     /// Makes the ring watcher start a worker of the common group (`rights`), with the credentials
@@ -274,7 +274,7 @@ impl Tasks {
     /// Makes the ring watcher run an action soon, at a time when it holds no lock.
     pub fn run(&'static self, action: Action) {
         if let Ok(mailbox) = self.mailbox() {
-            mailbox.ask(Task::Run(action));
+            mailbox.add(Task::Run(action));
         }
     }
 }
@@ -285,7 +285,7 @@ impl Mailbox {
         self.wake_event.number()
     }
 
-    fn ask(&self, task: Task) {
+    fn add(&self, task: Task) {
         self.tasks.lock().push(task);
         eventfd::signal(self.number());
     }

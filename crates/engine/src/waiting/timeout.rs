@@ -321,12 +321,12 @@ impl JournaledTimeout {
 /// no LINK_TIMEOUT.
 fn link_deadline(request: &Request) -> Option<Deadline> {
     let Operation::LinkTimeout(deadline) = request.operation else { return None };
-    Some(Deadline { at: point(request.sqe.op_flags, deadline.clock, deadline.at), ..deadline })
+    Some(Deadline { at: absolute_time(request.sqe.op_flags, deadline.clock, deadline.at), ..deadline })
 }
 
 /// Returns the absolute time of a timeout. Without `IORING_TIMEOUT_ABS`, `span` counts from now,
 /// when the timeout is issued.
-pub(crate) fn point(flags: u32, clock: Clock, span: Nanoseconds) -> Nanoseconds {
+pub(crate) fn absolute_time(flags: u32, clock: Clock, span: Nanoseconds) -> Nanoseconds {
     if flags & abi::IORING_TIMEOUT_ABS != 0 { span } else { clock.now().saturating_add(span) }
 }
 

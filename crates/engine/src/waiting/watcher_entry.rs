@@ -69,7 +69,7 @@ impl Activity {
 
     /// Counts that a waiting thread looks for work on the ring (a visit).
     #[inline]
-    pub fn visit(&self) {
+    pub fn count_visit(&self) {
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 

@@ -194,7 +194,7 @@ impl WorkerPool {
             group.start_worker(
                 tasks(),
                 Box::new(
-                    move || if theirs.is_fit() { self.work(class, &theirs) } else { self.spawn_failed(class, &theirs) },
+                    move || if theirs.has_group_rights() { self.work(class, &theirs) } else { self.spawn_failed(class, &theirs) },
                 ),
                 Box::new(move || self.spawn_failed(class, &spawn_failed)),
             );
