@@ -147,7 +147,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
             break;
         }
     }
-    transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
+    transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.outcome_after_slice())
 }
 
 /// Returns the outcome of an attempt that found no data. If the attempt was the first one after a

@@ -72,7 +72,7 @@ fn prepare_vector(request: &mut Request) -> Result<(), Errno> {
     } else {
         read_vector(&request.sqe, request.has_flag(sqe_flags::BUFFER_SELECT))?
     };
-    let total = vector::bound(members.as_deref_mut().unwrap_or(core::slice::from_mut(&mut first)));
+    let total = vector::limit_total(members.as_deref_mut().unwrap_or(core::slice::from_mut(&mut first)));
     begin(request, first, members, total);
     Ok(())
 }

@@ -291,7 +291,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
             return drained(request);
         }
     }
-    transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
+    transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.outcome_after_slice())
 }
 
 /// Returns whether the last event of the request's file reported an end or an error.

@@ -63,7 +63,7 @@ impl Deferred {
 
 /// Makes the engine issue a request as if it had IOSQE_ASYNC. The kernel does so with each request
 /// that is submitted while the ring drains, even if no other request holds it back.
-pub(crate) fn force(request: &mut Request) {
+pub(crate) fn force_async(request: &mut Request) {
     request.is_forced |= !request.has_flag(sqe_flags::ASYNC);
     request.sqe.flags |= sqe_flags::ASYNC;
 }
@@ -144,7 +144,7 @@ impl Drain {
     /// Queues a request behind the requests that it waits for.
     pub(super) fn hold_back(&mut self, mut request: RequestEntry) -> &Deferred {
         let drains = self.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
-        force(&mut request);
+        force_async(&mut request);
         request.mark_for_later();
         let mut deferred = Deferred { request, drains, members: 0 };
         deferred.members = deferred.members().count() as u64;

@@ -18,7 +18,7 @@ pub(crate) fn takes(locked: &LockedRing, request: &Request) -> bool {
 /// Adds a request to the chain. A request without a link flag ends the chain, which then starts.
 pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
     if locked.queues.drain.is_active() {
-        drain::force(&mut request);
+        drain::force_async(&mut request);
     }
     if locked.queues.chain.add(request) {
         start_chain(locked);

@@ -193,9 +193,13 @@ impl WorkerPool {
             let (theirs, spawn_failed) = (group.state.clone(), group.state.clone());
             group.start_worker(
                 tasks(),
-                Box::new(
-                    move || if theirs.has_group_rights() { self.work(class, &theirs) } else { self.spawn_failed(class, &theirs) },
-                ),
+                Box::new(move || {
+                    if theirs.has_group_rights() {
+                        self.work(class, &theirs)
+                    } else {
+                        self.spawn_failed(class, &theirs)
+                    }
+                }),
                 Box::new(move || self.spawn_failed(class, &spawn_failed)),
             );
         }

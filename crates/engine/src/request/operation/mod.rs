@@ -219,12 +219,12 @@ pub(crate) struct Accept {
 }
 
 /// Bytes of the longest internet address (`struct sockaddr_in6`).
-const SHORT: usize = 28;
+const INTERNET_ADDRESS_BYTES: usize = 28;
 
 /// A copy of the program's `struct sockaddr`. The program may reuse its memory when its call
 /// returns.
 pub(crate) enum SocketAddress {
-    Short { length: u8, bytes: [u8; SHORT] },
+    Short { length: u8, bytes: [u8; INTERNET_ADDRESS_BYTES] },
     Long { length: u8, bytes: Box<[u8; ADDRESS_LIMIT]> },
 }
 
@@ -236,8 +236,8 @@ impl SocketAddress {
             return Err(Errno::EINVAL);
         }
         let from = UserAddress(sqe.addr);
-        if length <= SHORT {
-            let mut bytes = [0; SHORT];
+        if length <= INTERNET_ADDRESS_BYTES {
+            let mut bytes = [0; INTERNET_ADDRESS_BYTES];
             user_memory::copy_in(&mut bytes[..length], from)?;
             return Ok(SocketAddress::Short { length: width::byte(length as u64), bytes });
         }

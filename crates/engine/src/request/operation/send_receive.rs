@@ -240,7 +240,7 @@ impl SendReceive {
 
     /// Returns the outcome of a transfer that has used up its time slice (`fast_poll::SLICE`
     /// results). With MSG_DONTWAIT, the transfer completes as if the socket were empty.
-    pub fn yields(&self) -> IssueOutcome {
+    pub fn outcome_after_slice(&self) -> IssueOutcome {
         match self.would_block() {
             IssueOutcome::WouldBlock => IssueOutcome::Yield,
             outcome => outcome,

@@ -32,7 +32,7 @@ fn is_outside(member: &IoVector) -> bool {
 }
 
 /// Shortens a vector to [`TRANSFER_LIMIT`] bytes. Returns the number of bytes in the vector.
-pub(crate) fn bound(members: &mut [IoVector]) -> u64 {
+pub(crate) fn limit_total(members: &mut [IoVector]) -> u64 {
     let mut total = 0;
     for member in members {
         member.length = member.length.min(TRANSFER_LIMIT - total);
@@ -70,7 +70,7 @@ impl Members {
             check(&self.all)?;
         }
         self.done = 0;
-        self.total = bound(&mut self.all);
+        self.total = limit_total(&mut self.all);
         Ok(())
     }
 
