@@ -148,7 +148,7 @@ fn serve() -> Result<(), &'static str> {
     if !valgrind::is_there() && !rings::probe() {
         return Err("io_uring_enter does not reach usring although the kernel accepted the seccomp filter");
     }
-    credentials::see_all();
+    credentials::note_all_changes_pass_here();
     counting::count_for(process::id());
     devices::learn()?;
     faults::learn()?;

@@ -4,14 +4,14 @@
 //! Linux keeps credentials per thread, and clone(2) copies them to the new thread. [`change`] makes
 //! such a call for a thread of the program, and makes the service threads (threads of usring)
 //! repeat it. So a program that has given up its user or its capabilities has no thread left that
-//! holds them. If the program has other threads, their credentials may then differ ([`differ`]).
+//! holds them. If the program has other threads, their credentials may then differ ([`may_differ`]).
 //!
 //! Neighbours: `credential_change` has the shared words of the protocol; `own_threads` lists the
 //! threads that have to repeat a change.
 //!
 //! - Every function may run in a signal handler that interrupts the engine. So it acquires no lock
 //!   that a thread holds outside this file, uses no allocator, and waits a bounded time.
-//! - The lock of a change (`ORDERING`) is only held inside a signal handler that blocks every
+//! - The lock of a change (`CHANGE_LOCK`) is only held inside a signal handler that blocks every
 //!   signal.
 //! - If a service thread is late with a change, or fails, the threads' credentials count as
 //!   different. No request is then carried out with that thread's credentials.
@@ -85,9 +85,8 @@ loom::lazy_static! {
 
 /// The lock of a change of credentials: 1 while a thread gives an order to the service threads and
 /// waits for their answers.
-static ORDERING: AtomicU32 = AtomicU32::new(0);
-/// Number of answers that service threads have given to orders to change their credentials. A
-/// futex: the thread that gave the order sleeps on it until the service threads have answered.
+static CHANGE_LOCK: AtomicU32 = AtomicU32::new(0);
+/// Number of answers of service threads; a futex on which the changing thread sleeps.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
 
 /// The last generation (number of changes so far) in which all threads had the same credentials.
@@ -102,17 +101,17 @@ static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096
 static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Whether every change of credentials by a thread of the program goes through [`change`].
-static SEEN: AtomicBool = AtomicBool::new(false);
+static ALL_CHANGES_PASS_HERE: AtomicBool = AtomicBool::new(false);
 
 /// Notes that from now on every change of credentials by a thread of the program goes through
 /// [`change`].
-pub fn see_all() {
-    SEEN.store(true, Ordering::Relaxed);
+pub fn note_all_changes_pass_here() {
+    ALL_CHANGES_PASS_HERE.store(true, Ordering::Relaxed);
 }
 
 /// Returns whether all threads of the program are known to have the same credentials.
 pub fn are_alike() -> bool {
-    SEEN.load(Ordering::Relaxed) && !differ()
+    ALL_CHANGES_PASS_HERE.load(Ordering::Relaxed) && !may_differ()
 }
 
 /// Functions that are called before and after each change of credentials, in a signal handler.
@@ -137,7 +136,7 @@ fn observer() -> Option<&'static Observer> {
 
 /// Returns whether threads of this process may have different credentials.
 #[inline(always)]
-pub fn differ() -> bool {
+pub fn may_differ() -> bool {
     unusual::has(Unusual::Credentials)
 }
 
@@ -148,7 +147,7 @@ pub fn generation() -> u32 {
 
 /// Returns the shared words by which a new thread of usring determines the generation of its
 /// credentials.
-pub(crate) fn words() -> (&'static Generations, &'static Order) {
+pub(crate) fn shared_words() -> (&'static Generations, &'static Order) {
     (&GENERATIONS, &ORDER)
 }
 
@@ -165,7 +164,7 @@ pub fn generation_of_birth() -> Option<u32> {
 }
 
 /// Returns whether the calling thread has the credentials that all threads of the program share.
-/// Valid only while [`differ`] returns `false`.
+/// Valid only while [`may_differ`] returns `false`.
 pub fn has_common() -> bool {
     let generation = generation();
     if generation == 0 {
@@ -199,7 +198,7 @@ pub fn forget_after_fork() {
     } else {
         unusual::clear(Unusual::Credentials)
     }
-    ORDERING.store(0, Ordering::Relaxed);
+    CHANGE_LOCK.store(0, Ordering::Relaxed);
     // A thread of the parent may have been changing its credentials at the fork. That thread does
     // not exist in the child.
     GENERATIONS.forget_unfinished();
@@ -225,9 +224,9 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     }
     // A service thread cannot repeat unshare(2) or setns(2) with the same effect.
     let is_followed = !matches!(number, linux::__NR_unshare | linux::__NR_setns);
-    let differs = differ() || !is_followed || !is_programs_only_thread();
+    let differs = may_differ() || !is_followed || !is_programs_only_thread();
     if let Some(observer) = observer() {
-        (observer.before)(differs && !differ() && may_be_kept(number));
+        (observer.before)(differs && !may_differ() && may_be_kept(number));
     }
     let before = GENERATIONS.ended();
     GENERATIONS.begin();
@@ -258,7 +257,7 @@ fn may_be_kept(number: u32) -> bool {
 /// Notes that the credentials of the calling thread differ from those of other threads from now on.
 fn note_difference(generation_before: u32) {
     changes_word(thread_id()).fetch_add(1, Ordering::Release);
-    if !differ() {
+    if !may_differ() {
         LAST_ALIKE.store(generation_before, Ordering::Release);
     }
     unusual::set(Unusual::Credentials);
@@ -329,15 +328,15 @@ fn other_thread() -> Result<OtherThread, Errno> {
 /// Arguments for the service threads, in place of the caller's pointers. They are made from the
 /// credentials that the calling thread has after its call. The caller's memory is not read again,
 /// because another thread of the program could change it.
-struct Copied {
+struct CopiedArguments {
     arguments: [u64; 3],
     /// For setgroups(2): address and length of pages of usring that hold the list of groups.
     pages: Option<(usize, usize)>,
 }
 
-impl Copied {
-    fn of(number: u32, arguments: [u64; 3]) -> Result<Copied, Errno> {
-        let mut copied = Copied { arguments, pages: None };
+impl CopiedArguments {
+    fn of(number: u32, arguments: [u64; 3]) -> Result<CopiedArguments, Errno> {
+        let mut copied = CopiedArguments { arguments, pages: None };
         match number {
             linux::__NR_capset => copied.arguments = packed(&capability::get()?),
             linux::__NR_setgroups => {
@@ -364,7 +363,7 @@ fn unpacked(sets: [u64; 3]) -> Sets {
     [sets.map(width::low), sets.map(|set| (set >> 32) as u32)]
 }
 
-impl Drop for Copied {
+impl Drop for CopiedArguments {
     fn drop(&mut self) {
         if let Some((address, length)) = self.pages {
             let _ = mapping::unmap(address, length);
@@ -376,15 +375,15 @@ impl Drop for Copied {
 /// them now has the calling thread's credentials.
 fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     let end = Clock::Monotonic.now() + ANSWER_TIMEOUT_NS;
-    while ORDERING.swap(1, Ordering::Acquire) != 0 {
+    while CHANGE_LOCK.swap(1, Ordering::Acquire) != 0 {
         if Clock::Monotonic.now() > end {
-            // Another change of credentials has held `ORDERING` for `ANSWER_TIMEOUT_NS`. That
+            // Another change of credentials has held `CHANGE_LOCK` for `ANSWER_TIMEOUT_NS`. That
             // change waits for a service thread that is stuck in the kernel.
             return false;
         }
-        let _ = futex::wait(&ORDERING, 1, Some(CHECK_INTERVAL_NS));
+        let _ = futex::wait(&CHANGE_LOCK, 1, Some(CHECK_INTERVAL_NS));
     }
-    let followed = Copied::of(number, arguments).is_ok_and(|copied| {
+    let followed = CopiedArguments::of(number, arguments).is_ok_and(|copied| {
         let [a, b, c] = copied.arguments;
         let order = ORDER.give([u64::from(number), a, b, c, secure_bits()]);
         let all_came = wait_for_followers(order, end);
@@ -395,8 +394,8 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
         }
         all_came && are_followers_like(order, state())
     });
-    ORDERING.store(0, Ordering::Release);
-    futex::wake(&ORDERING, 1);
+    CHANGE_LOCK.store(0, Ordering::Release);
+    futex::wake(&CHANGE_LOCK, 1);
     followed
 }
 

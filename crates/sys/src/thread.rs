@@ -137,7 +137,7 @@ extern "C" fn run(argument: *mut c_void) {
     // alone.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
     let Start { name, work, slot, gives_up_capabilities, is_bare } = *start;
-    let (generations, order) = credentials::words();
+    let (generations, order) = credentials::shared_words();
     let id = slot.begin(generations, order);
     if is_bare {
         store_id(id);

@@ -136,7 +136,7 @@ impl Ring {
                 locked.release(Exit::Leave);
                 return Err(Errno::EAGAIN);
             }
-            if credentials::differ() {
+            if credentials::may_differ() {
                 let outstanding = locked.queues.drain.outstanding();
                 locked.waiting.rights.begin_submission(outstanding);
             }
@@ -361,7 +361,7 @@ impl Drop for Submission<'_> {
         if let Some(mut locked) = self.locked.take() {
             batch::run_issuable(&mut locked);
             locked.devices.named.end_submission();
-            if credentials::differ() {
+            if credentials::may_differ() {
                 locked.waiting.rights.end_submission();
             }
             let ring = locked.ring;

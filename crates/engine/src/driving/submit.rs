@@ -43,7 +43,7 @@ pub(crate) fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     if is_ordered {
         order::await_chosen(locked);
     }
-    if !credentials::differ() {
+    if !credentials::may_differ() {
         let taken = submit_batch::<false, true>(locked, wanted);
         if is_ordered && taken != 0 {
             order::choose_some(locked);

@@ -237,7 +237,7 @@ impl Groups {
     /// If the threads' credentials differ now, returns the common group from just before they began
     /// to differ. `None`: there is no such group.
     pub fn common(&self) -> Option<Arc<Group>> {
-        if credentials::differ() {
+        if credentials::may_differ() {
             let state = self.state.lock();
             let is_last = |group: &&Arc<Group>| group.state.generation == Some(credentials::last_alike());
             return state.last_alike.as_ref().filter(is_last).cloned();
@@ -265,7 +265,7 @@ impl Groups {
     /// rights that all threads share. So the workers of requests submitted until now get these
     /// rights. Calls `done` when the anchor has started, or if no anchor can be started.
     pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
-        if credentials::differ() {
+        if credentials::may_differ() {
             // Another thread has already changed its credentials. `last_alike` is not changed: it
             // is the common group from before that change.
             return done();
@@ -349,7 +349,7 @@ impl Groups {
 
     /// Returns the group for a personality that the calling thread registers.
     fn of_personality(&self) -> Result<Arc<Group>, Errno> {
-        if credentials::differ() {
+        if credentials::may_differ() {
             return Ok(self.of_this_thread()?.group.clone());
         }
         let generation = credentials::generation();
@@ -526,7 +526,7 @@ impl RingRights {
             return false;
         }
         if number == COMMON {
-            return credentials::differ() || !credentials::has_common();
+            return credentials::may_differ() || !credentials::has_common();
         }
         // If this ring uses another ring's SQ thread, the SQ thread submits for the group of this
         // ring's creator. The SQ thread itself has other rights.
@@ -539,7 +539,7 @@ impl RingRights {
     /// Makes all requests of the ring run with the calling thread's rights, no matter which thread
     /// submits them.
     pub fn submit_for_creator(&mut self) -> Result<(), Errno> {
-        if credentials::differ() {
+        if credentials::may_differ() {
             self.creator = Some(groups().of_this_thread()?.group.clone());
         }
         Ok(())
