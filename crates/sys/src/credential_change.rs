@@ -119,13 +119,13 @@ impl Order {
     }
 
     /// Publishes an order to the service threads and returns its number.
-    pub fn give(&self, words: [u64; ORDER_WORDS]) -> u32 {
+    pub fn publish(&self, words: [u64; ORDER_WORDS]) -> u32 {
         let number = self.write(words);
         self.sequence.store(number, Edge::Change.release());
         number
     }
 
-    /// Writes an order without publishing it: the first half of [`Order::give`]. Returns the number
+    /// Writes an order without publishing it: the first half of [`Order::publish`]. Returns the number
     /// that the order will have. The loom models call this function alone, to model a fork between
     /// the two halves.
     pub fn write(&self, words: [u64; ORDER_WORDS]) -> u32 {
@@ -204,7 +204,7 @@ impl Follower {
     }
 
     /// Returns the number of the last order that the service thread has carried out.
-    pub fn made(&self) -> u32 {
+    pub fn last_made(&self) -> u32 {
         self.made.load(Ordering::Relaxed)
     }
 

@@ -385,7 +385,7 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     }
     let followed = CopiedArguments::of(number, arguments).is_ok_and(|copied| {
         let [a, b, c] = copied.arguments;
-        let order = ORDER.give([u64::from(number), a, b, c, secure_bits()]);
+        let order = ORDER.publish([u64::from(number), a, b, c, secure_bits()]);
         let all_came = wait_for_followers(order, end);
         if !all_came {
             // A service thread that is late may still read the pages with the list of groups, so
@@ -435,7 +435,7 @@ pub fn follow() {
         return;
     }
     let Some(slot) = own_threads::current_by_id().filter(|slot| slot.following().is_some()) else { return };
-    let Some((order, [number, a, b, c, bits])) = ORDER.take(slot.follower.made()) else { return };
+    let Some((order, [number, a, b, c, bits])) = ORDER.take(slot.follower.last_made()) else { return };
     let number = width::low(number);
     assume_secure_bits(bits);
     let refused = if number == linux::__NR_capset {

@@ -240,7 +240,7 @@ pub fn duplicate_from(number: i32, lowest: i32) -> Result<OwnedDescriptor, Errno
 }
 
 /// Returns the program's soft limit of open files.
-pub fn limit() -> u64 {
+pub fn program_limit() -> u64 {
     own_numbers::limits().map_or(1024, |[soft, _]| soft)
 }
 

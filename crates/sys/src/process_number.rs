@@ -56,7 +56,7 @@ static OWN: PerProcess<u32> = PerProcess::new();
 /// Whether this process shares its parent's descriptor table.
 static SHARES_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 /// Held while this process makes the register (the memfd of process numbers) or gets its number.
-static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
+static REGISTER_LOCK: PerProcess<Mutex<()>> = PerProcess::new();
 
 /// Returns this process's number. The first call chooses the number, and makes the register if no
 /// ancestor has made it.
@@ -70,7 +70,7 @@ pub fn own() -> Result<u32, Errno> {
     if SHARES_DESCRIPTORS.load(Ordering::Relaxed) {
         return Err(Errno::EOWNERDEAD);
     }
-    let _one_at_a_time = MAKING.get_or_make(|| Mutex::new(())).lock();
+    let _one_at_a_time = REGISTER_LOCK.get_or_make(|| Mutex::new(())).lock();
     if let Some(number) = OWN.get() {
         return Ok(*number);
     }
@@ -89,7 +89,7 @@ pub fn begin_child(shares_descriptors: bool) {
 }
 
 /// Returns the descriptor of the register (a memfd), and the word in it that holds the last number
-/// given out. Makes the register if there is none. The caller holds `MAKING`.
+/// given out. Makes the register if there is none. The caller holds `REGISTER_LOCK`.
 fn register() -> Result<(i32, &'static AtomicU64), Errno> {
     let made = REGISTER.load(Ordering::Acquire);
     // SAFETY: a non-null `LAST` points to a word on a page that is never unmapped, and every

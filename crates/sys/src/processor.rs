@@ -39,9 +39,9 @@ pub fn features(leaf: u32) -> CpuidResult {
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {
     use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    const LINE: usize = 64;
+    const CACHE_LINE_BYTES: usize = 64;
     let start: *const T = value;
-    for line in (0..size_of::<T>()).step_by(LINE) {
+    for line in (0..size_of::<T>()).step_by(CACHE_LINE_BYTES) {
         // SAFETY: a prefetch changes no memory and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add(line).cast()) };
     }
@@ -49,7 +49,7 @@ pub fn prefetch<T>(value: &T) {
 
 /// Returns whether the thread that first called this function could run on one processor only. The
 /// answer is kept for later calls.
-pub fn is_only() -> bool {
+pub fn is_the_only_one() -> bool {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let known = COUNT.load(Ordering::Relaxed);
     if known != 0 {

@@ -35,7 +35,7 @@ impl Process {
     /// the order.
     fn change(&self, generation: u32) -> u32 {
         self.generations.begin();
-        let order = self.order.give([u64::from(generation); 5]);
+        let order = self.order.publish([u64::from(generation); 5]);
         self.generations.end();
         order
     }
@@ -50,7 +50,7 @@ impl Process {
         match step {
             Step::NotBegun | Step::Begun => {}
             Step::Written => _ = child.order.write([7; 5]),
-            Step::Given | Step::Ended => _ = child.order.give([7; 5]),
+            Step::Given | Step::Ended => _ = child.order.publish([7; 5]),
         }
         if step == Step::Ended {
             child.generations.end();
@@ -61,7 +61,7 @@ impl Process {
         let generation = child.follower.begin(Origin::Seen(seen), &child.generations, &child.order);
         assert_eq!(generation, Some(seen), "the rights of a child's first thread are unknown");
         child.follow(&Cell::new(0));
-        assert_eq!(child.follower.made(), child.order.last(), "a child follows a change of its parent");
+        assert_eq!(child.follower.last_made(), child.order.last(), "a child follows a change of its parent");
         child
     }
 
@@ -72,7 +72,7 @@ impl Process {
     }
 
     fn follow_as(&self, follower: &Follower, rights: &Cell<u32>) {
-        if let Some((order, words)) = self.order.take(follower.made()) {
+        if let Some((order, words)) = self.order.take(follower.last_made()) {
             assert_eq!(words, [words[0]; 5], "an order is mixed with another");
             rights.set(words[0] as u32);
             follower.answer(order, words[0]);

@@ -232,7 +232,7 @@ impl SqThread {
 /// it yielded there, it would wait for the time slices of other threads, some milliseconds each
 /// time.
 fn spin() {
-    if processor::is_only() {
+    if processor::is_the_only_one() {
         processor::yield_now();
     } else {
         core::hint::spin_loop();

@@ -46,7 +46,7 @@ pub(crate) fn register(
     if count == 0 {
         return Err(Errno::EINVAL);
     }
-    if count > LIMIT || u64::from(count) > descriptor::limit() {
+    if count > LIMIT || u64::from(count) > descriptor::program_limit() {
         return Err(Errno::EMFILE);
     }
     let mut entries = Vec::new();

@@ -121,7 +121,7 @@ impl CqWaits {
         }
         let expected = mean.saturating_sub(elapsed) + spread;
         let is_affordable = self.balance.load(Ordering::Relaxed) > 0;
-        if mean == 0 || expected > MOST_POLL || !is_affordable || processor::is_only() {
+        if mean == 0 || expected > MOST_POLL || !is_affordable || processor::is_the_only_one() {
             return 0;
         }
         if get(&self.slept) != 0 && get(&self.polled) >= get(&self.slept) {
@@ -235,7 +235,7 @@ mod tests {
     fn cq_waits_poll_only_within_their_share_of_a_processor() {
         let (looks, share) = simulate(&CqWaits::default(), 14_000);
         assert!(share < 0.64, "{share}");
-        assert!(looks > 0.2 || processor::is_only(), "{looks}");
+        assert!(looks > 0.2 || processor::is_the_only_one(), "{looks}");
     }
 
     #[test]

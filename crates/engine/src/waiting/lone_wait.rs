@@ -46,6 +46,6 @@ impl LoneWaits {
     /// Returns how many nanoseconds to poll; 0: not at all.
     pub fn budget(&self) -> Nanoseconds {
         let is_short = self.mean != 0 && self.mean <= LIMIT.load(Ordering::Relaxed);
-        if is_short && !processor::is_only() { 2 * self.mean } else { 0 }
+        if is_short && !processor::is_the_only_one() { 2 * self.mean } else { 0 }
     }
 }

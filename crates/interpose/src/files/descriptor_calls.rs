@@ -126,7 +126,7 @@ pub fn control(call: &mut Call) -> Outcome {
         return call.pass();
     }
     // As in the kernel, the limit of open files is checked before the descriptor is looked up.
-    if descriptors::is_known(width::int(number)) && width::word(lowest) >= descriptor::limit() {
+    if descriptors::is_known(width::int(number)) && width::word(lowest) >= descriptor::program_limit() {
         return Err::<u64, _>(Errno::EINVAL).into();
     }
     duplicate_from(call, width::int(number), lowest, close_on_exec)

@@ -32,7 +32,7 @@ static INHERITANCE: AtomicPtr<Inheritance> = AtomicPtr::new(null_mut());
 /// Whether a child that is forked now inherits the region. This is set before each fork.
 static CHILD_INHERITS: AtomicBool = AtomicBool::new(false);
 /// Held while a thread makes the region.
-static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
+static MAKING_LOCK: PerProcess<Mutex<()>> = PerProcess::new();
 /// Held while a thread takes the inherited memory over.
 static TAKING_OVER: PerProcess<Mutex<()>> = PerProcess::new();
 /// Pins memory for system calls that usring itself makes. Installed once the process has a region.
@@ -212,7 +212,7 @@ pub fn made() -> Option<&'static Mappings> {
     if !process::is_own() {
         return None;
     }
-    let _one_at_a_time = MAKING.get_or_make(|| Mutex::new(())).lock();
+    let _one_at_a_time = MAKING_LOCK.get_or_make(|| Mutex::new(())).lock();
     if let Some(mappings) = mappings() {
         return Some(mappings);
     }
