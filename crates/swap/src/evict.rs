@@ -404,7 +404,7 @@ impl Pager {
                 }
                 written |= 1 << position;
                 placed += 1;
-                let base = self.memory.content(self.offset(page), self.unit()) as u64;
+                let base = self.memory.readable_address(self.offset(page), self.unit()) as u64;
                 let length = self.unit() as u64;
                 match segments[..count].last_mut() {
                     Some(last) if last.base + last.length == base => last.length += length,

@@ -111,8 +111,9 @@ impl Pager {
     /// clean and gets this slot. The caller owns the page `from`.
     fn copy_to(&self, from: usize, to: usize, slot: Option<u32>, bounce: &mut [u8]) -> Result<(), Errno> {
         let target = self.page(to).take(State::Untouched, IfPinned::Take).ok_or(Errno::EEXIST)?;
-        let content = UserAddress(self.memory.content(self.offset(from), self.unit()) as u64);
-        let read = self.close_for_reading(&(from..from + 1)).and_then(|()| user_memory::copy_in(bounce, content));
+        let readable_address = UserAddress(self.memory.readable_address(self.offset(from), self.unit()) as u64);
+        let read =
+            self.close_for_reading(&(from..from + 1)).and_then(|()| user_memory::copy_in(bounce, readable_address));
         // The target page is released inside the gate: an evictor that shuts the gate may free busy
         // pages, which then have no memory.
         let _inside = self.gate_of(to).enter();

@@ -247,7 +247,7 @@ impl Pager {
     }
 
     fn copy_content(&self, page: usize, target: UserAddress, bounce: &mut [u8]) -> Result<(), Errno> {
-        let content = self.memory.content(self.offset(page), self.unit());
+        let content = self.memory.readable_address(self.offset(page), self.unit());
         for offset in (0..self.unit()).step_by(PAGE) {
             user_memory::copy_in(bounce, UserAddress((content + offset) as u64))?;
             user_memory::copy_out(target.offset(offset as u64), bounce)?;

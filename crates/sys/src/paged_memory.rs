@@ -94,7 +94,7 @@ impl Window {
 const ANONYMOUS: u32 = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
 const OF_FILE: u32 = linux::MAP_SHARED | linux::MAP_NORESERVE;
 
-fn place(length: usize, at: Option<usize>, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
+fn map_memory(length: usize, at: Option<usize>, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     match at {
         Some(address) if !address.is_multiple_of(ALIGNED) => Err(Errno::EINVAL),
         Some(address) => map_where(address, length, flags, source),
@@ -110,7 +110,7 @@ impl PagedMemory {
     /// Maps private pages. They begin at the address `at`, if one is given.
     pub fn anonymous(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
-        let address = place(length, at, ANONYMOUS, None)?;
+        let address = map_memory(length, at, ANONYMOUS, None)?;
         let memory = PagedMemory { address, length, alias: None, process };
         memory.keep_to_process(address, length)?;
         Ok(Window { memory: Arc::new(memory) })
@@ -121,7 +121,7 @@ impl PagedMemory {
         let process = PROCESS.get_or_make(|| 0);
         let file = new_file(length)?;
         let alias = map_aligned(length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
-        let address = match place(length, at, OF_FILE, Some((file.number(), 0))) {
+        let address = match map_memory(length, at, OF_FILE, Some((file.number(), 0))) {
             Ok(address) => address,
             Err(error) => {
                 let _ = unmap(alias, length);
@@ -162,7 +162,7 @@ impl PagedMemory {
     /// thread may free a page meanwhile, because reading the contents' view may fault and map
     /// neighbours (see the head of this file).
     pub fn copy(&self, offset: usize, length: usize, to: &OwnedDescriptor) -> Result<(), Errno> {
-        let content = self.content(offset, length);
+        let content = self.readable_address(offset, length);
         let mut done = 0;
         while done < length {
             let (from, at) = (content + done, offset + done);
@@ -177,7 +177,7 @@ impl PagedMemory {
 
     /// In a forked child, maps `parts` of `file` at the parent's addresses. `file` is a copy that
     /// the parent made ([`PagedMemory::copy`]). The parts permit no access until the child's pager
-    /// calls [`PagedMemory::permit`]. After an error some parts may be mapped already; the caller
+    /// calls [`PagedMemory::set_permitted`]. After an error some parts may be mapped already; the caller
     /// unmaps them by [`PagedMemory::unmap_in_child`].
     pub fn inherit_file(&self, file: OwnedDescriptor, parts: &[Range<usize>]) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
@@ -223,7 +223,7 @@ impl PagedMemory {
         PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
     }
 
-    /// Maps resident pages of aliased memory in the contents' view ([`PagedMemory::content`]),
+    /// Maps resident pages of aliased memory in the contents' view ([`PagedMemory::readable_address`]),
     /// before they are read there. Reading a page that is not mapped there could remove the guard
     /// markers of other pages (see the head of this file).
     ///
@@ -236,7 +236,7 @@ impl PagedMemory {
 
     /// Returns which of up to 64 pages are not in memory, by mincore(2). Bit n stands for the page
     /// n after `offset`. A page that the kernel itself has swapped out counts as absent.
-    pub fn absent(&self, offset: usize, length: usize) -> Result<u64, Errno> {
+    pub fn absent_pages(&self, offset: usize, length: usize) -> Result<u64, Errno> {
         self.check(offset, length);
         let mut resident = [0u8; 64];
         let pages = length / PAGE;
@@ -249,7 +249,7 @@ impl PagedMemory {
 
     /// Returns the address at which the pager can read a resident part of the memory. For aliased
     /// memory, the address lies in the contents' view (the pager's own mapping).
-    pub fn content(&self, offset: usize, length: usize) -> usize {
+    pub fn readable_address(&self, offset: usize, length: usize) -> usize {
         self.check(offset, length);
         self.alias.as_ref().map_or(self.address, |(alias, _)| *alias) + offset
     }
@@ -286,7 +286,7 @@ impl PagedMemory {
 
     /// Permits or forbids all access to a part of the program's view by mprotect(2). Neighbouring
     /// parts with different protections are separate mappings, whose number the kernel limits.
-    pub fn permit(&self, offset: usize, length: usize, permitted: bool) -> Result<(), Errno> {
+    pub fn set_permitted(&self, offset: usize, length: usize, permitted: bool) -> Result<(), Errno> {
         self.check(offset, length);
         let protection = if permitted { u64::from(linux::PROT_READ | linux::PROT_WRITE) } else { 0 };
         let arguments = [(self.address + offset) as u64, length as u64, protection, 0, 0];
@@ -329,7 +329,7 @@ impl PagedMemory {
     }
 
     /// Maps a part of the program's view again, in place of what is mapped there. The part permits
-    /// no access until [`PagedMemory::permit`] permits it.
+    /// no access until [`PagedMemory::set_permitted`] permits it.
     pub fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let address = self.address + offset;
@@ -342,7 +342,7 @@ impl PagedMemory {
 
     /// Returns whether all bytes of a resident part of the memory are zero.
     pub fn is_zero(&self, offset: usize, length: usize) -> bool {
-        let start = self.content(offset, length);
+        let start = self.readable_address(offset, length);
         assert!(start.is_multiple_of(8) && length.is_multiple_of(PAGE));
         (0..length / 8).all(|index| {
             // SAFETY: the word is in range, mapped, and aligned. The load is atomic, even if

@@ -25,7 +25,7 @@ impl FaultServer for Server {
 fn the_newer_of_two_ranges_at_one_address_serves_its_faults() {
     user_memory::install_fault_handler();
     let window = PagedMemory::aliased(4 * PAGE, None).unwrap();
-    window.memory().permit(0, 4 * PAGE, false).unwrap();
+    window.memory().set_permitted(0, 4 * PAGE, false).unwrap();
     let start = window.memory().address();
     let touch = |page: usize| {
         let answer = user_memory::read::<u64>(UserAddress((start + page * PAGE) as u64));

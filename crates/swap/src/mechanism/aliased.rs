@@ -39,7 +39,7 @@ const TABLE: usize = 2 << 20;
 pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
     let window = PagedMemory::aliased(length, at)?;
     let memory = window.memory().clone();
-    memory.permit(0, length, false)?;
+    memory.set_permitted(0, length, false)?;
     let mechanism = Aliased { memory, guards: kind == MechanismKind::Guard, extent: AtomicUsize::new(0) };
     mechanism.extend(PAGE)?;
     mechanism.check()?;
@@ -66,7 +66,7 @@ impl Aliased {
         for part in parts.iter().filter(|part| part.start < extent) {
             let length = part.end.min(extent) - part.start;
             self.memory.guard(part.start, length)?;
-            self.memory.permit(part.start, length, true)?;
+            self.memory.set_permitted(part.start, length, true)?;
         }
         resident.pages().try_for_each(|run| self.open(run.start, run.len()))
     }
@@ -82,7 +82,7 @@ impl Mechanism for Aliased {
         // The guard markers are set before access is allowed. So a touch always meets a marker or a
         // mapping without access.
         self.memory.guard(before, length - before)?;
-        self.memory.permit(before, length - before, true)?;
+        self.memory.set_permitted(before, length - before, true)?;
         self.extent.store(length, Ordering::Relaxed);
         Ok(())
     }
@@ -103,7 +103,7 @@ impl Mechanism for Aliased {
     }
 
     fn open(&self, offset: usize, length: usize) -> Result<(), Errno> {
-        if self.guards { self.memory.unguard(offset, length) } else { self.memory.permit(offset, length, true) }
+        if self.guards { self.memory.unguard(offset, length) } else { self.memory.set_permitted(offset, length, true) }
     }
 
     /// Makes the page accessible and returns `false`: even if the program dropped the page from its
@@ -113,7 +113,7 @@ impl Mechanism for Aliased {
     }
 
     fn close(&self, offset: usize, length: usize) -> Result<(), Errno> {
-        if self.guards { self.memory.guard(offset, length) } else { self.memory.permit(offset, length, false) }
+        if self.guards { self.memory.guard(offset, length) } else { self.memory.set_permitted(offset, length, false) }
     }
 
     /// Adds the pages to the pager's own mapping. Otherwise the pager's read would fault, and the
@@ -135,7 +135,7 @@ impl Mechanism for Aliased {
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.reclaim(offset, length)?;
         self.close(offset, length)?;
-        if self.guards { self.memory.permit(offset, length, true) } else { Ok(()) }
+        if self.guards { self.memory.set_permitted(offset, length, true) } else { Ok(()) }
     }
     fn copies_resident(&self) -> bool {
         true

@@ -76,7 +76,7 @@ impl Mechanism for Anonymous {
     /// fault when it reads such a page. It would then wait for the page's owner, which is this
     /// thread itself.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
-        let mut absent = self.memory.absent(offset, length)?;
+        let mut absent = self.memory.absent_pages(offset, length)?;
         while absent != 0 {
             let page = absent.trailing_zeros() as usize;
             let offset = offset + page * PAGE;
@@ -126,6 +126,6 @@ impl Mechanism for Anonymous {
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.reclaim(offset, length)?;
         self.fault.register(self.at(offset), length)?;
-        self.memory.permit(offset, length, true)
+        self.memory.set_permitted(offset, length, true)
     }
 }
