@@ -23,7 +23,7 @@ pub fn set(hook: &'static CallHook) {
 
 /// Makes a system call, through the hook if one was set.
 #[inline]
-pub(crate) fn during(call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
+pub(crate) fn call_through(call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
     match HOOK.get() {
         None => make(call),
         Some(hook) => (hook.during)(call, &make),

@@ -242,11 +242,11 @@ pub fn fault_slot() -> usize {
 
 /// For the fault handler: calls the server of the range that contains the fault's address, if there
 /// is one. `fault.slot` need not be set.
-pub(crate) fn visit(fault: Fault) -> Served {
-    visit_row(fault).unwrap_or(Served::Foreign)
+pub(crate) fn call_server(fault: Fault) -> Served {
+    call_server_of_row(fault).unwrap_or(Served::Foreign)
 }
 
-fn visit_row(fault: Fault) -> Option<Served> {
+fn call_server_of_row(fault: Fault) -> Option<Served> {
     let address = fault.address;
     let rows = &TABLE[..USED.load(Ordering::Acquire)];
     let row = rows

@@ -72,7 +72,7 @@ pub fn is_evictable(memory: IoVector) -> bool {
 
 /// Makes a system call by `make`, while the memory that the call names is pinned.
 #[inline]
-pub(crate) fn during(call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
+pub(crate) fn call_pinned(call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
     // SAFETY: the pointer is null or a `&'static PinHook`.
     match unsafe { PIN_HOOK.load(Ordering::Acquire).as_ref() } {
         None => make(call),

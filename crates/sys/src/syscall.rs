@@ -90,7 +90,7 @@ impl SystemCall {
         // `SystemCall`.
         let run = |call: &SystemCall| unsafe { syscall6(call.number, call.arguments) };
         perturb_call();
-        let answer = call_hook::during(self, |call| pinned_memory::during(call, run));
+        let answer = call_hook::call_through(self, |call| pinned_memory::call_pinned(call, run));
         perturb_call();
         check(answer)
     }

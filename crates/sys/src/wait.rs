@@ -9,8 +9,8 @@
 //! | user | word that says not to sleep | signal that ends the call |
 //! |---|---|---|
 //! | a program's thread that waits for completions | [`signals::DEFERRED`] | the program's signals |
-//! | a worker in a call that may block for ever ([`blocking`]) | the cancel word | SIGSYS |
-//! | a thread in a call that hardly ever sleeps ([`briefly`]) | the cancel word | SIGSYS |
+//! | a worker in a call that may block for ever ([`call_blocking`]) | the cancel word | SIGSYS |
+//! | a thread in a call that hardly ever sleeps ([`call_briefly`]) | the cancel word | SIGSYS |
 
 use crate::clock::{Clock, Nanoseconds, timespec};
 use crate::epoll::Event;
@@ -85,7 +85,7 @@ static LONGEST_TIME: Timespec = timespec(MOST_SLEEP_NS);
 /// Longest single sleep while *another* thread has a deferred signal. [`DEFERRED`] then says
 /// nothing about this thread. So this thread wakes at least this often, and checks
 /// [`signals::interrupted`].
-const SLICE: Nanoseconds = 1_000_000;
+const SIGNAL_CHECK_INTERVAL_NS: Nanoseconds = 1_000_000;
 
 /// For usring's signal handlers: returns the exit of the stub `usring_wait` if
 /// `instruction_pointer`, at which the signal arrived, lies inside the stub. The handler then
@@ -110,7 +110,7 @@ fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
     // the crate). 3. `usring_wait` keeps the C ABI.
     let run = |call: &SystemCall| unsafe { usring_wait(reason.as_ptr(), &raw const call.arguments, call.number) };
     perturb_call();
-    let answer = call_hook::during(call, |call| pinned_memory::during(call, run));
+    let answer = call_hook::call_through(call, |call| pinned_memory::call_pinned(call, run));
     perturb_call();
     match answer {
         ABORTED => Ended::Aborted,
@@ -119,7 +119,7 @@ fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
 }
 
 /// A word for [`run`] that is always 0, so that the call is always made.
-static NEVER: AtomicU32 = AtomicU32::new(0);
+static NEVER_CANCELLED: AtomicU32 = AtomicU32::new(0);
 
 /// Makes a system call that sleeps, until the kernel answers or `timeout` is over. Error: `EINTR`
 /// if a signal of this thread has been deferred. `build` builds the call; its argument is the
@@ -149,8 +149,8 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCal
             return Err(Errno::EINTR);
         } else {
             // If a signal for this thread arrives from here on, the handler finds the thread in the
-            // stub `usring_wait`, or this loop finds the deferred signal after one `SLICE`.
-            (&NEVER, SLICE)
+            // stub `usring_wait`, or this loop finds the deferred signal after one `SIGNAL_CHECK_INTERVAL_NS`.
+            (&NEVER_CANCELLED, SIGNAL_CHECK_INTERVAL_NS)
         };
         let time = timespec(left.min(slice));
         let SleepCall { call, timed_out } = build(Some(&time));
@@ -162,7 +162,7 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCal
 }
 
 /// Returns the address of a timespec, as an argument of a system call.
-fn at(time: &Timespec) -> u64 {
+fn address_of(time: &Timespec) -> u64 {
     &raw const *time as u64
 }
 
@@ -183,7 +183,7 @@ pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> R
     sleep(timeout, |time| SleepCall {
         call: SystemCall::new(
             linux::__NR_futex,
-            [word.as_ptr() as u64, operation, u64::from(expected), at(time.unwrap_or(&LONGEST_TIME)), 0],
+            [word.as_ptr() as u64, operation, u64::from(expected), address_of(time.unwrap_or(&LONGEST_TIME)), 0],
         ),
         timed_out: |answer| *answer == Err(Errno::ETIMEDOUT),
     })
@@ -195,7 +195,7 @@ pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> R
 pub fn nanosleep(span: Nanoseconds) -> Result<(), Errno> {
     let clock = u64::from(linux::CLOCK_MONOTONIC);
     sleep(Some(span), |time| SleepCall {
-        call: SystemCall::new(linux::__NR_clock_nanosleep, [clock, 0, at(time.unwrap_or(&LONGEST_TIME)), 0, 0]),
+        call: SystemCall::new(linux::__NR_clock_nanosleep, [clock, 0, address_of(time.unwrap_or(&LONGEST_TIME)), 0, 0]),
         timed_out: |answer| *answer == Ok(0),
     })
     .map(drop)
@@ -221,7 +221,7 @@ pub fn epoll(
             let arguments = [set, address, room, time.map_or(u64::MAX, milliseconds), mask_address, 8];
             SystemCall::with_six(linux::__NR_epoll_pwait, arguments)
         } else {
-            let arguments = [set, address, room, time.map_or(0, at), mask_address, 8];
+            let arguments = [set, address, room, time.map_or(0, address_of), mask_address, 8];
             SystemCall::with_six(linux::__NR_epoll_pwait2, arguments)
         }
     };
@@ -252,7 +252,7 @@ pub fn under_mask(span: Nanoseconds, mask: SignalSet) -> Result<(), Errno> {
     let mask = mask & !ALWAYS_OPEN;
     let mask_address = &raw const mask as u64;
     let answer = sleep(Some(span), |time| SleepCall {
-        call: SystemCall::new(linux::__NR_ppoll, [0, 0, time.map_or(0, at), mask_address, 8]),
+        call: SystemCall::new(linux::__NR_ppoll, [0, 0, time.map_or(0, address_of), mask_address, 8]),
         timed_out: |answer| *answer == Ok(0),
     });
     if answer == Err(Errno::EINTR) {
@@ -275,7 +275,7 @@ pub fn aio_completions(context: u64, least: u32, timeout: Option<Nanoseconds>) -
     let answer = sleep(timeout, |time| SleepCall {
         call: SystemCall::new(
             linux::__NR_io_getevents,
-            [context, u64::from(least), u64::from(least), NOWHERE, time.map_or(0, at)],
+            [context, u64::from(least), u64::from(least), NOWHERE, time.map_or(0, address_of)],
         ),
         timed_out: |answer| *answer == Ok(0),
     });
@@ -299,7 +299,7 @@ fn milliseconds(time: &Timespec) -> u64 {
 /// The canceller stores a non-zero `cancelled`, then sends SIGSYS to the worker by
 /// [`interrupt_worker`]. The call ends whether the signal arrives before, during or after the
 /// sleep. After any other interruption the call is made again.
-pub fn blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Errno> {
+pub fn call_blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Errno> {
     loop {
         let ended = run(cancelled, call);
         match ended {
@@ -315,7 +315,7 @@ pub fn blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Errno> 
 
 /// Makes, once, a system call that can sleep but hardly ever does. `None` if the call was
 /// interrupted by any signal, or by [`interrupt_worker`], whose caller sets `cancelled` first.
-pub fn briefly(call: &SystemCall, cancelled: &AtomicU32) -> Option<Result<u64, Errno>> {
+pub fn call_briefly(call: &SystemCall, cancelled: &AtomicU32) -> Option<Result<u64, Errno>> {
     match run(cancelled, call) {
         Ended::Answered(Err(Errno::EINTR)) | Ended::Aborted => None,
         Ended::Answered(answer) => Some(answer),
@@ -373,7 +373,7 @@ impl SignalInformation {
     }
 }
 
-/// Interrupts another thread's [`blocking`] or [`briefly`]. The caller must have set that call's
+/// Interrupts another thread's [`call_blocking`] or [`call_briefly`]. The caller must have set that call's
 /// `cancelled` word.
 pub fn interrupt_worker(thread: u32) {
     SignalInformation { value: INTERRUPT, ..Default::default() }.send_to(thread);
@@ -495,7 +495,7 @@ mod tests {
             sender.send(signals::thread_id()).unwrap();
             let mut buffer = 0u64;
             let arguments = [never.number() as u64, &raw mut buffer as u64, 8, 0, 0];
-            while blocking(&SystemCall::new(linux::__NR_read, arguments), &word) == Err(Errno::EINTR) {
+            while call_blocking(&SystemCall::new(linux::__NR_read, arguments), &word) == Err(Errno::EINTR) {
                 let round = word.swap(0, Ordering::AcqRel);
                 done.send(round).unwrap();
                 if round == ROUNDS {

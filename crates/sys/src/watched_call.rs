@@ -70,7 +70,7 @@ impl WatchedCalls {
     }
 
     /// Returns the word that the watchdog sets before it sends the signal: the `cancelled` of
-    /// [`crate::wait::briefly`].
+    /// [`crate::wait::call_briefly`].
     #[inline]
     pub fn cancelled(&self) -> &AtomicU32 {
         &self.cancelled

@@ -107,7 +107,7 @@ pub(crate) struct Blocking<'a> {
 
 impl Blocking<'_> {
     pub fn run(&self, call: &SystemCall) -> Result<u64, Errno> {
-        wait::blocking(call, self.cancelled)
+        wait::call_blocking(call, self.cancelled)
     }
 }
 

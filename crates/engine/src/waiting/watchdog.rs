@@ -35,7 +35,7 @@ pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCal
     });
     let begun = watch.begin(*caller.0.get_or_insert_with(signals::thread_id));
     watchdog().ensure_checking();
-    let answer = wait::briefly(call, watch.cancelled());
+    let answer = wait::call_briefly(call, watch.cancelled());
     watch.end(begun);
     answer
 }

@@ -172,7 +172,7 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
         return Served::Foreign;
     }
     let (write, present) = (error & ERROR_WRITE != 0, error & ERROR_PRESENT != 0);
-    page_fault::visit(Fault { address, cause, write, present, slot: 0 })
+    page_fault::call_server(Fault { address, cause, write, present, slot: 0 })
 }
 
 /// Passes a fault on to the predecessor as if the kernel had raised `signal` with this `code`. A
