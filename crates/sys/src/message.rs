@@ -129,10 +129,10 @@ pub fn is_resumable(number: i32) -> bool {
 
 /// How well the number of unread bytes ([`unread`]) predicts what a receive returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Counted {
+pub enum UnreadPrediction {
     /// The number of unread bytes predicts nothing: the socket carries messages, or a protocol on
     /// top of it decides how much a receive returns. (A record of TLS ends a receive early.)
-    Not,
+    None,
     /// TCP: a receive returns all unread bytes. The kernel does not count bytes after urgent data.
     UpToUrgent,
     /// A Unix stream: the number counts all unread bytes. But a receive ends early after a message
@@ -140,14 +140,14 @@ pub enum Counted {
     UpToSeam,
 }
 
-pub fn counted(number: i32) -> Counted {
+pub fn unread_prediction(number: i32) -> UnreadPrediction {
     if option(number, SOL_SOCKET, SO_TYPE) != Ok(SOCK_STREAM) {
-        return Counted::Not;
+        return UnreadPrediction::None;
     }
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
-        Ok(IPPROTO_TCP) if matches!(option(number, SOL_TCP, TCP_ULP), Ok(0) | Err(_)) => Counted::UpToUrgent,
-        _ if option(number, SOL_SOCKET, SO_DOMAIN) == Ok(AF_UNIX) => Counted::UpToSeam,
-        _ => Counted::Not,
+        Ok(IPPROTO_TCP) if matches!(option(number, SOL_TCP, TCP_ULP), Ok(0) | Err(_)) => UnreadPrediction::UpToUrgent,
+        _ if option(number, SOL_SOCKET, SO_DOMAIN) == Ok(AF_UNIX) => UnreadPrediction::UpToSeam,
+        _ => UnreadPrediction::None,
     }
 }
 
@@ -155,7 +155,7 @@ pub fn counted(number: i32) -> Counted {
 /// and reports how many it has discarded. MPTCP does so, and TCP without a protocol such as TLS.
 pub fn discards_truncated(number: i32) -> bool {
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
-        Ok(IPPROTO_TCP) => counted(number) == Counted::UpToUrgent,
+        Ok(IPPROTO_TCP) => unread_prediction(number) == UnreadPrediction::UpToUrgent,
         Ok(IPPROTO_MPTCP) => true,
         _ => false,
     }

@@ -129,7 +129,7 @@ impl<T: Send + Sync> SharedTable<T> {
             Some((0, _)) => None,
             // SAFETY: `object` came from `Arc::into_raw`. A thread that removes it from the table
             // does not drop the table's reference while `held` lives.
-            Some((object, held)) => Some(Using { thing: ManuallyDrop::new(unsafe { share(object) }), held }),
+            Some((object, held)) => Some(Using { thing: ManuallyDrop::new(unsafe { arc_of(object) }), held }),
             None => self.find_with_lock(entry),
         }
     }
@@ -144,7 +144,7 @@ impl<T: Send + Sync> SharedTable<T> {
             object => {
                 // SAFETY: `object` came from `Arc::into_raw`, and stays in the table while the lock
                 // is held.
-                let thing = ManuallyDrop::new(unsafe { share(object) });
+                let thing = ManuallyDrop::new(unsafe { arc_of(object) });
                 Some(Using { thing: ManuallyDrop::new(Arc::clone(&thing)), held: None })
             }
         }
@@ -159,7 +159,7 @@ impl<T: Send + Sync> SharedTable<T> {
             let object = entry.load(Ordering::Acquire);
             // SAFETY: `object` came from `Arc::into_raw`, and stays in the table while the lock is
             // held.
-            if object == 0 || !is_meant(&ManuallyDrop::new(unsafe { share::<T>(object) })) {
+            if object == 0 || !is_meant(&ManuallyDrop::new(unsafe { arc_of::<T>(object) })) {
                 return None;
             }
             entry.store(0, Ordering::Release);
@@ -169,7 +169,7 @@ impl<T: Send + Sync> SharedTable<T> {
         // reference, which `retire` drops once. 2. The entry is 0, so no thread can find the object
         // any more.
         unsafe {
-            let thing = Arc::clone(&ManuallyDrop::new(share::<T>(object)));
+            let thing = Arc::clone(&ManuallyDrop::new(arc_of::<T>(object)));
             hazard::retire(object, drop_share::<T>);
             Some(thing)
         }
@@ -181,7 +181,7 @@ impl<T: Send + Sync> SharedTable<T> {
 /// # Safety
 /// `object` must come from `Arc::<T>::into_raw`, and that reference must still exist.
 #[inline(always)]
-unsafe fn share<T>(object: usize) -> Arc<T> {
+unsafe fn arc_of<T>(object: usize) -> Arc<T> {
     // SAFETY: the caller guarantees that the pointer came from `Arc::<T>::into_raw`.
     unsafe { Arc::from_raw(object as *const T) }
 }
@@ -192,7 +192,7 @@ unsafe fn share<T>(object: usize) -> Arc<T> {
 /// `object` must come from `Arc::<T>::into_raw`, and the caller must own that reference.
 unsafe fn drop_share<T>(object: usize) {
     // SAFETY: the caller owns this reference.
-    drop(unsafe { share::<T>(object) });
+    drop(unsafe { arc_of::<T>(object) });
 }
 
 #[cfg(all(test, not(loom)))]

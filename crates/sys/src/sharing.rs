@@ -9,7 +9,7 @@
 //!
 //! A waiter becomes leader while a process begins to use the ring ([`Edge::Share`]):
 //!
-//! | step | process that begins: [`SharingWord::join`] | waiter: [`SharingWord::lead`] |
+//! | step | process that begins: [`SharingWord::join`] | waiter: [`SharingWord::try_lead`] |
 //! |---|---|---|
 //! | 1 | marks the ring as shared | notes in the sleep word that it is the leader |
 //! | 2 | full barrier | full barrier |
@@ -95,8 +95,8 @@ impl SharingWord {
     /// Tries to make the caller the ring's leader. Returns `false` if another thread is the leader,
     /// or the ring is shared.
     #[inline]
-    pub fn lead(&self, sleep: &SleepWord) -> bool {
-        if self.is_shared() || !sleep.lead() {
+    pub fn try_lead(&self, sleep: &SleepWord) -> bool {
+        if self.is_shared() || !sleep.try_lead() {
             return false;
         }
         Edge::Share.barrier_beside_rmw(Side::Sleeper);

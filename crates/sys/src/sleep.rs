@@ -100,7 +100,7 @@ impl Ticket {
     }
 
     /// Returns whether the ring had a leader at the announcement. If not, no thread watches the
-    /// ring's files and timers. This thread should then try to [`SleepWord::lead`] instead of
+    /// ring's files and timers. This thread should then try to [`SleepWord::try_lead`] instead of
     /// sleeping.
     pub fn is_led(&self) -> bool {
         self.led
@@ -279,7 +279,7 @@ impl SleepWord {
 
     /// Tries to make the caller the leader: the one thread that owns the ring's epoll set, asleep
     /// or awake. Returns `false` if another thread is the leader.
-    pub fn lead(&self) -> bool {
+    pub fn try_lead(&self) -> bool {
         !self.change(|state| state.led = true).led
     }
 

@@ -130,7 +130,7 @@ fn relax_and_yield() {
 }
 
 /// Values of the watchdog's state.
-mod doing {
+mod watcher_state {
     /// The watchdog's thread does not exist.
     pub const NOTHING: u32 = 0;
     /// A caller is about to start the watchdog's thread.
@@ -162,49 +162,50 @@ impl Watcher {
     /// Returns whether the watchdog is checking calls. Called after [`WatchedCalls::begin`].
     #[inline]
     pub fn is_checking(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == doing::CHECKING
+        self.state.load(Ordering::Relaxed) == watcher_state::CHECKING
     }
 
     /// Decides what a caller has to do about a watchdog that is not checking calls.
     #[cold]
     pub fn ensure_checking(&self) -> WatchdogStep {
-        if self.change(doing::SLEEPING, doing::CHECKING) {
+        if self.change(watcher_state::SLEEPING, watcher_state::CHECKING) {
             return WatchdogStep::Wake;
         }
-        if self.change(doing::NOTHING, doing::STARTING) {
+        if self.change(watcher_state::NOTHING, watcher_state::STARTING) {
             return WatchdogStep::Start { first: true };
         }
         match self.state.load(Ordering::Relaxed) {
-            doing::STARTING => WatchdogStep::Start { first: false },
+            watcher_state::STARTING => WatchdogStep::Start { first: false },
             _ => WatchdogStep::Nothing,
         }
     }
 
     /// Notes that the watchdog's thread could not be started. The next caller tries again.
     pub fn spawn_failed(&self) {
-        self.state.store(doing::NOTHING, Ordering::Relaxed);
+        self.state.store(watcher_state::NOTHING, Ordering::Relaxed);
     }
 
     /// Called by a new watchdog thread. Returns `false` if another thread is the watchdog already.
     pub fn begin(&self) -> bool {
-        self.change(doing::STARTING, doing::CHECKING)
+        self.change(watcher_state::STARTING, watcher_state::CHECKING)
     }
 
     /// Announces that the watchdog is about to sleep. Withdraws the announcement if `check` returns
     /// `true`, because a thread is inside a watched call.
     pub fn prepare_sleep(&self, check: impl FnOnce() -> bool) {
-        self.state.store(doing::SLEEPING, Ordering::Relaxed);
+        self.state.store(watcher_state::SLEEPING, Ordering::Relaxed);
         // The other end of this edge is in `WatchedCalls::begin`.
         Edge::Watch.barrier(Side::Sleeper);
         if check() {
-            self.state.store(doing::CHECKING, Ordering::Relaxed);
+            self.state.store(watcher_state::CHECKING, Ordering::Relaxed);
         }
     }
 
     /// Returns the futex word and the value with which the watchdog sleeps on it. `None` if the
     /// watchdog must not sleep.
-    pub fn asleep(&self) -> Option<(&AtomicU32, u32)> {
-        (self.state.load(Ordering::Relaxed) == doing::SLEEPING).then_some((&self.state, doing::SLEEPING))
+    pub fn sleep_word(&self) -> Option<(&AtomicU32, u32)> {
+        (self.state.load(Ordering::Relaxed) == watcher_state::SLEEPING)
+            .then_some((&self.state, watcher_state::SLEEPING))
     }
 
     /// Returns the word that the watchdog sleeps on.
@@ -214,7 +215,7 @@ impl Watcher {
 
     /// Notes that the watchdog's thread ends. Returns `false` if a caller has just woken it.
     pub fn retire(&self) -> bool {
-        self.change(doing::SLEEPING, doing::NOTHING)
+        self.change(watcher_state::SLEEPING, watcher_state::NOTHING)
     }
 
     fn change(&self, from: u32, to: u32) -> bool {

@@ -133,7 +133,7 @@ impl Ring {
                 drop(locked);
                 return self.run_if_unattended();
             }
-            let leads = may_lead && sharing.lead(sleep);
+            let leads = may_lead && sharing.try_lead(sleep);
             let ticket = sleep.announce(if leads { Sleeper::Epoll } else { Sleeper::Futex }, 1);
             drop(locked);
             match leads {
@@ -262,7 +262,7 @@ fn waiters_of_both_processes_are_woken_for_the_work_of_one() {
     });
 }
 
-/// A waiter of the creator calls `lead`, and resigns because a child has begun to use the ring.
+/// A waiter of the creator calls `try_lead`, and resigns because a child has begun to use the ring.
 /// Resigning claims the announcement of another waiter of its process, so the resigning thread must
 /// wake that waiter.
 fn a_waiter_gives_up_leading(lead: fn(&SharingWord, &SleepWord) -> bool) {
@@ -289,14 +289,14 @@ fn a_waiter_gives_up_leading(lead: fn(&SharingWord, &SleepWord) -> bool) {
 
 #[test]
 fn a_waiter_that_gives_up_leading_leaves_no_sleeper_without_announcement() {
-    a_waiter_gives_up_leading(SharingWord::lead);
+    a_waiter_gives_up_leading(SharingWord::try_lead);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn a_waiter_that_resigns_without_a_wake_up_takes_the_announcement_of_a_sleeper_along() {
     a_waiter_gives_up_leading(|sharing, sleep| {
-        if sharing.is_shared() || !sleep.lead() {
+        if sharing.is_shared() || !sleep.try_lead() {
             return false;
         }
         Edge::Share.barrier_beside_rmw(Side::Sleeper);

@@ -306,9 +306,9 @@ fn an_announcement_outlives_the_retraction_of_another() {
 fn a_sleeper_becomes_leader_when_the_leader_resigns() {
     loom::model(|| {
         let ring = Ring::new();
-        assert!(ring.sleep.lead());
+        assert!(ring.sleep.try_lead());
         let follower = spawn(&ring, |ring| {
-            while !ring.sleep.lead() {
+            while !ring.sleep.try_lead() {
                 let ticket = ring.sleep.announce(Sleeper::Futex, 1);
                 if ticket.is_led() {
                     ring.sleep.sleep(&ticket, None).unwrap();

@@ -414,7 +414,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         locked.release(Exit::Leave);
         return Err(error);
     }
-    let leads = locked.waiting.polls.set().is_some() && ring.control.sharing().lead(&ring.wakers.sleep);
+    let leads = locked.waiting.polls.set().is_some() && ring.control.sharing().try_lead(&ring.wakers.sleep);
     let is_shared = ring.is_shared();
     let span = if is_shared { Some(ended::bound_sleep(&mut locked, span)) } else { span };
     if is_shared && watches_devices && !leads {

@@ -17,7 +17,7 @@ use crate::request::operation::send_receive::{BUNDLE, POLL_FIRST, SendReceive};
 use crate::request::outcome::{Answer, IssueOutcome};
 use crate::ring::LockedRing;
 use crate::waiting::fast_poll::SLICE;
-use usring_sys::message::{self, Counted, MessageHeader};
+use usring_sys::message::{self, MessageHeader, UnreadPrediction};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, descriptor, epoll, width};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
@@ -91,11 +91,11 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> LeftInSocket
         return LeftInSocket::Unknown;
     }
     let is_short = bytes < room && transfer.flags & message::PEEK == 0;
-    let is_left = match *transfer.counted.get_or_insert_with(|| message::counted(number)) {
-        Counted::Not => return LeftInSocket::Unknown,
-        Counted::UpToSeam => message::unread(number) != 0,
+    let is_left = match *transfer.counted.get_or_insert_with(|| message::unread_prediction(number)) {
+        UnreadPrediction::None => return LeftInSocket::Unknown,
+        UnreadPrediction::UpToSeam => message::unread(number) != 0,
         // Urgent data that comes later makes an event of its own.
-        Counted::UpToUrgent => {
+        UnreadPrediction::UpToUrgent => {
             !is_short && message::unread(number) != 0 || reported & epoll::PRI != 0 && message::is_at_urgent(number)
         }
     };
@@ -115,7 +115,7 @@ pub(crate) fn with_end(request: &mut Request, rest: LeftInSocket) -> LeftInSocke
     if rest != LeftInSocket::Nothing || !request.multishot || was_woken && !reported_end(request) {
         return rest;
     }
-    let is_tcp = transfer_of(request).is_ok_and(|transfer| transfer.counted == Some(Counted::UpToUrgent));
+    let is_tcp = transfer_of(request).is_ok_and(|transfer| transfer.counted == Some(UnreadPrediction::UpToUrgent));
     let is_more = message::ends_after_unread(number) || is_tcp && !was_woken && message::is_at_urgent(number);
     if is_more { LeftInSocket::Something } else { rest }
 }

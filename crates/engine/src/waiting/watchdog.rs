@@ -103,7 +103,7 @@ impl Watchdog {
             }
             quiet = 0;
             self.watcher.prepare_sleep(|| self.check());
-            while let Some((word, value)) = self.watcher.asleep() {
+            while let Some((word, value)) = self.watcher.sleep_word() {
                 let slept = futex::wait(word, value, Some(IDLE_LIMIT));
                 if slept == Err(Errno::ETIMEDOUT) && self.watcher.retire() {
                     return;

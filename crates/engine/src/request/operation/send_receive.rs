@@ -5,7 +5,7 @@ use super::vector::{self, Members};
 use crate::registered::buffer_group::WaitAllBuffers;
 use crate::request::outcome::{Answer, IssueOutcome};
 use alloc::boxed::Box;
-use usring_sys::message::{self, ADDRESS_LIMIT, Counted, MessageHeader, VECTOR_LIMIT};
+use usring_sys::message::{self, ADDRESS_LIMIT, MessageHeader, UnreadPrediction, VECTOR_LIMIT};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, epoll, user_memory, width};
 use usring_uapi::Sqe;
@@ -29,7 +29,7 @@ pub(crate) struct SendReceive {
     pub options: u16,
     /// For a receive: how well the socket's count of unread bytes predicts what the receive
     /// returns. `None` until it is needed.
-    pub counted: Option<Counted>,
+    pub counted: Option<UnreadPrediction>,
     /// The length that the SQE asks for. With provided buffers: the limit of a buffer selection, in
     /// bytes; 0: no limit. While a RECV waits, `wanted` is the length of the buffer that its last
     /// attempt selected.
@@ -199,7 +199,7 @@ impl SendReceive {
     /// Returns whether the receive discards its data and only counts the bytes (MSG_TRUNC on TCP).
     /// Returns `false` while `counted` is `None`.
     pub fn discards(&self) -> bool {
-        self.flags & message::TRUNCATED != 0 && self.counted == Some(Counted::UpToUrgent)
+        self.flags & message::TRUNCATED != 0 && self.counted == Some(UnreadPrediction::UpToUrgent)
     }
 
     /// Returns the number of bytes left to transfer.
