@@ -36,11 +36,11 @@ impl AddressSpace {
         AddressSpace { range, unit, extents: BTreeMap::new() }
     }
 
-    fn down(&self, address: usize) -> usize {
+    fn round_down(&self, address: usize) -> usize {
         self.range.start + (address - self.range.start) / self.unit * self.unit
     }
 
-    fn up(&self, address: usize) -> usize {
+    fn round_up(&self, address: usize) -> usize {
         self.range.start + (address - self.range.start).next_multiple_of(self.unit)
     }
 
@@ -49,10 +49,10 @@ impl AddressSpace {
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let mut room = self.range.start;
         for (start, (end, _)) in &self.extents {
-            if self.down(*start).saturating_sub(room) >= length {
+            if self.round_down(*start).saturating_sub(room) >= length {
                 break;
             }
-            room = self.up(*end);
+            room = self.round_up(*end);
         }
         if length == 0 || self.range.end.checked_sub(room)? < length {
             return None;
@@ -66,7 +66,7 @@ impl AddressSpace {
     /// may hold content of an earlier mapping.
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
         let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
-        let wanted = end..self.up(stop);
+        let wanted = end..self.round_up(stop);
         let is_room = self.is_free(&wanted);
         if is_room && length > 0 {
             self.insert(end, stop, ExtentKind::Mapped);
@@ -117,7 +117,7 @@ impl AddressSpace {
 
     /// Returns a range extended to whole units.
     pub fn units(&self, range: &Range<usize>) -> Range<usize> {
-        self.down(range.start)..self.up(range.end)
+        self.round_down(range.start)..self.round_up(range.end)
     }
 
     pub fn is_free(&self, range: &Range<usize>) -> bool {
@@ -128,7 +128,7 @@ impl AddressSpace {
 
     /// Returns the extent of the kind [`ExtentKind::Mapped`] that contains an address. `None` if
     /// there is none.
-    pub fn around(&self, address: usize) -> Option<Range<usize>> {
+    pub fn mapped_extent_at(&self, address: usize) -> Option<Range<usize>> {
         let (start, (end, kind)) = self.extents.range(..=address).next_back()?;
         (*kind == ExtentKind::Mapped && address < *end).then_some(*start..*end)
     }
@@ -159,7 +159,7 @@ impl AddressSpace {
     /// Returns the units of a range of addresses that the caller has just freed. Leaves out the
     /// first and the last unit if another extent still lies in it.
     pub fn idle_units(&self, range: &Range<usize>) -> Range<usize> {
-        let (mut start, mut end) = (self.down(range.start), self.up(range.end));
+        let (mut start, mut end) = (self.round_down(range.start), self.round_up(range.end));
         let is_idle = |unit: usize| self.is_free(&(unit..unit + self.unit));
         if start < end && !is_idle(start) {
             start += self.unit;
@@ -171,7 +171,7 @@ impl AddressSpace {
     }
 
     /// Returns all extents of the given kind, in order of address.
-    pub fn all(&self, kind: ExtentKind) -> Vec<Range<usize>> {
+    pub fn extents_of(&self, kind: ExtentKind) -> Vec<Range<usize>> {
         self.parts(&self.range.clone(), kind)
     }
 
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(space.free(&(1100..1150), ExtentKind::Mapped), [1100..1150]);
         assert_eq!(space.take(60), Some(1180), "60 bytes do not fit into the hole of 50");
         assert_eq!(space.take(50), Some(1100));
-        assert_eq!(space.all(ExtentKind::Mapped), [1000..1240], "adjacent extents are merged");
+        assert_eq!(space.extents_of(ExtentKind::Mapped), [1000..1240], "adjacent extents are merged");
         assert_eq!(space.take(761), None);
         assert_eq!(space.take(760), Some(1240));
         assert_eq!(space.take(1), None);
@@ -210,9 +210,9 @@ mod tests {
         let mut space = space(10);
         space.take(300);
         assert_eq!(space.free(&(1100..1200), ExtentKind::Mapped), [1100..1200]);
-        assert_eq!(space.all(ExtentKind::Mapped), [1000..1100, 1200..1300]);
-        assert_eq!(space.around(1250), Some(1200..1300));
-        assert_eq!(space.around(1150), None);
+        assert_eq!(space.extents_of(ExtentKind::Mapped), [1000..1100, 1200..1300]);
+        assert_eq!(space.mapped_extent_at(1250), Some(1200..1300));
+        assert_eq!(space.mapped_extent_at(1150), None);
         assert_eq!(space.free(&(900..2000), ExtentKind::Mapped), [1000..1100, 1200..1300]);
         assert_eq!(space.end(), 1000);
     }
@@ -222,10 +222,10 @@ mod tests {
         let mut space = space(10);
         space.take(100);
         assert!(space.extend(1100, 50));
-        assert_eq!(space.around(1000), Some(1000..1150));
+        assert_eq!(space.mapped_extent_at(1000), Some(1000..1150));
         space.take(10);
         assert!(!space.extend(1150, 10), "the addresses behind the extent are allocated");
-        assert_eq!(space.all(ExtentKind::Mapped), [1000..1160]);
+        assert_eq!(space.extents_of(ExtentKind::Mapped), [1000..1160]);
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod tests {
         for part in space.free(&(1000..1010), ExtentKind::Mapped) {
             space.add(&part, ExtentKind::Leaving);
         }
-        assert_eq!(space.around(1005), None);
+        assert_eq!(space.mapped_extent_at(1005), None);
         assert_eq!(space.idle_units(&(1000..1010)), 1010..1010);
         assert_eq!(space.take(10), Some(1020));
         space.free(&(1000..1010), ExtentKind::Leaving);

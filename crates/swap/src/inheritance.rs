@@ -97,7 +97,7 @@ impl Mappings {
         descriptors.extend(self.claim.as_ref().map(HeldDescriptor::number));
         let space = self.space.lock();
         let we_copy = pager.mechanism.copies_resident();
-        if we_copy && space.around((&raw const we_copy).addr()).is_some() {
+        if we_copy && space.mapped_extent_at((&raw const we_copy).addr()).is_some() {
             // This thread's stack lies in the swapped memory. To copy the memory, the parent takes
             // away all access to it for a time. Without its stack, this thread could not run
             // meanwhile.
@@ -163,7 +163,7 @@ impl Mappings {
         let range = self.range();
         let mut parts = Vec::new();
         let mut start = range.start;
-        for unmanaged in space.all(ExtentKind::Unmanaged) {
+        for unmanaged in space.extents_of(ExtentKind::Unmanaged) {
             parts.push(start - range.start..unmanaged.start - range.start);
             start = unmanaged.end;
         }
@@ -272,7 +272,7 @@ impl Inheritance {
         })?;
         pager.copy_pages(old);
         let space = parent.space.lock().clone();
-        for part in space.all(ExtentKind::Mapped) {
+        for part in space.extents_of(ExtentKind::Mapped) {
             let offset = |address: usize| address - pager.memory.address();
             pager.set_in_use(offset(part.start) / unit..offset(part.end).div_ceil(unit), true);
         }

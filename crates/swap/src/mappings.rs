@@ -157,7 +157,7 @@ impl Mappings {
     /// Returns the addresses of the mapped extent that contains an address. `None` if there is
     /// none.
     pub fn around(&self, address: usize) -> Option<Range<usize>> {
-        self.space.lock().around(address)
+        self.space.lock().mapped_extent_at(address)
     }
 
     /// Fills mapped memory with zeroes. Discards the whole units of `part` that are not pinned, and
@@ -226,7 +226,7 @@ impl Mappings {
             return None;
         }
         let space = self.space.lock();
-        space.around(range.start).map_or_else(
+        space.mapped_extent_at(range.start).map_or_else(
             || space.parts(range, ExtentKind::Mapped).into_iter().next(),
             |around| Some(range.start..range.end.min(around.end)),
         )
@@ -236,7 +236,7 @@ impl Mappings {
     /// drops the content that the pin has paged in, so that no later mapping finds this content.
     fn is_still_mapped(&self, part: &Range<usize>) -> bool {
         let space = self.space.lock();
-        if space.around(part.start).is_some_and(|around| part.end <= around.end) {
+        if space.mapped_extent_at(part.start).is_some_and(|around| part.end <= around.end) {
             return true;
         }
         self.unpin(part);
@@ -259,7 +259,7 @@ impl Mappings {
 
     /// Returns the extents that are mapped and not released to the kernel.
     pub fn mapped(&self) -> Vec<Range<usize>> {
-        self.space.lock().all(ExtentKind::Mapped)
+        self.space.lock().extents_of(ExtentKind::Mapped)
     }
 }
 

@@ -134,7 +134,7 @@ impl Changes<'_> {
     /// Drops the content of the parts that the program unmapped while a system call had pinned
     /// them. Leaves out parts that are still pinned.
     fn reap(&mut self) {
-        for part in self.space.all(ExtentKind::Leaving) {
+        for part in self.space.extents_of(ExtentKind::Leaving) {
             self.space.free(&part, ExtentKind::Leaving);
             self.vacate(&part);
         }
