@@ -113,7 +113,7 @@ impl Pager {
                     // The evictor does not report why nothing could be evicted. A faulting thread
                     // that finds no room below the limit reports the reason.
                     self.limit.pause(changes, pause);
-                    pause = if self.takes_nothing() { (2 * pause).min(MOST_PAUSE) } else { LEAST_PAUSE };
+                    pause = if self.takes_no_dirty_pages() { (2 * pause).min(MOST_PAUSE) } else { LEAST_PAUSE };
                 }
             }
         }
@@ -139,7 +139,7 @@ impl Pager {
                 if let Err(lost) =
                     self.page_in(index, PageAccess { write: fault.write, present: fault.present, fault_slot })
                 {
-                    self.complain(index, lost);
+                    self.report_lost(index, lost);
                     if let Err(error) = events.poison(start, self.unit()) {
                         say(format_args!("swap: the faulting thread cannot be stopped ({error}) and waits for ever"));
                         continue;

@@ -48,8 +48,8 @@ pub const LONGEST_SLEEP_NS: u64 = 1_000_000;
 
 /// How often this process has reported that its limit cannot be kept, for each reason: the store is
 /// full, writes fail, all pages are in use.
-static COMPLAINTS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
-const MOST_COMPLAINTS: [u32; 3] = [1, 8, 1];
+static REPORTS_MADE: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
+const MOST_REPORTS: [u32; 3] = [1, 8, 1];
 
 /// Why pages could not be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ impl Pager {
     ///   evicted. One instruction may touch more pages than were evicted.
     pub fn evict_directly(&self, fault_slot: usize) -> RoomOutcome {
         let ended = self.evictions.ended();
-        let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
+        let pages = if self.takes_no_dirty_pages() { LEAST_CHUNK } else { 1 };
         let outcome = {
             let mut queue = self.store.queue(fault_slot);
             self.evict(&mut queue, EvictionGoal { pages, kept: 1, failures: self.failures_allowed() }, fault_slot)
@@ -160,7 +160,7 @@ impl Pager {
     }
 
     /// Returns whether the store fails or is full, so that only clean pages can be evicted.
-    pub fn takes_nothing(&self) -> bool {
+    pub fn takes_no_dirty_pages(&self) -> bool {
         self.store_fails() || self.store.slots.are_all_taken()
     }
 
@@ -187,7 +187,7 @@ impl Pager {
             Some(EvictionFailure::Failed(_)) => 1,
             None => 2,
         };
-        if COMPLAINTS[reason].fetch_add(1, Ordering::Relaxed) >= MOST_COMPLAINTS[reason] {
+        if REPORTS_MADE[reason].fetch_add(1, Ordering::Relaxed) >= MOST_REPORTS[reason] {
             return;
         }
         let limit = (self.limit.get() * self.unit()) >> 10;
@@ -237,13 +237,13 @@ impl Pager {
     /// Returns whether a page of the cluster can be evicted. If no page can, the evictor does not
     /// shut the cluster's gate, because faulting threads would wait at it for nothing.
     fn has_victim(&self, cluster: usize, goal: EvictionGoal) -> bool {
-        let victims = self.victims(goal);
+        let victims = self.victim_states(goal);
         self.cluster(cluster)
             .map(|page| self.page(page))
             .any(|page| victims.contains(&page.state()) && !page.is_pinned())
     }
 
-    fn victims(&self, goal: EvictionGoal) -> &'static [State] {
+    fn victim_states(&self, goal: EvictionGoal) -> &'static [State] {
         if goal.failures == 0 || self.store.slots.are_all_taken() {
             &[State::Clean]
         } else {
@@ -267,7 +267,7 @@ impl Pager {
         self.evictions.begin();
         let cluster = self.cluster(cluster);
         let mut batch = Batch { cluster, taken: [const { None }; MOST], next: [State::Dirty; MOST] };
-        let closed = self.close(&mut batch, goal, &claim.shut());
+        let closed = self.protect_victims(&mut batch, goal, &claim.shut());
         let written = closed.and_then(|()| self.write_out(&mut batch, queue, fault_slot));
         let dropped = self.drop_pages(&mut batch, &claim.shut());
         let freed = self.release(batch);
@@ -279,9 +279,14 @@ impl Pager {
     }
 
     /// Takes the pages to evict, and write-protects them.
-    fn close<'a>(&'a self, batch: &mut Batch<'a>, goal: EvictionGoal, _: &Shut) -> Result<(), EvictionFailure> {
+    fn protect_victims<'a>(
+        &'a self,
+        batch: &mut Batch<'a>,
+        goal: EvictionGoal,
+        _: &Shut,
+    ) -> Result<(), EvictionFailure> {
         let mut any_dirty = false;
-        let victims = self.victims(goal);
+        let victims = self.victim_states(goal);
         for (position, page) in batch.cluster.clone().enumerate() {
             let page = self.page(page);
             let state = page.state();
@@ -330,12 +335,12 @@ impl Pager {
     /// it.
     fn prepare_reading(&self, batch: &Batch) -> Result<(), EvictionFailure> {
         let is_dirty = |position: usize| batch.is_dirty(position);
-        self.for_neighbours(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))
+        self.for_adjacent_runs(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))
     }
 
     /// Calls `act` with the offset and length of each run of adjacent pages for which `in_run`
     /// holds.
-    fn for_neighbours(
+    fn for_adjacent_runs(
         &self,
         batch: &Batch,
         in_run: impl Fn(usize) -> bool,
@@ -441,7 +446,7 @@ impl Pager {
         let stays = |position: usize| batch.is_dirty(position) && !batch.leaves_memory(position);
         // If a page cannot be opened now, it stays write-protected. The next write to it faults,
         // and that fault makes it writable.
-        self.for_neighbours(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
+        self.for_adjacent_runs(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
         dropped
     }
 

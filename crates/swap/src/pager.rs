@@ -269,7 +269,7 @@ impl Pager {
                 // which then reaches the memory that the kernel has mapped at this address.
                 State::Unmanaged => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
-                    if let Some(outcome) = self.let_in(index, state, access) {
+                    if let Some(outcome) = self.serve_resident(index, state, access) {
                         break outcome;
                     }
                 }
@@ -299,7 +299,7 @@ impl Pager {
 
     /// Serves a fault on a resident page. The fault is a write to a clean page, or another thread
     /// paged the page in first. `None` if the page's state has changed meanwhile.
-    fn let_in(&self, index: usize, state: State, access: PageAccess) -> Option<Result<(), Lost>> {
+    fn serve_resident(&self, index: usize, state: State, access: PageAccess) -> Option<Result<(), Lost>> {
         if state == State::Clean && !access.write && access.present {
             return Some(Ok(()));
         }
@@ -381,14 +381,14 @@ impl Pager {
 
     /// Reserves room for one page below the region's limit, and evicts pages if there is none.
     pub fn make_room(&self, fault_slot: usize) {
-        while !self.take_one(fault_slot) && self.evict_directly(fault_slot) == RoomOutcome::TryAgain {}
+        while !self.take_room_for_one(fault_slot) && self.evict_directly(fault_slot) == RoomOutcome::TryAgain {}
         self.limit.wake_evictor();
     }
 
     /// Reserves room for one page below the region's limit, or in the excess that `Limit::raise`
     /// has added to the limit. Returns `false` if there is no room.
     #[inline]
-    pub fn take_one(&self, fault_slot: usize) -> bool {
+    pub fn take_room_for_one(&self, fault_slot: usize) -> bool {
         match self.limit.take(1) {
             Share::Within(resident) => self.counters.raise_peak(resident),
             Share::Beyond(resident) => {
@@ -401,7 +401,7 @@ impl Pager {
     }
 
     /// Reports on standard error why a page could not be paged in.
-    pub fn complain(&self, index: usize, lost: Lost) {
+    pub fn report_lost(&self, index: usize, lost: Lost) {
         let offset = self.offset(index);
         match lost.slot {
             Some(slot) => say(format_args!(
@@ -456,7 +456,7 @@ impl FaultServer for Pager {
             Ok(()) => Served::Again,
             Err(Lost::UNUSED) => Served::Unmapped,
             Err(lost) => {
-                self.complain(index, lost);
+                self.report_lost(index, lost);
                 Served::Refused
             }
         }

@@ -418,7 +418,7 @@ impl SwapRegion {
                         if lost == Lost::UNUSED {
                             return Errno::ENXIO;
                         }
-                        self.pager.complain(index, lost);
+                        self.pager.report_lost(index, lost);
                         Errno::EIO
                     })?;
                 }

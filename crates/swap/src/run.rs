@@ -120,7 +120,7 @@ impl Pager {
     fn take_room(&self, most: usize, fault_slot: usize) -> usize {
         let mut room = 0;
         while room < most {
-            if self.take_one(fault_slot) {
+            if self.take_room_for_one(fault_slot) {
                 room += 1;
                 continue;
             }

@@ -381,7 +381,7 @@ fn remap([start, old, new, flags, target, _]: [u64; 6]) -> Answer {
         }
         let answer = changes.replace(&to, ask).map_err(|error| errno_for_program(error, Unsupported::Remap))?;
         if flags & linux::MREMAP_DONTUNMAP == 0 && is_in_window(start) {
-            changes.is_gone(&from);
+            changes.note_released_gone(&from);
         }
         Ok(answer)
     };
@@ -405,8 +405,8 @@ fn remap_freely(
     let by_kernel = |changes: &mut Changes| {
         let answer = ask()?;
         let stays = if answer == start { length } else { 0 };
-        changes.is_gone(&(old.start + stays.min(old.len())..old.end));
-        changes.has_grown(&(old.end..old.start + stays.max(old.len())));
+        changes.note_released_gone(&(old.start + stays.min(old.len())..old.end));
+        changes.note_released_grown(&(old.end..old.start + stays.max(old.len())));
         Ok(answer)
     };
     let owner = parts.first().map(|part| part.owner);

@@ -34,7 +34,7 @@ pub struct Changes<'a> {
 
 impl Changes<'_> {
     /// Returns the part of a range that lies in the region.
-    fn within(&self, range: &Range<usize>) -> Range<usize> {
+    fn part_in_region(&self, range: &Range<usize>) -> Range<usize> {
         let region = self.mappings.range();
         let start = range.start.clamp(region.start, region.end);
         start..range.end.clamp(start, region.end)
@@ -42,7 +42,7 @@ impl Changes<'_> {
 
     /// Splits a range into parts, each with one owner, in order of address.
     pub fn parts(&self, range: &Range<usize>) -> Vec<Part> {
-        let within = self.within(range);
+        let within = self.part_in_region(range);
         let mut parts = Vec::new();
         let mut add = |ranges: Vec<Range<usize>>, owner| {
             parts.extend(ranges.into_iter().filter(|range| !range.is_empty()).map(|range| Part { range, owner }));
@@ -76,19 +76,19 @@ impl Changes<'_> {
 
     /// Extends the used part of the region up to the address `end`, or up to the end of the last
     /// mapping if that is higher. Errors: `ENOMEM`.
-    fn reach(&self, end: usize) -> Result<(), Errno> {
+    fn extend_used_part(&self, end: usize) -> Result<(), Errno> {
         self.mappings.region.set_extent(end.max(self.space.end()) - self.mappings.region.as_ptr() as usize)
     }
 
     /// Makes the used part of the region end where the last mapping ends.
     fn set_extent(&self) {
         // `reach` cannot fail here, because the region's used part was at least as large before.
-        let _ = self.reach(0);
+        let _ = self.extend_used_part(0);
     }
 
     /// Makes a newly allocated range usable. Errors: `ENOMEM`; the range is then free again.
     fn begin(&mut self, range: &Range<usize>) -> Result<(), Errno> {
-        self.reach(range.end).inspect_err(|_| drop(self.space.free(range, ExtentKind::Mapped)))?;
+        self.extend_used_part(range.end).inspect_err(|_| drop(self.space.free(range, ExtentKind::Mapped)))?;
         self.set_in_use(range, true);
         Ok(())
     }
@@ -97,7 +97,7 @@ impl Changes<'_> {
     /// kernel has no memory.
     pub fn map(&mut self, length: usize) -> Option<usize> {
         let length = length.checked_next_multiple_of(PAGE)?;
-        self.reap();
+        self.drop_unpinned_parts();
         let start = self.space.take(length)?;
         self.begin(&(start..start + length)).ok()?;
         Some(start)
@@ -107,25 +107,25 @@ impl Changes<'_> {
     /// those of the kernel, when it unmaps a part that was released to it. The released parts
     /// before that part are then unmapped.
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
-        self.reap();
-        let range = self.within(range);
+        self.drop_unpinned_parts();
+        let range = self.part_in_region(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {
-            self.unmap_given(&part)?;
+            self.unmap_released(&part)?;
         }
         for part in self.space.free(&range, ExtentKind::Mapped) {
-            self.vacate(&part);
+            self.drop_content(&part);
         }
         self.set_extent();
         Ok(())
     }
 
     /// Drops the content of a part that was just freed. If a system call has pinned pages of the
-    /// part, [`Changes::reap`] drops the content later.
-    fn vacate(&mut self, part: &Range<usize>) {
+    /// part, [`Changes::drop_unpinned_parts`] drops the content later.
+    fn drop_content(&mut self, part: &Range<usize>) {
         let idle = self.space.idle_units(part);
         self.set_in_use(&idle, false);
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
-            // The discard has stopped at a pinned page. [`Changes::reap`] discards the whole part
+            // The discard has stopped at a pinned page. [`Changes::drop_unpinned_parts`] discards the whole part
             // again later. For pages that were already discarded, the second discard has no effect.
             self.space.add(part, ExtentKind::Leaving);
         }
@@ -133,16 +133,16 @@ impl Changes<'_> {
 
     /// Drops the content of the parts that the program unmapped while a system call had pinned
     /// them. Leaves out parts that are still pinned.
-    fn reap(&mut self) {
+    fn drop_unpinned_parts(&mut self) {
         for part in self.space.extents_of(ExtentKind::Leaving) {
             self.space.free(&part, ExtentKind::Leaving);
-            self.vacate(&part);
+            self.drop_content(&part);
         }
     }
 
     /// Unmaps a part that was released to the kernel. The part's units return to the region, except
     /// units that contain another mapping. Errors: the kernel's; the part then stays released.
-    fn unmap_given(&mut self, part: &Range<usize>) -> Result<(), Errno> {
+    fn unmap_released(&mut self, part: &Range<usize>) -> Result<(), Errno> {
         self.space.free(part, ExtentKind::Unmanaged);
         let idle = self.space.idle_units(part);
         let mut unmapped = Ok(());
@@ -164,8 +164,8 @@ impl Changes<'_> {
     /// Releases the mapped parts of a range to the kernel with their content. Errors: those of
     /// `SwapRegion::release_to_kernel`.
     pub fn release_to_kernel(&mut self, range: &Range<usize>) -> Result<(), Errno> {
-        self.reap();
-        let range = self.within(range);
+        self.drop_unpinned_parts();
+        let range = self.part_in_region(range);
         while let Some(part) = self.space.parts(&range, ExtentKind::Mapped).first() {
             let units = self.space.units(part);
             self.mappings.region.release_to_kernel(self.mappings.offsets(&units))?;
@@ -196,15 +196,15 @@ impl Changes<'_> {
     /// at the range's addresses. Errors: `EBUSY` if a system call has pinned a page; the error of
     /// `act`. If the function fails, the content is not discarded.
     pub fn replace<R>(&mut self, range: &Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
-        self.reap();
-        let within = self.within(range);
+        self.drop_unpinned_parts();
+        let within = self.part_in_region(range);
         if within.is_empty() {
             return act();
         }
         let units = self.space.units(&within);
-        self.reach(units.end)?;
-        // The first and the last unit may extend beyond the range. The pages outside the range are
-        // released to the kernel with their content: usring no longer swaps them.
+        self.extend_used_part(units.end)?;
+        // The first and the last unit may extend beyond the range. Their content outside the range
+        // moves to memory of the kernel.
         for edge in [units.start..within.start, within.end..units.end] {
             self.release_to_kernel(&edge)?;
         }
@@ -218,10 +218,10 @@ impl Changes<'_> {
     /// contains, outside the range, memory that was released to the kernel. The kernel then has to
     /// map the range. Errors: `ENOMEM`, `EIO`; some content may be lost then.
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
-        self.reap();
-        self.reach(range.end)?;
+        self.drop_unpinned_parts();
+        self.extend_used_part(range.end)?;
         for part in self.space.parts(range, ExtentKind::Unmanaged) {
-            self.unmap_given(&part)?;
+            self.unmap_released(&part)?;
         }
         if !self.space.parts(&self.space.units(range), ExtentKind::Unmanaged).is_empty() {
             return Ok(false);
@@ -243,7 +243,7 @@ impl Changes<'_> {
             self.unmap(&(old.start + length..old.end))?;
             return Ok(old.start);
         }
-        self.reap();
+        self.drop_unpinned_parts();
         if self.space.extend(old.end, length - old.len()) {
             let added = old.end..old.start + length;
             self.begin(&added)?;
@@ -264,7 +264,7 @@ impl Changes<'_> {
 
     fn give_back(&mut self, range: &Range<usize>) {
         for part in self.space.free(range, ExtentKind::Mapped) {
-            self.vacate(&part);
+            self.drop_content(&part);
         }
         self.set_extent();
     }
@@ -285,19 +285,19 @@ impl Changes<'_> {
     }
 
     /// Notes that the kernel has moved or unmapped the parts of a range that were released to it.
-    pub fn is_gone(&mut self, range: &Range<usize>) {
-        let range = self.within(range);
+    pub fn note_released_gone(&mut self, range: &Range<usize>) {
+        let range = self.part_in_region(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {
             // The error is ignored: a part that cannot be unmapped stays recorded as memory that
             // the kernel manages (`ExtentKind::Unmanaged`).
-            let _ = self.unmap_given(&part);
+            let _ = self.unmap_released(&part);
         }
         self.set_extent();
     }
 
     /// Notes that mremap(2) has extended a part that was released to the kernel into this range.
-    pub fn has_grown(&mut self, range: &Range<usize>) {
-        for hole in self.space.holes(&self.within(range)) {
+    pub fn note_released_grown(&mut self, range: &Range<usize>) {
+        for hole in self.space.holes(&self.part_in_region(range)) {
             self.space.add(&hole, ExtentKind::Unmanaged);
         }
         self.set_extent();
