@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use usring_device::driver::vhost_user;
 use usring_device::{OwnSupply, Spec, Supply};
 use usring_swap::counters::run;
-use usring_swap::mappings::least;
+use usring_swap::mappings::minimum_sizes;
 use usring_swap::text::{self, SwapText};
 use usring_swap::{LEAST_QUEUES, Mechanism, Refusal, backing};
 use usring_sys::Errno;
@@ -75,7 +75,7 @@ impl SwapOption {
                 self.0.spec, geometry.queues
             )));
         }
-        let (store, limit) = least(capacity, self.0.limit, mechanism);
+        let (store, limit) = minimum_sizes(capacity, self.0.limit, mechanism);
         if capacity < store {
             let size = geometry.size;
             return Err(Failure::new(format!(

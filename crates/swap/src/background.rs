@@ -98,7 +98,7 @@ impl Pager {
             loop {
                 let (changes, ended) = (self.limit.changes(), self.evictions.ended());
                 self.limit.lower();
-                if self.limit.resident() <= self.limit.low() || self.limit.is_stopped() {
+                if self.limit.resident() <= self.limit.low_mark() || self.limit.is_stopped() {
                     break;
                 }
                 // While the store fails, only the evictor tries to write to it, once per eviction.

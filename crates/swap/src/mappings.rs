@@ -45,10 +45,9 @@ const MOST_PINNED: usize = 1 << 20;
 /// Smallest value of the option `min` (the smallest mapping that is swapped), in bytes.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
-/// Factor for the size of the region's address range. The range is this many times as large as the
-/// store's capacity plus the limit on resident memory. So large free ranges remain despite
-/// fragmentation.
-const ROOM: usize = 4;
+/// Size of the region's address range, as a multiple of the sum of store and limit. The surplus of
+/// addresses leaves large free ranges despite fragmentation.
+const ADDRESSES_PER_BYTE: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
 /// The options of a program's swapped memory, from its launcher or its environment.
@@ -67,13 +66,13 @@ pub struct Options<'a> {
 /// limit on resident memory in bytes.
 fn addresses(capacity: u64, limit: usize) -> usize {
     let held = width::size(capacity).saturating_add(limit);
-    held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)
+    held.saturating_mul(ADDRESSES_PER_BYTE).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)
 }
 
 /// Returns the minimum size of a store and the minimum limit with which a mechanism works, in
 /// bytes. Both depend on the mechanism's unit. The unit depends on `capacity` (bytes of the
 /// intended store) and `limit` (the intended limit in bytes).
-pub fn least(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -> (u64, usize) {
+pub fn minimum_sizes(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -> (u64, usize) {
     let unit = mechanism.unit(addresses(capacity, limit));
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
 }
@@ -204,7 +203,7 @@ impl Mappings {
             PinLimit::HalfOfMemory => self.region.limit() / 2,
         };
         let mut start = range.start;
-        while let Some(part) = self.first(&(start..range.end)) {
+        while let Some(part) = self.first_mapped_part(&(start..range.end)) {
             match self.region.pin_among(self.offsets(&part), access, most) {
                 Ok(pin) => core::mem::forget(pin),
                 // Another thread is unmapping a page of the part, or is releasing it to the kernel.
@@ -221,7 +220,7 @@ impl Mappings {
     }
 
     /// Returns the first mapped part of a range; `None` if nothing in the range is mapped.
-    fn first(&self, range: &Range<usize>) -> Option<Range<usize>> {
+    fn first_mapped_part(&self, range: &Range<usize>) -> Option<Range<usize>> {
         if range.is_empty() {
             return None;
         }

@@ -364,7 +364,7 @@ impl Pager {
         drop(inside);
         drop(queue);
         self.counters.add(access.fault_slot, Counter::SwapIns, 1);
-        self.follow(index, access.fault_slot);
+        self.note_page_in(index, access.fault_slot);
         Ok(())
     }
 

@@ -84,16 +84,16 @@ impl Streams {
     fn ask(&self, pages: Range<usize>, fault_slot: usize) {
         self.jobs[fault_slot % ROWS].swap(pack(pages.start, pages.len()), Ordering::Relaxed);
         Edge::Sleep.barrier_beside_rmw(Side::Waker);
-        self.call();
+        self.wake_reader();
     }
 
-    fn call(&self) {
+    fn wake_reader(&self) {
         if self.reader.load(Ordering::Relaxed) == ASLEEP && self.reader.swap(AWAKE, Ordering::Relaxed) == ASLEEP {
             futex::wake(&self.reader, 1);
         }
     }
 
-    fn job(&self) -> Option<Range<usize>> {
+    fn take_job(&self) -> Option<Range<usize>> {
         let jobs = self.jobs.iter().filter(|job| job.load(Ordering::Relaxed) != 0);
         let word = jobs.map(|job| job.swap(0, Ordering::Relaxed)).find(|word| *word != 0)?;
         let (first, count) = unpack(word);
@@ -107,7 +107,7 @@ impl Streams {
             self.reader.store(ASLEEP, Ordering::Relaxed);
             Edge::Sleep.barrier(Side::Sleeper);
             let stops = self.stop.load(Ordering::Relaxed) != 0;
-            let job = if stops { None } else { self.job() };
+            let job = if stops { None } else { self.take_job() };
             if stops || job.is_some() {
                 self.reader.store(AWAKE, Ordering::Relaxed);
                 return job;
@@ -119,7 +119,7 @@ impl Streams {
     pub fn stop(&self) {
         self.stop.store(1, Ordering::Relaxed);
         Edge::Sleep.barrier(Side::Waker);
-        self.call();
+        self.wake_reader();
     }
 }
 
@@ -127,7 +127,7 @@ impl Pager {
     /// Continues read-ahead after a fault has read `page` from the store. If the faults of this
     /// fault slot are sequential, asks the reader thread to page in the next pages.
     #[inline]
-    pub fn follow(&self, page: usize, fault_slot: usize) {
+    pub fn note_page_in(&self, page: usize, fault_slot: usize) {
         if self.streams.most() == 0 {
             return;
         }

@@ -94,13 +94,13 @@ impl Store {
     /// Locks the store queue that belongs to a fault slot. If that queue is in use, locks the next
     /// free one.
     pub fn queue(&self, fault_slot: usize) -> Guard<'_, StoreQueue> {
-        one_of(&self.queues, fault_slot)
+        lock_for_fault_slot(&self.queues, fault_slot)
     }
 
     /// Locks a bounce buffer for a request of up to [`Store::wide_pages`] pages. Prefers the buffer
     /// that belongs to the fault slot.
     pub fn wide_bounce(&self, fault_slot: usize) -> Guard<'_, Bounce> {
-        one_of(&self.wide, fault_slot)
+        lock_for_fault_slot(&self.wide, fault_slot)
     }
 
     /// Returns the maximum number of pages that fit in one request for several pages.
@@ -111,7 +111,7 @@ impl Store {
 
 /// Locks the element that belongs to a fault slot. If it is locked, locks the next free element. If
 /// no element is free, waits for the element of the fault slot.
-fn one_of<T>(all: &[Mutex<T>], fault_slot: usize) -> Guard<'_, T> {
+fn lock_for_fault_slot<T>(all: &[Mutex<T>], fault_slot: usize) -> Guard<'_, T> {
     let one = |step: usize| &all[(fault_slot + step) % all.len()];
     let free = (0..all.len()).find_map(|step| one(step).try_lock());
     free.unwrap_or_else(|| one(0).lock())

@@ -65,7 +65,7 @@ impl StoreQueue {
     /// Returns these bytes.
     pub fn read(&mut self, device: &Device, offset: u64, length: usize, waiting: Waiting) -> Result<&[u8], Errno> {
         let segment = IoVector { base: self.bounce.address() as u64, length: length as u64 };
-        self.whole(device, Operation::Read, offset, &mut [segment], waiting)?;
+        self.transfer_all(device, Operation::Read, offset, &mut [segment], waiting)?;
         Ok(self.bounce.bytes(length))
     }
 
@@ -79,18 +79,18 @@ impl StoreQueue {
         length: usize,
     ) -> Result<&'a [u8], Errno> {
         let segment = IoVector { base: bounce.address() as u64, length: length as u64 };
-        self.whole(device, Operation::Read, offset, &mut [segment], Waiting::Asleep)?;
+        self.transfer_all(device, Operation::Read, offset, &mut [segment], Waiting::Asleep)?;
         Ok(bounce.bytes(length))
     }
 
     /// Writes the content of the segments to the device. May change the addresses and lengths in
     /// `segments`.
     pub fn write(&mut self, device: &Device, offset: u64, segments: &mut [IoVector]) -> Result<(), Errno> {
-        self.whole(device, Operation::Write, offset, segments, Waiting::Asleep)
+        self.transfer_all(device, Operation::Write, offset, segments, Waiting::Asleep)
     }
 
     /// Transfers all bytes of the segments, by as many requests as the device's limits require.
-    fn whole(
+    fn transfer_all(
         &mut self,
         device: &Device,
         operation: Operation,
@@ -103,7 +103,7 @@ impl StoreQueue {
         // from the hook.
         let _exempt = pinned_memory::exempt();
         while !segments.is_empty() {
-            let (count, cut, length) = self.piece(segments);
+            let (count, cut, length) = self.next_request_size(segments);
             let rest = core::mem::replace(&mut segments[count - 1].length, cut);
             let request = DeviceRequest {
                 token: 0,
@@ -115,7 +115,7 @@ impl StoreQueue {
                 segments: &segments[..count],
                 file: NamedFile::default(),
             };
-            let done = self.one(device, &request, waiting)?;
+            let done = self.run_request(device, &request, waiting)?;
             segments[count - 1].length = rest;
             // If a transfer was short, only its whole blocks count as done. The next request
             // transfers the rest.
@@ -124,14 +124,14 @@ impl StoreQueue {
                 return Err(Errno::EIO);
             }
             offset += done;
-            segments = advance(segments, done);
+            segments = skip_done(segments, done);
         }
         Ok(())
     }
 
     /// Returns three values for the next request: its number of segments, the number of bytes that
     /// it uses of its last segment, and its total number of bytes.
-    fn piece(&self, segments: &[IoVector]) -> (usize, u64, u64) {
+    fn next_request_size(&self, segments: &[IoVector]) -> (usize, u64, u64) {
         let mut length = 0;
         for (index, segment) in segments.iter().take(self.segments).enumerate() {
             let room = self.transfer - length;
@@ -144,7 +144,7 @@ impl StoreQueue {
         (count, segments[count - 1].length, length)
     }
 
-    fn one(&mut self, device: &Device, request: &DeviceRequest, waiting: Waiting) -> Result<u64, Errno> {
+    fn run_request(&mut self, device: &Device, request: &DeviceRequest, waiting: Waiting) -> Result<u64, Errno> {
         loop {
             match self.channel.submit(request) {
                 Submission::Accepted => break,
@@ -196,7 +196,7 @@ impl StoreQueue {
 }
 
 /// Returns the segments without their first `done` bytes, which were transferred.
-fn advance(mut segments: &mut [IoVector], mut done: u64) -> &mut [IoVector] {
+fn skip_done(mut segments: &mut [IoVector], mut done: u64) -> &mut [IoVector] {
     while let Some(first) = segments.first_mut() {
         if done < first.length {
             first.base += done;

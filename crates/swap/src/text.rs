@@ -37,9 +37,9 @@ pub fn parse(text: &str) -> Result<SwapText, String> {
     let mut rest = Vec::new();
     for part in spec::parts(text) {
         match part.split_once('=') {
-            Some((name @ "limit", value)) => once(&mut limit, name, bytes(name, value, LEAST_LIMIT)?)?,
-            Some((name @ "min", value)) => once(&mut minimum, name, bytes(name, value, LEAST_MINIMUM)?)?,
-            Some((name @ "mechanism", value)) => once(&mut mechanism, name, mechanism_of(value)?)?,
+            Some((name @ "limit", value)) => set_once(&mut limit, name, bytes(name, value, LEAST_LIMIT)?)?,
+            Some((name @ "min", value)) => set_once(&mut minimum, name, bytes(name, value, LEAST_MINIMUM)?)?,
+            Some((name @ "mechanism", value)) => set_once(&mut mechanism, name, mechanism_of(value)?)?,
             _ => rest.push(part),
         }
     }
@@ -59,7 +59,7 @@ pub fn parse(text: &str) -> Result<SwapText, String> {
     Ok(SwapText { spec, limit, minimum: minimum.unwrap_or(MINIMUM), mechanism })
 }
 
-fn once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {
+fn set_once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {
     match place.replace(value) {
         None => Ok(()),
         Some(_) => Err(format!("{name}= is repeated")),

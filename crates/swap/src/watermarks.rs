@@ -81,24 +81,24 @@ impl Limit {
     pub fn set(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
         self.excess.store(0, Ordering::Relaxed);
-        self.change();
+        self.announce_change();
         // `wake_evictor` must come after a full barrier. Its other callers have just made an atomic
         // read-modify-write, which is such a barrier.
         Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
     }
 
-    fn below(&self, part: usize) -> usize {
+    fn mark_below_limit(&self, part: usize) -> usize {
         let limit = self.get();
         limit - (limit / part).min(MOST_FREE)
     }
 
-    pub fn low(&self) -> usize {
-        self.below(LOW)
+    pub fn low_mark(&self) -> usize {
+        self.mark_below_limit(LOW)
     }
 
-    fn high(&self) -> usize {
-        self.below(HIGH)
+    fn high_mark(&self) -> usize {
+        self.mark_below_limit(HIGH)
     }
 
     /// Reserves room for `pages` pages by counting them as resident. Counts none if more pages
@@ -147,7 +147,7 @@ impl Limit {
     /// Reserves room for pages to read ahead. Returns `false`, and reserves nothing, if there is no
     /// room or if the evictor would have to wake.
     pub fn take_spare(&self, pages: usize) -> bool {
-        self.resident() + pages <= self.high() && self.take(pages) != Share::None
+        self.resident() + pages <= self.high_mark() && self.take(pages) != Share::None
     }
 
     /// Counts pages as resident even if the limit has no room for them. A forked child calls this
@@ -163,15 +163,15 @@ impl Limit {
     /// Wakes the evictor if it sleeps and the number of resident pages is above `high`.
     #[inline]
     pub fn wake_evictor(&self) {
-        if self.resident() <= self.high() {
+        if self.resident() <= self.high_mark() {
             return;
         }
         Edge::Sleep.barrier_beside_rmw(Side::Waker);
-        self.call();
+        self.wake_sleeping_evictor();
     }
 
     #[inline]
-    fn call(&self) {
+    fn wake_sleeping_evictor(&self) {
         if self.evictor.load(Ordering::Relaxed) == ASLEEP && self.evictor.swap(AWAKE, Ordering::Relaxed) == ASLEEP {
             futex::wake(&self.evictor, 1);
         }
@@ -183,7 +183,7 @@ impl Limit {
             self.evictor.store(ASLEEP, Ordering::Relaxed);
             Edge::Sleep.barrier(Side::Sleeper);
             let stops = self.stop.load(Ordering::Relaxed) != 0;
-            if stops || self.resident() > self.high() {
+            if stops || self.resident() > self.high_mark() {
                 self.evictor.store(AWAKE, Ordering::Relaxed);
                 return !stops;
             }
@@ -191,7 +191,7 @@ impl Limit {
         }
     }
 
-    fn change(&self) {
+    fn announce_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         futex::wake(&self.changes, 1);
     }
@@ -213,8 +213,8 @@ impl Limit {
     /// Makes the evictor thread end.
     pub fn stop(&self) {
         self.stop.store(1, Ordering::Relaxed);
-        self.change();
+        self.announce_change();
         Edge::Sleep.barrier(Side::Waker);
-        self.call();
+        self.wake_sleeping_evictor();
     }
 }

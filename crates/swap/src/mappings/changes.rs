@@ -82,7 +82,7 @@ impl Changes<'_> {
 
     /// Makes the used part of the region end where the last mapping ends.
     fn set_extent(&self) {
-        // `reach` cannot fail here, because the region's used part was at least as large before.
+        // `extend_used_part` cannot fail here, because the region's used part was at least as large before.
         let _ = self.extend_used_part(0);
     }
 
