@@ -53,7 +53,7 @@ pub fn ask_for_each_call() {
 /// Connects a starting program to the run's fault rules, if the run has any.
 ///
 /// Errors: a message of one sentence.
-pub fn learn() -> Result<(), &'static str> {
+pub fn connect() -> Result<(), &'static str> {
     let Some(path) = environment::faults() else { return Ok(()) };
     let page = file::open_shared(path).and_then(|file| Page::open(&file));
     let page = match page {

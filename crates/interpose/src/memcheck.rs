@@ -47,7 +47,7 @@ fn with_state<T>(work: impl FnOnce(&mut State) -> T) -> T {
 /// Begins to notify Valgrind, if Valgrind runs this process. Returns whether it runs this process.
 ///
 /// Errors: a message of one sentence.
-pub fn learn() -> Result<bool, &'static str> {
+pub fn connect() -> Result<bool, &'static str> {
     if valgrind::is_there() && !observers::add(&OBSERVER) {
         return Err("there are too many observers of requests");
     }

@@ -30,7 +30,7 @@ const TRAPS: [u64; 8] = {
 /// Begins to record when a program starts, if it runs under `usring crash`.
 ///
 /// Errors: a message of one sentence.
-pub fn learn() -> Result<(), &'static str> {
+pub fn connect() -> Result<(), &'static str> {
     let Some(log) = environment::recording() else { return Ok(()) };
     usring_record::start(log).map_err(|error| {
         message::say(format_args!("cannot open the log of `usring crash` ({error})"));

@@ -150,11 +150,11 @@ fn serve() -> Result<(), &'static str> {
     }
     credentials::note_all_changes_pass_here();
     counting::count_for(process::id());
-    devices::learn()?;
-    faults::learn()?;
-    recording::learn()?;
-    check::learn()?;
-    trace::learn()?;
+    devices::connect()?;
+    faults::connect()?;
+    recording::connect()?;
+    check::connect()?;
+    trace::connect()?;
     prepare_swap()?;
     symbols::OPEN.store(1, Ordering::Relaxed);
     Ok(())

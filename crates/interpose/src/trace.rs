@@ -28,7 +28,7 @@ pub fn is_on() -> bool {
 /// being traced.
 ///
 /// Errors: a message of one sentence.
-pub fn learn() -> Result<(), &'static str> {
+pub fn connect() -> Result<(), &'static str> {
     let Some(path) = environment::trace() else { return Ok(()) };
     match file::open_shared(path).and_then(|file| Page::open(&file)) {
         Ok(page) => usring_trace::start(page),

@@ -42,7 +42,7 @@ pub fn is_on() -> bool {
 /// Begins to annotate, if the program has ThreadSanitizer. Returns whether it has.
 ///
 /// Errors: a message of one sentence.
-pub fn learn() -> Result<bool, &'static str> {
+pub fn connect() -> Result<bool, &'static str> {
     if !libc::has_sanitizer() {
         return Ok(false);
     }

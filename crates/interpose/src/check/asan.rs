@@ -26,7 +26,7 @@ static REPORT_ADDRESS: AtomicUsize = AtomicUsize::new(0);
 static REPORT_FRAME: AtomicUsize = AtomicUsize::new(0);
 
 /// Begins to use the program's AddressSanitizer, if it has one.
-pub fn learn() {
+pub fn connect() {
     let function = |name: &CStr| imports::function(name).unwrap_or(0);
     let mapping = function(c"__asan_get_shadow_mapping");
     if mapping == 0 {

@@ -48,9 +48,9 @@ fn see_enter() {
 /// to notify Valgrind and ThreadSanitizer, if the process has them.
 ///
 /// Errors: a message of one sentence.
-pub fn learn() -> Result<(), &'static str> {
-    let has_tsan = tsan::learn()?;
-    if memcheck::learn()? || has_tsan {
+pub fn connect() -> Result<(), &'static str> {
+    let has_tsan = tsan::connect()?;
+    if memcheck::connect()? || has_tsan {
         see_enter();
     }
     if has_tsan || environment::checking().is_some() {
@@ -73,7 +73,7 @@ pub fn learn() -> Result<(), &'static str> {
     ON.store(true, Ordering::Relaxed);
     see_enter();
     hooks::install();
-    asan::learn();
+    asan::connect();
     Ok(())
 }
 

@@ -49,7 +49,7 @@ pub fn exist() -> bool {
 /// Connects a starting program to the run's devices, if the run has any.
 ///
 /// Errors: a message of one sentence.
-pub fn learn() -> Result<(), &'static str> {
+pub fn connect() -> Result<(), &'static str> {
     let Some(socket) = environment::devices() else { return Ok(()) };
     devices::connect(socket).map_err(|error| {
         message::say(format_args!("cannot ask `usring run` for the devices of this run ({error})"));
