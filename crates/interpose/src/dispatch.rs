@@ -13,7 +13,7 @@ use usring_uapi::general as linux;
 /// Serves the most frequent call (io_uring_enter), unless the call arrived by the trap. `None`: the
 /// caller continues with [`dispatch`].
 #[inline(always)]
-pub fn frequent(call: &Call) -> Option<Outcome> {
+pub fn serve_frequent(call: &Call) -> Option<Outcome> {
     process::current();
     let is_it = width::low(call.number) == faults::FREQUENT.load(Ordering::Relaxed) && call.trapped == 0;
     is_it.then(|| rings::enter(call).into())

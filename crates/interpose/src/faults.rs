@@ -34,7 +34,7 @@ use usring_uapi::general as linux;
 /// Whether calls ask the rules.
 static ARMED: AtomicBool = AtomicBool::new(false);
 
-/// Number of the system call that [`crate::dispatch::frequent`] serves directly, without
+/// Number of the system call that [`crate::dispatch::serve_frequent`] serves directly, without
 /// [`crate::dispatch::dispatch`]. The value is `u32::MAX`, which is no call's number, if the
 /// process has fault rules or if [`crate::check::enter`] has to see each call.
 pub static FREQUENT: AtomicU32 = AtomicU32::new(linux::__NR_io_uring_enter);

@@ -156,7 +156,7 @@ fn serve() -> Result<(), &'static str> {
     check::connect()?;
     trace::connect()?;
     prepare_swap()?;
-    symbols::OPEN.store(1, Ordering::Relaxed);
+    symbols::IS_PREPARED.store(1, Ordering::Relaxed);
     Ok(())
 }
 

@@ -157,7 +157,7 @@ extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut 
         linux::SIGTRAP => serve_breakpoint(&mut arrival),
         _ => serve_fault(&mut arrival),
     };
-    if served { 0 } else { to_the_program(&mut arrival, mask) }
+    if served { 0 } else { pass_to_program(&mut arrival, mask) }
 }
 
 fn serve_trap(arrival: &mut Arrival) -> bool {
@@ -217,9 +217,9 @@ fn serve_fault(arrival: &mut Arrival) -> bool {
 
 /// Passes a signal to the program. Returns the program's handler, or takes the signal's default
 /// action.
-fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
+fn pass_to_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     let signal = arrival.information.signal.cast_unsigned();
-    if arrival.was_sent() && defers(arrival, signal) {
+    if arrival.was_sent() && defer_in_engine(arrival, signal) {
         return 0;
     }
     let interrupted_mask = *arrival.word(context::MASK);
@@ -227,7 +227,7 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     match action.handler {
         IGNORE if arrival.was_sent() => 0,
         DEFAULT | IGNORE => {
-            die(arrival, signal);
+            take_default_action(arrival, signal);
             0
         }
         handler => {
@@ -243,7 +243,7 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
 /// Defers a signal that has interrupted its thread in the engine. Returns `false` if the thread was
 /// not in the engine, or if all slots for deferred signals are in use. The signal's handler then
 /// runs now.
-fn defers(arrival: &mut Arrival, signal: u32) -> bool {
+fn defer_in_engine(arrival: &mut Arrival, signal: u32) -> bool {
     // SAFETY: the context is that of a signal frame of the kernel's.
     let found = unsafe { wrapper::interrupted_by(arrival.context) };
     let mut interrupted = Arrival { information: arrival.information, context: found };
@@ -263,7 +263,7 @@ fn defers(arrival: &mut Arrival, signal: u32) -> bool {
 /// Sets the signal's default action, and makes the signal arrive once more. For SIGSYS, SIGSEGV and
 /// SIGBUS, the default action kills the process with a core dump. A fault arrives again when its
 /// instruction runs again. This function sends the signal again if no instruction would raise it.
-fn die(arrival: &mut Arrival, signal: u32) {
+fn take_default_action(arrival: &mut Arrival, signal: u32) {
     let _ = table::kernel_exchange(signal, Some(&Action::default()));
     *arrival.word(context::MASK) &= !set_of(signal);
     if arrival.was_sent() || signal == linux::SIGSYS || arrival.information.code == ACTION_OPTIONAL {

@@ -112,12 +112,12 @@ fn site_of(address: usize) -> Option<&'static Site> {
 /// `None`: the `hlt` is not usring's. The SIGSEGV handler calls this function. The bytes at `start`
 /// can be read, because the instruction there has just raised the fault.
 pub fn redirected(start: usize) -> Option<usize> {
-    (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
+    (0..=MOST_BETWEEN).find_map(|between| site_at(start + MOV + between)?.rewritten(start))
 }
 
 /// Returns the entry that the call site at this address has in the table of call sites. `None` if
 /// it has no entry.
-fn known(address: usize) -> Option<&'static Site> {
+fn site_at(address: usize) -> Option<&'static Site> {
     sites_from(address)
         .map(|site| (site, site.address.load(Ordering::Acquire)))
         .take_while(|(_, found)| *found != 0)
@@ -126,7 +126,7 @@ fn known(address: usize) -> Option<&'static Site> {
 
 /// Rewrites the call site of a trapped call, if that is worthwhile and possible.
 #[cold]
-pub fn consider(call: &Call) {
+pub fn rewrite_if_possible(call: &Call) {
     let address = width::size(call.return_address.wrapping_sub(SYSCALL.len() as u64));
     let may_share = matches!(width::low(call.number), linux::__NR_clone | linux::__NR_vfork);
     if environment::forbids_patching() || text::is_library(address) || may_share {
@@ -181,7 +181,7 @@ fn rewrite(site: &Site, address: usize, number: u32) {
         return;
     }
     let before = site.stub.load(Ordering::Relaxed);
-    let stub = if stubs::serves(before, &form) { Some(before) } else { stubs::make(&form, &area) };
+    let stub = if stubs::holds_code_for(before, &form) { Some(before) } else { stubs::make(&form, &area) };
     site.start.store(form.start, Ordering::Relaxed);
     site.stub.store(stub.unwrap_or(0), Ordering::Release);
     if let Some(stub) = stub
@@ -281,7 +281,7 @@ mod stubs {
     }
 
     /// Returns whether an existing stub holds the code that this call site needs.
-    pub fn serves(stub: usize, form: &Form) -> bool {
+    pub fn holds_code_for(stub: usize, form: &Form) -> bool {
         // SAFETY: the address is not 0, so it is that of a stub that `make` has written; its page
         // stays mapped.
         stub != 0 && unsafe { (stub as *const [u8; SIZE]).read() } == code(stub, form)

@@ -33,7 +33,7 @@ use usring_uapi::general as linux;
 
 /// Serves one call of the program.
 extern "C" fn serve(call: &mut Call) -> Outcome {
-    match dispatch::frequent(call) {
+    match dispatch::serve_frequent(call) {
         Some(outcome) => outcome,
         None => serve_other(call),
     }
@@ -42,7 +42,7 @@ extern "C" fn serve(call: &mut Call) -> Outcome {
 #[inline(never)]
 fn serve_other(call: &mut Call) -> Outcome {
     if call.trapped != 0 {
-        patch::consider(call);
+        patch::rewrite_if_possible(call);
     }
     dispatch::dispatch(call)
 }

@@ -30,7 +30,7 @@ use usring_uapi::general as linux;
 
 /// 1 once the constructor has prepared usring. Before that, `syscall` passes all calls to the
 /// kernel.
-pub static OPEN: AtomicU32 = AtomicU32::new(0);
+pub static IS_PREPARED: AtomicU32 = AtomicU32::new(0);
 
 /// How many descriptor numbers the reserved range has, from which rings get their descriptors. The
 /// symbols compare it with `number - base` as an unsigned 32-bit value. For −1, that value is
@@ -55,7 +55,7 @@ global_asm!(
     begin_frame!(),
     "sub rsp, {frame}",
     "call 8f",
-    "call {concerns}",
+    "call {has_to_answer}",
     "mov [rbp - 16], rax",
     deliver_deferred!(),
     "cmp dword ptr [rbp - 16], 0",
@@ -139,7 +139,7 @@ global_asm!(
     ".cfi_endproc",
     ".popsection",
     frame = const SLOW_FRAME,
-    concerns = sym concerns,
+    has_to_answer = sym has_to_answer,
     before_sleep = sym before_sleep,
     deferred = sym DEFERRED,
     return_address = const offset_of!(Call, return_address),
@@ -380,7 +380,7 @@ pub unsafe extern "C" fn syscall() {
         masked_aio = const linux::__NR_io_pgetevents,
         limits = const linux::__NR_prlimit64,
         raised = sym own_numbers::RAISED,
-        open = sym OPEN,
+        open = sym IS_PREPARED,
         size = const CALL_SIZE,
         trapped = const offset_of!(Call, trapped),
         return_address = const offset_of!(Call, return_address),
@@ -492,7 +492,7 @@ pub fn libc_writev() -> Option<usize> {
 
 /// Returns whether usring has to answer a call that arrived by a libc symbol. Otherwise libc's
 /// function answers the call.
-extern "C" fn concerns(call: &Call) -> u64 {
+extern "C" fn has_to_answer(call: &Call) -> u64 {
     // In a forked child, `current` resets what the child has inherited, before the child makes
     // objects of its own.
     process::current();

@@ -140,7 +140,7 @@ fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool
     }
     if devices::exist() && devices::is_device(number) {
         let duplicate = duplicate_reserved(number, lowest, close_on_exec);
-        return duplicate.map(|duplicate| width::word(devices::enter(duplicate))).into();
+        return duplicate.map(|duplicate| width::word(devices::give_to_program(duplicate))).into();
     }
     let Some(file) = descriptors::get(number) else { return call.pass() };
     if !process::is_own() {

@@ -102,7 +102,7 @@ fn open_device(call: &Call) -> Result<u64, Errno> {
     // If the limit of open files leaves no number in the reserved range, fcntl(2) answers EINVAL.
     // open(2) has to answer EMFILE.
     let reserved = reserved.map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })?;
-    Ok(width::word(devices::enter(reserved)))
+    Ok(width::word(devices::give_to_program(reserved)))
 }
 
 /// Answers fcntl(2) with F_SETFL: makes the kernel's call, and then updates the flags that usring

@@ -24,9 +24,9 @@ use usring_sys::{Errno, hazard, width};
 /// Table entry of a number whose file was not examined since the number was last closed.
 const UNKNOWN: usize = 0;
 /// Table entry of a number that refers to an ordinary file and not to a device.
-const OTHER: usize = 1;
+const NO_DEVICE: usize = 1;
 
-/// Each table entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` from `into_raw`.
+/// Each table entry is [`UNKNOWN`], [`NO_DEVICE`], or an `Arc<OpenDevice>` from `into_raw`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUMBERS];
 
 /// The highest descriptor number that ever had an entry in the table of devices, plus 1.
@@ -38,12 +38,12 @@ static USED_END: AtomicU32 = AtomicU32::new(0);
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the run has devices.
-pub static EXIST: AtomicBool = AtomicBool::new(false);
+pub static RUN_HAS_DEVICES: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether the run has devices.
 #[inline]
 pub fn exist() -> bool {
-    EXIST.load(Ordering::Relaxed)
+    RUN_HAS_DEVICES.load(Ordering::Relaxed)
 }
 
 /// Connects a starting program to the run's devices, if the run has any.
@@ -56,7 +56,7 @@ pub fn connect() -> Result<(), &'static str> {
         "the devices of this run cannot be reached; has `usring run` ended, or the user changed?"
     })?;
     hazard::prepare();
-    EXIST.store(true, Ordering::Relaxed);
+    RUN_HAS_DEVICES.store(true, Ordering::Relaxed);
     filter::check_symbols();
     if !traps() {
         filter::install_for_devices()
@@ -101,8 +101,8 @@ pub fn get(number: i32) -> Option<Arc<OpenDevice>> {
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     let entry = entry(number)?;
     match entry.load(Ordering::Acquire) {
-        OTHER if number >= RESERVED_BASE => None,
-        OTHER | UNKNOWN => with_recognised(number, work),
+        NO_DEVICE if number >= RESERVED_BASE => None,
+        NO_DEVICE | UNKNOWN => with_recognised(number, work),
         _ => {
             let answer = with_known(entry, |file| is_still(file, number).then(|| work(file)));
             if let Some(None) = answer {
@@ -131,7 +131,7 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
 #[inline(never)]
 fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     if let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire)) {
-        let answer = (object > OTHER).then(|| {
+        let answer = (object > NO_DEVICE).then(|| {
             // SAFETY: the pointer comes from `Arc::into_raw`. A thread that takes it out of the
             // table does not drop it while `held` lives.
             let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
@@ -147,7 +147,7 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
     let file = {
         let _removers_wait = process::current().descriptors.lock();
         match entry.load(Ordering::Acquire) {
-            UNKNOWN | OTHER => return None,
+            UNKNOWN | NO_DEVICE => return None,
             // SAFETY: the pointer comes from `Arc::into_raw`, and stays in the table while the lock
             // is held.
             object => Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) })),
@@ -197,7 +197,7 @@ fn forget_entry(entry: &'static AtomicUsize) {
 
 /// Gives a device's new descriptor to the program, which has to close it. Drops the older table
 /// entry for its number, and returns the number.
-pub fn enter(number: OwnedDescriptor) -> i32 {
+pub fn give_to_program(number: OwnedDescriptor) -> i32 {
     let number = number.into_raw();
     forget(number);
     number
@@ -219,14 +219,14 @@ fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
         if FORGOTTEN.load(Ordering::Relaxed) != forgotten {
             return;
         }
-        entry.swap(device.map_or(OTHER, |device| Arc::into_raw(device.clone()) as usize), Ordering::AcqRel)
+        entry.swap(device.map_or(NO_DEVICE, |device| Arc::into_raw(device.clone()) as usize), Ordering::AcqRel)
     };
     release_entry(old);
 }
 
 /// Releases the device of an entry that was taken out of the table of devices.
 fn release_entry(old: usize) {
-    if old > OTHER {
+    if old > NO_DEVICE {
         // SAFETY: 1. The pointer comes from `Arc::into_raw`, and this function owns the table's
         // reference, which `retire` drops once. 2. The entry is replaced, so no thread can find the
         // pointer any more.

@@ -23,7 +23,7 @@ const ROWS: usize = 1024;
 
 /// Thread pointer in a row that was released. A search continues after such a row, because rows in
 /// use may follow.
-const GIVEN_UP: usize = 1;
+const RELEASED_ROW: usize = 1;
 
 struct ThreadRings {
     thread: AtomicUsize,
@@ -41,14 +41,14 @@ static TABLE: [ThreadRings; ROWS] = [const {
 }; ROWS];
 
 /// Returns the rows of the table in the order in which a thread searches for its own row.
-fn places_of(thread: usize) -> impl Iterator<Item = &'static ThreadRings> {
+fn rows_from(thread: usize) -> impl Iterator<Item = &'static ThreadRings> {
     let start = spread::row(thread, ROWS);
     (0..ROWS).map(move |step| &TABLE[(start + step) % ROWS])
 }
 
 fn row_of_this_thread() -> Option<&'static ThreadRings> {
     let thread = thread::current().0;
-    for row in places_of(thread) {
+    for row in rows_from(thread) {
         match row.thread.load(Ordering::Relaxed) {
             found if found == thread => return Some(row),
             0 => return None,
@@ -95,7 +95,7 @@ fn claim() -> Result<&'static ThreadRings, Errno> {
     if let Some(row) = row_of_this_thread() {
         return Ok(row);
     }
-    let row = places_of(thread).find(|row| row.thread.load(Ordering::Relaxed) <= GIVEN_UP).ok_or(Errno::ENOMEM)?;
+    let row = rows_from(thread).find(|row| row.thread.load(Ordering::Relaxed) <= RELEASED_ROW).ok_or(Errno::ENOMEM)?;
     row.id.store(id, Ordering::Relaxed);
     row.thread.store(thread, Ordering::Relaxed);
     Ok(row)
@@ -105,13 +105,13 @@ fn claim() -> Result<&'static ThreadRings, Errno> {
 /// `Process::registered`.
 fn clear_ended() {
     let process = u64::from(process::id());
-    let used = TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) > GIVEN_UP);
+    let used = TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) > RELEASED_ROW);
     for row in used {
         let id = u64::from(row.id.load(Ordering::Relaxed));
         let asked = SystemCall::new(linux::__NR_tgkill, [process, id, 0, 0, 0]).run_once();
         if asked == Err(Errno::ESRCH) {
             row.files.iter().for_each(|place| drop(take(place)));
-            row.thread.store(GIVEN_UP, Ordering::Relaxed);
+            row.thread.store(RELEASED_ROW, Ordering::Relaxed);
         }
     }
 }
