@@ -43,7 +43,7 @@ static CONSTRUCTOR: extern "C" fn(i32, *const *const u8, *mut *mut u8) = start;
 
 extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     let variables = libc::environment(variables);
-    let auxiliary = behind(variables);
+    let auxiliary = auxiliary_vector(variables);
     // SAFETY: the loader passes the environment to constructors. It calls this constructor first.
     unsafe { environment::read(variables) };
     text::find();
@@ -61,9 +61,9 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
             message::say(format_args!("not active in process {}, which runs without usring: {why}", process::id()));
             return;
         }
-        Err(why) => end(why),
+        Err(why) => refuse_program(why),
     }
-    serve().unwrap_or_else(end);
+    serve().unwrap_or_else(refuse_program);
     if !valgrind::is_there() {
         // SAFETY: the loader passes the environment to constructors. It calls this constructor
         // first.
@@ -73,13 +73,13 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
 }
 
 /// Ends a program that usring cannot serve.
-fn end(why: &str) {
+fn refuse_program(why: &str) {
     message::say(format_args!("cannot serve this program: {why}"));
     let _ = SystemCall::new(linux::__NR_exit_group, [STATUS_NOT_SERVED, 0, 0, 0, 0]).run_once();
 }
 
 /// Returns the address of the auxiliary vector, which follows the environment.
-fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
+fn auxiliary_vector(variables: *mut *mut u8) -> *const [u64; 2] {
     let mut end = variables;
     // SAFETY: the environment ends with null. The loader passes it as the kernel laid it out.
     unsafe {
@@ -176,7 +176,7 @@ fn prepare_swap() -> Result<(), &'static str> {
         ));
         return Ok(());
     }
-    region::allow(minimum, &guard::PIN_HOOK);
+    region::switch_on(minimum, &guard::PIN_HOOK);
     if !swap::filter::is_installed(minimum) {
         swap::filter::install(minimum)
             .map_err(|_| "the kernel refuses the seccomp filter that traps calls on swapped memory")?;

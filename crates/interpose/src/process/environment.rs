@@ -142,7 +142,7 @@ pub unsafe fn hide(variables: *mut *mut u8) {
     // the kernel laid them out.
     unsafe {
         while !variables.is_null() && !(*from).is_null() {
-            if keeps(own_variables, *from) {
+            if is_visible_to_program(own_variables, *from) {
                 *to = *from;
                 to = to.add(1);
             } else {
@@ -183,7 +183,7 @@ impl OwnVariables {
                 limit.into_iter().for_each(usring_engine::set_spin_limit);
             }
             PRELOAD => {
-                if let Some(library) = value.split(separates).find(|part| is_library(part)) {
+                if let Some(library) = value.split(is_separator).find(|part| is_library(part)) {
                     self.library = [library, b"\0"].concat();
                 }
             }
@@ -200,7 +200,7 @@ impl OwnVariables {
 ///
 /// # Safety
 /// `variable` must be a writable string that ends with NUL.
-unsafe fn keeps(own_variables: &OwnVariables, variable: *mut u8) -> bool {
+unsafe fn is_visible_to_program(own_variables: &OwnVariables, variable: *mut u8) -> bool {
     // SAFETY: the caller guarantees the string.
     let text = unsafe { CStr::from_ptr(variable.cast()) }.to_bytes();
     let name = name_of(text);
@@ -208,15 +208,15 @@ unsafe fn keeps(own_variables: &OwnVariables, variable: *mut u8) -> bool {
         return false;
     }
     let list = &text[name.len()..];
-    if name != PRELOAD || !list.split(separates).any(is_library) {
+    if name != PRELOAD || !list.split(is_separator).any(is_library) {
         return true;
     }
     let ours = |part: &[u8]| part.is_empty() || part == own_variables.runtime || is_library(part);
-    let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
+    let rest: Vec<&[u8]> = list.split(is_separator).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
     // An empty part of the list in LD_PRELOAD shows that the program has an empty LD_PRELOAD of its
     // own. Then the variable stays, so that an exec appends the library to it.
-    let has_own_list = list.split(separates).any(<[u8]>::is_empty);
+    let has_own_list = list.split(is_separator).any(<[u8]>::is_empty);
     if rest.is_empty() && !has_own_list {
         return false;
     }
@@ -236,7 +236,7 @@ pub fn name_of(variable: &[u8]) -> &[u8] {
     &variable[..end]
 }
 
-fn separates(byte: &u8) -> bool {
+fn is_separator(byte: &u8) -> bool {
     matches!(byte, b' ' | b':')
 }
 

@@ -101,7 +101,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
         Err(Errno::EBUSY) if signals::interrupted() => return Outcome { answer: 0, kind: Outcome::AGAIN },
         Err(Errno::EBUSY) => return Err::<u64, _>(Errno::EAGAIN).into(),
         Err(error) => {
-            refuse(error);
+            report_refusal(error);
             None
         }
     };
@@ -120,13 +120,13 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
         let shares = flags & linux::CLONE_FILES != 0;
         process::begin_child(if shares { ChildDescriptors::Shared } else { ChildDescriptors::Own });
         if unpaged.map_or(Ok(()), UnpagedMemory::unmap_in_child).is_err() {
-            die_of_zeroes();
+            end_without_pages();
         }
         if let Some((frozen, calls)) = frozen.zip(calls) {
             begin(frozen, calls);
         }
         if stack != 0 {
-            go_on_at(call, stack);
+            return_on_stack(call, stack);
         }
     } else {
         drop((calls, frozen, unpaged));
@@ -187,7 +187,7 @@ unsafe extern "C" {
     fn usring_change_stack();
 }
 
-fn go_on_at(call: &mut Call, stack: u64) {
+fn return_on_stack(call: &mut Call, stack: u64) {
     STACK.store(stack, Ordering::Relaxed);
     RETURN_ADDRESS.store(call.return_address, Ordering::Relaxed);
     call.return_address = usring_change_stack as *const () as u64;
@@ -200,7 +200,7 @@ fn begin(frozen: FrozenMemory, calls: OfThread) {
         Err((error, unmapped)) => {
             message::say(format_args!("swap: a forked child does not inherit its parent's swapped memory ({error})"));
             if unmapped.is_err() {
-                die_of_zeroes();
+                end_without_pages();
             }
             region::switch_off();
         }
@@ -223,7 +223,7 @@ fn begin(frozen: FrozenMemory, calls: OfThread) {
 }
 
 /// Ends a child that could read zeroes in place of its parent's evicted pages.
-fn die_of_zeroes() -> ! {
+fn end_without_pages() -> ! {
     message::say(format_args!(
         "swap: a forked child ends, because its parent's swapped memory cannot be unmapped in it"
     ));
@@ -233,7 +233,7 @@ fn die_of_zeroes() -> ! {
 /// Reports why a child does not inherit swapped memory, once for each reason. Reports nothing if
 /// the mechanism or the backing store never supports copies. Most children only execute another
 /// program, so in that case usring reports when a child touches the memory.
-fn refuse(error: Errno) {
+fn report_refusal(error: Errno) {
     let (bit, why) = match error {
         Errno::EOPNOTSUPP => return,
         Errno::EAGAIN => (1, "too many processes share it already"),

@@ -119,7 +119,7 @@ static LAST_FAILURE: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
 const MOST_FAILURES: usize = 64;
 
 /// Records the reason why a call of this thread failed, for `usring_swap_error`. Returns `errno`.
-fn failed(errno: Errno, reason: String) -> Errno {
+fn record_failure(errno: Errno, reason: String) -> Errno {
     let thread = thread::current();
     let mut failures = LAST_FAILURE.lock();
     failures.retain(|(other, _)| *other != thread);
@@ -151,7 +151,7 @@ fn read_options(address: u64) -> Result<[u64; OPTIONS], Errno> {
     let words = width::size(size / 8);
     if !size.is_multiple_of(8) || !(LEAST_OPTIONS..=MOST_OPTIONS).contains(&words) {
         let expected = OPTIONS * 8;
-        return Err(failed(
+        return Err(record_failure(
             Errno::EINVAL,
             format!("options_size is {size}; set it to sizeof(struct usring_swap_options), here {expected}"),
         ));
@@ -162,7 +162,7 @@ fn read_options(address: u64) -> Result<[u64; OPTIONS], Errno> {
         match options.get_mut(index) {
             Some(option) => *option = word,
             None if word == 0 => {}
-            None => return Err(failed(Errno::EINVAL, "an option is newer than this libusring.so".to_string())),
+            None => return Err(record_failure(Errno::EINVAL, "an option is newer than this libusring.so".to_string())),
         }
     }
     Ok(options)
@@ -177,13 +177,17 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     let [_, size, limit, backing, mechanism, readahead, queues] = read_options(options)?;
     let builder = SwapRegion::builder().size(width::size(size)).limit(width::size(limit));
     let backing = text(backing).map_err(|error| {
-        failed(error, "backing does not point to a string; set it to a SPEC such as \"ram:size=1G\"".to_string())
+        record_failure(
+            error,
+            "backing does not point to a string; set it to a SPEC such as \"ram:size=1G\"".to_string(),
+        )
     })?;
-    let mut builder = builder.backing(&backing).map_err(|error| failed(Errno::EINVAL, error.to_string()))?;
+    let mut builder = builder.backing(&backing).map_err(|error| record_failure(Errno::EINVAL, error.to_string()))?;
     if mechanism != 0 {
         let name = text(mechanism)?;
-        let unknown =
-            || failed(Errno::EINVAL, format!("'{name}' is not a mechanism: userfault, guard, mprotect, compat"));
+        let unknown = || {
+            record_failure(Errno::EINVAL, format!("'{name}' is not a mechanism: userfault, guard, mprotect, compat"))
+        };
         builder = builder.mechanism(Mechanism::of_name(&name).ok_or_else(unknown)?);
     }
     builder = match readahead {
@@ -194,7 +198,7 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     if queues != 0 {
         builder = builder.queues(width::size(queues));
     }
-    let refused = |refusal: Refusal| failed(refusal.errno(), refusal.message(&backing).to_string());
+    let refused = |refusal: Refusal| record_failure(refusal.errno(), refusal.message(&backing).to_string());
     let region = Box::into_raw(Box::new(builder.build().map_err(refused)?));
     user_memory::write(UserAddress(place), region as u64).map(|()| 0).inspect_err(|_| {
         // SAFETY: the pointer comes from `Box::into_raw` above, and the program did not get it.

@@ -43,7 +43,7 @@ pub fn serve(call: &mut Call) -> Option<Outcome> {
     let answer = match number {
         linux::__NR_mmap if width::low(fourth) & linux::MAP_ANONYMOUS != 0 || is_in_window(first) => map(arguments),
         PROBE if first == PROBE_ARGUMENT => Some(Ok(PROBE_ANSWER)),
-        linux::__NR_mlockall => Some(Err(refused(Unsupported::LockAll))),
+        linux::__NR_mlockall => Some(Err(report_refusal(Unsupported::LockAll))),
         linux::__NR_sigaltstack => {
             keep_alternate_stack(first);
             None
@@ -75,8 +75,9 @@ fn serve_range(mappings: &Mappings, number: u32, arguments: [u64; 4]) -> Answer 
         linux::__NR_pkey_mprotect => protect(mappings, start, length, width::low(third), Some(fourth)),
         linux::__NR_madvise => advise(mappings, start, length, width::low(third)),
         linux::__NR_mlock | linux::__NR_mlock2 => lock(mappings, number, start, length, third),
-        linux::__NR_munlock => around(start, length)
-            .and_then(|range| in_order(mappings, &range, None, |start, length| kernel(number, [start, length, 0, 0]))),
+        linux::__NR_munlock => pages_around(start, length).and_then(|range| {
+            call_for_kernel_parts(mappings, &range, None, |start, length| call_kernel(number, [start, length, 0, 0]))
+        }),
         linux::__NR_msync => synchronise(mappings, start, length, third),
         linux::__NR_mincore => mincore(mappings, start, length, third),
         linux::__NR_remap_file_pages => Err(Errno::EINVAL),
@@ -86,7 +87,7 @@ fn serve_range(mappings: &Mappings, number: u32, arguments: [u64; 4]) -> Answer 
 }
 
 /// Makes a system call on a part that the kernel owns, and returns the answer.
-fn kernel(number: u32, [first, second, third, fourth]: [u64; 4]) -> Result<u64, Errno> {
+fn call_kernel(number: u32, [first, second, third, fourth]: [u64; 4]) -> Result<u64, Errno> {
     SystemCall::new(number, [first, second, third, fourth, 0]).run()
 }
 
@@ -100,7 +101,7 @@ fn pages(start: u64, length: u64) -> Result<Range<usize>, Errno> {
 }
 
 /// Returns the pages that contain `length` bytes from `start` on.
-fn around(start: u64, length: u64) -> Result<Range<usize>, Errno> {
+fn pages_around(start: u64, length: u64) -> Result<Range<usize>, Errno> {
     let first = start / PAGE as u64 * PAGE as u64;
     pages(first, length.checked_add(start - first).ok_or(Errno::EINVAL)?)
 }
@@ -133,7 +134,7 @@ fn map(arguments: [u64; 6]) -> Answer {
         let elsewhere = || map_by_kernel([0, length, protection, u64::from(flags), arguments[4], arguments[5]]);
         return (is_in_window(address) && flags & linux::MAP_ANONYMOUS != 0).then(elsewhere);
     }
-    let start = region::made()?.change().map(width::size(length));
+    let start = region::get_or_make()?.change().map(width::size(length));
     if start.is_none() {
         report_no_room(length);
     }
@@ -214,13 +215,17 @@ fn unmap(mappings: &Mappings, start: u64, length: u64) -> Result<u64, Errno> {
     }
     mappings.change().unmap(&range)?;
     let behind = mappings.range().end.max(range.start)..range.end;
-    if behind.is_empty() { Ok(0) } else { kernel(linux::__NR_munmap, [behind.start as u64, behind.len() as u64, 0, 0]) }
+    if behind.is_empty() {
+        Ok(0)
+    } else {
+        call_kernel(linux::__NR_munmap, [behind.start as u64, behind.len() as u64, 0, 0])
+    }
 }
 
 /// Answers mprotect(2) and pkey_mprotect(2).
 fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: Option<u64>) -> Result<u64, Errno> {
     let number = if key.is_some() { linux::__NR_pkey_mprotect } else { linux::__NR_mprotect };
-    let ask = |start, length| kernel(number, [start, length, u64::from(protection), key.unwrap_or(0)]);
+    let ask = |start, length| call_kernel(number, [start, length, u64::from(protection), key.unwrap_or(0)]);
     // With a length of 0, the kernel only checks the call's other arguments.
     ask(start, 0)?;
     const KNOWN: u32 = READ_WRITE | linux::PROT_EXEC | linux::PROT_SEM;
@@ -229,20 +234,20 @@ fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: O
     }
     let range = pages(start, length).map_err(|_| Errno::ENOMEM)?;
     let is_as_ever = protection & !linux::PROT_SEM == READ_WRITE && key.is_none_or(|key| width::low(key) == u32::MAX);
-    in_order(mappings, &range, (!is_as_ever).then_some(Unsupported::Protect), ask)
+    call_for_kernel_parts(mappings, &range, (!is_as_ever).then_some(Unsupported::Protect), ask)
 }
 
 /// Answers mlock(2) and mlock2(2).
 fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -> Result<u64, Errno> {
-    let ask = |start, length| kernel(number, [start, length, flags, 0]);
+    let ask = |start, length| call_kernel(number, [start, length, flags, 0]);
     ask(start / PAGE as u64 * PAGE as u64, 0)?;
-    in_order(mappings, &around(start, length)?, Some(Unsupported::Lock), ask)
+    call_for_kernel_parts(mappings, &pages_around(start, length)?, Some(Unsupported::Lock), ask)
 }
 
 /// Calls `ask` for each part of a range that the kernel owns, up to the first hole. If `becomes` is
 /// given, first releases the range up to that hole to the kernel. If the release fails, refuses the
 /// call, with a message that names `becomes`. Errors: `ENOMEM` at a hole.
-fn in_order(
+fn call_for_kernel_parts(
     mappings: &Mappings,
     range: &Range<usize>,
     becomes: Option<Unsupported>,
@@ -251,7 +256,7 @@ fn in_order(
     let mut changes = mappings.change();
     let mapped = range.start..changes.mapped_end(range);
     if let Some(refusal) = becomes {
-        changes.release_to_kernel(&mapped).map_err(|_| refused(refusal))?;
+        changes.release_to_kernel(&mapped).map_err(|_| report_refusal(refusal))?;
     }
     for part in changes.parts(&mapped).iter().filter(|part| part.owner == Owner::Kernel) {
         ask(part.range.start as u64, part.range.len() as u64)?;
@@ -261,7 +266,7 @@ fn in_order(
 
 /// Answers madvise(2).
 fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u64, Errno> {
-    let ask = |start, length| kernel(linux::__NR_madvise, [start, length, u64::from(advice), 0]);
+    let ask = |start, length| call_kernel(linux::__NR_madvise, [start, length, u64::from(advice), 0]);
     ask(start, 0)?;
     let range = pages(start, length)?;
     let mut changes = mappings.change();
@@ -274,7 +279,7 @@ fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u
     | linux::MADV_SOFT_OFFLINE
     | linux::MADV_GUARD_INSTALL = advice
     {
-        changes.release_to_kernel(&range).map_err(|_| refused(Unsupported::Advice))?;
+        changes.release_to_kernel(&range).map_err(|_| report_refusal(Unsupported::Advice))?;
         return advise_parts(mappings, &changes.parts(&range), advice);
     }
     drop(changes);
@@ -282,7 +287,7 @@ fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u
 }
 
 fn advise_parts(mappings: &Mappings, parts: &[Part], advice: u32) -> Result<u64, Errno> {
-    let ask = |start, length| kernel(linux::__NR_madvise, [start, length, u64::from(advice), 0]);
+    let ask = |start, length| call_kernel(linux::__NR_madvise, [start, length, u64::from(advice), 0]);
     let populates = matches!(advice, linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE);
     let mut answer = Ok(0);
     for part in parts {
@@ -312,7 +317,7 @@ fn advise_paged(mappings: &Mappings, range: &Range<usize>, advice: u32) -> Resul
 
 /// Answers msync(2): paged memory has no file.
 fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Result<u64, Errno> {
-    let ask = |start, length| kernel(linux::__NR_msync, [start, length, flags, 0]);
+    let ask = |start, length| call_kernel(linux::__NR_msync, [start, length, flags, 0]);
     ask(start, 0)?;
     let range = pages(start, length).map_err(|_| Errno::ENOMEM)?;
     let parts = mappings.change().parts(&range);
@@ -336,7 +341,7 @@ fn mincore(mappings: &Mappings, start: u64, length: u64, target: u64) -> Result<
             match part.owner {
                 Owner::Kernel => {
                     let arguments = [first as u64, (pages * PAGE) as u64, resident.as_mut_ptr() as u64, 0];
-                    kernel(linux::__NR_mincore, arguments)?;
+                    call_kernel(linux::__NR_mincore, arguments)?;
                 }
                 Owner::Pager => resident[..pages].iter_mut().enumerate().for_each(|(page, resident)| {
                     *resident = u8::from(mappings.is_resident(first + page * PAGE));
@@ -377,7 +382,7 @@ fn remap([start, old, new, flags, target, _]: [u64; 6]) -> Answer {
             if changes.mapped_end(&from) != from.end {
                 return Err(Errno::EFAULT);
             }
-            changes.release_to_kernel(&from).map_err(|_| refused(Unsupported::Remap))?;
+            changes.release_to_kernel(&from).map_err(|_| report_refusal(Unsupported::Remap))?;
         }
         let answer = changes.replace(&to, ask).map_err(|error| errno_for_program(error, Unsupported::Remap))?;
         if flags & linux::MREMAP_DONTUNMAP == 0 && is_in_window(start) {
@@ -439,11 +444,12 @@ fn remap_freely(
 /// page of the stack were evicted, the kernel would kill the thread that runs on the stack. (Also
 /// called for other memory that the kernel writes when it switches or ends threads.)
 fn keep_stack(start: u64, length: u64) {
-    let Some((mappings, range)) = mappings().zip(around(start, length).ok()).filter(|_| is_in_window(start)) else {
+    let Some((mappings, range)) = mappings().zip(pages_around(start, length).ok()).filter(|_| is_in_window(start))
+    else {
         return;
     };
     if mappings.change().release_to_kernel(&range).is_err() {
-        refused(Unsupported::Stack);
+        report_refusal(Unsupported::Stack);
         // The stack's memory could not be released to the kernel. So it stays in the swap region,
         // pinned permanently.
         let _ = mappings.pin(&range, Access::Write, PinLimit::HalfOfMemory, |_| {});
@@ -475,11 +481,11 @@ enum Unsupported {
 /// `what` is reported on standard error. Any other errno is the kernel's, and the program gets it
 /// unchanged.
 fn errno_for_program(error: Errno, what: Unsupported) -> Errno {
-    if error == Errno::EBUSY { refused(what) } else { error }
+    if error == Errno::EBUSY { report_refusal(what) } else { error }
 }
 
 /// Reports a refusal on standard error, once for each kind. Returns `ENOMEM`.
-fn refused(what: Unsupported) -> Errno {
+fn report_refusal(what: Unsupported) -> Errno {
     let call = match what {
         Unsupported::MapOver => "another mapping over it (mmap)",
         Unsupported::Remap => "a move to or from a given address (mremap)",

@@ -58,11 +58,11 @@ fn has_inherited() -> bool {
 /// Returns the region of this process; `None` if it has none. Takes the region over now if this
 /// process has only inherited it.
 pub fn mappings() -> Option<&'static Mappings> {
-    known().or_else(|| if has_inherited() { take_over() } else { None })
+    existing().or_else(|| if has_inherited() { take_over() } else { None })
 }
 
 /// Returns the region that this process has made or taken over. `None`: it has done neither yet.
-fn known() -> Option<&'static Mappings> {
+fn existing() -> Option<&'static Mappings> {
     // SAFETY: a stored pointer comes from a box that is never freed.
     unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
 }
@@ -129,7 +129,7 @@ pub fn read_environment() -> Result<(), &'static str> {
 
 /// Switches swapping on: from now on, a region serves mappings of at least `minimum` bytes. `hook`
 /// pins the region's memory for the system calls that usring makes.
-pub fn allow(minimum: usize, hook: &'static PinHook) {
+pub fn switch_on(minimum: usize, hook: &'static PinHook) {
     HOOK.set(hook);
     MINIMUM.store(minimum, Ordering::Relaxed);
     ON.store(true, Ordering::Relaxed);
@@ -168,7 +168,7 @@ pub fn inherit(inheritance: Inheritance) {
 fn take_over() -> Option<&'static Mappings> {
     let statistics = options()?.statistics;
     if !has_inherited() {
-        return known();
+        return existing();
     }
     if !process::is_own() {
         static IS_REPORTED: AtomicBool = AtomicBool::new(false);
@@ -198,12 +198,12 @@ fn take_over() -> Option<&'static Mappings> {
         }
         INHERITANCE.store(null_mut(), Ordering::Release);
     }
-    known()
+    existing()
 }
 
-/// Returns the region; makes it if there is none. `None`: it cannot be made, or this is a vfork
+/// Returns the region; makes it if there is none. `None`: it cannot be get_or_make, or this is a vfork
 /// child and its parent has no region.
-pub fn made() -> Option<&'static Mappings> {
+pub fn get_or_make() -> Option<&'static Mappings> {
     if let Some(mappings) = mappings() {
         return Some(mappings);
     }
@@ -220,7 +220,7 @@ pub fn made() -> Option<&'static Mappings> {
     match Mappings::open(&options) {
         Ok(mappings) => {
             publish(mappings);
-            known()
+            existing()
         }
         Err(refusal) => {
             ON.store(false, Ordering::Relaxed);
