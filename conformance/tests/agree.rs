@@ -313,7 +313,7 @@ fn every_module_of_cases_has_a_test() {
 }
 
 #[test]
-fn every_case_that_is_not_held_yet_exists() {
+fn every_case_of_not_yet_txt_exists() {
     let cases = listed(&["list"]);
     for (case, _) in not_yet() {
         assert!(cases.iter().any(|name| name == case), "not-yet.txt: there is no case {case}");

@@ -95,7 +95,7 @@ fn a_file_that_is_closed_under_a_request_is_found() {
 }
 
 #[test]
-fn completions_that_nobody_looks_at_are_found() {
+fn completions_that_the_program_never_reads_are_found() {
     is_found("unreaped", "unreaped", "once", &["submission"]);
     is_not_accused("unreaped");
     is_found("overflowed", "overflowed", "24 times", &["submission"]);
@@ -141,7 +141,7 @@ fn abort_ends_the_program_at_its_first_misuse_and_prints_it() {
 }
 
 #[test]
-fn what_a_failed_program_leaves_behind_is_no_misuse() {
+fn requests_left_in_flight_by_a_failed_program_are_no_misuse() {
     let finished = run(&["unknown"]);
     assert_eq!(finished.status.code(), Some(1));
     assert!(finished.stderr.contains(NOTHING), "{}", finished.stderr);

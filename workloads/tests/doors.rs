@@ -174,7 +174,7 @@ fn an_ending_worker_is_not_taken_for_the_last_thread() {
 ///   does not report its status.
 /// - The thread has ended before usring could open its pidfd. The case `thread` simulates this.
 #[test]
-fn a_process_whose_last_status_the_kernel_does_not_tell_ends_without_success() {
+fn a_process_of_unknown_exit_status_ends_without_success() {
     if on_kernel() {
         return skip("there is no usring");
     }

@@ -81,7 +81,7 @@ fn line_of<'a>(text: &'a str, user_data: &str) -> &'a str {
 }
 
 #[test]
-fn each_request_has_a_line_with_its_file_its_result_and_its_way() {
+fn each_request_has_a_line_with_its_file_its_result_and_its_path() {
     let stage = Stage::new();
     recorded(&stage, World::Transparent, "", traced()).arg("ways").finish().succeeded();
     let text = shown(&stage, &[]);

@@ -99,7 +99,7 @@ fn plans(history: &History, durability: &Durability, seed: u64) -> Vec<Plan> {
 }
 
 #[test]
-fn what_fsync_covered_is_in_every_state() {
+fn data_that_fsync_covered_is_in_every_state() {
     for seed in 0..20 {
         let history = random_history(seed);
         for model in [Model::Posix, Model::Ext4Ordered, Model::Device] {
@@ -130,7 +130,7 @@ fn what_fsync_covered_is_in_every_state() {
 }
 
 #[test]
-fn what_completed_before_an_fsync_was_submitted_is_durable_and_what_is_in_flight_is_not() {
+fn requests_that_complete_before_the_submission_of_an_fsync_are_durable_and_those_in_flight_are_not() {
     for seed in 0..200 {
         let history = random_history(seed);
         let durability = Durability::of(&history, Model::Posix);

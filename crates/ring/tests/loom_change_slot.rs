@@ -231,13 +231,13 @@ fn the_next_holder_calls_the_processes_that_a_dead_one_has_asked() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_holder_that_calls_nobody_after_a_dead_one_leaves_the_asked_process_asleep() {
+fn a_holder_that_wakes_no_process_after_a_dead_one_leaves_the_asked_process_asleep() {
     the_asker_dies(0, |third| third.lock.lock(|(), _| {}));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn news_without_a_wake_up_leave_the_asked_process_asleep() {
+fn a_notice_without_a_wake_up_leaves_the_asked_process_asleep() {
     the_asker_dies(1, |third| third.lock.lock(|(), _| {}));
 }
 

@@ -171,7 +171,7 @@ fn requests_behind_a_timeout_stay_until_it_ends() {
 }
 
 #[test]
-fn a_timeout_that_nobody_continues_leaves_its_chain() {
+fn the_chain_of_an_ended_orphan_timeout_becomes_an_orphan() {
     let (mut first, mut second, cq) = halves();
     let [timeout, next] = [1, 2].map(|number| begin(&mut first, number));
     first.link(&[next]);

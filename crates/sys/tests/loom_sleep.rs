@@ -175,13 +175,13 @@ fn a_waker_dies(wake: fn(&Ring)) {
 }
 
 #[test]
-fn a_sleeper_whose_waker_died_is_roused() {
+fn wake_all_futex_wakes_a_sleeper_whose_waker_died() {
     a_waker_dies(|ring| ring.sleep.wake_all_futex());
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_sleeper_whose_waker_died_sleeps_for_ever_if_it_is_only_woken() {
+fn waking_one_target_leaves_a_sleeper_whose_waker_died_asleep() {
     a_waker_dies(|ring| ring.carry_out(ring.sleep.wake_target(u32::MAX)));
 }
 

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn some_lower_layers_are_hidden() {
+    fn a_higher_crate_may_use_only_some_lower_crates() {
         assert!(is_breach("usring-swap", "usring-ring"));
         assert!(!is_breach("usring-swap", "usring-device"));
         assert!(is_breach("usring", "usring-interpose"));

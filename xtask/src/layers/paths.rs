@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn macros_are_searched() {
+    fn paths_in_macros_are_found() {
         assert_eq!(paths(&[], "const _: () = assert!(size_of::<crate::a::B>() == 8);"), ["a::B"]);
     }
 
