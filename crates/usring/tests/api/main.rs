@@ -9,7 +9,7 @@
 //! RUSTFLAGS="--cfg on_kernel" cargo test -p usring --test api
 //! ```
 //!
-//! They also run through the entry points of `usring run` (`tests/doors`).
+//! They also run through the entry points of `usring run` (`tests/entry_points`).
 #![allow(unexpected_cfgs, reason = "`on_kernel` is given by hand")]
 
 #[cfg(on_kernel)]
@@ -17,7 +17,7 @@ use io_uring as ring;
 #[cfg(not(on_kernel))]
 use usring as ring;
 
-/// Whether the tests run in this process. (In `tests/doors` this depends on the environment.)
+/// Whether the tests run in this process. (In `tests/entry_points` this depends on the environment.)
 const RUNS_HERE: fn() -> bool = || true;
 
 mod bad_input;

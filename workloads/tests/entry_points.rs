@@ -25,22 +25,22 @@ fn holds(source: &str, checks: u32) {
 
 #[test]
 fn a_call_changes_no_register_that_a_system_call_preserves() {
-    holds("door_registers.c", 4);
+    holds("entry_registers.c", 4);
 }
 
 #[test]
 fn signal_handlers_run_around_the_engine_and_never_inside_it() {
-    holds("door_signals.c", 15);
+    holds("entry_signals.c", 15);
 }
 
 #[test]
 fn a_signal_ends_a_wait_that_pauses_while_events_gather() {
-    holds("door_gathering.c", 1);
+    holds("entry_gathering.c", 1);
 }
 
 #[test]
 fn a_rings_descriptor_behaves_like_any_descriptor() {
-    holds("door_descriptors.c", 14);
+    holds("entry_descriptors.c", 14);
 }
 
 #[test]
@@ -50,19 +50,19 @@ fn a_server_can_use_its_whole_limit_of_open_files_for_connections() {
 
 #[test]
 fn children_leave_the_parents_rings_unchanged_and_have_their_own() {
-    holds("door_children.c", 13);
+    holds("entry_children.c", 13);
 }
 
 #[test]
 fn every_call_completes_under_a_storm_of_signals() {
-    holds("door_storm.c", 7);
+    holds("entry_storm.c", 7);
 }
 
 #[test]
 fn every_call_completes_under_a_storm_of_signals_in_a_run_with_swap() {
     require(&LIBURING);
     let stage = Stage::new();
-    let program = stage.compile("door_storm.c", &["-luring"]);
+    let program = stage.compile("entry_storm.c", &["-luring"]);
     let options = [format!("--swap=file:path={},limit=16M", swap_store(&stage).display())];
     let finished = stage.program_with(World::Transparent, &options, &program).finish().succeeded();
     assert!(finished.stdout.ends_with("7 checks hold\n"), "{}", finished.report());
@@ -226,7 +226,7 @@ fn a_debugger_that_is_served_can_start_a_program() {
 fn call_sites_are_rewritten_while_threads_run_through_them() {
     require(&LIBURING);
     let stage = Stage::new();
-    let program = stage.compile("door_patching.c", &["-luring"]);
+    let program = stage.compile("entry_patching.c", &["-luring"]);
     let rewritten = |no_patch: &str| {
         let run = stage.program(World::Denied, &program).env("USRING_NO_PATCH", no_patch);
         let finished = run.finish().succeeded();
@@ -335,8 +335,8 @@ fn compile(command: &mut Command) {
 #[test]
 fn a_program_on_musl_is_served() {
     let stage = Stage::new();
-    let program = stage.path("door_musl");
-    compile(Command::new(require(&MUSL)).args(["-O2", "-o"]).arg(&program).arg(Stage::script("door_musl.c")));
+    let program = stage.path("entry_musl");
+    compile(Command::new(require(&MUSL)).args(["-O2", "-o"]).arg(&program).arg(Stage::script("entry_musl.c")));
     for no_patch in ["0", "1"] {
         let run = stage.program(World::Transparent, &program).env("USRING_NO_PATCH", no_patch);
         let finished = run.finish().succeeded();

@@ -151,7 +151,7 @@ static void fill(struct state *state, unsigned round)
 		state->flags = all[round];
 }
 
-static void compare(unsigned door, unsigned round, int64_t first, unsigned to_submit, int64_t answer)
+static void compare(unsigned entry_point, unsigned round, int64_t first, unsigned to_submit, int64_t answer)
 {
 	static struct state before, after;
 
@@ -167,7 +167,7 @@ static void compare(unsigned door, unsigned round, int64_t first, unsigned to_su
 	before.general[4] = 0;
 	before.general[5] = 0;
 	after = before;
-	pieces[width()][door](&after);
+	pieces[width()][entry_point](&after);
 	EQUAL(after.answer, answer);
 	for (int index = 0; index < GENERAL; index++)
 		EQUAL((long long)after.general[index], (long long)before.general[index]);
@@ -182,7 +182,7 @@ static void compare(unsigned door, unsigned round, int64_t first, unsigned to_su
 			EQUAL(after.vectors[vector][byte], before.vectors[vector][byte]);
 }
 
-static void submit_one(unsigned door, unsigned round)
+static void submit_one(unsigned entry_point, unsigned round)
 {
 	struct io_uring_cqe *cqe;
 
@@ -195,7 +195,7 @@ static void submit_one(unsigned door, unsigned round)
 	ring.sq.array[tail & *ring.sq.kring_mask] = (unsigned)(sqe - ring.sq.sqes);
 	io_uring_smp_store_release(ring.sq.ktail, tail + 1);
 	ring.sq.sqe_head = ring.sq.sqe_tail;
-	compare(door, round, ring.ring_fd, 1, 1);
+	compare(entry_point, round, ring.ring_fd, 1, 1);
 	EQUAL(io_uring_peek_cqe(&ring, &cqe), 0);
 	EQUAL((long long)cqe->user_data, round);
 	io_uring_cqe_seen(&ring, cqe);
