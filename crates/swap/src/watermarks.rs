@@ -160,7 +160,7 @@ impl Limit {
         self.resident.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Wakes the evictor if it sleeps and the number of resident pages is above `high`.
+    /// Wakes the evictor if it sleeps and the number of resident pages is above the high mark.
     #[inline]
     pub fn wake_evictor(&self) {
         if self.resident() <= self.high_mark() {

@@ -62,7 +62,7 @@ pub(crate) fn complete_submitted(locked: &mut LockedRing, mut request: RequestEn
 
 /// Posts the notification (F_NOTIF) of a zero-copy send: the program may now reuse the memory that
 /// it sent from. The request's own CQE has announced the notification by F_MORE. `usage`: the
-/// notification's result, from the function [`usage`].
+/// notification's result, from the function [`notification_result`].
 #[cold]
 fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
     locked.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });

@@ -42,7 +42,7 @@ use usring_uapi::general as linux;
 /// Locked while a thread forks a child. A vfork child may hold this lock as well, and may be killed
 /// while it holds the lock.
 static FORKING: PerProcess<OwnerLock> = PerProcess::new();
-/// The reasons that [`refuse`] has reported already, one bit for each reason.
+/// The reasons that [`report_refusal`] has reported already, one bit for each reason.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 
 /// Seconds of one round in which a fork waits until no thread evicts swapped memory. A fork waits

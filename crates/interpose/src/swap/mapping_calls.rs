@@ -24,7 +24,7 @@ use usring_sys::mapping::PAGE;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// The kinds of refusals that [`refused`] has reported already, one bit for each kind.
+/// The kinds of refusals that [`report_refusal`] has reported already, one bit for each kind.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 static IS_FULL_REPORTED: AtomicBool = AtomicBool::new(false);
 
