@@ -99,10 +99,6 @@ impl CompletionQueue {
         }
     }
 
-    pub fn memory(&self) -> &Memory {
-        &self.memory
-    }
-
     /// Adds a CQE. The program sees it after [`CompletionQueue::publish`].
     #[inline(always)]
     pub fn post(&mut self, cqe: Cqe) {

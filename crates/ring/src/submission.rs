@@ -47,10 +47,6 @@ impl SubmissionQueue {
         self.tail = self.head;
     }
 
-    pub fn memory(&self) -> &Memory {
-        &self.memory
-    }
-
     /// Loads the tail and returns the number of entries to consume. An entry pushed after this call
     /// belongs to the next batch.
     #[inline]

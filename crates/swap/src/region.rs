@@ -338,11 +338,6 @@ impl SwapRegion {
         }
     }
 
-    /// Returns the backing store.
-    pub fn device(&self) -> &Arc<Device> {
-        self.pager.store.device()
-    }
-
     /// Changes the limit. If the new limit is lower, evicts pages before it returns.
     ///
     /// Errors: `EINVAL` for less than 64 units; `ENOSPC` if the backing store is full; `EBUSY` if

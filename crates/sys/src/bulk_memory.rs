@@ -37,10 +37,6 @@ impl BulkMemory {
         self.file.number()
     }
 
-    pub fn length(&self) -> u64 {
-        self.length as u64
-    }
-
     #[inline]
     fn at(&self, offset: u64, length: u64) -> *mut u8 {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.length as u64);

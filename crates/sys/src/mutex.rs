@@ -76,12 +76,6 @@ impl<T> Mutex<T> {
         self.state.load(Ordering::Relaxed) != UNLOCKED
     }
 
-    /// Returns the protected value without locking: `&mut self` excludes other threads.
-    pub fn get_mut(&mut self) -> &mut T {
-        // SAFETY: `&mut self` excludes every guard and every other access to the value.
-        self.value.with_mut(|value| unsafe { &mut *value })
-    }
-
     fn guard(&self) -> Guard<'_, T> {
         Guard { value: ManuallyDrop::new(self.value.get_mut()), mutex: self }
     }

@@ -125,11 +125,6 @@ impl VhostUser {
         Box::new(Handle(Arc::clone(&self.shared)))
     }
 
-    /// Returns the size of the device in bytes.
-    pub fn size(&self) -> u64 {
-        self.shared.parameters.size
-    }
-
     /// Returns two counts of the reads and writes that the allocated queues have made: those whose
     /// data was copied, and those whose data was not.
     pub fn counts(&self) -> (u64, u64) {

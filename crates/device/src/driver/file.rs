@@ -144,11 +144,6 @@ impl FileDriver {
         Ok(FileDriver { file: Arc::new(file), kind: measure.kind, direct: direct.is_some(), geometry })
     }
 
-    /// Returns whether transfers bypass the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.direct
-    }
-
     fn zero(&self, offset: u64, length: u64) -> Result<(), Errno> {
         match file::zero(self.file.number(), self.kind, offset, length) {
             Err(Errno::EOPNOTSUPP) => self.write_zeroes(offset, length),
