@@ -125,9 +125,9 @@ impl Order {
         number
     }
 
-    /// Writes an order without publishing it: the first half of [`Order::publish`]. Returns the number
-    /// that the order will have. The loom models call this function alone, to model a fork between
-    /// the two halves.
+    /// Writes an order without publishing it: the first half of [`Order::publish`]. Returns the
+    /// number that the order will have. The loom models call this function alone, to model a fork
+    /// between the two halves.
     pub fn write(&self, words: [u64; ORDER_WORDS]) -> u32 {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);

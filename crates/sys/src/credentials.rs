@@ -4,7 +4,8 @@
 //! Linux keeps credentials per thread, and clone(2) copies them to the new thread. [`change`] makes
 //! such a call for a thread of the program, and makes the service threads (threads of usring)
 //! repeat it. So a program that has given up its user or its capabilities has no thread left that
-//! holds them. If the program has other threads, their credentials may then differ ([`may_differ`]).
+//! holds them. If the program has other threads, their credentials may then differ
+//! ([`may_differ`]).
 //!
 //! Neighbours: `credential_change` has the shared words of the protocol; `own_threads` lists the
 //! threads that have to repeat a change.

@@ -177,8 +177,8 @@ impl PagedMemory {
 
     /// In a forked child, maps `parts` of `file` at the parent's addresses. `file` is a copy that
     /// the parent made ([`PagedMemory::copy`]). The parts permit no access until the child's pager
-    /// calls [`PagedMemory::set_permitted`]. After an error some parts may be mapped already; the caller
-    /// unmaps them by [`PagedMemory::unmap_in_child`].
+    /// calls [`PagedMemory::set_permitted`]. After an error some parts may be mapped already; the
+    /// caller unmaps them by [`PagedMemory::unmap_in_child`].
     pub fn inherit_file(&self, file: OwnedDescriptor, parts: &[Range<usize>]) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let alias = map_aligned(self.length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
@@ -223,9 +223,9 @@ impl PagedMemory {
         PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
     }
 
-    /// Maps resident pages of aliased memory in the contents' view ([`PagedMemory::readable_address`]),
-    /// before they are read there. Reading a page that is not mapped there could remove the guard
-    /// markers of other pages (see the head of this file).
+    /// Maps resident pages of aliased memory in the contents' view
+    /// ([`PagedMemory::readable_address`]), before they are read there. Reading a page that is not
+    /// mapped there could remove the guard markers of other pages (see the head of this file).
     ///
     /// Errors: `ENOMEM`, `EFAULT` if a page cannot be mapped; `EINVAL` before Linux 5.14.
     pub fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {

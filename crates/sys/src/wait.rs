@@ -149,7 +149,8 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCal
             return Err(Errno::EINTR);
         } else {
             // If a signal for this thread arrives from here on, the handler finds the thread in the
-            // stub `usring_wait`, or this loop finds the deferred signal after one `SIGNAL_CHECK_INTERVAL_NS`.
+            // stub `usring_wait`, or this loop finds the deferred signal after one
+            // `SIGNAL_CHECK_INTERVAL_NS`.
             (&NEVER_CANCELLED, SIGNAL_CHECK_INTERVAL_NS)
         };
         let time = timespec(left.min(slice));
@@ -373,8 +374,8 @@ impl SignalInformation {
     }
 }
 
-/// Interrupts another thread's [`call_blocking`] or [`call_briefly`]. The caller must have set that call's
-/// `cancelled` word.
+/// Interrupts another thread's [`call_blocking`] or [`call_briefly`]. The caller must have set that
+/// call's `cancelled` word.
 pub fn interrupt_worker(thread: u32) {
     SignalInformation { value: INTERRUPT, ..Default::default() }.send_to(thread);
 }

@@ -75,8 +75,8 @@ impl Ring {
             }
             // The thread that holds the lock makes the ring watcher watch the files when it leaves.
             // But that thread may be leaving already. So the descriptor is made readable. The
-            // program's next poll call then calls `clear_emptied_readiness`, whose release makes the ring
-            // watcher watch the files.
+            // program's next poll call then calls `clear_emptied_readiness`, whose release makes
+            // the ring watcher watch the files.
             Err(HeldBy::ThisProcess) if self.defers_task_work() => self.readiness.signal(),
             Err(HeldBy::ThisProcess) => {}
         }

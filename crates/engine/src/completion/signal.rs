@@ -8,7 +8,8 @@ use usring_sys::eventfd;
 use usring_sys::mutex::Mutex;
 
 /// Number of rings whose descriptors this process polls. While it is 0, no ring's descriptor has to
-/// be made unreadable before a poll call of the program sleeps (`readiness::clear_emptied_readiness`).
+/// be made unreadable before a poll call of the program sleeps
+/// (`readiness::clear_emptied_readiness`).
 pub static POLLED: AtomicU32 = AtomicU32::new(0);
 
 /// The state of the eventfd of one ring's descriptor.

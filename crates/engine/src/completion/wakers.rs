@@ -21,7 +21,7 @@ pub(crate) struct Wakers {
     /// Without an epoll set, `number` is −1.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
-    /// The older_start index of the CQ from which a present sleeper counts CQEs, or an older index. If
+    /// The oldest index of the CQ from which a present sleeper counts CQEs, or an older index. If
     /// the index is too old, a sleeper wakes too early, but never too late. The index is a hint:
     /// two threads that begin to sleep at once without the ring's lock (`driving::cq_wait`) may
     /// store the later of their two indices. These threads sleep only briefly.

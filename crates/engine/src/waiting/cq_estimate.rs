@@ -125,8 +125,8 @@ impl CqWaits {
             return 0;
         }
         if get(&self.slept) != 0 && get(&self.polled) >= get(&self.slept) {
-            // Polling has not shortened the waits. After [`MOST_WAITS_WITHOUT_POLLING`] waits without polling, a
-            // wait polls again.
+            // Polling has not shortened the waits. After [`MOST_WAITS_WITHOUT_POLLING`] waits
+            // without polling, a wait polls again.
             set(&self.without, MOST_WAITS_WITHOUT_POLLING);
             set(&self.polled, 0);
             return 0;

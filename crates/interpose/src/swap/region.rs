@@ -201,7 +201,7 @@ fn take_over() -> Option<&'static Mappings> {
     existing()
 }
 
-/// Returns the region; makes it if there is none. `None`: it cannot be get_or_make, or this is a vfork
+/// Returns the region; makes it if there is none. `None`: it cannot be made, or this is a vfork
 /// child and its parent has no region.
 pub fn get_or_make() -> Option<&'static Mappings> {
     if let Some(mappings) = mappings() {

@@ -82,7 +82,8 @@ impl Changes<'_> {
 
     /// Makes the used part of the region end where the last mapping ends.
     fn set_extent(&self) {
-        // `extend_used_part` cannot fail here, because the region's used part was at least as large before.
+        // `extend_used_part` cannot fail here, because the region's used part was at least as large
+        // before.
         let _ = self.extend_used_part(0);
     }
 
@@ -125,8 +126,9 @@ impl Changes<'_> {
         let idle = self.space.idle_units(part);
         self.set_in_use(&idle, false);
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
-            // The discard has stopped at a pinned page. [`Changes::drop_unpinned_parts`] discards the whole part
-            // again later. For pages that were already discarded, the second discard has no effect.
+            // The discard has stopped at a pinned page. [`Changes::drop_unpinned_parts`] discards
+            // the whole part again later. For pages that were already discarded, the second discard
+            // has no effect.
             self.space.add(part, ExtentKind::Leaving);
         }
     }

@@ -17,7 +17,8 @@ use io_uring as ring;
 #[cfg(not(on_kernel))]
 use usring as ring;
 
-/// Whether the tests run in this process. (In `tests/entry_points` this depends on the environment.)
+/// Whether the tests run in this process. (In `tests/entry_points` this depends on the
+/// environment.)
 const RUNS_HERE: fn() -> bool = || true;
 
 mod bad_input;

@@ -10,8 +10,8 @@ use usring_uapi::general as linux;
 /// Maximum number of bytes that one read or write transfers (MAX_RW_COUNT).
 pub(crate) const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 
-/// Checks a vector of several members as the kernel does. Called before [`limit_total`] shortens the
-/// vector. Errors: `EINVAL` if a length is negative as a signed number; `EFAULT` if a member
+/// Checks a vector of several members as the kernel does. Called before [`limit_total`] shortens
+/// the vector. Errors: `EINVAL` if a length is negative as a signed number; `EFAULT` if a member
 /// reaches beyond user memory.
 pub(crate) fn check(members: &[IoVector]) -> Result<(), Errno> {
     if members.iter().any(|member| member.length > i64::MAX as u64) {
