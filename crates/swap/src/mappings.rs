@@ -45,8 +45,9 @@ const MOST_PINNED: usize = 1 << 20;
 /// Smallest value of the option `min` (the smallest mapping that is swapped), in bytes.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
-/// Size of the region's address range, as a multiple of the sum of store and limit. The surplus of
-/// addresses leaves large free ranges despite fragmentation.
+/// Factor for the size of the region's address range. The range is this many times as large as the
+/// store's capacity plus the limit on resident memory. So large free ranges remain despite
+/// fragmentation.
 const ADDRESSES_PER_BYTE: usize = 4;
 const ALIGNED: usize = 2 << 20;
 

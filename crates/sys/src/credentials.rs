@@ -87,7 +87,8 @@ loom::lazy_static! {
 /// The lock of a change of credentials: 1 while a thread gives an order to the service threads and
 /// waits for their answers.
 static CHANGE_LOCK: AtomicU32 = AtomicU32::new(0);
-/// Number of answers of service threads; a futex on which the changing thread sleeps.
+/// Number of answers that service threads have given to orders to change their credentials. A
+/// futex: the thread that gave the order sleeps on it until the service threads have answered.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
 
 /// The last generation (number of changes so far) in which all threads had the same credentials.

@@ -205,8 +205,8 @@ impl Changes<'_> {
         }
         let units = self.space.units(&within);
         self.extend_used_part(units.end)?;
-        // The first and the last unit may extend beyond the range. Their content outside the range
-        // moves to memory of the kernel.
+        // The first and the last unit may extend beyond the range. The pages outside the range are
+        // released to the kernel with their content: usring no longer swaps them.
         for edge in [units.start..within.start, within.end..units.end] {
             self.release_to_kernel(&edge)?;
         }
