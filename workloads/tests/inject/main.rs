@@ -11,6 +11,7 @@
 //! - `strace`: the same rules under Debian's strace.
 //! - `order`: `--order`.
 //! - `messages`: wrong rules, the report, the log and its replay.
+//! - `planted`: programs with bugs that faults bring to light.
 
 mod conditions;
 mod control;
@@ -19,6 +20,7 @@ mod every_opcode;
 mod messages;
 mod order;
 mod own_rules;
+mod planted;
 mod rings;
 mod strace;
 mod table;

@@ -31,9 +31,15 @@ pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
         // `file_get`. (A request that --inject has delayed fires it twice.)
         probes::file_get(locked, &request);
     }
-    let row_of = if request.properties.is_armed { faults::row } else { opcode_table::row };
-    let row = row_of(request.sqe.opcode);
+    let row = row_of(&request);
     issue_now::<false>(locked, request, row);
+}
+
+/// Returns the row of the opcode table by which a prepared request is issued.
+#[inline]
+pub(super) fn row_of(request: &Request) -> &'static Row {
+    let row = if request.properties.is_armed { faults::row } else { opcode_table::row };
+    row(request.sqe.opcode)
 }
 
 /// Issues a request that is ready to be tried, by its row of the opcode table. `SUBMITS`: the

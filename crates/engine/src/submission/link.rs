@@ -5,7 +5,7 @@ use crate::completion::complete;
 use crate::probes;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::submission::{drain, issue, opcode_table, start};
+use crate::submission::{drain, issue, start};
 use usring_sys::Errno;
 use usring_uapi::sqe_flags;
 
@@ -46,7 +46,7 @@ fn start_members(locked: &mut LockedRing) {
         return refuse_chain(locked);
     }
     if let Some(head) = locked.queues.chain.take_joined() {
-        let row = opcode_table::row(head.sqe.opcode);
+        let row = issue::row_of(&head);
         if probes::is_on(locked.ring) && !locked.queues.drain.may_hold_back(&head) {
             probes::file_get(locked, &head);
         }
