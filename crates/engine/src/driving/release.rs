@@ -77,10 +77,15 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Moves the backlog into the CQ, as far as the CQ has room.
+    /// Moves the backlog into the CQ, as far as the CQ has room. Completes timeouts that count
+    /// these CQEs.
     pub fn flush_overflow(&mut self) {
-        if self.queues.cq.has_overflow() && self.queues.cq.flush_overflow() {
+        while self.queues.cq.has_overflow() && self.queues.cq.flush_overflow() {
             self.notify_published();
+            if !self.waiting.timeouts.has_counted(self.queues.cq.tail()) {
+                return;
+            }
+            self.finish_batch();
         }
     }
 
