@@ -9,6 +9,11 @@
  *     ordered assumes     reads a file in parts. Its bug: it takes the order for that of submission.
  *     ordered fixed       is the same program, and looks at user_data.
  *     ordered overflow    has more reads in flight than the CQ has entries.
+ *     ordered loses       has more reads in flight than the CQ has entries, and takes completions only
+ *                         from memory. Its bug: it ignores IORING_SQ_CQ_OVERFLOW.
+ *     ordered flushes     is the same program, and enters the kernel when it sees the flag.
+ *     ordered roomy-loses, ordered roomy-flushes
+ *                         are these two programs with a CQ that has room for all their requests.
  *     ordered sleepy      submits to an SQ thread. Its bug: it ignores IORING_SQ_NEED_WAKEUP.
  *     ordered awake       is the same program, and wakes the SQ thread.
  *     ordered promised    checks the orders that the kernel keeps.
@@ -21,6 +26,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "check.h"
 
@@ -275,6 +281,74 @@ static void overflow(void)
 	printf(had_flag ? "overflowed\n" : "fitted\n");
 }
 
+/* Submits without liburing, which would look at IORING_SQ_CQ_OVERFLOW. */
+static void enter(struct io_uring *ring, unsigned count)
+{
+	__atomic_store_n(ring->sq.ktail, ring->sq.sqe_tail, __ATOMIC_RELEASE);
+	ring->sq.sqe_head = ring->sq.sqe_tail;
+	EQUAL(syscall(__NR_io_uring_enter, ring->ring_fd, count, 0, 0, NULL, 0), count);
+}
+
+/* Makes 96 reads, at most 16 at a time. Looks for their CQEs only in the memory of the CQ. */
+static void watch_memory(unsigned entries, int enters)
+{
+	struct io_uring_params params = { .flags = IORING_SETUP_CQSIZE, .cq_entries = entries };
+	unsigned asked = 0, done = 0, sum = 0;
+	long long last = milliseconds_now();
+	struct io_uring ring;
+	int file = new_file();
+
+	EQUAL(io_uring_queue_init_params(4, &ring, &params), 0);
+	while (done < 4 * PARTS) {
+		struct io_uring_cqe *cqe;
+		unsigned head, part, count = 0;
+
+		if (asked < 4 * PARTS && asked - done <= 12) {
+			for (part = 0; part < 4; part++)
+				PREPARE(read, request(&ring, ++asked), file, memory[asked % PARTS], BLOCK,
+					(off_t)(asked % PARTS) * BLOCK);
+			enter(&ring, 4);
+		}
+		io_uring_for_each_cqe(&ring, head, cqe) {
+			EQUAL(cqe->res, BLOCK);
+			sum += cqe->user_data;
+			printf("%llu ", cqe->user_data);
+			count++;
+		}
+		io_uring_cq_advance(&ring, count);
+		done += count;
+		/* The bug: the kernel keeps completions back until the program enters it. */
+		if (enters && count == 0 && io_uring_cq_has_overflow(&ring))
+			EQUAL(io_uring_get_events(&ring), 0);
+		if (count != 0)
+			last = milliseconds_now();
+		HOLDS("no completion is missing" && milliseconds_now() < last + 2000);
+		look_again();
+	}
+	EQUAL(sum, 4 * PARTS * (4 * PARTS + 1) / 2);
+	printf("\n");
+}
+
+static void loses(void)
+{
+	watch_memory(8, 0);
+}
+
+static void flushes(void)
+{
+	watch_memory(8, 1);
+}
+
+static void roomy_loses(void)
+{
+	watch_memory(32, 0);
+}
+
+static void roomy_flushes(void)
+{
+	watch_memory(32, 1);
+}
+
 static void submit_to_thread(int wakes)
 {
 	struct io_uring_params params = { .flags = IORING_SETUP_SQPOLL, .sq_thread_idle = 2000 };
@@ -505,6 +579,7 @@ static const struct check promises[] = {
 static const struct check programs[] = {
 	CHECK(trace),    CHECK(peeking), CHECK(listening), CHECK(threads), CHECK(assumes),
 	CHECK(sockets),  CHECK(fixed),    CHECK(overflow), CHECK(sleepy),   CHECK(awake),
+	CHECK(loses),    CHECK(flushes),  { "roomy-loses", roomy_loses },   { "roomy-flushes", roomy_flushes },
 };
 
 int main(int count, char **arguments)

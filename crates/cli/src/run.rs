@@ -30,6 +30,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use usring_engine::DEFAULT_SPIN_LIMIT;
+use usring_inject::page::OrderSettings;
 use usring_vhost_user::VhostUser;
 
 const EXAMPLES: &str = "\
@@ -238,15 +239,18 @@ pub struct Options {
     /// links and drains. A program that relies on more than that fails rarely, and far from its
     /// mistake. This option carries requests out late, holds their completions back, and has
     /// several come at once. It also signals eventfds without a completion, lets SQ threads sleep
-    /// early, and serves IPv4 and IPv6 sockets that are ready together in another order.
+    /// early, and serves IPv4 and IPv6 sockets that are ready together in another order. If more
+    /// requests are in flight than a CQ has room for, they may all complete at once, and the CQ
+    /// overflows. With overflow=on the seed also chooses completions that find no room, as in a
+    /// smaller CQ. None is lost: io_uring_enter fetches them, as in the kernel.
     ///
     /// A program with one thread that waits in io_uring_enter gets the same order again with the
     /// same seed. Other programs may not, which usring says at the end. Try many seeds: one of the
     /// examples is a loop.
     ///
     /// docs/testing-with-usring.md says which orders stay.
-    #[arg(long, value_name = "seed=N", value_parser = inject::parse_order)]
-    pub order: Option<u64>,
+    #[arg(long, value_name = "seed=N[,overflow=on]", value_parser = inject::parse_order)]
+    pub order: Option<OrderSettings>,
 
     /// Record each request in FILE, which `usring trace FILE` prints as strace would.
     ///

@@ -200,7 +200,12 @@ pub fn order_of_ring(ring: u32) -> Option<Random> {
     if process != 1 {
         page.note_unsure_order();
     }
-    Some(Random::of(page.order()?, u64::from(process) << 32 | u64::from(ring)))
+    Some(Random::of(page.order()?.seed, u64::from(process) << 32 | u64::from(ring)))
+}
+
+/// Returns whether the seed of `--order` also chooses completions that find no room in the CQ.
+pub fn order_overflows() -> bool {
+    PAGE.get().and_then(Page::order).is_some_and(|order| order.overflows)
 }
 
 /// Counts something that the order of completions did.

@@ -24,7 +24,7 @@ use usring_sys::{Errno, spread, width};
 /// First word, "usrfault".
 const MAGIC: u64 = u64::from_le_bytes(*b"usrfault");
 /// Second word. Changes with the layout.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 // Words of the header.
 const AT_MAGIC: usize = 0;
@@ -40,6 +40,7 @@ const AT_UNCOUNTED: usize = 9;
 const AT_HAS_ORDER: usize = 10;
 const AT_ORDER_SEED: usize = 11;
 const AT_ORDER_UNSURE: usize = 12;
+const AT_ORDER_OVERFLOWS: usize = 13;
 const AT_TRAPS: usize = 16;
 const AT_ORDER_EVENTS: usize = 24;
 const AT_LOG_LENGTH: usize = 31;
@@ -88,6 +89,14 @@ pub enum Counter {
     Process,
 }
 
+/// How `usring run --order` has the requests of rings complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrderSettings {
+    pub seed: u64,
+    /// The seed also chooses completions that find no room in the CQ.
+    pub overflows: bool,
+}
+
 /// Something that `usring run --order` did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderEvent {
@@ -106,18 +115,23 @@ pub enum OrderEvent {
     Signalled,
     /// An SQ thread slept before its idle time was over.
     Slept,
+    /// A completion found no room in the CQ, and began a backlog.
+    Overflowed,
 }
 
 impl OrderEvent {
-    pub const ALL: [OrderEvent; 6] = [
+    pub const ALL: [OrderEvent; 7] = [
         OrderEvent::Ordered,
         OrderEvent::RanLate,
         OrderEvent::Burst,
         OrderEvent::Shuffled,
         OrderEvent::Signalled,
         OrderEvent::Slept,
+        OrderEvent::Overflowed,
     ];
 }
+
+const _: () = assert!(AT_ORDER_EVENTS + OrderEvent::ALL.len() <= AT_LOG_LENGTH);
 
 /// The key of a counter. Fields that a [`Counter`] does not need are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,16 +249,17 @@ impl Page {
         self.load(AT_UNCOUNTED)
     }
 
-    /// Makes the completions of rings come in an order that `seed` chooses.
-    pub fn set_order(&self, seed: u64) {
-        self.store(AT_ORDER_SEED, seed);
+    /// Makes the completions of rings come in an order that a seed chooses.
+    pub fn set_order(&self, order: OrderSettings) {
+        self.store(AT_ORDER_SEED, order.seed);
+        self.store(AT_ORDER_OVERFLOWS, order.overflows.into());
         self.store(AT_HAS_ORDER, 1);
     }
 
-    /// Returns the seed by which the order of completions is chosen. `None` if the run has no
-    /// `--order`.
-    pub fn order(&self) -> Option<u64> {
-        (self.load(AT_HAS_ORDER) != 0).then(|| self.load(AT_ORDER_SEED))
+    /// Returns how the order of completions is chosen. `None` if the run has no `--order`.
+    pub fn order(&self) -> Option<OrderSettings> {
+        let overflows = self.load(AT_ORDER_OVERFLOWS) != 0;
+        (self.load(AT_HAS_ORDER) != 0).then(|| OrderSettings { seed: self.load(AT_ORDER_SEED), overflows })
     }
 
     /// Counts something that the order did.

@@ -290,6 +290,11 @@ impl CompletionQueue {
         self.published.wrapping_sub(self.head()).min(self.memory.layout.cq_entries)
     }
 
+    /// Returns whether the CQ has a CQE, published or not, that the program has not consumed.
+    pub fn has_unread(&self) -> bool {
+        self.unused() < self.memory.layout.cq_entries
+    }
+
     /// Returns the CQ's head, as the program has last stored it.
     #[inline]
     pub fn consumed(&self) -> u32 {

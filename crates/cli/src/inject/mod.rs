@@ -13,7 +13,7 @@ use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use usring_inject::page::{Counter, Entry, Key, Page};
+use usring_inject::page::{Counter, Entry, Key, OrderSettings, Page};
 use usring_inject::set::CallSet;
 use usring_inject::{Rule, armed};
 use usring_sys::clock::Clock;
@@ -42,10 +42,24 @@ pub fn parse(text: &str) -> Result<InjectOption, String> {
     Ok(InjectOption::Rule(Box::new(rule)))
 }
 
-/// Parses the value of `--order`: `seed=N`.
-pub fn parse_order(text: &str) -> Result<u64, String> {
-    let seed = text.strip_prefix("seed=").and_then(|number| number.parse().ok());
-    seed.ok_or_else(|| format!("'{text}' is not seed= with a number, such as seed=1"))
+/// Parses the value of `--order`: `seed=N`, or `seed=N,overflow=on`.
+pub fn parse_order(text: &str) -> Result<OrderSettings, String> {
+    let (mut seed, mut overflows) = (None, false);
+    for part in text.split(',') {
+        match part.split_once('=') {
+            Some(("seed", _)) if seed.is_some() => return Err(format!("'{text}' has seed= twice")),
+            Some(("seed", number)) => {
+                let number = number.parse();
+                seed = Some(number.map_err(|_| format!("'{part}' is not seed= with a number, such as seed=1"))?);
+            }
+            Some(("overflow", "on")) => overflows = true,
+            Some(("overflow", "off")) => overflows = false,
+            Some(("overflow", _)) => return Err(format!("'{part}' is neither overflow=on nor overflow=off")),
+            _ => return Err(format!("'{part}' is neither seed=N, such as seed=1, nor overflow=on")),
+        }
+    }
+    let seed = seed.ok_or("the number that chooses the order is missing: seed=N, such as seed=1")?;
+    Ok(OrderSettings { seed, overflows })
 }
 
 /// Parses the rules in a file. Ignores empty lines, and in each line the text from ` #` on.
@@ -77,8 +91,7 @@ pub struct Settings<'a> {
     pub options: &'a [InjectOption],
     pub seed: Option<u64>,
     pub log: Option<&'a Path>,
-    /// The seed of `--order`.
-    pub order: Option<u64>,
+    pub order: Option<OrderSettings>,
 }
 
 impl Faults {
@@ -90,8 +103,8 @@ impl Faults {
         let file = mapping::sealed_memory_file(c"usring-faults", usring_inject::page::LENGTH as u64).map_err(failed)?;
         let seed = settings.seed.unwrap_or_else(|| fastrand::u32(..).into());
         let page = Page::create(&file, seed, Clock::Monotonic.now()).map_err(failed)?;
-        if let Some(seed) = settings.order {
-            page.set_order(seed);
+        if let Some(order) = settings.order {
+            page.set_order(order);
         }
         let mut trapped = CallSet::default();
         for option in settings.options {
@@ -177,8 +190,8 @@ fn counts_of(page: &Page) -> Counts {
 
 fn report(page: &Page) -> String {
     match page.order() {
-        Some(seed) if page.rules().is_empty() => order_report(page, seed),
-        Some(seed) => faults_report(page) + &order_report(page, seed),
+        Some(order) if page.rules().is_empty() => order_report(page, order.seed),
+        Some(order) => faults_report(page) + &order_report(page, order.seed),
         None => faults_report(page),
     }
 }
@@ -186,7 +199,7 @@ fn report(page: &Page) -> String {
 /// Returns sentences on what `--order` did, and on whether another run with the seed may have
 /// another order.
 fn order_report(page: &Page, seed: u64) -> String {
-    let [ordered, late, bursts, shuffled, signalled, slept] = page.order_counts();
+    let [ordered, late, bursts, shuffled, signalled, slept, overflowed] = page.order_counts();
     let parts = [
         (ordered, "completion was moved", "completions were moved"),
         (late, "request also ran late", "requests also ran late"),
@@ -194,6 +207,7 @@ fn order_report(page: &Page, seed: u64) -> String {
         (shuffled, "time sockets were served in another order", "times sockets were served in another order"),
         (signalled, "signal came without a completion", "signals came without a completion"),
         (slept, "time an SQ thread slept early", "times an SQ thread slept early"),
+        (overflowed, "time a CQ overflowed", "times a CQ overflowed"),
     ];
     let mut done = Vec::new();
     for (count, one, many) in parts {

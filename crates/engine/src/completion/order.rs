@@ -12,7 +12,7 @@
 //! - If no thread submits or waits for a time limit ([`LIMIT_NS`] or [`LIMIT_OF_WATCHED_NS`]), the
 //!   seed chooses one request, as if a thread waited.
 
-use crate::completion::{complete, faults};
+use crate::completion::faults;
 use crate::request::conditions::RequestId;
 use crate::request::fault::{FaultStage, FileKey, PendingFault};
 use crate::request::outcome::Answer;
@@ -42,6 +42,9 @@ const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 /// wait until the seed chooses them.
 const LATE: u64 = 3;
 
+/// With `--order seed=N,overflow=on`, the CQ has no room for one of this many completions.
+const OVERFLOWS: u64 = 4;
+
 /// Returns the length, in nanoseconds, of one of the [`LIMIT_PARTS`] parts of the time limit. For
 /// that time limit at most, the seed of `usring run --order` holds a request back.
 fn limit_part(locked: &LockedRing) -> Nanoseconds {
@@ -60,7 +63,7 @@ pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
         return None;
     }
     if locked.waiting.order.is_none() {
-        locked.waiting.order = Some(Box::new(Order::new(armed::order_of_ring(ring.number)?)));
+        locked.waiting.order = Some(Box::new(Order::new(armed::order_of_ring(ring.number)?, armed::order_overflows())));
         if ring.has(IORING_SETUP_SQPOLL) {
             armed::note_unsure_order();
         }
@@ -69,23 +72,32 @@ pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
 }
 
 /// Leaves the completion of a new request to the seed of `usring run --order`, if the kernel
-/// promises no order for that completion. Returns `true` if the request is to wait before it is
+/// promises no order for that completion. With `overflow=on`, the seed also chooses whether the
+/// request's CQE finds no room in the CQ. Returns `true` if the request is to wait before it is
 /// carried out.
 pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
-    if !may_use_worker(request) {
+    if request.poll_slot != 0 {
         return false;
     }
-    let key = key_of(request);
+    let is_free = may_use_worker(request);
+    let key = if is_free { key_of(request) } else { None };
     let may_block = matches!(request.sqe.opcode, opcode::OPENAT | opcode::OPENAT2);
     let Some(order) = of(locked) else { return false };
-    let waits = order.happens(LATE) || order.is_changing(key);
-    order.add(Candidate { id: request.id, key, may_block });
-    armed::count_order(OrderEvent::Ordered);
+    let fault = Fault { overflow: order.overflows && order.happens(OVERFLOWS), ..Fault::NOTHING };
+    if !is_free && !fault.overflow {
+        return false;
+    }
+    let mut waits = false;
+    if is_free {
+        waits = order.happens(LATE) || order.is_changing(key);
+        order.add(Candidate { id: request.id, key, may_block });
+        armed::count_order(OrderEvent::Ordered);
+    }
     let stage = if waits { FaultStage::Entering } else { FaultStage::Begun };
     if waits {
         armed::count_order(OrderEvent::RanLate);
     }
-    let pending = PendingFault { fault: Fault::NOTHING, stage, whole: None, memory: Vec::new(), is_ordered: true };
+    let pending = PendingFault { fault, stage, whole: None, memory: Vec::new(), is_ordered: true };
     request.fault = Some(Box::new(pending));
     waits
 }
@@ -94,7 +106,7 @@ pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
 /// kernel promises no order for its completion. `false` for multishots, and for requests that
 /// select a buffer.
 fn may_use_worker(request: &Request) -> bool {
-    if request.multishot || request.poll_slot != 0 || request.has_flag(sqe_flags::BUFFER_SELECT) {
+    if request.multishot || request.has_flag(sqe_flags::BUFFER_SELECT) {
         return false;
     }
     match request.sqe.opcode {
@@ -159,11 +171,23 @@ pub(crate) fn end(
 ) {
     if is_over || !of(locked).is_some_and(|order| order.has(request.id)) {
         forget(locked, &request);
-        return complete::complete(locked, request, answer);
+        return post(locked, request, answer, pending.fault.overflow);
     }
     pending.stage = FaultStage::Leaving(answer);
     request.fault = Some(pending);
     hold(locked, request);
+}
+
+/// Completes a request. With `overflows`, the CQ counts as full if the program has not consumed all
+/// of its CQEs. So the CQ behaves as one that has fewer entries. Of an empty CQ, a program need not
+/// expect an overflow: its eventfd would never be signalled.
+fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflows: bool) {
+    let had_backlog = locked.queues.cq.has_overflow();
+    let overflows = overflows && locked.queues.cq.has_unread();
+    faults::post(locked, request, answer, overflows);
+    if !had_backlog && locked.queues.cq.has_overflow() {
+        armed::count_order(OrderEvent::Overflowed);
+    }
 }
 
 /// Makes a request wait in the ring's list of timers until the seed of `usring run --order` chooses

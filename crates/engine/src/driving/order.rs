@@ -23,6 +23,9 @@ const EARLY: u64 = 2;
 /// On average, one of this many choices is a burst: all requests that `usring run --order` holds
 /// back continue, and not only one.
 const BURST: u64 = 6;
+/// Replaces [`BURST`] if the CQ has too little room for all requests that `usring run --order`
+/// holds back. A burst then makes the CQ overflow.
+const FLOOD: u64 = 3;
 /// Average number of submissions after which the ring's descriptor and eventfd are once signalled
 /// although no request has completed.
 const SPURIOUS: u64 = 8;
@@ -56,18 +59,33 @@ pub(crate) fn advance(locked: &mut LockedRing) -> Step {
             return Step::Again;
         }
     }
-    let is_burst = order::of(locked).is_some_and(|order| order.happens(BURST));
-    if !release_one(locked) {
-        return Step::Sleep;
-    }
+    let times = if exceed_room(locked) { FLOOD } else { BURST };
+    let is_burst = order::of(locked).is_some_and(|order| order.happens(times));
     if is_burst {
-        armed::count_order(OrderEvent::Burst);
-        await_chosen(locked);
-        while release_one(locked) {
-            await_chosen(locked);
-        }
+        return if burst(locked) { Step::Again } else { Step::Sleep };
     }
-    Step::Again
+    if release_one(locked) { Step::Again } else { Step::Sleep }
+}
+
+/// Returns whether the CQ has too little room for all requests that `usring run --order` holds
+/// back. In the kernel they could all complete now, and the CQ would overflow.
+fn exceed_room(locked: &mut LockedRing) -> bool {
+    let room = usring_sys::width::size(locked.queues.cq.room().into());
+    locked.waiting.order.as_ref().is_some_and(|order| order.waiting() > room)
+}
+
+/// Lets all requests continue that `usring run --order` holds back, one after the other. Returns
+/// `false` if there is none.
+fn burst(locked: &mut LockedRing) -> bool {
+    if !release_one(locked) {
+        return false;
+    }
+    armed::count_order(OrderEvent::Burst);
+    await_chosen(locked);
+    while release_one(locked) {
+        await_chosen(locked);
+    }
+    true
 }
 
 /// Chooses one of the requests that `usring run --order` holds back, and lets it continue. Returns
@@ -89,6 +107,9 @@ fn release_one(locked: &mut LockedRing) -> bool {
 pub(crate) fn choose_some(locked: &mut LockedRing) {
     armed::note_submitter(signals::thread_id());
     note_choice(locked);
+    if exceed_room(locked) && order::of(locked).is_some_and(|order| order.happens(FLOOD)) {
+        burst(locked);
+    }
     while order::of(locked).is_some_and(|order| order.happens(EARLY)) && release_one(locked) {
         await_chosen(locked);
     }

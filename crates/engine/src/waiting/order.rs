@@ -41,6 +41,8 @@ pub(crate) const LIMIT_PARTS: u32 = 5;
 /// The state of `usring run --order` for one ring.
 pub(crate) struct Order {
     random: Random,
+    /// Whether the seed also chooses completions that find no room in the CQ.
+    pub overflows: bool,
     /// In the order of the candidates' ids, which is the order of submission.
     candidates: Vec<Candidate>,
     /// Chosen requests that have not completed yet.
@@ -55,8 +57,14 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    pub fn new(random: Random) -> Order {
-        Order { random, candidates: Vec::new(), awaited: Vec::new(), awaited_until: 0, unattended: 0, counted_at: 0 }
+    pub fn new(random: Random, overflows: bool) -> Order {
+        let (candidates, awaited) = (Vec::new(), Vec::new());
+        Order { random, overflows, candidates, awaited, awaited_until: 0, unattended: 0, counted_at: 0 }
+    }
+
+    /// Returns the number of candidates.
+    pub fn waiting(&self) -> usize {
+        self.candidates.len()
     }
 
     /// Returns `true` at random, on average once in `times` calls.
@@ -149,7 +157,7 @@ mod tests {
     use super::*;
 
     fn order(seed: u64, keys: &[Option<FileKey>]) -> Order {
-        let mut order = Order::new(Random::new(seed));
+        let mut order = Order::new(Random::new(seed), false);
         for (id, &key) in (0..).zip(keys) {
             order.add(Candidate { id: RequestId(id), key, may_block: false });
         }
