@@ -5,7 +5,7 @@
 use crate::errors;
 use crate::message::{SpecError, nearest, similar};
 use crate::rule::{Action, Answer, Conditions, Effect, IssuePath, Rule, Short, reads, requests, syncs, transfers};
-use crate::set::{CallSet, Kind, UnknownName, name_of};
+use crate::set::{CallSet, Kind, NameError, name_of};
 use crate::when::When;
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -22,7 +22,7 @@ pub fn parse(text: &str) -> Result<Rule, SpecError> {
     let first = fields.next().unwrap_or(text);
     let kind = Kind::ALL.into_iter().find(|kind| kind.name() == first);
     let named = if kind.is_some() { fields.next().unwrap_or("") } else { first };
-    let set = CallSet::parse(named, kind).map_err(|unknown| unknown_name(text, named, &unknown))?;
+    let set = CallSet::parse(named, kind).map_err(|error| wrong_name(text, named, &error))?;
     let mut parser = Parser {
         text,
         named,
@@ -74,8 +74,19 @@ fn unescape(value: &str) -> String {
     plain
 }
 
-fn unknown_name(text: &str, named: &str, unknown: &UnknownName<'_>) -> SpecError {
-    let name = unknown.0;
+fn wrong_name(text: &str, named: &str, error: &NameError<'_>) -> SpecError {
+    let name = match *error {
+        NameError::Unknown(name) => name,
+        NameError::OfOtherKind { name, of } => {
+            let what = match of {
+                Kind::Ring => "requests of rings",
+                Kind::Call => "plain system calls",
+                Kind::Aio => "commands of libaio",
+            };
+            let place = of.name();
+            return SpecError::new(text, name, format!("'{name}' names {what}: write {place}: before the names"));
+        }
+    };
     if name.is_empty() {
         return SpecError::new(text, named, "a rule begins with the names of calls, as in read,write:error=EIO");
     }
@@ -165,13 +176,15 @@ const KEYS: [Key; 26] = [
     key("fd", VALUE, |rule, value| put(&mut rule.conditions.descriptor, number(value)?)),
     key("user_data", "a number, also as 0x1f", |rule, value| put(&mut rule.conditions.user_data, number(value)?)),
     key("ring", "the number of a ring in its process, from 1", |rule, value| {
-        put(&mut rule.conditions.ring, number(value)?)
+        put(&mut rule.conditions.ring, number(value).filter(|ring| *ring != 0)?)
     }),
     key("tid", "the number of a thread", |rule, value| put(&mut rule.conditions.thread, number(value)?)),
     key("process", "the number of a process in the run, from 1", |rule, value| {
-        put(&mut rule.conditions.process, number(value)?)
+        put(&mut rule.conditions.process, number(value).filter(|process| *process != 0)?)
     }),
-    key("nth", "the number of the call, from 1", |rule, value| put(&mut rule.conditions.nth, number(value)?)),
+    key("nth", "the number of the call, from 1", |rule, value| {
+        put(&mut rule.conditions.nth, number(value).filter(|nth| *nth != 0)?)
+    }),
     key("after", SPAN, |rule, value| {
         rule.conditions.after = span(value)?;
         Some(())

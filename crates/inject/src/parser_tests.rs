@@ -64,12 +64,28 @@ fn a_wrong_name_is_pointed_at() {
 }
 
 #[test]
+fn a_name_of_another_kind_is_pointed_at() {
+    assert_eq!(caret("call:fsync,recv:error=EIO"), "recv");
+    assert!(reason("call:recv:error=EIO").contains("'recv' names requests of rings: write ring:"));
+    assert!(reason("ring:pread64:error=EIO").contains("plain system calls: write call:"));
+    assert!(reason("aio:%net:error=EIO").contains("requests of rings"));
+    assert!(reason("ring:!mkdir:error=EIO").contains("plain system calls"));
+    for right in ["aio:none", "aio:all", "call:?recv,read", "aio:%file,?nothing", "recv"] {
+        let rule = parse(&format!("{right}:error=EIO"));
+        assert!(rule.is_ok() || right.contains("%file"), "{right}: {rule:?}");
+    }
+}
+
+#[test]
 fn a_wrong_key_or_value_is_pointed_at() {
     assert_eq!(caret("read:error=EOI"), "EOI");
     assert!(reason("read:error=EOI").contains("the name of an errno"));
     assert_eq!(caret("read:eror=EIO"), "eror");
     assert!(reason("read:eror=EIO").contains("did you mean 'error'?"));
     assert!(reason("read:error=EIO:when=0").contains("first[..last]"));
+    for key in ["ring", "process", "nth"] {
+        assert!(reason(&format!("ring:read:error=EIO:{key}=0")).contains(", from 1"), "{key}");
+    }
     assert!(reason("read:error").contains("needs a value"));
     assert!(reason("read:error=EIO::").contains("missing between colons"));
     assert!(reason("read:poke_exit=@arg1=00").contains("use strace(1)"));

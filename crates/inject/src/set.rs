@@ -62,15 +62,21 @@ pub struct CallSet {
     calls: [u64; 8],
 }
 
-/// Error of a SET: a name that no call and no class has.
+/// Error of a SET.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownName<'a>(pub &'a str);
+pub enum NameError<'a> {
+    /// A name that no call and no class has.
+    Unknown(&'a str),
+    /// A name that no call of the rule's kind has, and no class with such a call. The calls with
+    /// this name are of the kind `of`.
+    OfOtherKind { name: &'a str, of: Kind },
+}
 
 impl CallSet {
     /// Parses a SET: names and classes, separated by commas, or `all` or `none`. A `!` in front
     /// means all calls but these. A `?` in front of a name allows it to be unknown. If `kind` is
-    /// given, the set has members of this kind only.
-    pub fn parse<'a>(text: &'a str, kind: Option<Kind>) -> Result<CallSet, UnknownName<'a>> {
+    /// given, the set has members of this kind only, and each name must have some.
+    pub fn parse<'a>(text: &'a str, kind: Option<Kind>) -> Result<CallSet, NameError<'a>> {
         let (negated, list) = match text.strip_prefix('!') {
             Some(list) => (true, list),
             None => (false, text),
@@ -82,9 +88,16 @@ impl CallSet {
                 None => (false, name),
             };
             match CallSet::of_name(name) {
-                Some(named) => set = set.union(&named),
+                Some(named) => {
+                    let is_missing = |kind| !named.is_empty() && named.of_kind(kind).is_empty();
+                    if !optional && kind.is_some_and(is_missing) {
+                        let of = Kind::ALL.into_iter().find(|other| !is_missing(*other)).unwrap_or(Kind::Ring);
+                        return Err(NameError::OfOtherKind { name, of });
+                    }
+                    set = set.union(&named);
+                }
                 None if optional => {}
-                None => return Err(UnknownName(name)),
+                None => return Err(NameError::Unknown(name)),
             }
         }
         if negated {
@@ -285,9 +298,9 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_an_error_unless_it_is_optional() {
-        assert_eq!(CallSet::parse("read,raed", None), Err(UnknownName("raed")));
-        assert_eq!(CallSet::parse("", None), Err(UnknownName("")));
-        assert_eq!(CallSet::parse("%nosuch", None), Err(UnknownName("%nosuch")));
+        assert_eq!(CallSet::parse("read,raed", None), Err(NameError::Unknown("raed")));
+        assert_eq!(CallSet::parse("", None), Err(NameError::Unknown("")));
+        assert_eq!(CallSet::parse("%nosuch", None), Err(NameError::Unknown("%nosuch")));
         assert!(set("?raed").is_empty());
     }
 }
