@@ -1,6 +1,6 @@
 //! Unknown results, commands that cannot run, and the replay of a case.
 
-use crate::{crash, programs, usring};
+use crate::{crash, crash_for, programs, usring};
 use std::fs;
 use std::process::Command;
 
@@ -33,6 +33,14 @@ fn a_writer_by_mmap_is_unknown_and_never_passes() {
     let with_scratch = crash(&[&arguments[..], &["--scratch", "m"]].concat());
     assert_eq!(with_scratch.status, Some(3), "{}", with_scratch.stderr);
     assert!(with_scratch.stderr.contains("changed nothing"), "{}", with_scratch.stderr);
+}
+
+#[test]
+fn a_budget_that_is_too_short_for_one_state_is_unknown() {
+    let check = "[ ! -s \"$USRING_CRASH_OUTPUT\" ] || test -e file";
+    let unknown = crash_for("0s", &["--run", "echo 1 > file; echo done", "--check", check]);
+    assert_eq!(unknown.status, Some(2), "{}{}", unknown.said, unknown.stderr);
+    assert!(unknown.said.contains("unknown: there was no time for a state"), "{}", unknown.said);
 }
 
 #[test]

@@ -306,7 +306,7 @@ impl<'a> Session<'a> {
         }
         let Some(failing) = found.failing.take() else {
             tell!("{}", report::nothing_found(&found));
-            return Ok(if found.is_unstable { STATUS_UNKNOWN } else { 0 });
+            return Ok(if found.is_unstable || found.states == 0 { STATUS_UNKNOWN } else { 0 });
         };
         tell!("found after {}: the check fails: {}", report::states(&found), failing.verdict.ended);
         let mut worker = Worker::new(search, 0);

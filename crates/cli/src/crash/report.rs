@@ -29,9 +29,10 @@ pub fn states(found: &Found) -> String {
 /// and whether the check failed on a state once and then passed.
 pub fn nothing_found(found: &Found) -> String {
     let end = if found.is_exhausted { "no new state is left" } else { "the budget is used up" };
-    let verdict = match found.is_unstable {
-        true => "unknown: the check failed on a state, and then passed on the same state",
-        false => "nothing found: the check passes on all states",
+    let verdict = match (found.is_unstable, found.states) {
+        (true, _) => "unknown: the check failed on a state, and then passed on the same state",
+        (false, 0) => "unknown: there was no time for a state; give more by --budget",
+        (false, _) => "nothing found: the check passes on all states",
     };
     format!("checked {}; {end}\n{verdict}", states(found))
 }

@@ -6,8 +6,9 @@ use super::programs::{Check, Verdict};
 use super::workplace::{Workplace, is_stopped};
 use crate::Failure;
 use crate::system_error::words;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use std::collections::HashSet;
+use std::fmt::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -184,7 +185,7 @@ pub fn search(search: &Search<'_>) -> Result<Found, Failure> {
         states: AtomicU64::new(0),
         known_in_a_row: AtomicU64::new(0),
         end: begin + search.budget,
-        bar: bar(),
+        bar: bar(search.budget),
     };
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -207,10 +208,15 @@ pub fn search(search: &Search<'_>) -> Result<Found, Failure> {
     })
 }
 
-/// Makes the progress line, which appears on a terminal only.
-fn bar() -> ProgressBar {
+/// Makes the progress line, which appears on a terminal only. It moves on during a long check, too.
+fn bar(budget: Duration) -> ProgressBar {
     let bar = ProgressBar::new_spinner();
-    let style = ProgressStyle::with_template("{spinner} {pos} states checked, {per_sec}, {elapsed}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    let rate = |state: &ProgressState, line: &mut dyn Write| {
+        let _ = write!(line, "{:.1}", state.per_sec());
+    };
+    let style = ProgressStyle::with_template("{spinner} {pos} states checked, {rate} per second, {elapsed} of {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()).with_key("rate", rate));
+    bar.set_message(HumanDuration(budget).to_string());
+    bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
