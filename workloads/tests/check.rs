@@ -61,6 +61,7 @@ fn names(said: &str, bug: &str, name: &str, count: &str, lines: &[&str]) {
         let place = format!("misused.c:{}\n", line_of(&format!("{bug}: {line}")));
         assert!(said.contains(&place), "{bug}: no {place} in {said}");
     }
+    assert!(!said.contains("libusring"), "{bug}: a stack names functions of usring: {said}");
 }
 
 fn is_not_accused(bug: &str) {

@@ -57,6 +57,9 @@ impl Symbols {
         let mapped = Mapped::all(maps);
         let mut callers = Vec::new();
         for frame in frames(stack, &mapped) {
+            if is_of_usring(frame.address, &mapped) {
+                continue;
+            }
             let found = self.name(frame.address, &mapped);
             let is_last = found.iter().any(|caller| caller.function == "main");
             callers.extend(found);
@@ -144,6 +147,13 @@ impl Symbols {
         }
         if callers.is_empty() { unknown() } else { callers }
     }
+}
+
+/// Returns whether an address is in usring's library, whose functions replace some of liburing's.
+fn is_of_usring(address: u64, mapped: &[Mapped]) -> bool {
+    let module = mapped.iter().find(|module| module.range.contains(&address));
+    let name = module.and_then(|module| module.path.file_name());
+    name.is_some_and(|name| name.as_bytes().starts_with(b"libusring.so"))
 }
 
 /// Shortens a path below the current folder.
