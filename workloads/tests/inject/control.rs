@@ -4,8 +4,9 @@ use crate::prepare;
 use nix::sys::stat::Mode;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::Command;
-use workloads::harness::{Finished, Run, Stage, Started};
+use workloads::harness::{Finished, Run, Stage, Started, World};
 
 /// A running program that makes its next call only when the test asks for it.
 struct Stepped {
@@ -84,6 +85,18 @@ fn a_rule_for_a_call_that_the_run_does_not_trap_is_refused() {
     assert!(program.ctl(&["add", "ring:write:error=EIO"]).0);
     program.step();
     program.finish();
+}
+
+#[test]
+fn a_rule_can_mean_a_single_thread() {
+    let stage = Stage::new();
+    let usring = stage.path("tools/usring");
+    let add = format!("{} ctl inject add \"call:write:error=EIO:tid=$$\" > /dev/null", usring.display());
+    let options = ["--inject=none".to_owned()];
+    let run = stage.program_with(World::Transparent, &options, Path::new("/bin/sh"));
+    // The shell's own thread makes the second write, and a forked child's thread the first.
+    let finished = run.args(["-c", &format!("{add}; (echo child); echo shell")]).finish();
+    assert_eq!(finished.stdout, "child\n", "{}", finished.report());
 }
 
 #[test]
