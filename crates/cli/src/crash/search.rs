@@ -216,7 +216,7 @@ fn bar(budget: Duration) -> ProgressBar {
     };
     let style = ProgressStyle::with_template("{spinner} {pos} states checked, {rate} per second, {elapsed} of {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()).with_key("rate", rate));
-    bar.set_message(HumanDuration(budget).to_string());
+    bar.set_message(format!("{:#}", HumanDuration(budget)));
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
