@@ -64,9 +64,9 @@ fn is_not_accused(bug: &str) {
 fn memory_that_a_request_must_not_have_is_found_at_its_submission() {
     let bugs = [
         ("use-freed", "byte 0 of this memory was freed", &["submission", "recorded"][..]),
-        ("overrun", "byte 100 of this memory is behind the end of", &["submission", "recorded"]),
-        ("global-overrun", "byte 100 of this memory is behind the end of", &["submission"]),
-        ("local-overrun", "byte 100 of this memory is behind the end of", &["submission"]),
+        ("overrun", "byte 100 of this memory lies past the end of", &["submission", "recorded"]),
+        ("global-overrun", "byte 100 of this memory lies past the end of", &["submission"]),
+        ("local-overrun", "byte 100 of this memory lies past the end of", &["submission"]),
     ];
     for (bug, byte, lines) in bugs {
         let said = run(&[bug]).succeeded().stderr;

@@ -225,17 +225,18 @@ impl<'a> Parser<'a> {
         let (name, value) = field.split_once('=').unwrap_or((field, ""));
         let Some(key) = KEYS.iter().find(|key| key.name == name) else { return Err(self.unknown_key(name)) };
         if key.value == FLAG && field.contains('=') {
-            return Err(self.wrong(field, format!("'{name}' has no value")));
+            return Err(self.wrong(field, format!("'{name}' takes no value")));
         }
         if key.value != FLAG && !field.contains('=') {
             return Err(self.wrong(field, format!("'{name}' needs a value: {}", key.value)));
         }
         let is_same = |given| given == name || SAME.contains(&(given, name)) || SAME.contains(&(name, given));
         if !REPEATABLE.contains(&name) && self.given.iter().any(|(given, _)| is_same(*given)) {
-            return Err(self.wrong(field, format!("a rule has '{name}' only once; give a second rule instead")));
+            return Err(self.wrong(field, format!("a rule may have '{name}' only once; add a second rule instead")));
         }
-        (key.set)(&mut self.rule, value)
-            .ok_or_else(|| self.wrong(value, format!("'{value}' is no value of '{name}', which is {}", key.value)))?;
+        (key.set)(&mut self.rule, value).ok_or_else(|| {
+            self.wrong(value, format!("'{value}' is not a value of '{name}', which is {}", key.value))
+        })?;
         self.given.push((key.name, field));
         Ok(())
     }
@@ -245,7 +246,7 @@ impl<'a> Parser<'a> {
             return self.wrong(name, "an action or a condition is missing between colons, such as error=EIO");
         }
         if OF_STRACE_ALONE.contains(&name) {
-            return self.wrong(name, format!("usring has no '{name}'; use strace(1) for it"));
+            return self.wrong(name, format!("usring does not support '{name}'; use strace(1) for it"));
         }
         let hint = match nearest(name, KEYS.iter().map(|key| key.name)) {
             Some(known) => format!("did you mean '{known}'?"),
@@ -306,7 +307,7 @@ impl<'a> Parser<'a> {
         if let Some(field) = self.given(&["cancel"])
             && action.answer.is_some()
         {
-            return Err(self.wrong(field, "cancel has an answer of its own, -ECANCELED; drop error= and retval="));
+            return Err(self.wrong(field, "cancel always answers -ECANCELED; drop error= and retval="));
         }
         if let Some(field) = self.given(&["overflow", "spurious"]) {
             let text = "is no request of a ring: write ring: before the names";
@@ -335,11 +336,11 @@ impl<'a> Parser<'a> {
             return Ok(());
         }
         if action.answer.is_some() && action.effect != Effect::Done {
-            let reason = "that a request is done inline is known after it was made; add effect=done";
+            let reason = "usring knows only afterwards that a request was done inline; add effect=done";
             return Err(self.wrong(by, reason));
         }
         match self.given(&["short", "delay", "delay_enter"]) {
-            Some(late) => Err(self.wrong(late, "that a request is done inline is known after it was made")),
+            Some(late) => Err(self.wrong(late, "usring knows only afterwards that a request was done inline")),
             None => Ok(()),
         }
     }

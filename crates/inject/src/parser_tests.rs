@@ -117,7 +117,7 @@ fn an_action_that_does_not_work_on_a_call_is_refused_with_the_reason() {
     assert!(reason("aio:read:overflow").contains("no request of a ring"));
     assert!(reason("call:read:reorder=1").contains("plain system call"));
     assert!(reason("read:cancel:error=EIO").contains("an answer of its own"));
-    assert!(reason("read:overflow=1").contains("has no value"));
+    assert!(reason("read:overflow=1").contains("takes no value"));
     assert!(reason("read:flip=0").contains("a number of bits"));
     assert!(reason("read:error=EIO:by=inline").contains("add effect=done"));
     assert!(reason("read:short=1:by=inline").contains("after it was made"));

@@ -150,7 +150,8 @@ impl Drop for VhostUser {
 impl Shared {
     fn connect(options: &Options<'_>, report: Report) -> Result<Shared, Failure> {
         let cannot = |what: &'static str| move |error: Errno| format!("cannot be given {what} ({error})");
-        let eventfd = || EventFd::new(EFD_NONBLOCK).map_err(|error| format!("cannot be given an eventfd ({error})"));
+        let eventfd =
+            || EventFd::new(EFD_NONBLOCK).map_err(|error| format!("usring cannot give it an eventfd ({error})"));
         let mut connection = Connection::open(options.socket, options.reconnect)?;
         let queues = match options.queues {
             Some(queues) if queues > connection.queues => {

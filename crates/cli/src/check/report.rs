@@ -30,9 +30,11 @@ fn describe(kind: Kind) -> (&'static str, &'static str, &'static str) {
         Kind::Unreaped => ("unreaped", "the program never took the completion of a request from the CQ", ""),
         Kind::Overflowed => ("overflowed", "the program never fetched a completion that did not fit into the CQ", ""),
         Kind::Leaked => ("leaked", "a request was in flight when its ring or its process ended", ""),
-        Kind::BrokenLink => {
-            ("broken-link", "a short transfer cancelled the rest of its chain, and it was not submitted again", "")
-        }
+        Kind::BrokenLink => (
+            "broken-link",
+            "a short transfer cancelled the rest of its chain, and the program did not submit that rest again",
+            "",
+        ),
         Kind::BadMemory => ("bad-memory", "a request was submitted with memory that the program must not use", ""),
         Kind::Overwritten => {
             ("overwritten", "an SQE was changed after its submission, before the SQ thread took it", "")
@@ -172,7 +174,7 @@ impl Misuse {
 fn condition(bad: BadByte) -> &'static str {
     match bad.shadow {
         BadByte::FREED => "was freed",
-        0x01..=0x07 => "is behind the end of its block or variable",
+        0x01..=0x07 => "lies past the end of its block or variable",
         0xfa => "is outside of any block of malloc's",
         0xf1..=0xf3 => "is outside of a local variable",
         0xf5 => "belongs to a function that has returned",

@@ -217,7 +217,7 @@ fn order_report(page: &Page, seed: u64) -> String {
             _ => done.push(format!("{count} {many}")),
         }
     }
-    let done = if done.is_empty() { "nothing was to be chosen".to_owned() } else { done.join(", ") };
+    let done = if done.is_empty() { "there was nothing to reorder".to_owned() } else { done.join(", ") };
     let mut text = format!("usring: order by seed {seed}: {done}\n");
     if page.has_unsure_order() {
         text.push_str(

@@ -82,7 +82,7 @@ struct Active {
     sequence: u64,
 }
 
-/// What the queue does for a `DeviceRequest` after one of its virtio requests (a *round*) has
+/// The queue's next step for a `DeviceRequest` after one of its virtio requests (a *round*) has
 /// succeeded.
 #[derive(Clone, Copy)]
 enum Next {
