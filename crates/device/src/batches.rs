@@ -12,8 +12,9 @@ use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
 use usring_sys::width;
 
-/// Two circular arrays: one of completions, one of batches. Their sizes are powers of two.
-/// Positions only increase, and wrap around at 2³².
+/// Two circular arrays: one of completions, one of batches. Their sizes are powers of two. A
+/// position counts the entries that were ever added or collected, modulo 2³². Its low bits are the
+/// index in the array.
 pub(crate) struct Batches {
     completions: Box<[Completion]>,
     /// Has as many entries as `completions`, because a batch may hold a single completion.

@@ -107,9 +107,9 @@ impl<'a> BlockFile<'a> {
         let whole =
             Whole { operation: transfer.operation, durable: transfer.durable, offset, length: left - left % block };
         match caller.transfer_directly(self.device, whole, transfer.registered, cursor) {
-            // Nothing was transferred: the device must not access this memory, or a part of the
-            // memory is invalid. The bounce buffer transfers the bytes before the first invalid
-            // address.
+            // Nothing was transferred, for one of two reasons: the device must not access this part
+            // of the program's memory, or some addresses are invalid. The bounce buffer then
+            // transfers the bytes before the first invalid address.
             Ok(0) | Err(Errno::EFAULT) => self.transfer_by_bounce(caller, transfer, cursor, whole),
             other => other,
         }
@@ -235,8 +235,8 @@ impl<'a> BlockFile<'a> {
     }
 }
 
-/// Returns `copied`, the number of bytes copied from or to the program's memory. Error: `EFAULT` if
-/// it is 0.
+/// Returns `copied`, the number of bytes copied from or to the program's memory, as the result of a
+/// step. Error: `EFAULT` if no byte was copied.
 fn copied_or_fault(copied: usize) -> Result<u64, Errno> {
     if copied == 0 { Err(Errno::EFAULT) } else { Ok(copied as u64) }
 }

@@ -25,8 +25,8 @@ pub struct Channel {
     options: QueueOptions,
     waiter: WaiterKind,
     tracker: Option<Box<Tracker>>,
-    /// Whether the tracker (the submission times of requests) is kept when the policy changes from
-    /// hybrid to another one.
+    /// Whether the channel keeps the tracker (the submission times of requests) while the policy is
+    /// not hybrid. Otherwise a change to another policy frees the tracker.
     keeps_tracking: bool,
 }
 

@@ -108,8 +108,8 @@ fn standard_normal(random: &mut Random) -> f64 {
         let four = random.draw();
         sum += (four & 0xffff) + (four >> 16 & 0xffff) + (four >> 32 & 0xffff) + (four >> 48);
     }
-    // Each of the twelve 16-bit numbers stands for the middle of its step. So half a step is added
-    // for each number, 6 in all.
+    // The twelve numbers are integers below 65,536, whose mean is half a unit too small. So half a
+    // unit is added for each number, 6 in all.
     (sum as f64 + 6.0) / 65_536.0 - 6.0
 }
 

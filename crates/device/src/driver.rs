@@ -60,9 +60,9 @@ pub trait Driver: Send + Sync {
         let _ = memory;
     }
 
-    /// Ends sharings that [`Driver::share_memory`] has replaced, because the program had mapped
-    /// other memory at their addresses. The caller calls this after the last transfer that may use
-    /// them.
+    /// Ends old sharings whose memory the program has replaced: it has mapped other memory at their
+    /// addresses, and [`Driver::share_memory`] has shared that memory. The caller calls this after
+    /// the last transfer that may use the old sharings.
     fn unshare_replaced(&self, memory: IoVector) {
         let _ = memory;
     }
@@ -104,9 +104,9 @@ pub trait QueuePair: Send {
     /// [`QueuePair::defers_submits`] returns `true`.
     fn ring_doorbell(&mut self);
 
-    /// Returns whether a thread that notifies the device may sleep. If other threads wait for the
-    /// lock under which a user calls the queue pair, the user makes a *deferred submit*, during
-    /// which the lock is free:
+    /// Returns whether a thread may sleep in [`QueuePair::ring_doorbell`]. A user calls the queue
+    /// pair under a lock. If other threads wait for that lock, the user makes a *deferred submit*,
+    /// during which the lock is free:
     ///
     /// 1. [`QueuePair::begin_deferred`], with the lock.
     /// 2. [`DeferredSubmit::run`], without the lock.
@@ -147,8 +147,8 @@ pub trait QueuePair: Send {
         None
     }
 
-    /// Makes requests that are submitted from now on complete without signalling the interrupt,
-    /// which is cheaper. Arming the interrupt ends this mode.
+    /// Suppresses the interrupt for requests that are submitted from now on: their completions do
+    /// not signal it. Such requests cost less. Arming the interrupt ends this mode.
     fn suppress_interrupts(&mut self) {}
 
     /// Returns whether a request is in flight that was submitted while interrupts were suppressed.

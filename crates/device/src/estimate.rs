@@ -26,7 +26,7 @@ const SIZES: u32 = 8;
 /// Number of buckets (classes by direction and size) of reads and writes, as in blk-mq.
 const DATA: u8 = 16;
 const _: () = assert!(DATA as u32 == 2 * SIZES);
-/// Number of all buckets. Besides those of reads and writes, each operation without data has one.
+/// Number of all buckets: those of reads and writes, and one for each operation without data.
 const BUCKETS: usize = DATA as usize + 3;
 
 impl Bucket {
@@ -47,12 +47,13 @@ impl Bucket {
     }
 }
 
-/// blk-mq's estimate: half of the mean latency of each bucket. A bucket is requests of one
-/// direction and about one size.
+/// blk-mq's estimate: half of a bucket's mean latency. A bucket is the requests of one direction
+/// and about one size.
 #[derive(Debug, Default)]
 pub struct HalfMean {
-    /// The mean latency of each bucket (direction and size) in a window of 100 ms: the last one in
-    /// which a request of the bucket completed. The mean is 0 before the first such window.
+    /// The mean latency of each bucket (direction and size). It is measured in windows of 100 ms,
+    /// and stays until a later window in which a request of the bucket completes. 0 before the
+    /// first such window has ended.
     means: [Nanoseconds; DATA as usize],
     sums: [(u32, Nanoseconds); DATA as usize],
     window_end: Option<Ticks>,
@@ -108,8 +109,8 @@ impl RingEstimate {
         if self.0 == UNKNOWN { 0 } else { self.0 / 2 }
     }
 
-    /// Records a completed request: the time since its issue, and how much of that time the ring
-    /// slept for it. The estimate never rises.
+    /// Records a completed request. `since_issue`: time since its issue. `slept`: how much of that
+    /// time the ring slept for the request. The estimate never rises.
     pub fn record(&mut self, since_issue: Nanoseconds, slept: Nanoseconds) {
         self.0 = self.0.min(since_issue.saturating_sub(slept));
     }
@@ -130,8 +131,8 @@ pub struct Expectations {
     found: u32,
 }
 
-/// Mean latency and mean deviation of a bucket. The last eight or so requests have the most weight
-/// (RFC 6298 has the same filter for round-trip times).
+/// Mean latency and mean deviation of a bucket. New latencies enter by a filter in which about the
+/// last eight requests have the most weight (RFC 6298 filters round-trip times in this way).
 #[derive(Clone, Copy, Debug, Default)]
 struct Expectation {
     /// Mean latency; 0 if no request of the bucket has completed yet.
@@ -151,9 +152,9 @@ impl Expectations {
     }
 
     /// Records a request that completed `latency` after its submission. During the last `asleep` of
-    /// this time the channel was not polled, and the request completed at an unknown moment. So
-    /// half of `asleep` is subtracted. A sleep that was too long then shortens the next one,
-    /// instead of confirming itself.
+    /// this time the channel was not polled, so the request completed at an unknown moment of that
+    /// sleep. So half of `asleep` is subtracted. After a sleep that was too long, the estimate then
+    /// falls, and the next sleep is shorter.
     #[inline]
     pub fn record(&mut self, bucket: Bucket, latency: Nanoseconds, asleep: Nanoseconds) {
         let bit = 1 << bucket.0;
@@ -189,8 +190,8 @@ impl Expectation {
 
     /// Returns the age of the oldest request at which to start polling: the mean minus twice the
     /// spread. If polling starts late, completed requests wait, and meanwhile the device has fewer
-    /// requests in flight. For a request that is `alone`, late polling delays only that request.
-    /// The result is then at least half of the mean, as in blk-mq.
+    /// requests in flight. If one request is in flight alone, only this request is delayed. The
+    /// result is then at least half of the mean, as in blk-mq.
     fn earliest(&self, alone: bool) -> Nanoseconds {
         let certain = self.mean.saturating_sub(2 * self.spread);
         if alone { certain.max(self.mean / 2) } else { certain }

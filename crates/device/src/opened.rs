@@ -10,8 +10,8 @@ use usring_uapi::general as linux;
 pub struct OpenDevice {
     device: Arc<Device>,
     /// `O_*`: the access mode and the status flags. fcntl(2) may change the status flags at any
-    /// time. A transfer loads the word once, and nothing else depends on it, so relaxed ordering
-    /// suffices.
+    /// time. A transfer loads this word once, and no other data depends on the word, so relaxed
+    /// ordering suffices.
     flags: AtomicU32,
     /// Locked while a transfer reads and advances the file position.
     position: Mutex<()>,

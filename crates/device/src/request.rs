@@ -28,8 +28,8 @@ pub struct DeviceRequest<'a> {
     /// For a write: whether the data must be durable when the request completes (FUA).
     pub durable: bool,
     /// Whether the program addresses memory that it has registered. The driver then uses the memory
-    /// shared by [`crate::Driver::share_memory`], even if other memory lies at the address by now.
-    /// Without this flag a driver never uses shared memory for an address.
+    /// that [`crate::Driver::share_memory`] shared, even if the program has mapped other memory at
+    /// the address since then. Without this flag, a driver never uses shared memory for an address.
     pub registered: bool,
     /// Offset on the device, in bytes.
     pub offset: u64,

@@ -124,8 +124,8 @@ impl Spec {
         self.overwrite.is_some()
     }
 
-    /// Returns the device with each path in its options replaced by `absolute(path)`, for a process
-    /// with another working directory.
+    /// Returns the device with absolute paths in its options: each path is replaced by
+    /// `absolute(path)`. A process with another working directory can then use the device.
     pub fn with_paths<E>(mut self, absolute: impl Fn(&str) -> Result<String, E>) -> Result<Spec, E> {
         let mut layer = Some(&mut self.outermost);
         while let Some(Layer { kind, inner, values }) = layer {

@@ -28,9 +28,9 @@ pub trait Supply: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns a lent queue to the back end. The queue's user calls this, or the control plane if
-    /// that user has died. After the call the back end accesses no memory for this queue any more.
-    /// `connection` is that of the [`QueueGrant`], and has no use afterwards.
+    /// Returns a lent queue to the back end. The queue's user calls this; if that user has died,
+    /// the control plane calls it. After the call, the back end accesses no memory for this queue
+    /// any more. `connection` is the connection in the [`QueueGrant`], which has no use afterwards.
     fn return_queue(&self, index: u32, connection: Option<&Connection>) {
         let _ = (index, connection);
     }

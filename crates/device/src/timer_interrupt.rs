@@ -10,9 +10,9 @@ use usring_sys::{Errno, timerfd};
 /// The timer of a queue pair. There is none if the queue pair was opened without interrupts.
 pub(crate) struct TimerInterrupt {
     timer: Option<OwnedDescriptor>,
-    /// If the thread that uses the queue pair may be asleep: the time for which the timer is set,
-    /// or [`NEVER`] if no completion is held back. `None` if that thread is awake. For a completion
-    /// that is due before this time, the timer must be set again.
+    /// The time for which the timer is set, while the thread that uses the queue pair may be
+    /// asleep. [`NEVER`] if no completion is held back. `None` if that thread is awake. If a
+    /// completion is added that is due before this time, the timer must be set again.
     armed: Option<Ticks>,
     /// Whether the timer's descriptor is readable or will become readable: the timer runs or has
     /// fired.
@@ -49,8 +49,8 @@ impl TimerInterrupt {
         span > 0 && self.set(due, span)
     }
 
-    /// Sets the timer to `due`, the due time of the next completion, if that is before the time for
-    /// which the timer is set.
+    /// Sets the timer to an earlier time if `due`, the due time of the next completion, is before
+    /// the time for which the timer is set.
     #[inline]
     pub fn advance(&mut self, due: Option<Ticks>) {
         if let (Some(armed), Some(due)) = (self.armed, due)
@@ -60,8 +60,8 @@ impl TimerInterrupt {
         }
     }
 
-    /// Stops the timer after a poll has found completions, which shows that the polling thread is
-    /// awake.
+    /// Stops the timer, if it is set. Called after a poll has found completions: the polling thread
+    /// is awake, and needs no interrupt.
     #[inline]
     pub fn acknowledge(&mut self) {
         if self.armed.take().is_some() {

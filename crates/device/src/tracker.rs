@@ -30,10 +30,10 @@ pub(crate) struct Tracker {
     requests: Vec<Tracked>,
     oldest: u32,
     newest: u32,
-    /// When the first request since the last doorbell was submitted.
+    /// Time at which the first request since the last doorbell was submitted.
     batch: Option<Ticks>,
-    /// The time since which the channel's user sleeps and does not poll. `None` while the user is
-    /// awake.
+    /// Time at which the channel's user began to sleep. During the sleep, the channel is not
+    /// polled. `None` while the user is awake.
     asleep_since: Option<Ticks>,
     estimate: Estimate,
     overshoot: Nanoseconds,

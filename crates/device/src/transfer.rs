@@ -74,8 +74,9 @@ impl Transfer<'_> {
         (fits && blocks && within && allowed && self.memory_stays(geometry)).then_some(length)
     }
 
-    /// Returns whether the memory stays in place as long as the device uses it: the memory is not
-    /// swapped, or the device does not lend memory to the kernel.
+    /// Returns whether the memory stays in place as long as the device uses it. Swapped memory does
+    /// not stay in place during a request for which the kernel accesses the memory
+    /// (`kernel_holds_memory`).
     #[inline]
     fn memory_stays(&self, geometry: &Geometry) -> bool {
         !geometry.features.kernel_holds_memory
@@ -91,9 +92,9 @@ impl Transfer<'_> {
         }
     }
 
-    /// Returns the number of bytes to transfer. The checks have Linux's order: a transfer that
-    /// starts beyond the device's end gets no alignment check. A transfer that crosses the end is
-    /// shortened before that check.
+    /// Returns the number of bytes to transfer. The checks have Linux's order. So alignment is not
+    /// checked if the transfer starts beyond the device's end. A transfer that crosses the end is
+    /// shortened before the alignment check.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<u64, Errno> {
         let length = checked_length(self.segments)?;
         if self.offset > MAX_OFFSET - length {

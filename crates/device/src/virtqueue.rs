@@ -189,8 +189,9 @@ impl VirtQueue {
         &self.memory
     }
 
-    /// Sets a descriptor of the main table. An unchanged descriptor is not written: the device has
-    /// read it, so its cache line can stay in the caches of both processors.
+    /// Sets a descriptor of the main table. If the table already has this descriptor, nothing is
+    /// written. The descriptor's cache line can then stay in the caches of both processors, because
+    /// the device only reads it.
     #[inline]
     pub fn set_descriptor(&self, index: u16, descriptor: Descriptor) {
         let words = descriptor.words();
@@ -199,8 +200,9 @@ impl VirtQueue {
         }
     }
 
-    /// Prefetches the words that the next publication writes and reads. Since the last publication,
-    /// the device has read the available index and written the available event.
+    /// Prefetches the available index and the available event, for the next publication, which
+    /// writes the first and reads the second. The device has accessed both since the last
+    /// publication, so they are in its processor's cache.
     #[inline]
     pub fn prefetch_to_publish(&self) {
         self.available_index.prefetch_to_write(0);
@@ -209,9 +211,9 @@ impl VirtQueue {
         }
     }
 
-    /// Appends a complete chain to the available ring. With few requests in flight, the ring's
-    /// entry often holds this head already. Then the entry is not written, so the device keeps the
-    /// cache line.
+    /// Appends a complete chain to the available ring. With few requests in flight, the entry of
+    /// the ring often holds this head from an earlier request. The function then writes nothing, so
+    /// the device's processor keeps the cache line.
     #[inline]
     pub fn add(&mut self, head: u16) {
         let entry = self.available.half_word(usize::from(self.added));
@@ -283,8 +285,8 @@ impl VirtQueue {
         self.used_index.half_word(0).load(Edge::UsedIndex.acquire())
     }
 
-    /// Asks the device for an interrupt at the next head in the used ring. Returns `false` if the
-    /// used ring already has a head, for which no interrupt may come.
+    /// Asks the device for an interrupt at the next head that it adds to the used ring. Returns
+    /// `false` if the used ring already has a head. For that head there may be no interrupt.
     pub fn ask_for_interrupt(&self) -> bool {
         if self.event_index {
             self.used_event.half_word(0).store(self.taken, Ordering::Relaxed);
@@ -319,8 +321,8 @@ impl VirtQueue {
         self.added = self.used_index();
         heads.for_each(|head| self.add(head));
         self.published = self.added;
-        // Asks the driver, in place of the new device, for a notification of the next head. The old
-        // device may have asked for none.
+        // The old device may have asked for no notifications. So this function asks the driver for
+        // a notification of the next head, in place of the new device.
         self.used_flags.half_word(0).store(0, Ordering::Relaxed);
         self.available_event.half_word(0).store(self.added, Ordering::Relaxed);
         self.available_index.half_word(0).store(self.added, Edge::AvailableIndex.release());

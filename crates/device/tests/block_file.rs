@@ -1,5 +1,5 @@
 //! Tests of a device as a file. The expected results are those of a Linux block device (each
-//! measured on a loop device). They are the same whichever operations the device under test
+//! measured on a loop device). They do not depend on the operations that the device under test
 //! supports.
 #![cfg(not(loom))]
 
@@ -125,8 +125,8 @@ fn a_transfer_ends_at_the_end_of_the_device() {
         }
         assert_eq!(read(file, SIZE - 512, 4096, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 4096], direct), Ok(512));
-        // A transfer that crosses the device's end need not be a number of whole blocks. Only its
-        // part within the device must be.
+        // If a transfer crosses the device's end, only its part within the device has to be a
+        // number of whole blocks.
         assert_eq!(read(file, SIZE - 512, 700, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 700], direct), Ok(512));
         for offset in [i64::MAX as u64, 1 << 63, u64::MAX] {
@@ -205,8 +205,8 @@ fn a_transfer_longer_than_linux_allows_is_truncated() {
     let page = IoVector { base: 0x1000, length: 1 << 30 };
     assert_eq!(transfer(&[page], 1 << 40), Route::QueuePair { length: 1 << 30 });
     assert_eq!(transfer(&[page, page, page], 1 << 40), Route::BlockFile);
-    // The kernel's limit shortens the total to 2 GiB minus a page, which is a number of whole
-    // blocks.
+    // The three segments are longer than 2 GiB minus a page, the kernel's limit. So the transfer is
+    // shortened to the limit, which is a number of whole blocks.
     let rest = IoVector { base: 0x1000, length: 100 };
     assert_eq!(transfer(&[page, page, rest], 1 << 40), Route::BlockFile);
     assert_eq!(transfer(&[rest], 1 << 40), Route::Refused(Errno::EINVAL));
@@ -243,8 +243,8 @@ fn a_transfer_with_an_error_in_the_middle_returns_the_bytes_before_it() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     let file = device.as_file();
     controls.bad_byte.store(20_000, Relaxed);
-    // The device may also read blocks after the bad one, because it has several requests of one
-    // call in flight.
+    // The call has several requests in flight. So the device may also have read blocks after the
+    // bad block, but the result ends before the bad block.
     assert_eq!(file.read(0, &[memory(&mut [0; SIZE as usize])], true), Ok(16 << 10));
     assert_eq!(read(file, 16 << 10, 8192, true), Err(Errno::EIO));
     assert_eq!(write(file, 19_500, &[1; 600], false), Ok(19_968 - 19_500), "bytes up to the bad block");

@@ -111,10 +111,10 @@ impl Caller {
         self.channel.interrupt().is_some()
     }
 
-    /// Transfers whole blocks directly from or to the program's memory, as far as the device may
-    /// access the memory. Advances the cursor. Returns the bytes transferred; 0 if the device must
-    /// not access the memory at the cursor. Error: the device's, if the first byte was not
-    /// transferred.
+    /// Transfers whole blocks directly from or to the program's memory. Stops at memory that the
+    /// device must not access. Advances the cursor. Returns the bytes transferred: 0 if the device
+    /// must not access even the memory at the cursor. Error: the error of the device, if the first
+    /// byte was not transferred.
     pub fn transfer_directly(
         &mut self,
         device: &Device,
@@ -137,8 +137,8 @@ impl Caller {
                 self.wait();
                 self.collect(&mut progress);
             } else if progress.wants_more() {
-                // The device accepts no request although this call has none in flight: the device
-                // is full of requests of its other users.
+                // The device has no room for a request, although none of this call's requests are
+                // in flight. So other users of the device have filled it, and the call tries again.
                 processor::yield_now();
             } else {
                 break;

@@ -16,8 +16,8 @@ const MOST_CALLS: usize = 16;
 const BLOCK_LOCKS: usize = 64;
 
 pub(crate) struct Callers {
-    /// An array of *seats*. A seat is a lock, with a queue pair from its first use on. A call holds
-    /// a seat until it returns. A thread first tries its home seat ([`home`]).
+    /// An array of *seats*. A seat is a lock and, after the seat's first use, a queue pair. A call
+    /// keeps a seat locked until the call returns. A thread first tries its home seat ([`home`]).
     seats: [Mutex<Option<Caller>>; MOST_CALLS],
     /// One bit for each entry of `seats`, set once the entry has a queue pair.
     open: AtomicU32,
@@ -89,8 +89,9 @@ impl Callers {
     }
 }
 
-/// Opens a queue pair for the seat (a lock and its queue pair) if it has none. Under the policy
-/// `interrupt` the new queue pair has interrupts, and a queue pair without interrupts is replaced.
+/// Makes sure that a seat (a lock and its queue pair) has a queue pair. Under the policy
+/// `interrupt`, a new queue pair has interrupts. Under that policy, this function also replaces an
+/// old queue pair that has no interrupts.
 fn ensure_queue_pair(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     let interrupts = device.policy() == PollPolicy::Interrupt;
     match seat {
@@ -111,7 +112,8 @@ fn ensure_queue_pair(device: &Device, seat: &mut Option<Caller>) -> Result<(), E
 }
 
 /// Returns the index in `seats` of the seat that a thread tries first. `thread` is the address of
-/// the thread's control block. Control blocks lie pages apart.
+/// the thread's control block. Two control blocks never lie in one page, so each thread has another
+/// page number.
 fn home(thread: usize) -> usize {
     spread::row(thread >> 12, MOST_CALLS)
 }

@@ -6,11 +6,11 @@ use usring_sys::UserAddress;
 use usring_sys::plain::IoVector;
 use usring_sys::{mapping, pinned_memory, user_memory, width};
 
-/// The position up to which a transfer has used its memory.
+/// The point in a transfer's memory up to which the transfer has used the memory.
 #[derive(Clone, Copy)]
 pub struct Cursor<'a> {
     segments: &'a [IoVector],
-    /// Number of bytes of the first remaining segment that the transfer has used.
+    /// Number of bytes of the first segment in `segments` that the transfer has already used.
     within: u64,
 }
 

@@ -17,9 +17,9 @@ use usring_sys::kernel_aio::Batch;
 use usring_sys::{Errno, wait};
 use usring_uapi::aio::IoEvent;
 
-/// How often io_submit(2) is repeated while it fails with EAGAIN, which means that the kernel has
-/// no memory. The thread sleeps for `PAUSE` nanoseconds between two attempts. (The AIO context
-/// itself always has room for the queue pair's depth.)
+/// Maximum number of retries of an io_submit(2) that fails with EAGAIN. The AIO context always has
+/// room for the queue pair's depth, so EAGAIN means that the kernel has no memory. The thread
+/// sleeps for `PAUSE` nanoseconds between two attempts.
 const MOST_RETRIES: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
@@ -53,8 +53,8 @@ pub(super) struct PendingBatch {
     pub refused: Vec<IoEvent>,
     /// Whether io_submit(2) itself is denied to this process, whatever the call submits.
     pub is_denied: bool,
-    /// The next batch, whose requests were accepted later. This batch had no room for their
-    /// segments.
+    /// The next batch. Its requests were accepted after those of this batch, which had no room for
+    /// their segments.
     pub next: Option<Box<PendingBatch>>,
 }
 

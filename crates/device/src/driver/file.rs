@@ -274,8 +274,9 @@ fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignmen
     }
 }
 
-/// Makes a file as long as the device. Otherwise each write that makes the file longer would be
-/// synchronous. Errors: `ENOSPC` for a block device, or if `create` is not set; the kernel's.
+/// Makes a file as long as the device, so that no later write has to make the file longer. Such a
+/// write would be synchronous. Errors: `ENOSPC` for a block device, or if `create` is not set; the
+/// errors of ftruncate(2).
 fn lengthen(number: i32, size: u64, measure: &Measure, create: bool) -> Result<(), Errno> {
     if measure.kind == FileKind::BlockDevice || !create {
         return Err(Errno::ENOSPC);

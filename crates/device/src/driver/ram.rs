@@ -33,9 +33,9 @@ pub static KIND: DeviceKind = DeviceKind {
 /// the memory file, which takes a system call and frees the pages.
 const ZEROED_IN_PLACE: u64 = 128 << 10;
 
-/// Number of copies by which the thread prefetches ahead. For the copy at that distance it
-/// prefetches the address translation, which takes as long as several cache lines, and the first
-/// cache line.
+/// Distance, in copies, between the current copy and the copy for which the thread prefetches. The
+/// thread prefetches the first cache line of that copy's data, and the address translation, which
+/// takes as long as several cache lines.
 const COPIES_AHEAD: usize = 4;
 /// Bytes of the next copy that the thread prefetches. The processor prefetches the bytes after them
 /// by itself.

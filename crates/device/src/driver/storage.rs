@@ -54,7 +54,8 @@ pub static QEMU: DeviceKind = DeviceKind {
     open: Opening::Device(open),
 };
 
-/// Message: why swapped memory cannot be on a device that a storage daemon serves, and what to do.
+/// Error message for swapped memory on a device that a storage daemon serves. It names the reason
+/// and the alternative.
 pub const NOT_FOR_SWAP: &str =
     "usring starts no storage daemon for swapped memory: start one yourself, and use vhost-user:socket=PATH";
 

@@ -68,8 +68,8 @@ pub struct Options<'a> {
     /// Number of queues. `None`: all queues that the back end has, up to a limit of the control
     /// plane.
     pub queues: Option<u32>,
-    /// How to get more queues: the last part of the error message that all queues of the device are
-    /// in use.
+    /// Advice how to get more queues. It ends the error message for the case that all queues of the
+    /// device are in use.
     pub more_queues: &'static str,
 }
 
@@ -107,9 +107,9 @@ struct VhostUser {
     parameters: Parameters,
     geometry: Geometry,
     shares: Shares,
-    /// Whether registered memory may be shared with the back end. The user decides, because sharing
-    /// has two risks. Data that another thread writes during the registration can be lost. And a
-    /// forked child then shares the memory with its parent.
+    /// Whether registered memory may be shared with the back end. The user of the run decides,
+    /// because sharing has two risks. First, data that another thread writes to the memory during
+    /// the registration can be lost. Second, a forked child shares the memory with its parent.
     zero_copy: bool,
     supply: Box<dyn Supply>,
 }
@@ -132,8 +132,9 @@ impl Driver for Handle {
         if !self.0.zero_copy {
             return;
         }
-        // The program may have mapped other memory at the address of an earlier share. A request
-        // must not find that share any more, because the pages of the share have other content.
+        // The program may have unmapped the memory of an earlier share, and mapped other memory
+        // there. A request must not find that share any more, because its pages are not the
+        // program's memory.
         let maps = LazyCell::new(Maps::open);
         let area_of = |at| maps.as_ref().and_then(|maps| maps.area_of(at));
         self.0.shares.replace(memory, |share| share.is_mapped(area_of));

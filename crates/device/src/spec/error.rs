@@ -21,8 +21,8 @@ pub enum Problem {
     UnknownOption {
         found: String,
         kind: &'static DeviceKind,
-        /// The wrapper around the device, if there is one. The wrapper has no option of this name,
-        /// either.
+        /// The wrapper around the device, if there is one. The device and this wrapper have no
+        /// option of this name.
         wrapper: Option<&'static DeviceKind>,
     },
     OptionTwice(&'static str),

@@ -22,16 +22,16 @@ struct Parser<'a> {
     overwrite: Option<bool>,
 }
 
-/// Where a layer stands in the text: the wrapper around it, and the number of all wrappers around
-/// it.
+/// The position of a layer in the text: the wrapper directly around the layer, and the number of
+/// all wrappers around the layer.
 #[derive(Clone, Copy)]
 struct Nesting {
     wrapper: Option<&'static DeviceKind>,
     depth: usize,
 }
 
-/// Splits a text at the commas that are not in parentheses and have no backslash before them. For
-/// texts that have a SPEC and options of their own.
+/// Splits a text that has a SPEC and further options, at the commas between them. A comma in
+/// parentheses, or with a backslash before it, does not split the text.
 pub fn parts(text: &str) -> Vec<&str> {
     let (mut parts, mut start, mut depth, mut is_escaped) = (Vec::new(), 0, 0, false);
     for (at, character) in text.char_indices() {
@@ -125,8 +125,8 @@ impl Parser<'_> {
             self.expect(')', "',' and an option, or ')',")?;
         } else {
             if self.next() != Some(':') {
-                // A device without any option may lack a required option. `finish` reports a
-                // missing one.
+                // No option follows. If the device has required options, `finish` reports a missing
+                // one. Otherwise the error is that a colon is expected.
                 if matches!(self.next(), None | Some(',' | ')')) {
                     self.finish(start, &layer)?;
                 }

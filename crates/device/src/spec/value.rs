@@ -1,5 +1,5 @@
-//! Values of options: sizes, times, probabilities, distributions. Parsing a printed value
-//! yields this value again.
+//! Values of options: sizes, times, probabilities, distributions. A value can be printed, and the
+//! parser reads the printed text as an equal value.
 
 use crate::distribution::Distribution;
 use crate::policy::PollPolicy;
@@ -137,8 +137,8 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, escaped: &[char]) -> fm
     })
 }
 
-/// Returns the text between a pair of parentheses that encloses `text`. `None` if there is no such
-/// pair, if it encloses nothing, or if the text has a NUL byte.
+/// Returns the text between the parentheses, if one pair encloses the whole of `text`. `None` if no
+/// pair does, if the pair encloses nothing, or if the text has a NUL byte.
 fn in_parentheses(text: &str) -> Option<&str> {
     let inside = text.strip_prefix('(')?.strip_suffix(')')?.trim();
     (!inside.is_empty() && !inside.contains('\0')).then_some(inside)

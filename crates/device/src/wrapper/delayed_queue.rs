@@ -52,7 +52,8 @@ impl DelayedQueue {
         self.in_flight == self.depth
     }
 
-    /// Submits a request to the inner queue pair. The caller has checked [`DelayedQueue::is_full`].
+    /// Submits a request to the inner queue pair. The caller has checked by
+    /// [`DelayedQueue::is_full`] that there is room.
     pub fn submit(&mut self, request: &DeviceRequest) -> Submission {
         let submission = self.inner.submit(request);
         if submission == Submission::Accepted {

@@ -1,8 +1,8 @@
-//! A wrapper that makes random errors. With the same seed, it repeats them. Requests fail, transfer
-//! fewer bytes than requested, never complete, or complete late.
+//! A wrapper that makes random errors: requests fail, transfer fewer bytes than requested, never
+//! complete, or complete late. With an equal seed, the errors are equal.
 //!
 //! A random draw decides the outcome of each request, in the order in which a queue pair accepts
-//! requests. For a request that the inner device passes to a worker, the worker draws again.
+//! requests. If the inner device passes a request to a worker, the worker draws again.
 
 use super::delayed_queue::DelayedQueue;
 use crate::batches::AT_ONCE;
@@ -95,8 +95,8 @@ impl Faulty {
 #[derive(Clone, Copy)]
 struct Drawn {
     outcome: DrawnOutcome,
-    /// If the outcome is a short transfer: the part of the request that is transferred, in units of
-    /// 2⁻⁶⁴ of the request's length.
+    /// The part of the request to transfer if the outcome is a short transfer, in units of 2⁻⁶⁴ of
+    /// the request's length.
     share: u64,
 }
 
@@ -124,7 +124,7 @@ impl Dice {
 
 impl Drawn {
     /// Returns how many bytes to transfer if the outcome is a short transfer: whole blocks, at
-    /// least one, and not all. `None` for any other request.
+    /// least one, and not all. `None` if the request has another outcome or cannot be shortened.
     fn length(&self, request: &DeviceRequest, block: u64) -> Option<u64> {
         let blocks = match request.operation {
             Operation::Read | Operation::Write => request.length / block,

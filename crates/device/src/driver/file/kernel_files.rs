@@ -1,8 +1,8 @@
-//! One device for all files that the kernel serves, and that the program itself has opened with
-//! O_DIRECT and wants to poll. Each request names its file. The kernel alone checks size, alignment
-//! and permissions, for every request, and its results are returned unchanged. So the device keeps
-//! no state of a file that could become stale: the program may close the file, extend it, or reuse
-//! its descriptor number.
+//! One device for all files that the program itself has opened with O_DIRECT and uses with a polled
+//! ring. Each request names its file. The kernel checks size, alignment and permissions of every
+//! request, and the device returns the kernel's results unchanged. So the device keeps no state of
+//! a file that could become stale: the program may close the file, extend it, or reuse its
+//! descriptor number.
 
 use super::queue::{AioQueue, Target};
 use crate::driver::{Driver, LONGEST_TRANSFER, MOST_SEGMENTS, QueueOptions, QueuePair};
@@ -30,8 +30,8 @@ impl Driver for KernelFiles {
 
     /// Opens a queue pair.
     ///
-    /// Errors: `EAGAIN` if the machine has no more AIO contexts (`/proc/sys/fs/aio-max-nr`),
-    /// `ENOSYS`, those of a sandbox.
+    /// Errors: `EAGAIN` if the machine has no more AIO contexts (`/proc/sys/fs/aio-max-nr`);
+    /// `ENOSYS`; the errors with which a sandbox refuses io_setup(2).
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
         let interrupt = match options.interrupts {
             true => Some(eventfd::create()?.into_private()?),

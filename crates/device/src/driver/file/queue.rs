@@ -67,8 +67,8 @@ pub struct AioQueue {
     /// The current batch: requests accepted since the last batch was closed, and not yet submitted
     /// to the kernel.
     open: Box<PendingBatch>,
-    /// Closed batches, not submitted yet: each was replaced because it had no room for more
-    /// segments.
+    /// Closed batches that are not submitted yet. A batch is closed when it has no room for the
+    /// segments of the next request.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     closed: Vec<Box<PendingBatch>>,
     /// Empty batches that are kept for reuse.
@@ -89,8 +89,8 @@ pub struct AioQueue {
     interrupt: Option<Interrupt>,
 }
 
-/// Maximum number of empty batches to keep for reuse. Threads that submit at the same time need one
-/// each, and such threads are few.
+/// Maximum number of empty batches to keep for reuse. Each thread that submits needs one batch, and
+/// few threads submit at one time.
 const MOST_SPARE_BATCHES: usize = 4;
 
 /// The file that requests are for.
@@ -412,8 +412,8 @@ fn completion(event: &IoEvent) -> Completion {
     }
 }
 
-/// A queue pair that serves a read at once if the page cache has the data. A worker serves each
-/// other request, so no request is ever in flight here.
+/// A queue pair that serves a read at once if the page cache has the data. A worker serves every
+/// other request. So no request is ever in flight in this queue pair.
 pub struct InlineQueue {
     file: Arc<HeldDescriptor>,
     /// Whether to try each read with RWF_NOWAIT in the submitting thread.

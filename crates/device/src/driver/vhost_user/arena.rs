@@ -220,7 +220,8 @@ impl QueueArea {
         generation::ready_generation(memory, self.base + READY)
     }
 
-    /// Counts a read or write: as copied through the bounce memory if `copied`, else as direct.
+    /// Counts a read or write in one of two counters. `copied`: the data passes through the bounce
+    /// memory; otherwise the back end accesses the program's memory directly.
     #[inline]
     pub fn count_transfer(&self, memory: &SharedMemory, copied: bool) {
         let counter = memory.word(self.base + if copied { COPIED } else { DIRECT });

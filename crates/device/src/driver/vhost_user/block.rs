@@ -150,8 +150,8 @@ impl Parameters {
             block: self.block,
             alignment: 1,
             transfer,
-            // The driver accepts more segments than the device does: it copies them to bounce
-            // memory, which is one segment.
+            // A request may have more segments than the device allows. The driver then copies the
+            // segments to bounce memory, which is one segment.
             segments: crate::driver::MOST_SEGMENTS,
             queues: self.queues,
             features: Features {

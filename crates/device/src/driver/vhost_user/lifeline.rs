@@ -1,7 +1,7 @@
 //! Detects that the control plane has ended. A control plane that exits ends its queues itself
-//! ([`super::generation`]). A killed control plane cannot, and the back end, whose connection is
-//! lost, stops serving queues. But the kernel also closes the *lifeline*: the connection on which a
-//! user got its queue.
+//! ([`super::generation`]). A killed control plane cannot end them. The back end loses its
+//! connection to the control plane, and stops serving the queues. But the kernel also closes the
+//! *lifeline*: the connection on which a user got its queue.
 //!
 //! - A sleeping user is woken, because the queue's interrupt is an epoll set of the queue's call
 //!   eventfd and the connection.
@@ -11,8 +11,8 @@ use usring_sys::epoll::{self, Epoll, PollDescriptor};
 use usring_sys::unix_socket::Connection;
 use usring_sys::{Errno, eventfd};
 
-/// Number of polls in a row without a completion, after which a polling user checks whether the
-/// control plane has died. These polls take far longer than a back end takes for a request.
+/// A polling user checks whether the control plane has died after this number of consecutive polls
+/// without a completion. A back end completes a request in far less time than these polls take.
 const POLLS_PER_CHECK: u32 = 4096;
 
 /// Events of poll(2) on a connection whose other side has closed.
@@ -50,8 +50,8 @@ impl Lifeline {
     }
 
     /// Returns whether the control plane has closed the connection, which ends the device for the
-    /// whole run. An unread answer on the connection does not count as its end, and neither does a
-    /// descriptor that the program has closed.
+    /// whole run. Returns `false` if only an unread answer is on the connection, or if the program
+    /// has closed the descriptor.
     pub fn is_cut(&self) -> bool {
         let connection = self.connection.as_ref();
         connection.is_some_and(|connection| {
@@ -60,9 +60,9 @@ impl Lifeline {
     }
 
     /// Clears the call eventfd before the queue's user sleeps on it. Returns `false` if the
-    /// connection has ended, so that no signal would come. The eventfd is rarely readable, because
-    /// a poll that finds completions clears it. So one poll(2) of both descriptors costs no more
-    /// than reading the eventfd.
+    /// connection has ended, because no signal would then wake the user. One poll(2) checks eventfd
+    /// and connection. It costs no more than a read of the eventfd, which is rarely needed: each
+    /// poll that finds completions clears the eventfd.
     pub fn take_call(&self, call: i32) -> bool {
         let Some(connection) = &self.connection else {
             eventfd::drain(call);

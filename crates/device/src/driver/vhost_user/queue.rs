@@ -23,9 +23,9 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
 use usring_sys::{Errno, UserAddress, eventfd, width};
 
-/// Number of descriptors of a request with one piece of data. While at least [`MANY_UNUSED`]
-/// descriptors of the main table are unused, such a request gets no indirect table, because the
-/// back end would have to read that table, too.
+/// Number of descriptors of a request with one piece of data. Such a request gets no indirect table
+/// while at least [`MANY_UNUSED`] descriptors of the main table are unused. An indirect table costs
+/// time, because the back end has to read it, too.
 const ONE_PIECE_DESCRIPTORS: usize = 3;
 const MANY_UNUSED: usize = QUEUE_SIZE as usize / 2;
 
@@ -41,12 +41,12 @@ pub struct Queue {
     /// Whether the thread that uses the queue may be asleep on the interrupt.
     armed: bool,
     indirect: bool,
-    /// The generation (which back end serves the device) for which the rings are laid out: see
-    /// [`super::generation`].
+    /// The generation for which the rings are laid out. It identifies the back end that serves the
+    /// device: see [`super::generation`].
     generation: u32,
-    /// Two kinds of descriptors of the main table, by index: heads (first descriptors) that no
-    /// request uses, and descriptors that belong to no chain. A free head may keep the chain of its
-    /// last request.
+    /// Indices of free descriptors of the main table. A free descriptor is a head (first
+    /// descriptor) that no request uses, or it belongs to no chain. A free head may keep the chain
+    /// of its last request.
     free: Vec<u16>,
     /// Number of unused descriptors of the main table. Chains of free heads count as unused.
     unused: usize,
@@ -63,8 +63,8 @@ pub struct Queue {
 struct Request {
     /// The request that the back end is serving, if any.
     active: Option<Active>,
-    /// The program's memory to which a read copies its bounce memory. The vector keeps its
-    /// capacity.
+    /// The program's memory of a read whose data goes through bounce memory: the data is copied
+    /// there at the end. The vector keeps its capacity for later requests.
     segments: Vec<IoVector>,
     /// Descriptors of the main table that follow the head in its chain. They belong to this
     /// request, or to the last request of an unused head.
@@ -77,13 +77,12 @@ struct Active {
     /// Result in bytes if the request succeeds.
     answer: u32,
     next: Next,
-    /// Number of rounds (virtio requests) that the queue began before this one. It gives the order
-    /// of the requests in flight.
+    /// Number of rounds (virtio requests) that the queue began before this one. By this number, the
+    /// queue passes the requests in flight to another back end in their order.
     sequence: u64,
 }
 
-/// The queue's next step for a `DeviceRequest` after one of its virtio requests (a *round*) has
-/// succeeded.
+/// The step that a `DeviceRequest` takes after a round, which is one virtio request, has succeeded.
 #[derive(Clone, Copy)]
 enum Next {
     Nothing,
@@ -205,9 +204,9 @@ impl Queue {
         }
     }
 
-    /// Adds a round (one virtio request) to the available ring, with the data in `self.data`. The
-    /// caller has subtracted the head from `self.unused`. This function subtracts the chain's other
-    /// descriptors.
+    /// Adds a round (one virtio request) to the available ring, with the data in `self.data`.
+    /// Subtracts the chain's descriptors from `self.unused`, except the head: the caller has
+    /// subtracted the head.
     #[inline]
     fn add_round(&mut self, head: u16, operation: Operation, offset: u64) {
         self.headers.write(usize::from(head), block::header(operation, offset));
@@ -227,8 +226,8 @@ impl Queue {
     }
 
     /// Replaces the chain of a head (a request's first descriptor) by a chain of `length`
-    /// descriptors. The descriptors of header and status stay valid as long as the head keeps this
-    /// chain.
+    /// descriptors. Writes the descriptors of header and status, which need no other write while
+    /// the head keeps this chain.
     #[cold]
     fn lengthen_chain(&mut self, head: u16, length: usize) {
         self.free_chain(head);
@@ -355,10 +354,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Handles a new generation: another back end serves the device (step 3 of
-    /// [`super::generation`]). Rebuilds the available ring from the requests in flight, and
-    /// notifies the control plane that the queue is ready. Does neither if no other back end will
-    /// come.
+    /// Handles a new generation. If another back end serves the device (step 3 of
+    /// [`super::generation`]), rebuilds the available ring from the requests in flight, and
+    /// notifies the control plane that the queue is ready. If no other back end will come, only
+    /// records the generation.
     #[cold]
     fn change_generation(&mut self, generation: u32) {
         self.generation = generation;
@@ -403,12 +402,12 @@ impl Queue {
         }
     }
 
-    /// Collects completed requests, as many as fit. Returns the number of completed rounds (virtio
-    /// requests).
+    /// Collects completed requests, as many as fit in `completions`. Returns the number of
+    /// completed rounds (virtio requests).
     ///
-    /// The back end's processor has the cache line of each completed request's status. This thread
-    /// reads the line now, and writes it for the next request. So this thread prefetches the line
-    /// for writing, one request ahead.
+    /// When a request has completed, the cache line of its status is in the cache of the back end's
+    /// processor. This thread reads that line now, and writes it for the next request. So this
+    /// thread prefetches the line for writing, one request ahead.
     #[inline]
     fn collect(&mut self, completions: &mut Completions) -> u32 {
         let ready = self.ring.ready_count();
@@ -500,8 +499,8 @@ impl QueuePair for Queue {
         } else {
             self.data.clear();
         }
-        // One check is enough for all rounds (virtio requests): no later round needs more
-        // descriptors than the first.
+        // One check of the unused descriptors is enough for all rounds (virtio requests) of this
+        // request: no later round needs more descriptors than the first.
         if !self.indirect && self.unused < self.data.len() + 3 {
             return Submission::Full;
         }

@@ -35,8 +35,8 @@ impl Share {
         self.start < memory.base.saturating_add(memory.length) && memory.base < self.start + self.length
     }
 
-    /// Returns whether the share's pages still lie at its addresses. `false` if that is unknown.
-    /// `area_of` returns the mapping that contains an address.
+    /// Returns whether the share's pages still lie at the share's addresses. Returns `false` if the
+    /// mappings are not known. `area_of` returns the mapping that contains an address.
     pub fn is_mapped(&self, area_of: impl Fn(usize) -> Option<Area>) -> bool {
         let (start, end) = (width::size(self.start), width::size(self.start + self.length));
         let mut at = start;
@@ -64,9 +64,9 @@ struct Lists {
 /// The driver's list of shared memory.
 #[derive(Default)]
 pub struct Shares {
-    /// Counts the changes of the list. A queue pair may briefly use an older copy of the list,
-    /// which does no harm. Memory is shared before it enters the list, and stays shared until the
-    /// last request that uses it has completed.
+    /// Counts the changes of the list, so that a queue pair notices that its copy of the list is
+    /// old. It may briefly use an old copy, which does no harm. Memory is shared before it enters
+    /// the list, and stays shared until the last request that uses it has completed.
     version: AtomicU32,
     lists: Mutex<Lists>,
 }
@@ -91,8 +91,8 @@ impl Shares {
         Some(lists.current.remove(place))
     }
 
-    /// Hides the shares that have any byte of this memory from new requests, except those for which
-    /// `is_mapped` returns true.
+    /// Hides shares from new requests: those that overlap this memory. A share for which
+    /// `is_mapped` returns true stays visible.
     pub fn replace(&self, memory: IoVector, is_mapped: impl Fn(&Share) -> bool) {
         let Lists { current, replaced } = &mut *self.lists.lock();
         let count = current.len();
