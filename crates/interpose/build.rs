@@ -16,8 +16,8 @@ fn main() {
         "-nostartfiles",
         "-nostdlib",
         "-Wl,--no-undefined",
-        // Binds the library's calls of its own functions to these functions, even if the program
-        // defines functions with the same names.
+        // Resolves the library's calls of its own functions within the library, even if the program
+        // defines functions with these names.
         "-Wl,-Bsymbolic",
         "-Wl,-z,now",
         "-Wl,-z,relro",

@@ -341,8 +341,9 @@ fn an_io_submit_that_returns_0_is_not_retried_for_ever() {
     );
 }
 
-/// Runs one read alone and then two together, in a thread for which `refuse` changes io_submit(2).
-/// Returns the results, and whether the two reads were left to workers.
+/// In a thread for which `refuse` changes io_submit(2), runs one read alone, and then two reads in
+/// one batch. Returns the results of the reads. Also returns whether the two reads were left to
+/// workers.
 fn read_when(refuse: impl FnOnce() + Send + 'static) -> (i32, Vec<i32>, bool) {
     let file = Place::on_disk();
     file.make(SIZE);
@@ -437,8 +438,8 @@ fn a_forked_child_does_not_disturb_its_parents_requests() {
         let mut completions = Completions::new();
         queue.as_mut().unwrap().poll(&mut completions);
         let sees_nothing = completions.as_slice().is_empty();
-        // The child opens a queue pair of its own. The child's AIO context may have the same
-        // address as the parent's.
+        // The child opens a queue pair of its own. The address of the child's AIO context may be
+        // that of a context of the parent.
         let mut own = Rig::new(&*driver, POLLED);
         drop(queue.take());
         let works = own.read(0, 4096) == [0; 4096];

@@ -1,5 +1,5 @@
-//! Tests of the RAM device. Every queue pair, in every process that has the device's memory, must
-//! read what any of them has written.
+//! Tests of the RAM device. A queue pair must read the data that any other queue pair has written,
+//! also if the other queue pair belongs to another process with the device's memory.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn a_ram_device_larger_than_the_address_space_is_an_error() {
     assert_eq!(parse("ram:size=1024T").unwrap().open(Box::new(OwnSupply)).err(), Some(Errno::ENOMEM));
 }
 
-/// Supplies the same memory file to every driver, as the launcher does.
+/// A supply that returns one memory file to every driver, as the launcher does.
 #[derive(Clone)]
 struct Common(std::sync::Arc<OwnedDescriptor>);
 

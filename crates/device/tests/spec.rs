@@ -188,8 +188,9 @@ fn a_parsed_device_can_be_opened() {
     assert_eq!((driver.geometry().size, driver.geometry().block), (1 << 40, 4096));
 }
 
-/// Random bytes, and random changes of valid texts. A text is either refused with a message, or its
-/// device is the same after printing and parsing.
+/// Random bytes, and random changes of valid texts. The parser either refuses a text with a
+/// message, or returns a device. Such a device is printed and parsed again, which gives an equal
+/// device.
 #[test]
 fn random_texts_are_refused_or_survive_a_round_trip() {
     let seeds = [

@@ -108,8 +108,9 @@ impl Call {
         Outcome { answer: self.number, kind: Outcome::DONE }
     }
 
-    /// Lets the kernel answer the given call instead of the program's. The arguments must have the
-    /// mark that [`Call::marked`] adds, so that usring's filter lets the call pass.
+    /// Lets the kernel answer another system call than the program's: the call `number` with
+    /// `arguments`. The arguments must have the mark that [`Call::marked`] adds, so that usring's
+    /// filter lets the call pass.
     pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
         self.forward.number = number;
         self.forward.arguments = arguments;

@@ -1,12 +1,13 @@
 //! Faults in the program's plain system calls (`usring run --inject`).
 //!
-//! The run's rules name the calls that trap ([`filter`]). Each such call is checked against the
-//! rules before it is served. A fault may replace the call: this module then answers, and the call
-//! is not made. With any other fault, the call is made. The fault's later effects (another answer,
-//! a delay, flipped bits) are a `Change`, which [`after`] applies.
+//! The run's rules name the calls that trap ([`filter`]). Before such a call is served, it is
+//! checked against the rules. A fault may replace the call: this module then answers, and the call
+//! is not made. With any other fault, the call is made. The effects that come after the call
+//! (another answer, a delay, flipped bits) are a `Change`, which [`after`] applies.
 //!
-//! Calls that the filter cannot tell from the loader's do not trap. usring sees them by the symbols
-//! of libc ([`is_for_symbols`]).
+//! The loader makes some of these calls, too, at a time when a trap would fail. If the filter
+//! cannot distinguish the program's calls from the loader's, they do not trap. usring sees such
+//! calls by the symbols of libc ([`is_for_symbols`]).
 
 use crate::call::{CALL_SIZE, Call, Outcome};
 use crate::filter;
@@ -79,9 +80,9 @@ fn arm(page: Page) -> Result<(), &'static str> {
     )
 }
 
-/// Adds a rule that the program gives itself by `usring_inject_once` (`include/usring_inject.h`).
-/// `address`: the address of the rule's text. With the address 0, the function instead removes the
-/// rules that this process has added and that have made no fault yet.
+/// Adds a rule that the program itself has made, for `usring_inject_once`
+/// (`include/usring_inject.h`). `address`: the address of the rule's text. With the address 0, the
+/// function instead removes the rules that this process has added and that have made no fault yet.
 ///
 /// Errors: `EINVAL` (a message on standard error has the reason); `EFAULT`; `ENOSPC` if there are
 /// too many rules; `ENOMEM`; `EPERM` if the calls of the rule cannot be trapped.
@@ -128,12 +129,12 @@ pub fn answer_probe() -> Outcome {
 }
 
 /// Returns whether the libc symbol of a call has to check the call against the rules. It must do so
-/// if a rule may name the call and the filter does not trap all calls with this number.
+/// if a rule may name the call, and the filter lets some calls with this number pass untrapped.
 pub fn is_for_symbols(number: u32) -> bool {
     are_armed() && filter::spares_loader(number) && u16::try_from(number).is_ok_and(|it| armed::names(Kind::Call, it))
 }
 
-/// Checks a call against the rules. If a rule gives the call a fault, injects the fault. Otherwise
+/// Checks a call against the rules, and injects the fault if a rule gives the call one. Otherwise
 /// calls `serve`.
 pub fn serve(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     let Some(plain) = calls::by_number(width::low(call.number)) else { return serve(call) };
@@ -198,8 +199,8 @@ fn answer_as(answer: Answer) -> Outcome {
     Outcome { answer, kind: Outcome::DONE }
 }
 
-/// Sleeps for the whole span. Signals that arrive during the sleep are deferred, as with a program
-/// whose calls strace(1) delays.
+/// Sleeps for the whole span. Signals that arrive during the sleep are deferred, as they are when
+/// strace(1) delays a call.
 fn pause(span: Nanoseconds) {
     let end = Clock::Monotonic.now().saturating_add(span);
     let mut left = span;
@@ -307,8 +308,8 @@ fn makes_descriptor(number: u32) -> bool {
 }
 
 /// The changes of calls that have not returned yet. Their key is the address of the [`Call`], which
-/// the entry point keeps on the program's stack. A call can no longer return once a later call is
-/// stored at its address.
+/// the entry point keeps on the program's stack. If the [`Call`] of a later call overlaps an
+/// entry's address, the entry's call can no longer return, and the entry is dropped.
 static PENDING: PerProcess<Mutex<Pending>> = PerProcess::new();
 
 type Pending = Vec<(usize, Box<Change>)>;

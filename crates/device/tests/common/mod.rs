@@ -18,7 +18,8 @@ use usring_device::Driver;
 
 /// A device under test.
 pub struct Subject {
-    /// Opens a new device of at least [`LEAST_SIZE`] bytes. A device that keeps data holds zeroes.
+    /// Opens a new device of at least [`LEAST_SIZE`] bytes. If the device keeps data, all its
+    /// blocks are zero at first.
     pub open: Box<dyn Fn() -> Box<dyn Driver>>,
     /// Whether written data can be read back.
     pub keeps_data: bool,
@@ -28,8 +29,8 @@ pub struct Subject {
 
 pub const LEAST_SIZE: u64 = 4 << 20;
 
-/// Expands to one test for each function in the list. The tests run on the device of the given
-/// expression.
+/// Expands to one test for each function in the list. Each test runs on a device that the macro's
+/// argument makes.
 #[macro_export]
 macro_rules! any_driver {
     ($subject:expr) => {

@@ -50,13 +50,13 @@ impl Drop for Place {
     }
 }
 
-/// Runs `run` in a forked child. Returns its result, or 99 after a panic.
+/// Runs `run` in a forked child. Returns the result of `run`, or 99 if it panicked.
 pub fn in_child(run: impl FnOnce() -> i32) -> i32 {
     // SAFETY: libc's fork keeps the allocator usable in the child. The child has only this thread,
     // and `run` needs no lock of another thread.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // A panic in the product aborts the process. A panic in the test is caught here.
+        // A panic in usring aborts the process. This catches a panic in the test.
         let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or(99);
         // SAFETY: the call passes only a number, and runs none of the parent's exit handlers.
         unsafe { libc::_exit(status) };
@@ -109,11 +109,12 @@ impl Driver for Denied {
     }
 }
 
-/// Makes a system call return `error` in this thread, without being executed.
+/// Makes a system call return `error` in this thread. The kernel does not execute the call.
 pub fn answer_for_kernel(number: libc::c_long, error: i32) {
     install(number, None, error);
     let mut context = 0u64;
-    // SAFETY: the filter keeps the kernel from executing the call, so it accesses no memory.
+    // SAFETY: the filter answers the call, and the kernel does not execute it. So no memory is
+    // accessed.
     assert_eq!(unsafe { libc::syscall(number, 1, &mut context, 0) }, if error == 0 { 0 } else { -1 });
 }
 
@@ -122,8 +123,8 @@ pub fn refuse_single_requests(error: i32) {
     install(libc::SYS_io_submit, Some(1), error);
 }
 
-/// Installs a seccomp filter for this thread: the system call `number` returns `error`. With
-/// `second`, only calls with this second argument return it.
+/// Installs a seccomp filter for this thread, which makes the system call `number` return `error`.
+/// With `second`, it does so only for calls with this second argument.
 fn install(number: libc::c_long, second: Option<u32>, error: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = |place: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, place);

@@ -90,8 +90,8 @@ pub struct TestDriver {
     pub controls: Arc<Controls>,
 }
 
-/// Returns a driver with `size` bytes. It accepts only short requests with few segments, but their
-/// memory may have any address.
+/// Returns a driver with `size` bytes. It accepts only short requests with few segments. The
+/// segments may lie at any address.
 pub fn driver(size: u64) -> TestDriver {
     user_memory::install_fault_handler();
     let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, ..Features::default() };

@@ -13,8 +13,9 @@ use usring_check::Registers;
 use usring_check::shadow::{self, MOST_CALLERS, Sanitizer};
 use usring_sys::{UserAddress, user_memory};
 
-/// `__asan_get_alloc_stack` and `__asan_get_free_stack`: address, array of return addresses, its
-/// length, and the thread's number. Returns the number of return addresses.
+/// Type of `__asan_get_alloc_stack` and `__asan_get_free_stack`. Arguments: an address, an array
+/// for return addresses, the array's length, and space for a thread's number. Result: the number of
+/// return addresses.
 type GetStack = unsafe extern "C" fn(*const u8, *mut u64, usize, *mut i32) -> usize;
 /// `__asan_get_report_address` and `__asan_get_report_bp`.
 type GetWord = unsafe extern "C" fn() -> u64;
@@ -38,7 +39,8 @@ pub fn connect() {
         let mapping = core::mem::transmute::<usize, unsafe extern "C" fn(*mut usize, *mut usize)>(mapping);
         mapping(&raw mut scale, &raw mut offset);
     }
-    // The shadow of all addresses begins above the lowest page, and granules have 8 to 128 bytes.
+    // The scale is the binary logarithm of a granule's size, which is 8 to 128 bytes. Any other
+    // value is not from AddressSanitizer, and usring does not use its shadow memory.
     let Some(scale) = u32::try_from(scale).ok().filter(|scale| (3..=7).contains(scale)) else { return };
     ALLOCATED.store(function(c"__asan_get_alloc_stack"), Ordering::Relaxed);
     FREED.store(function(c"__asan_get_free_stack"), Ordering::Relaxed);
@@ -74,13 +76,13 @@ fn stack_of(address: u64, is_freed: bool, callers: &mut [u64; MOST_CALLERS]) -> 
 unsafe extern "C" fn reported(_: *const u8) {
     let word = |function: &AtomicUsize| {
         let function = function.load(Ordering::Relaxed);
-        // SAFETY: the address is that of a function of type `GetWord`. AddressSanitizer allows it
-        // within its callback.
+        // SAFETY: the address is that of a function of type `GetWord`. AddressSanitizer allows this
+        // call within its error callback.
         (function != 0).then(|| unsafe { core::mem::transmute::<usize, GetWord>(function)() })
     };
     let (Some(address), Some(frame)) = (word(&REPORT_ADDRESS), word(&REPORT_FRAME)) else { return };
-    // `frame` is that of the sanitizer's function which the program has called: a function that
-    // checks an access, or one that replaces a function of libc.
+    // The program has called a function of the sanitizer: one that checks an access, or one that
+    // replaces a function of libc. `frame` is the frame of that function.
     let read = |offset: u64| user_memory::read::<u64>(UserAddress(frame).offset(offset)).unwrap_or(0);
     usring_check::touched(address, Registers { instruction: read(8), stack: frame + 16, frame: read(0) });
 }

@@ -167,7 +167,8 @@ unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, 
 }
 
 /// Returns the size of a block that malloc made, if a request in flight may use memory in the
-/// block. Otherwise returns 0. Returns 1 if malloc cannot report the size.
+/// block. The size is 1 if malloc cannot report it. Returns 0 if no request in flight uses the
+/// block.
 extern "C" fn usable_size(block: u64) -> u64 {
     if block == 0 || !usring_check::has_memory_in_flight(block) {
         return 0;

@@ -95,9 +95,9 @@ pub fn enter(call: &mut Call) -> Outcome {
     outcome
 }
 
-/// Bytes between an entry point's frame and the program's stack pointer. At a `syscall` instruction
-/// they hold saved registers, the return address and the red zone. At a replaced function of libc,
-/// there is no red zone.
+/// Bytes from an entry point's frame up to the program's stack pointer at the call. If the call
+/// came from a `syscall` instruction, they hold saved registers, the return address and the red
+/// zone. If it came from a replaced function of libc, there is no red zone.
 const FRAME_OF_INSTRUCTION: u64 = 144;
 const FRAME_OF_FUNCTION: u64 = 16;
 
@@ -108,8 +108,8 @@ fn registers_of(call: &Call) -> Registers {
     Registers { instruction, stack: call.frame + length, frame }
 }
 
-/// Resets, in a forked child, what the checker has changed in the child's memory. Called at the
-/// child's beginning, before other code of the program runs there.
+/// Undoes, in a forked child, the changes that the checker has made to memory that the child has
+/// inherited. Called at the child's beginning, before other code of the program runs there.
 pub fn begin_child() {
     usring_check::shadow::forget_after_fork();
 }

@@ -58,7 +58,7 @@ fn calls_of(function: usize) -> impl Iterator<Item = usize> {
     code::calls_in(function..function + REACH)
 }
 
-/// Returns the code of the program and its libraries, except usring's.
+/// Returns the address ranges of the code of the program and its libraries, except usring's.
 fn files_of_program() -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let Some(maps) = Maps::open() else { return found };
@@ -78,7 +78,8 @@ fn files_of_program() -> Vec<Range<usize>> {
     found
 }
 
-/// Returns whether code loads a number of io_uring's calls into eax.
+/// Returns whether code has an instruction that loads the number of one of io_uring's calls into
+/// eax.
 fn contains_calls(code: &Range<usize>) -> bool {
     let numbers = [linux::__NR_io_uring_setup, linux::__NR_io_uring_enter, linux::__NR_io_uring_register];
     numbers.iter().any(|number| {

@@ -1,7 +1,9 @@
 //! Functions that the kernel does not have, for programs that are linked to this library
-//! (`include/usring.h`). Each reaches `dispatch` as a system call does, by a number that no system
-//! call can have. io_setup2 belongs to the kernel patches for polled AIO. Its number in those
-//! patches now belongs to another system call, so usring cannot trap it, and defines it here.
+//! (`include/usring.h`). Each function reaches `dispatch` as a system call does, by a number that
+//! no system call can have.
+//!
+//! io_setup2 is a system call of kernel patches for polled AIO. Its number in those patches now
+//! belongs to another system call. So usring cannot trap it, and defines a function here.
 //! [`crate::swap::functions`] has the functions for swapped memory.
 
 use crate::files::contexts::SETUP2;

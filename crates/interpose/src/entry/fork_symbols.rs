@@ -13,10 +13,10 @@
 //! descriptors end with its exec.
 //!
 //! A debugger makes a child by vfork. The child asks to be traced (PTRACE_TRACEME), and then
-//! executes the program. A trap would stop the child until its tracer continues it. But the tracer
-//! is the parent, which sleeps until the child's exec, so both would wait for ever. So `vfork`
-//! first rewrites libc's execve and pthread_sigmask, which such a child calls. These two functions
-//! then need no trap.
+//! executes the program. If a call of the child trapped, the trap's signal would stop the child
+//! until its tracer continues it. But the tracer is the parent, which sleeps until the child's
+//! exec, so both would wait for ever. So `vfork` first rewrites libc's execve and pthread_sigmask,
+//! which such a child calls. These two functions then need no trap.
 
 use crate::check;
 use crate::entry::patch;
@@ -78,8 +78,8 @@ pub unsafe extern "C" fn vfork() {
 }
 
 /// Called at the beginning of a forked child that has its own memory. If usring has private
-/// descriptors, resets what the child has inherited. `shares_descriptors`: not 0 if the child was
-/// made with CLONE_FILES.
+/// descriptors, resets the state that the child has inherited. `shares_descriptors`: not 0 if the
+/// child was made with CLONE_FILES.
 extern "C" fn begin(shares_descriptors: u32) {
     check::begin_child();
     if descriptor::has_private() {

@@ -8,9 +8,9 @@ use usring_uapi::general as linux;
 
 /// The mapping that contains a call site, from /proc/self/maps.
 pub struct CodeArea {
-    /// The addresses of the mapping that contains the call site. If readable code of the same file
-    /// lies directly before the mapping, they include this code. (A page that was written to is a
-    /// mapping of its own.)
+    /// The address range of the mapping that contains the call site. If readable code of the mapped
+    /// file ends directly before that mapping, the range begins with that code. (A page that was
+    /// written to is a mapping of its own.)
     pub code: Range<usize>,
     pub protection: u32,
     /// Whether the mapping is private and of a file.
@@ -18,14 +18,14 @@ pub struct CodeArea {
     /// Address at which the beginning of the mapping's file is mapped: the nearest such mapping
     /// below the call site. `None`: the beginning is not mapped there.
     pub image: Option<usize>,
-    /// Address at which the nearest free space below the mapping ends. Stubs of call sites are made
-    /// in this space.
+    /// Address at which the nearest free space below the mapping ends. The stub of a call site is
+    /// made at the end of this space.
     pub room_below: usize,
 }
 
 impl CodeArea {
-    /// Returns whether the mapping holds ordinary code: not writable, from a file, and copied on
-    /// write. Code that a run-time compiler makes is never rewritten.
+    /// Returns whether the mapping holds ordinary code: it is not writable, and is a private
+    /// mapping of a file. So code that a run-time compiler makes is never rewritten.
     pub fn may_be_rewritten(&self) -> bool {
         self.is_private_file && self.protection == linux::PROT_READ | linux::PROT_EXEC
     }
@@ -48,8 +48,8 @@ pub fn area_of(address: usize) -> Option<CodeArea> {
         }
         code_of = is_code.then_some(inode);
         // The kernel lists mappings in order of address. Stubs are made in the last page of the
-        // free space between two mappings. The space must have at least two pages: one page
-        // below the stubs stays free, so that the lower mapping cannot grow into them.
+        // free space between two mappings. The space must have at least two pages: one page below
+        // the stubs stays free, so that the lower mapping cannot grow into them.
         if range.start >= end_before + 2 * PAGE && range.start <= address {
             room_below = range.start;
         }

@@ -6,9 +6,9 @@
 //! | [`patch`] | call sites rewritten after their first trap, found by [`code`] and [`maps`] |
 //! | [`breakpoints`] | the replacement of the trap in a program that Valgrind runs |
 //! | [`symbols`] | functions of libc that this library replaces |
-//! | [`stack_symbol`] | the symbol about a thread's stack |
-//! | [`limit_symbols`] | symbols about the limit of open files |
-//! | [`fork_symbols`] | symbols that fork |
+//! | [`stack_symbol`] | a function of libc that reports a thread's stack |
+//! | [`limit_symbols`] | functions of libc that read or set the limit of open files |
+//! | [`fork_symbols`] | functions of libc that fork |
 //! | [`exports`] | functions of usring itself |
 //! | [`point`] | shared by all entry points: saves registers, calls [`crate::dispatch`] |
 

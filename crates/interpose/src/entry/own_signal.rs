@@ -33,9 +33,9 @@ const FROM_KERNEL: i32 = 0x80;
 /// The interrupted instruction does not raise the signal again.
 const ACTION_OPTIONAL: i32 = 5;
 
-// The kernel enters here with all signals blocked: rdi signal, rsi siginfo_t, rdx ucontext_t. If
-// the program has a handler, this code runs it on the kernel's signal frame. The handler runs under
-// the mask that it would have without usring.
+// The kernel enters here with all signals blocked. rdi: signal, rsi: siginfo_t, rdx: ucontext_t. If
+// the program has a handler, this code runs it on the kernel's signal frame, under the mask that
+// the handler would have without usring.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_own_signal_entry, usring_restorer_of_own",
@@ -134,8 +134,8 @@ impl Arrival<'_> {
         *self.word(CONTEXT_INSTRUCTION_POINTER) = address as u64;
     }
 
-    /// Makes the thread continue at the entry point of trapped calls. As after a system call, rcx
-    /// gets the return address, where the entry point expects it. rax holds the call's number.
+    /// Makes the thread continue at the entry point of trapped calls. The entry point expects the
+    /// return address in rcx, as after a `syscall`. rax already holds the call's number.
     fn enter(&mut self, return_address: usize) {
         *self.word(context::RCX) = return_address as u64;
         self.continue_at(width::size(point::trap_entry()));
@@ -189,10 +189,10 @@ fn serve_breakpoint(arrival: &mut Arrival) -> bool {
     true
 }
 
-/// Makes a call of the program that changes credentials. glibc makes this call in every thread, in
-/// the handler of a signal. If the signal has interrupted the engine, the thread must not enter the
-/// engine a second time. So the trap's handler makes the call here, and does not lead it to the
-/// entry point.
+/// Makes a call of the program that changes credentials. To change them for the whole process,
+/// glibc makes the call in every thread, in the handler of a signal. If the signal has interrupted
+/// the engine, the thread must not enter the engine a second time. So the trap's handler makes the
+/// call here, and does not lead the thread to the entry point.
 fn change_credentials(arrival: &mut Arrival, number: u32) {
     let arguments = [context::RDI, context::RSI, context::RDX].map(|register| *arrival.word(register));
     *arrival.word(context::RAX) = match process::caller() {
@@ -240,9 +240,9 @@ fn pass_to_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     }
 }
 
-/// Defers a signal that has interrupted its thread in the engine. Returns `false` if the thread was
-/// not in the engine, or if all slots for deferred signals are in use. The signal's handler then
-/// runs now.
+/// Defers a signal that has interrupted its thread in the engine. Returns `false` if the signal is
+/// not deferred: the thread was not in the engine, or all slots for deferred signals are in use.
+/// The signal's handler then runs now.
 fn defer_in_engine(arrival: &mut Arrival, signal: u32) -> bool {
     // SAFETY: the context is that of a signal frame of the kernel's.
     let found = unsafe { wrapper::interrupted_by(arrival.context) };
@@ -261,8 +261,9 @@ fn defer_in_engine(arrival: &mut Arrival, signal: u32) -> bool {
 }
 
 /// Sets the signal's default action, and makes the signal arrive once more. For SIGSYS, SIGSEGV and
-/// SIGBUS, the default action kills the process with a core dump. A fault arrives again when its
-/// instruction runs again. This function sends the signal again if no instruction would raise it.
+/// SIGBUS, the default action kills the process with a core dump. A fault arrives again when the
+/// thread repeats the instruction. If no instruction would raise the signal, this function sends it
+/// again.
 fn take_default_action(arrival: &mut Arrival, signal: u32) {
     let _ = table::kernel_exchange(signal, Some(&Action::default()));
     *arrival.word(context::MASK) &= !set_of(signal);

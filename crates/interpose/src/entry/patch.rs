@@ -1,9 +1,9 @@
 //! Rewrites call sites after their first traps. A call then takes a few ns instead of about 2 µs.
 //!
 //! A call site is `mov $number,%eax; syscall`, as compilers and libc write it, perhaps with a few
-//! moves between registers in between. Only the `mov`, five bytes, is overwritten, by a jump to a
-//! stub near it. The stub loads the number, executes the moves, and loads the return address into
-//! rcx (which the `syscall` would destroy). Then it jumps to the entry point. A thread that is
+//! moves between registers in between. Only the `mov`, five bytes, is overwritten: a jump to a stub
+//! near it takes its place. The stub loads the number, executes the moves, and loads the return
+//! address into rcx, as the `syscall` would. Then it jumps to the entry point. A thread that is
 //! already past the `mov`, or jumps there, still executes the `syscall` and traps.
 //!
 //! # Writing code that other threads execute
@@ -18,9 +18,9 @@
 //!
 //! [`code`] decides which bytes are the `mov`.
 //!
-//! Some call sites cannot be rewritten: another form, code that is not fully understood, no free
-//! space near, a policy that forbids writable code. Such call sites keep trapping, which is slower
-//! but just as correct.
+//! Some call sites cannot be rewritten: they have another form, their code is not fully understood,
+//! no space near them is free, or a policy forbids writable code. Such call sites keep trapping,
+//! which is slower but just as correct.
 
 use crate::call::Call;
 use crate::entry::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
@@ -57,8 +57,8 @@ struct Site {
 
 impl Site {
     /// Returns the stub of this call site, if the code at `start` is still usring's: the jump to
-    /// the stub, or the `hlt` that is written before the jump. This function reads the bytes in
-    /// memory, because other code may have been mapped there since the rewriting.
+    /// the stub, or the `hlt` that precedes the jump during the rewriting. This function reads the
+    /// bytes in memory, because the program may have mapped other code there since then.
     fn rewritten(&self, start: usize) -> Option<usize> {
         let stub = self.stub.load(Ordering::Acquire);
         let is_ours = stub != 0 && self.start.load(Ordering::Relaxed) == start;
@@ -109,8 +109,9 @@ fn site_of(address: usize) -> Option<&'static Site> {
 }
 
 /// Returns the stub at which a thread continues after it has executed usring's `hlt` at `start`.
-/// `None`: the `hlt` is not usring's. The SIGSEGV handler calls this function. The bytes at `start`
-/// can be read, because the instruction there has just raised the fault.
+/// `None`: the instruction at `start` is not usring's `hlt`. The SIGSEGV handler calls this
+/// function. It can read the bytes at `start`, because the instruction there has just raised the
+/// fault.
 pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| site_at(start + MOV + between)?.rewritten(start))
 }
@@ -130,9 +131,9 @@ pub fn rewrite_if_possible(call: &Call) {
     let address = width::size(call.return_address.wrapping_sub(SYSCALL.len() as u64));
     let may_share = matches!(width::low(call.number), linux::__NR_clone | linux::__NR_vfork);
     if environment::forbids_patching() || text::is_library(address) || may_share {
-        // clone and vfork may share memory with the child. They may then return at the call site on
-        // another stack, or twice on one stack. So the call sites of clone and vfork are never
-        // rewritten.
+        // A child of clone or vfork may share its parent's memory. The call may then return at the
+        // call site on another stack, or twice on one stack. So the call sites of clone and vfork
+        // are never rewritten.
         return;
     }
     let Some(site) = site_of(address) else { return };
@@ -150,8 +151,8 @@ pub fn rewrite_if_possible(call: &Call) {
 }
 
 /// Rewrites the call sites at the beginning of a libc function before any of them has trapped. Used
-/// for two kinds of call: those that must not trap in some children, and those that a filter cannot
-/// trap in all cases.
+/// for two kinds of calls. Some calls must not trap in certain children. For other calls, no filter
+/// can see in all cases whether they have to trap.
 pub fn rewrite_ahead(function: usize, number: u32) {
     /// Bytes of the function that are searched. The function has one `syscall` for processes with
     /// one thread and one for processes with several. Both lie well within this length.
@@ -282,8 +283,8 @@ mod stubs {
 
     /// Returns whether an existing stub holds the code that this call site needs.
     pub fn holds_code_for(stub: usize, form: &Form) -> bool {
-        // SAFETY: the address is not 0, so it is that of a stub that `make` has written; its page
-        // stays mapped.
+        // SAFETY: the address is not 0. So it is the address of a stub that `make` has written, and
+        // the page of a stub stays mapped.
         stub != 0 && unsafe { (stub as *const [u8; SIZE]).read() } == code(stub, form)
     }
 

@@ -9,10 +9,10 @@
 //! # The two kinds of code in this library
 //!
 //! The section `usring_entry` holds the entry points; all other code is the engine. A signal that
-//! interrupts a thread in the engine is deferred. In the entry points the program's handlers may
-//! run: no lock is held there, and a handler may leave the frames by `siglongjmp` or unwind them
-//! (hence the CFI). So a handler must never find a half-finished call of engine code on the stack:
-//! an entry point calls engine code only to run it to its end.
+//! interrupts a thread in the engine is deferred. A signal that interrupts an entry point runs the
+//! program's handler: no lock is held there. The handler may leave the frames by `siglongjmp`, or
+//! unwind them (hence the CFI). So a handler must never find a half-finished call of engine code on
+//! the stack: an entry point calls engine code only to run it to its end.
 //!
 //! # The exit
 //!
@@ -110,7 +110,7 @@ global_asm!(
     ".cfi_def_cfa_offset 8",
     "ret",
     ".cfi_restore_state",
-    // Forwards the call, and handles the kernel's answer afterwards.
+    // Makes the call in `Call::forward`. Afterwards, `dispatch::after` handles the kernel's answer.
     "7:",
     make_forwarded_call!(),
     "mov rdi, rbx",
@@ -277,7 +277,8 @@ macro_rules! leave {
     ($last:literal) => {
         concat!(
             "mov rax, [rbp - 16]\n",
-            // Restores the overflow flag: al is 1 if it was set, and 1 + 127 overflows.
+            // Restores the overflow flag. al is 1 if the flag was set: 1 + 127 overflows a signed
+            // byte, and 0 + 127 does not.
             "add al, 127\n",
             "sahf\n",
             "mov rax, [rbp - 8]\n",
@@ -312,8 +313,8 @@ global_asm!(
 );
 
 // Entry points for programs with small stacks (see `stacks`). The call runs on a stack of usring's.
-// If a signal handler has interrupted usring's exit, the thread may be on this stack already. Then
-// the call runs on the current stack.
+// But the thread may be on this stack already, if a signal handler has interrupted the exit of an
+// earlier call and makes a call itself. The call then runs on the current stack.
 global_asm!(
     entrance!("usring_trap_entry_aside", "usring_patched_entry_aside"),
     "push rdi",
@@ -382,9 +383,9 @@ global_asm!(
     "push rax",
     "push rax",
     run!(),
-    // The frame lies directly below the two pushed words, because its size and the stack's top are
-    // multiples of 16. The load makes r11 the address of the word that shows whether the stack is
-    // in use.
+    // The frame lies directly below the two pushed words, because the frame's size and the address
+    // of the stack's top are multiples of 16. So this load sets r11 to the address of the word that
+    // is not 0 while the stack is in use.
     "mov r11, [rsp + {frame}]",
     leave!("mov dword ptr [r11], 0\n"),
     ".cfi_endproc",

@@ -1,5 +1,5 @@
-//! The function of libc by which a program chooses the memory of a thread's stack. This library
-//! replaces it, because swapped memory cannot hold a stack.
+//! libc's `pthread_attr_setstack`, by which a program provides the memory of a thread's stack. This
+//! library replaces the function, because swapped memory cannot hold a stack.
 
 use crate::call::{CALL_SIZE, Call};
 use crate::runtime::assembler::begin_frame;

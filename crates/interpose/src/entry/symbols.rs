@@ -2,7 +2,7 @@
 //! calls that would otherwise trap. They are also the only place where usring sees a *poll call*:
 //! poll(2), select(2), epoll_wait(2) and their variants.
 //!
-//! Each function checks its arguments. Unless the call concerns usring, the function jumps to
+//! Each function checks its arguments. If the call does not concern usring, the function jumps to
 //! libc's function, with registers and stack unchanged. So no frame of usring's is on the stack
 //! while a call of libc blocks, is cancelled, or returns twice (clone and vfork through `syscall`).
 //!
@@ -32,9 +32,9 @@ use usring_uapi::general as linux;
 /// kernel.
 pub static IS_PREPARED: AtomicU32 = AtomicU32::new(0);
 
-/// How many descriptor numbers the reserved range has, from which rings get their descriptors. The
-/// symbols compare it with `number - base` as an unsigned 32-bit value. For −1, that value is
-/// larger, so −1 is no ring.
+/// Size of the reserved range of descriptor numbers, from which rings get theirs. The symbols
+/// compare `number - base`, an unsigned 32-bit value, with this size. For the number −1 the value
+/// is larger than the size, so −1 is not taken for a ring.
 const RESERVED: u32 = (1 << 31) - RESERVED_BASE as u32;
 
 const SLOW_FRAME: usize = CALL_SIZE + 16;
@@ -228,8 +228,8 @@ macro_rules! with_devices {
     };
 }
 
-/// Defines a libc function that sleeps until a descriptor is ready. `$adjust` sets the argument
-/// that the system call has and the libc function lacks.
+/// Defines a libc function that sleeps until a descriptor is ready. `$adjust` sets an argument that
+/// the system call needs and the libc function does not have.
 macro_rules! sleeping {
     ($real:ident, $fallback:ident, $number:expr, $adjust:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -265,8 +265,8 @@ macro_rules! sleeping {
     };
 }
 
-/// Defines a function that makes a system call without libc. It serves calls that come before the
-/// constructor has found libc's function. If libc has no such function, it serves all calls.
+/// Defines a function that makes a system call without libc. It serves calls until the constructor
+/// has found libc's function. If libc has no such function, it serves all calls.
 macro_rules! raw {
     ($name:ident, $number:expr, $adjust:literal) => {
         #[unsafe(naked)]
@@ -313,8 +313,9 @@ with_devices!(REAL_OPENAT, raw_openat, linux::__NR_openat, openat openat64);
 sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
 sleeping!(REAL_PPOLL, raw_ppoll, linux::__NR_ppoll, "mov r8d, 8", ppoll __ppoll_chk);
 sleeping!(REAL_SELECT, raw_select, linux::__NR_select, "nop", select);
-// pselect6(2) takes the signal mask in a structure, together with the mask's size. The fallback
-// passes no mask, because no caller passes one before the constructor has found libc's function.
+// pselect6(2) takes the signal mask in a structure, together with the mask's size. This fallback
+// runs only before the constructor has found libc's function. It passes no mask, because no caller
+// has one at that time.
 sleeping!(REAL_PSELECT, raw_pselect, linux::__NR_pselect6, "xor r9d, r9d", pselect);
 sleeping!(REAL_EPOLL_WAIT, raw_epoll_wait, linux::__NR_epoll_wait, "nop", epoll_wait);
 sleeping!(REAL_EPOLL_PWAIT, raw_epoll_pwait, linux::__NR_epoll_pwait, "mov r9d, 8", epoll_pwait);
@@ -531,9 +532,9 @@ extern "C" fn before_call(call: &Call) {
     }
 }
 
-/// Prepares a call of poll(2), select(2), epoll_wait(2) or a variant. From now on, the rings among
-/// the call's descriptors keep their readiness up to date. If the program has emptied the CQ of one
-/// of these rings, the ring's descriptor becomes unreadable.
+/// Prepares a call of poll(2), select(2), epoll_wait(2) or a variant. From now on, the descriptors
+/// of the rings that the call polls show the rings' readiness. If the program has emptied the CQ of
+/// a polled ring, the ring's descriptor becomes unreadable now, before the call sleeps.
 extern "C" fn before_sleep(call: &Call) {
     process::current();
     if UNWATCHED.load(Ordering::Relaxed) != 0 {

@@ -1,9 +1,9 @@
 //! Answers the system calls of libaio: reads their arguments, and calls the crate `aio`, which
 //! implements them.
 //!
-//! libaio makes its system calls by libc's `syscall()` or by a `syscall` instruction of its own. So
-//! usring need not know the symbols of any version of libaio. libaio and some programs read a
-//! context's ring directly in memory.
+//! libaio makes its system calls by libc's `syscall()` or by a `syscall` instruction of its own.
+//! usring sees both, so it need not know the symbols of any version of libaio. libaio and some
+//! programs also read the ring of a context directly in memory.
 
 use crate::call::Call;
 use crate::runtime::ALLOCATOR;

@@ -1,11 +1,11 @@
 //! Calls that close, duplicate, map or poll descriptors. If a call's number belongs to no ring, to
 //! no device and not to usring itself, the kernel answers the call unchanged.
 //!
-//! A vfork child has descriptors of its own but shares usring's tables with its parent. So its
-//! changes of numbers are made in the kernel and not recorded. It runs in its parent's memory, and
-//! pages swapped memory in as its parent does. To page memory in, it needs usring's private
-//! descriptors, so it must not close these descriptors either. (Its exec closes its copies of
-//! them.)
+//! A vfork child has descriptors of its own but shares usring's tables with its parent. So if the
+//! child closes or duplicates a number, the kernel does so, and usring records nothing. The child
+//! runs in its parent's memory, and pages swapped memory in as its parent does. To page memory in,
+//! it needs usring's private descriptors, so it must not close these descriptors. (The child's exec
+//! closes its copies of them.)
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors::{self, File, Found};
@@ -44,8 +44,9 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
         devices::forget(number);
         return Some(closed);
     }
-    // A ring's number is removed from the table of rings before it is closed. In the other order,
-    // the kernel could give the number to another file while the table still names the ring.
+    // A ring's number is removed from the table of rings before the number is closed. In the other
+    // order, the kernel could reuse the number for another file while the table still names the
+    // ring.
     let file = descriptors::remove(number);
     note_close(file.as_deref(), number);
     let closed = descriptor::close(number);
@@ -53,7 +54,7 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     Some(closed)
 }
 
-/// Notifies a ring that one of its numbers is about to be closed.
+/// Notifies a ring that one of its descriptor numbers is about to be closed.
 fn note_close(file: Option<&File>, number: i32) {
     if let Some(file) = file {
         file.ring.note_close(number);
@@ -97,8 +98,9 @@ pub fn close_range(call: &mut Call) -> Outcome {
 fn close_piece(first: u32, last: u32, flags: u64) -> Result<u64, Errno> {
     let mut removed = Vec::new();
     if process::is_own() {
-        // The rings are closed after their numbers, because a ring whose last number is open in
-        // another process continues.
+        // The references to the rings are dropped at the end, after the kernel has closed the
+        // numbers. A ring whose descriptor is still open in another process must then continue
+        // there.
         removed.extend(descriptors::known_between(first, last).filter_map(|number| {
             let file = descriptors::remove(number);
             note_close(file.as_deref(), number);
@@ -159,8 +161,8 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     let (old, new) = (width::int(old), width::int(new));
     devices::forget(new);
     if descriptor::is_private(old) || descriptor::is_private(new) {
-        // Linux answers EBUSY while another thread opens a file that gets the number `new`. usring
-        // answers EBUSY as well if `new` is a private number of its own.
+        // Linux answers EBUSY while another thread opens a file that gets the number `new`. If
+        // `new` is a private number of usring's, usring answers EBUSY as well.
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
     }
     let file = descriptors::get(old);

@@ -24,9 +24,9 @@ use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, eventfd, hazard, width};
 use usring_uapi::io_uring as abi;
 
-/// Bit that marks the table entry of an inherited ring. The rest of the entry is the address of the
-/// parent's `File`, in the child's copy of memory. No thread of the child owns or frees that
-/// `File`.
+/// Bit that marks the table entry of an inherited ring. The other bits are the address of the
+/// parent's `File`, which the child has in its copy of the memory. No thread of the child owns or
+/// frees that `File`.
 const INHERITED: usize = 1;
 
 /// Each table entry is 0, an `Arc<File>` from `into_raw`, or a parent's `File` with the bit
@@ -40,8 +40,8 @@ static USED_END: AtomicI32 = AtomicI32::new(0);
 /// any, the entry points of libc's symbols check every descriptor number.
 pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 
-/// Number of rings whose readiness is not kept up to date yet, plus inherited table entries. A ring
-/// counts until the program polls it in a call that usring sees.
+/// Number of rings whose descriptors do not show the rings' readiness yet, plus the number of
+/// inherited table entries. A ring counts until the program polls it in a call that usring sees.
 pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 
 /// A ring as an open file, in the kernel's sense: its descriptors and registrations share it. When
@@ -49,7 +49,8 @@ pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 pub struct File {
     pub ring: Arc<Ring>,
     watched: AtomicBool,
-    /// Locked while a thread begins to watch the ring's descriptor, so that only one thread does.
+    /// Locked while a thread begins to watch the ring's descriptor, so that no second thread begins
+    /// this as well.
     beginning: Mutex<()>,
     /// The id of the ring's eventfd ([`eventfd_id`]). It is 0 until dup2(2) gives the ring a number
     /// below the reserved range.
@@ -87,7 +88,7 @@ impl File {
     }
 
     /// Returns the address of the CQ tail in the program's mapping. If the program has not mapped
-    /// the CQ, returns another address that only this ring has.
+    /// the CQ, returns the address of the ring's object, which also identifies the ring.
     pub fn cq_tail(&self) -> u64 {
         match self.cq_address.load(Ordering::Relaxed) {
             0 => Arc::as_ptr(&self.ring) as u64,
@@ -96,7 +97,7 @@ impl File {
     }
 
     /// Notes that the program polls the descriptor `number`. From now on, the descriptor is
-    /// readable whenever the kernel would make a ring's descriptor readable.
+    /// readable whenever a ring's descriptor would be readable in the kernel.
     pub fn watch(&self, number: i32) {
         self.ring.is_polled_as(number);
         let one_at_a_time = self.beginning.lock();
@@ -114,13 +115,13 @@ impl File {
     }
 
     /// Duplicates the ring's descriptor `number` to a private number, which usring keeps. The
-    /// duplicate is needed because the program may close and reuse `number` at any moment, while
-    /// another number keeps the ring open. `None`: the program has closed `number`, or no private
+    /// program may close and reuse `number` at any moment, while another number keeps the ring
+    /// open: usring then uses the duplicate. `None`: the program has closed `number`, or no private
     /// number is left.
     fn duplicate(&self, number: i32) -> Option<OwnedDescriptor> {
         let private = descriptor::duplicate_private(number).ok()?;
         // A number leaves the table of rings before it is closed. So if the table still has this
-        // ring under `number` now, `number` was the ring's at the duplication.
+        // ring under `number` now, `number` referred to this ring when it was duplicated.
         let stands = entry(number).map(|entry| entry.load(Ordering::Acquire));
         (stands == Some(&raw const *self as usize)).then_some(private)
     }
@@ -192,8 +193,8 @@ pub fn find(number: i32) -> Found<Using> {
         drop(held);
         return find_with_lock(number, entry);
     }
-    // SAFETY: the pointer comes from `Arc::into_raw`. A thread that takes it out of the table does
-    // not drop it while `held` lives.
+    // SAFETY: the pointer comes from `Arc::into_raw`. If a thread removes it from the table, it
+    // does not drop the reference while `held` lives.
     let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) });
     checked(Using { file, held }, number)
 }
@@ -267,9 +268,9 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     }
 }
 
-/// A reference to a ring's file, for the engine. The engine looks the file up while it holds the
-/// lock of a ring, perhaps of this ring. If the program closes the ring's last number while the
-/// reference exists, the ring is closed later, when the thread holds no lock.
+/// A reference to a ring's file, for the engine, which looks the file up while it holds the lock of
+/// a ring, perhaps of this ring. The program may close the ring's last number while this reference
+/// exists. The ring is then closed later, when the thread holds no lock.
 pub struct Inside(Option<Arc<File>>);
 
 impl Drop for Inside {
@@ -317,9 +318,9 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     Found::Ring(result)
 }
 
-/// Attaches to a ring the eventfd of its descriptor, if this process has a descriptor of the ring.
-/// The thread that drives the ring calls this function before it makes the descriptor readable for
-/// another process.
+/// Finds this process's descriptor of a ring, and attaches a private duplicate of its eventfd to
+/// the ring. The thread that drives the ring calls this function before it makes the descriptor
+/// readable for another process.
 pub fn attach(ring: &Ring) {
     for number in in_use() {
         let duplicate = |file: &File| match core::ptr::eq(&raw const *file.ring, ring) {
@@ -372,8 +373,8 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
 }
 
 /// Removes a number from the table. Returns a reference to the file of the number's ring. `None`:
-/// the number did not refer to a ring of this process. If that was the ring's last number, the ring
-/// is closed when the reference is dropped and no thread uses the ring any more.
+/// the number did not refer to a ring of this process. If the ring has no other number, it is
+/// closed when the reference is dropped and no thread uses the ring any more.
 pub fn remove(number: i32) -> Option<Arc<File>> {
     let entry = entry(number)?;
     let object = {
@@ -432,9 +433,9 @@ pub fn reset_in_child() {
 }
 
 /// Makes a descriptor for a ring, with a number in the reserved range, closed on exec. The
-/// descriptor is always readable until [`File::watch`] is called. usring does not see a poll by a
-/// bare `syscall` instruction, or in another process. Such a poll may wake without need, but misses
-/// no event.
+/// descriptor is always readable until [`File::watch`] is called, because usring does not see every
+/// poll: the program may poll by a bare `syscall` instruction, or in another process. Such a poll
+/// may wake without need, but misses no event.
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     let low = eventfd::create_readable()?;
     let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;

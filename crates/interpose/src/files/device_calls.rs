@@ -20,7 +20,8 @@ pub fn on_file(call: &mut Call) -> Outcome {
     }
 }
 
-/// Refuses sendfile(2), splice(2) and copy_file_range(2) on a device: they would bypass usring.
+/// Refuses sendfile(2), splice(2) and copy_file_range(2) on a device: the kernel would transfer the
+/// data without usring.
 pub fn between_files(call: &mut Call) -> Outcome {
     let other = match width::low(call.number) {
         linux::__NR_sendfile => 1,
@@ -31,8 +32,8 @@ pub fn between_files(call: &mut Call) -> Outcome {
     if concerned { Err::<u64, _>(Errno::EINVAL).into() } else { call.pass() }
 }
 
-/// Refuses ioctl(2) requests by which the kernel itself would read the file that stands for a
-/// device. The file is empty, so cp(1), which makes these requests, would copy nothing.
+/// Refuses ioctl(2) requests by which the kernel would read the file that stands for a device. That
+/// file is empty. cp(1) makes such requests, and would copy nothing.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, argument, ..] = call.arguments;
     let is_device = |number: u64| devices::is_device(width::int(number));

@@ -4,10 +4,10 @@
 //! calls that close or duplicate the number. A device may also have a lower number: by dup2(2), by
 //! inheritance, or from another process.
 //!
-//! When the program first uses a number, the inode of its file shows whether it is a device. The
-//! table remembers the result until the number is closed or replaced by a duplicate. usring does
-//! not see all calls that open and close numbers below the reserved range. So it checks such
-//! numbers at each use. A dropped entry does no harm: the next use examines the file again.
+//! When the program first uses a number, the inode of the number's file shows whether the file is a
+//! device. The table remembers the result until the number is closed or replaced by a duplicate.
+//! usring does not see all calls that open and close numbers below the reserved range. So it checks
+//! such numbers at each use. A dropped entry does no harm: the next use examines the file again.
 
 use crate::call::{Call, Outcome};
 use crate::files::numbers::{self, NUMBERS};
@@ -32,9 +32,9 @@ static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUM
 /// The highest descriptor number that ever had an entry in the table of devices, plus 1.
 static USED_END: AtomicU32 = AtomicU32::new(0);
 
-/// Number of table entries dropped so far; changes under the lock `descriptors`. While one thread
-/// closes a number, another thread may look the number up and find its old file. The second thread
-/// records the file only if this count has not changed since it began.
+/// Number of table entries dropped so far. It changes under the lock `descriptors`. While one
+/// thread closes a number, another thread may look the number up and find its old file. The second
+/// thread records the file only if this count has not changed since the look-up began.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the run has devices.
@@ -95,8 +95,8 @@ pub fn get(number: i32) -> Option<Arc<OpenDevice>> {
 }
 
 /// Runs `work` on the device that `number` refers to. `None`: the number does not refer to a
-/// device. For a number of the reserved range that is known to be no device, this only reads the
-/// table once.
+/// device. If the number is in the reserved range and is known to be no device, the call costs one
+/// read of the table.
 #[inline]
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     let entry = entry(number)?;
@@ -120,8 +120,8 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
     }
     let forgotten = FORGOTTEN.load(Ordering::Acquire);
     let device = devices::recognise(number);
-    // This table is the parent's, but a vfork child has descriptors of its own. So a vfork child
-    // records nothing.
+    // A vfork child has descriptors of its own, but this table is its parent's. So a vfork child
+    // records nothing in the table.
     if process::is_own() {
         remember(number, device.as_ref(), forgotten);
     }
@@ -132,8 +132,8 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
 fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     if let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire)) {
         let answer = (object > NO_DEVICE).then(|| {
-            // SAFETY: the pointer comes from `Arc::into_raw`. A thread that takes it out of the
-            // table does not drop it while `held` lives.
+            // SAFETY: the pointer comes from `Arc::into_raw`. If a thread removes it from the
+            // table, it does not drop the reference while `held` lives.
             let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
             work(&file)
         });
@@ -173,8 +173,8 @@ pub fn is_remembered(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != UNKNOWN)
 }
 
-/// Drops the table entry of a number. The caller calls this before it closes or replaces the
-/// number, and again afterwards. In between, another thread that looks the number up may have
+/// Drops the table entry of a number. A caller that closes or replaces the number calls this
+/// function before and after that. In between, another thread that looks the number up may have
 /// recorded the old file.
 #[inline]
 pub fn forget(number: i32) {
@@ -195,8 +195,8 @@ fn forget_entry(entry: &'static AtomicUsize) {
     release_entry(old);
 }
 
-/// Gives a device's new descriptor to the program, which has to close it. Drops the older table
-/// entry for its number, and returns the number.
+/// Passes the ownership of a device's new descriptor to the program. Drops the old table entry of
+/// the descriptor's number, and returns the number.
 pub fn give_to_program(number: OwnedDescriptor) -> i32 {
     let number = number.into_raw();
     forget(number);

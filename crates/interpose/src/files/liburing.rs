@@ -1,13 +1,13 @@
-//! liburing's `struct io_uring`, as far as usring reads it. The offsets are the same in all
-//! versions of liburing 2.
+//! liburing's `struct io_uring`, as far as usring reads it. The offsets are equal in all versions
+//! of liburing 2.
 
 use crate::files::descriptors::{self, Found};
 use alloc::sync::Arc;
 use usring_sys::{UserAddress, user_memory, width};
 use usring_uapi::{Sqe, io_uring as abi};
 
-// Offsets in `struct io_uring`: of addresses of words, of the address of the SQEs, and of plain
-// words.
+// Offsets in `struct io_uring`. Some fields hold the address of a word or of the SQEs, and others
+// are plain words.
 const SQ_TAIL: u64 = 8;
 const SQ_MASK: u64 = 16;
 const SQES: u64 = 56;
@@ -53,8 +53,8 @@ impl OfLiburing {
         self.ring().map_or(0, |(_, tail)| tail)
     }
 
-    /// Returns the ring's address in usring, and the address of its CQ tail in the program's
-    /// mapping. `None`: the structure is not that of a ring of usring's.
+    /// Returns two addresses: that of usring's `Ring` object, and that of the CQ tail in the
+    /// program's mapping. `None`: the structure is not that of a ring of usring's.
     fn ring(&self) -> Option<(u64, u64)> {
         let tail = self.address(CQ_TAIL)?;
         let number = self.word(DESCRIPTOR)?.cast_signed();

@@ -8,9 +8,9 @@ use usring_uapi::general as linux;
 /// ring nor to a device.
 pub const NUMBERS: usize = 65536;
 
-/// Ends the use of an object of the tables of rings and devices while the thread holds the lock of
-/// a ring. If this was the object's last use, the object is freed later, when the thread holds no
-/// lock.
+/// Ends the use of an object of the tables of rings and devices. For a thread that holds the lock
+/// of a ring: if this was the object's last use, the object is freed later, when the thread holds
+/// no lock.
 pub fn end_inside(held: hazard::Use) {
     if held.end_inside() {
         usring_engine::host::run_later(hazard::sweep);
@@ -30,8 +30,8 @@ pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Resu
     }
 }
 
-/// Returns the id that /proc shows for the eventfd with the descriptor `number` in `process`, plus
-/// 1. If `process` is `None`, that is this process. Returns `None` for any other file.
+/// Returns the id that /proc shows for an eventfd, plus 1. The eventfd has the descriptor `number`
+/// in `process`; `None` stands for this process. Returns `None` if the file is no eventfd.
 pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let mut path = PathTo { bytes: [0; 40], length: 0 };
     path.push(b"/proc/");

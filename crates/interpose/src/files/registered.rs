@@ -1,5 +1,5 @@
-//! Rings registered with a thread (IORING_REGISTER_RING_FDS): in the calls of this one thread, the
-//! indices 0 to 15 refer to rings, without a descriptor.
+//! Rings registered with a thread (IORING_REGISTER_RING_FDS). In the calls of this one thread, an
+//! index from 0 to 15 stands for a registered ring, in place of a descriptor.
 //!
 //! A thread is identified by its thread pointer, because that costs the least. Each thread has a
 //! row in the table, which only this thread changes, so its own look-ups need no lock. When a
@@ -17,7 +17,7 @@ use usring_uapi::io_uring::io_uring_rsrc_update;
 
 /// Rings that one thread can register (IO_RINGFD_REG_MAX).
 const MOST_RINGS: usize = 16;
-/// Maximum number of threads that can have registered rings at the same time. A further thread gets
+/// Maximum number of threads that can have registered rings at one time. A further thread gets
 /// `ENOMEM`.
 const ROWS: usize = 1024;
 
@@ -58,9 +58,9 @@ fn row_of_this_thread() -> Option<&'static ThreadRings> {
     None
 }
 
-/// Claims a row of the table for the calling thread, which has made a ring. From now on, this
-/// thread's calls with an index without a ring fail with `EBADF` instead of `EINVAL`, as in the
-/// kernel.
+/// Claims a row of the table for the calling thread, which has made a ring. From now on, a call of
+/// this thread that names an unused index fails with `EBADF`. Without the row it fails with
+/// `EINVAL`. The kernel makes this difference, too.
 pub fn claim_row() {
     let _ = claim();
 }
@@ -82,8 +82,8 @@ pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
         return Err(Errno::EBADF);
     }
     // SAFETY: 1. The pointer comes from `Arc::into_raw`. 2. Only this thread removes rings from
-    // this row, and no signal handler runs on this thread while the thread is in the engine.
-    // 3. The caller does not use the result after this thread has removed a ring.
+    // this row. No signal handler runs on this thread while the thread is in the engine. 3. The
+    // caller does not use the result after this thread has removed a ring.
     Ok(ManuallyDrop::new(unsafe { Arc::from_raw(file) }))
 }
 
@@ -173,8 +173,8 @@ pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
 }
 
 /// Calls `work` for each member of an array of `count` updates at `argument`, and stops at the
-/// first member that fails. Returns how many members were done. If the first member fails, returns
-/// its error.
+/// first member for which `work` fails. Returns the number of members before it. If that number is
+/// 0, returns the error.
 fn for_each(
     argument: UserAddress,
     count: u32,
@@ -207,8 +207,8 @@ pub fn not_a_ring(number: i32) -> Errno {
 /// Clears the table in a forked child. The registrations belong to the parent, so the child
 /// releases no ring.
 pub fn reset_in_child() {
-    // The child shares these pages with its parent until it writes to them. So only rows in use are
-    // written.
+    // After the fork, child and parent share these pages until one of them writes to a page, which
+    // copies the page. So the child writes only to the rows in use.
     for row in TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) != 0) {
         row.thread.store(0, Ordering::Relaxed);
         row.files.iter().for_each(|place| place.store(null_mut(), Ordering::Relaxed));

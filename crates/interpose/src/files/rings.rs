@@ -24,8 +24,8 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
         return Ok(PROBE_ANSWER);
     }
     // Most calls pass no `argument`. Then `argument_size` means nothing and is not read. (If both
-    // were read, the compiler would read them by one load. The entry point has just stored the two
-    // words separately, and one load of both waits until both stores are done.)
+    // were read, the compiler would read them by one load of 16 bytes. The entry point has just
+    // stored the two words separately, and such a load waits until both stores are done.)
     let has_argument = argument != 0 || width::low(flags) & abi::IORING_ENTER_EXT_ARG != 0;
     let argument_size = if has_argument { argument_size } else { 0 };
     let enter = EnterCall {
