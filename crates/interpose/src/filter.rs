@@ -2,14 +2,14 @@
 //!
 //! It answers TRAP for the calls that usring serves and ALLOW for all others. TRAP takes precedence
 //! over the ERRNO that a container's filter answers for io_uring, so no container has to be
-//! reconfigured. exec passes filters on, and nothing can remove them. So there is one filter, the
-//! same for every process and every build: it contains no address and no process id. A program that
-//! finds it installed installs none.
+//! reconfigured. exec passes filters on, and nothing can remove them. So there is one filter,
+//! identical for every process and every build: it contains no address and no process id. A program
+//! that finds it installed installs none.
 //!
 //! A run with devices has a second constant filter, for calls on files. A run whose memory is
-//! swapped has one more ([`crate::swap::filter`]). With `--inject` or `usring crash`, a filter for
-//! exactly the calls in question is added ([`install_for_calls`]). A program that finds these
-//! filters installed installs none.
+//! swapped has one more ([`crate::swap::filter`]). With `--inject` or `usring crash`, the run also
+//! has a filter for exactly the calls that get faults or are recorded ([`install_for_calls`]). A
+//! program that finds these filters installed installs none.
 //!
 //! usring's own calls carry a mark in their sixth argument, and the filter lets them pass. If the
 //! sixth argument is 32 bits of flags, the mark is above the flags. mmap(2) needs the whole
@@ -22,8 +22,8 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, width};
 use usring_uapi::general as linux;
 
-/// The data of usring's traps (SECCOMP_RET_DATA): "us". It distinguishes them from the traps of
-/// another filter.
+/// The data of usring's traps (SECCOMP_RET_DATA): "us". By this data, usring distinguishes its own
+/// traps from those of another filter.
 pub const TAG: i32 = 0x7573;
 
 pub const RET_TRAP: u32 = 0x0003_0000 | TAG as u32;
@@ -76,7 +76,8 @@ pub const MARK: u32 = (PASS_MARK >> 32) as u32;
 const BASE: u32 = RESERVED_BASE as u32;
 /// The kernel's value of O_LARGEFILE, which musl's loader passes.
 const LARGE_FILE: u32 = 0o100_000;
-/// Number of bytes that a loader reads of a library at first: by glibc's loader, then by musl's.
+/// Number of bytes of a library that the loader reads first, to find the library's headers. glibc's
+/// loader reads 832 bytes, and musl's loader 960.
 const LOADER_READS: [u32; 2] = [832, 960];
 /// The loader's reads by pread64 (program headers, notes) are not whole sectors of this size. Reads
 /// of whole sectors trap.
@@ -95,11 +96,12 @@ pub const FIEMAP: u32 = 0xc020_660b;
 #[derive(Clone, Copy)]
 enum When {
     Always,
-    /// The argument with this index, a descriptor, is in the reserved range. The filter compares it
-    /// as unsigned, so −1 is in the range.
+    /// The call traps if one of its arguments, a descriptor, is in the reserved range. The field is
+    /// the index of that argument. The filter compares the descriptor as unsigned, so −1 is in the
+    /// range.
     Reserved(u32),
-    /// The first or the second argument, or both, is a descriptor in the reserved range, as in
-    /// `Reserved`.
+    /// The call traps if its first argument, its second argument, or both are descriptors in the
+    /// reserved range. As in `Reserved`, −1 is in the range.
     EitherReserved,
     /// mmap: the fifth argument, a descriptor, is in the reserved range and is not −1. The flags
     /// have neither MAP_DENYWRITE (the mark of usring's own calls) nor MAP_ANONYMOUS (which needs
@@ -186,14 +188,15 @@ const RULES: [(u32, When); 35] = [
     (linux::__NR_setns, When::Always),
 ];
 
-/// The calls that also trap if the run has devices: all calls that move a file's bytes. The
-/// condition is not the descriptor's number, because a device may have any number (by a shell's
-/// redirection, or from another process).
+/// The calls that also trap if the run has devices: all calls that move a file's bytes. The filter
+/// cannot select them by the descriptor's number, because a device may have any number (by a
+/// shell's redirection, or from another process).
 ///
 /// The loader's own calls must not trap: the loader runs before there is a handler, so a trap would
-/// kill the program. The loader uses the lowest free numbers, including standard input's if that is
-/// closed. So the filter recognises the loader's calls by their arguments. (If a program makes
-/// calls with such arguments by libc's functions, usring sees them by the symbols.)
+/// kill the program. Nor can the filter recognise the loader's calls by a number: the loader gets
+/// the lowest free number, perhaps that of standard input. So the filter recognises them by their
+/// arguments. (If a program makes calls with such arguments by libc's functions, usring sees them
+/// by the symbols.)
 const DEVICE_RULES: [(u32, When); 28] = [
     (linux::__NR_read, When::Concerns(FileRule::Reads)),
     (linux::__NR_write, When::Concerns(FileRule::Any)),
@@ -462,8 +465,8 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
 }
 
 /// Returns the condition under which the filter for faults traps a call. `None`: this filter does
-/// not trap the call, because the main filter always traps it already, or because it is close(2).
-/// The loader calls close(2) with the same arguments as programs.
+/// not trap the call. Either the main filter always traps it already, or it is close(2): the
+/// loader's calls of close(2) look like the program's.
 fn rule_for_fault(number: u32) -> Option<When> {
     match number {
         linux::__NR_close => None,
@@ -482,8 +485,9 @@ fn rule_for_fault(number: u32) -> Option<When> {
     }
 }
 
-/// Returns whether a filter lets some calls with this number pass, because the loader makes calls
-/// like them. If the program makes one of these calls, usring sees it by the symbols of libc.
+/// Returns whether a filter lets some calls with this number pass, because they look like calls of
+/// the loader. If the program makes such a call by a function of libc, usring sees it by that
+/// function's symbol.
 pub fn spares_loader(number: u32) -> bool {
     !matches!(rule_for_fault(number), Some(When::Concerns(FileRule::Any) | When::Always))
 }
@@ -559,8 +563,8 @@ const SECCOMP_SET_MODE_FILTER: u64 = 1;
 /// Flag: the filter applies to all threads that exist.
 const SECCOMP_FILTER_FLAG_TSYNC: u64 = 1;
 /// Flag: the kernel does not protect the filtered threads against speculative execution. On older
-/// kernels, that protection is the default, and slows down their branches and stores. This filter
-/// guards no secrets, so its threads need no protection.
+/// kernels, that protection is the default, and slows down the threads' branches and stores. This
+/// filter guards no secrets, so its threads need no protection.
 const SECCOMP_FILTER_FLAG_SPEC_ALLOW: u64 = 4;
 
 /// Installs the filter for the whole process and all its children.

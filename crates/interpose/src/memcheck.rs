@@ -1,4 +1,5 @@
-//! Valgrind's memcheck: which memory a request uses.
+//! Valgrind's memcheck: notifies memcheck of the memory that requests use, and has it report
+//! errors.
 //!
 //! - memcheck learns which bytes a completed request has read.
 //! - A request may write bytes without a value, or use memory that is not the program's. Such a
@@ -70,8 +71,8 @@ pub fn around<T>(serve: impl FnOnce() -> T) -> T {
             valgrind::first_undefined(&bad.memory);
             continue;
         }
-        // The system call by which usring carried out the read has made the memory accessible to
-        // memcheck. So for the report, the first byte becomes inaccessible again.
+        // usring has carried out the read by a system call. At that call, memcheck has marked the
+        // memory as accessible. So for the report, the first byte is marked as inaccessible again.
         let byte = IoVector { base: bad.address, length: 1 };
         let has_changed = valgrind::without_errors(|| valgrind::first_inaccessible(&byte).is_none());
         if has_changed {
@@ -101,8 +102,8 @@ fn submitted(submitted: &Submitted) {
     let (members, is_target) = match submitted.transfer {
         Transfer::Unknown => return,
         Transfer::Into(members) => (members, true),
-        // A request that is held back is not checked: an earlier request may still give its memory
-        // a value.
+        // The memory of a request that is held back is not checked. An earlier request may still
+        // write a value to this memory before the held-back request starts.
         Transfer::From(_) if submitted.held_back != HeldBack::No => return,
         Transfer::From(members) => (members, false),
     };

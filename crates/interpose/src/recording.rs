@@ -1,5 +1,5 @@
-//! Records the program's plain system calls (`usring crash`). Requests of rings are recorded
-//! elsewhere, where usring makes their system calls (see [`usring_record`]).
+//! Records the program's plain system calls (`usring crash`). The requests of rings are recorded at
+//! the places where usring makes their system calls (see [`usring_record`]).
 
 use crate::call::{Call, Outcome};
 use crate::filter;

@@ -2,7 +2,7 @@
 //! implements them.
 //!
 //! libaio makes its system calls by libc's `syscall()` or by a `syscall` instruction of its own.
-//! usring sees both, so it need not know the symbols of any version of libaio. libaio and some
+//! The library sees both, so it need not know the symbols of any version of libaio. libaio and some
 //! programs also read the ring of a context directly in memory.
 
 use crate::call::Call;

@@ -43,8 +43,8 @@ const LOG: &[u8] = b"USRING_LOG=";
 /// to be loaded before this library.
 pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
-/// Variables for the program that the process executes now. A program that this process executes
-/// later does not get them.
+/// Variables that apply only to the program in which this code runs. A program that this process
+/// executes later does not get them.
 const OF_ONE_PROGRAM: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
 /// Variables for every program that this process or its children execute.
 const OF_ALL_PROGRAMS: [&[u8]; 17] = [
@@ -195,8 +195,8 @@ impl OwnVariables {
     }
 }
 
-/// Returns whether the program may see this variable. If the variable is LD_PRELOAD, first takes
-/// the library out of its list, and the sanitizer's runtime if usring has added it.
+/// Returns whether the program may see this variable. From the list of LD_PRELOAD, first removes
+/// the library, and the sanitizer's runtime if usring has added it.
 ///
 /// # Safety
 /// `variable` must be a writable string that ends with NUL.

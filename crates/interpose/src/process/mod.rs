@@ -2,8 +2,8 @@
 //!
 //! A forked child finds that it has no [`Process`] and makes its own. It then resets all that it
 //! has inherited ([`set_child_reset`]). A vfork child (also posix_spawn's) runs in its parent's
-//! memory and notices nothing. So code that would change tables permanently checks [`is_own`]
-//! first.
+//! memory and notices nothing. So before a thread makes a lasting change of a table, it checks
+//! [`is_own`].
 //!
 //! | file | content |
 //! |---|---|
@@ -26,8 +26,7 @@ use usring_uapi::general as linux;
 /// State that a forked child must not inherit.
 pub struct Process {
     id: u32,
-    /// Locked while a signal's action in the kernel and its action in usring's table change
-    /// together.
+    /// Locked while a signal's action changes, in the kernel and in usring's table.
     pub actions: Mutex<()>,
     /// Locked while the tables of rings' and devices' descriptors change.
     pub descriptors: Mutex<()>,
@@ -47,8 +46,8 @@ static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
 /// ancestor, a forked child has tables to reset.
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
-/// The function that resets, in a forked child, all that the child has inherited. Its arguments are
-/// how the child was made, and the process id of its parent.
+/// The function that resets, in a forked child, all that the child has inherited. Its arguments:
+/// whether the child shares its parent's descriptors, and the process id of the parent.
 pub type ChildReset = fn(ChildDescriptors, u32);
 
 static CHILD_RESET: SetOnce<ChildReset> = SetOnce::new();
@@ -131,8 +130,8 @@ pub fn begin_child(descriptors: ChildDescriptors) {
     }
 }
 
-/// Returns the id of the calling process. A vfork child gets its own id here, while [`current`] has
-/// its parent's.
+/// Returns the id of the calling process. In a vfork child, that is the child's own id, while the
+/// id in [`current`] is the parent's.
 pub fn id() -> u32 {
     getpid()
 }

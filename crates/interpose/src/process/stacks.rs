@@ -4,8 +4,9 @@
 //! for each thread.
 //!
 //! A thread is identified by its thread pointer. A vfork child has its parent's thread pointer, so
-//! it uses its parent's stack, which the parent does not need meanwhile. The child does not return
-//! from a successful exec. So the kernel marks the stack as free at that exec.
+//! it uses its parent's stack of usring's, which the parent does not need meanwhile. The child does
+//! not return from a successful exec. So at that exec, the kernel marks the stack as free
+//! ([`released_by`]).
 
 use crate::process;
 use crate::runtime::libc;
@@ -61,8 +62,8 @@ fn in_use() -> Option<&'static AtomicU32> {
 
 /// Runs `exec`, which returns only if it fails. A vfork child runs on the stack that usring has
 /// made for its parent. If the child's exec succeeds, the kernel clears the word at the top of that
-/// stack (set_tid_address(2)). So the parent finds the stack free. Until then, signal handlers in
-/// the child find the stack in use.
+/// stack (set_tid_address(2)), so the parent finds the stack free. Until then, a signal handler in
+/// the child finds the stack in use.
 pub fn released_by<T>(exec: impl FnOnce() -> T) -> T {
     let Some(word) = in_use().filter(|_| !process::is_own()) else { return exec() };
     let clear_at_end = |word: u64| {
@@ -74,9 +75,9 @@ pub fn released_by<T>(exec: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Marks all stacks as free in a forked child, except that of the calling thread. The parent's
-/// other threads do not exist in the child, so new threads of the child may use the stacks of those
-/// threads.
+/// Marks all stacks as free in a forked child, except that of the calling thread. The other stacks
+/// belonged to threads of the parent that do not exist in the child. New threads of the child may
+/// use them.
 pub fn forget_after_fork() {
     if !are_small() {
         return;
@@ -141,8 +142,8 @@ fn is_go_library(base: usize) -> bool {
     has_go_note(base.offset(offset), u64::from(count), Some(base.0))
 }
 
-/// Returns whether program headers lead to the note that identifies Go programs. If `base` is not
-/// given, takes the load address from the headers themselves.
+/// Returns whether program headers lead to the note that identifies Go programs. `base`: the load
+/// address. If it is `None`, this function computes the load address from the headers.
 fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
     let header = |index: u64| user_memory::read::<[u64; 7]>(headers.offset(index * PHENTSIZE)).ok();
     let all = || (0..count).filter_map(header);

@@ -263,8 +263,9 @@ fn measure<'a>(array: u64, own_variables: &OwnVariables, mut runtime: &'a [u8]) 
     }
     let own: usize = preloads.iter().map(|preload| preload.map_or(PRELOAD.len(), |preload| preload.length) + 1).sum();
     // The first and the last LD_PRELOAD get the library and the sanitizer's runtime. `own` has one
-    // byte for the colon before the library. The runtime also has a variable of its own. The 3
-    // bytes are a colon after the runtime in each LD_PRELOAD, and the NUL of that variable.
+    // byte for the colon before the library. The runtime also has a variable of its own. The last 3
+    // bytes are a colon after the runtime in each of the two LD_PRELOADs, and the NUL of the
+    // runtime's variable.
     let bytes = own + 2 * own_variables.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
     // The 4 pointers are for LD_PRELOAD, the runtime's variable, the padding, and the null at the
     // end.
@@ -386,7 +387,8 @@ fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
     })
 }
 
-/// Makes the exec with the given environment. Returns only if the exec failed.
+/// Makes the exec, with the environment at the address `environment`. Returns only if the exec
+/// failed.
 fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     let mut call = execution.call;
     call.arguments[execution.environment] = environment;

@@ -1,5 +1,6 @@
-//! Decides whether the loader will load the library into a program. Examines the file of an exec as
-//! the kernel will. In doubt, the exec is made, and the kernel decides.
+//! Decides whether the loader will load the library into a program. To do so, examines the file of
+//! the exec as the kernel will. If the result is uncertain, the exec is made, and the kernel
+//! decides.
 
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{SystemCall, UserAddress, user_memory, width};
@@ -46,13 +47,14 @@ impl Runtime {
 
 const FOREIGN: &str = "it is not a 64-bit x86-64 program";
 
-/// Maximum number of scripts in a row whose interpreter is a script itself; Linux's limit.
+/// Maximum number of scripts that lead to a program, if each script's interpreter is the next
+/// script. Linux has this limit, too.
 const MOST_INTERPRETERS: usize = 5;
 /// Bytes that Linux reads of a file to recognise its format (BINPRM_BUF_SIZE).
 const HEAD: usize = 256;
 
 /// Returns whether usring can serve the program that execveat(2) would start with these arguments.
-/// In doubt, returns `Fine`: the kernel then decides.
+/// If the result is uncertain, returns `Fine`: the kernel then decides.
 pub fn judge(directory: i32, path: UserAddress, flags: u32) -> Verdict {
     let names_descriptor = flags & linux::AT_EMPTY_PATH != 0 && user_memory::read::<u8>(path) == Ok(0);
     if names_descriptor {
@@ -167,8 +169,8 @@ fn judge_elf(file: i32, head: &[u8]) -> Verdict {
     if has_loader {
         dynamic.runtime(file, head).map_or(Fine, AfterRuntime)
     } else if dynamic.names_itself {
-        // The program is the loader itself, which will start a program that it gets as an argument.
-        // The loader has no interpreter, but it is a library with a name.
+        // The file is the loader itself. It has no interpreter, but it is a library with a name.
+        // The loader will start the program that its arguments name.
         Fine
     } else {
         Static

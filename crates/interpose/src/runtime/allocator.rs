@@ -112,8 +112,8 @@ const fn class_of(size: usize) -> usize {
     if size <= 32 {
         return 1;
     }
-    // `upper` is the smallest power of two that is not below `size`. A block of three quarters of
-    // `upper` may be large enough, too.
+    // `upper` is the smallest power of two that is not below `size`. The next smaller class has
+    // blocks of three quarters of `upper`, which may be large enough, too.
     let power = usize::BITS - (size - 1).leading_zeros();
     let upper = 1usize << power;
     let index = 1 + 2 * (power as usize - 5);
@@ -270,8 +270,8 @@ impl Lists {
     }
 }
 
-// SAFETY: 1. A block has one owner, between `take` or a fresh mapping and `give` or its unmapping.
-// 2. It has the requested size and alignment.
+// SAFETY: 1. A block has one owner from its allocation (`take` or a new mapping) until it is freed
+// (`give` or the end of its mapping). 2. It has the requested size and alignment.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let size = rounded(layout);

@@ -35,8 +35,8 @@ macro_rules! begin_frame {
 }
 pub(crate) use begin_frame;
 
-/// Loads the registers for an mmap(2) of anonymous memory. rsi: the length of that memory.
-/// Operands: `protection`, `flags`, `mmap`.
+/// Loads the registers for an mmap(2) of anonymous memory. On entry, rsi is the length of that
+/// memory. Operands: `protection`, `flags`, `mmap`.
 macro_rules! load_mmap {
     () => {
         concat!(

@@ -1,6 +1,6 @@
-//! Makes the program and its libraries call another function in place of one that they import. To
-//! do so, changes the slots of their global offset tables that hold the imported function's
-//! address.
+//! Redirects calls of imported functions: where the program and its libraries would call such a
+//! function, they then call another one. To do so, changes the slots of their global offset tables
+//! that hold the imported function's address.
 
 use crate::runtime::libc::{self, Library, Tables};
 use crate::runtime::text;

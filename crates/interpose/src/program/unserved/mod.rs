@@ -1,4 +1,5 @@
-//! Lets a (static) program into which libusring.so cannot be loaded run without usring.
+//! Lets a program run without usring if libusring.so cannot be loaded into it, because the program
+//! is static.
 //!
 //! The program inherits the filter, which traps some of its calls. So the program needs a handler
 //! of SIGSYS. The handler makes these calls again, and answers io_uring calls as a kernel without
@@ -8,11 +9,11 @@
 //! - [`tracer`]: installs the handler in an image that an exec has just made.
 //! - [`named`]: remembers which programs a message has named.
 //!
-//! The first two are in one section of assembler (`usring_unserved`), which is copied to the image
-//! unchanged. The section has no relocations, uses no thread pointer, and refers to nothing outside
-//! it. The copy installs itself in the next image, so descendants of an unserved program run, too.
-//! If one of them is a dynamic program, its loader loads the library, whose handler replaces this
-//! one.
+//! Handler and tracer are in one section of assembler (`usring_unserved`), which is copied to the
+//! image unchanged. The section has no relocations, uses no thread pointer, and refers to nothing
+//! outside it. The copy installs itself in the next image, so descendants of an unserved program
+//! run, too. If one of them is a dynamic program, its loader loads the library, whose handler
+//! replaces this one.
 
 mod handler;
 pub mod named;

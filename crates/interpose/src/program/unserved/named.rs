@@ -1,9 +1,9 @@
 //! Remembers which unserved programs a message has named, so that a script that starts a static
-//! tool a thousand times gets one line.
+//! tool a thousand times causes one message.
 //!
 //! The memory is a page that a process shares with the children that it forks. So a shell and its
-//! children name each program once. A program that one of them executes, and that usring serves,
-//! begins with an empty page.
+//! children together name each program once. If one of them executes a program that usring serves,
+//! that program begins with an empty page.
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use usring_sys::descriptor::FileIdentity;
@@ -14,8 +14,7 @@ use usring_sys::mapping;
 static NAMED: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 const ENTRIES: usize = mapping::PAGE / size_of::<AtomicU64>();
 
-/// Maps the page. Without the page, a message names the program at every exec of an unserved
-/// program.
+/// Maps the page. If it cannot be mapped, every exec of an unserved program causes a message.
 pub fn prepare() {
     if let Ok(page) = mapping::shared_page_of_words() {
         NAMED.store(page.as_ptr().cast_mut(), Ordering::Relaxed);

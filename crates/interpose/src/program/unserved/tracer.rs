@@ -105,14 +105,14 @@ global_asm!(
     "cmp rax, -4095",
     "jae 5f",
     "mov r13, rax",
-    // Yama, a security module, lets a process be traced only by its ancestors, and by processes
-    // that it names.
+    // Yama, a security module, may restrict tracing. A process can then be traced only by its
+    // ancestors, and by the processes that it allows.
     "mov rsi, {any_tracer}",
     "call usring_unserved_permit",
     "mov eax, {gettid}",
     "syscall",
     "mov ebx, eax",
-    // As fork(2) does, clone(2) makes the tracer here, but without an exit signal.
+    // Makes the tracer by clone(2) as fork(2) would, but without an exit signal.
     "xor edi, edi",
     "xor esi, esi",
     "xor edx, edx",
@@ -268,8 +268,8 @@ global_asm!(
     "call usring_unserved_trace",
     "call usring_unserved_wait",
     "jmp 2b",
-    // The process stops at the beginning or the end of a system call. If the system call that ends
-    // with this stop is the exec, the exec has failed.
+    // A stop at the beginning or the end of a system call of the process. If the exec ends with
+    // such a stop, the exec has failed.
     "5:",
     "test r14d, r14d",
     "jnz usring_unserved_detach",
@@ -314,9 +314,9 @@ global_asm!(
     "cmp al, 0x7f", // WIFSTOPPED
     "jne usring_unserved_end",
     "ret",
-    // Lets the traced process run to the next beginning or end of a system call. All signals that
-    // can be blocked are blocked. SIGSTOP cannot be blocked, so the tracer keeps it, and sends it
-    // when it detaches.
+    // Lets the traced process run to the next beginning or end of a system call. The process has
+    // blocked all signals except SIGSTOP, which cannot be blocked. The tracer does not pass a
+    // SIGSTOP on at once, but when it detaches.
     "usring_unserved_step:",
     "mov edi, {PTRACE_SYSCALL}",
     "xor edx, edx",
@@ -408,8 +408,8 @@ global_asm!(
     "cmp rax, -4095",
     "jae 3f",
     "mov r13, rax",
-    // Copies this section of code to the new image, word by word. r14 is the offset of the word in
-    // the section.
+    // Copies this section of code to the new image, word by word. r14 is the offset of the current
+    // word in the section.
     "xor r14d, r14d",
     "2:",
     "lea rax, [rip + __start_usring_unserved]",
