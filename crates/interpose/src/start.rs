@@ -47,7 +47,8 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     // SAFETY: the loader passes the environment to constructors. It calls this constructor first.
     unsafe { environment::read(variables) };
     text::find();
-    // A program that runs without usring calls these symbols, too.
+    // This comes before the decision whether usring serves the program. A program that runs without
+    // usring calls these symbols, too.
     symbols::resolve();
     if environment::is_of_valgrind() && !valgrind::is_there() {
         // This program starts Valgrind, or Valgrind does not follow it. So usring does not serve

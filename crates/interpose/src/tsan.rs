@@ -1,6 +1,6 @@
 //! ThreadSanitizer of the program. Threads that pass memory to each other through a ring do not
 //! race, because the ring orders their accesses. ThreadSanitizer sees neither the kernel's nor
-//! usring's part of this order, and would report races.
+//! usring's part of this order, and would report races. So usring annotates this order:
 //!
 //! | event | annotation |
 //! |---|---|
@@ -8,11 +8,12 @@
 //! | io_uring_enter ends; a function of liburing that looks for CQEs returns | acquire of the ring's CQ tail |
 //! | a MSG_RING is submitted | release of the target ring's CQ tail |
 //!
-//! The object is the CQ tail in the program's own mapping. So the program's code acquires the tail,
-//! too, if it reads the tail as an atomic word, as liburing's inline functions do.
+//! The annotated object is the CQ tail in the program's own mapping. So the program's code acquires
+//! the tail, too, if it reads the tail as an atomic word, as liburing's inline functions do.
 //!
-//! The functions of ThreadSanitizer are called only in threads of the program, because it does not
-//! know usring's threads. So the work of an SQ thread is not annotated: liburing's functions are.
+//! ThreadSanitizer does not know usring's threads, so its functions are called only in threads of
+//! the program. The work of an SQ thread is not annotated. The calls of liburing's functions are
+//! annotated instead.
 
 use crate::call::Call;
 use crate::files::descriptors::{self, File, Found};

@@ -1,6 +1,6 @@
-//! Tests usring's replacements of libc's functions against simple implementations: the memory
-//! routines and the allocator. (This program is linked with usring's memory routines instead of
-//! libc's.)
+//! Tests usring's replacements of libc's functions: the memory routines and the allocator. The
+//! expected results come from simple implementations. (This program is linked with usring's memory
+//! routines instead of libc's.)
 
 #[path = "../src/runtime/allocator.rs"]
 mod allocator;
@@ -20,7 +20,7 @@ unsafe extern "C" {
     fn strlen(text: *const i8) -> usize;
 }
 
-/// Every length at which the routines change their method, and some lengths beyond.
+/// Lengths for the tests: each length at which a routine changes its method, and some longer ones.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..200).chain([255, 256, 257, 511, 1000, 1023, 1024, 1025, 1040, 4095, 5000])
 }

@@ -38,15 +38,16 @@ pub struct Header {
     /// Number of events of the traced processes for which there was no room.
     pub lost: u64,
     /// Number of names for which there was no room. Each process counts its own names. It may count
-    /// a name again after it has used 2¹⁴ other names.
+    /// one of them twice, if it has used 2¹⁴ other names in between.
     pub lost_names: u64,
     /// If there was no room for all events: 1 if the file has the last ones, 0 if it has the first
     /// ones.
     pub keeps_last: u64,
     /// The ring to which the trace is limited; 0: all rings.
     pub ring: u64,
-    /// Two moments, each in ticks of the processor's counter and in nanoseconds of the monotonic
-    /// clock: the start of the run, and the time at which the header was made.
+    /// Two moments: the start of the run, and the time at which the header was made. For each, the
+    /// first number is in ticks of the processor's counter, and the second in nanoseconds of the
+    /// monotonic clock.
     pub start: [u64; 2],
     pub end: [u64; 2],
     /// The start of the run in nanoseconds since 1970.
@@ -79,7 +80,8 @@ impl Header {
         bytes
     }
 
-    /// Reads a header. Returns the version if it is not [`VERSION`].
+    /// Reads a header. Error: the bytes are no header, or the header has another version than
+    /// [`VERSION`], which the error names.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, NotATrace> {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |index: usize| u64::from_le_bytes(words[index]);
@@ -134,7 +136,7 @@ pub enum EventKind {
     /// A request was submitted. `extra`: the opcode's flags; `a`: the offset; `b`: the descriptor
     /// or the slot of registered files, and the length; `detail`: [`HELD_BY_CHAIN`] and so on.
     Submitted = 4,
-    /// A request is issued after it had to wait.
+    /// A request is issued after it had to wait, for its file or for another condition.
     Issued = 5,
     /// A request waits for its file.
     AwaitsFile = 6,
@@ -185,7 +187,7 @@ const KINDS: [EventKind; 17] = [
     EventKind::Reaped,
 ];
 
-/// Detail of [`EventKind::Submitted`]: the request waits for the one before it in its chain.
+/// Detail of [`EventKind::Submitted`]: the request waits for the request before it in its chain.
 pub const HELD_BY_CHAIN: u8 = 1;
 /// Detail of [`EventKind::Submitted`]: the request waits for earlier requests because of the flag
 /// IO_DRAIN.
@@ -352,15 +354,15 @@ fn halves(word: u64) -> [u32; 2] {
     [width::low(word), width::low(word >> 32)]
 }
 
-/// Largest number that can be sealed into a record. A run does not reach it: at 10⁸ events per
-/// second it would take a month.
+/// Limit of the event numbers in records: each number is below it. A run does not reach the limit:
+/// at 10⁸ events per second it would take a month.
 const MOST_NUMBERS: u64 = 1 << 48;
 /// The inverse of [`GOLDEN`] modulo 2⁶⁴.
 const INVERSE: u64 = inverse(GOLDEN);
 
 const fn inverse(odd: u64) -> u64 {
-    // Each step of Newton's iteration doubles the number of correct low bits. The first value,
-    // `odd` itself, has three: the square of an odd number is 1 modulo 8.
+    // Newton's iteration: each step doubles the number of correct low bits. The first value, `odd`
+    // itself, has three correct bits, because the square of an odd number is 1 modulo 8.
     let mut found = odd;
     let mut step = 0;
     while step < 5 {
@@ -376,8 +378,8 @@ pub fn seal(words: &[u64], number: u64) -> u64 {
     fold(words).wrapping_add((number + 1).wrapping_mul(GOLDEN))
 }
 
-/// Returns the number that is in the last word of a record. `None` if the words do not all belong
-/// to one record.
+/// Returns the number that the last word of a record contains. `None`: the words do not belong to
+/// one record, because another thread was writing them.
 pub fn unseal(words: &[u64], last: u64) -> Option<u64> {
     let number = last.wrapping_sub(fold(words)).wrapping_mul(INVERSE).wrapping_sub(1);
     (number < MOST_NUMBERS).then_some(number)

@@ -1,6 +1,6 @@
 //! The names of files. A record of a request names the request's file by a number.
 //!
-//! A descriptor number may refer to another file soon. So the process looks up the name of a
+//! A descriptor number may soon refer to another file. So the process looks up the name of a
 //! descriptor's file again after about a millisecond. It forgets the name at once if a request or a
 //! function of libc closes or replaces the descriptor.
 
@@ -19,8 +19,8 @@ use usring_sys::mutex::Mutex;
 use usring_sys::width;
 use usring_uapi::general as linux;
 
-/// Number of descriptors whose names the process remembers. Descriptors that are equal modulo this
-/// number replace each other.
+/// Number of entries of the table `of_descriptors`. Two descriptors that are equal modulo this
+/// number share an entry, and replace each other's name.
 const ENTRIES: usize = 1024;
 /// Width, in bits, of the two low fields of an entry of the table `of_descriptors`: the number of a
 /// name, and a descriptor number plus 1. The other 24 bits say when the name was looked up.
@@ -32,8 +32,8 @@ const UNIT_SHIFT: u32 = 20;
 /// Units after which a name is looked up again.
 const MOST_UNITS: u64 = 3;
 const TIME: u64 = (1 << (64 - 2 * FIELD_BITS)) - 1;
-/// Number of added names that the process remembers, in order not to add them again. When it has to
-/// remember more, it first forgets all of them.
+/// Maximum number of added names that the process remembers, so that it does not add them again. If
+/// the process adds one more name, it first forgets all of them.
 const MOST_KNOWN: usize = 1 << 14;
 
 /// The names of one process: those of its descriptors' files, and all that it has added to the
@@ -84,7 +84,7 @@ impl Names {
         }
         let name = page.add_name(text);
         // A name for which there is no room is remembered as 0, so that it is counted only once.
-        // Such a name does not make the process forget other names.
+        // But the process does not forget other names to remember such a name.
         if known.len() >= MOST_KNOWN && name != 0 {
             known.clear();
         }

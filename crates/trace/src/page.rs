@@ -12,11 +12,12 @@
 //! | a record's | the thread that claimed its number | the record, sealed by its last word |
 //!
 //! All accesses are relaxed. A reader trusts a record only if its last word fits the others
-//! ([`crate::format::seal`]), so no order is needed. That also holds if a slow thread still writes
-//! a record when another thread writes a later event there: a mixture of both does not fit.
+//! ([`crate::format::seal`]), so no order is needed. Two threads may even write to one record, if a
+//! slow thread is still writing an event when its record is reused for a later one. The mixture of
+//! both events does not fit.
 //!
-//! The program can write to this memory, too. So its length is sealed, and every process takes the
-//! limits from its own copy of them ([`Page`]).
+//! The program can write to this memory, too. So the file's length is sealed, and every process
+//! takes the limits from its own copy of them ([`Page`]).
 
 use crate::format::{Header, MAGIC, NAME_BITS, RECORD, RECORD_BYTES, Record, VERSION, name_length, name_words, seal};
 use core::ops::Range;
@@ -55,7 +56,7 @@ pub const SIZES: core::ops::RangeInclusive<u64> = 64 << 10..=64 << 30;
 pub struct Settings {
     /// Bytes of the records.
     pub size: u64,
-    /// Keep the last events, and not the first ones.
+    /// Whether the memory keeps the last events. Otherwise it keeps the first ones.
     pub keeps_last: bool,
     /// The ring to trace, by its number in its process; 0: all rings.
     pub ring: u32,
@@ -254,7 +255,7 @@ fn moment() -> [u64; 2] {
         let (before, now, after) = (Ticks::now(), Clock::Monotonic.now(), Ticks::now());
         (after.0 - before.0, [before.0 + (after.0 - before.0) / 2, now])
     };
-    // Uses the fastest of four readings of both clocks. In a slow one, the thread may have lost its
-    // processor between the clocks.
+    // Reads both clocks four times, and uses the fastest reading. In a slow reading, the thread may
+    // have lost its processor between the two clocks.
     [pair(), pair(), pair(), pair()].into_iter().min().map_or([0; 2], |(_, moment)| moment)
 }

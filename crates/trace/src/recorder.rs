@@ -54,8 +54,9 @@ fn process(page: &Page) -> &'static Process {
     PROCESS.get().unwrap_or_else(|| begin(page))
 }
 
-/// Records that this process begins to record, unless another thread does so. Called by [`start`]
-/// and, in a forked child, by each thread that finds no state of the process yet.
+/// Makes the recorder's state in this process, and records the event that the process begins,
+/// unless another thread records it. Called by [`start`] and, in a forked child, by each thread
+/// that finds no state of the process yet.
 #[cold]
 fn begin(page: &Page) -> &'static Process {
     let process = PROCESS.get_or_make(|| Process {

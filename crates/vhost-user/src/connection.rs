@@ -17,8 +17,8 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Why an exchange with the back end failed: the end of a sentence that begins with "the back end
-/// on PATH".
+/// Reason why an exchange with the back end failed. The text completes a sentence that begins with
+/// "the back end on PATH".
 pub type Failure = String;
 
 /// The optional features of the vhost-user protocol that usring uses.
@@ -28,8 +28,8 @@ const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
-/// A file whose memory is shared with the back end. `address` is the address by which messages and
-/// queues name the memory's first byte.
+/// A file whose memory is shared with the back end. Messages and queues name the memory's first
+/// byte by `address`.
 pub struct Region {
     pub file: File,
     pub length: u64,
@@ -70,7 +70,7 @@ impl Connection {
     }
 
     /// Negotiates the protocol features, and makes usring the back end's front end. `reconnects`:
-    /// the features include a record of requests in flight, if the back end offers one.
+    /// usring asks for a record of requests in flight, if the back end offers this feature.
     fn negotiate(
         socket: UnixStream,
         stream: UnixStream,
@@ -132,9 +132,9 @@ impl Connection {
         })
     }
 
-    /// Accepts the virtio features that the previous back end had. Fails if this back end lacks one
-    /// of these features or has fewer queues, or if its device is smaller or has another block
-    /// size.
+    /// Accepts the virtio features that were negotiated with the previous back end. Fails if this
+    /// back end lacks one of these features or has fewer queues, or if its device is smaller or has
+    /// another block size.
     pub fn accept_features_again(&mut self, parameters: &Parameters) -> Result<(), Failure> {
         if parameters.features & !self.features != 0 || parameters.queues > self.queues {
             return Err("differs from the earlier back end: features or queues are missing".into());
@@ -209,7 +209,7 @@ impl Connection {
         if self.has_memory_slots() { self.memory_slots } else { 8 }
     }
 
-    /// Shares the given memory with the back end. Called before any queue is started.
+    /// Shares the memory of `regions` with the back end. Called before any queue is started.
     pub fn set_memory<'a>(&mut self, regions: impl Iterator<Item = &'a Region>) -> Result<(), Failure> {
         self.in_time(|connection| connection.set_all_memory(regions))
     }
@@ -268,8 +268,8 @@ impl Connection {
             frontend.set_vring_enable(queue, true)
         };
         self.in_time(|connection| set_up(&mut connection.frontend).map_err(failed("start a queue")))?;
-        // The back end may have missed earlier signals: requests may have been published while it
-        // did not serve the queue.
+        // Requests may have been published while the back end did not serve the queue. The back end
+        // may have missed their signals, so usring signals it once more.
         let _ = signals.kick.write(1);
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! A time limit for exchanges with a back end. A back end that is stopped, or that serves another
-//! front end, accepts the connection but never answers. A timeout of the socket does not help,
-//! because the `vhost` crate then reads again. So a watching thread shuts the socket down when an
-//! exchange of messages has taken [`EXCHANGE_TIMEOUT`]. The exchange then fails.
+//! A time limit for exchanges of messages with a back end. A back end that is stopped, or that
+//! serves another front end, accepts the connection but never answers. A timeout of the socket does
+//! not help, because the `vhost` crate would then repeat the read. So a watching thread shuts the
+//! socket down when an exchange has taken [`EXCHANGE_TIMEOUT`], and the exchange fails.
 
 use super::connection::{Failure, duplicate};
 use std::net::Shutdown;
@@ -42,8 +42,8 @@ pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
     duplicate(opened.number()).map(|file| UnixStream::from(OwnedFd::from(file))).map_err(unreachable)
 }
 
-/// Returns a system error in the form of the launcher's messages: `ENOENT: no such file or
-/// directory`. An error that no system call returned keeps its own text.
+/// Returns the text of a system error in the form that the launcher's messages have: `ENOENT: no
+/// such file or directory`. An error that does not come from a system call keeps its own text.
 pub fn words(error: &std::io::Error) -> String {
     let Some(number) = error.raw_os_error() else { return error.to_string() };
     let name = Errno::new(number.cast_unsigned());

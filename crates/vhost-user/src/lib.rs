@@ -35,12 +35,12 @@ const USUAL_QUEUES: u32 = 16;
 /// Milliseconds between two attempts to reconnect, or to free a returned queue.
 const RETRY_MS: u16 = 100;
 
-/// How long a thread that returns a queue waits for the queue's requests to complete. After this
-/// time, the watcher thread waits for them instead. The queue stays allocated until they have
-/// completed.
+/// Maximum time that a thread that returns a queue waits for the queue's requests to complete.
+/// After this time, the watcher thread waits for them instead. The queue stays allocated until they
+/// have completed.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a user that asks for a queue waits for a queue that another user is returning.
+/// Maximum time that a user that asks for a queue waits for a queue that another user is returning.
 const QUEUE_WAIT: Duration = Duration::from_secs(2);
 
 /// First address of memory that is shared after the arena. It lies above the addresses of all
@@ -64,9 +64,9 @@ struct Shared {
     report: Report,
     arena: Arena,
     parameters: Parameters,
-    /// Eventfd that wakes the watcher thread. A queue's user signals it once the user has laid out
-    /// its rings for a new back end. Threads of this process signal it when the device is dropped,
-    /// the connection is lost, or a returned queue cannot be freed yet.
+    /// Eventfd that wakes the watcher thread. A queue's user signals it after the user has laid out
+    /// the queue's rings for a new back end. Threads of this process signal it for three reasons:
+    /// the device is dropped, the connection is lost, or a returned queue cannot be freed yet.
     wake: EventFd,
     /// Eventfd that the back end signals when it finds a queue broken.
     error: EventFd,
@@ -83,7 +83,7 @@ struct State {
     record: Option<Record>,
     is_over: bool,
     has_reported_busy: bool,
-    /// Why the last attempt to reconnect failed. The user gets a message only if the reason
+    /// Reason why the last attempt to reconnect failed. The user gets a message only if the reason
     /// changes.
     last_failure: String,
 }
@@ -125,8 +125,8 @@ impl VhostUser {
         Box::new(Handle(Arc::clone(&self.shared)))
     }
 
-    /// Returns two counts of the reads and writes that the allocated queues have made: those whose
-    /// data was copied, and those whose data was not.
+    /// Returns how many reads and writes the allocated queues have made: first those whose data was
+    /// copied, then those whose data was not.
     pub fn counts(&self) -> (u64, u64) {
         let state = self.shared.lock();
         let used = (0..).zip(&state.queues).filter(|(_, queue)| queue.is_some());
@@ -324,8 +324,8 @@ impl Shared {
         }
     }
 
-    /// Frees the queues that their users have returned. A queue whose requests the back end still
-    /// serves stays allocated.
+    /// Frees the queues that their users have returned. A returned queue stays allocated while the
+    /// back end still serves its requests.
     fn take_back_queues(&self, state: &mut State) {
         let State { connection, queues, record, .. } = state;
         let mut outcome = Ok(());

@@ -18,12 +18,12 @@ pub struct Record {
     memory: SharedMemory,
 }
 
-/// Layout of a queue's part of the record: length of its header, and the offset in the header of
-/// the last used index. Both are in bytes.
+/// Offsets in a queue's part of the record, in bytes: the length of its header, and the offset of
+/// the last used index within the header.
 const HEADER: usize = 16;
 const USED_INDEX: usize = 14;
-/// Bytes of the entry that each descriptor has behind the header. The entry's first byte is 1 while
-/// the descriptor is in flight.
+/// Bytes of a descriptor's entry. The entries of a queue's descriptors follow the header. An
+/// entry's first byte is 1 while the descriptor is in flight.
 const STATE: usize = 16;
 
 impl Record {

@@ -1,5 +1,5 @@
-//! Finds what the entry points need from the program's libc, if the program has one: `errno`, and
-//! the functions that usring replaces.
+//! Finds the parts of the program's libc that the entry points need, if the program has a libc:
+//! `errno`, and the functions that usring replaces.
 //!
 //! The library is linked against nothing. The loader fills a small table with the addresses that it
 //! can bind (weak references: zero without a libc). usring also needs the functions of libc that it
@@ -90,8 +90,8 @@ pub fn has_sanitizer() -> bool {
     bound().sanitizers.iter().any(|function| *function != 0)
 }
 
-/// Makes glibc's malloc map each block of at least `bytes` bytes separately, for the whole run. By
-/// default, malloc raises this limit when the program frees such a block.
+/// Sets the size from which glibc's malloc maps each block separately to `bytes`, for the whole
+/// run. Without this call, malloc raises that size when the program frees such a block.
 pub fn map_large_blocks(bytes: usize) {
     const M_MMAP_THRESHOLD: i32 = -3;
     if let (true, Some(mallopt), Ok(bytes)) = (is_glibc(), bound().mallopt, i32::try_from(bytes)) {
@@ -159,8 +159,8 @@ impl Library {
         self.dynamic as usize
     }
 
-    /// Converts the value of an entry of the dynamic section to an address. Some loaders have
-    /// already added the load address to the value, others have not.
+    /// Converts the value of an entry of the dynamic section to an address. The value is an address
+    /// already if the loader has added the load address to it. Some loaders do not.
     pub fn address(&self, value: usize) -> usize {
         if value < self.base { value + self.base } else { value }
     }

@@ -1,5 +1,5 @@
 //! The library's own messages, of one line each. They go to standard error, or to the file that
-//! `USRING_LOG` names. Written without libc and without allocating.
+//! `USRING_LOG` names. The code that writes them uses no libc and allocates nothing.
 
 use core::ffi::{CStr, c_char};
 use core::fmt::{self, Write};

@@ -8,9 +8,9 @@ use core::arch::global_asm;
 
 // void *memcpy(rdi to, rsi from, rdx count), void *memmove(rdi to, rsi from, rdx count)
 //
-// Up to 32 bytes are all loaded before any of them is stored, so memcpy and memmove use the same
-// code for them. Of a longer block, the last 16 bytes are loaded first and stored last. So the loop
-// may stop before it has copied them.
+// Up to 32 bytes are all loaded before any of them is stored, so memcpy and memmove can share this
+// code. In a longer block, the last 16 bytes are loaded first and stored last, so the loop need not
+// copy them.
 global_asm!(
     ".globl memcpy, memmove",
     ".hidden memcpy, memmove",
@@ -196,8 +196,8 @@ global_asm!(
     "5:",
     "xor eax, eax",
     "ret",
-    // memcmp's answer depends on the first byte in memory that differs. So the words are reversed,
-    // which makes their first byte the most significant one.
+    // memcmp's answer depends on the first byte in memory that differs. So the bytes of each word
+    // are reversed: the first byte in memory becomes the most significant one.
     "6:",
     "bswap rax",
     "bswap rcx",

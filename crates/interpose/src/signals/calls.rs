@@ -55,8 +55,9 @@ fn read_action(address: UserAddress) -> Result<Action, Errno> {
 
 fn exchange_own(signal: u32, new: Option<Action>) -> Action {
     let before = installed(signal);
-    // A vfork child has signal actions of its own but shares this table with its parent. So the
-    // child's change is not recorded. Little is lost, because the child's exec resets the action.
+    // A vfork child has signal actions of its own, but this table is its parent's. So the action
+    // that the child sets is not recorded. Little is lost, because the child's exec resets the
+    // action.
     if let Some(new) = new
         && process::is_own()
     {
@@ -101,8 +102,8 @@ pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno>
     }
     for signal in OWN {
         let before = install(signal)?;
-        // No code of this program has run yet that could install a handler of SIGSYS. So this
-        // handler is that of `program::unserved`: it comes from the unserved program that executed
+        // At this time, no code of this program has run that could have installed a handler of
+        // SIGSYS. So this handler is that of `program::unserved`: an unserved program has executed
         // this one.
         let is_unserved = signal == linux::SIGSYS && before.handler > IGNORE;
         TABLE[signal as usize].set(&if is_unserved { Action::default() } else { before });

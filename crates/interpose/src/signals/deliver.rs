@@ -89,8 +89,8 @@ global_asm!(
     "call {place_frame}",
     "cmp qword ptr [rbx + {handler}], 0",
     "je 3f",
-    // From here on, the signal's frame is the top of its stack, which may be the alternate stack.
-    // So the frame of the next signal goes below it.
+    // From here on, rsp is the address of the signal's frame, which may be on the alternate stack.
+    // So the frame of the next signal goes below this frame.
     "mov rsp, rax",
     "lea rsi, [rbx + {handler_mask}]",
     "xor edx, edx",
@@ -217,10 +217,10 @@ extern "C" fn take_deferred(delivery: &mut Delivery) -> u32 {
     1
 }
 
-/// Puts the saved frame of a signal back. The frame goes to `room`, or to the place on the
-/// alternate stack where the kernel had put it. After the signal's handler, the thread continues at
-/// `resume`, with `frame_pointer` in rbp and rsp. The thread's mask is then `delivery_mask` if
-/// there is one, otherwise `original_mask`. Returns the frame's address.
+/// Puts the saved frame of a signal back: in `room`, or at the address on the alternate stack where
+/// the kernel had put it. When the signal's handler returns, the thread continues at `resume`, with
+/// `frame_pointer` in rbp and rsp. The thread's mask is then `delivery_mask` if there is one,
+/// otherwise `original_mask`. Returns the frame's address.
 extern "C" fn place_frame(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
     // SAFETY: `usring_deliver_deferred` passes a `room` of the size that `frames::room_for`
     // returned.

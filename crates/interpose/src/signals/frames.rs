@@ -42,8 +42,8 @@ struct SavedFrame {
 // SAFETY: only the thread that has set the slot's bit of `USED` accesses the bytes.
 unsafe impl Sync for SavedFrame {}
 
-/// The slots in use, as a bitmap. The bits are not in the slots, so that a forked child that frees
-/// all slots touches one page.
+/// The slots in use, as a bitmap. A bit in each slot would also do, but a forked child frees all
+/// slots, and with the bitmap it touches only one page.
 static USED: AtomicU64 = AtomicU64::new(0);
 const _: () = assert!(MOST_FRAMES == u64::BITS as usize);
 
@@ -119,8 +119,8 @@ pub fn room_for(saved_frame: u32) -> u64 {
 /// Puts a saved frame back, in `room` or at its original address. Returns the frame's address.
 ///
 /// # Safety
-/// `room` must be aligned to 64 bytes and as large as [`room_for`] said. The stack pointer must not
-/// be above `room`.
+/// `room` must be aligned to 64 bytes, and at least as long as [`room_for`] returned. The stack
+/// pointer must not be above `room`.
 pub unsafe fn place(saved_frame: u32, room: *mut u8) -> *mut u8 {
     let place = slot(saved_frame).expect("the number of a saved frame");
     let (origin, length) = (place.origin.load(Ordering::Relaxed), place.length.load(Ordering::Relaxed));
@@ -141,8 +141,8 @@ pub unsafe fn place(saved_frame: u32, room: *mut u8) -> *mut u8 {
     }
 }
 
-/// Returns whether the saved frame was on the alternate stack, and whether that stack is unused
-/// otherwise: neither the interrupted code nor the present code runs on it.
+/// Returns whether the saved frame may be put back on the alternate stack. It must have been there,
+/// and that stack must be unused now: neither the interrupted code nor the present code runs on it.
 unsafe fn is_on_other_stack(saved: *const u8, origin: usize, now: usize) -> bool {
     // SAFETY: the caller guarantees a frame. Its ucontext_t describes the alternate stack by start,
     // flags and size.

@@ -92,7 +92,7 @@ pub fn mask_in_handler(signal: u32, mask: SignalSet) -> SignalSet {
     ((mask | action.mask) & !KEPT_OPEN) | (itself & !set_of(linux::SIGSYS))
 }
 
-/// Returns the kernel's action for a signal. If `new` is given, sets the action to `new`. The
+/// Returns the kernel's action for a signal. If `new` is `Some`, also sets the action to `new`. The
 /// rt_sigaction(2) carries the mark by which usring's filter lets it pass.
 pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errno> {
     let mut old = Action::default();

@@ -241,8 +241,8 @@ extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *m
                 // leaves the engine.
                 signals::send_again(itself);
             } else {
-                // The signal goes to the end of the kernel's queue. Only its order relative to
-                // other signals with the same number may change.
+                // The signal goes to the end of the kernel's queue. Among pending signals with one
+                // number, this may change the order. The order of different numbers stays.
                 queue_again(information);
             }
         }

@@ -1,9 +1,9 @@
 //! The seccomp filter of a run whose memory is swapped: traps calls that may name memory that is
 //! not resident.
 //!
-//! Swapped memory lies in a window of addresses that is the same in every process ([`WINDOW`]). So
-//! the filter is constant, as the others are, and need not know what a call means. A call traps if
-//! one of its arguments is an address in the window. The filter knows only these calls by their
+//! Swapped memory lies in one window of addresses, whose bounds are constants ([`WINDOW`]). So the
+//! filter is constant, as the others are, and need not know what a call means. A call traps if one
+//! of its arguments is an address in the window. The filter knows only these calls by their
 //! numbers:
 //! - calls that name memory by a structure in memory (vectors, messages);
 //! - calls that could make such memory (mmap);
@@ -34,7 +34,7 @@ use usring_sys::width;
 use usring_uapi::general as linux;
 
 /// Number of create_module(2), which Linux 2.6 and later do not have. By this call, usring tests
-/// whether a filter for a given size is installed. The second argument is the size in bytes.
+/// whether the filter for a certain size is installed. The second argument is that size in bytes.
 pub const PROBE: u32 = linux::__NR_create_module;
 
 /// First argument of the test call [`PROBE`]. If the filter is installed, usring answers
@@ -239,8 +239,8 @@ const fn add_window_rule(filter: &mut Assembler, argument: u32) {
     while index < ADDRESSES.len() {
         let (number, count) = ADDRESSES[index];
         if count <= argument {
-            // If the call has this number, the jump skips the remaining comparisons and the answer
-            // TRAP.
+            // For a call with this number, the jump skips the other comparisons with numbers, and
+            // the answer TRAP after them.
             filter.add(JUMP_EQUAL, number, unused, 0);
             unused -= 1;
         }

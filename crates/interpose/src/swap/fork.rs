@@ -39,7 +39,7 @@ use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
 use usring_sys::{Errno, descriptor, signals, thread, width};
 use usring_uapi::general as linux;
 
-/// Locked while a thread forks a child. A vfork child may hold this lock as well, and may be killed
+/// Locked while a thread forks a child. A vfork child may lock this lock as well, and may be killed
 /// while it holds the lock.
 static FORKING: PerProcess<OwnerLock> = PerProcess::new();
 /// The reasons that [`report_refusal`] has reported already, one bit for each reason.
@@ -93,8 +93,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
         // forked under it.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
-    // Signals are checked before the lock is taken. If a thread gave up the lock whenever a signal
-    // arrived, it might never fork while an interval timer sends signals.
+    // Signals were checked before this lock is taken, and not under the lock. A thread that gave up
+    // the lock for each signal might never fork while an interval timer sends signals.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
     let frozen = match inherited.map(freeze).transpose() {
         Ok(frozen) => frozen.filter(|frozen| descriptor::keep_after_fork(frozen.descriptors())),
@@ -209,7 +209,7 @@ fn begin(frozen: FrozenMemory, calls: OfThread) {
         return;
     }
     // The program forked in a signal handler that had interrupted another call. The child will
-    // return to this call, so its memory stays pinned in the child.
+    // return to the interrupted call, so that call's memory stays pinned in the child.
     let mappings = region::mappings();
     for (address, mut pinned) in calls.into_calls() {
         match mappings {
@@ -231,8 +231,8 @@ fn end_without_pages() -> ! {
 }
 
 /// Reports why a child does not inherit swapped memory, once for each reason. Reports nothing if
-/// the mechanism or the backing store never supports copies. Most children only execute another
-/// program, so in that case usring reports when a child touches the memory.
+/// the mechanism or the backing store never supports copies: most children only execute another
+/// program. usring then reports an error only if a child touches the memory.
 fn report_refusal(error: Errno) {
     let (bit, why) = match error {
         Errno::EOPNOTSUPP => return,

@@ -111,8 +111,8 @@ fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, E
     Ok(first..end)
 }
 
-/// For each thread whose last `usring_swap_map` failed, the reason. The first element is the oldest
-/// failure.
+/// The reasons of failures of `usring_swap_map`: for each thread, the reason of its last failure.
+/// The first element is the oldest failure.
 static LAST_FAILURE: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
 /// Maximum number of threads whose failures are in `LAST_FAILURE`. If one more thread has a
 /// failure, the oldest failure is dropped.
@@ -145,7 +145,8 @@ unsafe fn error([place, room, ..]: Arguments) -> Result<u64, Errno> {
 }
 
 /// Reads the options of a region. A program that was built with another version of the header may
-/// pass options of another size. Missing options become 0, and unknown options must be 0.
+/// pass options of another size. If they are shorter, the missing options are 0. If they are
+/// longer, the additional words must be 0.
 fn read_options(address: u64) -> Result<[u64; OPTIONS], Errno> {
     let size = user_memory::read::<u64>(UserAddress(address))?;
     let words = width::size(size / 8);
@@ -168,8 +169,8 @@ fn read_options(address: u64) -> Result<[u64; OPTIONS], Errno> {
     Ok(options)
 }
 
-/// Number of words that every version of the options has, and the maximum number of words that any
-/// version may have.
+/// Sizes of the options in words: the smallest size of any version of the header, and the largest
+/// size that is accepted.
 const LEAST_OPTIONS: usize = 4;
 const MOST_OPTIONS: usize = 64;
 

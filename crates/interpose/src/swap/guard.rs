@@ -1,8 +1,10 @@
-//! Guards system calls on swapped memory, made by the program or by usring for the program. Pins
-//! the memory that a call names until the kernel has answered the call ([`usring_call_memory`]).
+//! Guards system calls on swapped memory. The program makes such calls, and so does usring for the
+//! program. Pins the memory that a call names until the kernel has answered the call
+//! ([`usring_call_memory`]).
 //!
-//! The entry point makes the program's call ([`Outcome::PINNED`]), so that a signal interrupts the
-//! call as it would without usring. Then `dispatch` calls [`after`].
+//! For a call of the program, `guard` only pins the memory. The entry point then makes the call
+//! ([`Outcome::PINNED`]), so that a signal interrupts it as it would without usring. Afterwards,
+//! `dispatch` calls [`after`].
 
 use crate::call::{Call, Outcome};
 use crate::runtime::message;
@@ -22,8 +24,8 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
         return Ok(0);
     }
     // The engine's calls name memory by an argument, an `iovec` array or a message, so this check
-    // finds all of them. A thread that moves a swapped page is exempt, because it would wait for
-    // the page's owner, which is the thread itself.
+    // finds all of them. A thread that moves a swapped page is exempt. It owns the page until the
+    // move is done, and to pin the page it would wait for the owner.
     if !call_memory::may_name_memory(call) || pinned_memory::is_exempt() || is_execution(call.number) {
         return Ok(0);
     }

@@ -2,9 +2,9 @@
 //!
 //! Some calls never return: a signal's handler leaves by siglongjmp(3), a vfork child executes a
 //! program or is killed, or a thread ends inside the call. The entry point stores the
-//! [`Call`](crate::call::Call) of each system call on the stack of the calling thread. If a later
-//! call is stored at that address, wholly or in part, the earlier call cannot return any more. Then
-//! the pinned memory of the earlier call is released.
+//! [`Call`](crate::call::Call) of each system call on the stack of the calling thread. When a later
+//! `Call` on that stack overlaps the earlier one, the earlier call cannot return any more. Then the
+//! pinned memory of the earlier call is released.
 
 use crate::call::CALL_SIZE;
 use alloc::vec::Vec;

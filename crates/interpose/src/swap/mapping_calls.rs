@@ -1,15 +1,15 @@
 //! System calls on mappings that concern swapped memory. Their answers are those that the kernel
-//! would give if it had mapped the whole range. In fact the range may consist of paged memory,
-//! memory released to the kernel, and holes.
+//! would give if the whole range were the kernel's memory. In fact the range may consist of paged
+//! memory, memory released to the kernel, and holes.
 //!
 //! The kernel does not know the region's holes, because to the kernel the region is mapped there.
 //! So usring calls the kernel for each part of the range that the kernel owns. If a call has to
 //! stop at a hole, usring stops there.
 //!
 //! Some requests are impossible on paged memory: another protection, a lock, a stack. For these,
-//! the memory is released to the kernel, which keeps the memory until the program unmaps it. If the
-//! release fails (a system call uses the memory), usring refuses the call. A message goes to
-//! standard error once.
+//! the memory is released to the kernel, which keeps the memory until the program unmaps it. The
+//! release fails while a system call uses the memory. usring then refuses the request, and writes a
+//! message to standard error once.
 
 use crate::call::{Call, Outcome};
 use crate::runtime::message;
@@ -28,8 +28,8 @@ use usring_uapi::general as linux;
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 static IS_FULL_REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Number of a [`Call`] that is no system call. By this number, usring's replacement of
-/// `pthread_attr_setstack` announces the memory that the program chose for a stack.
+/// Number of a [`Call`] that is no system call. usring's replacement of `pthread_attr_setstack`
+/// makes this call, to announce the memory that the program chose for a stack.
 pub const STACK: u32 = 0x7573_0200;
 
 /// Answer to a call on mappings. `None`: the kernel has to answer the call.
@@ -245,8 +245,8 @@ fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -
 }
 
 /// Calls `ask` for each part of a range that the kernel owns, up to the first hole. If `becomes` is
-/// given, first releases the range up to that hole to the kernel. If the release fails, refuses the
-/// call, with a message that names `becomes`. Errors: `ENOMEM` at a hole.
+/// `Some`, first releases the range up to that hole to the kernel. If the release fails, refuses
+/// the call, with a message that names `becomes`. Error: `ENOMEM` if the range has a hole.
 fn call_for_kernel_parts(
     mappings: &Mappings,
     range: &Range<usize>,
@@ -271,8 +271,8 @@ fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u
     let range = pages(start, length)?;
     let mut changes = mappings.change();
     let parts = changes.parts(&range);
-    // These kinds of advice change the pages themselves, or what children inherit. The pager cannot
-    // do this, so the kernel must own the memory.
+    // These kinds of advice change the pages themselves, or decide whether children inherit them.
+    // The pager cannot carry them out, so the kernel must own the memory.
     if let linux::MADV_DOFORK
     | linux::MADV_WIPEONFORK
     | linux::MADV_HWPOISON
@@ -416,8 +416,8 @@ fn remap_freely(
     };
     let owner = parts.first().map(|part| part.owner);
     match owner {
-        // With an old size of 0, mremap(2) maps shared memory a second time. The region has no
-        // shared memory, so only the kernel can do this.
+        // If the old size is 0, mremap(2) maps shared memory a second time. The region has no
+        // shared memory. So only the kernel can carry out the call, for memory that it owns.
         None if changes.parts(&(old.start..old.start + PAGE))[0].owner == Owner::Kernel => ask(),
         None => Err(Errno::EINVAL),
         Some(Owner::Unmapped) => Err(Errno::EFAULT),
@@ -435,14 +435,14 @@ fn remap_freely(
             }
             answer => answer.map(|start| start as u64),
         },
-        // The range is not a single mapping, which mremap(2) requires.
+        // The range has parts of several owners or holes. mremap(2) requires a single mapping.
         Some(_) => Err(Errno::EFAULT),
     }
 }
 
-/// Releases the memory of a stack to the kernel. The kernel writes signal frames to a stack. If a
-/// page of the stack were evicted, the kernel would kill the thread that runs on the stack. (Also
-/// called for other memory that the kernel writes when it switches or ends threads.)
+/// Releases the memory of a stack to the kernel. The kernel writes signal frames to stacks. If the
+/// page for a frame were evicted, the kernel could not write the frame, and would kill the thread.
+/// (Also called for other memory to which the kernel writes when it switches or ends threads.)
 fn keep_stack(start: u64, length: u64) {
     let Some((mappings, range)) = mappings().zip(pages_around(start, length).ok()).filter(|_| is_in_window(start))
     else {

@@ -1,4 +1,5 @@
-//! The program's swapped memory. ([`usring_call_memory`] knows which memory a system call names.)
+//! The program's swapped memory. ([`usring_call_memory`] finds out which memory a system call
+//! names.)
 //!
 //! | file | content |
 //! |---|---|

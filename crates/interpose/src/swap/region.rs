@@ -1,8 +1,8 @@
 //! The region of an unmodified program's swapped memory (`usring run --swap`, `USRING_SWAP`).
 //!
 //! The region serves mappings that are private, without a file, readable and writable, and large
-//! enough. The region is made at the first such mapping. So processes without such mappings leave
-//! the backing store to others. The kernel serves all other mappings.
+//! enough. The kernel serves all other mappings. The region is made at the first mapping that it
+//! can serve. So a process without such mappings takes no space in the backing store.
 //! [`crate::swap::mapping_calls`] answers later calls on mappings.
 //!
 //! A forked child inherits a copy of the region ([`crate::swap::fork`]) and takes the copy over at
@@ -77,7 +77,7 @@ pub fn exists() -> bool {
 /// Makes `mappings` the process's region, and installs the pin hook.
 fn publish(mappings: Mappings) {
     static FIRST_TOUCH: fn() -> bool = || {
-        // In a child that does not inherit the region, `current` drops the child's reference to the
+        // If the child does not inherit the region, this call drops the child's reference to the
         // region.
         process::current();
         self::mappings().is_some()
