@@ -21,9 +21,9 @@ fn main() {
         "-Wl,-Bsymbolic",
         "-Wl,-z,now",
         "-Wl,-z,relro",
-        // Puts each segment into pages of the file that no other segment has. If the data shared
-        // such a page, the kernel could write the probes' semaphore into the wrong copy of the page
-        // when it maps the library.
+        // Gives each segment pages of the file that no other segment shares. If the data segment
+        // shared a page with another segment, that page would be mapped twice. The kernel could
+        // then write the probes' semaphore into the wrong copy.
         "-Wl,-z,separate-loadable-segments",
         // The entry points must be ready before the constructor of any other library makes a call.
         "-Wl,-z,initfirst",

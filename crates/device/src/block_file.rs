@@ -15,12 +15,12 @@
 //!
 //! # Concurrency
 //! - Each call uses a queue pair alone. A process has at most sixteen such queue pairs on a device.
-//! - Two writes to *parts* of one block are serialized by a lock, so that neither overwrites the
-//!   other's bytes. Calls share no other lock.
+//! - A lock serializes writes to *parts* of one block, so that no write overwrites the bytes of
+//!   another write. Calls share no other lock.
 //! - Writes of whole blocks do not take that lock, and other processes have locks of their own. So
-//!   one of two concurrent writes may be lost if one writes part of a block and the other the whole
-//!   block. It may also be lost if two processes write to parts of one block, even to parts that do
-//!   not overlap.
+//!   one of two concurrent writes may be lost in two cases. First, one writes part of a block, and
+//!   the other writes the whole block. Second, two processes write to parts of one block, even to
+//!   parts that do not overlap.
 
 mod caller;
 mod callers;

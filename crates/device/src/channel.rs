@@ -1,5 +1,5 @@
-//! A queue pair with what its user needs to wait efficiently: the number of requests in flight, and
-//! when they were submitted.
+//! A queue pair, together with the data that its user needs to wait efficiently: the number of
+//! requests in flight, and when they were submitted.
 //!
 //! - A wait is one `begin_wait`, followed by alternating calls of `poll` and `pause`, until enough
 //!   requests have completed.
@@ -94,7 +94,7 @@ impl Channel {
         }
     }
 
-    /// Returns whether a thread that notifies the device may sleep; see
+    /// Returns whether a thread may have to sleep while it notifies the device; see
     /// [`QueuePair::defers_submits`].
     pub fn defers_submits(&self) -> bool {
         self.queue.defers_submits()

@@ -19,10 +19,10 @@ use usring_sys::kernel_aio::Waiter;
 use usring_sys::plain::IoVector;
 use usring_uapi::general as linux;
 
-/// Maximum number of bytes of a request on a device without a lower limit. It is Linux's limit for
-/// one call (`MAX_RW_COUNT`), so a result of 32 bits can hold it.
+/// Maximum number of bytes of a request on a device that sets no smaller limit itself. It is
+/// Linux's limit for one call (`MAX_RW_COUNT`), so a result of 32 bits can hold it.
 pub const LONGEST_TRANSFER: u32 = 0x7fff_f000;
-/// Maximum number of segments of a request on a device without a lower limit.
+/// Maximum number of segments of a request on a device that sets no smaller limit itself.
 pub const MOST_SEGMENTS: u32 = linux::UIO_MAXIOV;
 
 /// A device of one kind (`null`, `ram`, …), or a wrapper around a device.
@@ -41,8 +41,9 @@ pub trait Driver: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns whether a forked child may open queue pairs of its own on this driver and reach the
-    /// same blocks. Calls `keep` with each descriptor that must stay open in the child.
+    /// Returns whether a forked child may open queue pairs of its own on this driver, through which
+    /// it reaches its parent's blocks. Calls `keep` with each descriptor that must stay open in the
+    /// child.
     fn keep_after_fork(&self, keep: &mut dyn FnMut(i32)) -> bool {
         let _ = keep;
         false
@@ -100,13 +101,13 @@ pub trait QueuePair: Send {
     /// memory only if the result was [`Submission::Accepted`].
     fn submit(&mut self, request: &DeviceRequest) -> Submission;
 
-    /// Notifies the device of all accepted requests. Called once per batch. May sleep only if
-    /// [`QueuePair::defers_submits`] returns `true`.
+    /// Notifies the device of all accepted requests. Called once per batch. If
+    /// [`QueuePair::defers_submits`] returns `true`, the thread may have to sleep in this call.
     fn ring_doorbell(&mut self);
 
-    /// Returns whether a thread may sleep in [`QueuePair::ring_doorbell`]. A user calls the queue
-    /// pair under a lock. If other threads wait for that lock, the user makes a *deferred submit*,
-    /// during which the lock is free:
+    /// Returns whether a thread may have to sleep in [`QueuePair::ring_doorbell`]. A user calls the
+    /// queue pair under a lock. If other threads wait for that lock, the user makes a *deferred
+    /// submit*, during which the lock is free:
     ///
     /// 1. [`QueuePair::begin_deferred`], with the lock.
     /// 2. [`DeferredSubmit::run`], without the lock.

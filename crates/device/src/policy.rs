@@ -72,7 +72,7 @@ impl fmt::Display for PollPolicy {
     }
 }
 
-/// A device's policy: a word that exists as long as the process, perhaps in memory that all
+/// A device's policy: a word that exists as long as the process. It may lie in memory that all
 /// processes of a `usring run` share. `usring ctl` changes the word, and every waiting thread reads
 /// it. No other data depends on the word, so relaxed ordering suffices.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,7 @@
-//! A small generator of pseudo-random numbers. With the same seed, a device repeats its random
+//! A small generator of pseudo-random numbers. With an equal seed, a device repeats its random
 //! behaviour. The algorithm is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
-//! number generators", 2014). Each 64-bit value appears once in the period of 2⁶⁴. Not for secrets.
+//! number generators", 2014). Each 64-bit value appears once in the period of 2⁶⁴. The numbers are
+//! not for secrets.
 
 /// A sequence of pseudo-random numbers.
 #[derive(Clone, Debug)]
@@ -16,7 +17,7 @@ impl Random {
     }
 
     /// Makes sequence number `index` of a seed. Each queue pair and each blocking call gets a
-    /// sequence of its own, so that they share no state.
+    /// sequence of its own, so that no two of them share the state of a generator.
     pub fn of(seed: u64, index: u64) -> Random {
         Random(mix(seed ^ mix(index.wrapping_add(1).wrapping_mul(STEP))))
     }

@@ -36,7 +36,7 @@ pub struct DeviceRequest<'a> {
     /// Length in bytes; for a read or write, the sum of the segments' lengths.
     pub length: u64,
     /// The program's memory for the transfer; empty for operations without data. The addresses must
-    /// stay valid until the completion, the slice only during the call.
+    /// stay valid until the completion. The slice itself must stay valid only during the call.
     pub segments: &'a [IoVector],
     /// The file to transfer from or to. Only [`crate::driver::file::KernelFiles`], the device that
     /// stands for all files that the kernel serves, uses this field.

@@ -2,13 +2,12 @@
 //! `usring run`:
 //!
 //! ```text
-//! SPEC    = LAYER ("," "poll=" POLICY)? ("," "overwrite=" SWITCH)?
-//! LAYER   = DEVICE ":" OPTION ("," OPTION)* | WRAPPER "(" LAYER ("," OPTION)* ")"
-//! OPTION  = NAME "=" VALUE
+//! SPEC    = LAYER ("," "poll=" POLICY)? ("," "overwrite=" SWITCH)? LAYER   = DEVICE ":" OPTION
+//! ("," OPTION)* | WRAPPER "(" LAYER ("," OPTION)* ")" OPTION  = NAME "=" VALUE
 //! ```
 //! - A value ends at a comma or a closing parenthesis. A parenthesized part of a value may contain
-//!   both (`latency=uniform(5us,20us)`). Elsewhere in a value, a comma, a closing parenthesis and a
-//!   backslash need a backslash before them (`path=/a\,b`).
+//!   commas and parentheses (`latency=uniform(5us,20us)`). Elsewhere in a value, a comma, a closing
+//!   parenthesis and a backslash need a backslash before them (`path=/a\,b`).
 //! - Inside a wrapper, an option that the device knows belongs to the device. Any other option
 //!   belongs to the wrapper. No option name belongs to both.
 //! - `poll=` and `overwrite=` belong to the whole text.

@@ -11,8 +11,8 @@ use usring_sys::unix_socket::Connection;
 /// The source of a device's resources. Every call may block, because none is on the path of a
 /// request. A call is one question and one answer, so a process can forward it to another one.
 pub trait Supply: Send + Sync {
-    /// Returns the memory file that holds the device's blocks, of `size` bytes. Every process of
-    /// the program gets the same file.
+    /// Returns the memory file that holds the device's blocks, of `size` bytes. All processes of
+    /// the program get one file.
     fn memory(&self, size: u64) -> Result<OwnedDescriptor, Errno>;
 
     /// Returns the memory file that holds the queues of a back end

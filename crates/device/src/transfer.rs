@@ -1,5 +1,5 @@
-//! A read or write as the program requests it, and its route to the device. Rings and plain system
-//! calls use the same rules.
+//! A read or write as the program requests it, and its route to the device. These rules hold for
+//! the requests of rings and for plain system calls.
 
 use crate::geometry::Geometry;
 use crate::request::Operation;
@@ -56,7 +56,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// Returns the length of the transfer if it is a valid request as a whole; otherwise `None`.
+    /// Returns the length of the transfer if one request can make the whole transfer; otherwise
+    /// `None`.
     #[inline]
     fn whole_request(&self, geometry: &Geometry) -> Option<u64> {
         let alignment = u64::from(geometry.alignment - 1);

@@ -50,7 +50,7 @@ fn cut(random: &mut Rng, whole: IoVector) -> Vec<IoVector> {
 }
 
 /// Makes random reads and writes on a device and on a vector, at any offset and of any length.
-/// Checks that both give the same results.
+/// Checks that the results on the device equal those on the vector.
 fn compare_with_a_vector(driver: TestDriver, seed: u64) {
     let (device, controls, _) = driver.device(CLASSIC);
     let (file, mut random) = (device.as_file(), Rng::with_seed(seed));

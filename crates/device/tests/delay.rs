@@ -66,7 +66,7 @@ fn reads_writes_and_other_operations_have_separate_delays() {
                 took
             };
             // The attempt must take less time than the next delay in this list, which is 20 ms
-            // longer. This shows that each operation has its own delay.
+            // longer. So it took the delay of its own operation, and not that of another one.
             repeat_until_good(attempt, |took| *took < Duration::from_millis(milliseconds + 20));
         }
     }

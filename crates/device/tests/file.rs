@@ -396,8 +396,8 @@ fn a_batch_holds_the_largest_number_of_segments_of_a_request() {
     }
 }
 
-/// A misaligned request follows a full batch. It is refused at once, because it needs no room in a
-/// batch.
+/// A misaligned request follows requests that fill a batch. It needs no room in a batch, because it
+/// is refused at once.
 #[test]
 fn a_refused_request_behind_a_full_batch_does_not_block_it() {
     let file = Place::on_disk();

@@ -1,5 +1,6 @@
-//! Models of a virtqueue and of a change of the back end. Each side sees complete entries, a
-//! sleeping side gets its notification, and a new back end finds consistent rings.
+//! Models of a virtqueue and of a change of the back end. They show three properties: each side
+//! sees complete entries, a sleeping side gets its notification, and a new back end finds
+//! consistent rings.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-device --release --test 'loom_*'`
 #![cfg(loom)]
@@ -155,8 +156,8 @@ fn without_its_barrier_the_driver_sleeps_through_a_completion() {
     weaken(Edge::UsedEvent, Side::Sleeper, interrupt);
 }
 
-/// A model in which a back end dies after it has completed the second of two requests, and not the
-/// first.
+/// A model in which a back end dies between two completions: it has completed the second request,
+/// but not the first.
 fn change_of_hands() {
     loom::model(|| {
         let (memory, mut queue) = queue();

@@ -107,7 +107,8 @@ fn a_request_is_executed_when_it_is_submitted() {
     assert_eq!(completions.as_slice().len(), POLLED.depth as usize);
 }
 
-/// A block that several threads write holds the data of one of them, or a mixture.
+/// Several threads write to one block at once. Afterwards the block holds the data of one of them,
+/// or a mixture of their data.
 #[test]
 fn concurrent_writes_to_one_block_leave_one_of_them_or_a_mixture() {
     let driver = open("ram:size=1M");

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use usring_device::spec::parse;
 use usring_device::{Distribution, OwnSupply, PollPolicy};
 
-/// Parses a text, and checks that the printed device parses to the same device.
+/// Parses a text. Checks that the device, printed and parsed again, gives an equal device.
 fn read(text: &str) -> usring_device::Spec {
     let spec = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     let written = spec.to_string();

@@ -213,9 +213,9 @@ fn pause(span: Nanoseconds) {
 /// Maximum number of buffers in an `iovec` array.
 const MOST_MEMBERS: usize = linux::UIO_MAXIOV as usize;
 
-/// Limits the bytes of a transfer in `call.arguments`, if the fault shortens transfers. For a call
-/// with an `iovec` array, returns the shortened array. The arguments then point to that array, so
-/// it must outlive the call.
+/// Shortens a transfer: limits the byte count in `call.arguments`, if the fault asks for this. For
+/// a call with an `iovec` array, returns a shortened copy of the array. The arguments then point to
+/// this copy, so it must outlive the call.
 fn shorten(call: &mut Call, plain: &PlainCall, fault: &Fault) -> Option<Vec<IoVector>> {
     fault.short?;
     match plain.moves {

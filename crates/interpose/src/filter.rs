@@ -103,13 +103,15 @@ enum When {
     /// The call traps if its first argument, its second argument, or both are descriptors in the
     /// reserved range. As in `Reserved`, −1 is in the range.
     EitherReserved,
-    /// mmap: the fifth argument, a descriptor, is in the reserved range and is not −1. The flags
-    /// have neither MAP_DENYWRITE (the mark of usring's own calls) nor MAP_ANONYMOUS (which needs
-    /// no descriptor).
+    /// mmap: the call traps if the fifth argument, a descriptor, is in the reserved range and is
+    /// not −1. The flags must have neither MAP_DENYWRITE (the mark of usring's own calls) nor
+    /// MAP_ANONYMOUS (which needs no descriptor).
     MapsReserved,
-    /// fcntl: the descriptor is in the reserved range, and the command duplicates it.
+    /// fcntl: the call traps if the descriptor is in the reserved range, and the command duplicates
+    /// it.
     DuplicatesReserved,
-    /// rt_sigprocmask: the call passes a signal set, and its operation is not SIG_UNBLOCK.
+    /// rt_sigprocmask: the call traps if it passes a signal set, and its operation is not
+    /// SIG_UNBLOCK.
     Blocks,
     /// Never: the call fails with ENOSYS.
     Missing,
@@ -504,8 +506,8 @@ fn is_trapped_by_filter(calls: &[u64; 8]) -> bool {
 /// The answer to [`FAULTS_PROBE`] if the filter of [`install_for_calls`] is installed.
 pub const CALLS_PROBE_ANSWER: u64 = 0x7573_0003;
 
-/// Returns the argument of the call that tests for a filter of exactly these calls: a hash of the
-/// calls (FNV-1a). Filters for other calls have other hashes.
+/// Returns a hash of the calls (FNV-1a). It is the argument of the call that tests whether the
+/// filter for exactly these calls is installed. Filters for other calls have other hashes.
 fn probe_argument(calls: &[u64; 8]) -> u32 {
     let bytes = calls.iter().flat_map(|word| word.to_le_bytes());
     bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))

@@ -91,8 +91,8 @@ fn auxiliary_vector(variables: *mut *mut u8) -> *const [u64; 2] {
     }
 }
 
-/// Prepares the process, and then installs the trap filter, or under Valgrind the breakpoints. If a
-/// step fails, no call reaches usring yet, and the program can still run without usring.
+/// Prepares the process. At the end, installs the trap filter, or under Valgrind the breakpoints.
+/// If a step fails, no call reaches usring yet, and the program can still run without usring.
 ///
 /// Errors: a message of one sentence.
 fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {

@@ -1,9 +1,9 @@
 //! Begins to record the program's requests (`usring run --trace`). [`usring_trace`] does all other
 //! work.
 //!
-//! The recorder names files by their descriptors. So it must be notified when a descriptor begins
-//! to refer to another file. [`note`] gets each call of a libc symbol that closes or replaces a
-//! descriptor.
+//! The recorder remembers the names of files by descriptor. So it must be notified when a
+//! descriptor begins to refer to another file. [`note`] gets each call of a libc symbol that closes
+//! or replaces a descriptor.
 
 use crate::call::Call;
 use crate::filter;
@@ -24,8 +24,8 @@ pub fn is_on() -> bool {
 }
 
 /// Begins to record when a program starts, if it runs under `usring run --trace`. A program that
-/// runs as another user than the launcher may be unable to open the trace. It then runs without
-/// being traced.
+/// runs as another user than the launcher may be unable to open the trace. Such a program is not
+/// traced.
 ///
 /// Errors: a message of one sentence.
 pub fn connect() -> Result<(), &'static str> {

@@ -261,8 +261,8 @@ pub struct Record {
     pub extra: u32,
     /// The process's id in its own PID namespace.
     pub process: u32,
-    /// The lower bits of the number that the process got when it began to record. It distinguishes
-    /// processes with the same id: in different PID namespaces, or one after the other.
+    /// The lower bits of the number that the process got when it began to record. This number
+    /// distinguishes processes with equal ids: in different PID namespaces, or one after the other.
     pub turn: u32,
     pub thread: u32,
     /// Number of the ring in its process ([`ring_of`]).
@@ -400,8 +400,8 @@ fn fold(words: &[u64]) -> u64 {
 /// Longest name, in bytes. A longer one loses its end.
 pub const MOST_NAME: usize = 4096;
 
-/// Returns the words of a name: its length, its text, and a last word, by which [`read_name`]
-/// checks that the name is whole. `place`: the index of the first word.
+/// Returns the words of a name: its length, its text, and a last word. By the last word,
+/// [`read_name`] checks that the name is whole. `place`: the index of the first word.
 pub fn name_words(text: &[u8], place: u64) -> Vec<u64> {
     let text = &text[..text.len().min(MOST_NAME)];
     let mut words = Vec::with_capacity(text.len() / 8 + 3);

@@ -22,8 +22,9 @@ use usring_uapi::general as linux;
 /// Number of entries of the table `of_descriptors`. Two descriptors that are equal modulo this
 /// number share an entry, and replace each other's name.
 const ENTRIES: usize = 1024;
-/// Width, in bits, of the two low fields of an entry of the table `of_descriptors`: the number of a
-/// name, and a descriptor number plus 1. The other 24 bits say when the name was looked up.
+/// Width, in bits, of the two low fields of an entry of the table `of_descriptors`. They hold the
+/// number of a name, and a descriptor number plus 1. The other 24 bits hold the time at which the
+/// name was looked up.
 const FIELD_BITS: u32 = 20;
 const FIELD: u64 = (1 << FIELD_BITS) - 1;
 /// log2 of the ticks in a unit of the look-up time: 2^20 ticks are a third of a millisecond at

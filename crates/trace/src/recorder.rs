@@ -1,5 +1,5 @@
-//! Turns what the engine reports into events of the trace. The engine reports under a ring's lock,
-//! or in a worker.
+//! Turns the reports of the engine into events of the trace. The engine reports under a ring's
+//! lock, or in a worker.
 
 use crate::format::{self, EventKind, Record};
 use crate::names::{self, Names};
@@ -30,7 +30,7 @@ struct Process {
     /// Whether a thread has recorded, or is recording, that the process begins.
     has_begun: AtomicBool,
     names: Names,
-    /// The head of each ring's CQ, as recorded with the ring's last event.
+    /// The head of each ring's CQ when the ring's last event was recorded.
     heads: Box<[AtomicU32]>,
 }
 

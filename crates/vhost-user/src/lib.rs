@@ -248,8 +248,8 @@ impl Shared {
         unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, timeout) };
     }
 
-    /// Closes the connection for the reason `why`. The device then waits for a new back end.
-    /// Without the option `reconnect=on` the device ends instead.
+    /// Closes the connection, and reports `why` to the user. With the option `reconnect=on`, the
+    /// device then waits for a new back end. Without the option, the device ends.
     fn lose(&self, state: &mut State, why: &str) {
         state.connection = None;
         state.queues.iter_mut().flatten().for_each(|queue| queue.is_started = false);
@@ -291,8 +291,8 @@ impl Shared {
             }
             Err(failure) => {
                 let failure: Failure = failure;
-                // The user already has a message that the connection to the back end is lost.
-                // "cannot be reached" would add nothing to it.
+                // The user already has a message that the connection to the back end is lost. A
+                // message that the back end cannot be reached would say nothing new.
                 if failure != state.last_failure && !failure.starts_with("cannot be reached") {
                     self.say(format_args!("{failure}"));
                 }
@@ -422,8 +422,8 @@ impl Shared {
         let is_at_work = state.queues.iter().any(Option::is_some);
         let Some(connection) = &mut state.connection else { return Err(Errno::EAGAIN) };
         let count = state.regions.iter().flatten().count();
-        // A back end without memory slots (CONFIGURE_MEM_SLOTS) must get all regions again. The
-        // protocol forbids that while a queue is started.
+        // If the back end has no memory slots (CONFIGURE_MEM_SLOTS), usring must send it all
+        // regions again to add one. The protocol forbids that while a queue is started.
         if count >= connection.most_regions() || (is_at_work && !connection.has_memory_slots()) {
             return Err(Errno::ENOSPC);
         }

@@ -22,8 +22,8 @@ const BOUNCE: u32 = 64 << 10;
 pub struct Caller {
     channel: Channel,
     completions: Completions,
-    /// For each request in flight, indexed by the request's token: the part of the call's transfer
-    /// that the request makes.
+    /// The part of the call's transfer that each request in flight makes, indexed by the request's
+    /// token.
     pieces: [Piece; DEPTH as usize],
     /// One bit for each token (number of a request in flight), set if no request uses the token.
     free: u32,
@@ -272,8 +272,8 @@ impl Caller {
         self.bounce.memory()
     }
 
-    /// Transfers between the device and the start of the bounce buffer, in one request. Returns the
-    /// bytes transferred, at least one.
+    /// Transfers data in one request: from the device to the start of the bounce buffer, or from
+    /// there to the device. Returns the bytes transferred, at least one.
     pub fn bounce(&mut self, device: &Device, whole: Whole) -> Result<u64, Errno> {
         self.bounce.ensure_memory(device);
         let base = self.bounce.memory().as_mut_ptr().expose_provenance() as u64;

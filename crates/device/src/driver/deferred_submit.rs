@@ -83,7 +83,7 @@ impl PendingBatch {
 }
 
 /// Returns whether the error may come from a seccomp filter, which refuses every io_submit(2). A
-/// security module, which refuses one request, returns the same errors.
+/// security module returns one of these errors, too, but refuses only one request.
 fn may_be_from_filter(error: Errno) -> bool {
     matches!(error, Errno::EPERM | Errno::ENOSYS | Errno::EACCES)
 }

@@ -123,7 +123,7 @@ impl FileDriver {
         if size == 0 || !size.is_multiple_of(u64::from(block)) {
             return Err(Errno::EINVAL);
         }
-        // The size was checked before, so that a size that is refused does not change the file.
+        // The size was checked before this. So a size that is refused does not change the file.
         if size > measure.size {
             lengthen(file.number(), size, &measure, options.create)?;
         }

@@ -7,7 +7,7 @@ use crate::request::DeviceRequest;
 use alloc::boxed::Box;
 use usring_sys::Errno;
 
-/// A device with the given geometry that fails every request with `EIO`.
+/// A device with the geometry of a device that is gone. It fails every request with `EIO`.
 pub struct Gone(pub Geometry);
 
 impl Driver for Gone {

@@ -1,8 +1,8 @@
 //! A device whose blocks are in memory that all processes of a `usring run` share.
 //!
 //! The submitting thread copies the data, as in Linux's RAM disk. It does so at the doorbell, for a
-//! whole batch. During one copy the processor prefetches the address translations and the data of
-//! the next copies, for which it would otherwise have to wait.
+//! whole batch. During one copy, the thread prefetches the address translations and the data of the
+//! next copies. Without that, each copy would wait for them.
 
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::{ANY_NUMBER, Features, Geometry};

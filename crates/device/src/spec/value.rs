@@ -85,7 +85,7 @@ impl ValueKind {
 }
 
 impl Value {
-    /// Parses a value. `None` if the text is not a value of the given kind.
+    /// Parses a value. `None` if the text is not a value of the kind `kind`.
     pub fn read(kind: ValueKind, text: &str) -> Option<Value> {
         match kind {
             ValueKind::Size => size(text).map(Value::Size),

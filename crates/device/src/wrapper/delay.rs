@@ -2,7 +2,7 @@
 //! depends on the request's direction.
 //!
 //! The time begins when the wrapper finds the inner device's completion. The wrapper looks for
-//! completions at the doorbell and at each poll. If the inner device completes requests at once,
+//! completions at the doorbell and at each poll. So if the inner device completes requests at once,
 //! the time begins at the doorbell.
 
 use super::delayed_queue::DelayedQueue;

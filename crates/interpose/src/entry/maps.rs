@@ -1,5 +1,6 @@
 //! Reads /proc/self/maps: the mapping that contains a call site, other mappings of that mapping's
-//! file, and free space near it. Uses a small buffer on the stack, and allocates nothing.
+//! file, and the free space below the mapping. Uses a small buffer on the stack, and allocates
+//! nothing.
 
 use core::ops::Range;
 use usring_sys::mapping::PAGE;

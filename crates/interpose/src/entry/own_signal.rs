@@ -148,8 +148,8 @@ impl Arrival<'_> {
     }
 }
 
-/// Serves a signal. Returns the program's handler if it has to run, under the mask in `*mask`.
-/// Returns 0 if no handler has to run.
+/// Serves a signal. If the program's handler has to run, returns the handler, and stores its signal
+/// mask in `*mask`. Otherwise returns 0.
 extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut u8, mask: &mut SignalSet) -> u64 {
     let mut arrival = Arrival { information, context };
     let served = match information.signal.cast_unsigned() {
@@ -215,8 +215,8 @@ fn serve_fault(arrival: &mut Arrival) -> bool {
     mended.is_some()
 }
 
-/// Passes a signal to the program. Returns the program's handler, or takes the signal's default
-/// action.
+/// Passes a signal to the program. If the program has a handler, returns it, and stores its signal
+/// mask in `*mask`. Otherwise takes the signal's default action and returns 0.
 fn pass_to_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     let signal = arrival.information.signal.cast_unsigned();
     if arrival.was_sent() && defer_in_engine(arrival, signal) {

@@ -297,8 +297,8 @@ macro_rules! leave {
 }
 
 // The program reaches these entry points by a jump. All registers are as at its `syscall`
-// instruction, except two that a system call destroys. The register rcx holds the return address,
-// and r11 distinguishes the trap from a rewritten call site.
+// instruction, except the two that a system call destroys. The register rcx holds the return
+// address, and r11 distinguishes the trap from a rewritten call site.
 global_asm!(
     entrance!("usring_trap_entry", "usring_patched_entry"),
     run!(),

@@ -324,8 +324,8 @@ sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9
 static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
 /// Replaces libc's `syscall`. The calls of io_uring and libaio go straight to `dispatch`. So does
-/// prlimit64 if usring has raised the limit of open files. For any other call, `before_call` checks
-/// whether it polls descriptors (poll(2), epoll_wait(2) and the like).
+/// prlimit64 if usring has raised the limit of open files. Any other call may poll descriptors
+/// (poll(2), epoll_wait(2) and the like), so it goes through `before_call` first.
 ///
 /// # Safety
 /// The requirements are those of libc's function.

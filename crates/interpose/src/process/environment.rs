@@ -21,8 +21,8 @@ const POLLING_ENTER: &[u8] = b"USRING_POLLING_ENTER=";
 const AIO_POLL: &[u8] = b"USRING_AIO_POLL=";
 const SPIN: &[u8] = b"USRING_SPIN=";
 const PROBE: &[u8] = b"USRING_PROBE_FD=";
-/// A variable that usring adds if the number of its variables would be odd. [`hide`] needs an even
-/// number.
+/// A variable that usring adds if it would otherwise have an odd number of variables. [`hide`]
+/// needs an even number.
 const PAD: &[u8] = b"USRING_PAD=";
 pub const PADDING: &[u8] = b"USRING_PAD=1\0";
 const DEVICES: &[u8] = b"USRING_DEVICES=";
@@ -67,8 +67,8 @@ const OF_ALL_PROGRAMS: [&[u8]; 17] = [
     LOG,
 ];
 
-/// Copies of usring's own variables of the environment, for this process and its children. They are
-/// copies because programs overwrite the original strings to change their title.
+/// Copies of usring's own variables of the environment, for this process and its children. usring
+/// does not use the original strings, because programs overwrite them to change their title.
 #[derive(Default)]
 pub struct OwnVariables {
     /// The library's path, with a NUL. It comes from LD_PRELOAD. In a program that is linked to the
@@ -150,8 +150,8 @@ pub unsafe fn hide(variables: *mut *mut u8) {
             }
             from = from.add(1);
         }
-        // If the number of removed variables is odd, the last of them stays in the environment,
-        // because only pairs of words can fill the gap.
+        // Only pairs of words can fill the gap. So if the number of removed variables is odd, the
+        // last of them stays in the environment.
         if !from.offset_from(to).unsigned_abs().is_multiple_of(2) {
             *to = last;
             to = to.add(1);
@@ -214,8 +214,8 @@ unsafe fn is_visible_to_program(own_variables: &OwnVariables, variable: *mut u8)
     let ours = |part: &[u8]| part.is_empty() || part == own_variables.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(is_separator).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    // An empty part of the list in LD_PRELOAD shows that the program has an empty LD_PRELOAD of its
-    // own. Then the variable stays, so that an exec appends the library to it.
+    // An empty part in the list of LD_PRELOAD shows that the program has set LD_PRELOAD to an empty
+    // text. Then the variable stays, so that an exec appends the library to it.
     let has_own_list = list.split(is_separator).any(<[u8]>::is_empty);
     if rest.is_empty() && !has_own_list {
         return false;
@@ -280,7 +280,7 @@ pub struct Checking {
     pub path: &'static CStr,
     /// A finding aborts the program.
     pub aborts: bool,
-    /// The program promises that no two requests in flight of a ring have the same user_data.
+    /// The program promises that two requests in flight of one ring never have equal user_data.
     pub unique_user_data: bool,
 }
 
@@ -334,7 +334,8 @@ pub fn is_strict() -> bool {
 }
 
 /// Returns whether only programs that Valgrind runs are served. The launcher sets the variable
-/// `VALGRIND` if it runs Valgrind, because the programs that start Valgrind load this library, too.
+/// `VALGRIND` if it runs Valgrind: before the program, other programs start Valgrind, and they load
+/// this library, too.
 pub fn is_of_valgrind() -> bool {
     value_of(VALGRIND).is_some_and(|value| !matches!(value, b"" | b"0"))
 }

@@ -30,7 +30,7 @@ pub struct Process {
     pub actions: Mutex<()>,
     /// Locked while the tables of rings' and devices' descriptors change.
     pub descriptors: Mutex<()>,
-    /// Locked while code is rewritten. The content is whether membarrier(2) can make every
+    /// Locked while code is rewritten. The content says whether membarrier(2) can make every
     /// processor synchronise its instruction stream. `None`: that is not known yet.
     pub patching: Mutex<Option<bool>>,
     /// Held while threads' rows of registered rings change.
@@ -146,8 +146,8 @@ pub enum Caller {
     NotBegun,
 }
 
-/// Returns whether the calling process owns the memory in which it runs. May be called in a signal
-/// handler, because it does not make the state of a process that has none yet.
+/// Returns whether the calling process owns the memory in which it runs. A signal handler may call
+/// this function: if the process has no state yet, the function does not make it.
 pub fn caller() -> Caller {
     match PROCESS.get() {
         Some(process) if process.id == getpid() => Caller::Own,

@@ -39,8 +39,8 @@ pub fn are_small() -> bool {
     SMALL.load(Ordering::Relaxed) != 0
 }
 
-/// Returns a word that shows whether the stack that usring has made for the calling thread is in
-/// use. `None`: usring has made no stack for the thread.
+/// Returns the word that is not 0 while the stack of the calling thread is in use (the stack that
+/// usring has made for it). `None`: usring has made no stack for the thread.
 fn in_use() -> Option<&'static AtomicU32> {
     let thread = thread::current().0 as u64;
     let start = spread::row(width::size(thread), ROWS);

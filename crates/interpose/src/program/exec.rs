@@ -199,7 +199,8 @@ fn on_stack<const VARIABLES: usize, const BYTES: usize>(
     build(execution, own_variables, size, &mut variables, &mut bytes)
 }
 
-/// The size of the new environment, and what the program's own environment contains already.
+/// The size of the new environment, and the parts of it that the program's own environment contains
+/// already.
 struct Size<'a> {
     /// Number of variables that the program passes.
     given: usize,

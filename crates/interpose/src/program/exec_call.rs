@@ -2,14 +2,14 @@
 //!
 //! After a successful exec, the next program has the signal mask of the caller. So the exec must be
 //! made under the program's own mask. While the kernel prepares an exec, it holds signals back. The
-//! engine does the same by deferring them:
-//! 1. A signal that arrives during the preparation is deferred, and blocks all others.
+//! engine prepares an exec, too, and holds signals back by deferring them:
+//! 1. A signal that arrives during the engine's preparation is deferred, and blocks all others.
 //! 2. When the preparation is done, [`call`] enters the section of the entry points, and delivers
 //!    the deferred signal.
 //! 3. A signal that arrives later runs its handler, which returns to the next instruction.
 //!
-//! So no preparation is repeated. A program that executes another one while signals arrive at a
-//! high rate makes progress.
+//! So no preparation is repeated. A program that executes another one makes progress even if
+//! signals arrive at a high rate.
 //!
 //! If an exec takes more than one call, it is made with all signals blocked
 //! ([`with_signals_blocked`]).

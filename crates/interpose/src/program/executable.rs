@@ -107,7 +107,7 @@ fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
 }
 
 /// Ends the interpreter's name in a `#!` line with a NUL. Returns the range of the name in `head`.
-/// `None`: the file is no script, or the name does not end in `head`.
+/// `None`: the file is no script, or `head` is too short for the whole name.
 fn isolate_interpreter(head: &mut [u8; HEAD], length: usize) -> Option<core::ops::Range<usize>> {
     if !head[..length].starts_with(b"#!") {
         return None;

@@ -101,9 +101,9 @@ pub fn map_large_blocks(bytes: usize) {
     }
 }
 
-/// Returns the environment of the process. `given` is the third argument of the constructor. glibc
-/// passes the environment to constructors, and sets the variable `environ` later. musl passes
-/// nothing, but has set the variable already.
+/// Returns the environment of the process. `given` is the third argument of the constructor. In
+/// glibc it is the environment, and the variable `environ` is set only later. In musl it means
+/// nothing, but that variable is set already.
 pub fn environment(given: *mut *mut u8) -> *mut *mut u8 {
     match (bound().glibc, bound().environment) {
         (0, Some(environment)) => *environment,

@@ -90,9 +90,9 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
     Ok(if in_kernel.handler == wrapper::address() { before } else { in_kernel })
 }
 
-/// Puts the wrapper in front of the handlers that are already installed when usring starts.
-/// `install` installs usring's own handler of a signal of [`OWN`], and returns the signal's
-/// previous action. Then this function unblocks the signals of [`OWN`].
+/// Puts the wrapper in front of the handlers that are already installed when usring starts. For the
+/// signals of [`OWN`], calls `install` instead, and then unblocks these signals. `install` installs
+/// usring's own handler of a signal, and returns the signal's previous action.
 pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno> {
     for signal in (1..=width::count(LAST_SIGNAL)).filter(|signal| !OWN.contains(signal)) {
         let before = kernel_exchange(signal, None)?;

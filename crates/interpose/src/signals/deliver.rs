@@ -37,7 +37,7 @@ pub struct Delivery {
 }
 
 const DELIVERY_SIZE: usize = size_of::<Delivery>();
-/// Bytes of stack for the `Delivery`, the previous signal mask, and eight bytes of alignment.
+/// Bytes of stack for the `Delivery` and the previous signal mask, with eight bytes of alignment.
 const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 
 // usring_deliver_deferred(): called if some thread has a deferred signal. If this thread has one,
@@ -240,7 +240,7 @@ extern "C" fn place_frame(delivery: &mut Delivery, room: *mut u8, resume: u64, f
     let action = installed(signal);
     delivery.handler_mask = mask_in_handler(signal, delivery.handler_mask);
     // The program may have set the action to default or ignore since the signal arrived. Then the
-    // signal is lost, as an ignored pending signal would be.
+    // signal is dropped. The kernel, too, drops a pending signal when the signal becomes ignored.
     delivery.handler = if action.handler > IGNORE { action.handler } else { DEFAULT };
     if action.flags & RESET_HANDLER != 0 {
         let _ = kernel_exchange(signal, Some(&DEFAULT_ACTION));

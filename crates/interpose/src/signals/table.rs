@@ -101,9 +101,10 @@ pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errn
     SystemCall::new(linux::__NR_rt_sigaction, arguments).run_once().map(|_| old)
 }
 
-/// Runs `exec`. The next program inherits which signals the kernel ignores. So if the program
-/// ignores a signal of [`OWN`], this function first makes the kernel ignore that signal. If `exec`
-/// returns, usring's handlers are installed again.
+/// Runs `exec`. The next program inherits from this process which signals are ignored. In the
+/// kernel, the signals of [`OWN`] have usring's handlers. So if the program ignores one of them,
+/// this function first makes the kernel ignore it. If `exec` returns, usring's handlers are
+/// installed again.
 pub fn with_ignored<T>(exec: impl FnOnce() -> T) -> T {
     let ignore = Action { handler: IGNORE, ..Action::default() };
     let ours = OWN.map(|signal| {

@@ -36,8 +36,8 @@ global_asm!(
     ".cfi_def_cfa rsp, 8",
     "endbr64",
     // By this signal, libc asks every thread to change its credentials, and waits for each of them.
-    // libc asks usring's threads, too, and these never leave the engine. So the handler of this
-    // signal runs even if it interrupts the engine.
+    // libc also sends it to usring's threads, which never leave the engine. So the handler of this
+    // signal runs even if the signal interrupts the engine.
     "cmp edi, [rip + {change_user}]",
     "je 5f",
     "mov r8, rdx",
@@ -178,8 +178,9 @@ unsafe extern "C" {
     fn usring_signal_decided();
 }
 
-/// Returns the ucontext_t of the code that the first signal interrupted. A later signal may have
-/// interrupted a wrapper before `usring_signal_decided`. This function skips such wrappers.
+/// Returns the ucontext_t of the code that the first signal interrupted. If a later signal has
+/// interrupted a wrapper before `usring_signal_decided`, `found` is the ucontext_t of that wrapper.
+/// This function follows such wrappers to the code that the first of them interrupted.
 ///
 /// # Safety
 /// `found` must be the ucontext_t of a signal frame of the kernel's.
@@ -236,9 +237,9 @@ extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *m
             frames::give_back(saved_frame);
             let itself = set_of(information.signal.cast_unsigned());
             if itself & ALWAYS_OPEN != 0 {
-                // usring keeps this signal unblocked. If it were queued here, the kernel would
-                // deliver it at once, again and again. So usring sends it again when the call
-                // leaves the engine.
+                // usring keeps this signal unblocked. If the signal were queued here, the kernel
+                // would deliver it at once, and this wrapper would queue it again, for ever. So
+                // usring sends the signal again when the call leaves the engine.
                 signals::send_again(itself);
             } else {
                 // The signal goes to the end of the kernel's queue. Among pending signals with one

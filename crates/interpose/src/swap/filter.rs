@@ -76,9 +76,9 @@ const ALWAYS: [u32; 23] = [
 ];
 
 /// Calls that programs make before usring's handler is installed: calls of the loader, and others
-/// that a library may make. The second number of an entry is how many of the call's first registers
-/// may contain an address. The filter ignores the call's remaining registers. For a call that is
-/// not in this table, the filter compares all six.
+/// that a library may make. The second number of an entry is a count *n*: only the first *n*
+/// registers of the call may contain an address. The filter ignores the call's remaining registers.
+/// For a call that is not in this table, the filter compares all six.
 const ADDRESSES: [(u32, u32); 65] = [
     (linux::__NR_getpid, 0),
     (linux::__NR_gettid, 0),
@@ -183,8 +183,8 @@ const fn assemble(size: u32) -> Assembler {
     filter.add(JUMP_GREATER_OR_EQUAL, size, 0, 1);
     filter.answer(RET_TRAP);
     filter.answer(RET_ALLOW);
-    // prctl traps if it installs a filter. Its other options must not trap: glibc's loader may use
-    // one of them to name mappings, and at that time usring has no handler yet.
+    // prctl traps if it installs a filter. No other option of prctl may trap: glibc's loader may
+    // use one of them to name mappings, and at that time usring has no handler yet.
     filter.add(JUMP_EQUAL, linux::__NR_prctl, 0, 4);
     filter.load(low(0));
     filter.add(JUMP_EQUAL, PR_SET_SECCOMP, 0, 1);

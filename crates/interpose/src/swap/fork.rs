@@ -1,12 +1,12 @@
 //! fork(2) of a process whose memory is swapped. The child gets a copy of that memory, as of all
-//! other memory. `usring_swap::inheritance` describes how.
+//! other memory. `usring_swap::inheritance` describes how the copy is made.
 //!
 //! This file makes the system call itself, with all signals blocked. First it freezes all swapped
 //! memory: no thread evicts it or reads it back. From then until parent and child continue, no code
-//! of the program or of libc may run. So the filter traps the call; a handler of libc's
-//! (pthread_atfork) would not be enough.
+//! of the program or of libc may run. So the filter traps the call. A handler of libc's
+//! (pthread_atfork) would not do, because libc runs other code after it.
 //!
-//! A copy that is made in any other way has zeroes in the pages that are evicted. So every process
+//! A child that is made in any other way has zeroes in the pages that are evicted. So every process
 //! with memory of its own is made here, one at a time. That includes children that do not inherit
 //! the swapped memory, for one of these reasons:
 //! - they share their parent's descriptors;
@@ -18,8 +18,8 @@
 //! answered ENOSYS ([`crate::swap::filter`]).
 //!
 //! A process that shares its parent's memory (vfork, posix_spawn) returns on the stack on which its
-//! parent waits, or on another stack. So the program makes that call itself. Before that call, this
-//! process takes over the memory that it has inherited. The child could not take it over: the
+//! parent waits, or on another stack. So the program makes that call itself. Before that call, the
+//! parent takes over the memory that it has inherited. The child could not take it over: the
 //! threads of the region would be the child's, and would end with it.
 
 use crate::call::{Call, Outcome};
@@ -81,9 +81,9 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
 
 fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let mappings = if region::is_on() { region::mappings() } else { None };
-    // A vfork child does not have the region's threads, so its own child inherits nothing. A child
-    // with a stack of its own often ends by exit(2), which ends the process only if no other thread
-    // is left. So this child must not start the region's threads, and inherits nothing either.
+    // A vfork child does not have the region's threads, so its own child inherits nothing. Neither
+    // does a child with a stack of its own. Such a child often ends by exit(2), which ends the
+    // process only if no other thread is left. The region's threads would keep the process alive.
     let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
     let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
@@ -105,8 +105,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
             None
         }
     };
-    // The caller may be a vfork child, which may be killed while it forks. So it must hold no lock
-    // of its parent's.
+    // The caller may be a vfork child, which may be killed while it forks. So this process must
+    // hold no lock of its parent's.
     let is_ours = process::is_own();
     let unpaged = if frozen.is_none() { mappings.and_then(|mappings| mappings.without_pager(is_ours)) } else { None };
     let calls = frozen.is_some().then(in_flight::hold);
@@ -137,8 +137,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
 }
 
 /// Freezes swapped memory: no thread evicts, reads back or changes it until the result is dropped.
-/// Errors: `EBUSY` if a signal has come, or if all rounds of waiting have passed; those of
-/// [`Mappings::freeze`].
+/// Errors: `EBUSY` if a signal has arrived, or if evictions have not ended after all rounds; those
+/// of [`Mappings::freeze`].
 fn freeze(mappings: &'static Mappings) -> Result<FrozenMemory, Errno> {
     for round in 1..=ROUNDS {
         let frozen = mappings.freeze(ROUND);

@@ -1,7 +1,7 @@
-//! Swap regions and faults for C (`include/usring.h`): functions for programs that are linked to
-//! this library, or that find the functions by dlsym(3). Each call goes through the entry point as
-//! a system call does, so signals are deferred during it. The number of such a call is one that no
-//! system call can have. `usring_swap` implements the functions.
+//! Swap regions and faults for C (`include/usring.h`). The functions are for programs that are
+//! linked to this library, or that find them by dlsym(3). Each call goes through the entry point as
+//! a system call does, so signals are deferred during the call. Its number in [`Call`] is one that
+//! no system call can have. `usring_swap` implements the functions.
 
 use crate::call::Call;
 use crate::faults;

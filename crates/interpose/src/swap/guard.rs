@@ -44,8 +44,8 @@ fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
     answer
 }
 
-/// Handles the kernel's answer to `call`, and returns the answer for the program. `None`: `call`
-/// must be made once more, for the next part of its data or after an EFAULT.
+/// Handles the kernel's answer to `call`, and returns the answer for the program. `None`: the
+/// caller must make `call` once more, for the next part of its data or after an EFAULT.
 fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Option<u64> {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     let is_fault = answer == i64::from(Errno::EFAULT.negative()).cast_unsigned();

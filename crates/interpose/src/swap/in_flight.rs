@@ -69,9 +69,9 @@ impl OfThread {
         self.rows.is_empty()
     }
 
-    /// Removes this thread's calls, each with its address, from the child's copy of its parent's
-    /// rows. (The child's own table is empty.) The other calls in the copy belong to threads that
-    /// the child does not have, so they stay there.
+    /// Removes the calls of the forking thread from the child's copy of its parent's table, and
+    /// returns them, each with its address. (The child's own table is empty.) The other calls in
+    /// the copy stay there, because they belong to threads that the child does not have.
     pub fn into_calls(self) -> Vec<(usize, PinnedCall)> {
         let mut calls = Vec::new();
         for mut row in self.rows {

@@ -185,7 +185,7 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
     let flags = width::low(flags) & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
     arguments[3] = u64::from(flags);
     match changes.replace(&range, || map_by_kernel(arguments)) {
-        // The file of this mmap(2) may be a ring's, whose descriptor has no mmap in the kernel.
+        // The file of this mmap(2) may be a ring's: an eventfd, which the kernel cannot map.
         // `make_room` then releases the range to the kernel, and `descriptor_calls::map` answers
         // the call.
         Err(Errno::ENODEV) => {

@@ -55,8 +55,8 @@ fn has_inherited() -> bool {
     !INHERITANCE.load(Ordering::Relaxed).is_null()
 }
 
-/// Returns the region of this process; `None` if it has none. Takes the region over now if this
-/// process has only inherited it.
+/// Returns the region of this process; `None` if it has none. If this process has inherited a
+/// region and not taken it over yet, takes it over now.
 pub fn mappings() -> Option<&'static Mappings> {
     existing().or_else(|| if has_inherited() { take_over() } else { None })
 }
@@ -143,8 +143,8 @@ pub fn set_child_inherits(inherits: bool) {
 /// Resets this module's state in a forked child. The child may call [`inherit`] afterwards.
 pub fn begin_after_fork() {
     MAPPINGS.store(null_mut(), Ordering::Relaxed);
-    // The parent may not have taken over its own inheritance yet. This child does not get that
-    // memory.
+    // This process's parent may have inherited memory and not taken it over yet. This child does
+    // not get that memory.
     INHERITANCE.store(null_mut(), Ordering::Relaxed);
     if !CHILD_INHERITS.load(Ordering::Relaxed) {
         switch_off();

@@ -23,8 +23,8 @@ use usring_sys::shared_array::SharedArray;
 use usring_sys::sync::{Arc, Ordering};
 use usring_sys::width;
 
-/// Address in the back end of the arena, the memory of the queues. The program memory that is
-/// shared with the back end has higher addresses.
+/// Address that the start of the arena has in the back end. The arena is the memory of the queues.
+/// The program memory that is shared with the back end has higher addresses.
 pub const BASE: u64 = 1 << 40;
 
 /// Number of descriptors of a queue. A queue has at most this number of requests in flight.
@@ -119,7 +119,7 @@ impl Arena {
     }
 
     /// Maps the arena that the control plane has made. Errors: `EINVAL` if the file is too short
-    /// for its parameters; the kernel's.
+    /// for its parameters; the errors of fstat(2) and mmap(2).
     pub fn open(file: OwnedDescriptor) -> Result<Arena, Errno> {
         let length = width::size(identity(file.number())?.size);
         if length < HEADER {

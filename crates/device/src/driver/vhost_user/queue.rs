@@ -3,9 +3,9 @@
 //!
 //! - A request has a slot (header, status, descriptor table) and bounce memory. Both are indexed by
 //!   the request's *head*, which is the index of its first descriptor.
-//! - Slot and bounce memory stay unchanged until the back end has answered. So another back end can
-//!   get the same request again.
-//! - Some requests take several *rounds* (virtio requests, one after the other) on the same head. A
+//! - Slot and bounce memory stay unchanged until the back end has answered. So if another back end
+//!   takes over, it can get the request again.
+//! - Some requests take several *rounds* (virtio requests, one after the other) with one head. A
 //!   durable write is followed by a flush; a long discard is split.
 
 use super::VhostUser;
@@ -554,8 +554,8 @@ impl QueuePair for Queue {
         if !self.interrupts || self.is_dead() {
             return false;
         }
-        // The eventfd is cleared before the generation and the rings are checked, so a later signal
-        // is not lost.
+        // The eventfd is cleared before the generation and the rings are checked. So a signal that
+        // comes after the check makes the eventfd readable again.
         if !self.lifeline.take_call(self.grant.call.number()) {
             self.device.arena.end();
             return false;

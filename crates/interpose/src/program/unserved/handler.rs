@@ -104,8 +104,8 @@ global_asm!(
     "xor edx, edx",
     "call usring_unserved_set_mask",
     "jmp usring_unserved_return",
-    // mmap(2) uses its sixth argument. So it carries a flag as the mark by which the filter lets it
-    // pass.
+    // mmap(2) uses its sixth argument, so it cannot carry PASS_MARK. Instead it carries
+    // MAP_DENYWRITE, the flag by which the filter lets an mmap pass.
     "3:",
     "call usring_unserved_load",
     "or r10d, {map_mark}",
@@ -113,7 +113,7 @@ global_asm!(
     "syscall",
     "jmp usring_unserved_answer",
     // io_pgetevents(2) uses its sixth argument for the signal mask, so it cannot carry PASS_MARK.
-    // If the program passes no signal mask, io_getevents(2) has the same effect.
+    // If the program passes no signal mask, io_getevents(2) does what the program wants.
     "4:",
     "mov rax, -{ENOSYS}",
     "cmp qword ptr [rbx + {r9}], 0",
@@ -203,8 +203,8 @@ global_asm!(
     "mov rsi, rsp",
     "syscall",
     "jmp usring_unserved_answer",
-    // rt_sigaction for SIGSYS: changes nothing. Reports SIGKILL's action as the previous one,
-    // because SIGKILL always has the default action.
+    // rt_sigaction for SIGSYS: changes nothing. The previous action must be reported as the default
+    // one. So the handler reads the action of SIGKILL, which is always the default.
     "5:",
     "call usring_unserved_load",
     "mov edi, {sigkill}",

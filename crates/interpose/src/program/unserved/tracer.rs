@@ -298,8 +298,8 @@ global_asm!(
     "syscall",
     "test rax, rax",
     "ret",
-    // Waits for the next stop of the traced process; eax is its status. Waits for any thread,
-    // because a thread may have another id after its exec.
+    // Waits for the next stop of the traced process; eax is its status. Waits for a thread with any
+    // id, because the thread that makes the exec may have another id afterwards.
     "usring_unserved_wait:",
     "mov rdi, -1",
     "lea rsi, [rbp + {status}]",
