@@ -84,9 +84,9 @@ impl Distribution {
 /// Returns −ln(x / 2⁶⁴). For a uniform `x` the result is exponentially distributed with mean 1. The
 /// lowest bit of `x` counts as set, because 0 has no logarithm.
 ///
-/// The core library has no logarithm, so the number is split. Its power of two is counted from the
-/// leading zeros. The logarithm of the remaining factor (1 to 2) is a series for the inverse
-/// hyperbolic tangent, whose first omitted term is below 10⁻⁶.
+/// The core library has no logarithm. So the function splits the number into a power of two, which
+/// it counts from the leading zeros, and a factor from 1 to 2. A series for the inverse hyperbolic
+/// tangent gives the factor's logarithm. The first omitted term of the series is below 10⁻⁶.
 fn minus_logarithm(x: u64) -> f64 {
     let x = x | 1;
     let zeros = x.leading_zeros();

@@ -2,8 +2,9 @@
 //! `usring run`:
 //!
 //! ```text
-//! SPEC    = LAYER ("," "poll=" POLICY)? ("," "overwrite=" SWITCH)? LAYER   = DEVICE ":" OPTION
-//! ("," OPTION)* | WRAPPER "(" LAYER ("," OPTION)* ")" OPTION  = NAME "=" VALUE
+//! SPEC    = LAYER ("," "poll=" POLICY)? ("," "overwrite=" SWITCH)?
+//! LAYER   = DEVICE ":" OPTION ("," OPTION)* | WRAPPER "(" LAYER ("," OPTION)* ")"
+//! OPTION  = NAME "=" VALUE
 //! ```
 //! - A value ends at a comma or a closing parenthesis. A parenthesized part of a value may contain
 //!   commas and parentheses (`latency=uniform(5us,20us)`). Elsewhere in a value, a comma, a closing

@@ -51,8 +51,8 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     // usring calls these symbols, too.
     symbols::resolve();
     if environment::is_of_valgrind() && !valgrind::is_there() {
-        // This program starts Valgrind, or Valgrind does not follow it. So usring does not serve
-        // it.
+        // This is a program that starts Valgrind, or a program that Valgrind does not follow.
+        // usring does not serve it.
         return;
     }
     environment::log().into_iter().for_each(message::log_to);

@@ -351,8 +351,8 @@ pub fn get(number: i32) -> Option<Arc<File>> {
     }
 }
 
-/// Returns whether the table of rings has an entry for a number: it refers to a ring, perhaps to
-/// one that this process has only inherited.
+/// Returns whether the table of rings has an entry for a number. The number then refers to a ring,
+/// perhaps to one that this process has only inherited.
 pub fn is_known(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }

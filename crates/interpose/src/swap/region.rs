@@ -61,7 +61,8 @@ pub fn mappings() -> Option<&'static Mappings> {
     existing().or_else(|| if has_inherited() { take_over() } else { None })
 }
 
-/// Returns the region that this process has made or taken over. `None`: it has done neither yet.
+/// Returns the region that this process has made or taken over. `None`: this process has not made a
+/// region, nor taken one over.
 fn existing() -> Option<&'static Mappings> {
     // SAFETY: a stored pointer comes from a box that is never freed.
     unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
