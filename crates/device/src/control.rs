@@ -2,9 +2,9 @@
 //! them. A process asks which devices there are, and for resources that its drivers need
 //! ([`Supply`]). This file defines the messages for both sides.
 //!
-//! - A connection carries one question and its answer, and is then closed. Only the connection on
-//!   which a process got a queue stays open. So threads share no other connection, and a fork
-//!   inherits no other one.
+//! - A connection carries one question and its answer, and is then closed. Two kinds of connections
+//!   stay open: that of a queue, and that of a claim ([`QuestionKind::Claim`]). So threads share no
+//!   other connection, and a fork inherits no other one.
 //! - A process that uses a back end's queue keeps open the connection on which it got the queue. If
 //!   the process is killed, that connection ends, and the starter frees the queue.
 //! - The process returns the queue on that connection, too. So no process can return a queue that

@@ -61,9 +61,9 @@ pub trait Driver: Send + Sync {
         let _ = memory;
     }
 
-    /// Ends old sharings whose memory the program has replaced: it has mapped other memory at their
-    /// addresses, and [`Driver::share_memory`] has shared that memory. The caller calls this after
-    /// the last transfer that may use the old sharings.
+    /// Ends the sharings that [`Driver::share_memory`] has marked as replaced: the program had
+    /// mapped other memory at their addresses. The caller calls this after the last transfer that
+    /// may use the replaced sharings.
     fn unshare_replaced(&self, memory: IoVector) {
         let _ = memory;
     }

@@ -51,9 +51,9 @@ impl Bucket {
 /// and about one size.
 #[derive(Debug, Default)]
 pub struct HalfMean {
-    /// The mean latency of each bucket (direction and size). It is measured in windows of 100 ms,
-    /// and stays until a later window in which a request of the bucket completes. 0 before the
-    /// first such window has ended.
+    /// The mean latency of each bucket (direction and size). It is measured in windows of 100 ms.
+    /// It stays until the end of the next window in which a request of the bucket completes. 0
+    /// before the first such window has ended.
     means: [Nanoseconds; DATA as usize],
     sums: [(u32, Nanoseconds); DATA as usize],
     window_end: Option<Ticks>,

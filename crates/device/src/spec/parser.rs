@@ -125,8 +125,8 @@ impl Parser<'_> {
             self.expect(')', "',' and an option, or ')',")?;
         } else {
             if self.next() != Some(':') {
-                // No option follows. If the device has required options, `finish` reports a missing
-                // one. Otherwise the error is that a colon is expected.
+                // The colon before the options is missing. If the device has required options and
+                // none follows, `finish` reports a required option as missing.
                 if matches!(self.next(), None | Some(',' | ')')) {
                     self.finish(start, &layer)?;
                 }

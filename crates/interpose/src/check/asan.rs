@@ -39,8 +39,8 @@ pub fn connect() {
         let mapping = core::mem::transmute::<usize, unsafe extern "C" fn(*mut usize, *mut usize)>(mapping);
         mapping(&raw mut scale, &raw mut offset);
     }
-    // The scale is the binary logarithm of a granule's size, which is 8 to 128 bytes. Any other
-    // value is not from AddressSanitizer, and usring does not use its shadow memory.
+    // The scale is the binary logarithm of a granule's size, which is 8 to 128 bytes. With any
+    // other value, usring does not use AddressSanitizer's shadow memory.
     let Some(scale) = u32::try_from(scale).ok().filter(|scale| (3..=7).contains(scale)) else { return };
     ALLOCATED.store(function(c"__asan_get_alloc_stack"), Ordering::Relaxed);
     FREED.store(function(c"__asan_get_free_stack"), Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! One device for all files that the program itself has opened with O_DIRECT and uses with a polled
-//! ring. Each request names its file. The kernel checks size, alignment and permissions of every
-//! request, and the device returns the kernel's results unchanged. So the device keeps no state of
-//! a file that could become stale: the program may close the file, extend it, or reuse its
-//! descriptor number.
+//! One device for all ordinary files of the program, for the transfers that usring makes by the
+//! kernel's AIO: mostly those with O_DIRECT. Each request names its file. The kernel checks size,
+//! alignment and permissions of every request, and the device returns the kernel's results
+//! unchanged. So the device keeps no state of a file that could become stale: the program may close
+//! the file, extend it, or reuse its descriptor number.
 
 use super::queue::{AioQueue, Target};
 use crate::driver::{Driver, LONGEST_TRANSFER, MOST_SEGMENTS, QueueOptions, QueuePair};
