@@ -235,8 +235,8 @@ impl<'a> BlockFile<'a> {
     }
 }
 
-/// Returns `copied`, the number of bytes copied from or to the program's memory, as the result of a
-/// step. Error: `EFAULT` if no byte was copied.
+/// Returns `copied`, the number of bytes that a step has copied from or to the program's memory.
+/// Error: `EFAULT` if the step has copied no byte.
 fn copied_or_fault(copied: usize) -> Result<u64, Errno> {
     if copied == 0 { Err(Errno::EFAULT) } else { Ok(copied as u64) }
 }

@@ -47,8 +47,8 @@ impl Bucket {
     }
 }
 
-/// blk-mq's estimate: half of a bucket's mean latency. A bucket is the requests of one direction
-/// and about one size.
+/// blk-mq's estimate: half of a bucket's mean latency. A bucket contains the requests of one
+/// direction and about one size.
 #[derive(Debug, Default)]
 pub struct HalfMean {
     /// The mean latency of each bucket (direction and size). It is measured in windows of 100 ms.

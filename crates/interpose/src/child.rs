@@ -1,7 +1,7 @@
 //! Resets, in a forked child, the state of usring that the child has inherited from its parent.
-//! Closes the parent's private descriptors. Empties or marks the tables of rings, devices, AIO
-//! contexts and registered rings. [`process`](crate::process) notices the fork, and calls [`RESET`]
-//! before it serves the child's first call.
+//! Closes the parent's private descriptors. Empties or marks the tables, such as those of rings and
+//! devices. [`process`](crate::process) notices the fork, and calls [`RESET`] before it serves the
+//! child's first call.
 
 use crate::files::{self, devices, numbers, registered};
 use crate::process::{ChildDescriptors, ChildReset, stacks};

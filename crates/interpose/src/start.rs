@@ -47,8 +47,8 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     // SAFETY: the loader passes the environment to constructors. It calls this constructor first.
     unsafe { environment::read(variables) };
     text::find();
-    // This comes before the decision whether usring serves the program. A program that runs without
-    // usring calls these symbols, too.
+    // The symbols are resolved before usring decides whether it serves the program: a program that
+    // runs without usring calls these symbols, too.
     symbols::resolve();
     if environment::is_of_valgrind() && !valgrind::is_there() {
         // This is a program that starts Valgrind, or a program that Valgrind does not follow.

@@ -80,8 +80,8 @@ impl Header {
         bytes
     }
 
-    /// Reads a header. Error: the bytes are no header, or the header has another version than
-    /// [`VERSION`], which the error names.
+    /// Reads a header. Errors: [`NotATrace::Other`] if the bytes are no header;
+    /// [`NotATrace::Version`] if the header has another version than [`VERSION`].
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, NotATrace> {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |index: usize| u64::from_le_bytes(words[index]);
@@ -354,8 +354,8 @@ fn halves(word: u64) -> [u32; 2] {
     [width::low(word), width::low(word >> 32)]
 }
 
-/// Limit of the event numbers in records: each number is below it. A run does not reach the limit:
-/// at 10⁸ events per second it would take a month.
+/// Upper limit of the event numbers in records, which are all below it. A run does not reach it: at
+/// 10⁸ events per second it would take a month.
 const MOST_NUMBERS: u64 = 1 << 48;
 /// The inverse of [`GOLDEN`] modulo 2⁶⁴.
 const INVERSE: u64 = inverse(GOLDEN);

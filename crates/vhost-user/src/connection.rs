@@ -268,8 +268,8 @@ impl Connection {
             frontend.set_vring_enable(queue, true)
         };
         self.in_time(|connection| set_up(&mut connection.frontend).map_err(failed("start a queue")))?;
-        // Requests may have been published while the back end did not serve the queue. The back end
-        // may have missed their signals, so usring signals it once more.
+        // Requests may have been published while the back end did not serve the queue, and the back
+        // end may have missed their signals. So usring signals the queue once more.
         let _ = signals.kick.write(1);
         Ok(())
     }

@@ -422,8 +422,9 @@ impl Shared {
         let is_at_work = state.queues.iter().any(Option::is_some);
         let Some(connection) = &mut state.connection else { return Err(Errno::EAGAIN) };
         let count = state.regions.iter().flatten().count();
-        // If the back end has no memory slots (CONFIGURE_MEM_SLOTS), usring must send it all
-        // regions again to add one. The protocol forbids that while a queue is started.
+        // To share one more region with a back end without memory slots (CONFIGURE_MEM_SLOTS),
+        // usring must send it all regions again. The protocol forbids that while a queue is
+        // started.
         if count >= connection.most_regions() || (is_at_work && !connection.has_memory_slots()) {
             return Err(Errno::ENOSPC);
         }

@@ -18,7 +18,7 @@ pub struct Record {
     memory: SharedMemory,
 }
 
-/// Offsets in a queue's part of the record, in bytes: the length of its header, and the offset of
+/// Layout of a queue's part of the record, in bytes: the length of its header, and the offset of
 /// the last used index within the header.
 const HEADER: usize = 16;
 const USED_INDEX: usize = 14;

@@ -22,8 +22,8 @@ const BOUNCE: u32 = 64 << 10;
 pub struct Caller {
     channel: Channel,
     completions: Completions,
-    /// The part of the call's transfer that each request in flight makes, indexed by the request's
-    /// token.
+    /// For each request in flight: the part of the call's transfer that this request makes. The
+    /// index is the request's token.
     pieces: [Piece; DEPTH as usize],
     /// One bit for each token (number of a request in flight), set if no request uses the token.
     free: u32,

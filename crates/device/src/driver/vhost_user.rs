@@ -126,8 +126,8 @@ impl Driver for Handle {
         Ok(Box::new(Queue::new(Arc::clone(&self.0), grant, options)?))
     }
 
-    /// Replaces whole private pages by pages of a memory file with equal content, at their
-    /// addresses. The back end maps this file. If a step fails, the memory stays private.
+    /// Moves whole private pages to a memory file, which the back end maps, too. The pages keep
+    /// their addresses and their content. If a step fails, the memory stays private.
     fn share_memory(&self, memory: IoVector) {
         if !self.0.zero_copy {
             return;

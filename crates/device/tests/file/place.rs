@@ -205,8 +205,8 @@ pub fn loop_device(size: u64) -> Option<LoopDevice> {
     let backing = Place::on_disk();
     let file = backing.make(size);
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control").ok()?;
-    // Between LOOP_CTL_GET_FREE and LOOP_CONFIGURE, another process may configure this loop device.
-    // Then the attempt is repeated with another one.
+    // After LOOP_CTL_GET_FREE has returned the number of a free loop device, another process may
+    // configure that device. LOOP_CONFIGURE then fails, and the attempt is repeated.
     for _ in 0..20 {
         // SAFETY: the call passes no memory.
         let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };

@@ -6,7 +6,7 @@
 //! | [`patch`] | call sites rewritten after their first trap, found by [`code`] and [`maps`] |
 //! | [`breakpoints`] | the replacement of the trap in a program that Valgrind runs |
 //! | [`symbols`] | functions of libc that this library replaces |
-//! | [`stack_symbol`] | a function of libc that reports a thread's stack |
+//! | [`stack_symbol`] | the function of libc that sets the memory of a thread's stack |
 //! | [`limit_symbols`] | functions of libc that read or set the limit of open files |
 //! | [`fork_symbols`] | functions of libc that fork |
 //! | [`exports`] | functions of usring itself |

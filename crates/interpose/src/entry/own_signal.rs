@@ -215,8 +215,9 @@ fn serve_fault(arrival: &mut Arrival) -> bool {
     mended.is_some()
 }
 
-/// Passes a signal to the program. If the program has a handler, returns it, and stores its signal
-/// mask in `*mask`. Otherwise takes the signal's default action and returns 0.
+/// Passes a signal to the program. If a handler of the program has to run now, returns the handler,
+/// and stores its signal mask in `*mask`. Otherwise defers the signal, ignores it or takes its
+/// default action, and returns 0.
 fn pass_to_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     let signal = arrival.information.signal.cast_unsigned();
     if arrival.was_sent() && defer_in_engine(arrival, signal) {

@@ -268,9 +268,9 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     }
 }
 
-/// A reference to a ring's file, for the engine, which looks the file up while it holds the lock of
-/// a ring, perhaps of this ring. The program may close the ring's last number while this reference
-/// exists. The ring is then closed later, when the thread holds no lock.
+/// A reference to a ring's file, for the engine. The engine looks the file up while it holds the
+/// lock of a ring, perhaps of this ring. The program may close the ring's last number while this
+/// reference exists. The ring is then closed later, when the thread holds no lock.
 pub struct Inside(Option<Arc<File>>);
 
 impl Drop for Inside {

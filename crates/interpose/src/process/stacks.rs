@@ -4,9 +4,9 @@
 //! for each thread.
 //!
 //! A thread is identified by its thread pointer. A vfork child has its parent's thread pointer, so
-//! it uses its parent's stack of usring's, which the parent does not need meanwhile. The child does
-//! not return from a successful exec. So at that exec, the kernel marks the stack as free
-//! ([`released_by`]).
+//! it runs on the stack that usring has made for its parent. The parent does not need this stack
+//! meanwhile. The child does not return from a successful exec. So at that exec, the kernel marks
+//! the stack as free ([`released_by`]).
 
 use crate::process;
 use crate::runtime::libc;
@@ -39,8 +39,8 @@ pub fn are_small() -> bool {
     SMALL.load(Ordering::Relaxed) != 0
 }
 
-/// Returns the word that is not 0 while the stack of the calling thread is in use (the stack that
-/// usring has made for it). `None`: usring has made no stack for the thread.
+/// Returns the word that shows whether the calling thread's own stack of usring's is in use: the
+/// word is then not 0. `None`: usring has made no stack for the thread.
 fn in_use() -> Option<&'static AtomicU32> {
     let thread = thread::current().0 as u64;
     let start = spread::row(width::size(thread), ROWS);

@@ -1,6 +1,6 @@
-//! Redirects calls of imported functions: where the program and its libraries would call such a
-//! function, they then call another one. To do so, changes the slots of their global offset tables
-//! that hold the imported function's address.
+//! Redirects imported functions: where the program or its libraries would call an imported
+//! function, they then call another function. To do so, changes the slots of their global offset
+//! tables that hold the imported function's address.
 
 use crate::runtime::libc::{self, Library, Tables};
 use crate::runtime::text;

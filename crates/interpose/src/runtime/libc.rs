@@ -90,8 +90,8 @@ pub fn has_sanitizer() -> bool {
     bound().sanitizers.iter().any(|function| *function != 0)
 }
 
-/// Sets the size from which glibc's malloc maps each block separately to `bytes`, for the whole
-/// run. Without this call, malloc raises that size when the program frees such a block.
+/// Makes glibc's malloc map each block of at least `bytes` bytes separately, for the whole run.
+/// Without this call, the limit rises when the program frees a block that was mapped separately.
 pub fn map_large_blocks(bytes: usize) {
     const M_MMAP_THRESHOLD: i32 = -3;
     if let (true, Some(mallopt), Ok(bytes)) = (is_glibc(), bound().mallopt, i32::try_from(bytes)) {
@@ -101,9 +101,9 @@ pub fn map_large_blocks(bytes: usize) {
     }
 }
 
-/// Returns the environment of the process. `given` is the third argument of the constructor. In
-/// glibc it is the environment, and the variable `environ` is set only later. In musl it means
-/// nothing, but that variable is set already.
+/// Returns the environment of the process. `given` is the third argument of the constructor. glibc
+/// passes the environment in this argument, and sets the variable `environ` only later. With musl
+/// the argument means nothing, but the variable is set already.
 pub fn environment(given: *mut *mut u8) -> *mut *mut u8 {
     match (bound().glibc, bound().environment) {
         (0, Some(environment)) => *environment,

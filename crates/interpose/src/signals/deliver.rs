@@ -90,7 +90,7 @@ global_asm!(
     "cmp qword ptr [rbx + {handler}], 0",
     "je 3f",
     // From here on, rsp is the address of the signal's frame, which may be on the alternate stack.
-    // So the frame of the next signal goes below this frame.
+    // So if the handler is interrupted, the next signal's frame goes below this frame.
     "mov rsp, rax",
     "lea rsi, [rbx + {handler_mask}]",
     "xor edx, edx",

@@ -237,8 +237,8 @@ extern "C" fn defer(first: *mut u8, information: *mut SignalInformation, own: *m
             frames::give_back(saved_frame);
             let itself = set_of(information.signal.cast_unsigned());
             if itself & ALWAYS_OPEN != 0 {
-                // usring keeps this signal unblocked. If the signal were queued here, the kernel
-                // would deliver it at once, and this wrapper would queue it again, for ever. So
+                // usring keeps this signal unblocked. If this wrapper queued the signal, the kernel
+                // would deliver it at once, and the wrapper would queue it again, for ever. So
                 // usring sends the signal again when the call leaves the engine.
                 signals::send_again(itself);
             } else {

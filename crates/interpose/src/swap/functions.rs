@@ -111,8 +111,8 @@ fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, E
     Ok(first..end)
 }
 
-/// The reasons of failures of `usring_swap_map`: for each thread, the reason of its last failure.
-/// The first element is the oldest failure.
+/// The reasons why `usring_swap_map` failed: one for each thread, that of the thread's last
+/// failure. The first element is the oldest failure.
 static LAST_FAILURE: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
 /// Maximum number of threads whose failures are in `LAST_FAILURE`. If one more thread has a
 /// failure, the oldest failure is dropped.

@@ -435,7 +435,8 @@ fn remap_freely(
             }
             answer => answer.map(|start| start as u64),
         },
-        // The range has parts of several owners or holes. mremap(2) requires a single mapping.
+        // The range consists of several mappings, or has a hole. mremap(2) requires a single
+        // mapping.
         Some(_) => Err(Errno::EFAULT),
     }
 }

@@ -1,5 +1,5 @@
-//! One device for all ordinary files of the program, for the transfers that usring makes by the
-//! kernel's AIO: mostly those with O_DIRECT. Each request names its file. The kernel checks size,
+//! One device for all ordinary files of the program. usring uses it for transfers by the kernel's
+//! AIO, most of which are direct (O_DIRECT). Each request names its file. The kernel checks size,
 //! alignment and permissions of every request, and the device returns the kernel's results
 //! unchanged. So the device keeps no state of a file that could become stale: the program may close
 //! the file, extend it, or reuse its descriptor number.

@@ -65,8 +65,8 @@ struct Lists {
 #[derive(Default)]
 pub struct Shares {
     /// Counts the changes of the list, so that a queue pair notices that its copy of the list is
-    /// old. It may briefly use an old copy, which does no harm. Memory is shared before it enters
-    /// the list, and stays shared until the last request that uses it has completed.
+    /// old. A queue pair may briefly use an old copy, which does no harm. Memory is shared before
+    /// it enters the list, and stays shared until the last request that uses it has completed.
     version: AtomicU32,
     lists: Mutex<Lists>,
 }

@@ -315,8 +315,8 @@ global_asm!(
     "jne usring_unserved_end",
     "ret",
     // Lets the traced process run to the next beginning or end of a system call. The process has
-    // blocked all signals except SIGSTOP, which cannot be blocked. The tracer does not pass a
-    // SIGSTOP on at once, but when it detaches.
+    // blocked all signals that can be blocked. SIGSTOP cannot be blocked, so it may arrive here.
+    // The tracer holds it back, and sends it when it detaches.
     "usring_unserved_step:",
     "mov edi, {PTRACE_SYSCALL}",
     "xor edx, edx",
