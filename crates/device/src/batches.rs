@@ -1,5 +1,5 @@
-//! A queue of completions for drivers that give all requests of a batch the same latency. A batch
-//! is the completions of the requests that one doorbell submitted. They become due together, in the
+//! A queue of completions for drivers in which all requests of a batch have one latency. A batch is
+//! the completions of the requests that one doorbell submitted. They become due together, in the
 //! order in which they were added.
 //!
 //! Drivers whose own cost must stay small use this queue. A request costs one store at submission

@@ -74,7 +74,7 @@ impl Device {
         self.open_channel_for(WaiterKind::Ring, options)
     }
 
-    /// Opens a queue pair for the given kind of user.
+    /// Opens a queue pair for a user of the kind `waiter`.
     pub fn open_channel_for(&self, waiter: WaiterKind, options: QueueOptions) -> Result<Channel, Errno> {
         // Calibrates the clock even without a hybrid policy: the policy may become hybrid later,
         // and the channel then reads this clock.

@@ -17,7 +17,7 @@ use crate::request::Operation;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 
-/// A class of requests with about the same latency.
+/// A class of requests whose latencies are about equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket(u8);
 

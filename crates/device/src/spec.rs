@@ -243,7 +243,7 @@ impl fmt::Debug for Layer {
     }
 }
 
-/// Writes a text that parses to the same layer.
+/// Writes a text that the parser reads as an equal layer.
 impl fmt::Display for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name)?;
@@ -262,7 +262,7 @@ impl fmt::Display for Layer {
     }
 }
 
-/// Writes a text that parses to the same device.
+/// Writes a text that the parser reads as an equal device.
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.outermost)?;

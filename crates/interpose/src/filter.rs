@@ -104,8 +104,8 @@ enum When {
     /// reserved range. As in `Reserved`, −1 is in the range.
     EitherReserved,
     /// mmap: the call traps if the fifth argument, a descriptor, is in the reserved range and is
-    /// not −1. The flags must have neither MAP_DENYWRITE (the mark of usring's own calls) nor
-    /// MAP_ANONYMOUS (which needs no descriptor).
+    /// not −1. Two flags keep the call from trapping: MAP_DENYWRITE (the mark of usring's own
+    /// calls), and MAP_ANONYMOUS (which needs no descriptor).
     MapsReserved,
     /// fcntl: the call traps if the descriptor is in the reserved range, and the command duplicates
     /// it.
@@ -195,10 +195,10 @@ const RULES: [(u32, When); 35] = [
 /// shell's redirection, or from another process).
 ///
 /// The loader's own calls must not trap: the loader runs before there is a handler, so a trap would
-/// kill the program. Nor can the filter recognise the loader's calls by a number: the loader gets
-/// the lowest free number, perhaps that of standard input. So the filter recognises them by their
-/// arguments. (If a program makes calls with such arguments by libc's functions, usring sees them
-/// by the symbols.)
+/// kill the program. The loader's descriptors have the lowest free numbers, perhaps that of
+/// standard input, so these numbers do not identify its calls. The filter recognises the loader's
+/// calls by their arguments. (If a program makes calls with such arguments by libc's functions,
+/// usring sees them by the symbols.)
 const DEVICE_RULES: [(u32, When); 28] = [
     (linux::__NR_read, When::Concerns(FileRule::Reads)),
     (linux::__NR_write, When::Concerns(FileRule::Any)),

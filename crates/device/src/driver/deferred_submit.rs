@@ -6,8 +6,8 @@
 //! - A batch belongs to the thread that submits it, and accesses nothing of the queue pair.
 //! - So the thread needs no lock of the queue pair. Other threads may use the queue pair meanwhile,
 //!   and may even find completions of this batch's requests.
-//! - The requests of a batch are submitted in the order in which they were accepted. Batches that
-//!   are submitted at the same time have no order.
+//! - The requests of a batch are submitted in the order in which they were accepted. Two batches
+//!   that are submitted at one time have no order.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

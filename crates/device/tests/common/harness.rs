@@ -298,7 +298,7 @@ impl Traffic {
     }
 }
 
-/// Returns whether a result is the given errno.
+/// Returns whether a result is the errno `errno`.
 pub fn is_error(result: i32, error: Errno) -> bool {
     result == error.negative()
 }

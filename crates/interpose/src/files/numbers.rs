@@ -4,8 +4,8 @@ use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
 use usring_sys::{Errno, SystemCall, hazard, own_numbers, width};
 use usring_uapi::general as linux;
 
-/// Length of the tables of rings and of devices. A number beyond the tables belongs neither to a
-/// ring nor to a device.
+/// Length of the tables of rings and of devices. A number beyond the tables belongs to no ring and
+/// to no device.
 pub const NUMBERS: usize = 65536;
 
 /// Ends the use of an object of the tables of rings and devices. For a thread that holds the lock

@@ -71,8 +71,8 @@ const OF_ALL_PROGRAMS: [&[u8]; 17] = [
 /// does not use the original strings, because programs overwrite them to change their title.
 #[derive(Default)]
 pub struct OwnVariables {
-    /// The library's path, with a NUL. It comes from LD_PRELOAD. In a program that is linked to the
-    /// library, it comes from the loader's list. Empty if neither is known.
+    /// The library's path, with a NUL. It comes from LD_PRELOAD or, in a program that is linked to
+    /// the library, from the loader's list. Empty if the path is not known.
     pub library: Vec<u8>,
     /// usring's variables for the next program, each as NAME=VALUE with its NUL.
     pub variables: Vec<Box<[u8]>>,
