@@ -298,7 +298,7 @@ impl Traffic {
     }
 }
 
-/// Returns whether a result is the errno `errno`.
+/// Returns whether a result is the errno `error`.
 pub fn is_error(result: i32, error: Errno) -> bool {
     result == error.negative()
 }
