@@ -1,7 +1,7 @@
 // The identity of a build, by which `usring` (the launcher) and `libusring.so` recognise that they
 // were built together. The build scripts of both include this file. The identity is the version and
-// a hash. The hash covers the library's sources, and the launcher's sources that make what the
-// library reads.
+// a hash. The hash covers the library's sources, and the two files of the launcher that write the
+// variables of the environment which the library reads.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};

@@ -1,6 +1,6 @@
 //! `--deny-kernel`: a seccomp filter by which the kernel's io_uring calls answer EPERM, in this
-//! process and its descendants, as under Docker's default profile. If io_uring works nevertheless,
-//! usring answers the calls.
+//! process and its descendants, as under Docker's default profile. If a program's io_uring calls
+//! succeed nevertheless, usring has answered them.
 
 use super::Failure;
 use crate::system_error::words;

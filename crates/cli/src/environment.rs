@@ -105,10 +105,10 @@ impl Environment {
         &mut self.0[index].1
     }
 
-    /// Adds `library` to LD_PRELOAD, unless it is there. Libraries that the user preloads stay in
-    /// front of it, because they wrap the program, and usring takes the place of the kernel.
-    /// `runtime`, the sanitizer's runtime that the program is linked to, comes first, because it
-    /// must be loaded first.
+    /// Adds `library` to LD_PRELOAD, unless LD_PRELOAD names it already. Libraries that the user
+    /// preloads stay in front of `library`. So they get the program's calls first, as if the kernel
+    /// served the program. `runtime`, the sanitizer's runtime that the program is linked to, comes
+    /// first, because it must be loaded first.
     pub fn preload(&mut self, library: &Path, runtime: Option<&OsStr>) {
         let list = self.entry(PRELOAD);
         if names(list, library.as_os_str()) {

@@ -98,8 +98,9 @@ fn json(snapshot: &Snapshot) -> String {
     format!("{value:#}\n")
 }
 
-/// Returns the counts of each source in the text form of OpenMetrics 1.0. A source is its labels,
-/// such as `pid="1"`, and its counts. The labels are empty if there is only one source.
+/// Returns the counts of each source in the text form of OpenMetrics 1.0. An element of `sources`
+/// has the labels of a source, such as `pid="1"`, and its counts. The labels are empty if there is
+/// only one source.
 pub fn open_metrics(sources: &[(String, &Snapshot)]) -> String {
     let mut text = String::new();
     let value: fn(&Snapshot) -> u64 = Snapshot::processes;

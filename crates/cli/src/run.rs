@@ -1,7 +1,7 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! If no option needs this process during the run, it executes the program in place of itself, and
-//! the program gets its process id. This process stays as the program's parent
+//! If no option needs this process during the run, this process executes the program in place of
+//! itself, so the program has this process's id. This process stays as the program's parent
 //! ([`super::supervise`]) in these cases:
 //!
 //! - The user gives `--stats`, `--device`, `--inject`, `--order`, `--check` or `--trace`.
@@ -354,8 +354,8 @@ pub fn run(options: &Options) -> Outcome {
         devices.as_ref().map_or(Ok(()), Devices::serve)
     })?;
     // Removes the devices' placeholder files now, because the code below may end this process. A
-    // message to a closed standard error ends it. So does `mirror`, which raises the signal that
-    // ended the program.
+    // message to a closed standard error would end this process. So would `mirror`, which raises
+    // the signal that ended the program.
     drop(devices);
     trace.iter().for_each(Trace::finish);
     let was_served = probe.read().is_ok();
@@ -415,7 +415,7 @@ struct BackEnds {
 impl BackEnds {
     fn connect(options: &Options, remote_swap: Option<&Checked>) -> Result<BackEnds, Failure> {
         // Declared first, because Rust drops variables in reverse order: if a connection fails, the
-        // daemons end after the other connections.
+        // other connections are closed before the daemons end.
         let mut daemons = Daemons::default();
         let connected = options.devices.iter().map(|option| Connected::to(option, &mut daemons));
         let devices = connected.collect::<Result<_, _>>()?;

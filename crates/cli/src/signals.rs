@@ -1,7 +1,7 @@
 //! The signals by which a user or a system ends a command: ^C, SIGTERM and SIGHUP.
 //!
-//! A thread waits for these signals, which all other threads block. Children start with an empty
-//! signal mask ([`unblock_in_child`]), so a terminal's ^C ends them by itself.
+//! One thread waits for these signals, and all other threads block them. Children start with an
+//! empty signal mask ([`unblock_in_child`]), so ^C on the terminal ends them directly.
 
 use nix::sys::signal::{SigSet, Signal};
 use std::os::unix::process::CommandExt;
@@ -10,9 +10,9 @@ use std::process::Command;
 const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
 /// Starts a thread that calls `act` for each of these signals, with the signal and the set of all
-/// signals for which the thread waits. Signals that this process ignores stay ignored: nohup(1) has
-/// its command ignore SIGHUP. Must be called before any other thread is made, so that every thread
-/// blocks the signals. If the thread cannot be started, signals end the process as always.
+/// signals for which the thread waits. A signal that this process ignores stays ignored, such as
+/// SIGHUP under nohup(1). Must be called before any other thread is made, so that every thread
+/// blocks the signals. If the thread cannot be started, the signals keep their default actions.
 pub fn watch(mut act: impl FnMut(Signal, &SigSet) + Send + 'static) {
     let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
     let signals: SigSet = ENDING.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect();

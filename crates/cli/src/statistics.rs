@@ -46,10 +46,10 @@ impl StatisticsFile {
         File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map(StatisticsFile)
     }
 
-    /// Opens `path`, the file that a process of any user has mapped, if `is_mapped` accepts the
-    /// file and its size is that of a statistics file. That user may have put a device at the path,
-    /// and a device can act when it is opened. So the function first opens the path with O_PATH,
-    /// which opens no device.
+    /// Opens the file at `path` if `is_mapped` accepts the file, and it has the size of a
+    /// statistics file. Another user's process may have mapped the file, and that user may have put
+    /// a device at the path. A device can act when it is opened. So the function first opens the
+    /// path with O_PATH, which opens no device.
     pub fn open_mapped(path: &Path, is_mapped: impl FnOnce(&Metadata) -> bool) -> io::Result<StatisticsFile> {
         let named = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
         let found = named.metadata()?;

@@ -1,4 +1,5 @@
-//! Makes a manual page of a C header: its comments are the text, and its declarations the synopsis.
+//! Makes a manual page from a C header. The header's comments become the text of the page, and its
+//! declarations become the synopsis.
 
 use std::fmt::Write;
 
@@ -103,7 +104,7 @@ fn end(code: &mut String, parts: &mut Vec<Part>) {
     }
 }
 
-/// Joins the lines of a comment to paragraphs, list items and lines of examples.
+/// Joins the lines of a comment into paragraphs and list items. Lines of an example stay lines.
 fn paragraphs(lines: &[String]) -> Vec<String> {
     let mut paragraphs: Vec<String> = Vec::new();
     let mut is_open = false;
@@ -150,8 +151,8 @@ fn escape(text: &str) -> String {
     text.replace('\\', "\\e").replace('-', "\\-")
 }
 
-/// Escapes lines of text for roff: a dot or an apostrophe at the beginning of a line would be a
-/// request.
+/// Escapes lines of text for roff. Without the escape, roff would read a line that begins with a
+/// dot or an apostrophe as a command.
 fn lines(text: &str) -> String {
     let escaped = escape(&text.replace('\t', "        "));
     let mut out: Vec<String> = Vec::new();

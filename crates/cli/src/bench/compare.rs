@@ -11,7 +11,8 @@ use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// With fewer rounds than this in either of two results, nothing is said about their difference.
+/// Least number of rounds in both of two rows that are compared. If one of them has fewer, the
+/// comparison makes no statement about their difference.
 const LEAST_ROUNDS: usize = 5;
 
 const EXAMPLES: &str = "\
@@ -92,7 +93,8 @@ fn compare(first: &Value, second: &Value) -> Result<String, String> {
     Ok(shown)
 }
 
-/// Returns the results of each benchmark in both documents.
+/// Returns a pair for each benchmark: its result in `first`, and its result in `second`. A document
+/// without a result of the benchmark contributes `None`.
 fn pairs<'a>(first: &'a Value, second: &'a Value) -> Vec<(Option<&'a Value>, Option<&'a Value>)> {
     let [these, those] = [document::parts(first), document::parts(second)];
     let like = |all: &[&'a Value], one: &Value| all.iter().copied().find(|other| other["bench"] == one["bench"]);

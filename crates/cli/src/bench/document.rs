@@ -73,8 +73,8 @@ fn row_value(benchmark: &Benchmark, results: &Results, row: &Row) -> Value {
     value
 }
 
-/// Returns the results of single benchmarks that a document has: the document itself, or the
-/// results in it. Empty if the document is no result.
+/// Returns the results of single benchmarks in a document. The document of one benchmark is itself
+/// such a result. Empty if the document is no result.
 pub fn parts(document: &Value) -> Vec<&Value> {
     match document["benchmarks"].as_array() {
         Some(parts) => parts.iter().collect(),
@@ -127,7 +127,7 @@ fn machine() -> Value {
     })
 }
 
-/// Returns the machine of a document as a phrase.
+/// Returns a phrase that describes the machine on which the results of a document were measured.
 pub fn machine_name(document: &Value) -> String {
     let machine = &document["machine"];
     format!("{} × {}, Linux {}", machine["processors"], text(&machine["processor"]), text(&machine["kernel"]))

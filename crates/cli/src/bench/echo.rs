@@ -1,9 +1,9 @@
 //! `usring bench echo`: the example server under 50 connections. Each connection sends PINGs, 1 or
 //! 16 at a time, and waits for the answers.
 //!
-//! - One executable runs on the kernel's ring and on usring: in the mode that suits the kernel best
-//!   (multishot requests, DEFER_TASKRUN), and without any flags. A plain server on epoll(7) is
-//!   measured for comparison.
+//! - The example server runs on the kernel's ring and on usring, in two modes on each. One mode
+//!   suits the kernel best (multishot requests, DEFER_TASKRUN), and the other uses no flags. A
+//!   plain server on epoll(7) is measured for comparison.
 //! - Server and clients have a processor each. The clients are one thread, which is busy all the
 //!   time. So the rate says less about the server than the server's processor time per request
 //!   does.

@@ -148,8 +148,8 @@ impl Results {
         Some(self.row(workload, label, depth)?.figure(metric)?.median)
     }
 
-    /// Returns the ratio of the first label's case to the second label's, compared round by round.
-    /// `None` if a case is missing, or a sample lacks the metric.
+    /// Returns the ratio of the case with the first label to the case with the second label,
+    /// compared round by round. `None` if a case is missing, or a sample lacks the metric.
     pub fn ratio(&self, metric: Metric, workload: &str, labels: [&str; 2], depth: Option<u32>) -> Option<Ratio> {
         let [this, that] = labels.map(|label| self.row(workload, label, depth));
         this?.against(that?, metric)
@@ -162,9 +162,9 @@ impl Results {
         row(this)?.against(row(that)?, metric)
     }
 
-    /// Returns the ratio of a row's first metric to that of the rival's row with the same workload
-    /// and parameters, round by round. `None` if there is no such row, or if this row is the
-    /// rival's.
+    /// Returns the ratio of the row `row` to the rival's row, in the first metric and round by
+    /// round. The rival's row has the workload and the parameters of `row`. `None` if there is no
+    /// such row, or if `row` is itself the rival's.
     pub fn against(&self, row: &Row, rival: &str) -> Option<Ratio> {
         let same = |other: &Case| other.workload == row.case.workload && other.parameters == row.case.parameters;
         let rival = self.rows.iter().find(|other| other.case.label == rival && same(&other.case))?;

@@ -138,13 +138,13 @@ struct Benchmark {
     name: &'static str,
     /// Sentences for the HTML page: the systems that the benchmark compares, and its workloads.
     description: &'static str,
-    /// The columns of the benchmark's table. The first is shown with quartiles, and is compared
-    /// with the rival's.
+    /// The columns of the benchmark's table. The first column is shown with quartiles, and its
+    /// figures are compared with the rival's figures.
     metrics: &'static [Metric],
     rounds: usize,
     /// Files and back ends that the cases use in `{folder}`.
     props: &'static [Prop],
-    /// Label of the rows with which other rows are compared.
+    /// Label of the rival's rows. The table compares the other rows with these rows.
     rival: &'static str,
     cases: Vec<Case>,
     bars: fn(&Results) -> Vec<Bar>,
@@ -206,8 +206,8 @@ fn measure(benchmark: &Benchmark, is_quick: bool) -> Result<(Value, u8), String>
     Ok((document, if fails { STATUS_BAR } else { 0 }))
 }
 
-/// Fails if a file cannot be written because of its path, so that a long run does not end with that
-/// error.
+/// Checks the paths of the result files that the options name, before the benchmarks run. Fails if
+/// a file cannot be written at its path. So a long run does not end with that error.
 fn check_outputs(options: &Options) -> Result<(), Failure> {
     for path in options.json.iter().chain(&options.report) {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

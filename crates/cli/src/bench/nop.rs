@@ -1,5 +1,5 @@
 //! `usring bench nop`: the cost of a request without work, through each entry point, and the cost
-//! of page-cache reads, whose copying costs more than the ring.
+//! of page-cache reads. For these reads, copying the data costs more than the ring does.
 
 use super::Benchmark;
 use super::child::System;

@@ -84,8 +84,8 @@ fn interval(mut draw: impl FnMut() -> Option<f64>) -> Option<[f64; 2]> {
     Some([share_of(&medians, 0.025)?, share_of(&medians, 0.975)?])
 }
 
-/// Returns the numbers below `count` in random order. So no case always runs after the same other
-/// case.
+/// Returns the numbers below `count` in random order. The cases of a round run in this order, so
+/// the predecessor of a case varies from round to round.
 pub fn any_order(count: usize, random: &mut Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     random.shuffle(&mut order);

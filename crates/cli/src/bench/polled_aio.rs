@@ -1,9 +1,9 @@
 //! `usring bench polled-aio`: AIO contexts that poll for their events, and contexts whose waiters
 //! sleep until a notification, on the same devices. One thread reads random blocks of 4 KiB.
 //!
-//! The limits ([`Bar`]) hold for a back end in another process, and for a file in comparison with
-//! the kernel's AIO on that file. A null device has no limit, because its notification comes from a
-//! timer of the waiting thread, and its rows mostly show what that timer costs.
+//! The rows of a back end in another process have a limit ([`Bar`]). So have the rows of a file,
+//! which are compared with the kernel's AIO on that file. The rows of a null device have no limit:
+//! its notification comes from a timer of the waiting thread, and they mostly show the timer's cost.
 
 use super::Benchmark;
 use super::child::System;

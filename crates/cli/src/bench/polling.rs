@@ -2,9 +2,9 @@
 //! The workload waits for one completion, reaps all completions that are posted, and submits as
 //! many new requests.
 //!
-//! The limit ([`Bar`]) for polling against interrupts is measured on qemu-storage-daemon, whose
-//! interrupt comes from another process. The null device is not suited, because its interrupt is a
-//! timer of the waiting thread itself.
+//! The limit ([`Bar`]) for the gain of polling over interrupts is measured on qemu-storage-daemon,
+//! whose interrupt comes from another process. The null device is not suited for this limit: its
+//! interrupt is a timer of the waiting thread itself.
 
 use super::Benchmark;
 use super::child::System;

@@ -7,8 +7,8 @@ use std::fs;
 use std::process::Child;
 
 const HIGHEST: i32 = -20;
-/// The priority of this session among all sessions, if the kernel groups processes by session
-/// (sched(7)). A process's own priority then counts only within its session.
+/// File with the priority of this session among all sessions. It exists if the kernel groups
+/// processes by session (sched(7)). A process's own priority then counts only within its session.
 const GROUP: &str = "/proc/self/autogroup";
 
 /// The raised priority of this process. Children that this process starts later inherit it.
@@ -20,7 +20,7 @@ pub struct Priority {
 
 impl Priority {
     /// Raises the priorities of this process and of its session as far as the user may. Dropping
-    /// the [`Priority`] restores only the session's.
+    /// the [`Priority`] restores only the session's priority.
     pub fn raise() -> Priority {
         // SAFETY: the call takes only numbers.
         let raised = Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, HIGHEST) });

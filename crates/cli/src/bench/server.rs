@@ -52,10 +52,10 @@ fn port(output: ChildStdout) -> Result<String, String> {
     port.ok_or_else(|| format!("the server printed {line:?} instead of its address"))
 }
 
-/// Starts a child on the processor with this index among those that this process may use. Gives the
-/// child a real-time priority if the user may do so. So server and clients do not share a
-/// processor, do not migrate, and do not wait for other processes. On a machine with one processor
-/// the child is ordinary.
+/// Starts a child on one processor. `index`: position of the processor among those that this
+/// process may use. Gives the child a real-time priority if the user may do so. So server and
+/// clients do not share a processor, do not migrate, and do not wait for other processes. On a
+/// machine with one processor the child is ordinary.
 fn start_on_processor(index: usize, command: &mut Command) -> Result<Child, String> {
     let this_thread = Pid::from_raw(0);
     let ours = sched_getaffinity(this_thread).unwrap_or_default();

@@ -22,7 +22,8 @@ const MANY: &str = "1,000 rings and a poll";
 const FORK: &str = "fork with 1,000 rings";
 const FORK_OWN: &str = "fork with 1,000 rings in own memory";
 
-/// Limit of the time of a fork with usring's rings, as a multiple of that with the kernel's rings.
+/// Limit of the time of fork(2) in a process with usring's rings. The unit is the time of fork(2)
+/// in a process with the kernel's rings.
 const MOST_FORK: f64 = 1.05;
 const MILLISECOND: f64 = 1e6;
 

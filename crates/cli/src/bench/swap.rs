@@ -83,8 +83,8 @@ fn case(workload: impl Into<String>, label: &'static str, arguments: impl Into<S
     }
 }
 
-/// Returns whether a mechanism works on this machine. If not, the kernel or a sandbox lacks it, and
-/// the benchmark must not fail.
+/// Returns whether a mechanism works on this machine. A mechanism that does not work is missing in
+/// the kernel, or a sandbox forbids it. The benchmark must not fail for that reason.
 fn works(mechanism: Mechanism) -> bool {
     const SIZE: usize = 1 << 20;
     let builder = SwapRegion::builder().size(SIZE).limit(SIZE).mechanism(mechanism);
@@ -151,9 +151,10 @@ fn bars(results: &Results) -> Vec<Bar> {
     let ratio = |metric, store, threads, labels| results.ratio(metric, &with(threads, store), labels, None);
     let enough = std::thread::available_parallelism().is_ok_and(|count| count.get() > 8);
     for (threads, gain) in [(1, 1.27), (8, 1.20)] {
-        // The limit is measured on the back end in another process. The interrupt of a device in
-        // this process would be a timer, whose cost would show. Each polling thread and the back
-        // end need a processor.
+        // The limit is measured on the back end in another process. A device in this process has a
+        // timer in place of an interrupt, and the timer's cost would distort the ratio. With
+        // several threads, the limit counts only if the polling threads and the back end have a
+        // processor each.
         let gained = ratio(Metric::Rate, BACK_END, threads, [CLASSIC, INTERRUPT]).filter(|_| threads == 1 || enough);
         bars.push(Bar::times_at_least(format!("{}: polled against interrupt", with(threads, BACK_END)), gained, gain));
     }

@@ -3,9 +3,9 @@
 //! ([`Bar`]) compare usring with the kernel's ring.
 //!
 //! Two more rows add a signal to each message, on usring's rings. In one row the sender takes no
-//! lock. In the other it holds a lock that all threads share, as in kernels before 5.11. The
-//! notification by usring itself is made in both rows, so a single row means little. The difference
-//! of the two rows is the cost of the lock.
+//! lock. In the other row the sender holds a lock that all threads share, as in kernels before
+//! 5.11. In both rows, usring still sends its own notification, so a single row means little. The
+//! difference of the two rows is the cost of the lock.
 
 use super::Benchmark;
 use super::child::System;

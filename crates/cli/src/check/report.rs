@@ -169,8 +169,8 @@ impl Misuse {
     }
 }
 
-/// Returns in words what AddressSanitizer's shadow memory says of a byte. The values are those of
-/// its reports ("Shadow byte legend").
+/// Describes the condition of a byte, from its value in AddressSanitizer's shadow memory. The
+/// "Shadow byte legend" in AddressSanitizer's reports lists these values.
 fn condition(bad: BadByte) -> &'static str {
     match bad.shadow {
         BadByte::FREED => "was freed",

@@ -96,8 +96,8 @@ impl Symbols {
         let mapped = Mapped::all(maps);
         let Some(home) = frames(then, &mapped).into_iter().find(|frame| frame.end > buffer) else { return false };
         let frames = frames(now, &mapped);
-        // The later stack shows whether the buffer's frame has ended only if it was copied and
-        // unwound beyond that frame.
+        // The later stack is conclusive only if it was copied and unwound beyond the buffer's
+        // frame. Otherwise it does not show whether that frame has ended.
         let is_known = frames.iter().any(|frame| frame.end > home.end);
         let same = frames.iter().filter(|frame| frame.end == home.end);
         is_known && same.map(|frame| frame.address).all(|other| self.are_different(home.address, other, &mapped))

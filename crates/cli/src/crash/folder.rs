@@ -71,8 +71,8 @@ fn read_below(folder: &Path, parent: Node, snapshot: &mut Snapshot) -> io::Resul
     Ok(())
 }
 
-/// The folder before the recorded command ran, on disk and as a tree. `write` copies large files
-/// from this folder if the command has not changed them.
+/// The folder as it was before the recorded command ran: a copy on disk, and a tree. `write` copies
+/// large files from this copy if the command has not changed them.
 pub struct Base<'a> {
     pub tree: &'a Tree,
     pub folder: &'a Path,

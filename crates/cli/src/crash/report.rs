@@ -1,4 +1,4 @@
-//! The words of `usring crash` about what it found.
+//! The sentences in which `usring crash` reports the result of its search.
 
 use super::programs::Verdict;
 use super::search::Found;

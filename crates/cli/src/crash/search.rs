@@ -17,8 +17,8 @@ use usring_crash::durability::{Durability, OperationState};
 use usring_crash::generator::{Generator, Stage};
 use usring_crash::{History, Plan, Tree};
 
-/// The search ends after this number of random plans in a row whose states were all checked before.
-/// New states are unlikely then.
+/// The search ends after this number of consecutive random plans that led to no new state. Further
+/// plans are then unlikely to lead to one.
 const MOST_KNOWN: u64 = 5000;
 
 /// One search.
@@ -76,8 +76,8 @@ pub struct Worker<'a> {
     search: &'a Search<'a>,
     check: Check,
     /// The folder after the first operations of the history, and the number of these operations.
-    /// All of them were durable at the power loss that this worker tried last. If they are also
-    /// durable at the next one, the worker builds the next tree from this tree.
+    /// They were durable at the power loss that this worker tried last. If they are also durable at
+    /// the next power loss, the worker builds the next tree from this one.
     prefix: (Tree, usize),
 }
 
@@ -116,7 +116,7 @@ impl<'a> Worker<'a> {
         verdict
     }
 
-    /// Runs the check on the state of a plan.
+    /// Runs the check on the state that a planned power loss leaves.
     pub fn check_plan(&mut self, plan: &Plan) -> Result<Verdict, Failure> {
         let tree = self.tree(plan);
         self.check(&tree, &self.search.history.output_before(plan.cut))

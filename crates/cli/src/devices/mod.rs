@@ -51,8 +51,8 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
     if spec.is_for_swap() {
         return Err("overwrite= is for --swap; leave it out, because a device keeps the data of its file".into());
     }
-    // The program's processes parse the SPEC again, each in its own working directory. So its paths
-    // must be absolute.
+    // The program's processes parse the SPEC again, each in a working directory of its own. So the
+    // paths in the SPEC must be absolute.
     let spec = spec.with_paths(absolute)?;
     if needs_daemon(spec.device()) {
         storage::check(spec.device())?;
@@ -191,8 +191,8 @@ impl RunDevice {
     }
 }
 
-/// Tells the user if the device leaves out the end of its file, because a device has whole blocks
-/// only.
+/// Prints a notice if the device lacks the last bytes of its file. A device consists of whole
+/// blocks, so an incomplete block at the end of the file is no part of it.
 fn say_if_rounded(spec: &Spec, size: u64) {
     let layer = spec.device();
     let path = layer.text("path").filter(|_| layer.kind() == file::KIND.name && layer.size("size").is_none());

@@ -135,8 +135,8 @@ impl Server {
         }
     }
 
-    /// Answers a client's question. Returns what the client holds from now on, if anything. Clients
-    /// of other users get no answer.
+    /// Answers a client's question. Returns the client's new lease, if the question asks for one.
+    /// A client that another user runs gets no answer.
     fn serve(&self, connection: &OwnedFd, users: &[User]) -> nix::Result<Option<Lease>> {
         if getsockopt(connection, PeerCredentials)?.uid() != getuid().as_raw() {
             return Ok(None);

@@ -61,12 +61,12 @@ impl Drop for Socket {
     }
 }
 
-/// Returns the folders in which this user's sockets may be. A run takes the first whose parent
-/// exists and can be written to. A program that looks for runs looks in all of them, because its
+/// Returns the folders in which this user's sockets may be. A run uses the first folder whose
+/// parent exists and can be written to. `usring ctl` searches all of these folders, because its
 /// environment may differ from that of the run.
 ///
-/// If XDG_RUNTIME_DIR names another existing folder than the system's /run/user/UID, only that
-/// folder is used.
+/// If XDG_RUNTIME_DIR names an existing folder other than the system's /run/user/UID, the result is
+/// only the folder `usring` in it.
 fn folders() -> Vec<PathBuf> {
     let user = getuid();
     let of_system = PathBuf::from(format!("/run/user/{user}"));
@@ -159,7 +159,7 @@ pub fn all_in(folders: &[PathBuf]) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns a client for the socket of a run, by which a process outside the run asks questions.
+/// Returns a client by which a process outside a run asks questions on the run's socket.
 pub fn control(socket: &Path) -> Control {
     Control::at(socket.as_os_str().as_bytes()).within(ANSWER_TIMEOUT_SECONDS)
 }

@@ -117,8 +117,8 @@ fn check_traps(page: &Page, rule: &Rule) -> Result<(), Failure> {
     }
 }
 
-/// Finds the run with the launcher `wanted`, or this user's only run with rules. Returns its
-/// launcher's process id and the page of its rules.
+/// Finds a run with rules. `wanted`: the process id of its launcher. Without `wanted`, this user
+/// must have exactly one such run. Returns the launcher's process id and the page of the rules.
 fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
     let mut found = Vec::new();
     for path in socket::all() {
@@ -128,8 +128,8 @@ fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
         }
         match page_of(&path) {
             Ok(page) => found.push((run, page)),
-            // This run has no page of rules, or SIGKILL ended its launcher, or it is of another
-            // build of usring.
+            // This run has no page of rules, or SIGKILL ended its launcher, or the run belongs to
+            // another build of usring.
             Err(Errno::ENODEV | Errno::ECONNREFUSED | Errno::EINVAL) => {}
             Err(error) => socket::say_unanswered(&path, error),
         }

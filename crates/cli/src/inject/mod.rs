@@ -95,7 +95,8 @@ pub struct Settings<'a> {
 }
 
 impl Faults {
-    /// Makes the page that the run's processes share, adds the rules to it, and empties the log.
+    /// Makes the page that the run's processes share, and adds the rules to the page. Empties the
+    /// file of `--inject-log`, if the user has named one.
     pub fn create(settings: &Settings<'_>) -> Result<Faults, Failure> {
         let failed = |error| {
             Failure::new(format!("cannot make the memory that holds the rules ({error})", error = words(&error)))

@@ -78,8 +78,8 @@ impl Plan {
         object.chain(rest).chain(CONTROL.map(str::to_owned)).collect()
     }
 
-    /// Returns the options that the daemon repeats in messages about them. Messages to the user
-    /// leave them out.
+    /// Returns the options of the daemon's command line that the daemon may repeat in an error
+    /// message. The launcher removes them from the message before the user sees it.
     pub fn options(&self) -> impl Iterator<Item = (&str, &str)> {
         let object = self.object.iter().map(|object| ("--object", object.as_str()));
         object.chain([("--blockdev", self.node.as_str())])

@@ -71,8 +71,8 @@ impl Health {
     }
 }
 
-/// The daemons of a run. Dropping them ends all daemons at the same time, because the end of each
-/// may take some time. They are dropped after the connections to them.
+/// The daemons of a run. Dropping this value ends all daemons in parallel, because each may take
+/// some time to end. The connections to the daemons are dropped before this value.
 #[derive(Default)]
 pub struct Daemons(Vec<Storage>);
 
@@ -277,7 +277,7 @@ impl Keeper {
         }
     }
 
-    /// Tells the user if the daemon did not end cleanly at the end of the run.
+    /// Warns the user if the daemon did not end cleanly at the end of the run.
     fn say_if_lossy(&self, end: &End) {
         let limit = self.plan.stop_limit.as_secs();
         let consequence = "writes that were not flushed may be lost";

@@ -140,7 +140,7 @@ pub struct Loaded {
     names: Vec<u64>,
     /// The events in order of time.
     pub events: Vec<Event>,
-    /// Records that the file should have, but does not.
+    /// Number of records that the header counts, but that the file lacks.
     pub missing: u64,
 }
 

@@ -128,7 +128,7 @@ fn shared_stacks(run: u32) -> Vec<Shared> {
     memory.map_or_else(Vec::new, |memory| stacks::read(&memory))
 }
 
-/// Returns the stacks that have submitted the requests, as text.
+/// Returns, as text, the stack from which the program submitted each of the requests.
 fn submissions(printer: &Printer, in_flight: &[&Request], stacks: &[Shared]) -> String {
     let mut symbols = Symbols::default();
     let mut text = String::new();
@@ -201,8 +201,8 @@ fn snapshot(page: &Page) -> Result<Loaded, Failure> {
     Loaded::read(Path::new(&format!("/proc/self/fd/{}", copy.as_raw_fd())))
 }
 
-/// Finds the run with the launcher `wanted`, or this user's only run with --trace. Returns its
-/// launcher's process id and the memory of its trace.
+/// Finds a run with --trace. `wanted`: the process id of its launcher. Without `wanted`, this user
+/// must have exactly one such run. Returns the launcher's process id and the memory of the trace.
 fn find(wanted: Option<u32>) -> Result<(u32, Page), Failure> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

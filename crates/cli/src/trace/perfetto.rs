@@ -210,7 +210,7 @@ impl Writer<'_> {
     fn lane(&mut self, lanes: &mut Lanes, parent: u64, from: u64, until: u64) -> io::Result<u64> {
         let lane = lanes.occupy(from, until);
         if lane == lanes.tracks.len() {
-            // Perfetto's user interface merges tracks that have the same name.
+            // All lanes get one name, because Perfetto's user interface merges tracks by name.
             lanes.tracks.push(self.track(Some(parent), |track| track.text(2, "requests"))?);
         }
         Ok(lanes.tracks[lane])

@@ -77,7 +77,8 @@ impl Printer<'_> {
         writeln!(text, " {}", WayText(request))
     }
 
-    /// Appends what was submitted, such as `read(3</srv/db>, 4096 bytes, user_data 0x1)`.
+    /// Appends the opcode and the arguments of a request, such as `read(3</srv/db>, 4096 bytes,
+    /// user_data 0x1)`.
     pub fn write_call(&self, text: &mut String, request: &Request) -> fmt::Result {
         write!(text, "{}(", opcode_name(request.first.opcode))?;
         self.write_arguments(text, request)?;

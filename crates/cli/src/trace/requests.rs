@@ -267,8 +267,8 @@ impl Joined {
     fn reap(&mut self, ring: (usize, u32), head: u32, at: u64) {
         let Some(ready) = self.ready.get_mut(&ring) else { return };
         while let Some((position, index, place)) = ready.front().copied() {
-            // Positions wrap around, so their difference counts. The CQ has at most 2^16 entries: a
-            // large difference means that `head` has not passed `position`.
+            // Positions wrap around, so this code examines only their difference. The CQ has at
+            // most 2^16 entries: a large difference means that `head` has not passed `position`.
             if head.wrapping_sub(position).wrapping_sub(1) >= 1 << 31 {
                 return;
             }

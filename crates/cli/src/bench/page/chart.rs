@@ -1,9 +1,9 @@
 //! The plots of a benchmark, as SVG:
 //!
-//! - the first metric over the queue depth, with the processor time beside it, where a workload is
-//!   measured at several depths;
-//! - otherwise a bar for each row, with the quartiles and the limits of the machine;
-//! - the distribution of latencies, where the benchmark measures percentiles.
+//! - If a workload is measured at several queue depths: its first metric over the queue depth, and
+//!   beside this plot the processor time.
+//! - Otherwise: a bar for each row, with the quartiles and the limits of the machine.
+//! - If the benchmark measures percentiles: the distribution of latencies.
 //!
 //! A plot is 360 units wide, so that its text keeps its size on a narrow screen.
 
@@ -29,8 +29,8 @@ const BAR: f64 = 10.0;
 const COLOURS: usize = 8;
 /// The systems of the first colours.
 const FIXED: [&str; 2] = ["kernel", "usring"];
-/// If a limit of the machine exceeds the longest bar of the plot by more than this factor, it is
-/// named below the plot, not drawn.
+/// Largest ratio of a limit of the machine to the longest bar of a plot, up to which the plot shows
+/// the limit. The text below the plot names a higher limit, which would leave the bars very short.
 const MOST_ABOVE: f64 = 1.25;
 
 /// Draws the plots of a benchmark.
@@ -91,7 +91,8 @@ fn depth(row: &Value) -> Option<f64> {
     row["parameters"]["queue depth"].as_f64().filter(|depth| *depth >= 1.0)
 }
 
-/// Opens a figure with its caption and the drawing. The caller closes both.
+/// Opens a figure with its caption, and the SVG drawing in it. The caller closes the drawing and
+/// the figure.
 fn open(page: &mut Markup, caption: &str, height: f64) {
     page.open("figure", &[]);
     page.leaf("figcaption", &[], caption);

@@ -46,7 +46,8 @@ pub fn html(document: &Value) -> String {
     page.finish()
 }
 
-/// Adds the machine and its own costs, which some benchmarks measure.
+/// Adds the description of the machine, and the costs of the machine itself, if a benchmark has
+/// measured them.
 fn machine(page: &mut Markup, document: &Value, results: &[&Value]) {
     page.leaf("p", &[], &document::machine_name(document));
     let mut costs: Vec<[String; 2]> = Vec::new();

@@ -2,8 +2,8 @@
 
 use super::super::metric::Metric;
 
-/// Returns the distance between marks of an axis from 0 to `most` with about four marks: 1, 2 or 5
-/// times a power of ten.
+/// Returns a distance between the marks of an axis from 0 to `most`, so that the axis has about
+/// four marks. The distance is 1, 2 or 5 times a power of ten.
 pub fn step(most: f64) -> f64 {
     let rough = (most / 4.0).max(f64::MIN_POSITIVE);
     let power = 10_f64.powf(rough.log10().floor());
