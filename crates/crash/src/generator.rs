@@ -6,12 +6,13 @@
 //! | `Ends` | all of them, or none |
 //! | `Singles` | all but one, or one alone |
 //! | `Parts` | one write in part: torn by sectors of 512 or 4096 bytes, or its size alone |
-//! | `Groups` | the first operations, those of one file, those of names, those of bytes |
+//! | `Groups` | one group: the first ones, those of one file, those of names, or those of bytes |
 //! | `Random` | a random part, with random tears |
 //!
 //! Every stage but `Promises` visits all positions of the history, in order. `Random` starts anew
-//! at the end of the history, until the caller stops. `Promises` is the first stage because a check
-//! that starts a database takes a second, and broken promises are what users look for.
+//! at the end of the history, until the caller stops. `Promises` is the first stage, because users
+//! look for broken promises: an output of the command says that changes are durable, and they are
+//! not. A check that starts a database takes a second, so the budget may suffice for few positions.
 
 use crate::durability::Durability;
 use crate::history::{Change, History, Position};
@@ -169,8 +170,8 @@ impl<'a> Generator<'a> {
         let file = |index: usize| history.operations[index].change.file();
         let files: BTreeSet<_> = pending.iter().map(|index| file(*index)).collect();
         for kept in files {
-            // Adds a plan that keeps only the changes of the file `kept` (of names, if `kept` is
-            // `None`), and a plan that keeps only the other changes.
+            // Adds a plan that keeps only the changes of the file `kept`, and a plan that keeps
+            // only all other changes. If `kept` is `None`, it stands for the changes of names.
             self.add(pending, |index| if file(index) == kept { Choice::Whole } else { Choice::Lost });
             self.add(pending, |index| if file(index) == kept { Choice::Lost } else { Choice::Whole });
         }

@@ -14,8 +14,8 @@ use crate::plan::{Choice, Plan, SurvivingSectors, sectors};
 use crate::tree::Node;
 use std::collections::BTreeSet;
 
-/// Replaces those choices of a plan (what a power loss leaves of an operation) that the journal
-/// rules out. The rules 1 to 3 are at the head of this file.
+/// Replaces the choices of a plan that ext4's journal rules out. A choice says what the power loss
+/// leaves of an operation. The rules 1 to 3 are at the head of this file.
 pub fn restrict(plan: &mut Plan, history: &History, durability: &Durability) {
     let mut is_cut_off = false;
     let mut short_files = BTreeSet::new();
@@ -36,9 +36,9 @@ pub fn restrict(plan: &mut Plan, history: &History, durability: &Durability) {
     write_renamed(plan, history, durability);
 }
 
-/// Returns the choice (what a power loss leaves) that rule 2 at the head of this file allows for a
-/// write that lets its file grow. `is_short`: an earlier write that let the file grow is lost, in
-/// whole or in part.
+/// Returns the choice that rule 2 at the head of this file allows for a write that lets its file
+/// grow. A choice says what a power loss leaves of the write. `is_short`: an earlier write that let
+/// the file grow is lost, in whole or in part.
 fn grown(change: &Change, choice: Choice, is_short: bool) -> Choice {
     match (change, choice) {
         _ if is_short => Choice::Lost,

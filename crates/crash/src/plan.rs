@@ -37,8 +37,8 @@ pub enum SurvivingSectors {
     Random(u64),
 }
 
-/// A power loss at position `cut`. `choices` says what it leaves of each operation that it can
-/// undo. Such an operation stays whole if it is not in `choices`.
+/// A power loss at position `cut`. `choices` says what the power loss leaves of each operation that
+/// it can undo. An operation that is not in `choices` stays whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub cut: Position,

@@ -3,7 +3,7 @@
 //!
 //! The rows of a back end in another process have a limit ([`Bar`]). So have the rows of a file,
 //! which are compared with the kernel's AIO on that file. The rows of a null device have no limit:
-//! its notification comes from a timer of the waiting thread, and they mostly show the timer's cost.
+//! its notification comes from a timer of the waiting thread, and they mostly show that cost.
 
 use super::Benchmark;
 use super::child::System;

@@ -84,9 +84,9 @@ fn since(before: &Rows, after: &Rows) -> Rows {
     rows
 }
 
-/// Returns what a ring has counted since `before`, the earlier counts in its block of the
-/// statistics file. If a counter has fallen, the block belongs to another ring now, whose counters
-/// all began at 0.
+/// Returns what a ring has counted since an earlier sample. `before`: the counts that the ring's
+/// block of the statistics file had in that sample. If a counter has fallen, the block belongs to
+/// another ring now, whose counters all began at 0.
 fn of_ring(before: Option<&Rows>, after: &Rows) -> Rows {
     let has_grown =
         |before: &&Rows| iter::zip(before.as_flattened(), after.as_flattened()).all(|(old, new)| old <= new);
@@ -181,8 +181,8 @@ mod tests {
         let before = sample(0, 1, rows(100, 90));
         assert_eq!(counted(&before, &sample(1, 1, rows(130, 95))), [30, 5]);
         // The ring was closed, and a new ring got its block in the statistics file. Of the new
-        // ring's two counters, only the second is smaller than the old ring's. This one must
-        // suffice to notice the new ring.
+        // ring's two counters, only the second is smaller than the old ring's. That counter alone
+        // must show that the ring is new.
         assert_eq!(counted(&before, &sample(1, 1, rows(110, 20))), [110, 20]);
         // Another process now has the same process id.
         assert_eq!(counted(&before, &sample(1, 2, rows(110, 91))), [110, 91]);

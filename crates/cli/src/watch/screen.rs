@@ -14,8 +14,8 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 #[derive(Clone)]
 pub struct Screen(Arc<Mutex<State>>);
 
-/// Whether `usring top` has taken over the terminal. The lock of this state keeps two threads
-/// apart: one draws, and the other restores the terminal at a signal.
+/// Whether `usring top` has taken over the terminal. One thread draws, and another thread restores
+/// the terminal at a signal. The lock of this state lets only one of them write at a time.
 enum State {
     NotTaken,
     /// The terminal's settings before `usring top` changed them. `None`: standard input is no

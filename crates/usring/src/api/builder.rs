@@ -86,8 +86,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
     }
 
     /// Keeps the ring's memory out of children made by fork(2) (madvise(2)'s `MADV_DONTFORK`). In a
-    /// child, touching the queues then raises SIGSEGV. Without this setting the child has the
-    /// memory, and every call answers `EOWNERDEAD`.
+    /// child, touching the queues then raises SIGSEGV. Without this setting a child inherits the
+    /// memory, and each of its calls on the ring answers `EOWNERDEAD`.
     pub fn dontfork(&mut self) -> &mut Self {
         self.dontfork = true;
         self

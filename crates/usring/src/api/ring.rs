@@ -133,7 +133,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
         self.submitter().submit()
     }
 
-    /// Submits, and waits until `want` completions are in the queue:
+    /// Submits all pushed entries, and waits until `want` completions are in the queue:
     /// [`Submitter::submit_and_wait`].
     #[inline]
     pub fn submit_and_wait(&self, want: usize) -> io::Result<usize> {

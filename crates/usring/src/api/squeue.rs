@@ -105,7 +105,7 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
     /// - Other memory that the entry names (a path, vectors) stays valid until the entry is
     ///   submitted.
     ///
-    /// An address where no memory is mapped is no breach: the request then completes with
+    /// An entry may name an address where no memory is mapped: the request then completes with
     /// `-EFAULT`.
     #[inline]
     pub unsafe fn push(&mut self, entry: &E) -> Result<(), PushError> {

@@ -4,8 +4,8 @@ use crate::{installation, text, usring, utf8};
 use std::os::unix::process::CommandExt;
 use std::process::Output;
 
-/// A C program. It prints the errno of five calls (the three of io_uring, and the numbers before
-/// and after them), and then the value of no_new_privs.
+/// A C program. It prints the errno of five calls: the three calls of io_uring, and the calls with
+/// the numbers before and after them. Then it prints the value of no_new_privs.
 const SOURCE: &[u8] = b"#include <errno.h>\n#include <stdio.h>\n#include <sys/prctl.h>\n#include <unistd.h>\n\
     static int try(long number) { errno = 0; syscall(number, -1, 0, 0, 0, 0, 0); return errno; }\n\
     int main(void) { for (int n = 424; n <= 428; n++) printf(\"%d \", try(n));\n\

@@ -1,7 +1,7 @@
 //! `usring run --device` and `usring ctl`, as a user sees them: refusals, the devices' placeholder
 //! files, and the run's socket. Tests which users may access the files and the socket, and that
-//! both are gone after the program's end. (The library's own tests cover what programs do on
-//! devices.)
+//! the files and the socket are gone after the program's end. (The library's own tests cover the
+//! use of devices by programs.)
 
 use crate::backend::{Backend, LIMIT};
 use crate::{run, text, usring};
@@ -103,8 +103,8 @@ fn a_back_end_that_does_not_answer_is_named_and_a_signal_ends_the_wait() {
         while !connected() && start.elapsed() < Duration::from_secs(60) {
             std::thread::yield_now();
         }
-        // The test sends SIGTERM, because the tests may ignore SIGINT: a background shell that
-        // starts them makes them ignore it.
+        // The test sends SIGTERM, because the launcher may ignore SIGINT: a shell that starts the
+        // tests in the background makes them and their children ignore it.
         kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(15), "{options:?}");
     }

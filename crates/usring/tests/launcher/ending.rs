@@ -92,8 +92,8 @@ fn the_launcher_dies_by_the_programs_signal() {
     }
 }
 
-/// Compiles a program whose signal handler itself reports the signal. (A shell runs its trap only
-/// after its current `read`.)
+/// Compiles a program whose signal handler itself reports the signal. A shell would not do, because
+/// it runs its trap only after its current `read`.
 fn listener() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
