@@ -20,8 +20,8 @@
  * - The commands are PREAD, PWRITE, PREADV and PWRITEV. Any other command gets EINVAL, and so does
  *   IOCB_FLAG_RESFD.
  * - The file must be open with O_DIRECT. It must be a device of the run that can be polled, or a
- *   regular file or block device. (usring passes requests for the latter two to the kernel's AIO,
- *   and polls the ring of a kernel context.) Any other file gets EOPNOTSUPP.
+ *   regular file or block device. (usring passes requests for regular files and block devices to
+ *   the kernel's AIO, and polls the ring of a kernel context.) Any other file gets EOPNOTSUPP.
  * - io_submit takes at most 127 iocbs per call. Any number may be in flight.
  * - io_getevents polls until it has min_nr events or no request is in flight. It ignores the
  *   timeout. While one thread is inside io_getevents for a context, a second one gets EBUSY.

@@ -4,8 +4,8 @@ use std::fmt;
 use std::os::fd::RawFd;
 use workloads::dialogue::Dialogue;
 
-/// Bytes of capacity that a connection's buffer keeps at most, after all its bytes have been sent.
-/// The next connection in the same slot takes the buffer over.
+/// Largest capacity, in bytes, that a connection's buffer keeps after all its bytes have been sent.
+/// The next connection in that slot takes the buffer over.
 const KEPT: usize = 4 << 10;
 
 /// One connection. The server closes it only when none of its requests is in flight. So no

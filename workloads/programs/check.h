@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Far more than a check needs, because machines are shared. */
+/* Seconds that a check may take: far more than it needs, because the machine may be busy. */
 #ifndef SECONDS_PER_CHECK
 #define SECONDS_PER_CHECK 60
 #endif

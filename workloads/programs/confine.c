@@ -5,9 +5,9 @@
  *
  * confine [--allow-io-uring] PROGRAM ARGS...
  *
- * Docker's profile lists the calls that are allowed, this filter those that are denied. So it
- * allows calls that are newer than both. Docker denies io_uring since version 25;
- * `--allow-io-uring` leaves that rule out.
+ * Docker's profile lists the calls that are allowed, and this filter lists the calls that are
+ * denied. So this filter also allows each call that is newer than both lists. Docker denies
+ * io_uring since version 25; `--allow-io-uring` leaves that rule out.
  *
  * If the caller is not root, the program keeps the caller's user, which has no privilege to lose.
  */

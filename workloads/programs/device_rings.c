@@ -60,7 +60,10 @@ static void read_block(struct io_uring *ring, int file, int index, unsigned flag
 	named(sqe, (uint64_t)index, flags);
 }
 
-/* liburing does not count the SQEs that an SQ thread has already taken. */
+/*
+ * Submits the pushed SQEs, `count` of them. On a ring with an SQ thread, the result of
+ * io_uring_submit does not count the SQEs that the SQ thread has already taken.
+ */
 static void submit(struct io_uring *ring, int count)
 {
 	int submitted = io_uring_submit(ring);
@@ -397,7 +400,8 @@ static void a_kernel_without_room_holds_nobody_up(void)
 }
 
 /*
- * On rings with hybrid polling every request must complete. A wait sleeps once per request there.
+ * On rings with hybrid polling every request must complete. On such a ring, a wait sleeps once for
+ * each request before it polls.
  */
 static void hybrid_rings_answer(void)
 {

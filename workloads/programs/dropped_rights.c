@@ -190,7 +190,7 @@ static void capabilities(void)
 	only_threads_like("CapPrm:\t0000000000000000\n");
 }
 
-/* Changes the effective user to and fro, and then all user ids for good. */
+/* Changes the effective user id and changes it back. Then changes all user ids for good. */
 static void user_for_a_while(void)
 {
 	struct busy busy = begin();
@@ -213,7 +213,7 @@ static void set_effective(int all)
 	EQUAL(syscall(SYS_capset, &header, sets), 0);
 }
 
-/* Accepts a connection. usring has a thread that watches such calls, for some seconds. */
+/* Accepts a connection. For that, usring starts a watchdog thread, which ends some seconds later. */
 static void accept_one(struct io_uring *ring)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };

@@ -457,7 +457,10 @@ static void a_ring_that_is_closed_lives_until_the_last_has_left(void)
 		look_again();
 	until_asleep(atomic_load(&entered));
 	io_uring_queue_exit(&ring);
-	/* The pipe's end is closed, but is a registered file, so the pipe is still open. */
+	/*
+	 * The descriptor of the pipe's reading end is closed. The ring still has that end as a
+	 * registered file, so the pipe stays open.
+	 */
 	struct pollfd polled = { .fd = ends[0], .events = POLLIN };
 	EQUAL(poll(&polled, 1, 30), 0);
 	EQUAL(pthread_kill(waiter, SIGUSR1), 0);

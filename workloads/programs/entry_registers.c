@@ -60,9 +60,9 @@ static struct io_uring ring;
 #define RED_OUT(n) "mov -8-8*" #n "(%%rsp), %%rax\n mov %%rax, 96+8*" #n "(%%rbx)\n"
 
 /*
- * Defines a function that makes one call. The top word of its stack has the state's address. The
- * red zone is below that word, so nothing may be pushed between filling the zone and reading it
- * back. rbp and rbx are loaded last.
+ * Defines a function that makes one call. The top word of its stack has the address of the
+ * `struct state`. The red zone is below that word, so nothing may be pushed between filling the
+ * zone and reading it back. rbp and rbx are loaded last.
  */
 #define PIECE(name, load_vectors, call, store_vectors)                                           \
 	static __attribute__((noinline)) void name(struct state *state)                          \

@@ -1,7 +1,7 @@
 /*
- * Calls while a signal comes every 10 us. Each call must end, and no signal may leave its mask
- * behind. If usring started such a call again after each signal, the call would never end:
- * preparing it takes longer than the time between two signals.
+ * Calls while a signal comes every 10 us. Each call must end, and must leave the signal mask as it
+ * was. If usring started such a call again after each signal, the call would never end: preparing
+ * it takes longer than the time between two signals.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -69,8 +69,8 @@ static int be_a_child(void)
 }
 
 /*
- * A chain of scripts, each the interpreter of the next, as long as Linux allows, and many
- * environment variables. Both make the work before an exec long.
+ * Makes a chain of scripts, as long as Linux allows. Each script is the interpreter of the next.
+ * The chain and many environment variables make the work before an exec long.
  */
 static const char *deep_script(void)
 {
@@ -164,7 +164,7 @@ static void an_exec_may_be_left_by_a_jump(void)
 
 static void children_are_forked(void)
 {
-	/* In a run with swap, this memory must be brought to a consistent state before a fork. */
+	/* In a run with swap, usring must bring this memory to a consistent state before a fork. */
 	enum { SIZE = 8 << 20 };
 	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	HOLDS(memory != MAP_FAILED);

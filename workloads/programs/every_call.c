@@ -1,7 +1,8 @@
 /*
- * Makes each plain system call that a rule of --inject can name once, with arguments for which the
- * kernel refuses it or does nothing. Prints each call's name, and its errno's name, its result 77,
- * or `ok`. `late` follows if the call took LATE milliseconds or more. The last line counts SIGUSR1.
+ * Makes one call of each plain system call that a rule of --inject can name. With the arguments
+ * here, the kernel refuses the call or does nothing. Prints a line for each: the call's name, then
+ * its errno's name, `77` for the result 77, or `ok`. `late` follows if the call took LATE
+ * milliseconds or more. The last line counts SIGUSR1.
  *
  * All calls are made before the first line is printed, so that printing gets no fault.
  */

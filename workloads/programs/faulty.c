@@ -1,6 +1,6 @@
 /*
- * Shows which faults its calls get: makes the call NAME COUNT times, one after the other, and
- * prints the results.
+ * Shows which faults its calls get: makes COUNT calls of NAME, one after the other, and prints the
+ * results.
  *
  *     faulty ring|call|aio NAME COUNT [step]
  *

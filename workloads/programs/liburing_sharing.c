@@ -113,7 +113,8 @@ static void completions_appear_without_a_call(void)
 	EQUAL(io_uring_submit(&ring), 1);
 	EQUAL(write(ends[1], "abc", 3), 3);
 	/*
-	 * Only looks at memory. If the completion never comes, the check's alarm ends the program.
+	 * Only reads the CQ in memory, without a system call. If the completion never comes, the
+	 * check's alarm ends the program.
 	 */
 	while (io_uring_cq_ready(&ring) == 0)
 		usleep(10);

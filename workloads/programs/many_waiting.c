@@ -104,7 +104,7 @@ static rlim_t hard_limit(void)
 
 /*
  * Uses the usual soft limit of 1,024. If the hard limit is low, uses a lower soft limit, so that a
- * ring and its requests have room between the two.
+ * ring and its requests have room between the two limits.
  */
 static void usual_limit(void)
 {
@@ -132,8 +132,8 @@ static void close_plainly(int number)
 }
 
 /*
- * The program closes numbers that it does not have. If a file of its own gets such a number later,
- * no part of usring may use that file.
+ * The program closes descriptor numbers that do not belong to it. If the program opens a file at
+ * such a number later, no part of usring may use that file.
  */
 static void numbers_that_are_not_the_programs(void)
 {

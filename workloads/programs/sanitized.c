@@ -208,7 +208,10 @@ static void forked_child(void)
 	free(buffer);
 }
 
-/* After a read was cancelled, its memory is the program's. So it is after the ring has gone. */
+/*
+ * After a read was cancelled, its memory belongs to the program again. So does the memory of a read
+ * whose ring was closed.
+ */
 static void cancelled(void)
 {
 	char *buffer = calloc(1, LENGTH);

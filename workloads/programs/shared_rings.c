@@ -163,7 +163,7 @@ static void submit(struct shared_ring *to, char *buffer, unsigned count)
 		begun[number++] = request;
 		io_uring_smp_store_release(sq->ktail, ++tail);
 	}
-	/* A dead process may have left entries in front. */
+	/* A dead process may have left entries in front of this process's entry. */
 	while (tail != io_uring_smp_load_acquire(sq->khead))
 		enter(&to->ring, tail - *sq->khead, 0);
 	for (unsigned index = 0; index < number; index++)

@@ -1,6 +1,7 @@
 /*
- * A program that knows nothing of swap: system calls whose memory is named through other memory,
- * and calls that signals end. All of them use ordinary mappings, most of which are evicted.
+ * A program that knows nothing of swap. It makes system calls whose arguments point to structures
+ * that name further memory, and calls that signals end. All of them use ordinary mappings, most of
+ * which are evicted.
  *
  * - argv[1]: bytes of the memory in MiB.
  */

@@ -36,7 +36,7 @@ static void *wait_in_recv(void *argument)
 	return NULL;
 }
 
-/* A thread that waits in a call prevents no other thread from making one. */
+/* A thread that waits in a call must not prevent another thread from making calls. */
 static void wait_with(unsigned count)
 {
 	struct waiter *waiters = calloc(count, sizeof *waiters);
@@ -48,7 +48,7 @@ static void wait_with(unsigned count)
 			waiters[each].into = memory + each % (length / MIB - 1) * MIB + 100;
 			HOLDS(pthread_create(&waiters[each].thread, NULL, wait_in_recv, &waiters[each]) == 0);
 		}
-		/* Waits until each socket accepts data, and most likely all threads sleep. */
+		/* Waits until each socket accepts data. Then most likely all threads sleep. */
 		for (unsigned each = 0; each < count; each++) {
 			struct pollfd end = { .fd = waiters[each].ends[0], .events = POLLOUT };
 			HOLDS(poll(&end, 1, 10000) == 1);

@@ -5,10 +5,11 @@
 //!
 //! `workload-device --path FILE [--depth N] [--batch N] [--wait N] [--polled 0|1] [--sq-thread 0|1]
 //! [--registered 0|1] [--order random|sequential] [--latencies 0|1] [--direct 0|1] [--writes 0|1]
-//! [--best 0|1] [--pinned 0|1] [--server PID] [--milliseconds N]`
+//! [--best 0|1] [--pinned 0|1] [--fill 0|1] [--by ring|copy] [--size BYTES] [--server PID]
+//! [--milliseconds N]`
 //!
-//! - `--by copy --size BYTES` copies blocks from random places of memory instead: the least cost of
-//!   a device in memory.
+//! - `--by copy --size BYTES` uses no ring: it copies blocks from random places of memory. The
+//!   result is a lower bound for the cost of a block on a device in memory.
 //! - `--fill 1` first writes the whole file.
 //! - `--best 1` makes the ring with the setup flags that are fastest on the kernel.
 //! - `--pinned 0` does not bind the process to one processor.

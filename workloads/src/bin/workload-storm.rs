@@ -42,8 +42,8 @@ fn workload(options: &Options) -> Result<(), String> {
     let (start, before) = (Instant::now(), processor().map_err(words)?);
     storm.run(connections)?;
     let time = start.elapsed();
-    // The server may still work for connections that the clients have closed. So the processor time
-    // is taken once it has settled.
+    // The server may still work for connections that the clients have closed. So its processor time
+    // is read once that time no longer grows.
     let processor = settled_processor_time(processor).map_err(words)? - before;
     println!("{{{}}}", Sample { operations: connections, time, processor, thread: None });
     Ok(())

@@ -161,8 +161,8 @@ fn a_null_device_accepts_every_request() {
     }
 }
 
-/// fio's writes have many sizes: whole blocks with O_DIRECT, and whole blocks and parts of blocks
-/// without it.
+/// fio's writes have many sizes. With O_DIRECT they are whole blocks. Without O_DIRECT, some of
+/// them are parts of blocks.
 #[test]
 fn fio_verifies_its_writes_by_plain_calls() {
     let stage = Stage::new();

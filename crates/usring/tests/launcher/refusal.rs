@@ -135,7 +135,8 @@ fn a_program_that_gains_capabilities_is_refused_unless_they_are_denied() {
     // `--stats` makes the run fail if the program has not loaded the library.
     let output = as_nobody(&["--deny-kernel", "--stats", utf8(&program)]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    // For effective capabilities the loader ignores the library even if the program gains none.
+    // If the file has effective capabilities, the loader ignores the library even though the
+    // program gains none of them.
     assert!(set("cap_net_raw+ep"));
     refused(as_nobody(&[utf8(&program)]), "run a copy of it without capabilities");
     refused(as_nobody(&["--deny-kernel", utf8(&program)]), "run a copy of it without capabilities");

@@ -217,8 +217,8 @@ fn a_ring_with_madv_dontfork_gives_an_error_in_a_child() {
     });
 }
 
-/// The engine passes a limited number of requests to the kernel at a time. The other requests wait,
-/// and share one duplicate of the descriptor of the file that they name.
+/// The engine passes a limited number of requests to the kernel at a time. The other requests wait.
+/// All of them name one file, so they share one duplicate of its descriptor.
 #[test]
 fn a_deep_context_needs_few_descriptors() {
     alone_and_bounded(|| {

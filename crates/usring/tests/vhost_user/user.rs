@@ -153,7 +153,8 @@ impl Traffic {
         }
     }
 
-    /// Submits a request for each lane (a buffer and its request) whose request is not in flight.
+    /// Submits a request for each lane without a request in flight. A lane is a buffer with its
+    /// request.
     pub fn submit(&mut self, queue: &mut dyn QueuePair) {
         for token in 0..self.lanes.len() {
             if self.lanes[token].out.is_some() {

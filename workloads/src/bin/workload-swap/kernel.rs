@@ -26,9 +26,9 @@ const OVERHEAD: usize = 4 << 20;
 /// parent, because only the parent can remove the swap area.
 const ALARM_SECONDS: u32 = 25;
 
-/// Runs the workload in a child process if the kernel is to manage the memory, and then returns
-/// `true`. In that child, and for other kinds of memory, returns `false`: the caller runs the
-/// workload.
+/// If the kernel is to manage the memory, runs the workload in a child process, and then returns
+/// `true`. Returns `false` in that child, and if the memory is of another kind: then the caller
+/// runs the workload.
 pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> {
     let group: String = options.value("group")?;
     if !group.is_empty() {
