@@ -70,8 +70,8 @@ static inline long long milliseconds_now(void)
 }
 
 /*
- * Yields the processor every so often. A loop that waits for another thread must call this
- * function, because that thread may need the same processor.
+ * Yields the processor at every thousandth call. A loop that waits for another thread must call
+ * this function, because that thread may need the same processor.
  */
 static inline void look_again(void)
 {

@@ -213,7 +213,7 @@ static void set_effective(int all)
 	EQUAL(syscall(SYS_capset, &header, sets), 0);
 }
 
-/* Accepts a connection. For that, usring starts a watchdog thread, which ends some seconds later. */
+/* Accepts a connection. For this, usring starts a watchdog thread, which ends some seconds later. */
 static void accept_one(struct io_uring *ring)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };

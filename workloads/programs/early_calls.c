@@ -1,8 +1,8 @@
 /*
- * Makes the calls of a program's start before usring's library has a handler for traps. Registers
- * that contain no address of the program's contain an address of swapped memory (SWAPPED, which the
- * compiler's command line defines). That happens by chance: glibc's loader reads the time stamp
- * counter.
+ * Makes the calls of a program's start before usring's library has a handler for traps. Each
+ * argument register that a call does not use holds an address in swapped memory (SWAPPED, which the
+ * compiler's command line defines). In real programs that happens by chance: glibc's loader reads
+ * the time stamp counter into registers.
  */
 #define _GNU_SOURCE
 #include <errno.h>

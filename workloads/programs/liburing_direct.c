@@ -145,7 +145,7 @@ static void moves_by_other_means(unsigned setup, unsigned flags)
 			EQUAL(io_uring_register_files(&ring, &file, 1), 0);
 		else
 			EQUAL(io_uring_register_files_update(&ring, 0, &file, 1), 1);
-		/* In the first round the file grows. In the second it has its blocks. */
+		/* In the first round the file grows. In the second round all its blocks exist. */
 		for (int round = 0; round < ROUNDS; round++) {
 			fill(1 + 16 * round + way);
 			move(&ring, file, writes[way], flags);

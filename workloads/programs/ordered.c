@@ -58,7 +58,7 @@ static struct io_uring_sqe *request(struct io_uring *ring, unsigned long data)
 	return sqe;
 }
 
-/* Preparing a request clears its user_data in some versions of liburing. */
+/* Prepares a request and keeps its user_data, which some versions of liburing would clear. */
 #define PREPARE(how, sqe, ...)                             \
 	do {                                               \
 		struct io_uring_sqe *sqe_ = (sqe);         \

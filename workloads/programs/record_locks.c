@@ -32,7 +32,10 @@ static void before_anything(void)
 	HOLDS(is_locked());
 }
 
-/* A worker carries out syncs and buffered writes, and holds the file meanwhile. */
+/*
+ * A worker carries out syncs and buffered writes. Meanwhile usring has a duplicate of the file's
+ * descriptor, and closing this duplicate must not release the lock.
+ */
 static void after_requests(void)
 {
 	for (int round = 0; round < 8; round++) {

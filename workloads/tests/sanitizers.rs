@@ -140,7 +140,8 @@ fn memcheck_knows_the_memory_of_requests() {
 
 #[test]
 fn a_program_that_valgrind_runs_is_served_and_not_accused() {
-    // The place of the stack's end depends on the length of the arguments.
+    // The address at which the stack ends depends on the length of the arguments, so the test runs
+    // with several lengths.
     for length in (0..2048).step_by(512) {
         let finished = memcheck(&["--check"], &["allowed", &"x".repeat(length)]).succeeded();
         assert!(finished.stderr.contains(NOTHING), "{}", finished.report());

@@ -31,8 +31,8 @@ pub fn provide() {
     }
 }
 
-/// Fetches and unpacks the packages in the folder `part`, and makes `folder` of the parts in
-/// [`KEPT`].
+/// Fetches the packages and unpacks them in the folder `part`. Then makes `folder`, with those
+/// folders of the packages that [`KEPT`] names.
 fn make(part: &Path, folder: &Path) -> Outcome {
     let packages = debian::fetch(part, "sid", &[PACKAGE])?;
     let root = part.join("root");

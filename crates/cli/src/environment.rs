@@ -85,8 +85,8 @@ const OF_LIBRARY: [&str; 19] = [
 pub struct Environment(Vec<(OsString, OsString)>);
 
 impl Environment {
-    /// Returns this process's environment without the variables that only the processes of an outer
-    /// `usring run` may have.
+    /// Returns this process's environment, for the program of a new run. Leaves out the variables
+    /// by which an outer `usring run` has configured this process.
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
             let ours = [PROBE, STATISTICS, DEVICES, FAULTS, CRASH, CHECK, TRACE, SWAP, SWAP_SOCKET, SWAP_STATISTICS];

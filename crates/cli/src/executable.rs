@@ -38,7 +38,7 @@ pub struct Executable {
     pub runtime: Option<OsString>,
 }
 
-/// The beginnings of the names of sanitizers' runtime libraries, of GCC and LLVM.
+/// Prefixes of the file names that GCC and LLVM give to the runtime libraries of sanitizers.
 const RUNTIMES: [&str; 7] = [
     "libasan.so",
     "libtsan.so",

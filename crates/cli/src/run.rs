@@ -451,7 +451,8 @@ fn devices_of(
     Ok(Some(devices))
 }
 
-/// Returns whether the run has a page of rules.
+/// Returns whether the run needs the page with the rules for faults. The option `--order` uses this
+/// page, too.
 fn has_faults(options: &Options) -> bool {
     !options.inject.is_empty() || options.order.is_some()
 }

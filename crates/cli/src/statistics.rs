@@ -143,7 +143,7 @@ fn add_rows(sum: &mut Rows, rows: &Rows) {
     }
 }
 
-/// Counts by opcode: a row for each, and in it a counter for each [`Column`].
+/// Counts by opcode. Each opcode has a row, which has a counter for each [`Column`].
 pub type Rows = [[u64; COLUMNS]; OPCODES];
 
 /// The counts of one open ring.

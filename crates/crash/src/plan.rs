@@ -47,7 +47,7 @@ pub struct Plan {
     pub choices: Vec<(usize, Choice)>,
 }
 
-/// Returns the parts of a file that the sectors of a write occupy, in order.
+/// Returns the range of the file that each sector of a write occupies, in order.
 pub fn sectors(offset: u64, length: u64, sector: u64) -> Vec<Range<u64>> {
     if length == 0 {
         return Vec::new();
@@ -58,7 +58,8 @@ pub fn sectors(offset: u64, length: u64, sector: u64) -> Vec<Range<u64>> {
 }
 
 impl Tear {
-    /// Returns the parts of a file that a torn write still changes: the sectors that survive.
+    /// Returns the ranges of the file that a torn write still changes: those of the sectors that
+    /// survive.
     pub fn pieces(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
         let all = sectors(offset, length, self.sector);
         let count = all.len() as u64;

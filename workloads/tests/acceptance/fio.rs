@@ -68,9 +68,10 @@ fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str])
     }
 }
 
-/// Runs all 16 combinations of the ring options, each at two queue depths at once. One fio makes
-/// its requests in a thread of its process, the other in a forked process. The deep queue is in the
-/// thread with buffered I/O, and in the forked process with direct I/O.
+/// Runs all 16 combinations of the ring options. For each combination, two fios run at once, one of
+/// them with a deep queue. One fio makes its requests in a thread of its process, and the other in
+/// a forked process. The thread has the deep queue with buffered I/O, and the forked process has it
+/// with direct I/O.
 pub fn every_combination(world: World, direct: bool) {
     let stage = Stage::new();
     let is_direct = format!("direct={}", u8::from(direct));

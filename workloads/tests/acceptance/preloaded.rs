@@ -144,8 +144,8 @@ fn a_strict_program_that_cannot_be_served_does_not_run() {
     }
 }
 
-/// libusring.so replaces some functions of libc by its own. A program that it does not serve calls
-/// these, too, so they must then do what libc's do.
+/// libusring.so replaces some functions of libc by its own. In a program that loads the library but
+/// is not served, these functions must do what libc's functions do.
 #[test]
 fn functions_of_libc_work_in_a_program_that_runs_without_usring() {
     if has_no_usring() {

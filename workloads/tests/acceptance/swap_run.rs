@@ -173,8 +173,8 @@ fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     let program = stage.compile("mappings.c", &[]);
     for seed in 1..=SEEDS {
         for mechanism in MECHANISMS {
-            // The mechanism mprotect protects each unit as a whole (16 pages, which are paged in
-            // together), so the program changes protections only of whole units.
+            // The mechanism mprotect protects 16 pages together: a unit, which is also paged in as
+            // a whole. So the program changes protections only of whole units.
             let together = if mechanism == "mprotect" { "16" } else { "1" };
             let arguments = [&seed.to_string(), STEPS, together];
             let expected = Command::new(&program).args(arguments).output().unwrap();

@@ -61,9 +61,9 @@ const WITH_UNSAFE: [&str; 2] = ["usring-sys", "usring-interpose"];
 /// External crates that a freestanding crate may use, because they do not call libc.
 const FREESTANDING_DEPENDENCIES: [&str; 4] = ["linux-raw-sys", "loom", "yaxpeax-arch", "yaxpeax-x86"];
 
-/// Checks crates and modules. `list` also prints every pair of files that makes a module use a
-/// higher one (an upward arrow), and the files of each circle (see `modules`). `tighten` lowers the
-/// limits in `xtask/arrow-limits` to the present counts.
+/// Checks crates and modules. `list` also prints the pairs of files of each upward arrow, and the
+/// files of each circle ([`modules`] explains these words). `tighten` lowers the limits in
+/// `xtask/arrow-limits` to the present counts.
 pub fn run(list: bool, tighten: bool) -> Outcome {
     let metadata = MetadataCommand::new()
         .current_dir(step::root())

@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The results of a run of all benchmarks so far.
+/// The results that a run of all benchmarks has produced so far.
 #[derive(Default)]
 struct Run {
     results: Vec<Value>,

@@ -51,7 +51,8 @@ impl Effort {
     pub const QUICK: Effort = Effort { rounds: 3, milliseconds: 20 };
 }
 
-/// A case with its sample (the measured values) of each round, or with the reason why it has none.
+/// A case with a sample of each round, or with the reason why the case has no samples. A sample
+/// consists of the values that were measured in one round.
 pub struct Row {
     pub case: Case,
     pub samples: Result<Vec<Sample>, String>,
@@ -180,8 +181,8 @@ impl Results {
 }
 
 /// Runs all cases. If a rival does not run on this machine, its row has the reason instead of
-/// samples. If a case of usring's fails, the benchmark fails. But if a file or back end of the
-/// benchmark is missing on this machine, only the case's row has the reason.
+/// samples. If a case of usring's fails, the benchmark fails. There is one exception: if a file or
+/// back end of the benchmark is missing on this machine, the case's row has the reason, too.
 pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     let cases = &benchmark.cases;

@@ -133,7 +133,7 @@ enum Name {
     MultishotAccept,
 }
 
-/// A benchmark: its cases, and the bars that its figures must keep.
+/// A benchmark: its cases, and the limits ([`Bar`]) that its figures must keep.
 struct Benchmark {
     name: &'static str,
     /// Sentences for the HTML page: the systems that the benchmark compares, and its workloads.
@@ -142,7 +142,8 @@ struct Benchmark {
     /// figures are compared with the rival's figures.
     metrics: &'static [Metric],
     rounds: usize,
-    /// Files and back ends that the cases use in `{folder}`.
+    /// Files, and back ends of devices, that the cases use. They are in `{folder}`, the benchmark's
+    /// own folder.
     props: &'static [Prop],
     /// Label of the rival's rows. The table compares the other rows with these rows.
     rival: &'static str,

@@ -69,7 +69,8 @@ pub fn unpaired_interval(these: &[f64], those: &[f64]) -> Option<[f64; 2]> {
     interval(|| Some(median_of_draw(these, &mut random)? / median_of_draw(those, &mut random)?))
 }
 
-/// Returns the median of as many values as there are, drawn at random and with repetition.
+/// Draws as many values as `values` has, at random and with repetition. Returns the median of the
+/// drawn values.
 fn median_of_draw(values: &[f64], random: &mut Rng) -> Option<f64> {
     if values.is_empty() {
         return None;

@@ -23,7 +23,8 @@ pub enum CheckOption {
     Abort,
 }
 
-/// The name that /proc/PID/fd shows for the launcher's memory of shared stacks.
+/// Name of the memory file of [`SharedStacks`], as the link in the launcher's /proc/PID/fd shows
+/// it.
 pub const STACKS_FILE: &str = "/memfd:usring-stacks (deleted)";
 
 /// The memory in which a run's processes share the stacks of their requests in flight.

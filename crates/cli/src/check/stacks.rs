@@ -70,7 +70,8 @@ impl Symbols {
         callers
     }
 
-    /// Names the callers in a stack that a sanitizer has recorded, as return addresses of 8 bytes.
+    /// Names the callers in a stack that a sanitizer has recorded. The stack consists of return
+    /// addresses of 8 bytes each.
     pub fn named(&mut self, recorded: &[u8], maps: &[u8]) -> Vec<Caller> {
         let mapped = Mapped::all(maps);
         let mut callers = Vec::new();

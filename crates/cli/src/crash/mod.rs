@@ -36,8 +36,8 @@ const STATUS_UNKNOWN: u8 = 2;
 /// Exit status if usring could not do its work.
 pub const STATUS_NOT_RUN: u8 = 3;
 
-/// Maximum number of states that are checked to reduce a power loss on which the check fails to a
-/// smaller one.
+/// Maximum number of states that the search checks in order to make a found power loss smaller. The
+/// check must still fail after the smaller power loss.
 const MOST_TRIES: usize = 200;
 
 const EXAMPLES: &str = "\

@@ -171,7 +171,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Checks states until one fails, none is left, or the budget is used up.
+/// Checks states until the check fails on one, no new state is left, or the budget is used up.
 pub fn search(search: &Search<'_>) -> Result<Found, Failure> {
     let begin = Instant::now();
     let shared = Shared {

@@ -1,4 +1,4 @@
-//! The folder that `usring crash` works in, its removal, and the signals that end it early.
+//! The temporary folder of `usring crash`, its removal, and the signals that end the command early.
 //!
 //! Invariant: the folder is removed whatever ends this process, except SIGKILL.
 

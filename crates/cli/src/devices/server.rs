@@ -222,7 +222,7 @@ impl Server {
     }
 }
 
-/// Passes a driver's question on to the device's interface.
+/// Calls the function of the device's [`Supply`] that answers a driver's question.
 fn ask(
     supply: &Arc<dyn Supply>,
     device: u32,

@@ -32,7 +32,8 @@ pub struct Plan {
     object: Option<String>,
     is_read_only: bool,
     pub queues: u32,
-    /// Whether the launcher starts a daemon again that has ended. Requests wait meanwhile.
+    /// Whether the launcher restarts a daemon that has ended. Requests wait until the new process
+    /// serves the device.
     pub reconnects: bool,
     /// Time that the daemon has to end after the launcher has asked it to.
     pub stop_limit: Duration,

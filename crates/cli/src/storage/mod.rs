@@ -41,8 +41,8 @@ use usring_device::spec::Layer;
 
 /// If the daemon's process has lived at least this long, the launcher starts it again at once.
 const LONG_LIFE: Duration = Duration::from_secs(5);
-/// First and longest pause before the launcher starts a daemon again that lived for less than
-/// [`LONG_LIFE`]. The pause doubles with each such start.
+/// First and longest pause before the launcher restarts a daemon that has lived for less than
+/// [`LONG_LIFE`]. The pause doubles with each further restart of this kind.
 const FIRST_PAUSE_MS: u16 = 100;
 const LONGEST_PAUSE_MS: u16 = 2000;
 

@@ -90,7 +90,8 @@ fn wait_for_sentence(device: &Device, end: &str) {
 }
 
 /// Submits eight writes to a back end that takes six, completes some of them, and ends. A second
-/// back end then serves the queue. Returns the sectors that both back ends have written, in order.
+/// back end then serves the queue. Returns the sectors that the two back ends have written, in the
+/// order of the writes.
 fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: bool) -> Vec<u64> {
     let place = Place::new();
     let plan = Plan::Die { takes: 6, completes: completes.to_vec(), torn };

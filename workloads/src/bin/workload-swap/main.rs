@@ -16,7 +16,7 @@
 //! | `umap` | a pager built like LLNL's UMap ([`umap`]) |
 //! | `kernel-file`, `kernel-zram` | the kernel's swap, in a memory cgroup ([`kernel`]) |
 //! | `mapped-file` | the kernel: a mapped file, in a memory cgroup |
-//! | `first-touch` | the kernel: the first touch of each page, the least cost of any fault |
+//! | `first-touch` | the kernel: each fault is the first touch of a page, and so has the least cost |
 
 mod kernel;
 mod memory;
@@ -137,7 +137,7 @@ impl Share<'_> {
         Share { memory, first: index, step: shape.threads, visits: vec![0; count], verify: shape.verify }
     }
 
-    /// Fills the pages with content that is not zero and hard to compress.
+    /// Fills the pages with nonzero content that is hard to compress.
     fn fill(&self) {
         let mut random = Rng::with_seed(1);
         let content: Vec<u64> = (0..PAGE / 16).map(|_| random.u64(..)).collect();

@@ -230,8 +230,8 @@ impl Chart<'_> {
         }
     }
 
-    /// Returns the limits of the machine for these rows. A limit that was measured on blocks counts
-    /// only if the rows have blocks, too.
+    /// Returns the limits of the machine for these rows. A limit that was measured with a block
+    /// size applies only to rows that have a block size, too.
     fn limits(&self, metric: Metric, rows: &[&Value]) -> Vec<(String, f64)> {
         let has_block = |row: &Value| row["parameters"].get("block size").is_some();
         let counts = |limit: &Value| !has_block(limit) || rows.iter().any(|row| has_block(row));

@@ -52,7 +52,7 @@ impl Markup {
         self.leaf("text", &[("class", class), ("x", &format!("{x:.1}")), ("y", &format!("{y:.1}"))], text);
     }
 
-    /// Returns the document, in which all elements are closed.
+    /// Closes all open elements, and returns the document.
     pub fn finish(mut self) -> String {
         while !self.open.is_empty() {
             self.close();

@@ -20,7 +20,8 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 /// The name, in the JSON's field `system`, of rows that measure the machine and not a ring.
 const FLOOR: &str = "floor";
 
-/// The metrics that can show a cost of the machine. Of those that a row has, the first is shown.
+/// The metrics that can show a cost of the machine. The page shows the first of them that a row
+/// has.
 const COSTS: [Metric; 3] = [Metric::Time, Metric::ProcessorTime, Metric::Rate];
 
 /// Returns the page of a result.
