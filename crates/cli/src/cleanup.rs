@@ -1,5 +1,5 @@
 //! Removes the files of `demo` and `bench` if a signal ends this process ([`signals`]). The
-//! children end with this process, whatever ends it ([`crate::child`]).
+//! children need no cleanup: the kernel kills them when this process ends ([`crate::child`]).
 
 use crate::signals;
 use indicatif::ProgressBar;
@@ -67,8 +67,8 @@ fn watch() {
     STARTED.call_once(|| {
         signals::watch(|signal, watched| {
             let actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-            // Runs the actions in the reverse order of their registration: a progress bar is
-            // cleared before the folder is removed.
+            // Runs the actions in the reverse order of their registration. So a progress bar is
+            // cleared before the files that were registered earlier are removed.
             actions.0.iter().rev().for_each(|(_, action)| action.run());
             // Raises the signal once more, now with its default action. The shell then sees that a
             // signal ended this process.

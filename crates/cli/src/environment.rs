@@ -189,8 +189,9 @@ impl Environment {
         *self.entry(DEVICES) = socket.into();
     }
 
-    /// Returns whether the constructor removes this variable. These are usring's own variables, and
-    /// LD_PRELOAD unless it names a library of the user's.
+    /// Returns whether the constructor removes this variable from the environment. It removes
+    /// usring's own variables. It also removes LD_PRELOAD, unless LD_PRELOAD names a library of the
+    /// user's.
     fn is_for_library(&self, (name, value): &(OsString, OsString)) -> bool {
         let runtime = usize::from(self.0.iter().any(|(name, _)| name == RUNTIME));
         let alone = || parts(value).count() == 1 + runtime;

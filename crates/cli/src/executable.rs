@@ -50,7 +50,7 @@ const RUNTIMES: [&str; 7] = [
 ];
 
 /// Finds the command as execvp(3) would, and checks that usring can serve it. `new_privileges`:
-/// execve(2) may grant privileges to the program, because no_new_privs is not set.
+/// whether execve(2) may grant privileges to the program, because no_new_privs is not set.
 pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure> {
     if command.is_empty() {
         return Err(Failure::with_status(STATUS_NOT_FOUND, "the program's name is empty"));
@@ -295,8 +295,8 @@ fn remedy<'data>(
     }
 }
 
-/// Returns whether the file is a complete shared object for x86-64. A truncated file fails, because
-/// its dynamic segment cannot be read.
+/// Returns whether the file is a complete shared object for x86-64. Returns `false` for a truncated
+/// file, because its dynamic segment cannot be read.
 pub fn is_library(file: &File) -> bool {
     let cache = ReadCache::new(file);
     let inspect = || -> object::Result<bool> {

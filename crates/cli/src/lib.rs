@@ -99,7 +99,8 @@ impl Failure {
     }
 }
 
-/// Prints to standard output. If that fails, for example on a full disk, reports it and exits.
+/// Prints to standard output. If that fails, for example on a full disk, reports the error and
+/// exits.
 fn print(text: std::fmt::Arguments<'_>) {
     if let Err(error) = std::io::stdout().write_fmt(text).and_then(|()| std::io::stdout().flush()) {
         std::process::exit(cannot_print(&error).into());

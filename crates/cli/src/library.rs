@@ -36,7 +36,7 @@ pub fn find() -> Result<PathBuf, Failure> {
         )));
     };
     // Resolves symbolic links in the folder's path, but not in the file's name. In a package, the
-    // file is a symbolic link to the library, whose own name has the version.
+    // file `libusring.so` is a symbolic link, and the library's own file name has the version.
     let library = folder_of(found).canonicalize().map_or_else(|_| found.clone(), |folder| folder.join(NAME));
     check(&library)?;
     Ok(library)

@@ -277,9 +277,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns whether the program needs the launcher as its parent for any reason but `--swap`.
-    /// (`--swap` needs the launcher only if the store is a back end.) If the address space is
-    /// limited, the launcher stays to find out whether the program has loaded the library.
+    /// Returns whether an option other than `--swap` needs the launcher as the program's parent.
+    /// (`--swap` needs it only if the store is a back end.) If the address space is limited, the
+    /// launcher stays, too, to find out whether the program has loaded the library.
     fn needs_launcher(&self) -> bool {
         let reports = self.stats.is_some() || self.check.is_some() || self.trace.is_some();
         reports || !self.devices.is_empty() || has_faults(self) || limits::addresses_are_limited()

@@ -1,5 +1,5 @@
 //! The launcher's side of `--stats`, and of `usring stats`, `ps` and `top`: the file in which the
-//! program's processes count, and the table of its counters.
+//! program's processes count their requests, and the table of the counts.
 
 use super::Failure;
 use super::table::Table;

@@ -20,7 +20,7 @@ const MOST_LINKS: u32 = 40;
 
 /// Fails if two devices, or a device and swapped memory, use one file or NBD export, because each
 /// would overwrite the other's blocks. Two links to a file count as one file, and two device nodes
-/// of one block device as one device. The file may still be missing.
+/// of one block device as one device. The file need not exist yet.
 pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Result<(), Failure> {
     let of_devices = devices.iter().map(|option| (option.name(), option.spec()));
     let of_swap = swap.map(|option| ("--swap".to_owned(), option.spec()));

@@ -68,9 +68,9 @@ impl Supervisor {
 }
 
 /// Runs in the child. Has the kernel kill the child when the thread that made the child ends, even
-/// by SIGKILL. Returns `false` if `parent` has already ended: the child has another parent now, and
-/// no signal will come. Returns `true` if the kernel refuses the request; the child then runs on
-/// without it.
+/// by SIGKILL. Returns `false` if `parent` has already ended: the child then has another parent,
+/// and the kernel will not kill it. Returns `true` if the kernel refuses the request; the child
+/// then runs on without it.
 pub fn die_with(parent: Pid) -> bool {
     set_pdeathsig(Signal::SIGKILL).is_err() || getppid() == parent
 }

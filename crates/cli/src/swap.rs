@@ -1,6 +1,6 @@
 //! `usring run --swap SPEC,limit=SIZE`: checks the option, makes the text that passes the option to
-//! the program's processes, and reports their counts. Each process opens the backing store itself
-//! (`usring_swap::mappings`).
+//! the program's processes, and reports the counts of their swapped memory. Each process opens the
+//! backing store itself (`usring_swap::mappings`).
 
 use super::Failure;
 use super::devices::{absolute, connect};
@@ -175,7 +175,8 @@ impl CountedFile {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns the counts of swapped memory so far: a line for each process that had any.
+    /// Returns the counts of swapped memory so far: a line for each process that has had swapped
+    /// memory.
     pub fn read(&self) -> io::Result<Report> {
         let mut bytes = vec![0; run::SIZE];
         self.0.read_exact_at(&mut bytes, 0)?;

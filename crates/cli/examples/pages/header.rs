@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 /// A part of a header.
 enum Part {
-    /// Paragraphs of a comment, one per element. A list item begins with `- `, an example with four
-    /// blanks.
+    /// Paragraphs of a comment, one per element. A list item begins with `- `, and a line of an
+    /// example begins with four blanks.
     Comment(Vec<String>),
     Code(String),
 }

@@ -43,9 +43,9 @@ pub fn run(options: &Options) -> Outcome {
     Ok(run.status())
 }
 
-/// Returns the benchmark. Error: a program that measures usring in this benchmark is missing; the
-/// error names it. If a rival's program is missing, the benchmark still runs, without figures for
-/// the rival.
+/// Checks that a benchmark can run here, and returns it. Error: a program that measures usring in
+/// this benchmark is missing; the error names the program. If a rival's program is missing, the
+/// benchmark still runs, without figures for the rival.
 fn can_run(benchmark: Benchmark) -> Result<Benchmark, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     for case in benchmark.cases.iter().filter(|case| frame::is_ours(case)) {

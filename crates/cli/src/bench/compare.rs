@@ -1,6 +1,6 @@
 //! `usring bench compare`: two results of `--json` side by side. Rows are paired by their system
-//! and parameters. [`paired::unpaired_interval`] decides whether a difference exceeds the rounds'
-//! spread.
+//! and parameters. [`paired::unpaired_interval`] decides whether two rows differ by more than the
+//! rounds of one row vary.
 
 use super::document::{self, list, text};
 use super::metric::Metric;

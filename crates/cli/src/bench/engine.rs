@@ -63,7 +63,8 @@ fn cases() -> Vec<Case> {
         ..case(workload, FLOOR, None, "")
     };
     const CACHED: &str = "--path {folder}/file --polled 0 --direct 0";
-    /// Argument by which the measured program sets up the kernel's ring with the fastest flags.
+    /// Argument that makes the measured program set up its ring with the flags that are fastest on
+    /// the kernel.
     const BEST: &str = "--best 1";
     const UNCACHED: &str = "--path {folder}/file --polled 0";
     vec![

@@ -1,9 +1,9 @@
 //! `usring bench file`: 4 KiB transfers of an ordinary file open with O_DIRECT, by the kernel's
-//! ring and by usring's ring, which passes them to the kernel's AIO.
+//! ring and by usring's ring. usring's ring passes the transfers to the kernel's AIO.
 //!
 //! The kernel's ring has its fastest setup: SINGLE_ISSUER with DEFER_TASKRUN, registered ring, file
-//! and buffers. The process is not bound to one processor, because usring's waiters do not spin on
-//! a single processor.
+//! and buffers. The process is not bound to one processor: with a single processor, usring's
+//! waiters would not spin.
 
 use super::Benchmark;
 use super::child::System;

@@ -29,8 +29,8 @@ pub struct Case {
     pub program: &'static str,
     /// Arguments of the program, separated by spaces.
     pub arguments: String,
-    /// If the measured program is a server: the program of its clients and their arguments. The
-    /// clients drive the server and print the sample (the measured values).
+    /// If the measured program is a server: the program of its clients, and the clients' arguments.
+    /// The clients drive the server and print the sample (the measured values).
     pub clients: Option<(&'static str, String)>,
     /// Parameters that the benchmark's table shows: block size, queue depth and so on.
     pub parameters: Vec<(&'static str, u32)>,

@@ -1,4 +1,5 @@
-//! `usring bench`: measures ordinary programs on usring and on its rivals, alternating in one run.
+//! `usring bench`: measures ordinary programs on usring and on its rivals. Their turns alternate
+//! within one run.
 //!
 //! - Each benchmark has a file, which lists its cases and its bars: the limits for its figures.
 //! - [`frame`] runs the cases in the surroundings that [`stage`] sets up. It computes [`metric`]s
@@ -152,8 +153,8 @@ struct Benchmark {
 }
 
 impl Name {
-    /// Returns the benchmark. `postgres` is the folder of PostgreSQL's programs. Error: something
-    /// is missing that the benchmark needs.
+    /// Returns the benchmark. `postgres` is the folder of PostgreSQL's programs. Error: a program
+    /// or file that the benchmark needs is missing.
     fn benchmark(self, postgres: Option<&Path>) -> Result<Benchmark, String> {
         Ok(match self {
             Name::All => return Err("`all` is no benchmark of its own".into()),

@@ -50,7 +50,8 @@ const DRAWS: usize = 2000;
 /// Returns the ratio of `these` to `those`, taken round by round, with its confidence interval.
 /// `None` if there are no rounds. The interval is computed by bootstrapping:
 ///
-/// 1. Draw as many rounds as were measured, at random and with repetition, and take their median.
+/// 1. Draw as many rounds as were measured, at random and with repetition. Take the median of the
+///    ratios of the drawn rounds.
 /// 2. Repeat this 2,000 times.
 /// 3. The middle 95 % of the medians span the interval.
 pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {

@@ -5,7 +5,7 @@
 //!   buffers. An operation is a page of 8 KiB.
 //! - *pgbench -S*: 8 clients look up single rows. An operation is a transaction.
 //!
-//! The processor time is that of all processes of the server, without the clients'.
+//! The processor time counts all processes of the server, and none of the clients.
 
 use super::Benchmark;
 use super::child::System;

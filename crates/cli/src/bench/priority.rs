@@ -1,5 +1,5 @@
 //! The priority of the measured processes. It is raised if the user has the right to raise it, so
-//! that other processes of the machine disturb the measurement little. The table says whether the
+//! that other processes of the machine hardly disturb the measurement. The table says whether the
 //! priority was raised.
 
 use nix::errno::Errno;

@@ -21,8 +21,8 @@ const DESCRIPTION: &str = "\
 const BEFORE: &str = "enter polls";
 const AFTER: &str = "enter waits";
 
-/// Queue depths, and what the kernel's change achieved at each, in percent: the gain of bandwidth,
-/// and the share of a processor that the program still used.
+/// Each row: a queue depth, and two results of the kernel's change in percent. They are the gain in
+/// bandwidth, and the share of a processor that the program still used.
 const TABLE: [(u32, f64, f64); 5] =
     [(4, 5.5, 63.8), (8, 13.2, 74.4), (16, 12.3, 81.1), (32, 9.8, 83.7), (64, 11.5, 82.4)];
 

@@ -61,7 +61,7 @@ impl Findings {
     }
 
     /// Returns the value of `USRING_CHECK`: the mode, and the path in /proc by which the program's
-    /// processes open the file.
+    /// processes open the file of findings.
     pub fn text(&self) -> String {
         let mode = match self.option {
             CheckOption::Report => "report",

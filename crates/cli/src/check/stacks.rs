@@ -209,8 +209,9 @@ impl Mapped {
         maps.split(|byte| *byte == b'\n').filter_map(Mapped::of_line).collect()
     }
 
-    /// Reads a line of /proc/PID/maps, `7f00-7f10 r-xp 00001000 08:01 1234 /usr/lib/x.so`, and the
-    /// file that the line names. `None` if the line names no file, or the file cannot be parsed.
+    /// Reads a line of /proc/PID/maps, such as `7f00-7f10 r-xp 00001000 08:01 1234 /usr/lib/x.so`,
+    /// and the file that the line names. `None` if the line names no file, or the file cannot be
+    /// parsed.
     fn of_line(line: &[u8]) -> Option<Mapped> {
         let text = String::from_utf8_lossy(line);
         let mut words = text.split_ascii_whitespace();

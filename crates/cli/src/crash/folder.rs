@@ -15,8 +15,9 @@ use usring_inject::glob;
 /// Maximum number of bytes that the files of a folder may have together, because they are held in
 /// memory.
 const MOST_BYTES: u64 = 2 << 30;
-/// A file of at least this size that the recorded command has not changed is copied, not written.
-/// The file system can then let the copy share the original's blocks.
+/// Least size of a file that is copied from the original folder instead of written, if the recorded
+/// command has not changed the file. The file system can then let the copy share the original's
+/// blocks.
 const COPIED_SIZE: u64 = 1 << 20;
 
 /// A folder that was read.

@@ -1,5 +1,5 @@
-//! `usring crash`: searches the states in which a power loss can leave a folder for one on which
-//! the user's check fails.
+//! `usring crash`: searches for a state of a folder on which the user's check fails, among the
+//! states in which a power loss can leave that folder.
 //!
 //! 1. `programs` runs the setup and then the command, whose changes the library records.
 //! 2. `usring_crash` turns the recording into a history of changes, and plans power losses.

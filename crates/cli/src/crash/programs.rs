@@ -16,8 +16,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use usring_record::format::{self, Page};
 
-/// Environment variable with the path of the folder to use. The setup, the recorded command and the
-/// check get it.
+/// Environment variable of the setup, the recorded command and the check. It has the path of the
+/// folder on which they work.
 const STATE: &str = "USRING_CRASH_STATE";
 /// Variable by which the check finds the file with everything that the recorded command had printed
 /// before the power loss.

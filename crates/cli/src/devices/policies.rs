@@ -44,8 +44,8 @@ impl Policies {
         Ok(PollPolicy::from_word(u64::from_ne_bytes(word)))
     }
 
-    /// Writes a device's policy. The policy's word in the page is aligned, so the kernel stores it
-    /// at once, and no process sees half of it.
+    /// Writes a device's policy. The policy's word in the page is aligned, so the kernel stores the
+    /// word in one step, and no process sees only half of it.
     pub fn set(&self, index: usize, policy: PollPolicy) -> io::Result<()> {
         self.0.write_all_at(&policy.to_word().to_ne_bytes(), index as u64 * 8)
     }

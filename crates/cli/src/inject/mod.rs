@@ -170,8 +170,8 @@ fn add_rule(page: &Page, rule: &Rule) -> Result<u16, Failure> {
         .ok_or_else(|| Failure::new("the rules of --inject are too many or too long; use fewer or shorter ones"))
 }
 
-/// For each rule (by index) and each call (in words): how many calls the rule matched, and how many
-/// faults it made.
+/// Counts of the faults of a run. The key has a rule's index and a call in words. The value says
+/// how many such calls the rule matched, and how many faults it made.
 type Counts = BTreeMap<(u16, String), [u64; 2]>;
 
 fn counts_of(page: &Page) -> Counts {
@@ -197,8 +197,8 @@ fn report(page: &Page) -> String {
     }
 }
 
-/// Returns sentences on what `--order` did, and on whether another run with the seed may have
-/// another order.
+/// Returns sentences on what `--order` did, and on whether another run with the seed may complete
+/// its requests in another order.
 fn order_report(page: &Page, seed: u64) -> String {
     let [ordered, late, bursts, shuffled, signalled, slept, overflowed] = page.order_counts();
     let parts = [

@@ -1,5 +1,5 @@
 //! Makes the storage daemon's command line from a device's SPEC. Texts of the SPEC go into JSON, so
-//! no comma or quote in a path can become an option. The options of `qemu:` alone are passed as the
+//! no comma or quote in a path can become an option. Only the options of `qemu:` are passed as the
 //! user wrote them.
 
 use super::nbd_uri;
@@ -25,7 +25,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(3);
 /// Time that a daemon whose format caches data has to end after [`super::process::QUIT`].
 const STOP_LIMIT_WITH_CACHE: Duration = Duration::from_secs(30);
 
-/// A QEMU block node that the storage daemon has to serve, and how.
+/// A QEMU block node, and the way in which the storage daemon has to serve it.
 #[derive(Debug)]
 pub struct Plan {
     node: String,
@@ -59,8 +59,8 @@ impl Plan {
         })
     }
 
-    /// Returns the arguments by which the daemon listens on `socket`. When it listens, it makes the
-    /// file `ready`. It reads commands from its standard input.
+    /// Returns the arguments by which the daemon listens on `socket`, and reads commands from its
+    /// standard input. The daemon makes the file `ready` once it listens.
     pub fn arguments(&self, socket: &str, ready: &str) -> Vec<String> {
         // A daemon that is killed loses the writes that only its format's caches have. If another
         // daemon takes its place, the program never learns of the loss, and its next flush would

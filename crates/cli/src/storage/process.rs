@@ -25,15 +25,15 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 const CHECK_MS: u16 = 10;
 /// A daemon that closes its standard error before it is ready must end within this time.
 const END_LIMIT: Duration = Duration::from_secs(1);
-/// Longest line of the daemon's that is kept in one piece, in bytes.
+/// Longest line of the daemon's output that is kept in one piece, in bytes.
 const LONGEST_LINE: usize = 4096;
-/// If the daemon does not start, the message has at most this many of its last lines.
+/// Most lines of the daemon's output, the last ones, in the message about a failed start.
 const MOST_LINES: usize = 4;
 /// Most reads of the daemon's standard error after its end. Its pipe then holds at most 64 KiB,
 /// unless another process that the daemon started continues to write to it.
 const MOST_LAST_READS: usize = 64;
-/// Signals that do not end the daemon. A service manager sends them to each process of a service,
-/// and the program's last writes need the daemon.
+/// Signals that the daemon blocks. A service manager sends them to each process of a service, but
+/// the program's last writes still need the daemon.
 const BLOCKED: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// The commands (QMP) that end the daemon.
 pub const QUIT: &[u8] = b"{\"execute\": \"qmp_capabilities\"}\n{\"execute\": \"quit\"}\n";

@@ -9,7 +9,7 @@ use std::path::Path;
 use usring_trace::format::{EventKind, HEADER_BYTES, Header, NotATrace, RECORD, RECORD_BYTES, Record, read_name};
 use usring_trace::page::Page;
 
-/// Bytes that are written to a trace's file, or read from it, at a time.
+/// Size of the buffer through which a trace's file is written and read, in bytes.
 const BUFFER: usize = 1 << 20;
 
 /// Opens FILE for writing. Refuses a file that has contents but is no trace.

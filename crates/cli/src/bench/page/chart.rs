@@ -29,8 +29,9 @@ const BAR: f64 = 10.0;
 const COLOURS: usize = 8;
 /// The systems of the first colours.
 const FIXED: [&str; 2] = ["kernel", "usring"];
-/// Largest ratio of a limit of the machine to the longest bar of a plot, up to which the plot shows
-/// the limit. The text below the plot names a higher limit, which would leave the bars very short.
+/// A plot shows a limit of the machine only if the limit is at most this many times the value of
+/// the longest bar. A higher limit would leave the bars very short, so the text below the plot
+/// names it instead.
 const MOST_ABOVE: f64 = 1.25;
 
 /// Draws the plots of a benchmark.

@@ -76,8 +76,8 @@ fn machine(page: &mut Markup, document: &Value, results: &[&Value]) {
     page.close();
 }
 
-/// Adds a list of the benchmarks. For each it says how many of the bars (limits of figures) hold,
-/// or why there is no result.
+/// Adds a list of the benchmarks. The list says for each benchmark how many of its bars (the limits
+/// of its figures) hold, or why it has no result.
 fn contents(page: &mut Markup, document: &Value, results: &[&Value]) {
     if document["bench"] != document::ALL {
         return;
