@@ -1,8 +1,9 @@
 /* Polled AIO for programs that use libaio.
  *
- * The interface is that of the kernel patches of late 2018, in their last form without rings. No
- * release of Linux has it. Earlier forms gave the flags other values; here IOCTX_FLAG_IOPOLL is
- * bit 0, and IOCB_FLAG_HIPRI is bit 2. Of io_setup2's five arguments, the two rings must be NULL.
+ * The interface is that of kernel patches of late 2018, in the last form in which they had no
+ * rings. No release of Linux has it. Earlier forms gave the flags other values; here
+ * IOCTX_FLAG_IOPOLL is bit 0, and IOCB_FLAG_HIPRI is bit 2. Of io_setup2's five arguments, the two
+ * rings must be NULL.
  *
  *     io_context_t ctx = 0;
  *     int error = io_setup2(128, IOCTX_FLAG_IOPOLL, NULL, NULL, &ctx);

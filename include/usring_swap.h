@@ -46,8 +46,9 @@ struct usring_swap_options {
 	/* Bytes of the region that may be resident; at least 64 pages. */
 	size_t limit;
 	/* Where evicted pages go: a SPEC of `usring run --device`. The backing needs room for the whole
-	 * region, and a file needs 4 KiB more for a header. Its content is lost. If usring did not write
-	 * that content and it is not all zeroes, the SPEC must contain `overwrite=on`. */
+	 * region, and a file needs 4 KiB more for a header. The old content of the backing is lost. If
+	 * usring did not write that content and it is not all zeroes, the SPEC must contain
+	 * `overwrite=on`. */
 	const char *backing;
 	/* "userfault", "guard", "mprotect" or "compat". NULL: the best that works in this process. */
 	const char *mechanism;

@@ -1,6 +1,6 @@
 /*
- * Prints the cost of system calls that have nothing to do with rings, a line per system call. The
- * cost is that of the fastest of many batches, in nanoseconds per call.
+ * Prints the cost of system calls that have nothing to do with rings, a line per system call. Each
+ * cost is the time of a call in the fastest of many batches, in nanoseconds.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -286,7 +286,7 @@ static int cancel(struct io_uring *ring, uint64_t name)
 
 /*
  * A request that the device has taken cannot be cancelled. A request that waits for room in the
- * device can.
+ * device can be cancelled.
  */
 static void what_waits_for_room_is_cancelled(void)
 {
@@ -308,7 +308,7 @@ static void what_waits_for_room_is_cancelled(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* A registered buffer is replaced while a read into the old one is in flight. */
+/* A registered buffer is replaced while a read into this buffer is in flight. */
 static void a_buffer_is_retired_in_flight(void)
 {
 	static const unsigned KINDS[] = { 0, IORING_SETUP_IOPOLL };
@@ -468,8 +468,8 @@ static void closed_in_flight(void)
 }
 
 /*
- * The SQ thread looks up a descriptor number that is closed at the same moment and then becomes a
- * ring's.
+ * A descriptor number is closed while the SQ thread looks it up. Afterwards the number belongs to a
+ * ring.
  */
 static void closed_under_the_sq_thread(void)
 {

@@ -231,8 +231,8 @@ static void accept_one(struct io_uring *ring)
 }
 
 /*
- * Gives up its effective capabilities, takes them back, and changes its groups. When setgroups(2)
- * returns, every thread of the process must have the new groups.
+ * The process gives up its effective capabilities, takes them back, and changes its groups. When
+ * setgroups(2) returns, every thread of the process must have the new groups.
  */
 static void groups(void)
 {

@@ -134,8 +134,8 @@ int main(void)
 	char *block = malloc(BLOCK);
 
 	/*
-	 * The run reports this block as swapped memory. So the test sees that the filter of traps
-	 * is installed.
+	 * The report of the run counts this block as swapped memory. From that, the test concludes
+	 * that the filter of traps was installed.
 	 */
 	if (!block)
 		return 1;

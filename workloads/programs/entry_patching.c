@@ -107,7 +107,7 @@ enum { TABLE = 512, ENTRY = 544, SITE = 1024, MOV_IN_IT = 3 };
 static const unsigned char enters[] = { 0x49, 0x89, 0xca,		/* mov %rcx, %r10 */
 					0xb8, 0xaa, 0x01, 0x00, 0x00,	/* mov $426, %eax */
 					0x0f, 0x05, 0xc3 };		/* syscall; ret */
-/* The `syscall` is at the same place, but the `mov` is at another. */
+/* The `syscall` is at the offset that it has in `enters`, but the `mov` is at another offset. */
 static const unsigned char enters_otherwise[] = { 0xb8, 0xaa, 0x01, 0x00, 0x00, /* mov $426, %eax */
 						  0x49, 0x89, 0xca,		/* mov %rcx, %r10 */
 						  0x0f, 0x05, 0xc3 };		/* syscall; ret */

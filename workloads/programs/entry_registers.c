@@ -6,7 +6,7 @@
  * - a call site that may be rewritten, before and after its rewriting;
  * - a call that the entry point passes on to the kernel.
  *
- * libc's syscall() must preserve what every function preserves.
+ * libc's syscall() must preserve the registers that every function preserves.
  */
 #define _GNU_SOURCE
 #include "ring.h"

@@ -355,8 +355,8 @@ static void signals_that_come_together_all_arrive(void)
 		for (int index = 0; index < TOGETHER; index++)
 			while (arrived[together[index]] == 0) {
 				/*
-				 * If the signal comes between the last check and the sleep, it must
-				 * end the sleep.
+				 * If the signal comes after the call's last check for signals and
+				 * before its sleep, it must end the sleep.
 				 */
 				long answer = enter(0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &argument,
 						    sizeof argument);

@@ -72,7 +72,7 @@ static void *peek_for_one(void *nothing)
 	return nothing;
 }
 
-/* Looks at the CQ by functions that the compiler has put into this program. */
+/* Looks at the CQ by functions of liburing that the compiler has inlined into this program. */
 static void *look_for_one(void *nothing)
 {
 	struct io_uring_cqe *cqe = NULL;

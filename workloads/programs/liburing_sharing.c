@@ -90,7 +90,7 @@ static void an_sq_thread_submits(void)
 		for (int index = 0; index < 8; index++)
 			EQUAL(next_answer(&ring).res, 8);
 		/*
-		 * In each such round the SQ thread goes to sleep during this pause, and the next
+		 * In every third round the SQ thread goes to sleep during this pause, and the next
 		 * submission must wake it.
 		 */
 		if (round % 3 == 2)

@@ -34,8 +34,8 @@ static void submit_all(struct io_uring *ring)
 }
 
 /*
- * Submits a request that waits for data at this end. Every second request receives, the others
- * poll.
+ * Submits a request that waits for data at one end of a connection. Every second request is a
+ * receive, and the others are polls.
  */
 static void wait_for(struct io_uring *ring, int index)
 {

@@ -32,8 +32,8 @@ static pid_t self;
 static int denied;
 
 /*
- * Returns whether a result is allowed: `wanted`, the filter's errno, or EAGAIN or ENOMEM. The last
- * two mean that usring could not start a thread for the request.
+ * Returns whether a result is allowed: `wanted`, the filter's errno, EAGAIN or ENOMEM. EAGAIN and
+ * ENOMEM mean that usring could not start a thread for the request.
  */
 static int is_result(int result, int wanted)
 {

@@ -270,8 +270,8 @@ static void a_shared_thread_serves_its_other_ring(void)
 	struct io_uring_params second = { .flags = IORING_SETUP_SQPOLL | IORING_SETUP_ATTACH_WQ, .wq_fd = ring.ring_fd };
 	EQUAL(io_uring_queue_init_params(4, &other, &second), 0);
 	/*
-	 * After this NOP the SQ thread has seen both rings. liburing does not count the SQEs that the
-	 * SQ thread has already taken.
+	 * When this NOP has completed, the SQ thread has seen both rings. The result of
+	 * io_uring_submit does not count the SQEs that the SQ thread has already taken.
 	 */
 	io_uring_prep_nop(request(&other));
 	HOLDS(io_uring_submit(&other) >= 0);

@@ -25,8 +25,8 @@ static inline void make_memory(int mib)
 }
 
 /*
- * Returns memory that is evicted by the time it is used: all other memory has been touched since
- * its last use.
+ * Returns a part of the memory that is evicted when the caller uses it. Since the last use of this
+ * part, the program has touched all other memory.
  */
 static inline void *out(size_t bytes)
 {

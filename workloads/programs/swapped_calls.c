@@ -255,7 +255,7 @@ static void lists(void)
 	HOLDS(process_vm_readv(getpid(), here, 1, there, 1, 0) == 50000 && matches(to, 50000, 8));
 	/*
 	 * mprotect(2) makes usring release a page of this memory to the kernel, if the mechanism
-	 * can do that. The calls below use memory of both kinds.
+	 * can do that. The calls below use this page and swapped memory around it.
 	 */
 	unsigned char *mixed = memory + length / 2;
 	pattern(mixed, 12 * PAGE, 2);

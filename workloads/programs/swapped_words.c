@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Each part of the memory of this size has one word, which is at another offset in each part. */
+/* Size of a part of the memory. Each part has one word, at an offset that differs between parts. */
 #define PART 512UL
 #define MOST 64
 

@@ -62,7 +62,8 @@ impl Site {
     }
 }
 
-/// The number by which io_uring_enter(2) names a ring, and the flag that says what the number is.
+/// The number by which io_uring_enter(2) names a ring, and the flag that says whether the number is
+/// a descriptor or the index of a registered ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Entrance {
     number: i32,

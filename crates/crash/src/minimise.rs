@@ -9,9 +9,9 @@ use crate::history::History;
 use crate::plan::{Choice, Plan};
 
 /// Returns a plan for which `fails` still returns true, with fewer lost operations and an earlier
-/// position if there is one. Calls `fails` at most `most_tries` times. If these calls suffice, the
-/// check needs each of several lost operations: `fails` returned false for the plan in which only
-/// this operation was made whole. The bisection, which comes later, does not repeat these tests.
+/// position if there is one. Calls `fails` at most `most_tries` times. If these calls suffice and
+/// several lost operations remain, each of them is necessary: `fails` returned false for the plan
+/// in which only this operation was made whole. The later bisection does not repeat these tests.
 pub fn minimise(
     history: &History,
     durability: &Durability,

@@ -1,8 +1,8 @@
 //! Makes a history from the recorder's log.
 //!
 //! Each record has two positions: a system call begins at the first one and ends at the second one.
-//! A request of a ring begins when its batch was submitted, or, if a link or a drain held it back,
-//! when usring first carries it out. It ends when it is completed.
+//! A request of a ring begins when its batch was submitted. If a link or a drain held the request
+//! back, it begins when usring first carries it out. It ends when it is completed.
 
 use crate::history::{Change, History, Operation, Origin, Output, Position, Scope, Sync};
 use crate::tree::{Body, DirectoryEntry, Inode, Node, Tree};

@@ -4,7 +4,7 @@
 //! [--milliseconds N]`
 //!
 //! With `--filter empty` the process has a seccomp filter that allows every call. The difference
-//! shows what any filter costs in the kernel.
+//! from `--filter none` is the cost that any filter has in the kernel.
 
 use std::fs::File;
 use std::hint::black_box;

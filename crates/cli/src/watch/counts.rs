@@ -135,7 +135,8 @@ mod tests {
         assert!(leaves_alone(&fifo, &mapping(&link)));
         File::create(&large).unwrap().set_len(SIZE as u64 + 1).unwrap();
         assert!(leaves_alone(&large, &mapping(&large)));
-        // A file of the right size and content, but at the path of another mapped file.
+        // This file has the right size and content, and is at the path of the mapping. But it is
+        // not the file that the process has mapped.
         let made = StatisticsFile::create().unwrap();
         fs::copy(made.path(), &file).unwrap();
         assert!(is_statistics(std::process::id(), &mapping(&file)));

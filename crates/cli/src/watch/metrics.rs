@@ -73,7 +73,7 @@ fn labels(id: u32, name: &str) -> String {
     format!("pid=\"{id}\",program=\"{name}\"")
 }
 
-/// Longest time for a client to send its request, and for each write of the answer to it.
+/// Longest time that a client may take to send its request, and for each write of the answer.
 const CLIENT_LIMIT: Duration = Duration::from_secs(5);
 /// Most bytes of a request's head.
 const MOST_HEAD: usize = 8 << 10;

@@ -47,8 +47,8 @@ impl Process {
 /// Name of the launcher's statistics file, as /proc shows it.
 pub const LAUNCHER_FILE: &str = "/memfd:usring-statistics (deleted)";
 
-/// Returns all processes that have loaded libusring.so and that this user may look into, sorted by
-/// their ids.
+/// Returns all processes that have loaded libusring.so and whose files in /proc this user may read,
+/// sorted by their ids.
 pub fn find() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -58,7 +58,7 @@ pub fn find() -> Vec<Process> {
 }
 
 /// Returns the process with this id. `None`: there is none, it has not loaded libusring.so, or this
-/// user may not look into it.
+/// user may not read its files in /proc.
 pub fn read(id: u32) -> Option<Process> {
     let maps = text(id, "maps")?;
     let library = library(&maps)?;
@@ -84,8 +84,8 @@ fn printable(text: &str) -> String {
 /// Returns the ids of a process's ancestors, the nearest first.
 pub fn ancestors(id: u32) -> impl Iterator<Item = u32> {
     let parent = |id: &u32| field(&text(*id, "status")?, "PPid:")?.parse().ok().filter(|parent| *parent != 0);
-    // A process has few ancestors. The limit ends the walk if process ids that are used again lead
-    // it in a circle.
+    // A process has few ancestors. The limit ends a search that goes in a circle, because the
+    // system has reused process ids meanwhile.
     std::iter::successors(Some(id), parent).skip(1).take(64)
 }
 

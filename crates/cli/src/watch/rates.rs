@@ -98,8 +98,8 @@ fn of_ring(before: Option<&Rows>, after: &Rows) -> Rows {
 /// the sums twice or not at all, so the sums can fall.
 fn of_files(before: &Sample, after: &Sample) -> Rows {
     let counted = after.readings.iter().filter_map(|(file, reading)| {
-        // If the earlier sample lacks this statistics file, the counts in it may be older than the
-        // interval. They are left out.
+        // If the earlier sample lacks this statistics file, the file's counts may be older than the
+        // interval, so they are left out.
         let before = before.readings.get(file)?;
         Some(since(before.sums.rows(), reading.sums.rows()))
     });
@@ -118,8 +118,8 @@ fn of_process_rows(before: &Sample, after: &Sample, process: &Process) -> Option
     let file = &process.statistics.as_ref()?.file;
     let rings = after.readings.get(file)?.rings.iter().filter(|ring| ring.process == u64::from(process.inner_id));
     let rings: Vec<&RingCounts> = rings.collect();
-    // If the earlier sample lacks this statistics file, the counts in it may be older than the
-    // interval. They are left out.
+    // If the earlier sample lacks this statistics file, the file's counts may be older than the
+    // interval, so they are left out.
     let Some(known) = before.readings.get(file) else { return Some((rings.len(), empty())) };
     // If the process began within the interval, its rings have counted from 0. The earlier sample
     // may have rings of another process with the same id.

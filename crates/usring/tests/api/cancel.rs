@@ -100,7 +100,7 @@ fn a_request_that_blocks_in_a_worker_is_interrupted() {
             submit(&mut ring, &[fifo.open().user_data(1)]);
             if round % 2 == 0 {
                 // In half of the rounds, the worker sleeps in its system call when the test cancels
-                // the request. In the others it may not have started yet.
+                // the request. In the other rounds the worker may not have made the call yet.
                 stays_quiet(&mut ring);
             }
             let (answer, targets) = cancelled(&mut ring, CancelBuilder::user_data(1), 1);

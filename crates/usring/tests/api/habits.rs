@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Number of waits in a row in this test. The engine needs fewer to expect that the program waits
-/// again.
+/// Number of consecutive waits in this test. The engine needs fewer waits before it expects that
+/// the program will wait again.
 const MANY: u64 = 3000;
 /// Number of calls within which the engine must check files and timers, even if the program finds a
 /// completion in every call.

@@ -32,8 +32,8 @@ use workloads::latencies::Latencies;
 use workloads::options::{self, Declared, Options, option};
 use workloads::stopwatch;
 
-/// A write that takes longer than this counts as a fault. On the measured machines a write to a
-/// resident page takes a fifth of this time, and a fault more than twice as long.
+/// A write that takes longer than this counts as a fault. On the measured machines, a write to a
+/// resident page takes a fifth of this time, and a fault takes more than twice this time.
 const LEAST_FAULT_TIME: Duration = Duration::from_micros(1);
 
 /// A measurement ends only after each thread has made this many faults or, if faults are rare, this
