@@ -74,8 +74,9 @@ impl Debian {
         Some(debian)
     }
 
-    /// Runs a shell script in the root folder as user 65534, in a new mount namespace. The
-    /// script `prepare` precedes it outside of the root folder, and finds the folder in `$ROOT`.
+    /// Runs a shell script in the root folder of this Debian, as user 65534, in a new mount
+    /// namespace. Before that, runs the script `prepare` outside of the root folder, whose path is
+    /// in `$ROOT`.
     fn run(&self, prepare: &str, script: &str) -> (i32, String) {
         let inside = r#"exec timeout 60 chroot --userspec=65534:65534 "$ROOT" sh -c "$SCRIPT" 2>&1"#;
         let mut command = Command::new("unshare");

@@ -53,7 +53,8 @@ fn shown(stage: &Stage, options: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the counts in the table of `usring trace -c`: calls, errors and in flight, by opcode.
+/// Returns the counts in the table of `usring trace -c`: for each opcode its calls, its errors, and
+/// its requests in flight.
 fn summary(stage: &Stage, options: &[&str]) -> BTreeMap<String, [u64; 3]> {
     let text = shown(stage, &[&["-c"], options].concat());
     let row = |line: &str| {

@@ -28,8 +28,8 @@ fn profile(release: bool) -> &'static [&'static str] {
     if release { &["--release"] } else { &[] }
 }
 
-/// Makes a link to the library with the name that linked programs contain (its soname), by which
-/// the loader finds the library.
+/// Makes a link to the library. Its name is the library's soname, which linked programs contain and
+/// by which the loader finds the library.
 fn link_soname(folder: &Path) -> Outcome {
     let link = folder.join(soname(env!("CARGO_PKG_VERSION")));
     let _ = std::fs::remove_file(&link);

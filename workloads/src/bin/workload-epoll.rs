@@ -4,8 +4,8 @@
 //! `workload-epoll [--port N] [--close-after BYTES]`
 //!
 //! At an event of the listener the server accepts all waiting connections, and registers each one
-//! once in its epoll set. After a read that does not fill the buffer, the server makes no further read: the socket
-//! is empty then (epoll(7)).
+//! once in its epoll set. After a read that does not fill the buffer, the server makes no further
+//! read: the socket is empty then (epoll(7)).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};

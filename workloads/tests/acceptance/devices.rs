@@ -218,8 +218,8 @@ fn a_delayed_device_has_its_configured_latency() {
     let job = ["size=64k", "rw=write", "iodepth=1"];
     let run = fio(&stage, World::Denied, "delay(ram:size=1M,write=10ms)", &[&RING[..], &job].concat());
     let (finished, document) = succeeds(&stage, run);
-    // The job makes sixteen writes, one after the other. fio reports its runtime in whole
-    // milliseconds.
+    // The job makes sixteen writes, one after the other, and the device delays each by 10 ms. fio
+    // reports its runtime in whole milliseconds.
     let runtime = sum(&document, "/write/runtime", &finished);
     assert!((155..60_000).contains(&runtime), "{runtime} ms: {}", finished.report());
 }

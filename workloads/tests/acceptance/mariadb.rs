@@ -164,8 +164,8 @@ impl<'stage> Server<'stage> {
     }
 }
 
-/// Returns the statements of a transaction that inserts a batch and prints its number after the
-/// commit.
+/// Returns the statements of a transaction that inserts a batch, and a statement that prints the
+/// batch's number after the commit.
 fn batch(number: u32) -> String {
     let rows: Vec<_> = (0..ROWS_PER_BATCH).map(|row| format!("({number}, {row}, REPEAT('b', 300))")).collect();
     format!("BEGIN; INSERT INTO t.batches VALUES {}; COMMIT; SELECT {number};\n", rows.join(", "))

@@ -40,8 +40,8 @@ fn load(client: &Client) -> Result<(), String> {
 }
 
 /// Fails if the sums of pgbench's tables differ. They must agree, because each transaction adds the
-/// same number to a row of each table. Several clients scan all tables at once, each by several
-/// processes.
+/// same number to a row of each table. Several clients scan all tables at once, and PostgreSQL uses
+/// several processes for each scan.
 fn sums_agree(client: &Client) -> Result<(), String> {
     const SCAN: &str = "SET max_parallel_workers_per_gather = 2;
         SET min_parallel_table_scan_size = 0; SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0;

@@ -18,7 +18,7 @@ const NBD: &str = "nbd:uri=nbd+unix:///?socket=nbd";
 const QCOW2: &str = "qcow2:path=image";
 const LUKS: &str =
     "qemu:node=(driver=luks,key-secret=k,file.driver=file,file.filename=image),object=(secret,id=k,file=key)";
-/// qemu-img's options for an image of LUKS, with a key that costs little time.
+/// qemu-img's options for an image of the format LUKS, whose key takes little time to derive.
 const LUKS_OPTIONS: [&str; 4] = ["--object", "secret,id=k,file=key", "-o", "key-secret=k,iter-time=10"];
 /// qemu-img's message if it measured no processor time while it derived the key of an image. On a
 /// fast processor, 40 of 100 calls end with this message.

@@ -41,9 +41,9 @@ fn a_state_is_found_with_synchronous_off() {
     transactions("PRAGMA synchronous=OFF; PRAGMA journal_mode=DELETE;").found();
 }
 
-/// SQLite commits a transaction by removing the journal. With FULL, it does not sync the folder
-/// after the removal, so the journal can be there again after a power loss. SQLite's documentation
-/// of synchronous=EXTRA says so.
+/// SQLite commits a transaction by removing the journal. With synchronous=FULL, SQLite does not
+/// sync the folder after the removal, so the journal can be there again after a power loss.
+/// SQLite's documentation of synchronous=EXTRA says so.
 #[test]
 fn with_full_and_a_removed_journal_the_last_transaction_can_be_undone() {
     let said = transactions("PRAGMA synchronous=FULL; PRAGMA journal_mode=DELETE;").found();

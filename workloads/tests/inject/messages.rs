@@ -1,5 +1,5 @@
 //! The output of `usring run --inject`: the message about a wrong rule, the report at the end, and
-//! the log, which repeats the same faults.
+//! the log, from which another run repeats the faults.
 
 use crate::{prepare, said};
 use workloads::harness::{Stage, World};

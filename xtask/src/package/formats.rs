@@ -1,5 +1,5 @@
 //! Tarballs, packages for Debian and Fedora, and checksums. Each package is made by its
-//! distribution's own tool. Sources that are unchanged give files of unchanged content.
+//! distribution's own tool. Unchanged sources give files with unchanged content.
 
 use super::{Release, output, root};
 use crate::{Outcome, step};

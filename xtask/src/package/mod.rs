@@ -83,7 +83,7 @@ pub fn run(purpose: Purpose) -> Outcome {
 }
 
 /// Builds the library and the launcher. The launcher is linked to Debian 11's glibc if that can be
-/// fetched, and otherwise to this machine's.
+/// fetched, and otherwise to this machine's glibc.
 pub fn build(debug: bool) -> Outcome {
     let profile: &[&str] = if debug { &[] } else { &["--release"] };
     product::build_library(!debug)?;
