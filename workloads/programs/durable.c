@@ -136,8 +136,8 @@ static void put_and_sync(int file, const char *body, off_t at, bool links)
 	}
 }
 
-/* The file begins with a header line, which counts the records. Each record consists of BODY times
- * the digit of its number. */
+/* The file begins with a header line, which counts the records. A record is the digit of its
+ * number, repeated BODY times. */
 static void store_in_log(int file, int number, const char *bug)
 {
 	char body[BODY], header[LINE] = { 0 };

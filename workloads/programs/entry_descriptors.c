@@ -99,7 +99,10 @@ static void a_number_that_is_replaced_is_what_replaced_it(void)
 	close(ends[1]);
 }
 
-/* The number is closed by an instruction, so that no libc function of usring's sees the close. */
+/*
+ * The program closes the number by a bare `syscall` instruction, so that no libc function of
+ * usring's sees the close.
+ */
 static void a_low_number_that_was_reused_is_no_ring(void)
 {
 	long answer;

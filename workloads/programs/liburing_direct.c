@@ -101,7 +101,10 @@ static prepare *const reads[] = { by_read, by_readv, by_read_fixed };
  */
 enum { FIXED = IOSQE_FIXED_FILE, ASYNC = IOSQE_ASYNC };
 
-/* Moves all blocks at once. Fails if submitters have moved a block or more by their own calls. */
+/*
+ * Moves all blocks at once. Fails if the submitting threads have moved a block or more by read and
+ * write calls of their own.
+ */
 static void move(struct io_uring *ring, int file, prepare *way, unsigned flags)
 {
 	long long before = moved_by_submitters();

@@ -123,7 +123,7 @@ static void as_many_as_the_hard_limit_allows(void)
 	serve(wanted ? wanted : most, hard);
 }
 
-/* Calls close(2) by an instruction, so that no libc function of usring's sees it. */
+/* Calls close(2) by a bare `syscall` instruction, so that no libc function of usring's sees it. */
 static void close_plainly(int number)
 {
 	long answer;

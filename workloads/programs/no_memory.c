@@ -1,6 +1,6 @@
 /*
- * A program must survive that it has no addresses left (RLIMIT_AS). Each call and each request must
- * end with its result, with EAGAIN or with ENOMEM. Once there is room again, everything must work.
+ * A program must survive a lack of free addresses (RLIMIT_AS). Each call and each request must end
+ * with its result, with EAGAIN or with ENOMEM. Once there is room again, everything must work.
  */
 #define _GNU_SOURCE
 #include "ring.h"

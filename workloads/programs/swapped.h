@@ -3,7 +3,10 @@
  */
 #pragma once
 
-/* Swap is slow on a busy disk. The tests give the whole program 180 s. */
+/*
+ * Swap is slow on a busy disk. The tests give the whole program 180 s. The limit of a check is
+ * shorter, so that the program can still name a check that hangs.
+ */
 #define SECONDS_PER_CHECK 170
 #include "check.h"
 #include <stddef.h>

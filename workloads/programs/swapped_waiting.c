@@ -286,7 +286,7 @@ static void much_appended(void)
 	unlink(name);
 }
 
-/* A request with more buffer space than can be resident goes to the kernel all the same. */
+/* A request that offers more buffer space than can be resident must still reach the kernel. */
 static void much_room(void)
 {
 	enum { MANY = 24 };

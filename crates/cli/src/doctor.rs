@@ -160,8 +160,8 @@ fn blocker(here: &Restrictions, why: &str) -> &'static str {
     }
 }
 
-/// Prints lines on usring with and without rewritten call sites. Returns whether usring serves a
-/// program here.
+/// Prints how usring works here with rewritten call sites, and how without them. Returns whether
+/// usring serves a program here.
 fn report_usring() -> bool {
     if let Err(Failure { sentence, .. }) = library::find() {
         say("usring", &format!("does not work: {sentence}"));

@@ -109,7 +109,7 @@ struct Started {
 }
 
 /// Follows `#!` lines to the ELF file that the kernel would start, and checks each file on the way.
-/// `new_privileges`: execve(2) may grant privileges to the program.
+/// `new_privileges`: whether execve(2) may grant privileges to the program.
 fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<Started, Failure> {
     check_capabilities(path, new_privileges)?;
     if new_privileges {

@@ -75,8 +75,8 @@ pub fn die_with(parent: Pid) -> bool {
     set_pdeathsig(Signal::SIGKILL).is_err() || getppid() == parent
 }
 
-/// Runs in the child. Restores the signal mask and SIGCHLD's action from before the launcher
-/// changed them, and executes the program.
+/// Runs in the child. Restores the signal mask and SIGCHLD's action that the launcher had at its
+/// start, and executes the program.
 fn become_program(launch: &Launch, mask: &SigSet, sigchld: &SigAction) -> ! {
     // SAFETY: `sigchld` is the action that the launcher found at its start. It is SIG_DFL or
     // SIG_IGN, because no handler survives execve.

@@ -147,7 +147,7 @@ impl Durability {
     }
 }
 
-/// Returns whether the change is one of names or sizes, which ext4 writes to its journal.
+/// Returns whether the change concerns a name or a size, which ext4 writes to its journal.
 pub(crate) fn is_metadata(change: &Change) -> bool {
     !matches!(change, Change::Write { .. } | Change::Clear { .. })
 }

@@ -331,8 +331,8 @@ fn a_program_of_the_run_starts_one_with_large_thread_local_storage() {
     assert!(finished.stderr.contains("resident at most"), "{}", finished.report());
 }
 
-/// execve(2) keeps the seccomp filter of traps, but not the handler of their signal. So no call
-/// that the loader makes may trap.
+/// execve(2) keeps the seccomp filter of traps, but not the handler of SIGSYS. So none of the
+/// loader's calls must trap, whatever the registers contain that a call does not use.
 #[test]
 fn a_program_of_the_run_starts_one_whose_unused_registers_name_swapped_memory() {
     let swapped = Swapped::on("ram:size=64M", 4, "");

@@ -42,7 +42,8 @@ impl Paths {
             child if self.children.contains(child) => (self.module.clone(), written),
             _ => return,
         };
-        // A `self` at the end of an import stands for the module before it, so it is left out.
+        // A `self` at the end of an import names the module before it, so the path is complete
+        // without `self`.
         path.extend(rest.iter().filter(|segment| *segment != "self").cloned());
         self.found.insert(path);
     }

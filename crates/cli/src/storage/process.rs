@@ -273,7 +273,8 @@ fn joined(plan: &Plan, lines: &[String]) -> String {
     last.iter().map(|line| without_prefix(plan, line)).collect::<Vec<_>>().join("; ")
 }
 
-/// Returns a line of the daemon's without the daemon's name and the option that the line is about.
+/// Returns a line of the daemon's output, without the daemon's name and without the option that the
+/// line is about.
 pub fn without_prefix<'a>(plan: &Plan, line: &'a str) -> &'a str {
     let without_name = |line: &'a str| Some(line.strip_prefix(PROGRAM)?.strip_prefix(": "));
     let line = without_name(line).flatten().unwrap_or(line);

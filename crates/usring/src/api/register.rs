@@ -226,7 +226,7 @@ impl Submitter<'_> {
         self.register_nothing(op::IORING_UNREGISTER_FILES).map(drop)
     }
 
-    /// Registers an eventfd, whose counter each posted completion raises.
+    /// Registers an eventfd. Each posted completion raises its counter.
     ///
     /// # Errors
     /// - `EBUSY`: the ring has an eventfd already.
@@ -236,8 +236,8 @@ impl Submitter<'_> {
         self.register_with(op::IORING_REGISTER_EVENTFD, &eventfd, 1).map(drop)
     }
 
-    /// Registers an eventfd, whose counter completions raise. Completions of requests that end
-    /// during their own submission leave it unchanged.
+    /// Registers an eventfd. Posted completions raise its counter, except completions of requests
+    /// that end during their own submission.
     ///
     /// # Errors
     /// Those of [`register_eventfd`](Submitter::register_eventfd).

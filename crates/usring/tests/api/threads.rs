@@ -17,8 +17,9 @@ fn threads_with_a_ring_each_talk_through_pipes() {
         // thread's pipe.
         writers.rotate_left(1);
         let threads = readers.into_iter().zip(writers).enumerate().map(|(index, (reader, writer))| {
-            // Each thread adds 1 to the number that it gets, and passes it on. The first thread
-            // also sends the first number, so the last number stays in the second thread's pipe.
+            // The pipes connect the threads in a circle. Each thread adds 1 to the number that it
+            // reads, and sends the sum to the next thread. The first thread also sends the first
+            // number, so the last number stays in the second thread's pipe.
             std::thread::spawn(move || {
                 let mut ring = IoUring::new(8).unwrap();
                 if index == 0 {

@@ -122,8 +122,9 @@ fn the_demos_program_verifies_what_it_reads() {
 
 #[test]
 fn a_benchmark_never_measures_the_kernel_as_usring() {
-    // Scripts in place of the workloads. `workload-floor` succeeds. The other two fail if they have
-    // a seccomp filter, like programs that only the kernel's io_uring can serve.
+    // Scripts in place of the workloads. `workload-floor` succeeds. `workload-nop` and
+    // `workload-read` fail under a seccomp filter, as programs do that usring does not serve if the
+    // filter denies the kernel's io_uring.
     installation().write("workload-floor", b"#!/bin/sh\necho '{\"operations\": 1, \"nanoseconds\": 1}'\n", 0o755);
     for name in ["workload-nop", "workload-read"] {
         installation().write(name, b"#!/bin/sh\ngrep -q '^Seccomp:.*2' /proc/self/status && exit 1\necho '{\"operations\": 1, \"nanoseconds\": 1}'\n", 0o755);
