@@ -108,8 +108,8 @@ static void every_sleep_can_be_cancelled(void)
 			EQUAL(pthread_create(&thread, NULL, sleep_cancellable, (void *)sleepers[index]), 0);
 			sem_wait(&started);
 			/*
-			 * In round 0 the thread is cancelled after it has certainly gone to sleep,
-			 * in later rounds at once.
+			 * In round 0 the thread is cancelled after it has certainly gone to sleep.
+			 * In later rounds it is cancelled at once.
 			 */
 			if (round == 0)
 				usleep(5000);

@@ -71,7 +71,7 @@ static inline long long milliseconds_now(void)
 
 /*
  * Yields the processor at every thousandth call. A loop that waits for another thread must call
- * this function, because that thread may need the same processor.
+ * this function, because that thread may be waiting for this processor.
  */
 static inline void look_again(void)
 {

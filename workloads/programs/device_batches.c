@@ -1,6 +1,7 @@
 /*
  * Counts the notifications that a back end in another process gets. `disk` is a polled device of
- * that back end. usring notifies by write(2), and the kernel counts a process's writes.
+ * that back end. usring notifies by write(2), and the kernel counts a process's writes. So the
+ * program reads the number of notifications from the kernel's count.
  */
 #define _GNU_SOURCE
 #include "ring.h"

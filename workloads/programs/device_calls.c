@@ -180,8 +180,8 @@ static void posix_aio(void)
 }
 
 /*
- * The file behind the device is empty. If the kernel answered these calls, they would read or
- * change that file.
+ * The device's placeholder file has no blocks. If the kernel answered these calls, they would read
+ * or change that file.
  */
 static void not_the_file_behind(void)
 {

@@ -1,7 +1,7 @@
 /*
- * A program gives up its user or its capabilities. After that no thread may have them, neither the
- * program's threads nor usring's. Each check runs in a child process that has a ring, idle workers
- * and busy workers. With an argument the child also has more memory than may be resident.
+ * A program gives up its user id or its capabilities. After that no thread may have them, neither
+ * the program's threads nor usring's. Each check runs in a child process that has a ring, idle
+ * workers and busy workers. With an argument the child also has more memory than may be resident.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -213,7 +213,7 @@ static void set_effective(int all)
 	EQUAL(syscall(SYS_capset, &header, sets), 0);
 }
 
-/* Accepts a connection. For this, usring starts a watchdog thread, which ends some seconds later. */
+/* Accepts a connection. For this, usring starts a watchdog thread, which ends seconds later. */
 static void accept_one(struct io_uring *ring)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };

@@ -113,8 +113,8 @@ static void usual_limit(void)
 }
 
 /*
- * Each waiting request has a duplicate of its descriptor, whose number is between soft and hard
- * limit.
+ * Each waiting request has a duplicate of its descriptor. The number of the duplicate is between
+ * the soft and the hard limit.
  */
 static void as_many_as_the_hard_limit_allows(void)
 {

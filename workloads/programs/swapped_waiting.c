@@ -192,8 +192,8 @@ static void passed_over(void)
 }
 
 /*
- * Lengths beyond the end of the memory, which the kernel accepts: memory that it neither reads nor
- * writes need not exist.
+ * Calls whose lengths reach beyond the end of the memory. The kernel accepts them, because only
+ * memory that it reads or writes must exist.
  */
 static void beyond_the_end(void)
 {

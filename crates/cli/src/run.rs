@@ -277,8 +277,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns whether an option other than `--swap` needs the launcher as the program's parent.
-    /// (`--swap` needs it only if the store is a back end.) If the address space is limited, the
+    /// Returns whether an option other than `--swap` needs the launcher as the program's parent;
+    /// `--swap` needs it only if the store is a back end. If the address space is limited, the
     /// launcher stays, too, to find out whether the program has loaded the library.
     fn needs_launcher(&self) -> bool {
         let reports = self.stats.is_some() || self.check.is_some() || self.trace.is_some();

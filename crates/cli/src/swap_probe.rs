@@ -26,8 +26,8 @@ enum ProbeResult {
     Fails(i32),
 }
 
-/// Argument instead of a mechanism's name: the probe measures a program's ordinary memory, under
-/// `usring run --swap`.
+/// Argument in place of a mechanism's name. With this argument, the probe measures a program's
+/// ordinary memory, under `usring run --swap`.
 const PROGRAM: &str = "program";
 
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -90,7 +90,8 @@ pub struct Operation {
     pub end: Option<Position>,
     /// Whether the call itself asked for durability: O_SYNC, O_DSYNC, RWF_SYNC or RWF_DSYNC.
     pub is_synchronous: bool,
-    /// How the program made the change's call, and in which process. Used for messages to the user.
+    /// How, and in which process, the program made the call that caused the change. Used for
+    /// messages to the user.
     pub origin: Origin,
 }
 

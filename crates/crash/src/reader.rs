@@ -111,8 +111,8 @@ impl Reader {
         node
     }
 
-    /// Makes a node for a new inode. A removed file may have had the same inode number, so the
-    /// number alone does not identify a file.
+    /// Makes a node for a new inode. A removed file may have had this inode's number, so the number
+    /// alone does not identify a file.
     fn new_node(&mut self, record: &Record<'_>) -> Node {
         let node = Node(self.next_node);
         self.next_node += 1;

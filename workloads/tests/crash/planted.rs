@@ -63,7 +63,7 @@ fn a_promise_before_fsync_is_found() {
 fn a_header_before_its_body_is_found() {
     for way in WAYS {
         let said = store("log", "header", way, &[]).found();
-        // The first failing state that the search finds may lack any record, or have it damaged.
+        // In the first failing state that the search finds, any record can be missing or damaged.
         assert!(said.contains("the check said: record "), "{said}");
         assert!(said.contains(" is missing") || said.contains(" is damaged"), "{said}");
     }

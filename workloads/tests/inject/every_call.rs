@@ -63,8 +63,8 @@ fn a_delay_holds_each_call_up() {
 fn a_signal_comes_with_each_call() {
     let results = results("call:!sync:signal=USR1:when=1");
     let (_, signals) = results.last().unwrap();
-    // Two of the lines stand for calls without a signal: the line of sync(2), and the line that
-    // counts the signals.
+    // All lines but two stand for a call that got a signal. The two are the line of sync(2), and
+    // the line that counts the signals.
     assert_eq!(signals.parse::<usize>().unwrap(), results.len() - 2);
 }
 

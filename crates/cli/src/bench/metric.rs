@@ -152,8 +152,8 @@ impl Metric {
         }
     }
 
-    /// Returns the quartiles of a median as a range. The table shows the median with its unit beside
-    /// the range. So the range has no unit if all three values have one unit.
+    /// Returns the quartiles of a median as a range. The table shows the median, with its unit,
+    /// beside the range. So the range has no unit if all three values have one unit.
     pub fn quartiles(self, median: f64, [low, high]: [f64; 2]) -> String {
         let [unit, of_low, of_high] = [median, low, high].map(|value| {
             let shown = self.show(value);

@@ -117,7 +117,8 @@ fn qcow2(layer: &Layer, is_read_only: bool) -> Value {
 }
 
 /// Returns the user's options of a node, in JSON or in QEMU's form with commas, with `node-name`
-/// set to [`NODE`]. In QEMU's form, the last of two options with one name counts.
+/// set to [`NODE`]. In QEMU's form the new option comes last, because the last of two options with
+/// one name counts.
 fn named(node: &str, is_read_only: bool) -> Result<String, String> {
     if !node.starts_with('{') {
         return Ok(format!("{node},node-name={NODE}{}", if is_read_only { ",read-only=on" } else { "" }));

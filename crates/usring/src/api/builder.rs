@@ -152,7 +152,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
     }
 
     /// Accepted without effect. The flag tells the kernel not to interrupt a thread of the program
-    /// for completions, and usring never does.
+    /// for completions, and usring never interrupts such a thread.
     pub fn setup_coop_taskrun(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_COOP_TASKRUN)
     }
