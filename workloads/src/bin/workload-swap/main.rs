@@ -16,7 +16,7 @@
 //! | `umap` | a pager built like LLNL's UMap ([`umap`]) |
 //! | `kernel-file`, `kernel-zram` | the kernel's swap, in a memory cgroup ([`kernel`]) |
 //! | `mapped-file` | the kernel: a mapped file, in a memory cgroup |
-//! | `first-touch` | the kernel: each fault is the first touch of a page, so its cost is the least |
+//! | `first-touch` | the kernel: each fault is the first touch of a page, so it costs least |
 
 mod kernel;
 mod memory;
