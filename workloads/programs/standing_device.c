@@ -19,7 +19,7 @@ enum { BLOCK = 4096, LIMIT = 30000 };
 static char *missing;
 static int faults;
 
-/* Returns whether this program may use userfaultfd(2), by which it sees the blocked thread. */
+/* Returns whether this program may use userfaultfd(2). If so, makes the missing page. */
 static int has_missing_page(void)
 {
 	faults = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);

@@ -396,7 +396,7 @@ static void children(void)
 {
 	/*
 	 * system(3) and popen(3) start the shell by a child that shares this process's memory.
-	 * Their strings are in swapped memory.
+	 * Here the strings that the shell gets are in swapped memory.
 	 */
 	char *command = (char *)place();
 	strcpy(command, "exit 7");

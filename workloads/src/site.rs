@@ -107,8 +107,8 @@ impl Entrance {
     }
 }
 
-/// Makes a ring. With `best` it has the setup that is fastest on the kernel: single issuer,
-/// deferred task work, registered with the thread.
+/// Makes a ring. With `best`, the ring has the setup that is fastest on the kernel: single issuer,
+/// deferred task work, and a descriptor that is registered with the thread.
 pub fn ring(entries: u32, best: bool) -> Result<(IoUring, Entrance), String> {
     let mut builder = IoUring::builder();
     if best {

@@ -15,7 +15,7 @@ use usring_device::Spec;
 
 /// Options of a SPEC that name a file or a socket.
 const PATHS: [&str; 2] = ["path", "socket"];
-/// Most symbolic links that the kernel follows in one path (`MAXSYMLINKS`).
+/// Maximum number of symbolic links that the kernel follows in one path (`MAXSYMLINKS`).
 const MOST_LINKS: u32 = 40;
 
 /// Fails if two devices, or a device and swapped memory, use one file or NBD export, because each

@@ -6,7 +6,7 @@ use crate::plan::{Choice, Plan, SurvivingSectors};
 use crate::tree::ROOT;
 use usring_sys::width;
 
-/// Most kept operations that an explanation lists.
+/// Maximum number of kept operations that an explanation lists.
 const MOST_KEPT: usize = 3;
 
 fn quoted(path: &str) -> String {

@@ -15,7 +15,7 @@ use usring::{IoUring, opcode, squeue, types};
 
 /// Bytes of a block.
 const BLOCK: usize = 128 * 1024;
-/// Most blocks in flight.
+/// Maximum number of blocks in flight.
 const DEPTH: usize = 32;
 
 /// The buffer of one block in flight, and its progress.

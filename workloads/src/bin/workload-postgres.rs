@@ -161,8 +161,8 @@ impl Server {
             let children = children_of(postmaster);
             let running: u64 = children.iter().map(|child| ticks(*child, &[11, 12])).sum();
             let ended = ticks(postmaster, &[11, 12, 13, 14]);
-            // When a child ends, its time moves to the postmaster. So if the children have changed
-            // meanwhile, the times must be read again.
+            // When a child ends, its processor time is added to that of the postmaster. So if the
+            // list of children has changed meanwhile, all times must be read again.
             if children_of(postmaster) == children {
                 break running + ended;
             }

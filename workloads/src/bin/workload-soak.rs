@@ -26,7 +26,8 @@ use workloads::sockets;
 
 /// Timeout for an answer, and for the server's exit.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Most bytes that a client of the kind `Stall` or `StallAndReset` sends before it reads.
+/// Maximum number of bytes that a client of the kind `Stall` or `StallAndReset` sends before it
+/// reads.
 const STALL: usize = 1 << 20;
 /// Growth of the server's memory that the test allows. It is the sum of this number of KiB and one
 /// `ALLOWED_GROWTH_PARTS`th of the memory.

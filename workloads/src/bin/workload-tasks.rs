@@ -26,7 +26,7 @@ use workloads::options::{self, Declared, Options, option};
 use workloads::site::Site;
 
 /// The upper half of a message's user_data has the message's kind. The lower half has the sender
-/// and the number of the request.
+/// and the request's number.
 const REQUEST: u64 = 1 << 32;
 const ANSWER: u64 = 2 << 32;
 const END: u64 = 3 << 32;

@@ -2,7 +2,7 @@
 
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// Most bytes of memory that an idle ring of 256 entries may take.
+/// Maximum memory, in bytes, that an idle ring of 256 entries may take.
 const LIMIT: i64 = 256 * 1024;
 
 /// Returns three costs of a ring in bytes: its proportional set size, its resident set size, and

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use usring_check::format::CopiedStack;
 
-/// Most callers that are found in one stack.
+/// Maximum number of callers that are found in one stack.
 const MOST_CALLERS: usize = 24;
 
 /// A program or library that a process has mapped.

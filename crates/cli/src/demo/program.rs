@@ -190,7 +190,7 @@ impl Program {
     }
 }
 
-/// Returns the content of a block. Every word depends on the block and on its offset.
+/// Returns the content of a block. Each word depends on the block and on the word's offset.
 fn contents(block: u64) -> [u64; WORDS] {
     std::array::from_fn(|word| (block << 16 | word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }

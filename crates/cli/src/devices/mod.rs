@@ -30,7 +30,7 @@ use usring_vhost_user::VhostUser;
 
 /// Smallest block size of a device, in bytes.
 const BLOCK: u64 = 512;
-/// Most devices of a run.
+/// Maximum number of devices of a run.
 const MOST: usize = policies::ROOM;
 
 /// A `PATH=SPEC` of the command line.

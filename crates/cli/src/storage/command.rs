@@ -19,10 +19,11 @@ const USUAL_QUEUES: u32 = 32;
 /// With `reconnect=on`, the daemon's requests wait this long for an NBD server that has gone: ten
 /// years, so practically without a limit.
 const WAIT_FOR_SERVER_SECONDS: u32 = 10 * 365 * 24 * 3600;
-/// Time that the daemon of an `nbd` device has to end after [`super::process::QUIT`]. The time is
+/// Time limit for the end of an `nbd` device's daemon after [`super::process::QUIT`]. The limit is
 /// short, because this daemon caches no data.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
-/// Time that a daemon whose format caches data has to end after [`super::process::QUIT`].
+/// Time limit for the end of any other device's daemon after [`super::process::QUIT`]. Such a
+/// daemon may cache data, which it must write before it ends.
 const STOP_LIMIT_WITH_CACHE: Duration = Duration::from_secs(30);
 
 /// A QEMU block node, and the way in which the storage daemon has to serve it.

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Beginning of the folders' names. Six random characters follow.
 const PREFIX: &str = "storage-";
-/// Most attempts to make a folder. An attempt fails if another run removes the new folder before
-/// this run has locked it.
+/// Maximum number of attempts to make a folder. An attempt fails if another run removes the new
+/// folder before this run has locked it.
 const MOST_ATTEMPTS: u32 = 8;
 
 /// A folder that only this user can enter. It is removed when this value is dropped.

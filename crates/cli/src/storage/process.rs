@@ -27,10 +27,10 @@ const CHECK_MS: u16 = 10;
 const END_LIMIT: Duration = Duration::from_secs(1);
 /// Longest line of the daemon's output that is kept in one piece, in bytes.
 const LONGEST_LINE: usize = 4096;
-/// Most lines of the daemon's output, the last ones, in the message about a failed start.
+/// The message about a failed start has at most this many of the last lines of the daemon's output.
 const MOST_LINES: usize = 4;
-/// Most reads of the daemon's standard error after its end. Its pipe then holds at most 64 KiB,
-/// unless another process that the daemon started continues to write to it.
+/// Maximum number of reads from the pipe of the daemon's standard error after the daemon has ended.
+/// The pipe then holds at most 64 KiB, unless a process that the daemon started still writes to it.
 const MOST_LAST_READS: usize = 64;
 /// Signals that the daemon blocks. A service manager sends them to each process of a service, but
 /// the program's last writes still need the daemon.

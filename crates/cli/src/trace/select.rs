@@ -51,8 +51,8 @@ fn parse_span(text: &str) -> Result<u64, String> {
 }
 
 impl Filters {
-    /// Returns whether a request meets the conditions of all options that were given. `name`: the
-    /// path of the request's file, if the trace has it.
+    /// Returns whether a request meets the conditions of all options that the user has set. `name`:
+    /// the path of the request's file, if the trace has it.
     pub fn meets(&self, request: &Request, process: &Process, name: Option<&str>) -> bool {
         let first = &request.first;
         let is_on = |number: i32| {

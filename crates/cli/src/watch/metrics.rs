@@ -75,9 +75,9 @@ fn labels(id: u32, name: &str) -> String {
 
 /// Longest time that a client may take to send its request, and for each write of the answer.
 const CLIENT_LIMIT: Duration = Duration::from_secs(5);
-/// Most bytes of a request's head.
+/// Maximum size of a request's head in bytes.
 const MOST_HEAD: usize = 8 << 10;
-/// Most clients at a time. Further ones get no answer.
+/// Maximum number of clients at a time. Further clients get no answer.
 const MOST_CLIENTS: usize = 16;
 /// Pause after a failed accept(2), for example when no descriptor is free.
 const PAUSE: Duration = Duration::from_millis(100);

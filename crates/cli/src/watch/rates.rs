@@ -121,8 +121,8 @@ fn of_process_rows(before: &Sample, after: &Sample, process: &Process) -> Option
     // If the earlier sample lacks this statistics file, the file's counts may be older than the
     // interval, so they are left out.
     let Some(known) = before.readings.get(file) else { return Some((rings.len(), empty())) };
-    // If the process began within the interval, its rings have counted from 0. The earlier sample
-    // may have rings of another process with the same id.
+    // If the process began within the interval, its rings have counted from 0. Rings with its
+    // process id in the earlier sample are then another process's, and are ignored.
     let is_old = earlier(before, process).is_some();
     let rows = rings.iter().fold(empty(), |sum, ring| {
         let is_same = |known: &&RingCounts| is_old && (known.block, known.process) == (ring.block, ring.process);

@@ -126,7 +126,7 @@ fn sample(files: &mut Files, options: &Options) -> Result<Sample, Failure> {
     Ok(Sample { at: Instant::now(), processes, readings: files.read() })
 }
 
-/// Most keys that are read at a time.
+/// Maximum number of keys that are read at a time.
 const MOST_KEYS: usize = 64;
 
 /// Waits for an interval, or until the user presses `q`. Returns whether the user has pressed it.

@@ -23,7 +23,7 @@ use usring_sys::userfault::{FaultEvent, FaultReport, UserFault};
 const EVICTION_START_PERCENT: usize = 90;
 const EVICTION_END_PERCENT: usize = 70;
 
-/// Most faults that one read(2) of the userfaultfd returns.
+/// Maximum number of faults that one read(2) of the userfaultfd returns.
 const MOST_FAULTS_PER_READ: usize = 64;
 
 /// A block of memory, aligned for direct I/O.
