@@ -1,5 +1,5 @@
-//! Kernel AIO for cases: its system calls, a context, and the ring of events that the kernel maps
-//! for the context.
+//! Kernel AIO for cases: wrappers of its system calls, an AIO context, and the event ring that the
+//! kernel maps into the program's memory for each context.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,14 +20,14 @@ pub fn setup(requests: u32, place: *mut u64) -> i32 {
 
 /// Calls io_destroy(2), and returns its result or a negative errno.
 pub fn destroy(context: u64) -> i32 {
-    // SAFETY: the call accesses no memory but the context's.
+    // SAFETY: the kernel frees only the context's own memory, which nothing uses after this call.
     unsafe { syscalls::call(libc::SYS_io_destroy, [context as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
 /// Calls io_submit(2), and returns its result or a negative errno.
 pub fn submit(context: u64, count: i64, list: *const *mut Iocb) -> i32 {
-    // SAFETY: the kernel checks the pointers. Each case keeps the memory that its iocbs name alive
-    // until they complete.
+    // SAFETY: the kernel checks the pointers. The iocbs name further memory, which each case keeps
+    // alive until the iocbs complete.
     unsafe { syscalls::call(libc::SYS_io_submit, [context as usize, count as usize, list as usize, 0, 0, 0]) as i32 }
 }
 
@@ -75,8 +75,8 @@ impl Context {
         submit(self.0, list.len() as i64, list.as_mut_ptr())
     }
 
-    /// Waits up to half a minute for `least` events and returns them. A shorter list means that the
-    /// time ran out.
+    /// Waits up to 30 seconds for `least` events and returns them. If the time runs out, the list
+    /// has fewer events.
     pub fn wait(&self, least: usize) -> Vec<IoEvent> {
         self.get(least as i64, 64, Duration::from_secs(30)).unwrap_or_default()
     }
@@ -93,12 +93,12 @@ impl Context {
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: the context's ring is mapped at the context's address until the context is
-        // destroyed. Kernel and program access its words as atomics.
+        // SAFETY: the kernel maps the context's ring at this address until the context is
+        // destroyed. The kernel and the program access the ring's words as atomics.
         unsafe { &*((self.0 as usize + offset) as *const AtomicU32) }
     }
 
-    /// Reads the header of the context's ring of events.
+    /// Reads the header of the context's event ring.
     pub fn header(&self) -> AioRing {
         let word = |index: usize| self.word(4 * index).load(Ordering::Acquire);
         AioRing {
@@ -125,15 +125,16 @@ impl Context {
         self.word(0).store(id, Ordering::Release);
     }
 
-    /// Takes the next event from the ring in memory, without a system call. `None` if the ring is
-    /// empty.
+    /// Takes the next event from the event ring in memory, without a system call. Returns `None` if
+    /// the event ring is empty.
     pub fn reap(&self) -> Option<IoEvent> {
         let header = self.header();
         if header.head == header.tail {
             return None;
         }
         let event = self.0 as usize + header.header_length as usize + 32 * header.head as usize;
-        // SAFETY: the event lies before the tail that was read above, so the kernel has written it.
+        // SAFETY: the event lies before the ring's tail, which was read above. So the kernel has
+        // written the event.
         let event = unsafe { (event as *const IoEvent).read_volatile() };
         self.set_head((header.head + 1) % header.nr);
         Some(event)
@@ -181,7 +182,8 @@ pub fn poll(file: &OwnedFd, events: i16, data: u64) -> Iocb {
     Iocb { aio_buf: u64::from(events as u16), ..iocb(aio::IOCB_CMD_POLL, file.as_raw_fd(), data) }
 }
 
-/// Prints events sorted by their data. Results that are errors appear as names.
+/// Prints events, sorted by the `data` that their iocbs have chosen. An errno as a result is
+/// printed by its name.
 pub fn events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     events.sort_by_key(|event| event.data);
     for event in &events {
@@ -192,8 +194,8 @@ pub fn events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     }
 }
 
-/// Prints the events of poll requests. The output leaves out the bits for kinds of data (POLLRDNORM
-/// and the like): the kernel reports them although the request did not ask for them.
+/// Prints the events of poll requests. The output leaves out POLLRDNORM, POLLWRNORM and the like:
+/// the kernel reports these bits although the request did not ask for them.
 pub fn poll_events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     const KINDS: i64 = 0x40 | 0x80 | 0x100 | 0x200;
     events.sort_by_key(|event| event.data);

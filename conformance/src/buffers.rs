@@ -39,8 +39,8 @@ impl Group {
 
     pub fn add_at(&mut self, address: u64, length: u32, identifier: u16) {
         let index = usize::from(self.tail & self.mask);
-        // SAFETY: the index is masked, so the entry is in the ring. The write leaves out the last
-        // two bytes of the entry, because in the first entry they are the ring's tail.
+        // SAFETY: the index is masked, so the entry is in the ring. The write leaves out the
+        // entry's last two bytes: in the first entry of the ring, they are the ring's tail.
         unsafe {
             let entry = self.entries.add(index * 16);
             entry.cast::<u64>().write_volatile(address);
@@ -65,15 +65,16 @@ impl Group {
         String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
     }
 
-    /// Returns the entry `slot` of the buffer ring as text: how far the entry's address has moved
-    /// within its buffer, and how many bytes of the buffer are left.
+    /// Describes the entry `slot` of the buffer ring: the distance from the beginning of its buffer
+    /// to the entry's address, and the number of bytes that are left.
     pub fn state(&self, slot: u16) -> String {
         // SAFETY: `slot` is the index of an entry of the ring.
         let (address, length) = unsafe {
             let entry = self.entries.add(usize::from(slot) * 16);
             (entry.cast::<u64>().read_volatile(), entry.add(8).cast::<u32>().read_volatile())
         };
-        // An entry to which no buffer was added has an address outside of this group's pages.
+        // The subtraction fails for an entry to which no buffer was added: the entry's address is
+        // below this group's pages.
         match address.checked_sub(self.buffers.at(usize::from(slot) * SIZE as usize)) {
             Some(distance) => format!("at {distance} left {length}"),
             None => format!("elsewhere left {length}"),
@@ -94,14 +95,14 @@ pub fn register(ring: &Ring, registration: &u::io_uring_buf_reg) -> i32 {
     ring.register(reg::PBUF_RING, &raw const *registration, 1)
 }
 
-/// Registers a buffer ring in `memory` with the id `group`.
+/// Registers a buffer ring with `entries` entries in `memory`, under the group id `group`.
 pub fn group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
     assert_eq!(register(ring, &registration(memory.at(0), entries, group, 0)), 0);
     Group::new(memory.address, entries as u16)
 }
 
-/// Registers a buffer ring in `memory` with the id `group` and IOU_PBUF_RING_INC: a receive
-/// consumes only the bytes of a buffer that it fills.
+/// Registers a buffer ring in `memory` under the group id `group`, with the flag IOU_PBUF_RING_INC:
+/// a receive consumes only those bytes of a buffer that it fills.
 pub fn incremental_group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
     assert_eq!(register(ring, &registration(memory.at(0), entries, group, 2)), 0);
     Group::new(memory.address, entries as u16)

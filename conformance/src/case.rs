@@ -1,6 +1,6 @@
 //! Cases. A case is a function that checks one behaviour: it makes system calls and prints their
-//! results. The macro `case!` below the function registers the case and has its transcript, the
-//! expected output on Linux 6.18.
+//! results. The macro `case!` stands below the function and registers it as a case. The macro also
+//! has the case's transcript: the expected output on Linux 6.18.
 //!
 //! Each line of the output begins with the case's name. The transcript leaves that name out. A
 //! transcript has one of three forms, which `conformance record` chooses:
@@ -26,29 +26,30 @@ use crate::transcript::Transcript;
 pub static CASES: [Case];
 
 pub struct Case {
-    /// Path of the case's module. The path's component below `cases` names the case's group.
+    /// Path of the case's Rust module. Its component after `cases` is the name of the case's group.
     pub module: &'static str,
-    /// The name of the case's function, followed by the name after `as`, if `case!` has one. The
-    /// last of these names is the case's name.
+    /// The name of the case's function. If `case!` has a name after `as`, that name is the second
+    /// element. The last element is the case's name.
     pub identifiers: &'static [&'static str],
     /// Path of the source file, relative to the workspace's root.
     pub file: &'static str,
     pub line: u32,
     pub run: fn(&mut Transcript),
-    /// The expected output on Linux 6.18, as written in the source: with its indentation.
+    /// The expected output on Linux 6.18. The text is as in the source, with its indentation.
     pub kernel: &'static str,
     pub difference: Option<Difference>,
 }
 
 /// An intended difference between usring and the kernel.
 pub struct Difference {
-    /// The expected output on usring, as written in the source: with its indentation.
+    /// The expected output on usring. The text is as in the source, with its indentation.
     pub usring: &'static str,
     pub reason: &'static str,
 }
 
-/// Registers the function `run` as a case with its transcript; the head of `case.rs` has the forms.
-/// A name after `as` is the case's name, in place of the function's name.
+/// Registers the function `run` as a case with its transcript. The head of `case.rs` lists the
+/// forms of a transcript. If there is a name after `as`, it replaces the function's name as the
+/// case's name.
 macro_rules! case {
     ($run:ident $(as $name:ident)? => $kernel:expr $(, usring => $usring:expr, because $reason:expr)?) => {
         const _: () = {
@@ -90,8 +91,8 @@ impl Case {
     }
 
     fn sorted(mut cases: Vec<&'static Case>) -> Vec<&'static Case> {
-        // The sort computes each key once, because `group` searches in the path of the module. In a
-        // debug build that search takes longer than most cases run.
+        // The sort computes each key once: `group` searches in the module's path, and in a debug
+        // build that search takes longer than most cases run.
         cases.sort_by_cached_key(|case| (case.group(), case.file, case.line));
         cases
     }
@@ -119,8 +120,8 @@ impl Case {
         format!("{}.{}", self.group(), self.behaviour())
     }
 
-    /// Returns the expected output on usring (`usring` is true) or on the kernel, as written in the
-    /// source: with its indentation.
+    /// Returns the expected output on usring if `usring` is true, and otherwise that on the kernel.
+    /// The text is as in the source, with its indentation.
     pub fn expected(&self, usring: bool) -> &'static str {
         match &self.difference {
             Some(difference) if usring => difference.usring,
@@ -128,16 +129,16 @@ impl Case {
         }
     }
 
-    /// Returns the output that usring (`usring` is true) or the kernel must produce. Each line
-    /// begins with the case's name.
+    /// Returns the output that usring must produce if `usring` is true, and otherwise that of the
+    /// kernel. Each line begins with the case's name.
     pub fn transcript(&self, usring: bool) -> String {
         let name = self.name();
         lines(self.expected(usring)).map(|line| format!("{name}: {line}\n")).collect()
     }
 }
 
-/// Splits the text of a transcript, a string literal in the source of a case, into lines. If the
-/// text begins with a line break, removes an indentation of four columns from each line.
+/// Splits a transcript into lines. `text` is the string literal from the case's source. If it
+/// begins with a line break, each line loses its indentation of four columns.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     let block = text.starts_with('\n');
     let lines = text.lines().skip(usize::from(block));

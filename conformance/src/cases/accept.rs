@@ -1,5 +1,4 @@
-//! ACCEPT of one connection: how it waits, the new descriptor, the peer's address, and its other
-//! results.
+//! ACCEPT of one connection: its wait, the new descriptor, the peer's address, and errors.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

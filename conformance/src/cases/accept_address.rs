@@ -1,5 +1,5 @@
-//! The peer address that ACCEPT writes to the program's memory, and memory to which ACCEPT cannot
-//! write.
+//! ACCEPT writes the peer's address to the program's memory. These cases also pass memory to which
+//! ACCEPT cannot write.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -38,8 +38,8 @@ fn peer_address(t: &mut Transcript) {
         taken(t, &entry);
         let room = std::hint::black_box(room);
         shown(t, &room, &net::address_of(client.as_raw_fd()));
-        // The next ACCEPT waits for its connection. The unix client has no name, so its address is
-        // only the family.
+        // The next ACCEPT is submitted before its client connects. In the unix family the client's
+        // socket has no name, so its address consists of the address family alone.
         let room = Address::room(128);
         ring.push(net::accept_from(listener.as_raw_fd(), &room, 2));
         ring.submit();
@@ -66,8 +66,8 @@ case!(peer_address as peer => "
     length 2, whole true, the client's true
 ");
 
-/// A peer address that is longer than the program's buffer is truncated. The length word gets the
-/// full length of the address.
+/// ACCEPT truncates a peer address that is longer than the program's buffer. It writes the full
+/// length of the address to the program's length word.
 fn peer_address_cut(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -78,9 +78,9 @@ fn peer_address_cut(t: &mut Transcript) {
             let entry = ring.one(net::accept_from(listener.as_raw_fd(), &room, 1));
             drop(taken(t, &entry));
             let room = std::hint::black_box(room);
-            // The address buffer was filled with a pattern. If the peer's address ends in a byte of
-            // that pattern, the byte looks unwritten. So the written bytes are compared with the
-            // peer's address.
+            // The address buffer was filled with a pattern, to show how many bytes ACCEPT writes.
+            // An address may itself end in a byte of that pattern, which would look unwritten. So
+            // the case compares the written bytes with the peer's address.
             let peer = net::address_of(client.as_raw_fd());
             let kept = (length as usize).min(peer.length as usize);
             let same = room.bytes[..kept] == peer.bytes[..kept];
@@ -91,8 +91,8 @@ fn peer_address_cut(t: &mut Transcript) {
 }
 case!(peer_address_cut as cut => include_str!("accept_address/cut.txt"));
 
-/// If ACCEPT cannot write the peer's address, the connection is lost: ACCEPT has already taken it
-/// from the listener's queue.
+/// If ACCEPT cannot write the peer's address, the connection is lost: ACCEPT has taken the
+/// connection from the listener's queue before the write.
 fn peer_address_wrong(t: &mut Transcript) {
     let before = files::open_numbers_after_a_ring();
     let mut ring = Ring::new(4);
@@ -117,13 +117,14 @@ fn peer_address_wrong(t: &mut Transcript) {
             let entry =
                 ring.one(net::accept(listener.as_raw_fd(), 1).with(|sqe| (sqe.addr, sqe.off) = (at, length_at)));
             t.say(format_args!("{family:?} {name}: {}", crate::names::outcome(i64::from(entry.res))));
-            // SAFETY: the descriptor is new, if the request succeeded, and nothing else owns it.
+            // SAFETY: if the request has succeeded, the descriptor is new, and nothing else owns
+            // it.
             drop((entry.res >= 0).then(|| unsafe { OwnedFd::from_raw_fd(entry.res) }));
             let left = is_ready(&listener);
             t.say(format_args!("still queued {left}"));
             if left {
-                // SAFETY: the call asks for no address. This function owns the new descriptor and
-                // closes it.
+                // SAFETY: accept(2) gets no address pointer. This function owns the new descriptor
+                // and closes it.
                 unsafe { libc::close(libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut())) };
             }
             drop(client);
@@ -153,8 +154,8 @@ case!(peer_address_wrong_while_waiting as wrong_while_waiting => "
     the client reads Ok(0)
 ");
 
-/// While an ACCEPT waits for a connection, the program may change the address length. The kernel
-/// reads the length when the connection is there.
+/// While an ACCEPT waits for a connection, the program may change the length of its address buffer.
+/// The kernel reads that length only when a connection arrives.
 fn length_is_read_late(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
@@ -162,7 +163,8 @@ fn length_is_read_late(t: &mut Transcript) {
     ring.push(net::accept_from(listener.as_raw_fd(), &room, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // SAFETY: the word belongs to this case. The request reads it only when a connection arrives.
+    // SAFETY: the length word belongs to this case. The ACCEPT reads it only when a connection
+    // arrives.
     unsafe { (&raw mut room.length).write_volatile(8) };
     let _client = net::connected(Family::V4, &address);
     for entry in ring.wait(1) {

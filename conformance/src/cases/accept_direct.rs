@@ -1,4 +1,5 @@
-//! ACCEPT into direct descriptors, of one connection and as a multishot.
+//! ACCEPT that puts connections into slots of the registered files (direct descriptors). Some cases
+//! accept one connection, others use a multishot.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -19,7 +20,7 @@ fn into(slot: u32, fd: &OwnedFd, user_data: u64) -> Sqe {
     net::accept(fd.as_raw_fd(), user_data).with(|sqe| sqe.file_index = slot)
 }
 
-/// Returns whether a byte that the client sends arrives at the socket in slot `slot` of the
+/// Sends a byte from `client`. Returns whether the byte arrives at the socket in slot `slot` of the
 /// registered files.
 fn reaches(ring: &mut Ring, client: &OwnedFd, slot: i32) -> bool {
     let mut byte = [0u8; 1];
@@ -49,7 +50,7 @@ case!(into_slot => "
     data true true
 ");
 
-/// ACCEPT into a slot that already has a file closes that file.
+/// An ACCEPT into an occupied slot closes the slot's old file.
 fn replaces(t: &mut Transcript) {
     let mut ring = sparse(1);
     let (listener, address) = net::listener(Family::V4);
@@ -85,8 +86,8 @@ case!(allocates => "
     cqe 4: 0
 ");
 
-/// If no slot is free, ACCEPT gets -ENFILE and the connection is lost. The flag SOCK_NONEMPTY of
-/// the CQE says whether the listener's queue holds another connection.
+/// If no slot is free, ACCEPT gets -ENFILE and the connection is lost. The CQE has the flag
+/// SOCK_NONEMPTY if another connection is in the listener's queue.
 fn table_full_and_more(t: &mut Transcript) {
     let mut ring = sparse(1);
     let (listener, address) = net::listener(Family::V4);
@@ -231,7 +232,8 @@ case!(peer_address_wrong => "
     cqe 2: 0
 ");
 
-/// ACCEPT into a slot uses up no descriptor number: the program's lowest free number stays free.
+/// ACCEPT into a slot uses no descriptor number: afterwards the program's lowest free number is
+/// unchanged.
 fn uses_no_number(t: &mut Transcript) {
     let mut ring = sparse(2);
     let (listener, address) = net::listener(Family::V4);
@@ -411,8 +413,8 @@ case!(many_table_unregistered as multishot_table_unregistered => "
     cqe 1: -ENFILE
 ");
 
-/// An ACCEPT that lets the kernel choose the slot gets only slots of the registered allocation
-/// range. A full range ends the multishot with -ENFILE.
+/// If the kernel chooses an ACCEPT's slot, it chooses only from the registered allocation range.
+/// Once the range is full, the multishot ends with -ENFILE.
 fn many_range(t: &mut Transcript) {
     let mut ring = sparse(6);
     let (listener, address) = net::listener(Family::V4);

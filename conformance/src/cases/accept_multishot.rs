@@ -1,4 +1,4 @@
-//! Multishot ACCEPT: one completion per connection, until the request ends.
+//! Multishot ACCEPT: one CQE per connection, until the request ends.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -83,8 +83,9 @@ fn one_by_one(t: &mut Transcript) {
 }
 case!(one_by_one => include_str!("accept_multishot/one_by_one.txt"));
 
-/// A multishot accepts all connections that arrive between two calls of enter. (SOCK_NONEMPTY is
-/// not printed, because it depends on how many connections are queued when the ring accepts one.)
+/// Several connections arrive before the program enters the kernel. The multishot accepts all of
+/// them. SOCK_NONEMPTY is not printed: it depends on how many connections are queued at each
+/// accept.
 fn bursts(t: &mut Transcript) {
     let setup = ring::DEFER;
     for family in FAMILIES {
@@ -123,8 +124,8 @@ case!(flags => "
     it is close-on-exec non-blocking\x20
 ");
 
-/// A multishot with DONTWAIT ends when the listener's queue is empty. A multishot with POLL_FIRST
-/// keeps waiting.
+/// A multishot with the flag DONTWAIT ends once the listener's queue is empty. A multishot with the
+/// flag POLL_FIRST goes on waiting for connections.
 fn with_other_flags(t: &mut Transcript) {
     for (other, ends) in [(u::IORING_ACCEPT_DONTWAIT, 1), (u::IORING_ACCEPT_POLL_FIRST, 0)] {
         for queued in [0, 2] {
@@ -165,8 +166,8 @@ case!(with_other_flags => "
     cqe 1: ok MORE
 ");
 
-/// The kernel writes all peers' addresses of a multishot to the same memory, which then holds the
-/// last peer's address.
+/// A multishot writes each peer's address over the previous peer's address. At the end the memory
+/// holds the last peer's address.
 fn peer_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in [Family::V4, Family::V6] {
@@ -204,7 +205,7 @@ case!(peer_address => "
 ");
 
 /// If the kernel cannot write the peer's address, the first connection is lost and the multishot
-/// ends with -EFAULT. A later connection stays queued.
+/// ends with -EFAULT. A second connection stays in the listener's queue.
 fn peer_address_wrong(t: &mut Transcript) {
     let before = files::open_numbers_after_a_ring();
     let mut ring = Ring::new(4);

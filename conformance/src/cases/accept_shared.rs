@@ -1,5 +1,5 @@
-//! A listener on which other threads and processes accept, too, by blocking accept4(2) calls. The
-//! ring accepts the connections that it can get, and the blocking calls never block the ring.
+//! A listener on which a ring and other threads or processes accept connections. In some cases the
+//! others use rings, too; in the rest they call accept(2), which must never block the ring.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::transcript::Transcript;
 
 const ROUNDS: usize = 200;
 
-/// Longest time that the ring may take to submit and reap. A longer time means that the ring's
-/// accept has blocked. The case offers the next connection only after the current one is served, so
-/// no later connection would end the block.
+/// Most time that the ring may take to submit a NOP and reap. If it takes longer, the ring's ACCEPT
+/// has blocked. No later connection could end such a block, because the case makes the next
+/// connection only after the current one is served.
 const LONGEST_TURN: Duration = Duration::from_secs(30);
 
-/// Offers connections, one after another, to a ring and to a rival: a thread or process that
-/// accepts by blocking calls on the same listener. The acceptor of a connection sends a byte. The
-/// rival never blocks the ring, which completes a NOP after each connection.
+/// Makes connections, one after another, to a listener. Two acceptors compete for each: a ring, and
+/// a rival that calls accept(2) in another thread or process. The acceptor of a connection sends a
+/// byte. The ring completes NOPs meanwhile, which shows that the rival does not block it.
 fn contest(t: &mut Transcript, listener: &OwnedFd, address: &Address) {
     let mut ring = Ring::new(8);
     let mut armed = false;
@@ -56,10 +56,10 @@ fn contest(t: &mut Transcript, listener: &OwnedFd, address: &Address) {
     t.say(format_args!("held up {}", longest > LONGEST_TURN));
 }
 
-/// Accepts connections by blocking calls until the listener is shut down.
+/// Accepts connections by calls of accept(2) until the listener is shut down. Sends a byte on each.
 fn rival(listener: i32) {
     loop {
-        // SAFETY: no address is asked for. This function owns the descriptor.
+        // SAFETY: accept(2) gets no address pointer. This function owns the new descriptor.
         let fd = unsafe { libc::accept(listener, std::ptr::null_mut(), std::ptr::null_mut()) };
         if fd < 0 {
             return;
@@ -80,7 +80,7 @@ fn other_process(t: &mut Transcript) {
         0
     });
     contest(t, &listener, &address);
-    // SAFETY: the call touches no memory. The shutdown ends the rival's accept.
+    // SAFETY: shutdown(2) touches no memory. It ends the rival's accept(2).
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(crate::process::ending(child));
 }
@@ -95,7 +95,7 @@ fn other_thread(t: &mut Transcript) {
     let number = listener.as_raw_fd();
     let thread = std::thread::spawn(move || rival(number));
     contest(t, &listener, &address);
-    // SAFETY: the call touches no memory. The shutdown ends the rival's accept.
+    // SAFETY: shutdown(2) touches no memory. It ends the rival's accept(2).
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(format_args!("ended {}", thread.join().is_ok()));
 }
@@ -105,8 +105,8 @@ case!(other_thread => "
     ended true
 ");
 
-/// A child process accepts from the same listener by blocking calls. The ring's multishot accepts
-/// the other connections and is never blocked.
+/// A child process calls accept(2) on the listener of the ring's multishot. The multishot accepts
+/// the connections that the child does not get, and the child never blocks the ring.
 fn multishot_and_other_process(t: &mut Transcript) {
     let (listener, address) = net::listener(Family::V4);
     let number = listener.as_raw_fd();
@@ -137,7 +137,8 @@ fn multishot_and_other_process(t: &mut Transcript) {
     }
     t.say(format_args!("served {served} of {ROUNDS}"));
     t.say(format_args!("held up {}", longest > LONGEST_TURN));
-    // SAFETY: the call touches no memory. The shutdown ends every accept.
+    // SAFETY: shutdown(2) touches no memory. It ends the child's accept(2) and the ring's
+    // multishot.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(crate::process::ending(child));
     let last = ring.wait(1);
@@ -150,7 +151,8 @@ case!(multishot_and_other_process => "
     cqe 1: -EINVAL
 ");
 
-/// Serves connections until the listener is shut down. Returns their number.
+/// Accepts connections by a multishot of a ring of its own, and sends a byte on each. Returns the
+/// number of connections, once the listener is shut down.
 fn serve(listener: i32) -> usize {
     let mut ring = Ring::new(8);
     let mut count = 0;
@@ -169,8 +171,8 @@ fn serve(listener: i32) -> usize {
     }
 }
 
-/// Connects, one client after another, and waits for a greeting each time. Stops at the first
-/// greeting that does not arrive, and returns the number of greetings.
+/// Makes connections one after another, and waits on each for the acceptor's byte. Stops at the
+/// first connection without a byte. Returns the number of bytes.
 fn visit(address: &Address) -> usize {
     (0..ROUNDS)
         .take_while(|_| {
@@ -182,14 +184,14 @@ fn visit(address: &Address) -> usize {
         .count()
 }
 
-/// Three threads each have a ring with a multishot on one listener. One of the rings accepts each
-/// connection without a long wait.
+/// Three threads each have a ring with a multishot on one listener. Each connection is accepted
+/// soon by one of the three rings.
 fn several_rings(t: &mut Transcript) {
     let (listener, address) = net::listener(Family::V4);
     let number = listener.as_raw_fd();
     let threads: Vec<_> = (0..3).map(|_| std::thread::spawn(move || serve(number))).collect();
     t.say(format_args!("greeted {}", visit(&address)));
-    // SAFETY: the call touches no memory. The shutdown ends every accept.
+    // SAFETY: shutdown(2) touches no memory. It ends the multishots of all rings.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     let served: usize = threads.into_iter().map(|thread| thread.join().unwrap_or(0)).sum();
     t.say(format_args!("served {served}"));
@@ -211,7 +213,7 @@ fn several_processes_with_rings(t: &mut Transcript) {
         })
         .collect();
     t.say(format_args!("greeted {}", visit(&address)));
-    // SAFETY: the call touches no memory. The shutdown ends every accept.
+    // SAFETY: shutdown(2) touches no memory. It ends the multishots of all rings.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     for child in children {
         t.say(crate::process::ending(child));

@@ -60,8 +60,8 @@ case!(file_wrong => "
     cqe 5: 0
 ");
 
-/// If `addr` is not zero, FADVISE takes its length from `addr` (since Linux 6.10). If `addr` is
-/// zero, the length is in `len`.
+/// FADVISE takes the length of the file's range from the SQE field `addr` (since Linux 6.10). If
+/// `addr` is zero, it takes the length from the field `len`.
 fn file_long_range(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = files::Scratch::new();

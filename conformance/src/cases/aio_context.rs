@@ -1,4 +1,4 @@
-//! io_setup and io_destroy, and the event ring at the context's address.
+//! io_setup and io_destroy, and the event ring that the kernel maps at the address of each context.
 
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
@@ -148,8 +148,8 @@ case!(several_contexts => "
     event 9: 7 0
 ");
 
-/// io_setup gives the lowest free context id to the next context. An io_setup that fails uses up no
-/// id.
+/// io_setup numbers contexts: a new context gets the lowest free number. An io_setup that fails
+/// uses no number.
 fn ids_are_used_again(t: &mut Transcript) {
     let (first, second) = (Context::new(8), Context::new(8));
     t.say(format_args!("ids {} and {}", first.header().id, second.header().id));
@@ -169,7 +169,8 @@ fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").expect("a list of mappings").lines().count()
 }
 
-/// io_setup frees the context if it cannot write the context's address to the program's memory.
+/// io_setup has to write the new context's address to the program's memory. If it cannot, it frees
+/// the context, so the failed calls leave no mappings.
 fn failed_setup_leaves_no_mapping(t: &mut Transcript) {
     drop(Context::new(8));
     let pages = Pages::new(1);
@@ -182,7 +183,7 @@ fn failed_setup_leaves_no_mapping(t: &mut Transcript) {
 }
 case!(failed_setup_leaves_no_mapping => "more than 10 new mappings: false");
 
-/// Events appear in the ring's memory without any call by the program.
+/// The kernel adds events to the event ring in memory without a system call by the program.
 fn events_in_memory(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"content");
@@ -240,7 +241,7 @@ fn ring_wraps(t: &mut Transcript) {
         if context.submit(&mut iocbs) != batch as i32 {
             wrong += 1;
         }
-        // Every second round takes the events by io_getevents, the other rounds from the ring's
+        // Even rounds take the events by io_getevents. Odd rounds take them from the event ring in
         // memory.
         let mut events = if round % 2 == 0 { context.wait(batch as usize) } else { Vec::new() };
         while round % 2 == 1 && events.len() < batch as usize {
@@ -254,8 +255,8 @@ fn ring_wraps(t: &mut Transcript) {
 }
 case!(ring_wraps => "wrong: 0");
 
-/// An event that the program has not taken occupies a slot of the context's ring. So io_submit gets
-/// EAGAIN once all slots are used.
+/// An event occupies a slot of the context's event ring until the program takes the event. Once all
+/// slots are occupied, io_submit gets EAGAIN.
 fn no_room(t: &mut Transcript) {
     let context = Context::new(1);
     let file = files::memory_file(b"content");
@@ -270,7 +271,8 @@ fn no_room(t: &mut Transcript) {
         taken += 1;
     };
     t.result("one too many", refused);
-    // The kernel reserves slots for each processor, so fewer requests than slots fit.
+    // The kernel reserves some slots for each processor. So the program can submit fewer requests
+    // than the ring has slots.
     t.say(format_args!("fewer than slots: {}, most of them: {}", taken < slots, taken > slots / 2));
     t.say(format_args!(
         "all there: {}",
@@ -296,7 +298,8 @@ fn scribbled_head(t: &mut Transcript) {
     let file = files::memory_file(b"content");
     let slots = context.header().nr;
     let mut buffer = [0; 3];
-    // If the head is beyond the ring's end, the kernel uses it modulo the ring's size.
+    // If the program stores a head beyond the ring's end, the kernel reduces it modulo the number
+    // of slots.
     context.set_head(slots * 5);
     t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 1)]));
     aio::events(t, context.wait(1));
@@ -473,8 +476,8 @@ case!(exit_with_requests_out => "
     exit 7
 ");
 
-/// Submitted writes reach the file, even if the submitting program then exits, calls execve(2) or
-/// is killed.
+/// Submitted writes reach the file, even if the submitting process ends right after io_submit by
+/// exit, execve(2) or SIGKILL.
 fn submitted_writes_complete_after_process_end(t: &mut Transcript) {
     const WRITES: usize = 64;
     const LENGTH: usize = 1 << 16;
@@ -495,7 +498,8 @@ fn submitted_writes_complete_after_process_end(t: &mut Transcript) {
                 }
                 std::mem::forget(context);
                 match end {
-                    // SAFETY: the path is a C string, and there are no arguments.
+                    // SAFETY: the path and the program's name are C strings, and a null pointer
+                    // ends the arguments.
                     "exec" => unsafe { libc::execl(c"/bin/true".as_ptr(), c"true".as_ptr(), null_mut::<i8>()) },
                     // SAFETY: the call sends a signal to this process.
                     "kill" => unsafe { libc::kill(libc::getpid(), libc::SIGKILL) },
@@ -517,16 +521,17 @@ case!(submitted_writes_complete_after_process_end => "
     direct, kill: signal 9, 64 written
 ");
 
-/// io_submit can sleep in the middle of its batch. Here it reads the bytes to write from a page
-/// that this process supplies only later (userfaultfd). Meanwhile other threads can use the
-/// context, and the later iocbs of the batch do not start.
+/// io_submit can sleep in the middle of its batch. Here its first write reads from a page that this
+/// process supplies only later (userfaultfd). During the sleep, other threads can use the context,
+/// and the later iocbs of the batch have not started.
 fn sleeping_submit_delays_no_other_thread(t: &mut Transcript) {
     let Some(page) = MissingPage::new() else {
         return t.say("the system has no userfaultfd for us");
     };
     let context = Context::new(8);
     let (file, other) = (files::memory_file(b"some content"), files::memory_file(b"some content"));
-    // SAFETY: once supplied, the page stays mapped as long as `page` lives.
+    // SAFETY: the page stays mapped as long as `page` lives. Only io_submit reads the slice, and it
+    // waits until the page is supplied.
     let missing = unsafe { std::slice::from_raw_parts(page.address() as *const u8, 4) };
     let mut behind = [0; 12];
     let number = file.as_raw_fd();

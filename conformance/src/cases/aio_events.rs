@@ -70,7 +70,7 @@ fn unusual_timeouts(t: &mut Transcript) {
         timed(|| aio::get(context.0, 1, 1, &mut event, &Timespec { tv_sec: 0, tv_nsec: 1_020_000_000 }));
     t.result("nanoseconds beyond a second", answer);
     t.between("time", waited, 1020, 30_000);
-    // A negative timeout means that the wait has no limit.
+    // With a negative timeout, io_getevents waits without a limit.
     for (name, limit) in [
         ("negative seconds", Timespec { tv_sec: -1, tv_nsec: 0 }),
         ("negative nanoseconds", Timespec { tv_sec: 0, tv_nsec: -1 }),
@@ -109,8 +109,8 @@ fn reads(context: &Context, count: u64, t: &mut Transcript) -> std::os::fd::Owne
     let buffer = Box::leak(Box::new([0; 4]));
     let mut iocbs: Vec<_> = (1..=count).map(|data| aio::read(file.as_raw_fd(), buffer, 0, data)).collect();
     t.result("submit", context.submit(&mut iocbs));
-    // The kernel promises neither when nor in which order the reads complete, so the case waits
-    // until all have completed.
+    // The kernel guarantees neither the moments nor the order in which the reads complete. So the
+    // case waits until all reads have completed.
     time::until(|| u64::from(context.header().tail) == count);
     file
 }
@@ -177,7 +177,8 @@ fn bad_memory(t: &mut Transcript) {
     t.result("nowhere", aio::get(context.0, 1, 1, null_mut(), &AT_ONCE));
     let pages = Pages::new(2);
     pages.forbid_last();
-    // SAFETY: the first page has room for one event at its end, before the unmapped second page.
+    // SAFETY: the address is 32 bytes before the end of the first page, so one event fits. The
+    // second page is made inaccessible on purpose.
     let end = unsafe { pages.address.add(4096 - 32) }.cast::<IoEvent>();
     t.result("room for one of three", aio::get(context.0, 3, 3, end, &AT_ONCE));
     t.say(format_args!("head {}", context.header().head));
@@ -200,8 +201,8 @@ extern "C" fn hear(_: i32) {
     HEARD.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Installs a handler for SIGUSR1, and starts a thread that sends SIGUSR1 to the calling thread
-/// once the calling thread sleeps.
+/// Installs a handler for SIGUSR1, and starts a thread that waits until the calling thread sleeps.
+/// The new thread then sends SIGUSR1 to the calling thread.
 fn signal_soon(flags: i32) -> std::thread::JoinHandle<()> {
     HEARD.store(0, Ordering::SeqCst);
     let mut action: libc::sigaction = crate::memory::zeroed();
@@ -216,7 +217,8 @@ fn signal_soon(flags: i32) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         time::until_asleep(number);
         time::long_enough_to_notice();
-        // SAFETY: the target thread lives until this thread is joined.
+        // SAFETY: the target thread joins this thread, so the target thread is alive during the
+        // call.
         unsafe { libc::pthread_kill(target as libc::pthread_t, libc::SIGUSR1) };
     })
 }
@@ -300,13 +302,13 @@ case!(mask_refused => "
     nowhere = -EFAULT
 ");
 
-/// A blocked signal is pending. io_pgetevents unblocks it by its mask, so the signal is delivered
-/// and ends the call.
+/// SIGUSR1 is blocked and pending. io_pgetevents unblocks SIGUSR1 by its signal mask, so the signal
+/// is delivered and ends the call.
 fn mask_unblocks_a_signal(t: &mut Transcript) {
     let context = Context::new(8);
     drop(signal_soon(0).join());
     let mut blocked: libc::sigset_t = crate::memory::zeroed();
-    // SAFETY: the set is a variable of this function, and the signal has a handler.
+    // SAFETY: the signal set is a variable of this function, and SIGUSR1 has a handler.
     unsafe {
         libc::sigaddset(&mut blocked, libc::SIGUSR1);
         libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, null_mut());
@@ -351,8 +353,8 @@ case!(two_waiters => "
     waiter = 1
 ");
 
-/// io_getevents may wait for more events than the ring has slots, because other threads submit
-/// meanwhile.
+/// io_getevents can wait for more events than the event ring has slots. Other threads submit
+/// requests during the wait.
 fn more_than_there_are_slots(t: &mut Transcript) {
     let context = Context::new(1);
     let (address, slots) = (context.0, context.header().nr as usize);
@@ -571,14 +573,14 @@ case!(cancel_bad_pointers => "
     nowhere, of no context = -EFAULT
 ");
 
-/// A completed request no longer holds its eventfd. So once the program has closed the eventfd, an
-/// epoll set that contains the eventfd no longer reports it.
+/// A completed request no longer keeps its eventfd open. So once the program closes the eventfd,
+/// the kernel removes it from the epoll set that contained it.
 fn eventfd_that_is_closed(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"some content");
     let eventfd = files::eventfd(0);
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
-    // SAFETY: the descriptor is new, and nothing else owns it.
+    // SAFETY: the epoll set's descriptor is new, and nothing else owns it.
     let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
     // SAFETY: the event is read within the call.
     unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, eventfd.as_raw_fd(), &mut event) };
@@ -586,7 +588,7 @@ fn eventfd_that_is_closed(t: &mut Transcript) {
         Iocb { aio_flags: IOCB_FLAG_RESFD, aio_resfd: eventfd.as_raw_fd() as u32, ..aio::sync(file.as_raw_fd(), 1) };
     t.result("sync", context.submit(&mut [signals_eventfd]));
     aio::events(t, context.wait(1));
-    // SAFETY: the call gets one event, a variable of this function.
+    // SAFETY: epoll_wait(2) writes at most one event, a variable of this function.
     let mut readable = || unsafe { libc::epoll_wait(set.as_raw_fd(), &mut event, 1, 0) };
     t.say(format_args!("readable: {}", time::until(|| readable() == 1)));
     drop(eventfd);

@@ -1,4 +1,5 @@
-//! mremap(2) of a context's ring: the context's id is the ring's new address.
+//! The program moves a context's event ring by mremap(2). From then on, the ring's new address is
+//! the context's id.
 
 use std::os::fd::AsRawFd;
 
@@ -9,7 +10,7 @@ use crate::memory::{PAGE, Pages};
 use crate::transcript::Transcript;
 use crate::{files, process, time};
 
-/// Moves a context's ring to an address that the case owns. From then on that address is the
+/// Moves a context's event ring to the address `to`, which the case owns. From then on, `to` is the
 /// context's id.
 fn move_to(context: &mut Context, to: u64) {
     let header = context.header();
@@ -22,7 +23,7 @@ fn move_to(context: &mut Context, to: u64) {
     context.0 = to;
 }
 
-/// Returns an unused address with room for a ring.
+/// Returns an unused address at which there is room for an event ring.
 fn room() -> u64 {
     let pages = Pages::new(8);
     let address = pages.at(0);
@@ -66,7 +67,7 @@ fn several_times(t: &mut Transcript) {
         t.result("the old address", events_of(old));
         read_one(t, &context, "submit");
     }
-    // The ring moves twice without a call on the context in between.
+    // The event ring moves twice before the next call on the context.
     for _ in 0..2 {
         move_to(&mut context, room());
     }
@@ -109,7 +110,7 @@ fn destroyed_at_its_new_address(t: &mut Transcript) {
     t.result("destroy", aio::destroy(new));
     t.result("again", aio::destroy(new));
     t.result("the old address", aio::destroy(old));
-    // SAFETY: the result is one byte, a temporary of this call.
+    // SAFETY: mincore(2) writes one byte for one page, to a temporary of this expression.
     let mapped = unsafe { libc::mincore(new as *mut _, PAGE, &mut 0u8) };
     t.say(format_args!("still mapped: {}", mapped == 0));
     std::mem::forget(context);
@@ -139,11 +140,11 @@ case!(cancelled_at_its_new_address => "
     event 3: -
 ");
 
-/// A copy of the ring's memory at another address is not a context.
+/// A copy of the event ring's memory is no context: calls reject the copy's address as an id.
 fn a_copy_is_no_context(t: &mut Transcript) {
     let context = Context::new(8);
     let mut copy = Pages::new(1);
-    // SAFETY: a context's ring has at least a page.
+    // SAFETY: the event ring is mapped at the context's id, and has at least one page.
     let ring = unsafe { std::slice::from_raw_parts(context.0 as *const u8, PAGE) };
     copy.bytes().copy_from_slice(ring);
     t.result("a copy", events_of(copy.at(0)));

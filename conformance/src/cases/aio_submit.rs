@@ -55,8 +55,8 @@ case!(read_and_write => "
     position 0
 ");
 
-/// A write through the page cache completes before io_submit reads the next iocb. So a later read
-/// of the same call sees the written bytes.
+/// io_submit completes a write through the page cache before it reads the next iocb. So a read
+/// behind the write in one batch sees the written bytes.
 fn read_behind_write(t: &mut Transcript) {
     let context = Context::new(8);
     let scratch = files::Scratch::new();
@@ -151,9 +151,10 @@ fn eventfd(t: &mut Transcript) {
         count > 0
     });
     t.say(format_args!("signalled {count}"));
-    // The kernel puts the event into the context's ring before it signals the eventfd.
+    // The kernel adds the event to the event ring before it signals the eventfd.
     t.say(format_args!("an event is there: {}", context.reap().is_some()));
-    // A waiting request keeps its eventfd open after the program has closed it.
+    // The case closes this eventfd while the poll request still waits. The request keeps the
+    // eventfd open.
     t.result("poll", context.submit(&mut [with(aio::poll(&reader, libc::POLLPRI, 4), &other)]));
 }
 case!(eventfd => "
@@ -307,7 +308,8 @@ case!(direct => "
     event 3: 0 0
 ");
 
-/// O_TMPFILE opens a file through the path of its directory. AIO requests work on that file.
+/// AIO requests work on a file that was opened with O_TMPFILE. The open names only a directory, so
+/// the file has no name.
 fn file_without_a_name(t: &mut Transcript) {
     // SAFETY: the path is a C string.
     let file = unsafe { libc::open(c"/var/tmp".as_ptr(), libc::O_RDWR | libc::O_TMPFILE | libc::O_CLOEXEC, 0o600) };
@@ -367,7 +369,7 @@ case!(nonblocking_streams => "
     event 3: -EAGAIN 0
 ");
 
-/// O_NONBLOCK has no effect on a regular file: a read waits for the disk.
+/// O_NONBLOCK has no effect on a regular file: a read of uncached data waits for the disk.
 fn nonblocking_file_that_is_not_cached(t: &mut Transcript) {
     let context = Context::new(8);
     let scratch = files::Scratch::new();
@@ -386,7 +388,8 @@ case!(nonblocking_file_that_is_not_cached => "
     event 1: 4096 0
 ");
 
-/// Several threads submit while another thread takes the events: each event arrives once.
+/// Several threads submit requests while another thread takes the events. Each event arrives
+/// exactly once.
 fn threads(t: &mut Transcript) {
     const EACH: u64 = 500;
     let context = Context::new(512);
@@ -403,8 +406,9 @@ fn threads(t: &mut Transcript) {
                         std::thread::yield_now();
                     }
                     if index % 7 == 0 {
-                        // The file is in the page cache, so each read completes before its buffer
-                        // is freed.
+                        // Other threads may run now. The thread may nevertheless free `buffer`
+                        // soon: the file is in the page cache, so each read completes within
+                        // io_submit.
                         std::thread::yield_now();
                     }
                 }

@@ -1,5 +1,5 @@
-//! SETXATTR, GETXATTR and their variants on descriptors. File systems differ in their answers, so
-//! the cases compare each request's result with the result of the system call.
+//! SETXATTR, GETXATTR and their variants on descriptors. The answers depend on the file system. So
+//! the cases compare each request's result with the result of the corresponding system call.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -219,7 +219,7 @@ fn bad_files(t: &mut Transcript) {
     let mut room = [0; 4];
     t.entry(&ring.one(set(-1, NAME, b"value", 0, 1)));
     t.entry(&ring.one(get(-1, NAME, &mut room, 2)));
-    // If the name is empty and the descriptor is bad, the request gets the error for the name.
+    // Here the name is empty and the descriptor is bad. The request gets the error for the name.
     t.entry(&ring.one(set(-1, c"", b"value", 0, 3)));
     t.entry(&ring.one(get(-1, c"", &mut room, 4)));
 }

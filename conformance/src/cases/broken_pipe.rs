@@ -1,6 +1,6 @@
-//! Writes to a pipe or socket that no process can read any more. The result is EPIPE. The kernel
-//! raises SIGPIPE if the submitting thread makes the write, but not if a worker or an SQ thread
-//! makes it.
+//! Writes to a pipe or socket whose reading end is closed. The result is EPIPE. If the submitting
+//! thread makes the write, the kernel also raises SIGPIPE. If a worker or an SQ thread makes it,
+//! the kernel raises no signal.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,7 +27,7 @@ fn catch() {
     handle(libc::SIGPIPE, caught, libc::SA_RESTART);
 }
 
-/// Prints how many SIGPIPEs the handler has counted since the last call of this function.
+/// Prints the number of SIGPIPEs that the handler has counted since this function was last called.
 fn signals(t: &mut Transcript) {
     t.say(format_args!("signals {}", CAUGHT.swap(0, Ordering::SeqCst)));
 }
@@ -37,7 +37,7 @@ fn show(t: &mut Transcript, entries: &[Entry]) {
     signals(t);
 }
 
-/// Returns pipes and sockets that no process can read any more: a name and the writing end of each.
+/// Returns pipes and sockets whose reading end is closed: for each, a name and the writing end.
 fn broken() -> Vec<(&'static str, OwnedFd)> {
     let (pipe_reader, pipe) = files::pipe();
     let (peer, stream) = files::sockets();
@@ -89,8 +89,8 @@ fn each_write(t: &mut Transcript, end: &OwnedFd, flags: u8) {
     }
 }
 
-/// Returns writing ends whose buffers are full: a name, the writing end and the reading end of
-/// each.
+/// Returns pipes and sockets whose buffers are full: for each, a name, the reading end and the
+/// writing end.
 fn full() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
     let (pipe_reader, pipe) = files::pipe();
     let (peer, stream) = files::sockets();
@@ -188,8 +188,8 @@ case!(forced_async_waits => "
     signals 0
 ");
 
-/// If the reader closes after part of a write, that write returns the number of written bytes. The
-/// next write gets -EPIPE.
+/// The reader closes its end after it has taken a part of a write. That write returns the number of
+/// written bytes, and the next write gets -EPIPE.
 fn reader_closes_after_a_part(t: &mut Transcript) {
     catch();
     let (reader, writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! Classic provided buffers: PROVIDE_BUFFERS, REMOVE_BUFFERS, and BUFFER_SELECT on reads.
+//! Classic provided buffers: PROVIDE_BUFFERS, REMOVE_BUFFERS, and reads with BUFFER_SELECT.
 
 use std::os::fd::AsRawFd;
 
@@ -25,7 +25,7 @@ fn removing(count: i32, group: u16, user_data: u64) -> Sqe {
     sqe(opcode::REMOVE_BUFFERS, count, user_data).with(|sqe| sqe.buf_index = group)
 }
 
-/// Returns a read that selects a buffer of `group`.
+/// Returns a read of `fd` that selects a buffer of the group `group`.
 pub fn select(fd: i32, length: u32, group: u16, user_data: u64) -> Sqe {
     read_at(fd, 0, length, 0, user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
         sqe.buf_index = group;
@@ -74,7 +74,7 @@ fn used_up(t: &mut Transcript) {
     for user_data in 2..=4 {
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, user_data)));
     }
-    // A group whose buffers are all used up still exists.
+    // A group continues to exist after all its buffers are used up.
     t.entry(&ring.one(provide(&pages, 1, 1, 5, 5)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 6)));
 }
@@ -230,8 +230,8 @@ case!(identifiers_wrap => "
     cqe 4: 1 BUFFER(65535)
 ");
 
-/// The request's length limits the bytes that are read into the selected buffer. A length of zero
-/// means the whole buffer.
+/// The request's length limits how many bytes the read puts into the selected buffer. With length
+/// zero, the limit is the buffer's own length.
 fn length_is_a_cap(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(1);
@@ -249,8 +249,9 @@ case!(length_is_a_cap => "
     cqe 1000: 16 BUFFER(3)
 ");
 
-/// The manual (io_uring_provide_buffers) says that a buffer is selected when data is there. The
-/// kernel differs: it selects the buffer at the first attempt, and a waiting read keeps it.
+/// The manual page io_uring_provide_buffers(3) says that the kernel selects a buffer when data is
+/// there. Linux differs: it selects the buffer at the first attempt, and a waiting read keeps that
+/// buffer.
 fn waiting_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut pages = Pages::new(1);
@@ -275,8 +276,8 @@ case!(waiting_read => "
     first........... second..........
 ");
 
-/// A waiting read holds its buffer from the first attempt on. If the read is cancelled, its CQE
-/// names that buffer, which counts as used.
+/// A waiting read owns its buffer from the first attempt on. If the read is cancelled, its CQE
+/// names that buffer. The buffer does not return to the group.
 fn cancelled_read_uses_buffer_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(1);
@@ -304,8 +305,8 @@ fn end_of_file(t: &mut Transcript) {
     drop(writer);
     t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 2)));
-    // The next read finds no buffer: the previous read, at the end of the file, has used up the
-    // only one.
+    // The previous read was at the end of the file and has nevertheless used up the only buffer. So
+    // the next read finds no buffer.
     let (reader, _writer) = filled(b"x");
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 3)));
 }
@@ -320,8 +321,8 @@ fn error_uses_buffer_up(t: &mut Transcript) {
     let pages = Pages::new(1);
     let (_reader, writer) = files::pipe();
     t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
-    // Before the kernel selects a buffer, it checks that the descriptor is open. After the
-    // selection, it checks that the file can be read.
+    // The kernel checks whether the descriptor is open before it selects a buffer. It checks
+    // whether the file can be read only after the selection.
     t.entry(&ring.one(select(writer.as_raw_fd(), SIZE, 1, 2)));
     t.entry(&ring.one(select(-1, SIZE, 1, 3)));
     let root = std::fs::File::open("/").expect("/");
@@ -337,8 +338,8 @@ case!(error_uses_buffer_up => "
     cqe 5: -ENOBUFS
 ");
 
-/// PROVIDE_BUFFERS accepts an address that cannot be accessed. The read that selects the buffer
-/// gets -EFAULT.
+/// PROVIDE_BUFFERS accepts an address at which no memory is accessible. A read that selects the
+/// buffer at that address gets -EFAULT.
 fn bad_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(2);
@@ -368,7 +369,7 @@ case!(linked_provide => "
     cqe 2: 1 BUFFER(7)
 ");
 
-/// READV with BUFFER_SELECT accepts one vector only, whose length limits the read.
+/// READV with BUFFER_SELECT accepts exactly one vector. The vector's length limits the read.
 fn readv(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut pages = Pages::new(1);
@@ -459,7 +460,7 @@ case!(forced_async => "
     cqe 3: 1
 ");
 
-/// Buffers are selected in the order in which they were provided.
+/// Reads select the buffers in the order in which the program has provided them.
 fn buffers_in_order(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let pages = Pages::new(1);
@@ -479,8 +480,8 @@ case!(buffers_in_order => "
     cqe 6: 1 BUFFER(21)
 ");
 
-/// A request with a bad descriptor uses up no buffer, whether its group has classic buffers, a
-/// buffer ring or an incremental buffer ring.
+/// A request with a bad descriptor uses up no buffer. The three groups of this case have classic
+/// buffers, a buffer ring, and an incremental buffer ring.
 fn no_file_uses_nothing_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let buffers = Pages::new(1);

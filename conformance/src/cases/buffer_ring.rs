@@ -1,4 +1,5 @@
-//! Ring-provided buffers: a ring that the program fills, in its own memory or in the kernel's.
+//! Buffer rings: provided buffers that the program puts into a ring. The memory of that ring
+//! belongs to the program or to the kernel.
 
 use std::os::fd::AsRawFd;
 
@@ -46,7 +47,7 @@ fn empty(t: &mut Transcript) {
     group.add(0, SIZE, 10);
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, 2)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, 3)));
-    // A read from an empty group gets -ENOBUFS at once, although the pipe has no data.
+    // A read that selects from an empty group gets -ENOBUFS at once: it does not wait for data.
     let (idle, _other) = files::pipe();
     t.entry(&ring.one(select(idle.as_raw_fd(), 1, 3, 4)));
 }
@@ -118,8 +119,8 @@ fn mapped_several(t: &mut Transcript) {
         group.add(0, SIZE, number);
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, number, u64::from(number))));
     }
-    // A buffer ring in the program's own memory cannot be mapped by mmap(2) of the ring's
-    // descriptor.
+    // mmap(2) of the io_uring's descriptor can map only buffer rings in the kernel's memory. This
+    // buffer ring lies in the program's memory.
     let memory = Pages::new(1);
     t.result("own memory", register(&ring, &registration(memory.at(0), 4, 7, 0)));
     t.outcome("map", map_group(&ring, 7, 64));
@@ -281,7 +282,7 @@ case!(status => "
     null = -EINVAL
 ");
 
-/// Classic buffers and a buffer ring cannot have the same group id.
+/// A group id that classic buffers use cannot become that of a buffer ring, nor the reverse.
 fn with_first_generation(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (memory, buffers) = (Pages::new(1), Pages::new(1));
@@ -321,7 +322,8 @@ fn waiting_read(t: &mut Transcript) {
     ring.push(select(reader.as_raw_fd(), SIZE, 3, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // A read that waits has returned its buffer to the group, so another read can use that buffer.
+    // The first read waits and has returned its buffer to the group. So this read can use that
+    // buffer.
     let (other, _writer) = filled(b"first");
     t.entry(&ring.one(select(other.as_raw_fd(), SIZE, 3, 2)));
     group.add(1, SIZE, 11);
@@ -431,7 +433,7 @@ case!(incremental => "
     abcdefghijklmnop qrstuv..........
 ");
 
-/// Registers an incremental buffer ring in `memory` and adds two buffers.
+/// Registers an incremental buffer ring in `memory` and adds two buffers to it.
 fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
     let mut group = incremental_group_of(ring, memory, 4, 3);
     group.add(0, SIZE, 10);
@@ -439,8 +441,9 @@ fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
     group
 }
 
-/// When bytes of a buffer are consumed, the kernel changes the buffer's entry in the ring's memory.
-/// It reduces the length and, unless the whole buffer is consumed, advances the address.
+/// When a read consumes bytes of a buffer, the kernel changes the buffer's entry in the buffer
+/// ring. It reduces the entry's length. Unless the whole buffer is consumed, it also advances the
+/// entry's address.
 fn incremental_entry(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -450,7 +453,7 @@ fn incremental_entry(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), length, 3, user_data)));
         t.say(format_args!("{}, {}", group.state(0), group.state(1)));
     }
-    // A request with length 0 asks for all that is left of the buffer.
+    // A request with length 0 asks for the whole rest of the buffer.
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 3, 4)));
     t.say(format_args!("{}, {}", group.state(0), group.state(1)));
 }
@@ -465,7 +468,8 @@ case!(incremental_entry => "
     at 6 left 0, at 10 left 6
 ");
 
-/// A read of a regular file consumes the requested length of the buffer at once.
+/// A read of a regular file consumes its whole requested length of the buffer, even if it reads
+/// fewer bytes.
 fn incremental_from_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -488,7 +492,7 @@ case!(incremental_from_file => "
     at 14 left 0, at 0 left 16
 ");
 
-/// A read that fails or reads 0 bytes consumes nothing of the buffer.
+/// A read that fails, or reads 0 bytes, consumes nothing of its buffer.
 fn incremental_nothing_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -507,8 +511,8 @@ case!(incremental_nothing_read => "
     at 0 left 16
 ");
 
-/// A waiting read has consumed nothing of the buffer yet. If two reads wait, the read that
-/// completes second continues in the buffer where the first ended.
+/// A read that waits has consumed nothing of its buffer. A second read completes first and fills
+/// the beginning of the buffer. The first read then continues behind these bytes.
 fn incremental_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);

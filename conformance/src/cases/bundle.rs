@@ -1,4 +1,4 @@
-//! Bundles: one SEND or RECV over as many provided buffers as it needs.
+//! Bundles: one SEND or RECV request uses as many provided buffers as it needs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -37,7 +37,7 @@ fn ring_of(memory: &Pages, buffers: u16) -> (Ring, Group) {
     (ring, group)
 }
 
-/// Prints the buffer group's head: the number of buffers consumed so far.
+/// Prints the head of the buffer ring: the number of buffers that requests have consumed so far.
 fn head(t: &mut Transcript, ring: &Ring) {
     let mut status: u::io_uring_buf_status = crate::memory::zeroed();
     status.buf_group = u32::from(GROUP);
@@ -240,7 +240,7 @@ fn receive_multishot_ends(t: &mut Transcript) {
     ring.submit();
     files::put(&writer, &[b'x'; 16]);
     t.in_order(&ring.wait(1));
-    // The completion that uses the last buffer of the group ends the multishot.
+    // The next CQE uses the last buffer of the group. After that, the multishot ends.
     files::put(&writer, &[b'x'; 32]);
     t.in_order(&ring.wait(1));
     head(t, &ring);
@@ -327,9 +327,9 @@ case!(no_buffers => "
     cqe 3: -EINVAL
 ");
 
-/// With BUNDLE, a send or receive that names an unregistered group gets -ENOENT. A receive without
-/// BUNDLE gets -ENOBUFS. If the descriptor is bad or its file is no socket, the request gets the
-/// errno for that instead.
+/// The requests name an unregistered buffer group. With BUNDLE, a send or receive gets -ENOENT.
+/// Without BUNDLE, a receive gets -ENOBUFS. An errno for a bad descriptor or for a file that is no
+/// socket takes precedence.
 fn no_group(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -378,8 +378,8 @@ fn entries(t: &mut Transcript, group: &Group) {
     t.say(format_args!("entries {}", (0..4).map(|slot| group.state(slot)).collect::<Vec<_>>().join(", ")));
 }
 
-/// A receive does not change the entries that the program wrote to the buffer ring, even if it
-/// fills only a part of a buffer.
+/// The program has written the entries of the buffer ring. A receive does not change them, even if
+/// it fills only a part of a buffer.
 fn receive_leaves_entries(t: &mut Transcript) {
     for many in [0, MANY] {
         let memory = Pages::new(1);
@@ -426,8 +426,8 @@ case!(receive_multishot_bit_by_bit => "
     cqe 1: 1 MORE|BUF_MORE|BUFFER(0)
 ");
 
-/// With MSG_TRUNC, TCP discards the data instead of copying it. The receive still consumes the
-/// buffers that the data would have filled.
+/// With MSG_TRUNC, TCP discards the received data and copies nothing. The receive nevertheless
+/// consumes the buffers that the data would have filled.
 fn receive_discards_with_trunc(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(16);
@@ -443,7 +443,8 @@ case!(receive_discards_with_trunc => "
     head 0
 ");
 
-/// A bundle also consumes the buffers of length 0 that lie among the others.
+/// A bundle also consumes a buffer of length 0, if the buffer lies between buffers that the bundle
+/// uses.
 fn empty_buffers(t: &mut Transcript) {
     for (opcode, wanted) in [(opcode::SEND, 0), (opcode::RECV, 0), (opcode::RECV, 20), (opcode::RECV, 32)] {
         for lengths in [[8, 0, 8, 8], [8, 8, 0, 8], [8, 0, 0, 8], [0, 8, 8, 8]] {

@@ -1,6 +1,6 @@
-//! Bundles that need more than one attempt. If an attempt finds no data, the next attempt fills at
-//! most the buffers that the group had at the first of the two. A message that does not fit into
-//! the buffers fails the bundle.
+//! Bundles that need more than one attempt. If an attempt finds no data, it has nevertheless
+//! counted the buffers in the group: the next attempt fills at most that number. A bundle fails if
+//! a message does not fit into its buffers.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::ring::{self, Ring};
 use crate::sqe::{Change, nop};
 use crate::transcript::Transcript;
 
-/// Prints completions until `bytes` bytes have arrived or the multishot has ended. Returns whether
-/// the multishot goes on.
+/// Prints CQEs until `bytes` bytes have arrived or the multishot has ended. Returns whether the
+/// multishot goes on.
 fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
     loop {
         let entries = ring.wait(1);
@@ -30,9 +30,8 @@ fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
 }
 
 /// At its first attempt a receive sees `buffers` buffers in its group, finds no data, and waits.
-/// Then the group gets three more buffers, and data arrives. The next completion fills at most the
-/// buffers that the first attempt saw. The number of these buffers also decides whether that
-/// completion is the last.
+/// Then the group gets three more buffers, and data arrives. The next CQE covers at most `buffers`
+/// buffers. That number also decides whether this CQE is the multishot's last.
 fn first_empties_group(t: &mut Transcript) {
     for is_incremental in [false, true] {
         let make = if is_incremental { incremental_group_of } else { group_of };
@@ -66,9 +65,9 @@ fn first_empties_group(t: &mut Transcript) {
 }
 case!(first_empties_group => include_str!("bundle_attempts/first_empties_group.txt"));
 
-/// After a multishot has received its length of 32 bytes, it does not try again before more data
-/// comes. By then the group has new buffers, so the multishot goes on. `waits`: whether the first
-/// data comes after the submission.
+/// A multishot with length 32 has received 32 bytes. It makes no further attempt until more data
+/// comes. By then the group has new buffers, so the multishot goes on. `waits`: the first data
+/// comes only after the submission.
 fn waits_after_its_length(t: &mut Transcript) {
     for (kind, waits) in
         [libc::SOCK_STREAM, libc::SOCK_DGRAM].into_iter().flat_map(|kind| [(kind, false), (kind, true)])
@@ -114,8 +113,8 @@ case!(waits_after_its_length => "
     cqe 1: 5 MORE|BUFFER(2)
 ");
 
-/// With MSG_WAITALL, a truncated message breaks the chain of linked requests although it fills all
-/// buffers.
+/// With MSG_WAITALL, a receive of a truncated message breaks its chain of links, although the
+/// message has filled all buffers.
 fn cut_message_breaks_chain(t: &mut Transcript) {
     for kind in [libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for length in [16, 40, 64, 0] {

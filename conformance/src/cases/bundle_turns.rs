@@ -1,4 +1,4 @@
-//! How multishot receives of several sockets take turns in posting completions.
+//! Multishot receives on several sockets: how many CQEs each posts before it is another's turn.
 
 use usring_uapi::io_uring as u;
 
@@ -10,8 +10,8 @@ use crate::ring::{self, Ring};
 use crate::sqe::Change;
 use crate::transcript::Transcript;
 
-/// Two sockets are full of data, and each has a multishot. After a limit of bytes or completions
-/// the kernel switches to the other socket.
+/// Two sockets are full of data, and each has a multishot. The kernel lets one multishot post CQEs
+/// up to a limit of bytes or CQEs, and then switches to the other multishot.
 fn two_sockets(t: &mut Transcript) {
     let rows = [(true, 32, 600), (true, 1, 40), (true, 20, 300), (true, 0, 600), (false, 0, 600), (false, 5, 200)];
     for (bundle, length, amount) in rows {

@@ -1,4 +1,4 @@
-//! ASYNC_CANCEL: every key by which it finds requests, and its results.
+//! ASYNC_CANCEL: its results, and every key by which it finds requests.
 
 use std::os::fd::AsRawFd;
 
@@ -124,7 +124,8 @@ fn all_of_user_data(t: &mut Transcript) {
     ring.push(timeout(&LONG, 0, 0, 1));
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 5));
     ring.submit();
-    // One cancel finds requests of every kind. Its result is the number of requests that it found.
+    // With the flag ALL, one cancel finds requests of every kind. Its result is the number of
+    // requests that it found.
     ring.push(cancel(1, ALL, 2));
     ring.submit();
     t.sorted(&ring.wait(4));
@@ -189,9 +190,9 @@ case!(by_descriptor_all => "
     cqe 6: 0
 ");
 
-/// Cancels by descriptor under a seccomp filter that denies kcmp(2), as containers do by default.
-/// The files are of kinds that share one inode, such as eventfds, so the inode cannot tell them
-/// apart.
+/// Cancels by descriptor under a seccomp filter that denies kcmp(2), as container runtimes do by
+/// default. All files are of kinds that share one inode, such as eventfds. So a comparison of
+/// inodes cannot distinguish them.
 fn by_descriptor_in_a_sandbox(t: &mut Transcript) {
     crate::process::deny(libc::SYS_kcmp);
     let mut ring = Ring::new(8);
@@ -215,11 +216,11 @@ case!(by_descriptor_in_a_sandbox => "
     cqe 5: 1
 ");
 
-/// A cancel by descriptor compares open files, not numbers:
+/// A cancel by descriptor compares open files, not descriptor numbers:
 ///
-/// - It finds the request by any number of the same open file.
-/// - It does not find the request by the original number once the program has made that number a
-///   descriptor of another file.
+/// - It finds the request by any descriptor of the request's open file.
+/// - The program may make the original number a descriptor of another file. That number then no
+///   longer finds the request.
 fn descriptor_means_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -227,7 +228,7 @@ fn descriptor_means_file(t: &mut Transcript) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
     ring.submit();
     let second = reader.try_clone().expect("a duplicate");
-    // SAFETY: this case owns both descriptors. The call makes the first number a descriptor of the
+    // SAFETY: this case owns both descriptors. dup2(2) makes the first number a descriptor of the
     // other pipe.
     unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
     t.entry(&ring.one(on_fd(reader.as_raw_fd(), 0, 2)));
@@ -241,8 +242,8 @@ case!(descriptor_means_file => "
     cqe 3: 0
 ");
 
-/// A cancel by descriptor does not find requests without a file, even if their SQEs have the same
-/// number in the unused field `fd`.
+/// A cancel by descriptor finds no request that uses no file, even if the unused field `fd` of the
+/// request's SQE contains the cancel's number.
 fn by_descriptor_without_a_file(t: &mut Transcript) {
     for flags in [FD, FD | ALL] {
         let mut ring = Ring::new(8);
@@ -276,7 +277,8 @@ fn by_fixed_file(t: &mut Transcript) {
     ring.push(poll(number, libc::POLLIN, 2));
     ring.submit();
     t.entry(&ring.one(on_fd(1, FIXED, 3)));
-    // The slot and the descriptor name the same file.
+    // Slot 0 and the descriptor name one open file. So a cancel that names the slot finds both
+    // requests.
     ring.push(on_fd(0, FIXED | ALL, 4));
     ring.submit();
     t.sorted(&ring.wait(3));
@@ -351,7 +353,7 @@ case!(by_opcode => "
     cqe 21: -ENOENT
 ");
 
-/// A cancel with several keys finds only requests that match all of them.
+/// A cancel with several keys finds only requests that match every key.
 fn two_keys(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -364,7 +366,8 @@ fn two_keys(t: &mut Transcript) {
     ring.push(both);
     ring.submit();
     t.sorted(&ring.wait(2));
-    // A cancel that has FD but not USERDATA ignores `addr`, which would be the user_data to find.
+    // With the flag USERDATA, `addr` is the user_data to find. This cancel has FD but not USERDATA,
+    // so it ignores `addr`.
     ring.push(on_fd(other.as_raw_fd(), ALL, 6).with(|sqe| sqe.addr = 1));
     ring.submit();
     t.sorted(&ring.wait(2));
@@ -431,8 +434,8 @@ case!(reserved_fields => "
 ");
 
 /// A cancel interrupts a worker's blocking call. The cancel gets 0 or -EALREADY, and the request
-/// gets -EINTR or -ECANCELED. (A cancelled open gets -512 on Linux 6.18: the kernel-internal
-/// ERESTARTSYS.)
+/// gets -EINTR or -ECANCELED. On Linux 6.18 a cancelled open gets -512 (ERESTARTSYS, an errno for
+/// use inside the kernel).
 fn worker_waiting(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let fifo = files::Fifo::new();
@@ -459,7 +462,7 @@ case!(worker_waiting => "
     deserted true
 ");
 
-/// The ring has one worker, which is busy. The next request waits in the worker queue, where a
+/// The ring's only worker is busy. So the next request waits in the queue for the worker, where a
 /// cancel finds it.
 fn queued_on_worker(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -507,7 +510,7 @@ fn linked_to_target(t: &mut Transcript) {
     let (reader, _writer) = files::pipe();
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
     ring.submit();
-    // A request linked after a cancel runs only if the cancel found its target.
+    // A request that is linked behind a cancel runs only if the cancel has found its target.
     t.sorted(&ring.run(&[cancel(9, 0, 2).linked(), nop(3)]));
     ring.push(cancel(1, 0, 4).linked());
     ring.push(nop(5));
@@ -522,7 +525,7 @@ case!(linked_to_target => "
     cqe 5: 0
 ");
 
-/// Data that arrives after a read was cancelled stays in the pipe.
+/// A cancelled read takes no data: data that arrives after the cancel stays in the pipe.
 fn cancelled_read_takes_no_data(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! REGISTER_CLOCK: selects the clock for the timeouts of io_uring_enter(2).
+//! REGISTER_CLOCK selects the clock that measures the timeouts of io_uring_enter(2).
 
 use usring_uapi::io_uring as u;
 

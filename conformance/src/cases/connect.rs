@@ -15,7 +15,7 @@ use crate::transcript::Transcript;
 mod waiting;
 
 fn accepted(listener: &OwnedFd) -> OwnedFd {
-    // SAFETY: the call asks for no address. The descriptor is new, and nothing else owns it.
+    // SAFETY: accept(2) gets no address pointer. The descriptor is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut())) }
 }
 
@@ -91,7 +91,7 @@ fn refused(t: &mut Transcript) {
         let address = net::refusing_address(family);
         let client = net::stream(family);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1)));
-        // After the failure the same socket accepts another CONNECT.
+        // After a failed CONNECT, the socket can be used for another CONNECT.
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 2)));
         let (_listener, address) = net::listener(family);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 3)));
@@ -175,7 +175,7 @@ fn wrong_addresses(t: &mut Transcript) {
     let mut other = address;
     other.bytes[0] = 77;
     t.entry(&ring.one(net::connect(net::stream(Family::V4).as_raw_fd(), &other, 2)));
-    // Connects to port 0 of this machine, and then to the broadcast address.
+    // The first CONNECT goes to port 0 of this machine, the second to the broadcast address.
     t.entry(&ring.one(net::connect(net::stream(Family::V4).as_raw_fd(), &Address::v4(0), 3)));
     let mut broadcast = address;
     broadcast.bytes[4..8].copy_from_slice(&[255; 4]);
@@ -220,7 +220,8 @@ case!(bad_address_ends_batch => "
     cqe 1: -EFAULT
 ");
 
-/// The program may reuse the address memory once io_uring_enter has returned.
+/// The program may reuse the memory of the address once io_uring_enter(2) has returned: CONNECT has
+/// copied the address.
 fn address_may_be_reused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -286,7 +287,7 @@ fn datagrams(t: &mut Transcript) {
         t.entry(&ring.one(net::connect(here.as_raw_fd(), &address, 2)));
         t.say(format_args!("it is {}", super::socket::describe(here.as_raw_fd())));
     }
-    // The listener's socket is of another type than the client's.
+    // The client's socket is a datagram socket, and the listener's is a stream socket.
     let (_listener, address) = net::listener(Family::Unix);
     let here = net::of_kind(Family::Unix, libc::SOCK_DGRAM);
     t.entry(&ring.one(net::connect(here.as_raw_fd(), &address, 3)));

@@ -1,5 +1,5 @@
-//! Ordinary system calls on the ring's descriptor: dup, close, reuse of the number, poll and
-//! others.
+//! Ordinary system calls on the ring's descriptor: dup(2), close(2), poll(2), reuse of the
+//! descriptor number, and others.
 
 use std::os::fd::AsRawFd;
 
@@ -34,7 +34,7 @@ fn read_and_write(t: &mut Transcript) {
         };
         t.result("read", read);
         t.result("write", write);
-        // In the next round the CQ holds a completion.
+        // The next round makes its calls while the CQ contains a CQE.
         ring.push(nop(round));
         ring.submit();
     }
@@ -60,7 +60,7 @@ case!(read_and_write => "
 fn other_calls(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut stat: libc::stat = crate::memory::zeroed();
-    // SAFETY: the calls touch no memory but `stat`, a variable of this function.
+    // SAFETY: only fstat(2) touches memory, which is `stat`, a variable of this function.
     unsafe {
         t.outcome("lseek", i64::from(syscalls::answer(libc::lseek(ring.fd, 0, libc::SEEK_CUR) as i32)));
         t.result("fsync", syscalls::answer(libc::fsync(ring.fd)));
@@ -219,13 +219,13 @@ fn closed_number_reused(t: &mut Transcript) {
     let fd = ring.fd;
     let file = files::memory_file(b"x");
     t.result("close", ring.close());
-    // SAFETY: the number `fd` is free. The call makes it a descriptor of the file.
+    // SAFETY: the number `fd` is free. dup2(2) makes it a descriptor of `file`.
     unsafe { libc::dup2(file.as_raw_fd(), fd) };
     t.result("enter", ring.enter(0, 0, 0));
     let mapped = syscalls::map(fd, 1, 0);
     t.outcome("map", mapped);
     if mapped > 0 {
-        // SAFETY: the byte lies in the file's page, just mapped.
+        // SAFETY: the byte is the first one of the file's page, which was just mapped.
         let first = unsafe { *(mapped as *const u8) };
         t.say(format_args!("the file's byte {}", first as char));
     }
@@ -243,7 +243,8 @@ fn close_range(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let other = Ring::new(8);
     let (first, last) = (ring.fd.min(other.fd) as u32, ring.fd.max(other.fd) as u32);
-    // SAFETY: the range holds the numbers of the two rings, and none of another file of the case.
+    // SAFETY: the two rings were made one after the other. So the range contains their numbers, and
+    // no number of another file that the case uses.
     let answer = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     t.result("close_range", answer as i32);
     t.result("enter", ring.enter(0, 0, 0));
@@ -267,7 +268,7 @@ fn flags(t: &mut Transcript) {
         t.say(format_args!("O_RDWR {}", status & libc::O_ACCMODE == libc::O_RDWR));
         t.result("O_NONBLOCK", libc::fcntl(ring.fd, libc::F_SETFL, libc::O_NONBLOCK));
     }
-    // O_NONBLOCK on the ring's descriptor does not affect a wait in io_uring_enter.
+    // O_NONBLOCK on the ring's descriptor has no effect on a wait in io_uring_enter(2).
     let limit = std::time::Duration::from_millis(5);
     t.result("wait", ring.enter_for(0, 1, limit));
 }
@@ -329,7 +330,8 @@ case!(duplicate_keeps_requests => "
     close the duplicate = 0
 ");
 
-/// On the kernel, a mapping keeps the ring and its requests alive after the descriptor is closed.
+/// On the kernel, the mapping of a ring keeps the ring and its requests alive after the program has
+/// closed the ring's descriptor.
 fn mapping_keeps_requests(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -387,15 +389,15 @@ case!(registered_as_file => "
 ", because
     "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd");
 
-/// A ring's descriptor cannot be sent over a unix socket (SCM_RIGHTS).
+/// On the kernel, a ring's descriptor cannot be sent over a unix socket (SCM_RIGHTS).
 fn passed_over_socket(t: &mut Transcript) {
     let ring = Ring::new(8);
     let (here, _there) = files::sockets();
     let mut byte = 0u8;
     let mut vector = crate::sqe::vector(&raw mut byte as u64, 1);
     let mut control = [0u64; 4];
-    // SAFETY: the message and its control data lie in memory of this function, which has room for
-    // one descriptor.
+    // SAFETY: the message and its control data lie in variables of this function. The control data
+    // has room for one descriptor.
     let answer = unsafe {
         let mut message: libc::msghdr = crate::memory::zeroed();
         message.msg_iov = &mut vector;

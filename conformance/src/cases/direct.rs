@@ -1,4 +1,5 @@
-//! Direct descriptors: OPENAT into the table of registered files, and CLOSE of its slots.
+//! Direct descriptors: OPENAT puts a file into a slot of the registered files, and CLOSE empties a
+//! slot.
 
 use std::os::fd::AsRawFd;
 
@@ -36,8 +37,8 @@ fn reads(ring: &mut Ring, slot: i32) -> i32 {
     ring.one(read(slot, &mut buffer, 0, 99).fixed()).res
 }
 
-/// The SQE's `file_index` is the slot number plus one. An OPENAT that names its slot has the result
-/// 0, not the slot's number.
+/// The SQE's field `file_index` is the slot number plus one. If an OPENAT names its slot, the
+/// result is 0, not the slot number.
 fn open_into_slot(t: &mut Transcript) {
     let mut ring = sparse(4);
     t.entry(&ring.one(open(1, 1)));
@@ -66,8 +67,8 @@ fn open_replaces(t: &mut Transcript) {
     t.entry(&ring.one(open(1, 1)));
     let answer = reads(&mut ring, 0);
     t.result("read", answer);
-    // The slot held the pipe's last reading end. The OPENAT has put another file into the slot, so
-    // a write to the pipe now fails.
+    // The slot contained the pipe's last reading end. The OPENAT has replaced it by another file,
+    // so a write to the pipe now fails.
     // SAFETY: the call changes only this process's signal disposition.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     t.say(format_args!("writer sees the end: {}", crate::time::until(|| files::put(&writer, b"x") < 0)));
@@ -118,7 +119,7 @@ case!(open_beyond_table => "
     cqe 3: -EINVAL
 ");
 
-/// OPENAT into a slot refuses O_CLOEXEC: a direct descriptor has no such flag.
+/// OPENAT into a slot refuses O_CLOEXEC, because a direct descriptor has no close-on-exec flag.
 fn open_close_on_exec(t: &mut Transcript) {
     let mut ring = sparse(2);
     t.entry(&ring.one(open(1, 1).op_flags(libc::O_CLOEXEC as u32)));
@@ -148,7 +149,7 @@ fn close_wrong(t: &mut Transcript) {
     let mut ring = sparse(2);
     t.entry(&ring.one(close_direct(3, 1)));
     t.entry(&ring.one(close_direct(u32::MAX, 2)));
-    // A CLOSE that names both a descriptor and a slot is refused.
+    // The kernel refuses a CLOSE that names both a descriptor and a slot.
     t.entry(&ring.one(close_direct(1, 3).with(|sqe| sqe.fd = 1)));
     t.entry(&ring.one(close_direct(1, 4).fixed()));
     let mut plain = Ring::new(4);
@@ -173,7 +174,8 @@ fn allocation_range(t: &mut Transcript) {
     for user_data in 1..=4 {
         t.entry(&ring.one(open(ALLOCATE, user_data)));
     }
-    // An SQE may name a slot outside of the range in which the kernel allocates slots.
+    // The allocation range limits only slots that the kernel chooses. This SQE names a slot outside
+    // of the range.
     t.entry(&ring.one(open(8, 5)));
     t.result("range 0..8", range(&ring, 0, 8, 0));
     t.entry(&ring.one(open(ALLOCATE, 6)));
@@ -217,7 +219,8 @@ case!(allocation_range_wrong => "
     no table, one = -EINVAL
 ");
 
-/// The kernel searches for a free slot from the last allocated slot on, and wraps around.
+/// The kernel begins its search for a free slot behind the slot that was allocated last. If a slot
+/// was freed since, it begins at that slot. At the end of the table the search wraps around.
 fn allocation_wraps(t: &mut Transcript) {
     let mut ring = sparse(4);
     for user_data in 1..=3 {

@@ -16,8 +16,8 @@ pub(super) const BLOCK: usize = 4096;
 /// RWF_NOAPPEND, which exists from Linux 6.9 on.
 const RWF_NOAPPEND: u32 = 0x20;
 
-/// Makes a file of `blocks` blocks, each filled with the block's index. The returned descriptor has
-/// O_DIRECT and `flags`.
+/// Makes a file of `blocks` blocks, each filled with its own index. The returned descriptor was
+/// opened with O_DIRECT and `flags`.
 pub(super) fn numbered(scratch: &Scratch, blocks: usize, flags: i32) -> OwnedFd {
     let content: Vec<u8> = (0..blocks).flat_map(|block| [block as u8; BLOCK]).collect();
     let file = scratch.file("data", &content);
@@ -25,8 +25,8 @@ pub(super) fn numbered(scratch: &Scratch, blocks: usize, flags: i32) -> OwnedFd 
     open(scratch, flags)
 }
 
-/// Drops the file's pages from the page cache. Otherwise the kernel would leave a write over cached
-/// pages to a worker, and would cancel it if the ring closed before the worker started.
+/// Drops the file's pages from the page cache. The kernel would leave a write over cached pages to
+/// a worker. If the ring closed before the worker started, the kernel would cancel that write.
 pub(super) fn uncache(file: &OwnedFd) {
     // SAFETY: the call touches no memory.
     unsafe {
@@ -49,13 +49,13 @@ pub(super) fn length(scratch: &Scratch) -> u64 {
     std::fs::metadata(scratch.path.join("data")).map_or(0, |file| file.len())
 }
 
-/// Returns the number that fills each block of the file.
+/// Returns, for each block of the file, the number that fills the block.
 pub(super) fn content(scratch: &Scratch) -> Vec<u8> {
     let bytes = std::fs::read(scratch.path.join("data")).unwrap_or_default();
     bytes.chunks(BLOCK).map(|block| if block.iter().all(|byte| *byte == block[0]) { block[0] } else { 255 }).collect()
 }
 
-/// Fills block `slot` of `pages` with `number`. Returns the block's address.
+/// Fills block `slot` of the memory `pages` with `number`. Returns the address of the block.
 pub(super) fn block(pages: &mut Pages, slot: usize, number: u8) -> u64 {
     pages.bytes()[slot * BLOCK..][..BLOCK].fill(number);
     pages.at(slot * BLOCK)
@@ -98,7 +98,7 @@ fn end_of_file(t: &mut Transcript) {
     for (first, count) in [(3, 1), (3, 4), (2, 8), (4, 1), (400, 1)] {
         t.entry(&ring.one(read_at(fd, pages.at(0), (count * BLOCK) as u32, at(first), first as u64)));
     }
-    // The file now ends in the middle of a block.
+    // From here on, the file ends in the middle of a block.
     // SAFETY: the call touches no memory.
     t.say(format_args!("{}", unsafe { libc::ftruncate(fd, at(3) as i64 + 100) }));
     t.entry(&ring.one(read_at(fd, pages.at(0), BLOCK as u32, at(3), 5)));
@@ -268,8 +268,8 @@ case!(flags => "
     length 20480 first 31
 ");
 
-/// A read at the file's current position. The case sets the position before each read, because the
-/// kernel moves it only if the disk answers within the call.
+/// Reads at the file's current position. The case sets the position before each read: the kernel
+/// moves it only if the disk answers during the submitting call.
 fn at_the_position(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();

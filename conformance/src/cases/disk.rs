@@ -14,13 +14,13 @@ use crate::transcript::Transcript;
 
 const BLOCK: usize = 4096;
 
-/// Makes a file of `blocks` blocks, each filled with the block's index.
+/// Makes a file of `blocks` blocks, each filled with its own index.
 fn numbered(scratch: &Scratch, blocks: usize) -> OwnedFd {
     let content: Vec<u8> = (0..blocks).flat_map(|block| [block as u8; BLOCK]).collect();
     scratch.file("data", &content)
 }
 
-/// Drops the file's pages from the page cache. (The kernel may keep some of them.)
+/// Drops the file's pages from the page cache, except those that the kernel keeps nevertheless.
 fn uncache(file: &OwnedFd) {
     // SAFETY: the call touches no memory.
     unsafe {
@@ -29,8 +29,8 @@ fn uncache(file: &OwnedFd) {
     }
 }
 
-/// Reads every block by a request of its own. Returns how many reads were complete, and how many
-/// had the right content.
+/// Reads each block by a separate request. Returns two numbers: that of the complete reads, and
+/// that of the blocks with the right content.
 fn read_all(ring: &mut Ring, fd: i32, blocks: usize) -> (usize, usize) {
     let mut buffers = vec![[0u8; BLOCK]; blocks];
     let reads: Vec<_> = buffers
@@ -78,7 +78,7 @@ case!(not_cached => "
     whole and right (100, 100)
 ");
 
-/// A read returns all bytes although only some of its pages are cached.
+/// Only some pages of the file are cached. A read over all of them returns all bytes.
 fn partly_cached(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -173,7 +173,8 @@ case!(direct_fixed_buffers => "
     right 8
 ");
 
-/// Writes all blocks of a file in random order, many requests at a time, then checks every block.
+/// Writes all blocks of a file in random order, with many requests in flight, and then checks every
+/// block.
 fn many_random_writes(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let scratch = Scratch::new();

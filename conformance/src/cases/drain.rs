@@ -119,8 +119,8 @@ case!(every_request => "
     abcde
 ");
 
-/// After a drain, each new request waits for all earlier ones. This ends with the first request
-/// that finds no earlier one in flight.
+/// After a request with IO_DRAIN, each new request waits for all earlier ones. The first request
+/// that finds no earlier request in flight ends this state.
 fn drains_until_idle(t: &mut Transcript) {
     for waits in [false, true] {
         let mut ring = Ring::new(8);
@@ -144,7 +144,8 @@ fn drains_until_idle(t: &mut Transcript) {
         t.say(format_args!("{} completions", ring.reap().len()));
         files::put(&writer, b"x");
         t.sorted(&ring.wait(3));
-        // The first of these two requests still waits for all earlier ones, the second does not.
+        // No request is in flight. So request 6 need not wait, and ends the draining. Later
+        // requests do not wait for earlier ones.
         ring.push(nop(6));
         ring.push(nop(7));
         ring.submit();
@@ -177,8 +178,8 @@ case!(drains_until_idle => "
     cqe 9: 0
 ");
 
-/// If an IO_DRAIN request is refused for one of its fields, later requests still wait for all
-/// earlier ones.
+/// The kernel refuses an IO_DRAIN request because of one of its fields. Later requests nevertheless
+/// wait for all earlier ones.
 fn refused_drain_drains(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     let (reader, writer) = files::sockets();
@@ -197,8 +198,8 @@ case!(refused_drain_drains => "
     cqe 3: 0
 ");
 
-/// A refused request counts as in flight until its batch ends. So the next request of the batch
-/// finds an earlier request in flight, and waits for it.
+/// A refused request counts as in flight until its batch ends. So the next request of that batch
+/// waits for the refused one.
 fn refused_counts_in_its_batch(t: &mut Transcript) {
     for (flags, chained) in [(u::IORING_SETUP_SUBMIT_ALL, false), (u::IORING_SETUP_SUBMIT_ALL, true), (0, false)] {
         let mut ring = Ring::flags(8, flags);
@@ -272,8 +273,8 @@ case!(with_chain => "
     cqe 4: 0
 ");
 
-/// IO_DRAIN on a later member of a chain makes the head wait for earlier requests, and later
-/// requests wait for the chain.
+/// IO_DRAIN is on a later member of a chain. The chain's head then waits for earlier requests, and
+/// later requests wait for the chain.
 fn in_middle_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -309,8 +310,8 @@ case!(waits_for_timeout => "
     cqe 2: 0
 ");
 
-/// The synchronous cancel (IORING_REGISTER_SYNC_CANCEL) does not find a request that IO_DRAIN holds
-/// back. It finds the earlier request for which that request waits.
+/// IORING_REGISTER_SYNC_CANCEL does not find a request that IO_DRAIN holds back. It does find the
+/// earlier request for which the held-back request waits.
 fn cancel_deferred(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -405,7 +406,8 @@ fn sq_entry_is_copied(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
     ring.push(draining(write(file.as_raw_fd(), b"kept", 0, 2)));
     t.result("submit", ring.submit());
-    // The next two NOPs overwrite both SQEs, while the write is still held back by IO_DRAIN.
+    // The next two NOPs overwrite the SQEs of the earlier requests. IO_DRAIN still holds back the
+    // write.
     ring.push(nop(3));
     ring.push(nop(4));
     t.result("submit", ring.submit());
@@ -423,8 +425,9 @@ case!(sq_entry_is_copied => "
     kept
 ");
 
-/// A request behind an IO_DRAIN request starts only after the IO_DRAIN request has completed. This
-/// holds even if the IO_DRAIN request found no request to wait for (manual page).
+/// A request behind an IO_DRAIN request starts only after the IO_DRAIN request has completed.
+/// According to the manual page, this holds even if the IO_DRAIN request found no request to wait
+/// for.
 fn holds_until_it_is_done(t: &mut Transcript) {
     let long_enough = milliseconds(20);
     let slow = |user_data| timeout(&long_enough, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, user_data);
@@ -445,7 +448,7 @@ fn holds_until_it_is_done(t: &mut Transcript) {
         if program.iter().any(|sqe| sqe.flags & sqe_flags::IO_LINK != 0) {
             continue;
         }
-        // Submits each SQE of the list `program` by a separate call of enter.
+        // Now submits each SQE of `program` by a separate io_uring_enter(2) call.
         for sqe in program {
             ring.push(*sqe);
             ring.submit();

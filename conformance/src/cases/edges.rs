@@ -1,6 +1,6 @@
-//! Requests on a socket in which an earlier request has left data. The next request must find the
-//! data, although the socket causes no new readiness event. The sockets are registered files, which
-//! a ring keeps open between requests.
+//! Requests on a socket in which an earlier request has left data. The next request must find that
+//! data, although the socket reports no new readiness event. The sockets are registered files,
+//! because the ring keeps these open between requests.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -22,7 +22,8 @@ fn register(ring: &Ring, file: &OwnedFd) {
     assert_eq!(ring.register(super::reg::FILES, &[file.as_raw_fd()], 1), 0);
 }
 
-/// Returns a unix and a TCP stream socket, each registered with a ring of its own, and their peers.
+/// Makes a pair of unix stream sockets and a pair of TCP sockets. For each pair, returns a ring
+/// with the first socket as its registered file, and the second socket.
 fn streams(flags: u32) -> impl Iterator<Item = (Ring, OwnedFd)> {
     [files::sockets(), files::tcp()].into_iter().map(move |(reader, writer)| {
         let ring = Ring::flags(4, flags);
@@ -122,8 +123,8 @@ case!(accept_poll_first => "
     Unix: true
 ");
 
-/// The peer sends a header and part of a body, and closes. Header and part arrive before the
-/// receive of the header runs. The receive of the body must return the part and not wait for the
+/// The peer sends a header and a part of a body, and closes. All these bytes arrive before the
+/// receive of the header runs. The receive of the body must return that part, and not wait for the
 /// rest.
 fn end_behind_whole_receive(t: &mut Transcript) {
     for (mut ring, writer) in streams(ring::DEFER) {
@@ -148,8 +149,8 @@ case!(end_behind_whole_receive => "
     body....
 ");
 
-/// A multishot ends for lack of buffers after its peer has closed. The next multishot receives the
-/// remaining bytes and then the end of the stream.
+/// A multishot ends because its group is out of buffers. Its peer has already closed. The next
+/// multishot receives the remaining bytes and then the end of the stream.
 fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         let memory = Pages::new(1);
@@ -203,8 +204,8 @@ case!(end_behind_bundle => "
      and so on......
 ");
 
-/// Number of messages that a case sends to one socket. One receive call returns fewer of them. A
-/// receive with MSG_WAITALL must still fill its buffer, because all messages have arrived.
+/// Number of messages that a case sends to one socket. One recv(2) returns fewer messages than
+/// that. All messages have arrived, so a RECV with MSG_WAITALL must fill its buffer nevertheless.
 const PIECES: usize = 70;
 
 fn fill(t: &mut Transcript, kind: i32, put: fn(&OwnedFd)) {

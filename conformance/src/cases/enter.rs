@@ -48,7 +48,8 @@ fn unknown_flags(t: &mut Transcript) {
     for bit in 8..32 {
         t.result(format_args!("1 << {bit}"), ring.enter(0, 0, 1 << bit));
     }
-    // Without EXT_ARG, a call that does not wait ignores its argument, the signal mask.
+    // The last arguments name a signal mask at a bad address. Without EXT_ARG, a call that does not
+    // wait ignores its signal mask.
     t.result("bad argument, unused", ring.enter_with(0, 0, 0, 16 as *const _, 8));
 }
 case!(unknown_flags => "
@@ -151,18 +152,20 @@ fn bad_sqe_ends_batch(t: &mut Transcript) {
     t.say(format_args!("sq head {} tail {}", ring.sq_head(), ring.sq_tail()));
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.in_order(&ring.reap());
-    // A request that fails does not end the batch. Only an SQE that the kernel refuses ends it.
+    // A request that fails when it is issued does not end the batch. An SQE that the kernel refuses
+    // ends it.
     ring.push(nop(1));
     ring.push(read(-1, &mut [0; 4], 0, 2));
     ring.push(nop(3));
     t.result("enter(3)", ring.submit());
     t.in_order(&ring.wait(3));
-    // A bad SQE counts as submitted, even if it is the first of its batch.
+    // An SQE that the kernel refuses counts as submitted, even if it is the first of its batch.
     ring.push(sqe(200, -1, 1));
     ring.push(nop(2));
     t.result("enter(2)", ring.submit());
     t.in_order(&ring.reap());
-    // A bad SQE ends the batch. The call then returns without a wait for completions.
+    // An SQE that the kernel refuses ends the batch. The call then returns at once and waits for no
+    // completion.
     ring.push(sqe(200, -1, 3));
     ring.push(nop(4));
     t.result("enter(3, 1, GETEVENTS)", ring.enter(3, 1, u::IORING_ENTER_GETEVENTS));
@@ -241,7 +244,8 @@ case!(unknown_personality => "
     cqe 3: 0
 ");
 
-/// An entry of the SQ array that names no SQE is dropped and counted in `dropped`. It gets no CQE.
+/// The kernel drops an entry of the SQ array whose value is no index of an SQE. It counts the entry
+/// in the SQ ring's word `dropped`, and posts no CQE for it.
 fn bad_sq_array_index(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(nop(1));
@@ -268,8 +272,8 @@ case!(bad_sq_array_index => "
     dropped 2 sq head 4
 ");
 
-/// The program may set the tail further from the head than the SQ has entries. One call then takes
-/// at most as many SQEs as the SQ has entries.
+/// The program may set the SQ tail so far that the SQ seems to contain more SQEs than it has
+/// entries. One call then submits at most as many SQEs as the SQ has entries.
 fn tail_beyond_entries(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for user_data in 1..=4 {
@@ -293,7 +297,7 @@ case!(tail_beyond_entries => "
     cqe 3: 0
 ");
 
-/// SUBMIT_STABLE: the program may reuse an SQE as soon as enter returns.
+/// Feature SUBMIT_STABLE: the program may reuse an SQE as soon as io_uring_enter(2) returns.
 fn sqe_reused_at_once(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let mut ring = Ring::new(1);
@@ -318,7 +322,8 @@ case!(sqe_reused_at_once => "
     bytes abc
 ");
 
-/// SQ head and tail are free-running 32-bit numbers: only their difference counts.
+/// The SQ's head and tail are free-running 32-bit numbers, which the program reduces modulo the
+/// number of entries. Only the difference of head and tail is their meaning.
 fn sq_wraps(t: &mut Transcript) {
     let mut ring = Ring::new(2);
     for round in 0..7 {
@@ -342,11 +347,12 @@ case!(sq_wraps => "
 fn getevents_without_requests(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.result("enter(0, 1, GETEVENTS) for 20 ms", ring.enter_for(0, 1, std::time::Duration::from_millis(20)));
-    // Completions that are already in the CQ count for the wait.
+    // CQEs that are already in the CQ count as completions for which the call waits.
     ring.push(nop(1));
     ring.submit();
     t.result("enter(0, 1, GETEVENTS)", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-    // If a call wants more completions than the CQ has entries, its wait ends when the CQ is full.
+    // The call waits for more completions than the CQ has entries. The wait ends when the CQ is
+    // full.
     for user_data in 2..=4 {
         ring.push(nop(user_data));
     }
@@ -389,7 +395,7 @@ fn submits_and_waits(t: &mut Transcript) {
     t.result("wait for two, one late", ring.submit_and_wait(2));
     t.sorted(&ring.reap());
     drop(thread.join());
-    // The result is the number of submitted SQEs, even if the wait ended by the timeout.
+    // The call submits one SQE and its wait times out. The result is the number of submitted SQEs.
     ring.push(nop(4));
     t.result("one, waits for two, 20 ms", {
         ring.forget_pending();

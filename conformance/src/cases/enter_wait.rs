@@ -1,5 +1,5 @@
-//! io_uring_enter(2) with EXT_ARG: relative and absolute timeouts, minimum wait, and the checks of
-//! the argument.
+//! io_uring_enter(2) with EXT_ARG: relative and absolute timeouts, the minimum wait, and the checks
+//! of the EXT_ARG structure.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn zero_time_out(t: &mut Transcript) {
     ring.submit();
     t.result("zero, one is there", wait(&ring, 1, 0, &until(&milliseconds(0))));
     t.result("zero, two wanted", wait(&ring, 2, 0, &until(&milliseconds(0))));
-    // A zeroed EXT_ARG argument has no timeout. It has no effect on the wait.
+    // A zeroed EXT_ARG structure sets no timeout. A wait with it is the plain wait.
     t.result("no time, one is there", wait(&ring, 1, 0, &zeroed()));
 }
 case!(zero_time_out => "
@@ -92,7 +92,8 @@ fn bad_pointers(t: &mut Transcript) {
     argument.sigmask = &raw const mask as u64;
     argument.sigmask_sz = 7;
     t.result("mask of 7 bytes", wait(&ring, 1, 0, &argument));
-    // The kernel refuses a bad argument before it checks the CQ for completions.
+    // The kernel checks the EXT_ARG structure before it checks the CQ for completions. So a bad one
+    // fails, although the CQ has enough CQEs.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();
@@ -114,8 +115,8 @@ case!(bad_pointers => "
     cqe 2: 0
 ");
 
-/// The kernel accepts an invalid timespec in the argument of enter, but refuses it in a TIMEOUT
-/// request. (The manual page says nothing.)
+/// The kernel accepts an invalid timespec as the timeout of io_uring_enter(2), but refuses it in a
+/// TIMEOUT request. The manual page does not mention this difference.
 fn bad_timespec(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut attempt = |name: &str, tv_sec, tv_nsec| {
@@ -183,8 +184,8 @@ case!(absolute_in_the_past => "
     ABS_TIMER alone = 0
 ");
 
-/// Starts a thread that writes to `count` eventfds a little later. The returned ring has a poll on
-/// each of them.
+/// Makes `count` eventfds and a ring with a poll request on each. Starts a thread that writes to
+/// the eventfds 3 ms later.
 fn later(count: usize) -> (Ring, Vec<std::os::fd::OwnedFd>, std::thread::JoinHandle<()>) {
     let mut ring = Ring::new(8);
     let events: Vec<_> = (0..count).map(|_| files::eventfd(0)).collect();
@@ -204,8 +205,8 @@ fn later(count: usize) -> (Ring, Vec<std::os::fd::OwnedFd>, std::thread::JoinHan
     (ring, events, thread)
 }
 
-/// io_uring_enter waits for eight completions, and one arrives. Once the minimum time
-/// (`min_wait_usec`) has passed, one is enough.
+/// io_uring_enter(2) waits for eight completions, and only one arrives. Once the minimum time
+/// (`min_wait_usec`) has passed, one completion ends the wait.
 fn min_wait_returns_with_one(t: &mut Transcript) {
     let (mut ring, _events, thread) = later(1);
     let time = milliseconds(30_000);
@@ -261,7 +262,7 @@ fn ext_arg_without_getevents(t: &mut Transcript) {
     ring.push(nop(1));
     ring.forget_pending();
     let only = u::IORING_ENTER_EXT_ARG;
-    // The kernel cannot read the EXT_ARG argument, so the call does not wait.
+    // The kernel cannot read the EXT_ARG structure, so the call does not wait.
     t.result("submit, bad argument", ring.enter_with(1, 0, only, BAD as *const _, 24));
     t.in_order(&ring.reap());
 }
@@ -270,7 +271,7 @@ case!(ext_arg_without_getevents => "
     cqe 1: 0
 ");
 
-/// EXT_ARG_REG refers to a registered wait region, and none is registered: the call fails.
+/// EXT_ARG_REG refers to a registered wait region. No region is registered, so the call fails.
 fn registered_argument(t: &mut Transcript) {
     let ring = Ring::new(4);
     let flags = WAIT | u::IORING_ENTER_EXT_ARG_REG;
@@ -319,8 +320,8 @@ case!(another_thread_wakes => "
     events IN
 ");
 
-/// Waits for eight completions with these limits in milliseconds. Prints whether the wait took at
-/// least `least` milliseconds.
+/// Waits for eight completions. `minimum` is the minimum wait and `limit` the timeout, in
+/// milliseconds. Prints whether the wait took at least `least` milliseconds.
 fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>, flags: u32, least: u64) {
     let time = match (limit, flags) {
         (Some(limit), u::IORING_ENTER_ABS_TIMER) => on_clock(libc::CLOCK_MONOTONIC, limit),
@@ -337,8 +338,8 @@ fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>
     t.in_order(&ring.reap());
 }
 
-/// io_uring_enter waits for the whole minimum time (`min_wait_usec`), even if its timeout is
-/// shorter.
+/// io_uring_enter(2) waits for the whole minimum time (`min_wait_usec`), even if the timeout of the
+/// call is shorter.
 fn min_wait_over_the_time_out(t: &mut Transcript) {
     for flags in ring::BOTH {
         for timer in [0, u::IORING_ENTER_ABS_TIMER] {
@@ -357,8 +358,8 @@ fn min_wait_over_the_time_out(t: &mut Transcript) {
 }
 case!(min_wait_over_the_time_out => include_str!("enter_wait/min_wait_over_the_time_out.txt"));
 
-/// Without a timeout io_uring_enter returns after the minimum time (`min_wait_usec`), even without
-/// a completion.
+/// If a call has a minimum time (`min_wait_usec`) but no timeout, it returns once that time has
+/// passed, even without a completion.
 fn min_wait_alone(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
@@ -389,7 +390,8 @@ fn min_wait_with_one_there(t: &mut Transcript) {
         ring.push(nop(1));
         ring.submit();
         limited(t, &mut ring, 100, Some(30_000), 0, 99);
-        // A completion that arrives within the minimum time does not end the wait at once.
+        // A completion arrives within the minimum time. The wait goes on until that time has
+        // passed.
         let event = files::eventfd(0);
         ring.push(poll(event.as_raw_fd(), libc::POLLIN, 2));
         ring.submit();
@@ -400,7 +402,7 @@ fn min_wait_with_one_there(t: &mut Transcript) {
         });
         limited(t, &mut ring, 400, Some(30_000), 0, 399);
         let _ = thread.join();
-        // A completion that arrives after the minimum time ends the wait.
+        // A completion arrives after the minimum time, and ends the wait at once.
         ring.push(poll(event.as_raw_fd(), libc::POLLIN, 3));
         files::event_count(&event);
         ring.submit();
@@ -463,7 +465,7 @@ case!(min_wait_zero_time_out => "
     no cqe
 ");
 
-/// The completion of a TIMEOUT request ends a wait before its minimum time has passed.
+/// The expiry of a TIMEOUT request ends a wait, even before the wait's minimum time has passed.
 fn min_wait_own_timeout(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);

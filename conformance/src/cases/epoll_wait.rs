@@ -177,7 +177,7 @@ case!(edge_and_one_shot => "
     event 1: IN
 ");
 
-/// Two EPOLL_WAIT requests on one set: each event goes to one of them.
+/// Two EPOLL_WAIT requests wait for one epoll set. Each event goes to only one of them.
 fn several(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let set = Set::new();
@@ -320,8 +320,8 @@ case!(nested => "
     event 8: IN
 ");
 
-/// An epoll set contains another ring's descriptor. EPOLL_WAIT on the set completes when that ring
-/// gets a CQE.
+/// An epoll set contains another ring's descriptor. An EPOLL_WAIT on the epoll set completes when
+/// that other ring gets a CQE.
 fn set_with_another_ring(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut watched = Ring::new(4);
@@ -417,7 +417,8 @@ case!(forced_to_a_worker => "
     event 7: IN
 ");
 
-/// EPOLL_CTL accepts the flag FIXED_FILE but ignores it: the number is a descriptor.
+/// EPOLL_CTL accepts the flag FIXED_FILE but ignores it: it interprets the SQE's `fd` as a
+/// descriptor.
 fn control_of_fixed_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for flags in [sqe_flags::FIXED_FILE, sqe_flags::BUFFER_SELECT] {

@@ -1,5 +1,5 @@
-//! The registered eventfd: the ring signals it for every CQE. With EVENTFD_ASYNC, the ring signals
-//! it only for CQEs that the submitting call does not post itself.
+//! The registered eventfd: the ring signals it for every CQE. With EVENTFD_ASYNC, the ring does not
+//! signal it for CQEs that the submitting call itself posts.
 
 use std::os::fd::AsRawFd;
 
@@ -25,7 +25,7 @@ fn signals_completions(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
     t.say(format_args!("signalled {}", files::event_count(&event) > 0));
     t.say(format_args!("count {}", files::event_count(&event)));
-    // The kernel may signal several CQEs of one batch only once.
+    // For several CQEs of one batch, the kernel may signal the eventfd only once.
     for user_data in 1..=4 {
         ring.push(nop(user_data));
     }
@@ -76,8 +76,8 @@ fn only_async(t: &mut Transcript) {
     let entries = ring.wait(1);
     t.in_order(&entries);
     t.say(format_args!("task work: count {}", files::event_count(&event)));
-    // With EVENTFD_ASYNC the kernel signals only completions by workers. (The manual page excludes
-    // only requests that complete inline, within the submitting call.)
+    // With EVENTFD_ASYNC, the kernel signals only completions by workers. According to the manual
+    // page, it leaves out only requests that complete inline, within the submitting call.
     let mut byte = [0u8; 1];
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 3).forced_async());
     ring.submit();
@@ -94,8 +94,9 @@ case!(only_async => "
     worker: signalled true
 ");
 
-/// The ring completes requests although its eventfd is at its maximum, where a write would block.
-/// (The kernel raises the count one higher than write(2) can. The count is not printed.)
+/// The eventfd's count is at its maximum, where a write(2) would block. The ring completes requests
+/// nevertheless. The kernel raises the count beyond the maximum of write(2), so the case does not
+/// print it.
 fn full_and_blocking(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);
@@ -188,7 +189,8 @@ case!(unregister => "
     register = 0
 ");
 
-/// IORING_CQ_EVENTFD_DISABLED, which the program sets in the CQ ring, switches the signals off.
+/// If the program sets IORING_CQ_EVENTFD_DISABLED in the flags of the CQ ring, the ring does not
+/// signal its eventfd.
 fn disabled_by_flag(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let event = files::eventfd(0);
@@ -238,7 +240,8 @@ fn signals_the_backlog(t: &mut Transcript) {
     t.say(format_args!("signalled {}", files::event_count(&event) > 0));
     ring.push(nop(5));
     ring.submit();
-    // A CQE that goes to the backlog is not in the CQ, so the eventfd is not signalled.
+    // The fifth CQE goes to the backlog. It is not in the CQ, so the ring does not signal the
+    // eventfd.
     t.say(format_args!("signalled for the fifth {}", files::event_count(&event) > 0));
     t.say(format_args!("in the queue {}", ring.reap().len()));
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
@@ -270,7 +273,7 @@ case!(signals_no_skipped_cqes => "
 
 fn semaphore(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // SAFETY: the call touches no memory; the descriptor ends with the process.
+    // SAFETY: the call touches no memory. The descriptor stays open until the process ends.
     let fd = unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK) };
     t.result("register", register(&ring, reg::EVENTFD, fd));
     for user_data in 1..=3 {
@@ -335,8 +338,8 @@ fn count(t: &mut Transcript, event: &std::os::fd::OwnedFd) {
     t.say(format_args!("count {}", files::event_count(event)));
 }
 
-/// A ring reads its own registered eventfd by a request. The completion of that read signals the
-/// eventfd once.
+/// A request reads the eventfd that is registered with the request's own ring. The completion of
+/// that read signals the eventfd once.
 fn read_by_its_own_ring(t: &mut Transcript) {
     for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
         for flags in [0, ring::DEFER, u::IORING_SETUP_COOP_TASKRUN] {
@@ -357,9 +360,9 @@ fn read_by_its_own_ring(t: &mut Transcript) {
                     files::put(&event, &value.to_ne_bytes());
                     let entries = ring.wait(1);
                     if user_data <= 2 {
-                        // The kernel may signal the first completion a second time. On a busy
-                        // machine that signal comes during the second read, or after it. So the
-                        // case prints no count for the first two reads.
+                        // The kernel may signal the completion of the first read twice. On a busy
+                        // machine the second signal comes during the second read, or after it. So
+                        // the case prints no count for the first two reads.
                         crate::time::long_enough_to_notice();
                         files::event_count(&event);
                         continue;
@@ -374,7 +377,7 @@ fn read_by_its_own_ring(t: &mut Transcript) {
 }
 case!(read_by_its_own_ring => include_str!("eventfd/read_by_its_own_ring.txt"));
 
-/// Two rings: the first reads the eventfd that is registered with the second.
+/// A request of one ring reads the eventfd that is registered with a second ring.
 fn read_by_another_ring(t: &mut Transcript) {
     for flags in ring::BOTH {
         let (mut ring, mut other) = (Ring::flags(8, flags), Ring::flags(8, flags));
@@ -390,8 +393,8 @@ fn read_by_another_ring(t: &mut Transcript) {
         t.say(format_args!("read {}", u64::from_ne_bytes(bytes)));
         t.in_order(&other.reap());
         count(t, &event);
-        // The ring may signal the eventfd once for the queued task work and once for the
-        // completion, or once for both. So the case does not print the count.
+        // The first ring may signal its eventfd once for the queued task work and once for the
+        // completion, or only once in total. So the case does not print that count.
         t.say(format_args!("signalled {}", files::event_count(&answer) > 0));
     }
 }

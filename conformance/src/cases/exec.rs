@@ -1,6 +1,6 @@
-//! Rings and execve(2): rings that exec closes or that the new program inherits, requests in
-//! flight, and rings that the new program makes. The executed program is this one with the
-//! arguments `child NAME`.
+//! Rings and execve(2): rings that execve(2) closes or that the executed program inherits, requests
+//! in flight, and rings that the executed program makes. The cases execute this program again, with
+//! the arguments `child NAME`.
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
@@ -28,13 +28,13 @@ pub(super) fn become_child(name: &str, argument: &str) -> i32 {
         .collect();
     let mut pointers: Vec<*const libc::c_char> = words.iter().map(|word| word.as_ptr()).collect();
     pointers.push(std::ptr::null());
-    // SAFETY: the path is a C string, the arguments an array that ends with null.
+    // SAFETY: the path is a C string. The arguments are C strings in an array that ends with null.
     unsafe { libc::execv(program.as_ptr(), pointers.as_ptr()) };
     90
 }
 
-/// Runs the part `name` of the executed program. Returns its exit status. `None`: the part cannot
-/// run, because the name is unknown, an argument is missing, or no ring can be made.
+/// Does, in the executed program, the task `name` of a case. Returns the program's exit status.
+/// Returns `None` if the name is unknown, an argument is missing, or no ring can be made.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     let number = || arguments.first().and_then(|word| word.parse::<i32>().ok()).unwrap_or(-1);
     match name {
@@ -46,8 +46,8 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
             let answer = syscalls::enter(number(), 0, 0, 0, std::ptr::null(), 0);
             Some(if answer < 0 { (-answer) as u8 } else { 200 })
         }
-        // The executed program writes a byte to announce itself, then lives until the other end of
-        // a pipe is closed.
+        // Writes a byte to announce that the executed program runs, and then waits until the other
+        // end of a pipe is closed.
         "linger" => {
             let (begun, end) = arguments.first()?.split_once(' ')?;
             let (begun, end) = (begun.parse().ok()?, end.parse().ok()?);
@@ -59,7 +59,8 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
             }
             Some(0)
         }
-        // Maps an inherited ring, and submits the SQE that the earlier program left in its SQ.
+        // Maps an inherited ring, and submits the SQE that the program before the execve(2) left in
+        // the SQ.
         "map" => {
             let mapped = syscalls::map(number(), 4096, 0) > 0;
             let entered = syscalls::enter(number(), 1, 0, 0, std::ptr::null(), 0) == 1;
@@ -127,7 +128,8 @@ case!(with_worker_in_flight => "
     deserted true
 ");
 
-/// The standard library's spawn makes the child, by posix_spawn if it can. The child can use rings.
+/// A child that the standard library's `Command` starts can use rings. The library starts it by
+/// posix_spawn(3), if possible.
 fn from_spawn(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let path = std::env::current_exe().expect("this program has a path");
@@ -166,7 +168,7 @@ fn script(t: &mut Transcript) {
 }
 case!(script => "child: Some(0)");
 
-/// A child that is executed with an empty environment can use rings.
+/// A child can use rings even if it is executed with an empty environment.
 fn empty_environment(t: &mut Transcript) {
     let path = std::env::current_exe().expect("this program has a path");
     let status = Command::new(path).args(["child", "nop"]).env_clear().status();
@@ -174,7 +176,7 @@ fn empty_environment(t: &mut Transcript) {
 }
 case!(empty_environment => "child: Some(0)");
 
-/// An execve(2) that fails leaves the ring and its requests as they were.
+/// An execve(2) that fails leaves the ring and its requests unchanged.
 fn failing(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -223,7 +225,7 @@ fn by_descriptor(t: &mut Transcript) {
         let program = program();
         let arguments = [c"conformance".as_ptr(), c"child".as_ptr(), c"nop".as_ptr(), std::ptr::null()];
         let environment = [std::ptr::null::<libc::c_char>()];
-        // SAFETY: a C string, and arrays that end with null.
+        // SAFETY: the path is a C string, and the arrays end with null.
         unsafe {
             let fd = libc::open(program.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
             libc::fexecve(fd, arguments.as_ptr(), environment.as_ptr());

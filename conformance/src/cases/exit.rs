@@ -1,4 +1,4 @@
-//! Processes and threads that end with requests in flight.
+//! Processes and threads that end while their requests are in flight.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -54,7 +54,7 @@ fn with_timeouts(t: &mut Transcript) {
 }
 case!(with_timeouts => "child: exit 5");
 
-/// A worker that is blocked in a system call does not keep the process alive.
+/// A process can end although one of its workers is blocked in a system call.
 fn with_worker(t: &mut Transcript) {
     let fifo = files::Fifo::new();
     let ending = process::forked(|| {
@@ -166,7 +166,7 @@ fn by_signal(t: &mut Transcript) {
             5
         });
         crate::time::long_enough_to_notice();
-        // SAFETY: the process is a child of this one.
+        // SAFETY: the call touches no memory. The process is a child of this one.
         unsafe { libc::kill(child, signal) };
         t.say(format_args!("child: {}", process::ending(child)));
         drop(reader);
@@ -220,8 +220,8 @@ case!(while_another_thread_waits => "
     deserted true
 ");
 
-/// When the thread that submitted a request ends, the request is cancelled, though the ring still
-/// exists.
+/// On the kernel, the end of the thread that submitted a request cancels the request. The ring
+/// continues to exist.
 fn of_submitting_thread(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -279,7 +279,8 @@ extern "C" fn wait_in_enter(argument: *mut libc::c_void) -> *mut libc::c_void {
 }
 
 extern "C" fn wait_in_pause(_argument: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: the call is a cancellation point, at which this thread ends.
+    // SAFETY: pause(2) touches no memory. It is a cancellation point, at which pthread_cancel(3)
+    // ends this thread.
     unsafe { libc::pause() };
     std::ptr::null_mut()
 }
@@ -294,7 +295,7 @@ unsafe extern "C" {
 /// Starts a thread that runs `body`, and cancels it by pthread_cancel(3). Returns whether the
 /// cancellation ended the thread.
 fn cancelled(body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void, fd: i32) -> bool {
-    // SAFETY: the thread gets a number as its argument, and is joined here.
+    // SAFETY: the new thread gets a number instead of a pointer. This function joins the thread.
     unsafe {
         let mut thread: libc::pthread_t = 0;
         let argument = fd as isize as *mut libc::c_void;

@@ -1,4 +1,5 @@
-//! A request holds its file: closing or reusing the descriptor number has no effect on the request.
+//! A request keeps its file open. So it has no effect on the request if the program closes the
+//! descriptor or reuses its number.
 
 use std::os::fd::{AsRawFd, IntoRawFd};
 
@@ -59,8 +60,8 @@ fn number_reused_by_file(t: &mut Transcript) {
     let mut buffer = [0u8; 8];
     ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
     ring.submit();
-    // SAFETY: this case owns both descriptors. The call makes the first number a descriptor of the
-    // file.
+    // SAFETY: this case owns both descriptors. dup2(2) makes the first number a descriptor of the
+    // regular file.
     unsafe { libc::dup2(file.as_raw_fd(), reader.as_raw_fd()) };
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
@@ -85,7 +86,7 @@ fn number_reused_by_pipe(t: &mut Transcript) {
     let (mut a, mut b) = ([0u8; 4], [0u8; 4]);
     ring.push(read(reader.as_raw_fd(), &mut a, 0, 1));
     ring.submit();
-    // SAFETY: this case owns both descriptors. The call makes the first number a descriptor of the
+    // SAFETY: this case owns both descriptors. dup2(2) makes the first number a descriptor of the
     // other pipe.
     unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
     ring.push(read(reader.as_raw_fd(), &mut b, 0, 2));
@@ -143,8 +144,9 @@ case!(write_survives_close => "
     all read true tail true
 ");
 
-/// For a request with IOSQE_ASYNC, the worker looks up the descriptor. (The manual says that the
-/// submission does.) So the case waits until the worker has started, then closes the descriptor.
+/// For a request with IOSQE_ASYNC, the worker looks up the descriptor, although the manual page
+/// says that the submission does. So the case closes the descriptor only after the worker has
+/// started.
 fn worker_survives_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -168,7 +170,8 @@ fn pipe_end_held_open(t: &mut Transcript) {
     ring.push(write(writer.as_raw_fd(), b"x", 0, 1));
     ring.submit();
     drop(writer);
-    // The writing end still exists, so the empty pipe is not at its end.
+    // The write request keeps the writing end open. So a read of the empty pipe does not see the
+    // end of the pipe.
     files::set_nonblocking(&reader, true);
     let mut ended = false;
     let seen = crate::time::until(|| match files::take(&reader, 65536) {
@@ -267,7 +270,8 @@ fn looked_up_at_submit(t: &mut Transcript) {
     let second = files::memory_file(b"other");
     let mut buffer = [0u8; 5];
     ring.push(read(file.as_raw_fd(), &mut buffer, 0, 1));
-    // A request uses the file that its number means at submission, not when the SQE was written.
+    // The number becomes that of another file between the writing of the SQE and the submission.
+    // The request uses the file at the submission.
     // SAFETY: this case owns both descriptors.
     unsafe { libc::dup2(second.as_raw_fd(), file.as_raw_fd()) };
     t.result("submit", ring.enter(1, 1, u::IORING_ENTER_GETEVENTS));
@@ -280,7 +284,7 @@ case!(looked_up_at_submit => "
     other
 ");
 
-/// A waiting request uses no descriptor number of the program's.
+/// A waiting request occupies none of the program's descriptor numbers.
 fn lowest_number_is_free(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -300,7 +304,7 @@ fn record_lock(kind: i32) -> libc::flock {
     lock
 }
 
-/// Returns whether another process finds the file locked by a record lock.
+/// Returns whether a record lock of this process keeps another process from locking the file.
 fn locked(fd: i32) -> bool {
     let ending = crate::process::forked(|| {
         let mut lock = record_lock(libc::F_WRLCK);
@@ -311,8 +315,8 @@ fn locked(fd: i32) -> bool {
     ending == "exit 1"
 }
 
-/// close(2) of any descriptor of a file drops the process's record locks on it. A request that ends
-/// must not drop them.
+/// If a process closes any descriptor of a file, the kernel drops the process's record locks on the
+/// file. The end of a request must not drop them.
 fn record_locks_are_kept(t: &mut Transcript) {
     let scratch = files::Scratch::new();
     let file = scratch.file("locked", b"0123456789");

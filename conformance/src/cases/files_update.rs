@@ -111,8 +111,8 @@ case!(skips => "
     slot 0 a = 1
 ");
 
-/// With IORING_FILE_INDEX_ALLOC as offset, the kernel chooses the slots. It writes their indices
-/// over the descriptor numbers.
+/// With IORING_FILE_INDEX_ALLOC as offset, the kernel chooses the slots. It writes the indices of
+/// these slots over the descriptor numbers in the program's array.
 fn allocates(t: &mut Transcript) {
     let mut ring = table(3);
     let (a, b) = (files::memory_file(b"a"), files::memory_file(b"b"));
@@ -150,8 +150,8 @@ case!(allocates_until_full => "
     cqe 3: -EBADF
 ");
 
-/// FILES_UPDATE cannot write the index of the slot that it has allocated. So the kernel empties the
-/// slot again, and the table of registered files does not keep the pipe's writing end open.
+/// FILES_UPDATE allocates a slot but cannot write the slot's index to the program. So the kernel
+/// empties the slot again, and no registered file keeps the pipe's writing end open.
 fn allocation_whose_index_is_not_written(t: &mut Transcript) {
     let mut ring = table(2);
     let (reader, writer) = files::pipe();
@@ -170,7 +170,8 @@ case!(allocation_whose_index_is_not_written => "
     the reader has a hang-up: true
 ");
 
-/// Makes two pages, the second inaccessible, and puts `numbers` at the end of the first.
+/// Makes two pages, puts `numbers` at the end of the first page, and makes the second page
+/// inaccessible.
 fn numbers_before_bad_page(numbers: &[i32]) -> Pages {
     let mut pages = Pages::new(2);
     let start = PAGE - 4 * numbers.len();
@@ -181,8 +182,8 @@ fn numbers_before_bad_page(numbers: &[i32]) -> Pages {
     pages
 }
 
-/// The array of six descriptor numbers ends where the readable memory ends. An update with any
-/// larger count registers the six files.
+/// An array of six descriptor numbers ends where the readable memory ends. A FILES_UPDATE with a
+/// larger count registers these six files, and its result is 6.
 fn allocates_up_to_bad_memory(t: &mut Transcript) {
     for count in [7, 1 << 20, u32::MAX] {
         let mut ring = table(8);

@@ -1,4 +1,5 @@
-//! ACCEPT that waits for a connection: its limits, its cancellation and its other endings.
+//! An ACCEPT that waits for a connection: descriptor limits, cancellation, and the other events
+//! that end the wait.
 
 use super::is_ready;
 use crate::cases::socket::{sparse, taken, without_numbers};
@@ -354,8 +355,8 @@ fn listener_closed(t: &mut Transcript) {
             let Some(server) = taken(t, &entry) else { continue };
             t.say(format_args!("data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
         }
-        // Only the ACCEPT kept the listener open, and it has completed, so a new connection is
-        // refused.
+        // The listener was open only because of the ACCEPT. The ACCEPT has completed, so the kernel
+        // refuses a new connection.
         let late = net::stream(family);
         let refused = crate::time::until(|| net::connect_now(late.as_raw_fd(), &address) == -libc::ECONNREFUSED);
         t.say(format_args!("refused {refused}"));
@@ -510,7 +511,7 @@ case!(registered_listener => "
     cqe 2: ok
 ");
 
-/// SO_RCVTIMEO limits blocking calls only: an ACCEPT request keeps waiting after that time.
+/// SO_RCVTIMEO limits blocking calls only: an ACCEPT request waits longer than that limit.
 fn receive_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);

@@ -1,4 +1,5 @@
-//! Ends of a multishot ACCEPT, and conditions that pause it.
+//! Events that end a multishot ACCEPT, and conditions under which it accepts no connection for a
+//! while.
 
 use super::{all, multishot};
 use crate::cases::accept::is_ready;
@@ -11,7 +12,8 @@ use crate::transcript::Transcript;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use usring_uapi::io_uring as u;
 
-/// A CQE for which the CQ has no room lacks the flag F_MORE: it is the last CQE of its multishot.
+/// The CQ is full, so the multishot's next CQE goes to the backlog. This CQE lacks the flag F_MORE,
+/// because it is the multishot's last one.
 fn overflow(t: &mut Transcript) {
     let setup = ring::DEFER;
     for family in FAMILIES {
@@ -114,8 +116,8 @@ case!(listener_shut_down => "
     cqe 2: 0
 ");
 
-/// A multishot on a unix listener that was shut down waits for ever: accept4(2) with O_NONBLOCK
-/// answers EAGAIN on such a listener.
+/// On the kernel, the shutdown of a unix listener does not end a multishot, which waits for ever.
+/// The reason is that a non-blocking accept4(2) on such a listener returns EAGAIN.
 fn unix_listener_shut_down(t: &mut Transcript) {
     for blocks in [true, false] {
         let mut ring = Ring::new(4);
@@ -157,8 +159,8 @@ fn listener_closed(t: &mut Transcript) {
                 t.say(format_args!("{family:?} data passes {}", net::delivers_byte(&client, server.as_raw_fd())));
             }
         }
-        // Only the request still holds the listener open, so the end of the request closes the
-        // listener.
+        // Now the listener is open only because of the request. So the end of the request closes
+        // the listener.
         ring.push(cancel(1, 0, 2));
         ring.submit();
         t.in_order(&ring.wait(2));
@@ -360,7 +362,7 @@ fn registered_listener(t: &mut Transcript) {
         let _client = net::connected(Family::V4, &address);
         all(t, &ring.wait(1));
     }
-    // The multishot keeps the listener open after the table of registered files is gone.
+    // The multishot keeps the listener open even after the program has unregistered the files.
     t.result("unregister", ring.register(crate::cases::reg::UNREGISTER_FILES, std::ptr::null::<u8>(), 0));
     let _client = net::connected(Family::V4, &address);
     all(t, &ring.wait(1));
@@ -396,7 +398,7 @@ fn many_connections(t: &mut Transcript) {
     drop(listener);
     ring.push(cancel(1, 0, 2));
     ring.submit();
-    // The multishot may be running at this moment, in which case the cancel gets -EALREADY.
+    // If the multishot is running at the moment of the cancel, the cancel gets -EALREADY.
     let mut ended = ring.wait(2);
     ended.sort_by_key(|entry| entry.user_data);
     for entry in ended {

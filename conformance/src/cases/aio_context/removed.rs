@@ -1,4 +1,4 @@
-//! An event that the program has removed from its context's ring, by overwriting the ring's tail.
+//! The program removes an event from its context's event ring, by overwriting the ring's tail.
 
 use std::os::fd::AsRawFd;
 use std::ptr::{null, null_mut};
@@ -12,8 +12,8 @@ use crate::{files, process, time};
 
 extern "C" fn ignore(_: i32) {}
 
-/// The program has removed an event from the ring by storing the head as the tail. io_getevents
-/// then sleeps until a signal ends it, and uses no processor time.
+/// The program removes the only event from the ring: it overwrites the ring's tail with the head.
+/// io_getevents then sleeps without using processor time, until a signal ends the sleep.
 fn event_that_the_program_has_removed(t: &mut Transcript) {
     let waiter = process::start(|| {
         let context = Context::new(8);

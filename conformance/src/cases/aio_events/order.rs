@@ -1,5 +1,5 @@
-//! Calls of io_getevents and io_pgetevents with several invalid arguments, and calls that fail
-//! after a part of their work.
+//! Calls of io_getevents, io_pgetevents and io_cancel with several invalid arguments: the order of
+//! the kernel's checks. Also calls that fail after a part of their work.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use crate::memory::Pages;
 use crate::transcript::Transcript;
 use crate::{files, time};
 
-/// The kernel reads the time limit and the signal mask before it looks the context up.
+/// The kernel reads the time limit and the signal mask first, and looks up the context id after
+/// that. So bad pointers get -EFAULT even with an unknown id.
 fn unknown_context_and_bad_pointers(t: &mut Transcript) {
     let mut event = IoEvent::default();
     let nowhere = 16 as *const Timespec;
@@ -48,8 +49,8 @@ case!(cancel_with_another_key => "
     event 1: -
 ");
 
-/// The program's memory has room for two events. io_getevents takes two, waits for a third, and
-/// cannot write the third. The third event stays in the ring.
+/// The program's memory has room for two events. io_getevents writes two events there, waits for a
+/// third, and cannot write it. So the call returns 2, and the third event stays in the event ring.
 fn memory_ends_behind_taken_events(t: &mut Transcript) {
     let context = Context::new(8);
     let (reader, writer) = files::pipe();
@@ -57,7 +58,8 @@ fn memory_ends_behind_taken_events(t: &mut Transcript) {
     let _file = reads(&context, 2, t);
     let pages = Pages::new(2);
     pages.forbid_last();
-    // SAFETY: the first page has room for two events at its end, before the unmapped second page.
+    // SAFETY: the address is 64 bytes before the end of the first page, so two events fit. The
+    // second page is made inaccessible on purpose.
     let end = unsafe { pages.address.add(4096 - 64) }.cast::<IoEvent>();
     let waiter = time::this_thread();
     let other = std::thread::spawn(move || {

@@ -37,7 +37,7 @@ fn bad_pointers(t: &mut Transcript) {
     pages.bytes()[4096 - 32..4096].copy_from_slice(&bytes_of(&iocb)[..32]);
     pages.forbid_last();
     // SAFETY: the address is 32 bytes before the end of the first page, which is mapped. The second
-    // page is unreadable on purpose, so only half an iocb can be read.
+    // page is unreadable on purpose, so io_submit can read only half an iocb.
     let half = unsafe { pages.address.add(4096 - 32) }.cast::<Iocb>();
     t.result("half of it cannot be read", aio::submit(context.0, 1, [half].as_ptr()));
     let whole = pages.address.cast::<Iocb>();
@@ -165,7 +165,8 @@ fn wrong_mode(t: &mut Transcript) {
         "bad memory and the wrong mode",
         Iocb { aio_buf: u64::MAX, ..aio::read(writes, &mut buffer, 0, 7) },
     );
-    // A sync request works on a read-only descriptor and on a write-only one.
+    // The wrong access mode does not matter here: a sync request works on a read-only descriptor,
+    // too.
     one(t, &context, "sync", aio::sync(reads, 8));
 }
 case!(wrong_mode => "
@@ -439,7 +440,7 @@ fn priority(t: &mut Transcript) {
         one(t, &context, "no class", Iocb { aio_reqprio: (class << 13) as i16, ..read });
     }
     let ending = process::forked(|| {
-        // SAFETY: the call touches no memory. It takes root's rights from this child alone.
+        // SAFETY: setuid(2) touches no memory. Only this child process loses root's rights.
         unsafe { libc::setuid(65534) };
         let context = Context::new(8);
         one(t, &context, "realtime as nobody", Iocb { aio_reqprio: 1 << 13, ..read });

@@ -1,4 +1,5 @@
-//! Send requests with IORING_RECVSEND_BUNDLE: one request sends the content of several buffers.
+//! Send requests with IORING_RECVSEND_BUNDLE: one request sends the content of several provided
+//! buffers.
 
 use std::os::fd::AsRawFd;
 
@@ -74,7 +75,8 @@ case!(send_waits => "
     cqe 1: 48 BUFFER(0)
 ");
 
-/// A bundle of more buffers than one sendmsg(2) accepts is sent in several parts, each with a CQE.
+/// A bundle can have more buffers than one sendmsg(2) accepts. The kernel then sends the bundle in
+/// several parts, each with a CQE.
 fn send_many(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::new(4);
@@ -184,8 +186,8 @@ fn send_empty_at_the_end(t: &mut Transcript) {
 }
 case!(send_empty_at_the_end => include_str!("send_empty_at_the_end.txt"));
 
-/// The kernel sends a SEND with BUNDLE but without BUFFER_SELECT twice, the second time with length
-/// 0. The peer of a datagram socket gets an empty message.
+/// A SEND with BUNDLE but without BUFFER_SELECT: the kernel calls the send twice, the second time
+/// with length 0. So the peer of a datagram socket also gets an empty message.
 fn send_without_group(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for length in [3, 0] {

@@ -57,8 +57,8 @@ case!(receive_wait_all_continues => "
     head 2
 ");
 
-/// A shutdown of the reading side completes the receive with the bytes so far. With MSG_WAITALL the
-/// receive counts as failed, and its linked request is cancelled.
+/// A shutdown of the reading side completes the receive, whose result is the number of bytes so
+/// far. With MSG_WAITALL this result counts as a failure, so the linked request is cancelled.
 fn receive_wait_all_shut_down(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for flags in [0, libc::MSG_WAITALL as u32] {
@@ -107,8 +107,8 @@ case!(receive_wait_all_shut_down => "
     2: -125
 ");
 
-/// A receive that ends short reports the bytes so far. The buffers that it did not fill return to
-/// the group.
+/// A receive that completes with fewer bytes than requested reports the bytes so far. The buffers
+/// that the receive has not filled return to the group.
 fn receive_wait_all_ends_short(t: &mut Transcript) {
     for length in [0, 64, 40] {
         for first in [&b"0123"[..], b"0123456789abcdefghijkl"] {
@@ -134,8 +134,8 @@ fn receive_wait_all_ends_short(t: &mut Transcript) {
 }
 case!(receive_wait_all_ends_short => include_str!("receive_wait_all_ends_short.txt"));
 
-/// On the kernel a receive that waits for more bytes holds only the buffers in which it has bytes.
-/// Other receives use the later buffers, and keep them when the waiting receive ends.
+/// A first receive waits for more bytes. On the kernel it owns only the buffers in which it has
+/// bytes. A second receive uses the later buffers, and keeps them when the first receive ends.
 fn receive_wait_all_beside_another(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 6);

@@ -1,4 +1,4 @@
-//! CONNECT that waits for room in a listener's queue.
+//! CONNECT requests that wait until the listener's queue has room for a connection.
 
 use super::accepted;
 use crate::cases::accept::is_ready;
@@ -10,8 +10,9 @@ use crate::transcript::Transcript;
 use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::{Timespec, io_uring as u};
 
-/// Fills a listener's queue, and returns the clients in it. A full queue drops the SYN of a new
-/// connection, and the client's kernel sends it again after a second.
+/// Fills a listener's queue with connections, and returns their clients. While the queue is full,
+/// the kernel drops the SYN of a new connection, and the client's kernel repeats the SYN after a
+/// second.
 fn full(listener: &OwnedFd, address: &Address) -> Vec<OwnedFd> {
     let mut clients = Vec::new();
     loop {
@@ -108,8 +109,8 @@ case!(waits_and_ring_closes => "
     nothing left open true
 ");
 
-/// The program has started the connection by connect(2), which is in progress. CONNECT then gets
-/// -EALREADY.
+/// The program has begun a connection by connect(2), which is still in progress. A CONNECT request
+/// on that socket then gets -EALREADY.
 fn begun_by_a_call(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener_for(Family::V4, 1);
@@ -125,8 +126,8 @@ case!(begun_by_a_call => "
     cqe 1: -EALREADY
 ");
 
-/// Fills the queue of a unix listener, so that further CONNECTs wait. Returns the clients in the
-/// queue.
+/// Fills the queue of a unix listener with connections, so that further CONNECTs wait. Returns the
+/// clients of the queued connections.
 fn unix_full(listener: &OwnedFd) -> Vec<OwnedFd> {
     let address = net::address_of(listener.as_raw_fd());
     let mut clients = Vec::new();
@@ -160,8 +161,8 @@ case!(unix_waits_for_room => "
     cqe 1: 0
 ");
 
-/// If the queue is full, CONNECT of a unix socket with O_NONBLOCK gets -EAGAIN: a unix socket
-/// cannot poll for room.
+/// CONNECT of a unix socket with O_NONBLOCK gets -EAGAIN if the listener's queue is full. It cannot
+/// wait, because poll(2) of a unix socket does not report room in the queue.
 fn unix_nonblocking_has_no_room(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener_for(Family::Unix, 1);
@@ -207,7 +208,8 @@ case!(unix_listener_goes => "
     cqe 1: -ECONNREFUSED
 ");
 
-/// A worker waits for room in the queue of a Unix listener, and a CANCEL names its request.
+/// A worker executes a CONNECT and waits for room in the queue of a unix listener. Then a CANCEL
+/// names the CONNECT.
 fn cancelled_behind_a_full_queue(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(4, flags);

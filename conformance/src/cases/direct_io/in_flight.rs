@@ -1,4 +1,5 @@
-//! O_DIRECT transfers in flight while the program cancels, calls exec, or closes files and rings.
+//! O_DIRECT transfers are in flight while the program cancels them, calls execve(2), or closes
+//! files and rings.
 
 use super::{BLOCK, at, block, content, deferring_ring, length, numbered, uncache, whole};
 use super::{exec, reg};
@@ -36,8 +37,8 @@ case!(forced_async => "
     cqe 7: 4096
 ");
 
-/// A cancel of an O_DIRECT transfer gets -EALREADY while the disk works on it, and -ENOENT when it
-/// has completed.
+/// The program cancels an O_DIRECT transfer. While the disk works on the transfer, the cancel gets
+/// -EALREADY. Once the transfer has completed, the cancel gets -ENOENT.
 fn cancelled_or_done(t: &mut Transcript) {
     let mut ring = Ring::new(32);
     let scratch = Scratch::new();
@@ -58,7 +59,8 @@ fn cancelled_or_done(t: &mut Transcript) {
 }
 case!(cancelled_or_done => "never cancelled");
 
-/// execve(2) ends the ring only after the disk has done the submitted writes: all reach the file.
+/// execve(2) ends the ring only after the disk has carried out the submitted writes. So all writes
+/// reach the file.
 fn program_executes_another(t: &mut Transcript) {
     for round in 0..4 {
         let scratch = Scratch::new();
@@ -123,8 +125,8 @@ case!(file_closed_meanwhile => "
     [80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95]
 ");
 
-/// Large writes, which the kernel may split, reach their file although the program uses the
-/// descriptor number for another file before they are done.
+/// The program makes the descriptor number that of another file while large writes are in flight.
+/// The kernel may split such writes. All of their data reaches the first file.
 fn large_and_closed_meanwhile(t: &mut Transcript) {
     let mut ring = Ring::new(32);
     let scratch = Scratch::new();
@@ -250,12 +252,12 @@ fn deferred(t: &mut Transcript) {
         for index in 0..32 {
             ring.push(read_at(fd, pages.at(index * BLOCK), BLOCK as u32, at(index), index as u64));
         }
-        // The rounds wait for 1, 7, 31 and all 32 of the reads.
+        // Each round waits for 1, 7, 31 or all 32 of its reads in the submitting call.
         ring.submit_and_wait([1, 7, 31, 32][round % 4]);
         seen += whole(&ring.wait(32));
     }
     t.say(format_args!("whole {seen}"));
-    // The call waits for two completions: the transfer's, and that of a read of a pipe.
+    // The next wait is for two completions: that of a disk transfer, and that of a read of a pipe.
     let (reader, writer) = crate::files::pipe();
     let mut byte = [0; 1];
     ring.push(crate::sqe::read(reader.as_raw_fd(), &mut byte, CURRENT, 1));
@@ -382,14 +384,15 @@ case!(child_reads_with_a_ring_of_its_own => "
     whole 16
 ");
 
-/// A write beyond RLIMIT_FSIZE gets -EFBIG. (SIGXFSZ is ignored here.) A write across the limit is
-/// short.
+/// A write beyond RLIMIT_FSIZE gets -EFBIG. A write that begins below the limit and crosses it is
+/// short. The case ignores SIGXFSZ.
 fn size_limit(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = numbered(&scratch, 2, libc::O_RDWR);
     t.say(process::forked(|| {
         let limit = libc::rlimit { rlim_cur: at(4), rlim_max: at(4) };
-        // SAFETY: the limit is a valid structure. No handler is installed.
+        // SAFETY: the limit is a valid structure. The signal is ignored, so no handler is
+        // installed.
         unsafe {
             libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit);
@@ -408,7 +411,8 @@ case!(size_limit => "
     length 16384
 ");
 
-/// More requests are in flight than the CQ has entries. All of them complete.
+/// The program submits more requests than the CQ has entries before it reaps. All requests
+/// complete.
 fn many_more_than_the_queue(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let scratch = Scratch::new();
@@ -432,7 +436,8 @@ fn many_more_than_the_queue(t: &mut Transcript) {
 }
 case!(many_more_than_the_queue => "whole 512");
 
-/// O_DIRECT on a pipe means packet mode. A read of such a pipe waits for a packet.
+/// On a pipe, O_DIRECT selects packet mode. A read of an empty pipe in packet mode waits for a
+/// packet.
 fn packet_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = crate::files::pipe_with(libc::O_DIRECT);

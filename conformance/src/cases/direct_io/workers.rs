@@ -1,4 +1,4 @@
-//! O_DIRECT transfers that usring leaves to a worker, or issues after the submitting call.
+//! O_DIRECT transfers that usring passes to a worker, or issues only after the submitting call.
 
 use super::in_flight::ring_closes;
 use super::{BLOCK, at, block, content, deferring_ring, length, numbered, uncache, whole};
@@ -16,8 +16,8 @@ pub(super) fn seek(file: &OwnedFd, position: u64) {
     unsafe { libc::lseek(file.as_raw_fd(), position as i64, libc::SEEK_SET) };
 }
 
-/// A write at the current position that extends the file moves the position, in the submitting
-/// thread and in a worker.
+/// A write at the current position extends the file and moves the position. The submitting thread
+/// makes the first write, and a worker the second.
 fn longer_at_the_position(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -40,7 +40,8 @@ case!(longer_at_the_position => "
     [0, 1, 2, 8, 8, 9]
 ");
 
-/// A linked request uses the file that its descriptor number means when the request starts.
+/// A linked request uses the file that its descriptor number names when the request starts, not
+/// when the request is submitted.
 fn number_reused_behind_a_link(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -55,15 +56,16 @@ fn number_reused_behind_a_link(t: &mut Transcript) {
     ring.push(read_at(number, pages.at(BLOCK), BLOCK as u32, 0, 3));
     t.result("submit", ring.submit());
     t.sorted(&ring.wait(1));
-    // SAFETY: the number is that of `file`, which from here on owns the pipe's reading end.
+    // SAFETY: the number belongs to `file`. From here on, `file` owns a descriptor of the pipe's
+    // reading end.
     unsafe { libc::dup2(ends[0], number) };
     t.sorted(&ring.wait(1));
-    // The read that waits for the pipe gets -ECANCELED. A read inside a worker's call would get
-    // -EINTR.
+    // -ECANCELED shows that the read waits for the pipe by a poll. A read that waits in a worker's
+    // system call would get -EINTR.
     ring.push(cancel(3, 0, 4));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // SAFETY: both ends of the pipe are open, and only this function uses them.
+    // SAFETY: both descriptors of the pipe are open, and only this function uses them.
     unsafe {
         libc::close(ends[0]);
         libc::close(ends[1]);
@@ -77,8 +79,8 @@ case!(number_reused_behind_a_link => "
     cqe 4: 0
 ");
 
-/// Submitted writes reach the file although the ring closes, even if io_setup(2) fails because of a
-/// sandbox or of fs.aio-max-nr.
+/// io_setup(2) fails, as in a sandbox or at the limit fs.aio-max-nr. Submitted writes nevertheless
+/// reach the file when the ring closes.
 fn ring_closes_without_a_context(t: &mut Transcript) {
     process::deny(libc::SYS_io_setup);
     ring_closes(t);
@@ -96,8 +98,8 @@ case!(ring_closes_without_a_context => "
     written true
 ");
 
-/// Reads and writes a whole file several times by a ring with deferred task work. Each time, one
-/// call submits all transfers and waits for `wanted` completions.
+/// Reads and writes a whole file several times by a ring with deferred task work. In each round,
+/// one call submits all transfers and waits for `wanted` of them.
 fn read_and_write_deferred(t: &mut Transcript, ring: &mut Ring, scratch: &Scratch, file: &OwnedFd) {
     let (fd, mut pages) = (file.as_raw_fd(), Pages::new(32));
     for (writes, wanted) in [(false, 1), (true, 16), (false, 7), (true, 1)] {
@@ -119,8 +121,8 @@ fn contexts_denied(t: &mut Transcript) {
 }
 case!(contexts_denied => include_str!("contexts_denied.txt"));
 
-/// io_setup(2) answers EAGAIN, as it does when fs.aio-max-nr is reached. The ring's transfers still
-/// work.
+/// io_setup(2) fails with EAGAIN, as if the limit fs.aio-max-nr were reached. The ring's transfers
+/// still work.
 fn contexts_exhausted(t: &mut Transcript) {
     process::deny_with(libc::SYS_io_setup, libc::EAGAIN);
     denied_from_here_on(t, None);
@@ -137,8 +139,8 @@ fn waiting_denied_later(t: &mut Transcript) {
 }
 case!(waiting_denied_later => include_str!("waiting_denied_later.txt"));
 
-/// A seccomp filter of the program that denies `call`, one of libaio's system calls, does not
-/// affect a ring's transfers.
+/// Reads and writes in three rounds. If `call` is some libaio system call, the program denies it by
+/// a seccomp filter after the first round. The ring's transfers still work.
 fn denied_from_here_on(t: &mut Transcript, call: Option<i64>) {
     let mut ring = deferring_ring();
     let scratch = Scratch::new();
