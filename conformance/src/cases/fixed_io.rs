@@ -1,4 +1,5 @@
-//! READ_FIXED and WRITE_FIXED, and FIXED_FILE on reads and writes.
+//! READ_FIXED and WRITE_FIXED, which use registered buffers. Also reads and writes with FIXED_FILE,
+//! which use registered files.
 
 use std::os::fd::AsRawFd;
 
@@ -11,7 +12,7 @@ use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, read, read_at, vector, write};
 use crate::transcript::Transcript;
 
-/// Makes a ring whose registered buffers are the pages in `buffers`.
+/// Makes a ring and registers each of `buffers` as one buffer.
 fn ring_with(buffers: &[&Pages]) -> Ring {
     let ring = Ring::new(8);
     let vectors: Vec<_> = buffers.iter().map(|pages| vector(pages.at(0), pages.length)).collect();
@@ -51,8 +52,8 @@ fn inside_a_buffer(t: &mut Transcript) {
     let mut pages = Pages::new(3);
     let mut ring = ring_with(&[&pages]);
     let file = files::memory_file(b"0123456789");
-    // Reads into a range of a registered buffer across a page boundary, then up to the buffer's
-    // last byte.
+    // The first read crosses a page boundary inside the registered buffer. The second read ends at
+    // the buffer's last byte.
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(4090), 10, 0, 1)));
     t.say(String::from_utf8_lossy(&pages.bytes()[4090..4100]).into_owned());
     let end = pages.length as u64;
@@ -187,7 +188,7 @@ fn fixed_file_and_buffer(t: &mut Transcript) {
     let mut buffer = [0u8; 4];
     t.entry(&ring.one(read(0, &mut buffer, 3, 4).fixed()));
     t.entry(&ring.one(write(0, b"ab", 3, 5).fixed()));
-    // The file has one position, whether a descriptor or a slot names the file.
+    // The open file has one position, which the descriptor and the slot share.
     t.entry(&ring.one(read(0, &mut buffer, CURRENT, 6).fixed()));
     t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
 }
@@ -236,7 +237,8 @@ fn several_buffers(t: &mut Transcript) {
     t.sorted(&ring.run(&[
         read_fixed(fd, a.at(0), 3, 0, 1),
         read_fixed(fd, b.at(0), 4, 1, 2),
-        // This read names one registered buffer by its index, but its address is in another buffer.
+        // This read names one registered buffer by its index, but its address lies in another
+        // registered buffer.
         read_fixed(fd, b.at(0), 4, 0, 3),
     ]));
     t.say(format_args!("{} {}", a.bytes()[0], b.bytes()[3]));

@@ -1,10 +1,10 @@
-//! Requests that the kernel forces to its workers: those with IOSQE_ASYNC, and those that were
-//! submitted while a ring drains.
+//! Requests that the kernel forces to its workers: requests with IOSQE_ASYNC, and requests that the
+//! program submits while a ring drains.
 //!
 //! - The worker first polls the request's file. If the file is not ready, the request waits.
-//! - A multishot makes its attempts after that poll, outside of the worker. A bundle that sends is
-//!   cancelled once its socket has room.
-//! - A request with a buffer ring uses up its buffer at the first attempt.
+//! - A multishot makes its attempts after that poll, outside of the worker. A SEND with BUNDLE is
+//!   cancelled as soon as its socket has room.
+//! - A request that selects from a buffer ring uses up its buffer at the first attempt.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,7 +22,7 @@ use crate::transcript::Transcript;
 const GROUP: u16 = 3;
 const BUNDLE: u16 = u::IORING_RECVSEND_BUNDLE as u16;
 
-/// The SQE flags that force a request to a worker, with their names.
+/// The SQE flags by which the cases force a request to a worker, with the names to print.
 const WORKER_FLAGS: [(&str, u8); 2] = [("IOSQE_ASYNC", sqe_flags::ASYNC), ("IOSQE_IO_DRAIN", sqe_flags::IO_DRAIN)];
 
 fn submit(t: &mut Transcript, ring: &mut Ring, sqe: Sqe, way: u8) {
@@ -30,8 +30,8 @@ fn submit(t: &mut Transcript, ring: &mut Ring, sqe: Sqe, way: u8) {
     t.result("submit", ring.submit());
 }
 
-/// Makes a ring with the case's buffer group, which has buffers in these slots. Returns the
-/// group's memory, too.
+/// Makes a ring with the buffer group [`GROUP`], which has a buffer for each slot in `slots`. Also
+/// returns the group and the memory of its buffer ring.
 fn with_group(slots: Range<u16>) -> (Ring, Group, Pages) {
     let (ring, memory) = (Ring::new(8), Pages::new(1));
     let mut group = group_of(&ring, &memory, 8, GROUP);
@@ -45,7 +45,8 @@ fn print_arrived(t: &mut Transcript, ring: &mut Ring) {
     t.in_order(&ring.reap());
 }
 
-/// Returns a request that selects its buffers from the case's group.
+/// Returns a request of `fd` that selects its buffers from [`GROUP`]. `options` are the flags in
+/// `ioprio`.
 fn selecting(opcode: u8, fd: &OwnedFd, options: u16) -> Sqe {
     sqe(opcode, fd.as_raw_fd(), 1).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
         sqe.ioprio = options;
@@ -53,7 +54,7 @@ fn selecting(opcode: u8, fd: &OwnedFd, options: u16) -> Sqe {
     })
 }
 
-/// Prints the group's head: the number of buffers used up so far.
+/// Prints the head of the buffer ring of [`GROUP`]: the number of buffers used up so far.
 fn print_head(t: &mut Transcript, ring: &Ring) {
     let mut status: u::io_uring_buf_status = crate::memory::zeroed();
     status.buf_group = u32::from(GROUP);
@@ -97,7 +98,7 @@ case!(poll_multishot => "
     cqe 1: 1 MORE
 ");
 
-/// A POLL_ADD on a file that does not support poll is forced to a worker.
+/// POLL_ADD requests on files that do not support polling are forced to a worker.
 fn poll_of_unpolled_file(t: &mut Transcript) {
     for (name, way) in WORKER_FLAGS {
         for flags in [0, u::IORING_POLL_ADD_MULTI] {
@@ -115,8 +116,8 @@ fn poll_of_unpolled_file(t: &mut Transcript) {
 }
 case!(poll_of_unpolled_file => include_str!("forced/poll_of_unpolled_file.txt"));
 
-/// If a multishot is forced to a worker, the worker waits for the file before the first attempt. So
-/// an empty group ends the multishot only when data is there.
+/// A worker waits for the file's readiness before it makes the first attempt of a multishot. The
+/// group is empty, but this ends the multishot only when data arrives.
 fn multishot_without_buffers(t: &mut Transcript) {
     let receiving = (opcode::RECV, u::IORING_RECV_MULTISHOT as u16);
     for ((name, way), (opcode, options)) in
@@ -147,8 +148,8 @@ fn multishot_without_buffers(t: &mut Transcript) {
 }
 case!(multishot_without_buffers => include_str!("forced/multishot_without_buffers.txt"));
 
-/// A flag sends a multishot with MSG_DONTWAIT to a worker. Despite MSG_DONTWAIT, the multishot
-/// waits for data, because the worker first polls the file.
+/// A worker first polls the file, even for a multishot with MSG_DONTWAIT. So this multishot waits
+/// for data.
 fn multishot_that_may_not_wait(t: &mut Transcript) {
     for ((name, way), bundle) in WORKER_FLAGS.into_iter().flat_map(|way| [(way, 0), (way, BUNDLE)]) {
         t.say(format_args!("{name}, options {bundle:#x}"));
@@ -210,8 +211,8 @@ case!(accept_multishot => "
     cqe 1: 1 MORE
 ");
 
-/// A sending bundle that is forced to a worker is cancelled if the socket has room, with and
-/// without a buffer group.
+/// A SEND with BUNDLE is forced to a worker, and its socket has room. The SEND is cancelled,
+/// whether it selects buffers from a group or not.
 fn send_bundle(t: &mut Transcript) {
     for (name, way) in WORKER_FLAGS {
         for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
@@ -239,8 +240,8 @@ fn bundle(socket: &OwnedFd, selects: bool) -> Sqe {
     send(socket.as_raw_fd(), b"abc", 1).with(|sqe| sqe.ioprio = BUNDLE)
 }
 
-/// A sending bundle that is forced to a worker waits for room in the socket, and is cancelled when
-/// the socket gets room.
+/// A SEND with BUNDLE is forced to a worker, and its socket is full. The SEND waits until the
+/// socket has room, and is then cancelled.
 fn send_bundle_waits(t: &mut Transcript) {
     for (name, way) in WORKER_FLAGS {
         t.say(name);
@@ -278,7 +279,7 @@ enum Ending {
 
 const ENDINGS: [Ending; 3] = [Ending::Data, Ending::EndOfFile, Ending::Cancellation];
 
-/// Ends the waiting receive by `ending`, and prints its completion.
+/// Ends the waiting receive, request 1, by `ending`. Prints the receive's completion.
 fn end(t: &mut Transcript, ring: &mut Ring, peer: &OwnedFd, ending: Ending) {
     match ending {
         Ending::Data => assert_eq!(files::put(peer, b"abc"), 3),
@@ -288,8 +289,8 @@ fn end(t: &mut Transcript, ring: &mut Ring, peer: &OwnedFd, ending: Ending) {
     t.in_order(&ring.wait(1));
 }
 
-/// A function that registers a buffer group. Parameters: the ring, the memory, the number of
-/// entries, and the group's id.
+/// A function that registers a buffer ring as a group. Parameters: the io_uring, the buffer ring's
+/// memory, its number of entries, and the group's id.
 type MakeGroup = fn(&Ring, &Pages, u32, u16) -> Group;
 
 fn keeps_buffer(t: &mut Transcript) {
@@ -338,8 +339,8 @@ fn keeps_no_classic_buffer(t: &mut Transcript) {
 }
 case!(keeps_no_classic_buffer => include_str!("forced/keeps_no_classic_buffer.txt"));
 
-/// In a chain with IO_DRAIN, three kinds of members are forced to a worker: the head, the member
-/// with the flag, and the members behind that one.
+/// One member of a chain has IO_DRAIN. The kernel then forces the chain's head, this member and the
+/// members behind it to a worker.
 fn chain_behind_drain(t: &mut Transcript) {
     for place in 0..3 {
         for drains in (0..3).filter(|drains| place == 0 || place >= *drains) {
@@ -363,8 +364,8 @@ fn chain_behind_drain(t: &mut Transcript) {
 }
 case!(chain_behind_drain => include_str!("forced/chain_behind_drain.txt"));
 
-/// On a ring with deferred task work, the owner runs no task work before it asks for completions.
-/// So until the owner asks, only a worker can send the bytes of a SEND with POLL_FIRST.
+/// On a ring with deferred task work, the kernel runs task work only when the owner asks for
+/// completions. So until then, only a worker can send the bytes of a SEND with POLL_FIRST.
 fn poll_first_send(t: &mut Transcript) {
     for (name, way) in [("no flag", 0), WORKER_FLAGS[0]] {
         let mut ring = Ring::flags(8, ring::DEFER);
@@ -388,8 +389,8 @@ case!(poll_first_send => "
     cqe 1: 3
 ");
 
-/// A request whose descriptor is not open fails before it uses up a buffer. So does a receive from
-/// a file that is no socket.
+/// A request whose descriptor is not open fails before it selects a buffer, so it uses up no
+/// buffer. A receive from a file that is no socket fails at that point, too.
 fn bad_file_uses_up_no_buffer(t: &mut Transcript) {
     let (pipe, _writer) = files::pipe();
     let closed = 9999;
@@ -434,7 +435,8 @@ case!(bad_file_uses_up_no_buffer => "
     head 0
 ");
 
-/// A request on a bad file takes no bytes of the next buffer of an incremental buffer ring.
+/// A request on a bad file fails, and takes no bytes from the next buffer of an incremental buffer
+/// ring.
 fn bad_file_uses_up_no_part(t: &mut Transcript) {
     let pipe = files::pipe().0;
     for (name, way) in WORKER_FLAGS {

@@ -76,7 +76,7 @@ case!(parent_goes_on => "
     parent's ring works true
 ");
 
-/// A child that closes the inherited ring does not affect the parent's pending requests.
+/// A child closes the inherited ring. The parent's pending requests are not affected.
 fn pending_request_stays(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -167,13 +167,13 @@ case!(grandchild => "
     parent's ring works true
 ");
 
-/// A vfork child shares the parent's memory. If it closes the ring's descriptor, only the child
-/// loses the ring.
+/// A vfork child shares the parent's memory but not its descriptors. If the child closes the ring's
+/// descriptor, only the child loses the ring.
 fn vfork_child_closes(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
-    // SAFETY: the child makes one call and ends. It changes no memory of the parent's and does not
-    // return from here.
+    // SAFETY: the child closes one descriptor and ends. It changes no memory of the parent, and
+    // does not return from its function into this one.
     let child = unsafe {
         let child = spawn_sharing(fd);
         assert!(child > 0);
@@ -187,8 +187,8 @@ case!(vfork_child_closes => "
     parent's ring works true
 ");
 
-/// Calls clone(CLONE_VM | CLONE_VFORK) with a separate stack, as posix_spawn does. The child closes
-/// the descriptor and exits.
+/// Makes a child by clone(CLONE_VM | CLONE_VFORK) with a separate stack, as posix_spawn(3) does.
+/// The child closes the descriptor `fd` and exits.
 unsafe fn spawn_sharing(fd: i32) -> i32 {
     extern "C" fn child(argument: *mut libc::c_void) -> i32 {
         let answer = syscalls::close(argument as isize as i32);
@@ -196,16 +196,17 @@ unsafe fn spawn_sharing(fd: i32) -> i32 {
     }
     let stack = crate::memory::Pages::new(16);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the stack is mapped until the child has ended, for which CLONE_VFORK waits.
+    // SAFETY: CLONE_VFORK makes clone(2) wait for the child's end. Until then the stack stays
+    // mapped.
     unsafe {
         let top = stack.address.add(stack.length).cast();
         libc::clone(child, top, flags, fd as isize as *mut libc::c_void)
     }
 }
 
-/// `make` creates a child that closes the descriptors it inherited and lives on. The parent closes
-/// a socket on which a receive waits. The peer sees the end of the stream, so the child holds no
-/// copy of the socket.
+/// Checks that a child keeps no copy of a socket for which the parent's requests wait. `make` makes
+/// a child that closes its inherited descriptors and lives on. `arm` submits the requests. Once the
+/// parent has closed the socket, its peer must see the end of the stream.
 fn peer_gets_end(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, arm: impl FnOnce(&mut Ring, i32)) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -218,7 +219,7 @@ fn peer_gets_end(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32,
         syscalls::close(ends.as_raw_fd());
         files::put(&begins, b"x");
         let mut byte = 0u8;
-        // SAFETY: the buffer has one byte. The call does not go through usring's entry points.
+        // SAFETY: the buffer has one byte.
         unsafe { libc::read(end.as_raw_fd(), (&raw mut byte).cast(), 1) };
         0
     });
@@ -253,7 +254,7 @@ case!(child_keeps_no_waiting_file => "
     child: exit 0
 ");
 
-/// The child is made by `_Fork`, which runs no handlers of pthread_atfork(3).
+/// The parent makes the child by `_Fork`, which runs no handlers of pthread_atfork(3).
 fn bare_child_keeps_no_waiting_file(t: &mut Transcript) {
     unsafe extern "C" {
         fn _Fork() -> i32;
@@ -280,17 +281,18 @@ case!(bare_child_keeps_no_waiting_file => "
 /// Calls clone(2) with `flags` and a separate stack.
 fn cloned(flags: i32, child: &dyn Fn() -> i32) -> i32 {
     extern "C" fn begin(child: *mut libc::c_void) -> i32 {
-        // SAFETY: the pointer is to the parent's reference, in the child's copy of the parent's
-        // memory.
+        // SAFETY: the pointer refers to a variable of the parent. The child has a copy of the
+        // parent's memory, so the pointer is valid here, too.
         let status = unsafe { (*child.cast::<&dyn Fn() -> i32>())() };
-        // SAFETY: the call ends the child with all its threads.
+        // SAFETY: _exit(2) ends the child with all its threads.
         unsafe { libc::_exit(status) }
     }
     let stack = crate::memory::Pages::new(64);
-    // SAFETY: the child has a copy of the stack.
+    // SAFETY: the child has a copy of the memory, including the stack. So the parent may unmap its
+    // own.
     unsafe {
-        // Leaves 256 bytes above the child's first frame: libc's functions may read stack arguments
-        // there.
+        // The 256 bytes above the child's first frame stay free, because libc's functions may read
+        // stack arguments there.
         let top = stack.address.add(stack.length - 256).cast();
         libc::clone(begin, top, flags | libc::SIGCHLD, (&raw const child).cast_mut().cast())
     }
@@ -320,8 +322,8 @@ case!(child_of_a_request_with_a_worker => "
     child: exit 0
 ");
 
-/// `make` creates a child that shares the parent's descriptor table. When the child has ended, the
-/// parent's requests go on.
+/// Checks a child that shares the parent's descriptor table, and which `make` creates. After the
+/// child has ended, the parent's requests must complete and its ring must work.
 fn shares(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -351,10 +353,12 @@ case!(child_shares_descriptors => "
     parent's ring works true
 ");
 
-/// A raw clone(2) makes a child that shares the descriptor table. No library sees that call.
+/// A raw clone(2) system call makes a child that shares the descriptor table. The call passes
+/// through no function of libc.
 fn unseen_child_shares_descriptors(t: &mut Transcript) {
     let make = |child: &dyn Fn() -> i32| {
-        // SAFETY: without a stack argument the child continues here, in its copy of the memory.
+        // SAFETY: the call names no stack. So the child continues here, on its own copy of the
+        // stack.
         let number = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) } as i32;
         if number == 0 {
             let status = child();
@@ -372,7 +376,7 @@ case!(unseen_child_shares_descriptors => "
     parent's ring works true
 ");
 
-/// A child closes all its descriptors. The parent's requests go on.
+/// A child closes all its descriptors. The parent's requests complete nevertheless.
 fn child_closes_all(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -397,8 +401,8 @@ case!(child_closes_all => "
     parent's ring works true
 ");
 
-/// A child that runs in the parent's memory, but with a descriptor table of its own, closes all its
-/// descriptors. posix_spawn's file actions do the same.
+/// A child runs in the parent's memory, but with its own descriptor table, and closes all its
+/// descriptors. File actions of posix_spawn(3) do this, too.
 fn vfork_child_closes_all(t: &mut Transcript) {
     extern "C" fn child(_: *mut libc::c_void) -> i32 {
         // SAFETY: the call closes only the child's numbers.
@@ -409,10 +413,11 @@ fn vfork_child_closes_all(t: &mut Transcript) {
     receive(&mut ring, there.as_raw_fd());
     let stack = crate::memory::Pages::new(64);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the stack is mapped until the child has ended, for which CLONE_VFORK waits.
+    // SAFETY: CLONE_VFORK makes clone(2) wait for the child's end. Until then the stack stays
+    // mapped.
     let number = unsafe {
-        // Leaves 256 bytes above the child's first frame: libc's functions may read stack arguments
-        // there.
+        // The 256 bytes above the child's first frame stay free, because libc's functions may read
+        // stack arguments there.
         let top = stack.address.add(stack.length - 256).cast();
         libc::clone(child, top, flags, std::ptr::null_mut())
     };
@@ -438,7 +443,7 @@ fn child_is_killed(t: &mut Transcript) {
         0
     });
     crate::time::long_enough_to_notice();
-    // SAFETY: the process is a child of this one.
+    // SAFETY: the call touches no memory. The process is a child of this one.
     unsafe { libc::kill(child, libc::SIGKILL) };
     t.say(format_args!("child: {}", process::ending(child)));
     files::put(&writer, b"x");
@@ -529,7 +534,8 @@ case!(with_workers => "
     cqe 2: 4
 ");
 
-/// The parent ends at once, with a poll in flight. Its child makes a ring of its own, which works.
+/// The parent exits at once, while its poll is in flight. Its child then makes a ring of its own,
+/// which works.
 fn parent_exits_first(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let ending = process::forked(|| {

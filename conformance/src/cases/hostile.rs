@@ -1,5 +1,5 @@
-//! Programs that misuse io_uring, and programs that handle faults themselves. A misuse may affect
-//! only the misused ring, and no process may crash.
+//! Programs that misuse io_uring, and programs that handle faults by their own signal handlers.
+//! Misuse of a ring may affect only that ring, and no process may crash.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,11 +17,12 @@ use crate::transcript::Transcript;
 static FAULTS: AtomicU32 = AtomicU32::new(0);
 static PLACE: AtomicU32 = AtomicU32::new(0);
 
-/// Handles SIGSEGV and SIGBUS, and counts the fault. If the case has set `PLACE`, makes the page
-/// that caused the fault accessible. If not, ends the process.
+/// Handles SIGSEGV and SIGBUS, and counts the faults. If the case has set `PLACE`, the handler
+/// makes the page of the fault accessible, so that the access succeeds. Otherwise it ends the
+/// process.
 extern "C" fn on_fault(_signal: i32, information: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     FAULTS.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: the kernel has filled in the information. The page belongs to the case.
+    // SAFETY: the kernel has filled in the siginfo. The page of the fault belongs to the case.
     unsafe {
         let address = (*information).si_addr() as usize & !4095;
         if PLACE.load(Ordering::SeqCst) == 0
@@ -34,7 +35,7 @@ extern "C" fn on_fault(_signal: i32, information: *mut libc::siginfo_t, _context
 
 fn catch_faults() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
-        // SAFETY: the handler touches only atomics and pages prepared for it.
+        // SAFETY: the handler touches only atomics and pages that the case has prepared for it.
         unsafe {
             let mut action: libc::sigaction = zeroed();
             action.sa_sigaction = on_fault as *const () as usize;
@@ -44,7 +45,7 @@ fn catch_faults() {
     }
 }
 
-/// Submits requests of every kind with a bad address. Each gets -EFAULT.
+/// Submits requests of many kinds, each with the bad address `address`. Each request gets -EFAULT.
 fn bad_requests(t: &mut Transcript, address: u64) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"0123456789");
@@ -97,8 +98,8 @@ case!(bad_address_raises_no_signal => "
     handler ran 0
 ");
 
-/// A fault of the program itself reaches the program's handler, also after a request that names a
-/// bad address.
+/// An invalid access by the program itself reaches the program's fault handler, even after a
+/// request with a bad address.
 fn programs_own_fault_reaches_its_handler(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     catch_faults();
@@ -120,8 +121,8 @@ case!(programs_own_fault_reaches_its_handler => "
     cqe 1: -EBADF
 ");
 
-/// A fault kills the process if the fault's signal is blocked. A bad address in a request raises no
-/// signal, so the process lives.
+/// While its signal is blocked, a fault would kill the process. A bad address in a request is no
+/// fault of the process, so the process lives.
 fn bad_address_while_signals_are_blocked(t: &mut Transcript) {
     let _first = Ring::new(4);
     // SAFETY: the call changes only this thread's mask.
@@ -171,11 +172,11 @@ case!(bad_address_while_signals_are_ignored => "
     setup = -EFAULT
 ");
 
-/// Requests on pages of a mapping that lie beyond the end of the mapped file get -EFAULT, as system
-/// calls do. (A direct access raises SIGBUS.)
+/// A mapping extends beyond the end of its file. Requests with addresses there get -EFAULT, as
+/// system calls do, although a direct access would raise SIGBUS.
 fn pages_beyond_the_file(t: &mut Transcript) {
     let short = files::memory_file(b"");
-    // SAFETY: a new mapping, which this case never accesses directly.
+    // SAFETY: the mapping is new, and this case never accesses it directly.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -206,8 +207,8 @@ case!(pages_beyond_the_file => "
     handler ran 0
 ");
 
-/// After munmap(2) of the ring's mapping the ring itself still exists: enter submits the SQE that
-/// was written before.
+/// The program unmaps the ring's memory. The ring still exists, so io_uring_enter(2) submits the
+/// SQE that the program has written before.
 fn ring_unmapped_before_enter(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"");
@@ -234,8 +235,8 @@ fn own_ring(rings: &Pages, entries: &Pages) -> Ring {
     Ring::over_memory(fd, params, rings.address, entries.address)
 }
 
-/// The program unmaps the memory of a NO_MMAP ring. The kernel has pinned the pages and goes on.
-/// usring may give any result, but the program and its other rings must work.
+/// The program unmaps the memory of a NO_MMAP ring. The kernel has pinned that memory and continues
+/// to use it. usring may return any result, but the process and its other rings must work.
 fn own_memory_unmapped(t: &mut Transcript) {
     let (rings, entries) = (Pages::new(1), Pages::new(1));
     let mut ring = own_ring(&rings, &entries);
@@ -251,7 +252,7 @@ fn own_memory_unmapped(t: &mut Transcript) {
 case!(own_memory_unmapped => "cqe 2: 0");
 
 /// The program unmaps the memory of a NO_MMAP ring and then closes the ring, as liburing does.
-/// Requests in flight then have no CQ to complete to.
+/// Requests are in flight, and the CQ for their completions is gone.
 fn own_memory_unmapped_then_closed(t: &mut Transcript) {
     for _ in 0..20 {
         let (rings, entries) = (Pages::new(1), Pages::new(1));
@@ -328,7 +329,7 @@ case!(registered_buffer_unmapped => "
     cqe 2: 0
 ", because "registered buffers are not pinned: one that was unmapped gives EFAULT when it is used");
 
-/// The buffer of a waiting read is unmapped: the read gets -EFAULT when data arrives.
+/// The program unmaps the buffer of a read that waits. When data arrives, the read gets -EFAULT.
 fn buffer_unmapped_in_flight(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let pages = Pages::new(1);
@@ -345,8 +346,8 @@ case!(buffer_unmapped_in_flight => "
     cqe 2: 0
 ");
 
-/// The kernel does not read the constants in the ring's memory (entries, masks). If the program
-/// overwrites them, nothing changes.
+/// The ring's memory contains constants: the numbers of entries and the masks. The kernel does not
+/// read them, so it has no effect if the program overwrites them.
 fn scribbled_constants(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (sq, cq) = (ring.params.sq_off, ring.params.cq_off);
@@ -366,8 +367,8 @@ case!(scribbled_constants => "
     cqe 5: 0
 ");
 
-/// The program overwrites heads, tails and flags of the ring. The kernel writes its own words anew,
-/// and accesses no memory outside the ring.
+/// The program overwrites words of the ring, such as heads, tails and flags. The ring may
+/// misbehave, but the kernel accesses no memory outside of the ring, and a new ring works.
 fn scribbled_queue_words(t: &mut Transcript) {
     for scribble in [1, 7, 0x7fff_ffff, u32::MAX] {
         let mut ring = Ring::new(8);
@@ -391,8 +392,8 @@ fn scribbled_queue_words(t: &mut Transcript) {
 }
 case!(scribbled_queue_words => "cqe 3: 0");
 
-/// Another thread switches the opcodes of SQEs between valid and invalid during the submission. The
-/// kernel reads each SQE once, so each request either succeeds or gets -EINVAL.
+/// During the submission, another thread switches the opcodes of the SQEs between a valid and an
+/// invalid one. The kernel reads each opcode once, so each request either succeeds or gets -EINVAL.
 fn sqe_changes_under_submit(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     let place = ring.entries_address();
@@ -405,8 +406,8 @@ fn sqe_changes_under_submit(t: &mut Transcript) {
             while !stop.load(Ordering::Relaxed) {
                 opcode = if opcode == 0 { 200 } else { 0 };
                 for slot in 0..8 {
-                    // SAFETY: the address is the opcode of an SQE in the mapping, which outlives
-                    // the thread.
+                    // SAFETY: the address is that of an SQE's opcode. The mapping of the SQEs
+                    // outlives the thread.
                     unsafe { (place as *mut u8).add(slot * 64).write_volatile(opcode) };
                 }
             }
@@ -427,8 +428,8 @@ fn sqe_changes_under_submit(t: &mut Transcript) {
 }
 case!(sqe_changes_under_submit => "completions 16000 odd answers 0");
 
-/// Another thread changes the length in a READV's vector. The kernel checks and uses one copy of
-/// the vector, so the read either succeeds or gets -EINVAL.
+/// During the submission, another thread changes the length in a READV's vector. The kernel copies
+/// the vector once, and checks and uses that copy. So the read either succeeds or gets -EINVAL.
 fn vectors_change_under_submit(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(&[b'f'; 64]);
@@ -443,7 +444,8 @@ fn vectors_change_under_submit(t: &mut Transcript) {
             let mut length = 8usize;
             while !stop.load(Ordering::Relaxed) {
                 length = if length == 8 { usize::MAX } else { 8 };
-                // SAFETY: the address is the length in the vector, which outlives the thread.
+                // SAFETY: the address is that of the vector's length. The vector outlives the
+                // thread.
                 unsafe { (place as *mut usize).write_volatile(length) };
             }
         });
@@ -485,8 +487,8 @@ impl Numbers {
     }
 }
 
-/// Submits SQEs of random bits, with operations that cannot change this process. All are submitted,
-/// and afterwards a new ring works.
+/// Submits SQEs of random bits. Their operations cannot change this process. All SQEs are
+/// submitted, and afterwards a new ring works.
 fn random_sqes(t: &mut Transcript) {
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
     let mut ring = Ring::flags(64, u::IORING_SETUP_SUBMIT_ALL);
@@ -527,11 +529,13 @@ case!(random_sqes => "
     cqe 1: 0
 ");
 
-/// Returns an SQE of random bits. Its descriptor number is not open, so no file is read or written.
+/// Returns an SQE of random bits with the opcode `opcode`. Its descriptor number is not open, so
+/// the request reads and writes no file.
 fn random_sqe(numbers: &mut Numbers, opcode: u8) -> Sqe {
     Sqe {
         opcode,
-        // IO_DRAIN is left out: a drain behind a waiting request would hold back all later ones.
+        // The mask leaves out IO_DRAIN: a drain behind a request that waits for ever would hold
+        // back all later requests.
         flags: numbers.next() as u8 & numbers.next() as u8 & 0x7d,
         ioprio: if numbers.one_in(8) { numbers.next() as u16 } else { 0 },
         fd: 5000 + (numbers.next() % 10) as i32,
@@ -557,7 +561,7 @@ fn random_registrations(t: &mut Transcript) {
             *byte = if numbers.one_in(2) { 0 } else { numbers.next() as u8 };
         }
         let opcode = (numbers.next() % 40) as u32;
-        // Skips opcodes after which later rounds could not use the ring.
+        // Skips the opcodes that would make the ring unusable in later rounds.
         if [reg::ENABLE_RINGS, reg::RESTRICTIONS, reg::RING_FDS, 33, 34].contains(&opcode) {
             continue;
         }
@@ -573,12 +577,13 @@ fn random_registrations(t: &mut Transcript) {
 }
 case!(random_registrations => "cqe 1: 0");
 
-/// The buffer of a read may lie in the ring's own memory.
+/// The buffer of a read lies in the ring's own memory, among the SQEs.
 fn ring_memory_as_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(&[0x55; 16]);
     let place = ring.entries_address();
-    // Reads into the last SQE of the ring's SQE array, which a later request uses.
+    // The buffer is the end of the ring's last SQE. The eighth request after this one uses that
+    // SQE.
     t.entry(&ring.one(read_at(file.as_raw_fd(), place + 7 * 64 + 48, 16, 0, 1)));
     for user_data in 2..=9 {
         let mut byte = [0u8; 1];

@@ -1,8 +1,8 @@
-//! Rings that several processes use: children that inherit a ring and submit to it, with their own
-//! descriptors and their own memory.
+//! Rings that several processes use: children inherit a ring and submit requests to it. The
+//! requests use the children's own descriptors and memory.
 //!
-//! `inherited_wait` has waits for completions of other processes, `inherited_close` has closed
-//! rings, and `inherited_death` has processes that end while their requests are in flight.
+//! Neighbours: `inherited_wait` waits for completions of other processes, and `inherited_close`
+//! closes rings. In `inherited_death`, processes end while their requests are in flight.
 
 mod operations;
 mod rounds;
@@ -17,7 +17,8 @@ use crate::shared::{self, Shared};
 use crate::sqe::{nop, read, read_at, readv, vector, write_at, writev};
 use crate::transcript::Transcript;
 
-/// A child that inherited the ring opens a file, and transfers between that file and shared memory.
+/// A child that has inherited the ring opens a file. Its requests transfer data between that file
+/// and memory that the child shares with its parent.
 fn child_reads_and_writes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         shared::run_child(t, |t| {
@@ -59,8 +60,8 @@ case!(child_reads_and_writes => "
     the childof the
 ");
 
-/// The buffer of a request is in private memory, so parent and child have separate copies of it.
-/// The request fills the copy of its submitter.
+/// The buffer lies in private memory, of which parent and child have separate copies. A request
+/// fills the copy of the process that submits it.
 fn private_buffer_is_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"data");
@@ -92,15 +93,16 @@ case!(private_buffer_is_the_submitters => "
     in the parent data
 ");
 
-/// A descriptor number means different files in parent and child. A request uses the file of its
-/// submitter.
+/// A descriptor number names different files in parent and child. A request uses the file of the
+/// process that submits it.
 fn number_is_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"of the parent");
         let fd = file.as_raw_fd();
         shared::run_child(t, |t| {
             let other = files::memory_file(b"of the child");
-            // SAFETY: both numbers are open, and the first belongs to this case.
+            // SAFETY: both descriptors are open and belong to this case. dup2(2) replaces the
+            // child's `fd` only.
             unsafe { libc::dup2(other.as_raw_fd(), fd) };
             t.entry(&ring.one(read_at(fd, shared.slot(0), 64, 0, 1)));
         });
@@ -125,8 +127,8 @@ case!(number_is_the_submitters => "
     of the parent
 ");
 
-/// The parent writes an SQE, and the child submits it by io_uring_enter. The request uses the
-/// child's descriptors.
+/// The parent writes an SQE, and the child submits it by io_uring_enter(2). So the request uses the
+/// child's descriptors and memory.
 fn submitter_is_the_process_that_enters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"of the parent");
@@ -136,7 +138,8 @@ fn submitter_is_the_process_that_enters(t: &mut Transcript) {
         ring.forget_pending();
         shared::run_child(t, |t| {
             let other = files::memory_file(b"of the child!");
-            // SAFETY: both numbers are open, and the first belongs to this case.
+            // SAFETY: both descriptors are open and belong to this case. dup2(2) replaces the
+            // child's `fd` only.
             unsafe { libc::dup2(other.as_raw_fd(), fd) };
             t.result("submit", ring.enter(1, 0, 0));
             t.in_order(&ring.wait(1));
@@ -163,8 +166,8 @@ case!(submitter_is_the_process_that_enters => "
     submit again = 0
 ");
 
-/// The child has closed a descriptor, so the child's request on that number gets -EBADF. The
-/// parent's request on the same number succeeds.
+/// The child has closed a descriptor. A child's request with that number gets -EBADF, and a
+/// parent's request with it succeeds.
 fn closed_number_fails_for_its_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");
@@ -240,7 +243,8 @@ case!(fork_after_use => "
     parent: works true
 ");
 
-/// A child reaps the CQE of a parent's request, and the parent reaps the CQE of a child's request.
+/// All processes share the CQ: a child reaps the CQE of a parent's request, and the parent reaps
+/// the CQE of a child's request.
 fn cqes_are_the_rings(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         ring.push(nop(1));
@@ -268,8 +272,8 @@ case!(cqes_are_the_rings => "
     cqe 2: 0
 ");
 
-/// A request that is in flight at the fork still belongs to the parent: it fills the parent's
-/// buffer.
+/// A request is in flight at the fork. It still belongs to the parent, so it fills the parent's
+/// copy of the buffer.
 fn request_before_the_fork_is_the_parents(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -302,8 +306,8 @@ case!(request_before_the_fork_is_the_parents => "
     in the parent data
 ");
 
-/// Parent and child enter in turn. Each call takes at most as many SQEs as it asks for, and the
-/// next call takes the following ones.
+/// Parent and children call io_uring_enter(2) in turn. Each call submits at most the requested
+/// number of SQEs. The next call begins with the first SQE that is left.
 fn enter_takes_its_count(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         for user_data in 1..=5 {
@@ -344,9 +348,10 @@ case!(enter_takes_its_count => "
     cqe 5: 0
 ");
 
-/// The process that made the ring ends. Its child can still use the ring.
+/// The process that made the ring ends. Its child can use the ring afterwards.
 fn child_goes_on_after_the_creator(t: &mut Transcript) {
-    // SAFETY: the call only makes this process the new parent of orphans.
+    // SAFETY: prctl(2) touches no memory. This process becomes the new parent of its orphaned
+    // descendants.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let shared = Shared::new();
@@ -386,8 +391,8 @@ case!(child_goes_on_after_the_creator => "
     child: exit 0
 ");
 
-/// Five processes use one ring, and each but the first is forked by the one before. Each process
-/// uses the ring before it forks its child, and again after the child's end.
+/// Five processes use one ring. Each process but the last forks the next one. It uses the ring
+/// before the fork, and again after the child's end.
 fn five_generations(t: &mut Transcript) {
     fn generation(t: &mut Transcript, ring: &mut Ring, number: u64) {
         works(t, ring, &format!("generation {number}"), number);

@@ -88,8 +88,8 @@ case!(child_cancels_the_parents => "
     child: exit 0
 ");
 
-/// A cancel by user_data finds requests of every process. With ALL it cancels the requests of both
-/// processes.
+/// A cancel by user_data finds requests of every process. With the flag ALL, one cancel ends the
+/// parent's request and the child's.
 fn user_data_is_one_namespace(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -157,13 +157,15 @@ case!(any_finds_all_processes => "
     child: exit 0
 ");
 
-/// Cancels a child's poll by a descriptor, and prints `count` CQEs. The child's poll names
-/// `number`, a duplicate of `file`; the parent's cancel names `cancelled`. CANCEL_FD looks the
-/// number up in the cancelling process, and compares open files.
+/// The parent cancels a child's poll by a descriptor, and prints `count` CQEs. In the child,
+/// `number` becomes a duplicate of `file`, and the child polls `number`. The parent cancels with
+/// the number `cancelled`, which CANCEL_FD looks up in the parent. CANCEL_FD then compares open
+/// files.
 fn cancel_by_number(t: &mut Transcript, number: i32, file: i32, cancelled: i32, count: usize) {
     let mut ring = shared::Kind::OwnMemory.ring(8, 0);
     let partner = Partner::start(&mut ring, |ring| {
-        // SAFETY: the number is unused in the child, or the case lets it be replaced.
+        // SAFETY: in the child, the number is unused, or it names a descriptor that the case wants
+        // to replace.
         unsafe { libc::dup2(file, number) };
         ring.push(poll(number, libc::POLLPRI, 1));
     });
@@ -237,7 +239,8 @@ case!(synchronous_cancel_by_a_child => "
     child: exit 0
 ");
 
-/// A worker of the child is in a blocking call. The parent's cancel interrupts that call.
+/// A worker of the child executes a blocking system call for a request. The parent's cancel
+/// interrupts that system call.
 fn worker_of_the_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let fifo = files::Fifo::new();
@@ -270,7 +273,7 @@ case!(worker_of_the_child => "
     child: exit 0
 ");
 
-/// The parent updates the child's timeout to an earlier time.
+/// The parent moves the expiry of the child's timeout to an earlier time.
 fn timeout_of_the_child_is_moved(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let partner = Partner::start(ring, |ring| ring.push(timeout(&LONG, 0, 0, 1)));
@@ -295,7 +298,7 @@ case!(timeout_of_the_child_is_moved => "
     child: exit 0
 ");
 
-/// The parent updates the events of the child's poll.
+/// The parent changes the events for which the child's poll waits.
 fn poll_of_the_child_is_changed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -324,7 +327,8 @@ case!(poll_of_the_child_is_changed => "
     child: exit 0
 ");
 
-/// The parent gives the child's poll another user_data, by which a sibling finds it.
+/// The parent changes the user_data of the child's poll. A second child then finds the poll by the
+/// new user_data.
 fn poll_of_the_child_is_renamed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, _writer) = files::pipe();
@@ -361,7 +365,7 @@ case!(poll_of_the_child_is_renamed => "
     child: exit 0
 ");
 
-/// A cancel by opcode finds the timeouts of both processes, and no other request.
+/// A cancel by the opcode TIMEOUT finds the timeouts of both processes, and no other request.
 fn opcode_finds_all_processes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -395,8 +399,8 @@ case!(opcode_finds_all_processes => "
     child: exit 0
 ");
 
-/// The submitter is stopped (SIGSTOP). A cancel finds its requests at once, but their CQEs come
-/// only after SIGCONT.
+/// SIGSTOP stops the process that has submitted the requests. A cancel finds these requests at
+/// once, but their CQEs come only after SIGCONT.
 fn stopped_submitters_requests(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -429,7 +433,7 @@ case!(stopped_submitters_requests => "
     child: exit 0
 ");
 
-/// The submitter is stopped while its requests are cancelled, and is then killed.
+/// A process is stopped, its requests are cancelled by another process, and then it is killed.
 fn stopped_submitter_is_killed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -461,11 +465,11 @@ case!(stopped_submitter_is_killed => "
     cqe 12: 0
 ");
 
-/// Longest time, in milliseconds, that calls may take if they do not wait for the stopped process.
+/// Most time, in milliseconds, that calls may take if they do not wait for the stopped process.
 const PROMPT_MS: u64 = 1_000;
 
-/// A stopped process has a request that the parent cancels. Then the parent's further submissions
-/// do not wait for that process.
+/// The parent cancels a request of a stopped process. The parent's further submissions do not wait
+/// until that process runs again.
 fn submissions_beside_a_stopped_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -496,8 +500,8 @@ case!(submissions_beside_a_stopped_process => "
     child: exit 0
 ");
 
-/// The parent cancels the request of a stopped process, and then requests of other processes. The
-/// requests of the other processes are cancelled while the first process is still stopped.
+/// The parent cancels the request of a stopped process first, and then requests of processes that
+/// run. The second group is cancelled while the stopped process is still stopped.
 fn cancellations_beside_a_stopped_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();

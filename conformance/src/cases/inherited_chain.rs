@@ -1,4 +1,5 @@
-//! Rings that several processes use: links, drains, counted timeouts and link timeouts.
+//! Rings that several processes use: links, drains, timeouts that count completions, and link
+//! timeouts.
 
 use std::os::fd::AsRawFd;
 
@@ -10,8 +11,8 @@ use crate::sqe::{Change, cancel, link_timeout, nop, read, read_at, timeout};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
 
-/// The last SQE of a submission has IOSQE_IO_LINK. The next submission, by another process, is not
-/// part of that chain.
+/// The last SQE of a submission has IOSQE_IO_LINK. Another process makes the next submission, which
+/// is not part of that chain.
 fn chain_ends_with_its_submission(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut buffer = [0u8; 4];
@@ -39,7 +40,8 @@ case!(chain_ends_with_its_submission => "
     cqe 2: 0
 ");
 
-/// Two processes each write an SQE of a chain, and one process submits both: they are one chain.
+/// Two processes each write an SQE of a chain, and one process submits both SQEs. The two requests
+/// are one chain.
 fn chain_of_two_writers(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut buffer = [0u8; 4];
@@ -64,8 +66,8 @@ case!(chain_of_two_writers => "
     cqe 2: -ECANCELED
 ");
 
-/// The child's enter takes two of a chain's three SQEs. The chain ends there: the third SQE starts
-/// on its own in the parent's enter.
+/// The child's io_uring_enter(2) submits two of a chain's three SQEs, and the chain ends there. The
+/// parent's call then submits the third SQE as a request without a predecessor.
 fn enter_cuts_a_chain(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut buffer = [0u8; 4];
@@ -97,7 +99,7 @@ case!(enter_cuts_a_chain => "
     cqe 3: 0
 ");
 
-/// Chains of two processes are in flight together. The chain that began last ends first.
+/// Chains of two processes are in flight at one time. The chain that began later completes first.
 fn chains_side_by_side(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -163,8 +165,8 @@ case!(drain_waits_for_other_processes => "
     child: exit 0
 ");
 
-/// The submitter of an IO_DRAIN request is killed while that request waits for another process's
-/// read. The IO_DRAIN request gets -EFAULT, and the request behind it succeeds.
+/// A request with IO_DRAIN waits for another process's read. Meanwhile the process of the IO_DRAIN
+/// request is killed. That request gets -EFAULT, and the request behind it succeeds.
 fn drain_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -194,7 +196,7 @@ case!(drain_of_a_killed_process => "
     cqe 3: 0
 ");
 
-/// A read with IO_DRAIN is in flight at the fork. The child's request waits for that read.
+/// A read with IO_DRAIN is in flight during the fork. The child's request waits for that read.
 fn drain_in_flight_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -220,7 +222,7 @@ case!(drain_in_flight_at_the_fork => "
     child: exit 0
 ");
 
-/// Requests of three processes wait behind requests with IO_DRAIN. The waiting requests start in
+/// Three processes submit requests with IO_DRAIN and requests behind these. All of them start in
 /// the order of their submission.
 fn drains_of_three_processes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
@@ -265,8 +267,8 @@ case!(drains_of_three_processes => "
     child: exit 0
 ");
 
-/// A process is killed while it has a read in flight, and a chain that a drain holds back. The
-/// chain fails. A request of another process, which waits behind the chain, completes.
+/// A process is killed while it has a read in flight and a chain that IO_DRAIN holds back. The
+/// chain fails. Another process's request, which waits behind the chain, completes.
 fn drained_chain_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -297,7 +299,7 @@ case!(drained_chain_of_a_killed_process => "
     cqe 4: 0
 ");
 
-/// A timeout with a completion count counts the completions of all processes.
+/// A timeout that counts completions counts those of all processes.
 fn counted_timeout_counts_for_all(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         ring.push(timeout(&LONG, 2, 0, 1));
@@ -323,7 +325,7 @@ case!(counted_timeout_counts_for_all => "
     child: exit 0
 ");
 
-/// A link timeout of a child cancels the child's read. The parent reaps both CQEs.
+/// A child's link timeout expires and cancels the child's read. The parent reaps both CQEs.
 fn link_timeout_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -347,7 +349,7 @@ case!(link_timeout_of_a_child => "
     child: exit 0
 ");
 
-/// The parent cancels a child's read that has a link timeout.
+/// A child's read has a link timeout. The parent cancels the read.
 fn guarded_read_is_cancelled(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -377,8 +379,8 @@ case!(guarded_read_is_cancelled => "
     child: exit 0
 ");
 
-/// When the link timeout of a killed process expires, the timeout gets -ECANCELED, and the read
-/// that it limits stays armed.
+/// A link timeout expires after its process was killed. The timeout gets -ECANCELED, and the read
+/// before it stays armed.
 fn link_timeout_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -407,8 +409,8 @@ case!(link_timeout_of_a_killed_process => "
     cqe 1: -ECANCELED
 ");
 
-/// The submitter of a chain is killed. The chain's head, a timeout that counts as a success,
-/// expires later. The next request cannot start in the dead process and gets -EFAULT.
+/// The process of a chain is killed. The chain's head is a timeout whose expiry counts as a
+/// success. After that expiry, the next request cannot start in the dead process, and gets -EFAULT.
 fn chain_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let partner = Partner::start(ring, |ring| {

@@ -1,4 +1,4 @@
-//! Rings that several processes use: one of the processes closes the ring.
+//! Rings that several processes use: one of these processes closes the ring.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ case!(parent_closes_and_child_goes_on => "
     enter = -EBADF
 ");
 
-/// A child closes the ring while the child's requests are in flight. The requests complete, and the
+/// A child closes the ring while its own requests are in flight. The requests complete, and the
 /// parent reaps their CQEs.
 fn requests_of_the_closer_complete(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
@@ -123,7 +123,8 @@ case!(requests_of_the_closer_complete => "
     child: exit 0
 ");
 
-/// The parent closes the ring while its request is in flight. The child reaps the CQE.
+/// The parent closes the ring while its own request is in flight. The child reaps the CQE of that
+/// request.
 fn child_reaps_the_closers_request(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -155,8 +156,8 @@ case!(child_reaps_the_closers_request => "
     in the parent data
 ");
 
-/// A child closes the ring while a worker of the child is in a blocking call for a request of the
-/// ring. The worker's request still completes.
+/// A worker of the child executes a blocking call for a request. Meanwhile the child closes the
+/// ring. The worker's request completes nevertheless.
 fn worker_of_the_closer_goes_on(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let fifo = files::Fifo::new();
@@ -190,7 +191,7 @@ case!(worker_of_the_closer_goes_on => "
     child: exit 0
 ");
 
-/// All processes have closed the descriptor. The mapping alone keeps the ring and its requests
+/// All processes have closed the ring's descriptor. Only a mapping keeps the ring and its requests
 /// alive.
 fn mapping_keeps_the_ring(t: &mut Transcript) {
     let mut ring = shared::Kind::Mapped.ring(8, 0);
@@ -215,7 +216,8 @@ case!(mapping_keeps_the_ring => "
     data
 ");
 
-/// Only another process still maps the ring. That mapping keeps the ring and its requests alive.
+/// All descriptors of the ring are closed, and only another process still maps its memory. That
+/// mapping keeps the ring and its requests alive.
 fn mapping_of_the_child_keeps_the_ring(t: &mut Transcript) {
     let mut ring = shared::Kind::Mapped.ring(8, 0);
     let shared = shared::Shared::new();
@@ -245,7 +247,8 @@ case!(mapping_of_the_child_keeps_the_ring => "
     data
 ");
 
-/// A NO_MMAP ring has no mapping that could keep it alive: the last close cancels its requests.
+/// A NO_MMAP ring has no mapping that could keep it alive. So the close of its last descriptor
+/// cancels its requests.
 fn last_close_ends_a_ring_in_own_memory(t: &mut Transcript) {
     let mut ring = shared::Kind::OwnMemory.ring(8, 0);
     let (reader, writer) = files::pipe();
@@ -255,7 +258,8 @@ fn last_close_ends_a_ring_in_own_memory(t: &mut Transcript) {
     shared::run_child(t, |t| t.result("close in the child", syscalls::close(ring.fd)));
     t.result("close", ring.close());
     drop(reader);
-    // The cancelled request closes the last reading end, so a write to the pipe fails.
+    // The cancelled request had kept the pipe's last reading end open. Now a write to the pipe
+    // fails.
     let ended = time::until(|| files::put(&writer, b"x") < 0);
     t.say(format_args!("the request has ended {ended}"));
     t.say(String::from_utf8_lossy(&buffer));
@@ -268,9 +272,9 @@ case!(last_close_ends_a_ring_in_own_memory => "
     ----
 ");
 
-/// The process that made a ring gives up the ring's descriptor by `give_up` while its request is in
-/// flight. Its child closes the last descriptor later, by `close` or by its exit: only that close
-/// cancels the request.
+/// The process that made a ring releases its descriptor by `give_up`, while its request is in
+/// flight. The ring's last descriptor is that of a child. The child closes it later, by `close` or
+/// by its exit, and only this close cancels the request.
 fn close_in_a_child_after(t: &mut Transcript, give_up: impl FnOnce(&mut Ring) -> i32, close: fn(i32) -> i32) {
     let mut ring = shared::Kind::OwnMemory.ring(8, 0);
     let shared = shared::Shared::new();
@@ -301,11 +305,11 @@ case!(last_close_in_a_child => "
     ended true
 ");
 
-/// dup2(2) closes the ring's descriptor in the process that made the ring.
+/// In the process that made the ring, dup2(2) replaces the ring's descriptor and so closes it.
 fn descriptor_is_replaced(t: &mut Transcript) {
     let other = files::memory_file(b"");
     let replace = |ring: &mut Ring| {
-        // SAFETY: the ring's number is not used as the ring's any more.
+        // SAFETY: from here on, this process uses the number no longer for the ring.
         let answer = unsafe { libc::dup2(other.as_raw_fd(), ring.fd) };
         ring.close();
         answer
@@ -319,8 +323,8 @@ case!(descriptor_is_replaced => "
     ended true
 ");
 
-/// Timeouts of another ring expire all the time. The closed ring ends soon after the child's exit
-/// all the same.
+/// A timeout of another ring expires again and again. Nevertheless, the closed ring ends soon after
+/// the child's exit.
 fn last_close_beside_timeouts(t: &mut Transcript) {
     let mut other = Ring::new(8);
     let every = milliseconds(300);

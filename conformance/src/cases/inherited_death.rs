@@ -1,4 +1,4 @@
-//! Rings that several processes use: one of the processes ends while its requests are in flight.
+//! Rings that several processes use: one of these processes ends while its requests are in flight.
 
 mod survivors;
 
@@ -22,8 +22,8 @@ enum End {
 
 const ENDS: [(End, &str); 2] = [(End::Kill, "killed:"), (End::Exit, "exits:")];
 
-/// Forks a child that pushes requests by `push`, submits them, and ends. Returns after the child
-/// has ended.
+/// Forks a child. The child pushes requests by `push`, submits them, and ends as `end` says.
+/// Returns after the child has ended.
 fn submit_and_end(t: &mut Transcript, ring: &mut Ring, shared: &Shared, end: End, push: impl FnOnce(&mut Ring)) {
     let child = shared::child(|| {
         ring.catch_up();
@@ -43,7 +43,7 @@ fn submit_and_end(t: &mut Transcript, ring: &mut Ring, shared: &Shared, end: End
     ring.catch_up();
 }
 
-/// Runs `case` for each way in which the child may end, and for a ring of each kind.
+/// Runs `case` for each way in which the child can end, each time on a ring of each kind.
 fn each_end(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Shared, End)) {
     for (end, name) in ENDS {
         for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
@@ -53,7 +53,7 @@ fn each_end(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Shared, En
     }
 }
 
-/// A poll whose process has ended stays armed. When its event comes, the poll gets -ECANCELED.
+/// A poll stays armed after its process has ended. When its event comes, the poll gets -ECANCELED.
 fn poll_stays_armed(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let (reader, writer) = files::pipe();
@@ -87,8 +87,8 @@ case!(poll_stays_armed => "
     cqe 2: 0
 ");
 
-/// A read whose process has ended stays armed. When data comes, the read gets -ECANCELED, and the
-/// data stays in the pipe.
+/// A read stays armed after its process has ended. When data comes, the read gets -ECANCELED, and
+/// the data stays in the pipe.
 fn read_stays_armed(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let (reader, writer) = files::pipe();
@@ -128,8 +128,8 @@ case!(read_stays_armed => "
     in the pipe 4
 ");
 
-/// The child had the pipe's only writing end, so the child's end closes the pipe. The child's read,
-/// which waits for data or for that close, gets -ECANCELED.
+/// The pipe's only writing end belongs to the child, so the child's end closes the pipe. The
+/// child's read of that pipe then gets -ECANCELED.
 fn end_closes_the_pipe(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let address = shared.slot(0);
@@ -156,7 +156,7 @@ case!(end_closes_the_pipe => "
     cqe 1: -ECANCELED
 ");
 
-/// A timeout of a process that has ended expires at its time with -ETIME.
+/// A timeout whose process has ended still expires at its time, with -ETIME.
 fn timeout_keeps_its_time(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let time = milliseconds(500);
@@ -179,7 +179,8 @@ case!(timeout_keeps_its_time => "
     cqe 1: -ETIME
 ");
 
-/// Cancellations and TIMEOUT_REMOVE find the timeouts of a process that has ended.
+/// A process has ended. Cancels and TIMEOUT_REMOVE requests of other processes still find its
+/// timeouts.
 fn timeouts_are_cancelled(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         submit_and_end(t, ring, shared, end, |ring| {
@@ -194,7 +195,7 @@ fn timeouts_are_cancelled(t: &mut Transcript) {
 }
 case!(timeouts_are_cancelled => include_str!("inherited_death/timeouts_are_cancelled.txt"));
 
-/// A timeout of a process that has ended still counts the completions of other processes.
+/// A timeout whose process has ended still counts the completions of other processes.
 fn counted_timeout_keeps_counting(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         submit_and_end(t, ring, shared, end, |ring| ring.push(timeout(&time::LONG, 2, 0, 1)));
@@ -232,8 +233,8 @@ case!(counted_timeout_keeps_counting => "
     cqe 3: 0
 ");
 
-/// When a process ends, the blocking call in which a worker serves the process's request is
-/// interrupted at once. The linked request is cancelled.
+/// A process ends while its worker executes a blocking call for a request. That call is interrupted
+/// at once, and the linked request is cancelled.
 fn worker_is_interrupted(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let fifo = files::Fifo::new();
@@ -275,8 +276,8 @@ case!(worker_is_interrupted => "
     no worker in the open true
 ");
 
-/// When the armed read of a process that has ended is cancelled, the requests linked to it are
-/// cancelled too.
+/// A read stays armed after its process has ended. When the read is cancelled, the requests that
+/// are linked to it are cancelled too.
 fn chain_behind_an_armed_read(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let (reader, writer) = files::pipe();
@@ -318,8 +319,8 @@ case!(chain_behind_an_armed_read => "
     cqe 3: -ECANCELED
 ");
 
-/// A process ends after it wrote SQEs but before it submitted them. Another process's next enter
-/// submits these SQEs as requests of the other process.
+/// A process ends after it has written SQEs, but before it has submitted them. The next
+/// io_uring_enter(2) of another process submits them as that other process's requests.
 fn unsubmitted_entries_stay(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");
@@ -352,7 +353,7 @@ case!(unsubmitted_entries_stay => "
     data
 ");
 
-/// CQEs of a process that has ended stay in the CQ.
+/// CQEs for a process's requests stay in the CQ after that process has ended.
 fn unreaped_completions_stay(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         submit_and_end(t, ring, shared, end, |ring| {

@@ -1,4 +1,4 @@
-//! Rings that several processes use: requests that IO_DRAIN holds back while the ring is forked.
+//! Rings that several processes use: IO_DRAIN holds back requests while a process forks.
 
 use std::os::fd::AsRawFd;
 
@@ -9,8 +9,8 @@ use crate::shared::{self, Partner};
 use crate::sqe::{Change, nop, poll, read_at, write};
 use crate::transcript::Transcript;
 
-/// A request with IO_DRAIN is held back at the fork. Then the child submits a request, and the
-/// parent submits two. All start in the order of their submission.
+/// IO_DRAIN holds back a request while the parent forks. Then the child submits a request, and the
+/// parent submits two. All requests start in the order of their submission.
 fn drain_held_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -49,9 +49,9 @@ case!(drain_held_at_the_fork => "
     child: exit 0
 ");
 
-/// A request with IO_DRAIN and a read behind it are held back at the fork. The read gets its byte
-/// from a write that the parent submits later. So read and write must both start once the IO_DRAIN
-/// request has completed.
+/// A request with IO_DRAIN and a read behind it are held back while the parent forks. The parent's
+/// later write provides the read's data. So the read and the write must both start after the
+/// IO_DRAIN request has completed.
 fn read_held_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (first, first_writer) = files::pipe();
@@ -85,8 +85,8 @@ case!(read_held_at_the_fork => "
     child: exit 0
 ");
 
-/// A chain with an IO_DRAIN request is held back at the fork, and so is a request behind the chain.
-/// The child's request completes last.
+/// A chain with an IO_DRAIN request, and a request behind the chain, are held back while the parent
+/// forks. The child's request completes last.
 fn chain_held_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -121,13 +121,12 @@ case!(chain_held_at_the_fork => "
     child: exit 0
 ");
 
-/// Parent and child together have 3 * MANY polls in flight at the same time. The number exceeds
-/// 1024, the room of usring's list of the requests of all processes.
+/// A case keeps `3 * MANY` polls of two processes in flight at one time. usring's list of the
+/// requests of all processes has room for only 1,024.
 const MANY: u64 = 400;
 
-/// Many requests of two processes are in flight when each process submits a request with IO_DRAIN
-/// and a request behind it. All complete. An IO_DRAIN request completes after the earlier requests
-/// of its own process.
+/// Two processes have many polls in flight. Then each process submits a request with IO_DRAIN and a
+/// request behind it. All requests complete, and each IO_DRAIN request before the one behind it.
 fn drain_behind_many_requests(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();

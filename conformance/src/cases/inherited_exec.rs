@@ -1,4 +1,4 @@
-//! Rings that several processes use: one of the processes calls execve(2).
+//! Rings that several processes use: one of these processes calls execve(2).
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -13,8 +13,8 @@ use crate::time::{self, LONG};
 use crate::transcript::Transcript;
 
 /// Starts a child that submits the requests of `push`, and then executes this program again. The
-/// executed program writes a byte to the pipe end `begun`. It lives until the case closes the
-/// writing end of the pipe from which `end` reads.
+/// executed program writes a byte to the pipe `begun`, to announce that it runs. It ends once the
+/// case has closed the writing end of the pipe `end`.
 fn submits_and_executes(ring: &mut Ring, begun: i32, end: i32, push: impl FnOnce(&mut Ring)) -> i32 {
     let shared = Shared::new();
     let child = shared::child(|| {
@@ -29,8 +29,7 @@ fn submits_and_executes(ring: &mut Ring, begun: i32, end: i32, push: impl FnOnce
     child
 }
 
-/// Forks a child that executes this program with `child NAME ARGUMENT`, and waits until the child
-/// ends.
+/// Forks a child that executes `conformance child NAME ARGUMENT`. Waits until the child ends.
 fn executes(t: &mut Transcript, name: &str, argument: &str) {
     let child = shared::child(|| become_child(name, argument));
     shared::ended(t, child);
@@ -41,7 +40,7 @@ fn keep_on_exec(fd: i32) {
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
 }
 
-/// execve(2) cancels all requests of its process at once. The new program runs on.
+/// execve(2) cancels all requests of its process at once, while the executed program still runs.
 fn requests_are_cancelled(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -91,7 +90,7 @@ case!(requests_are_cancelled => "
     cqe 5: 0
 ");
 
-/// execve(2) in one process does not cancel requests of the other processes.
+/// execve(2) in one process leaves the requests of the other processes in flight.
 fn requests_of_others_stay(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -117,9 +116,9 @@ case!(requests_of_others_stay => "
     data
 ");
 
-/// The process that made the ring calls execve(2). Its child still uses the ring.
+/// The process that made the ring calls execve(2). Its child can use the ring afterwards.
 fn creator_executes(t: &mut Transcript) {
-    // SAFETY: the call only makes this process the new parent of orphans.
+    // SAFETY: prctl(2) touches no memory. Orphaned descendants get this process as their parent.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let shared = Shared::new();
@@ -159,8 +158,8 @@ case!(creator_executes => "
     data
 ");
 
-/// Submits 16 polls in each of `ROUNDS` rounds. Calls execve(2) for a missing file while the polls
-/// are in flight, and then lets them end.
+/// Submits 16 polls in each of `ROUNDS` rounds. While the polls are in flight, execve(2) fails
+/// because its file is missing. Then makes the polls complete.
 fn fail_to_execute(ring: &mut Ring) {
     const ROUNDS: usize = 70;
     const HALF: u64 = 8;
@@ -171,18 +170,18 @@ fn fail_to_execute(ring: &mut Ring) {
             ring.submit();
         }
         let arguments = [std::ptr::null()];
-        // SAFETY: the path is a C string, the arguments an array that ends with null.
+        // SAFETY: the path is a C string. The array of arguments ends with null.
         assert_eq!(unsafe { libc::execv(c"/missing/file".as_ptr(), arguments.as_ptr()) }, -1);
         files::put(&writer, b"x");
         ring.wait(2 * HALF as usize);
     }
 }
 
-/// The process that made the ring calls execve(2) in vain 70 times. Each time, other requests are
-/// in flight, more than 1,024 in all. Then the process is killed, and its child gets the CQE of the
-/// process's last request.
+/// execve(2) fails 70 times in the process that made the ring, each time with other polls in
+/// flight. These are more than 1,024 in total. Then the process is killed, and its child gets the
+/// CQE of the killed process's last read.
 fn creator_failed_to_execute(t: &mut Transcript) {
-    // SAFETY: the call only makes this process the new parent of orphans.
+    // SAFETY: prctl(2) touches no memory. Orphaned descendants get this process as their parent.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let shared = Shared::new();
@@ -222,8 +221,8 @@ case!(creator_failed_to_execute => "
     child: exit 0
 ");
 
-/// The executed program inherits a ring whose descriptor has no close-on-exec. It maps the ring and
-/// submits an SQE that the earlier program had written. The parent reaps the CQE.
+/// An executed program inherits a ring whose descriptor has no close-on-exec flag. It maps the ring
+/// and submits an SQE that was written before the execve(2). The parent reaps the CQE.
 fn ring_reaches_the_program(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     keep_on_exec(ring.fd);

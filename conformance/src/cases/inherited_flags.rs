@@ -1,4 +1,4 @@
-//! Rings that several processes use: rings with setup flags, messages between rings, and polls of
+//! Rings that several processes use: rings with setup flags, messages between rings, and poll(2) on
 //! the ring's descriptor.
 
 use std::os::fd::AsRawFd;
@@ -30,7 +30,7 @@ fn probe(ring: &Ring) -> i32 {
     ring.register(reg::PROBE, answer.as_ptr(), 4)
 }
 
-/// Prints the results of several enter and register calls on a ring.
+/// Prints the results of several io_uring_enter(2) and io_uring_register(2) calls on a ring.
 fn calls(t: &mut Transcript, ring: &Ring) {
     t.result("enter(0, 0, 0)", ring.enter(0, 0, 0));
     t.result("get events", ring.enter(0, 0, GETEVENTS));
@@ -39,8 +39,8 @@ fn calls(t: &mut Transcript, ring: &Ring) {
     t.result("register", probe(ring));
 }
 
-/// A ring with SINGLE_ISSUER refuses submissions and registrations by a child of its issuer. With
-/// SINGLE_ISSUER alone the child may wait, with DEFER_TASKRUN it may not.
+/// A ring with SINGLE_ISSUER refuses submissions and registrations by a child of its issuer. The
+/// child can wait on the ring if it has SINGLE_ISSUER alone, but not if it has DEFER_TASKRUN, too.
 fn single_issuer(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         for (flags, name) in [(SINGLE, "SINGLE_ISSUER:"), (ring::DEFER, "DEFER_TASKRUN:")] {
@@ -55,7 +55,8 @@ fn single_issuer(t: &mut Transcript) {
 }
 case!(single_issuer => include_str!("inherited_flags/single_issuer.txt"));
 
-/// A child reaps a CQE of its parent's ring with SINGLE_ISSUER, by reading the CQ in memory.
+/// The parent's ring has SINGLE_ISSUER. A child may nevertheless reap a CQE from it, by reading the
+/// CQ in memory.
 fn child_reaps_of_a_single_issuer(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, SINGLE);
@@ -81,8 +82,8 @@ case!(child_reaps_of_a_single_issuer => "
     no cqe
 ");
 
-/// The process that enables a disabled ring becomes its single issuer. In this case a child enables
-/// the ring.
+/// The process that enables a disabled ring becomes the ring's single issuer. Here that process is
+/// a child of the process that made the ring.
 fn child_enables(t: &mut Transcript) {
     for (flags, name) in [(0, "plain:"), (SINGLE, "SINGLE_ISSUER:"), (ring::DEFER, "DEFER_TASKRUN:")] {
         t.say(name);
@@ -127,8 +128,8 @@ case!(child_enables => "
     cqe 1: 0
 ");
 
-/// The submitter of a ring with COOP_TASKRUN sleeps in another system call. Its request still
-/// completes, and the other call continues.
+/// The ring has COOP_TASKRUN. The process that has submitted a request sleeps in some other system
+/// call. The request completes nevertheless, and the other call goes on.
 fn cooperative_submitter_sleeps(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, u::IORING_SETUP_COOP_TASKRUN);
@@ -144,7 +145,8 @@ case!(cooperative_submitter_sleeps => "
     child: exit 1
 ");
 
-/// The SQ thread serves all processes, and uses the descriptors of the process that made the ring.
+/// The SQ thread submits for all processes. Its requests use the descriptors of the process that
+/// made the ring.
 fn sq_thread_has_the_creators_files(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, u::IORING_SETUP_SQPOLL);
@@ -153,7 +155,8 @@ fn sq_thread_has_the_creators_files(t: &mut Transcript) {
         let fd = file.as_raw_fd();
         shared::run_child(t, |t| {
             let other = files::memory_file(b"of the child");
-            // SAFETY: both numbers are open, and the first belongs to this case.
+            // SAFETY: both descriptors are open and belong to this case. dup2(2) replaces the
+            // child's `fd` only.
             unsafe { libc::dup2(other.as_raw_fd(), fd) };
             ring.push(read_at(fd, shared.slot(0), 64, 0, 1));
             ring.push(read_at(500, shared.slot(1), 64, 0, 2));
@@ -179,8 +182,8 @@ case!(sq_thread_has_the_creators_files => "
     of the parent
 ");
 
-/// A request that the SQ thread submits for a child uses private memory of the process that made
-/// the ring.
+/// The SQ thread submits a request for a child. The request accesses private memory of the process
+/// that made the ring, not the child's.
 fn sq_thread_has_the_creators_memory(t: &mut Transcript) {
     let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL);
     let file = files::memory_file(b"data");
@@ -203,7 +206,7 @@ case!(sq_thread_has_the_creators_memory => "
 
 /// The process that made a ring with SQPOLL is killed. The SQ thread ends with that process.
 fn sq_thread_ends_with_its_creator(t: &mut Transcript) {
-    // SAFETY: the call only makes this process the new parent of orphans.
+    // SAFETY: prctl(2) touches no memory. Orphaned descendants get this process as their parent.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     let shared = Shared::new();
     let creator = shared::child(|| {
@@ -233,8 +236,8 @@ case!(sq_thread_ends_with_its_creator => "
     child: exit 0
 ");
 
-/// A ring with IOPOLL gives a child the results that it gives to the process that made it: NOPs
-/// succeed, reads of a file in memory are refused.
+/// A child uses an inherited ring with IOPOLL. It gets the results that the process that made the
+/// ring would get: NOPs succeed, and reads of a memory file are refused.
 fn polled_ring(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, u::IORING_SETUP_IOPOLL);
@@ -262,7 +265,8 @@ case!(polled_ring => "
     cqe 4: -EOPNOTSUPP
 ");
 
-/// A child sends messages from a ring of its own to the inherited ring, on which the parent waits.
+/// A child makes a ring and sends messages from it to the inherited ring. The parent waits on the
+/// inherited ring.
 fn message_to_the_parent(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let target = ring.fd;
@@ -317,7 +321,7 @@ case!(message_between_inherited_rings => "
     cqe 48813: 8
 ");
 
-/// A child's new ring shares the workers of the inherited ring (ATTACH_WQ).
+/// A child makes a ring that shares the workers of the inherited ring (ATTACH_WQ).
 fn child_attaches_to_the_ring(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         shared::run_child(t, |t| {
@@ -341,7 +345,7 @@ case!(child_attaches_to_the_ring => "
     child: exit 0
 ");
 
-/// poll(2) on the ring's descriptor reports completions of every process.
+/// poll(2) on the ring's descriptor reports the completions of every process's requests.
 fn ring_is_readable_for_all(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -384,8 +388,8 @@ case!(ring_is_readable_for_all => "
     child: exit 0
 ");
 
-/// The process that made the ring polls the ring's descriptor before any child uses the ring. A
-/// child's later completion makes the descriptor readable.
+/// The process that made the ring polls the ring's descriptor before a child uses the ring. The
+/// completion of a later child's request makes the descriptor readable.
 fn maker_polls_before_the_child_begins(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let fd = ring.fd;
@@ -420,8 +424,8 @@ case!(maker_polls_before_the_child_begins => "
     after false
 ");
 
-/// The process that made the ring polls the ring's descriptor before and after a child's request.
-/// The child reaps the request's CQE in between, so the descriptor is not readable.
+/// The process that made the ring polls the ring's descriptor twice. In between, a child submits a
+/// request and reaps its CQE. So the descriptor is not readable at the second poll.
 fn child_takes_its_cqe_before_the_maker_polls(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let fd = ring.fd;

@@ -1,5 +1,5 @@
-//! Rings that several processes use: the ring's mapping in each process, and ring descriptors that
-//! a process gets in other ways than by fork.
+//! Rings that several processes use: the ring's mapping in each process. Also ring descriptors that
+//! a process has not inherited by fork(2).
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -13,7 +13,7 @@ use crate::sqe::{nop, read_at};
 use crate::syscalls;
 use crate::transcript::Transcript;
 
-/// A child unmaps the inherited ring and maps it again.
+/// A child unmaps the memory of the inherited ring and maps it again.
 fn child_maps_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1));
@@ -40,13 +40,13 @@ case!(child_maps_again => "
     cqe 4: 0
 ");
 
-/// With MADV_DONTFORK (io_uring_ring_dontfork) a child inherits no mapping of the ring. It can map
-/// the ring again.
+/// A ring is mapped with MADV_DONTFORK (liburing's io_uring_ring_dontfork). So a child inherits no
+/// mapping of it, but can map the ring again.
 fn mapping_without_inheritance(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // Makes a mapping directly below the ring's. So the child's next mapping gets other addresses
-    // than the ring's mapping had.
-    // SAFETY: a new mapping, which nothing touches.
+    // Makes a mapping directly below the ring's mapping. So the child maps the ring at other
+    // addresses than the parent.
+    // SAFETY: the mapping is new, and nothing accesses it.
     unsafe {
         libc::mmap(std::ptr::null_mut(), 1 << 20, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     };
@@ -72,7 +72,8 @@ case!(mapping_without_inheritance => "
     cqe 3: 0
 ");
 
-/// A child closes the ring's descriptor and reaps from its mapping, which keeps the ring alive.
+/// A child closes the ring's descriptor. Its mapping keeps the ring alive, so it can reap CQEs from
+/// memory.
 fn child_closes_and_reaps_from_memory(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let shared = Shared::new();
@@ -96,8 +97,8 @@ case!(child_closes_and_reaps_from_memory => "
     no cqe
 ");
 
-/// A child duplicates the ring's descriptor by dup(2) and closes the original. The duplicate works
-/// as the ring's descriptor.
+/// A child duplicates the ring's descriptor by dup(2) and closes the original. The duplicate then
+/// works as the ring's descriptor.
 fn copy_of_the_descriptor(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         shared::run_child(t, |t| {
@@ -124,7 +125,7 @@ case!(copy_of_the_descriptor => "
     cqe 2: 0
 ");
 
-/// Returns a duplicate of descriptor `number` of another process (pidfd_getfd(2)).
+/// Returns a duplicate of the descriptor `number` of the process `process`, by pidfd_getfd(2).
 fn descriptor_of(process: i32, number: i32) -> OwnedFd {
     // SAFETY: the calls touch no memory.
     let copy = unsafe {
@@ -139,15 +140,15 @@ fn descriptor_of(process: i32, number: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(copy) }
 }
 
-/// The parent gets the descriptor of a ring that its child has made (pidfd_getfd(2)), maps the ring
-/// and uses it.
+/// A child makes a ring. The parent gets the ring's descriptor by pidfd_getfd(2), maps the ring and
+/// uses it.
 fn ring_of_a_child(t: &mut Transcript) {
     let shared = Shared::new();
     let (reader, writer) = files::pipe();
     let parameters = shared.slot(8) as *mut crate::ring::Params;
     let child = shared::child(|| {
         let mut ring = Ring::new(8);
-        // SAFETY: the slots are in the shared memory. The parent reads them only after step 1.
+        // SAFETY: the parameters lie in the shared memory. The parent reads them only after step 1.
         unsafe { parameters.write(ring.params) };
         shared.word(0).store(ring.fd as u32, std::sync::atomic::Ordering::SeqCst);
         ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
@@ -194,8 +195,8 @@ case!(opened_through_proc => "
     child: exit 0
 ");
 
-/// A process submits a request, closes the descriptor and unmaps the ring. Another process, which
-/// has closed its descriptor but maps the ring, keeps the ring alive: the request completes.
+/// A child submits a request, closes the ring's descriptor and unmaps the ring. The parent has
+/// closed its descriptor, too, but its mapping keeps the ring alive. So the request completes.
 fn request_outlives_the_descriptors(t: &mut Transcript) {
     let mut ring = Kind::Mapped.ring(8, 0);
     let shared = Shared::new();
@@ -221,7 +222,7 @@ case!(request_outlives_the_descriptors => "
     enter = -EBADF
 ");
 
-/// Number of unused rings that the case on mappings makes, in addition to its first ring.
+/// Number of unused rings that the case makes, in addition to a first ring.
 const UNTOUCHED: usize = 64;
 
 /// Returns the number of mappings of this process.
@@ -229,8 +230,8 @@ fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").expect("a list of mappings").lines().count()
 }
 
-/// fork(2) copies each mapping, so a ring should have few mappings. An unused ring has at most two:
-/// one of the SQEs, and one of both queues.
+/// An unused ring should have at most two mappings, because fork(2) has to copy each: one for the
+/// SQEs, and one for both queues.
 fn mappings_of_untouched_rings(t: &mut Transcript) {
     let _first = Ring::new(8);
     let before = mappings();

@@ -17,7 +17,8 @@ fn multishot_poll(fd: i32, user_data: u64) -> Sqe {
     poll(fd, libc::POLLIN, user_data).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI)
 }
 
-/// A multishot poll of a child reports each event to the parent, until the parent cancels the poll.
+/// A child submits a multishot poll. The parent gets a CQE for each event, until the parent cancels
+/// the poll.
 fn poll_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -49,8 +50,8 @@ case!(poll_of_a_child => "
     child: exit 0
 ");
 
-/// A multishot poll that the parent armed before the fork still reports while the child uses the
-/// ring.
+/// The parent armed a multishot poll before the fork. The poll goes on reporting events while the
+/// child uses the ring.
 fn poll_from_before_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -79,7 +80,7 @@ case!(poll_from_before_the_fork => "
     cqe 1: 1 MORE
 ");
 
-/// The submitter of a multishot poll is killed. The next event ends the poll.
+/// A process with a multishot poll is killed. The next event ends the poll.
 fn poll_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -109,7 +110,7 @@ case!(poll_of_a_killed_process => "
     no cqe
 ");
 
-/// A multishot timeout of a child fires three times.
+/// A child's multishot timeout with a count of three expires three times.
 fn timeout_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let partner = Partner::start(ring, |ring| {
@@ -133,7 +134,8 @@ case!(timeout_of_a_child => "
     child: exit 0
 ");
 
-/// A multishot timeout of a killed process expires as often as its count says.
+/// A process with a multishot timeout is killed. The timeout still expires as often as its count
+/// says.
 fn timeout_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let partner = Partner::start(ring, |ring| {
@@ -157,8 +159,8 @@ case!(timeout_of_a_killed_process => "
     cqe 1: -ETIME
 ");
 
-/// Registers a buffer ring whose four buffers are slots of `shared`. The returned object holds the
-/// memory of the buffer ring.
+/// Registers a buffer ring for group 3 and adds four buffers, which are slots of `shared`. Returns
+/// the shared memory in which the buffer ring itself lies.
 fn provide(ring: &Ring, shared: &Shared) -> Shared {
     let memory = Shared::new();
     let entries = memory.first_page();
@@ -177,7 +179,7 @@ fn receive(fd: i32, user_data: u64) -> Sqe {
     })
 }
 
-/// A multishot receive of a child fills provided buffers, and the parent reaps the receive's CQEs.
+/// A child's multishot receive fills provided buffers, and the parent reaps its CQEs.
 fn receive_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let _memory = provide(ring, shared);
@@ -213,7 +215,7 @@ case!(receive_of_a_child => "
     in the socket 3
 ");
 
-/// A child's multishot ACCEPT puts the new descriptors into the child's table.
+/// A child submits a multishot ACCEPT. The new descriptors are in the child's descriptor table.
 fn accepted_descriptors_are_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (listener, address) = net::listener(Family::V4);

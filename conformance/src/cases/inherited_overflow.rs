@@ -1,4 +1,4 @@
-//! Rings that several processes use: more completions than the CQ holds, and the registered
+//! Rings that several processes use: more CQEs than the CQ has room for, and the registered
 //! eventfd.
 
 use std::os::fd::AsRawFd;
@@ -16,8 +16,8 @@ use crate::sqe::{nop, read_at};
 use crate::time;
 use crate::transcript::Transcript;
 
-/// Submits `count` NOPs, one by one. The CQ of these cases' rings has four entries, so a fifth CQE
-/// goes to the backlog.
+/// Submits `count` NOPs, one by one. The rings of these cases have a CQ of four entries, so a fifth
+/// CQE goes to the backlog.
 fn nops(ring: &mut Ring, from: u64, count: u64) {
     for user_data in from..from + count {
         ring.push(nop(user_data));
@@ -30,7 +30,7 @@ fn state(t: &mut Transcript, ring: &Ring) {
     t.say(format_args!("ready {} flags {flags} overflow {}", ring.ready(), ring.cq_overflow()));
 }
 
-/// Reaps until no CQE is left, and enters in between to flush the backlog.
+/// Reaps until no CQE is left. In between, calls io_uring_enter(2) to move the backlog to the CQ.
 fn reap_all(t: &mut Transcript, ring: &mut Ring) {
     loop {
         let entries = ring.reap();
@@ -42,8 +42,8 @@ fn reap_all(t: &mut Transcript, ring: &mut Ring) {
     }
 }
 
-/// A child posts more completions than the CQ holds, and exits. The parent gets all of them in
-/// order.
+/// A child's requests complete with more CQEs than the CQ has room for, and the child exits. The
+/// parent gets all CQEs in order.
 fn backlog_of_a_child(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);
@@ -58,8 +58,8 @@ fn backlog_of_a_child(t: &mut Transcript) {
 }
 case!(backlog_of_a_child => include_str!("inherited_overflow/backlog_of_a_child.txt"));
 
-/// The parent posts more completions than the CQ holds. A child's enter moves the backlog to the
-/// CQ.
+/// The parent's requests complete with more CQEs than the CQ has room for. A child's
+/// io_uring_enter(2) moves the backlog to the CQ.
 fn child_flushes_the_backlog(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);
@@ -94,7 +94,7 @@ case!(child_flushes_the_backlog => "
     ready 0 flags - overflow 0
 ");
 
-/// The backlog keeps completions of two processes in the order in which they were posted.
+/// The backlog keeps the CQEs of two processes' requests in the order of completion.
 fn backlog_keeps_the_order(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);
@@ -132,8 +132,8 @@ case!(backlog_keeps_the_order => "
     cqe 22: 0
 ");
 
-/// A process is killed while completions of its requests are in the backlog, and another request is
-/// in flight. The parent gets all CQEs of the killed process.
+/// A process is killed while CQEs of its requests are in the backlog, and while another of its
+/// requests is in flight. The parent gets all CQEs of these requests.
 fn backlog_of_a_killed_child(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);
@@ -173,7 +173,7 @@ fn register(ring: &Ring, opcode: u32, event: &OwnedFd) -> i32 {
     ring.register(opcode, &raw const number, 1)
 }
 
-/// The registered eventfd counts the completions of every process.
+/// The registered eventfd counts the completions of every process's requests.
 fn eventfd_counts_for_all(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let event = files::eventfd(0);
@@ -212,8 +212,8 @@ case!(eventfd_counts_for_all => "
     child: exit 0
 ");
 
-/// A child's read completes while the parent sleeps in poll(2) on the registered eventfd. poll(2)
-/// returns.
+/// The parent sleeps in poll(2) on the registered eventfd. The completion of a child's read wakes
+/// it.
 fn eventfd_wakes_another_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let event = files::eventfd(0);
@@ -247,8 +247,8 @@ case!(eventfd_wakes_another_process => "
     child: exit 0
 ");
 
-/// A child registers an eventfd by a descriptor that only the child has. The eventfd stays
-/// registered after the child has exited, and the parent unregisters it.
+/// A child registers an eventfd that only the child has open, and exits. The eventfd stays
+/// registered, until the parent unregisters it.
 fn eventfd_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let event = files::eventfd(0);

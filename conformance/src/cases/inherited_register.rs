@@ -1,4 +1,5 @@
-//! Rings that several processes use: registered files, buffers and rings, and provided buffers.
+//! Rings that several processes use: registered files, registered buffers, registered ring
+//! descriptors, and provided buffers.
 
 use std::os::fd::{AsRawFd, IntoRawFd};
 
@@ -18,7 +19,7 @@ fn register_files(ring: &Ring, numbers: &[i32]) -> i32 {
     ring.register(reg::FILES, numbers.as_ptr(), numbers.len() as u32)
 }
 
-/// Reads a byte of the registered file in a slot. Prints the result and the byte.
+/// Reads a byte from the registered file in the slot `slot`. Prints the result and the byte.
 fn show_slot(t: &mut Transcript, ring: &mut Ring, slot: i32) {
     let mut byte = [b'-'; 1];
     let entry = ring.one(read(slot, &mut byte, 0, slot as u64).fixed());
@@ -49,7 +50,8 @@ case!(child_uses_registered_files => "
     child: exit 0
 ");
 
-/// A child registers files that only the child has open, and exits. The parent can use the slots.
+/// A child registers files that only the child has open, and exits. The parent's requests can use
+/// these slots.
 fn files_of_a_child_stay_registered(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         shared::run_child(t, |t| {
@@ -85,8 +87,8 @@ case!(files_of_a_child_stay_registered => "
     child: exit 0
 ");
 
-/// A child changes slots of the parent's file table by io_uring_register and by FILES_UPDATE, and
-/// closes one of the slots.
+/// The parent has registered files. A child changes slots by io_uring_register(2) and by
+/// FILES_UPDATE, and empties one slot by CLOSE.
 fn child_changes_slots(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"a");
@@ -138,8 +140,8 @@ fn register_buffer(ring: &Ring, address: u64, length: usize) -> i32 {
     ring.register(reg::BUFFERS, vectors.as_ptr(), 1)
 }
 
-/// The registered buffer is in shared memory: both processes see the bytes that a child's request
-/// reads into it.
+/// The registered buffer lies in shared memory. So the bytes that a child's request reads into it
+/// appear in both processes.
 fn child_reads_into_a_shared_buffer(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");
@@ -166,8 +168,8 @@ case!(child_reads_into_a_shared_buffer => "
     data
 ");
 
-/// The registered buffer is in private memory, and its pages stay the parent's. A child's
-/// READ_FIXED fills the parent's memory, and a child's WRITE_FIXED writes the parent's bytes.
+/// The parent has registered a buffer in its private memory. On the kernel, a child's READ_FIXED
+/// fills the parent's copy of that memory, and a child's WRITE_FIXED writes the parent's bytes.
 fn private_buffer_stays_the_parents(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut pages = Pages::new(1);
@@ -221,8 +223,8 @@ case!(private_buffer_stays_the_parents => "
 ", because
     "usring cannot reach another process's private memory, so the request fails");
 
-/// A child registers private memory, and exits. A request of the parent that names the child's
-/// address still writes the child's bytes to a file.
+/// A child registers a buffer in its private memory, and exits. On the kernel, a parent's
+/// WRITE_FIXED that names this buffer still writes the child's bytes to a file.
 fn buffer_of_a_child_outlives_it(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut pages = Pages::new(1);
@@ -267,7 +269,7 @@ case!(buffer_of_a_child_outlives_it => "
 ", because
     "usring does not pin pages, so the memory of a process ends with it");
 
-/// A registered ring descriptor belongs to the thread that registered it. A child has none.
+/// A registered ring descriptor belongs to the thread that registered it, so a child inherits none.
 fn registered_rings_are_not_inherited(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut entry = u::io_uring_rsrc_update { offset: u32::MAX, resv: 0, data: ring.fd as u64 };
@@ -299,7 +301,7 @@ case!(registered_rings_are_not_inherited => "
     enter by index = 0
 ");
 
-/// Returns a receive that selects a buffer of group 3.
+/// Returns a receive from `fd` that selects a buffer of group 3.
 fn select(fd: i32, user_data: u64) -> Sqe {
     recv(fd, &mut [], user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
         sqe.len = SIZE;
@@ -307,8 +309,8 @@ fn select(fd: i32, user_data: u64) -> Sqe {
     })
 }
 
-/// Classic provided buffers are plain addresses: a child's request writes to the child's own memory
-/// at an address that the parent provided.
+/// A classic provided buffer is only an address. The parent provides an address, and a child's
+/// request writes to the child's own memory at that address.
 fn provided_buffers_are_addresses(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let mut private = Pages::new(1);
@@ -317,7 +319,7 @@ fn provided_buffers_are_addresses(t: &mut Transcript) {
                 (sqe.addr, sqe.len, sqe.off, sqe.buf_index) = (address, SIZE, identifier, 3);
             })
         };
-        // Buffers are selected in the order in which they were provided.
+        // Requests select the buffers in the order in which these were provided.
         t.entry(&ring.one(provide(shared.slot(0), 1)));
         t.entry(&ring.one(provide(private.at(0), 2)));
         let (here, there) = files::sockets();
@@ -355,8 +357,8 @@ case!(provided_buffers_are_addresses => "
     one
 ");
 
-/// The parent registers a buffer ring in shared memory. Requests of both processes select buffers
-/// from it, and a child adds a buffer.
+/// The parent registers a buffer ring that lies in shared memory. Requests of both processes select
+/// buffers from it, and the child adds a buffer to it.
 fn buffer_ring_in_shared_memory(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let memory = Shared::new();
@@ -405,7 +407,7 @@ case!(buffer_ring_in_shared_memory => "
     six
 ");
 
-/// A killed process had a receive armed with BUFFER_SELECT. That receive uses up no buffer.
+/// A process with a waiting receive with BUFFER_SELECT is killed. That receive uses up no buffer.
 fn killed_receiver_takes_no_buffer(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let memory = Shared::new();

@@ -1,5 +1,5 @@
-//! A ring with SQPOLL that several processes use: the SQ thread of the process that made the ring
-//! submits for all of them.
+//! A ring with SQPOLL that several processes use. The SQ thread belongs to the process that made
+//! the ring, and submits for all processes.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::transcript::Transcript;
 
 const WAKEUP: u32 = u::IORING_ENTER_SQ_WAKEUP;
 
-/// A child wakes an SQ thread that sleeps. Afterwards the process that made the ring wakes the SQ
-/// thread.
+/// A child wakes the sleeping SQ thread. When the SQ thread sleeps again, the process that made the
+/// ring wakes it.
 fn child_wakes_the_thread(t: &mut Transcript) {
     let mut ring = sq_thread::ring(1);
     shared::run_child(t, |t| {
@@ -39,8 +39,8 @@ case!(child_wakes_the_thread => "
     cqe 1: 0
 ");
 
-/// Processes take turns in submitting to one ring. The SQ thread falls asleep between some of the
-/// turns.
+/// Three processes take turns in submitting to one ring. Between some of the turns, the SQ thread
+/// falls asleep.
 fn three_processes_submit(t: &mut Transcript) {
     const ROUNDS: u64 = 100;
     let mut ring = sq_thread::ring(1);
@@ -68,12 +68,13 @@ case!(three_processes_submit => "
     child: exit 0
 ");
 
-/// The SQ is full, and the SQ thread sleeps. A child waits for room until another process wakes the
-/// SQ thread.
+/// The SQ is full, and the SQ thread sleeps. A child waits until the SQ has room, for which another
+/// process has to wake the SQ thread.
 fn child_waits_for_room(t: &mut Transcript) {
     let mut ring = sq_thread::ring(1);
     assert!(until(|| asleep(&ring)), "the SQ thread does not fall asleep");
-    // The SQ thread sets IORING_SQ_NEED_WAKEUP before it checks the SQ for the last time.
+    // The SQ thread first sets IORING_SQ_NEED_WAKEUP and then checks the SQ once more. The case
+    // waits until that check is over, so that the thread does not see the NOPs.
     time::long_enough_to_notice();
     (1..=8).for_each(|data| ring.push(nop(data)));
     ring.forget_pending();
@@ -97,7 +98,7 @@ case!(child_waits_for_room => "
     cqe 8: 0
 ");
 
-/// The process that made the ring closes its descriptor. Its SQ thread goes on to submit for a
+/// The process that made the ring closes and unmaps it. Its SQ thread goes on to submit for a
 /// child.
 fn creator_closes_the_ring(t: &mut Transcript) {
     let mut ring = sq_thread::ring(1);
@@ -125,8 +126,8 @@ case!(creator_closes_the_ring => "
     child: exit 0
 ");
 
-/// The process that made the ring closes it before its child has entered the ring. The SQ thread
-/// submits for the child.
+/// The process that made the ring closes the ring before its child has made any call on it. The SQ
+/// thread submits for the child nevertheless.
 fn creator_closes_before_the_child_begins(t: &mut Transcript) {
     let mut ring = sq_thread::ring(1);
     let shared = Shared::new();
@@ -149,8 +150,8 @@ case!(creator_closes_before_the_child_begins => "
     child: exit 0
 ");
 
-/// A child uses the ring and closes it. The SQ thread stays awake, so IORING_SQ_NEED_WAKEUP is not
-/// set.
+/// A child uses the ring and closes it. The SQ thread of the ring stays awake, so
+/// IORING_SQ_NEED_WAKEUP remains unset.
 fn child_closes_the_ring(t: &mut Transcript) {
     let mut ring = sq_thread::ring(10_000);
     t.sorted(&run(&mut ring, &[nop(1)]));
@@ -170,10 +171,10 @@ case!(child_closes_the_ring => "
     cqe 2: 0
 ");
 
-/// A child waits for a read that the SQ thread has submitted. The process that made the ring is
-/// killed.
+/// A child waits for a read that the SQ thread has submitted. During this wait, the process that
+/// made the ring is killed.
 fn creator_is_killed_in_a_wait(t: &mut Transcript) {
-    // SAFETY: the call only makes this process the new parent of orphans.
+    // SAFETY: prctl(2) touches no memory. Orphaned descendants get this process as their parent.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     let shared = Shared::new();
     let (reader, _writer) = files::pipe();
@@ -214,8 +215,8 @@ case!(creator_is_killed_in_a_wait => "
     child: exit 0
 ");
 
-/// A child is killed after the SQ thread has taken the child's poll. The poll belongs to the SQ
-/// thread, so it completes.
+/// A child is killed after the SQ thread has submitted the child's poll. The poll belongs to the
+/// process of the SQ thread, so it completes.
 fn killed_childs_request_completes(t: &mut Transcript) {
     let mut ring = sq_thread::ring(1);
     let shared = Shared::new();
@@ -241,8 +242,8 @@ case!(killed_childs_request_completes => "
     cqe 2: 0
 ");
 
-/// A child enables a ring with SQPOLL that was made with R_DISABLED. A grandchild uses the ring,
-/// too.
+/// The parent makes a ring with SQPOLL and R_DISABLED, and a child enables it. The child and a
+/// grandchild use the ring.
 fn child_enables_the_thread(t: &mut Transcript) {
     let mut ring = Kind::Mapped.ring(8, u::IORING_SETUP_SQPOLL | u::IORING_SETUP_R_DISABLED);
     shared::run_child(t, |t| {
@@ -264,7 +265,8 @@ case!(child_enables_the_thread => "
     cqe 3: 0
 ");
 
-/// The SQ thread polls a ring with IOPOLL for a child, too.
+/// A child uses a ring with IOPOLL and SQPOLL. The SQ thread serves the child's requests, too: a
+/// NOP succeeds, and a read of a memory file is refused.
 fn polled_ring_of_a_child(t: &mut Transcript) {
     let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL | u::IORING_SETUP_IOPOLL);
     let shared = Shared::new();
@@ -283,7 +285,7 @@ case!(polled_ring_of_a_child => "
     cqe 3: 0
 ");
 
-/// Makes a ring with SQPOLL that asks for the SQ thread of `other` (ATTACH_WQ).
+/// Makes a ring with SQPOLL that shall share the SQ thread of `other` (ATTACH_WQ).
 fn attached_to(other: &Ring) -> Ring {
     let attached = Ring::with(8, |params| {
         params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
@@ -293,8 +295,8 @@ fn attached_to(other: &Ring) -> Ring {
     attached.expect("an attached ring")
 }
 
-/// A process attaches a second ring to the SQ thread of its first ring, and closes the first. A
-/// child, and then the process itself, use the second ring.
+/// A process attaches a second ring to the SQ thread of its first ring, and closes the first ring.
+/// A child uses the second ring, and then the process itself does.
 fn attached_ring_of_a_parent(t: &mut Transcript) {
     let mut first = sq_thread::ring(1);
     let mut second = attached_to(&first);
@@ -314,15 +316,16 @@ case!(attached_ring_of_a_parent => "
     cqe 2: 0
 ");
 
-/// A child attaches a new ring to an inherited one. The new ring gets an SQ thread of the child's,
-/// with the child's descriptors.
+/// A child attaches a new ring to an inherited ring. The new ring gets an SQ thread in the child,
+/// which uses the child's descriptors.
 fn child_attaches_to_the_ring(t: &mut Transcript) {
     let inherited = sq_thread::ring(1);
     let shared = Shared::new();
     let file = files::memory_file(b"of the parent");
     shared::run_child(t, |t| {
         let other = files::memory_file(b"of the child");
-        // SAFETY: both numbers are open, and the first belongs to this case.
+        // SAFETY: both descriptors are open and belong to this case. dup2(2) replaces the child's
+        // copy of `file` only.
         unsafe { libc::dup2(other.as_raw_fd(), file.as_raw_fd()) };
         let mut own = attached_to(&inherited);
         t.sorted(&run(&mut own, &[read_at(file.as_raw_fd(), shared.slot(0), 64, 0, 1)]));
@@ -335,8 +338,8 @@ case!(child_attaches_to_the_ring => "
     child: exit 0
 ");
 
-/// Two rings share an SQ thread. A process closes one of the rings before its child uses this ring.
-/// The child's call on the ring ends: with success on the kernel, with EOWNERDEAD on usring.
+/// Two rings share an SQ thread. The parent closes one of them before its child uses that ring. The
+/// child's call on that ring must return: with success on the kernel, with EOWNERDEAD on usring.
 fn parent_closes_one_of_two_rings(t: &mut Transcript) {
     let mut first = sq_thread::ring(1);
     let mut second = attached_to(&first);
@@ -362,11 +365,11 @@ case!(parent_closes_one_of_two_rings => "
     cqe 2: 0
 ");
 
-/// A child hands requests over to the SQ thread, and makes no call while the process that made the
-/// ring is killed. `push` writes the SQEs. Prints what the child's next call returns, the CQEs, and
-/// whether the SQ thread then needs a wake-up.
+/// The process that made the ring is killed, between two calls of its child. The child's first call
+/// hands the SQEs that `push` writes over to the SQ thread. Prints the result of the child's second
+/// call, the CQEs, and whether the SQ thread then needs a wake-up.
 fn kill_creator_between_calls(t: &mut Transcript, push: impl Fn(&mut Ring, &Shared)) {
-    // SAFETY: the call only makes this process the new parent of orphans.
+    // SAFETY: prctl(2) touches no memory. Orphaned descendants get this process as their parent.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     let shared = Shared::new();
     let creator = shared::child(|| {
@@ -391,15 +394,16 @@ fn kill_creator_between_calls(t: &mut Transcript, push: impl Fn(&mut Ring, &Shar
     shared.until_step(1);
     shared.until_word(0, 1);
     let child = shared.word(0).load(std::sync::atomic::Ordering::SeqCst) as i32;
-    // The SQ thread has published the SQ's head, and now issues the requests that it took.
+    // The SQ's head shows that the SQ thread has taken the SQEs. This wait lets it issue the
+    // requests before the kill.
     time::long_enough_to_notice();
     shared::kill(t, creator);
     shared.step(2);
     shared::ended(t, child);
 }
 
-/// The process that made the ring is killed while its child is outside of all calls. The child's
-/// next call finds the CQE of the request.
+/// The process that made the ring is killed while its child is in no system call. The child's next
+/// call on the ring finds the CQE of the child's read.
 fn creator_is_killed_between_calls(t: &mut Transcript) {
     let (reader, _writer) = files::pipe();
     kill_creator_between_calls(t, |ring, shared| {
@@ -415,8 +419,8 @@ case!(creator_is_killed_between_calls => "
     child: exit 0
 ");
 
-/// Timeouts and requests that a drain holds back end with the process that made the ring, because
-/// they are requests of its SQ thread.
+/// Requests that the SQ thread has submitted end with the process that made the ring. These include
+/// a timeout and requests that IO_DRAIN holds back.
 fn killed_creators_timeout_and_drain(t: &mut Transcript) {
     let (reader, _writer) = files::pipe();
     let long = time::LONG;
@@ -439,9 +443,9 @@ case!(killed_creators_timeout_and_drain => "
     child: exit 0
 ");
 
-/// The process that made a ring with IOPOLL waits for two CQEs. Its child consumes both. They count
-/// for the wait all the same. The child makes no call to wait: the kernel would not wake it while a
-/// waiter ahead of it waits for more CQEs.
+/// The process that made a ring with IOPOLL waits for two CQEs. Its child consumes both CQEs, and
+/// they count for the wait nevertheless. The child polls the CQ in memory instead of waiting: the
+/// kernel would not wake it behind a waiter that needs more CQEs.
 fn maker_of_a_polled_ring_waits(t: &mut Transcript) {
     let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL | u::IORING_SETUP_IOPOLL);
     let shared = Shared::new();

@@ -1,5 +1,5 @@
-//! Rings that several processes use: a process waits in io_uring_enter for completions of another
-//! process.
+//! Rings that several processes use: a process waits in io_uring_enter(2) for completions of
+//! another process's requests.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -17,8 +17,8 @@ use crate::transcript::Transcript;
 
 const GETEVENTS: u32 = u::IORING_ENTER_GETEVENTS;
 
-/// Starts a child that submits a read from its own pipe into slot 0 of `shared`, and then announces
-/// step 1. The child writes to the pipe at step 2, and exits at step 3.
+/// Starts a child that submits a read of its own pipe into slot 0 of `shared`, and then sets step
+/// 1. At step 2 the child writes to the pipe, and at step 3 it exits.
 fn reader(ring: &mut Ring, shared: &Shared, force: bool) -> i32 {
     shared::child(|| {
         let (reader, writer) = files::pipe();
@@ -34,8 +34,8 @@ fn reader(ring: &mut Ring, shared: &Shared, force: bool) -> i32 {
     })
 }
 
-/// Starts a child that waits in enter for `count` CQEs. Its exit status is the call's result plus
-/// 100. Returns once the child sleeps in the call.
+/// Starts a child that waits in io_uring_enter(2) for `count` CQEs. The child's exit status is 100
+/// plus the result of that call. Returns once the child sleeps in the call.
 fn waiter(ring: &Ring, shared: &Shared, count: u32) -> i32 {
     let before = shared.word(0).load(Ordering::SeqCst);
     let child = shared::child(|| {
@@ -47,13 +47,14 @@ fn waiter(ring: &Ring, shared: &Shared, count: u32) -> i32 {
     child
 }
 
-/// A child's read waits for data. The parent sleeps in enter until that read completes.
+/// A child's read waits for data. The parent sleeps in io_uring_enter(2) until that read completes.
 fn parent_waits_for_the_childs_read(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = reader(ring, shared, false);
         shared.until_step(1);
         t.in_order(&ring.reap());
-        // A third process starts step 2 once it sees that the parent sleeps.
+        // A third process sets step 2 as soon as the parent sleeps, so that the child then writes
+        // the data.
         let parent = std::process::id() as i32;
         let watcher = shared::child(|| {
             shared.until_word(1, 1);
@@ -87,7 +88,7 @@ case!(parent_waits_for_the_childs_read => "
     child: exit 0
 ");
 
-/// A sibling of the submitter waits for the submitter's request and reaps the CQE.
+/// A child submits a request. A second child waits for the request and reaps its CQE.
 fn sibling_waits_and_reaps(t: &mut Transcript) {
     for force in [false, true] {
         shared::each_kind(t, if force { sibling_of_forced } else { sibling_of_plain });
@@ -122,8 +123,8 @@ fn sibling(t: &mut Transcript, ring: &mut Ring, shared: &Shared, force: bool) {
     t.in_order(&ring.reap());
 }
 
-/// The submitter sleeps in another system call. Its request still completes, and the other call
-/// continues.
+/// A child has submitted a request and sleeps in some other system call. The request completes
+/// nevertheless, and the other call goes on.
 fn submitter_sleeps_in_another_call(t: &mut Transcript) {
     shared::each_kind(t, sleeps_in_another_call);
 }
@@ -138,7 +139,8 @@ case!(submitter_sleeps_in_another_call => "
     child: exit 1
 ");
 
-/// A child's read completes while the child sleeps in read(2) of another pipe.
+/// A child submits a read and then sleeps in read(2) of another pipe. The submitted read completes
+/// during that sleep.
 pub fn sleeps_in_another_call(t: &mut Transcript, ring: &mut Ring, shared: &Shared) {
     let (reader, writer) = files::pipe();
     let (stop, stops) = files::pipe();
@@ -158,7 +160,7 @@ pub fn sleeps_in_another_call(t: &mut Transcript, ring: &mut Ring, shared: &Shar
     shared::ended(t, child);
 }
 
-/// The submitter computes without any system call until its request has completed.
+/// A child submits a read, and makes no system call until the read has completed.
 fn submitter_makes_no_call(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -188,7 +190,7 @@ case!(submitter_makes_no_call => "
     child: exit 0
 ");
 
-/// Three processes wait for one CQE each. One CQE wakes all three.
+/// Three processes each wait for one CQE. A single CQE wakes all three.
 fn one_cqe_wakes_all_waiters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let waiters = [(); 3].map(|()| waiter(ring, shared, 1));
@@ -215,7 +217,7 @@ case!(one_cqe_wakes_all_waiters => "
     cqe 1: 0
 ");
 
-/// Three siblings of the submitter wait for one CQE each. The submitter's CQE wakes all three.
+/// Three children each wait for one CQE. The CQE of a fourth child's request wakes all three.
 fn childs_cqe_wakes_all_waiters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = reader(ring, shared, false);
@@ -245,8 +247,8 @@ case!(childs_cqe_wakes_all_waiters => "
     child: exit 0
 ");
 
-/// A wait for two CQEs counts all CQEs that were posted since the call began, even if another
-/// process has reaped them.
+/// A process waits for two CQEs. All CQEs that are posted during its call count, even those that
+/// another process has already reaped.
 fn waiter_counts_reaped_cqes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = waiter(ring, shared, 2);
@@ -270,7 +272,8 @@ case!(waiter_counts_reaped_cqes => "
     child: exit 100
 ");
 
-/// CQEs of other processes that are in the CQ already count for a new wait.
+/// When a wait begins, CQEs that are already in the CQ count for it, even those of other processes'
+/// requests.
 fn waiter_counts_cqes_in_the_queue(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         ring.push(nop(1));
@@ -298,8 +301,8 @@ case!(waiter_counts_cqes_in_the_queue => "
     cqe 2: 0
 ");
 
-/// Two processes wait for different numbers of CQEs. The process that waits for fewer CQEs began
-/// first, and wakes first.
+/// Two processes wait for different numbers of CQEs. The wait for fewer CQEs has begun first, and
+/// ends first.
 fn each_waiter_has_its_count(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let one = waiter(ring, shared, 1);
@@ -324,9 +327,9 @@ case!(each_waiter_has_its_count => "
     child: exit 100
 ");
 
-/// The kernel checks waiters in the order in which they began, and stops at the first that needs
-/// more CQEs. So a process that waits for one CQE sleeps on if it began after a process that waits
-/// for two.
+/// The kernel checks waiters in the order in which they began to wait, and stops at the first
+/// waiter that needs more CQEs. Here a waiter for two CQEs began before a waiter for one. So after
+/// one CQE, both sleep on.
 fn waiter_behind_a_larger_count(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let two = waiter(ring, shared, 2);
@@ -368,7 +371,8 @@ case!(waiter_behind_a_larger_count => "
 ", because
     "a waiter returns once it has enough CQEs, whatever the waiters before it need");
 
-/// A wait with a timeout returns -ETIME while another process's request is in flight.
+/// A process waits with a timeout for another process's request. The wait returns -ETIME while the
+/// request is in flight.
 fn wait_with_a_limit(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = reader(ring, shared, false);
@@ -394,8 +398,8 @@ case!(wait_with_a_limit => "
     child: exit 0
 ");
 
-/// The expiry of a TIMEOUT request wakes the waiters of all processes, even those that wait for
-/// more CQEs.
+/// The expiry of a TIMEOUT request wakes the waiters of all processes, even waiters that need more
+/// CQEs.
 fn timeout_wakes_all_waiters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let waiters = [5, 6].map(|count| waiter(ring, shared, count));
@@ -424,7 +428,7 @@ case!(timeout_wakes_all_waiters => "
     child: exit 100
 ");
 
-/// A poll and a timeout of the child complete while the parent waits for both.
+/// The parent waits for two CQEs. They come from a poll and from a timeout of a child.
 fn parent_waits_for_a_poll_and_a_timeout(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = shared::child(|| {
@@ -456,7 +460,8 @@ case!(parent_waits_for_a_poll_and_a_timeout => "
     child: exit 0
 ");
 
-/// The parent submits and waits in one call. The CQE that ends the wait is the child's.
+/// The parent submits a request and waits in one call. The wait ends by the CQE of a child's
+/// request.
 fn parent_submits_and_waits_for_the_childs(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -496,7 +501,7 @@ case!(parent_submits_and_waits_for_the_childs => "
     child: exit 0
 ");
 
-/// A signal ends only the wait of the process that handles it.
+/// Several processes wait on the ring. A signal ends only the wait of the process that handles it.
 fn signal_ends_one_wait(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let interrupted = shared::child(|| {
@@ -528,8 +533,8 @@ case!(signal_ends_one_wait => "
     child: exit 100
 ");
 
-/// Installs for `signal` a handler that does nothing. Without SA_RESTART the signal interrupts a
-/// wait.
+/// Installs a handler for `signal` that does nothing. It has no SA_RESTART, so that the signal
+/// interrupts a wait.
 fn catch(signal: i32) {
     extern "C" fn nothing(_: i32) {}
     let mut action: libc::sigaction = crate::memory::zeroed();
@@ -538,8 +543,8 @@ fn catch(signal: i32) {
     assert_eq!(unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) }, 0);
 }
 
-/// A request whose completion runs in its submitter does not complete while that process is stopped
-/// (SIGSTOP). It completes after SIGCONT.
+/// A process is stopped by SIGSTOP. If a request has to complete in that process, it completes only
+/// after SIGCONT.
 fn stopped_submitter_completes_later(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();

@@ -1,5 +1,5 @@
-//! Rings with IOPOLL: which requests they accept, and how enter waits. Only block devices can be
-//! polled, and tests outside of this suite cover them.
+//! Rings with IOPOLL: the requests that they accept, and how io_uring_enter(2) waits on them. Only
+//! block devices can be polled, and tests outside of this suite cover them.
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
@@ -15,8 +15,8 @@ use std::os::fd::AsRawFd;
 
 const IOPOLL: u32 = u::IORING_SETUP_IOPOLL;
 
-/// A ring with IOPOLL refuses most opcodes. (An ordinary ring carries these requests out, or
-/// refuses one of their fields.)
+/// A ring with IOPOLL refuses most opcodes. An ordinary ring would carry these requests out, or
+/// refuse one of their fields.
 fn opcodes(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL);
     let (reader, _writer) = files::pipe();

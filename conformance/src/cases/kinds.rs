@@ -19,7 +19,7 @@ fn owned(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Waits for one completion and prints its result as poll events.
+/// Waits for one completion of a poll, and prints its result as event names.
 fn next_events(t: &mut Transcript, ring: &mut Ring) {
     for entry in ring.wait(1) {
         events(t, &entry);
@@ -52,7 +52,8 @@ case!(epoll => "
 
 fn signalfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // SAFETY: the set is a variable of this function. Only this thread's signal mask changes.
+    // SAFETY: the signal set is a variable of this function. Only this thread's signal mask
+    // changes.
     let fd = unsafe {
         let mut set: libc::sigset_t = zeroed();
         libc::sigaddset(&mut set, libc::SIGUSR1);
@@ -63,8 +64,8 @@ fn signalfd(t: &mut Transcript) {
     ring.push(poll(fd.as_raw_fd(), IN, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // The signal goes to the process. (A signal to this thread would be seen only by a poll of this
-    // thread.)
+    // Sends the signal to the process. A poll of a signalfd sees a signal to a thread only if that
+    // thread polls.
     // SAFETY: the signal is blocked in this process and read from the signalfd.
     unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
     next_events(t, &mut ring);
@@ -105,7 +106,8 @@ case!(inotify => "
 
 fn periodic_timerfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // SAFETY: the time is a variable of this function.
+    // SAFETY: the timer's time is a variable of this function. The descriptor is new, and nothing
+    // else owns it.
     let fd = unsafe {
         let fd = owned(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC));
         let mut time: libc::itimerspec = zeroed();
@@ -140,13 +142,13 @@ fn process(t: &mut Transcript) {
         let _ = files::take(&reader, 1);
         3
     });
-    // SAFETY: the process is a child of this one.
+    // SAFETY: the call touches no memory. The process is a child of this one.
     let fd = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, child, 0) } as i32);
     ring.push(poll(fd.as_raw_fd(), IN, 1));
     ring.submit();
     t.in_order(&ring.reap());
     files::put(&writer, b"x");
-    // The poll completes whether or not the parent ignores SIGCHLD.
+    // The poll completes when the child ends, whether the parent ignores SIGCHLD or not.
     let seen = ring.wait(1).first().is_some_and(|entry| entry.res & i32::from(IN) != 0);
     t.say(format_args!("ended {seen}"));
     t.say(format_args!("child: {}", crate::process::ending(child)));
@@ -158,7 +160,8 @@ case!(process => "
 ");
 
 fn terminal_pair() -> (OwnedFd, OwnedFd) {
-    // SAFETY: the calls touch no memory but the name, a C string in a buffer of this function.
+    // SAFETY: of all memory, the calls touch only the name, a C string in a buffer of this
+    // function.
     unsafe {
         let main = owned(libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC));
         libc::grantpt(main.as_raw_fd());
@@ -286,7 +289,8 @@ fn datagram_socket(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
     drop(there);
-    // The close of a datagram socket's peer need not complete a read, so the case cancels the read.
+    // On a datagram socket, the close of the peer need not complete a read. So the case cancels the
+    // read.
     ring.push(cancel(2, 0, 3));
     ring.submit();
     t.say(format_args!("ended {}", !ring.wait(2).is_empty()));
@@ -365,7 +369,7 @@ case!(full_socket => "
     cqe 2: 4
 ");
 
-/// SO_RCVTIMEO limits blocking calls only: a RECV request keeps waiting after that time.
+/// SO_RCVTIMEO limits blocking calls only: a RECV request waits longer than that limit.
 fn receive_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -402,7 +406,7 @@ case!(path_only => "
     register = -EBADF
 ");
 
-/// An epoll set that watches a ring is readable while the ring has completions.
+/// An epoll set contains a ring's descriptor. The epoll set is readable while the ring has CQEs.
 fn epoll_with_ring_in_it(t: &mut Transcript) {
     let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
     // SAFETY: the call touches no memory.
@@ -438,8 +442,8 @@ case!(epoll_with_ring_in_it => "
     there 1
 ");
 
-/// A process that opened a FIFO for reading and writing is a writer itself. So a read waits and
-/// sees no end of file.
+/// The process has opened a FIFO for reading and writing, so it is a writer itself. A read of the
+/// FIFO therefore waits, and does not see the end of the file.
 fn fifo_without_writer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fifo = files::Fifo::new();
@@ -456,7 +460,7 @@ case!(fifo_without_writer => "
     cqe 1: 1
 ");
 
-/// A pipe with O_DIRECT is in packet mode: each read returns one packet.
+/// A pipe with O_DIRECT is in packet mode: each read returns the bytes of one write.
 fn pipe_packets(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe_with(libc::O_DIRECT);

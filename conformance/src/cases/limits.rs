@@ -1,5 +1,5 @@
-//! RLIMIT_NOFILE and waiting requests. Each request uses as many of the program's descriptor
-//! numbers as on the kernel, and no more.
+//! Waiting requests under the limit RLIMIT_NOFILE. On usring, a waiting request occupies no more of
+//! the program's descriptor numbers than on the kernel.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -25,8 +25,8 @@ fn set_limit(soft: u64) -> i32 {
     syscalls::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
 }
 
-/// Returns how many more descriptors the process can open. The function opens them all, and closes
-/// them.
+/// Returns how many more descriptors the process can open. To count them, opens that many and
+/// closes them again.
 fn room() -> usize {
     let mut opened = Vec::new();
     loop {
@@ -43,8 +43,8 @@ fn room() -> usize {
     opened.len()
 }
 
-/// Makes socket pairs until the descriptor numbers run out, or until there are `most` pairs.
-/// Submits a receive on each pair.
+/// Makes up to `most` socket pairs, or fewer if the descriptor numbers run out. Submits a receive
+/// on one socket of each pair.
 fn wait_for_all(ring: &mut Ring, bytes: &mut [[u8; 1]], most: usize) -> Vec<(OwnedFd, OwnedFd)> {
     let mut pairs = Vec::new();
     while pairs.len() < most {
@@ -63,7 +63,8 @@ fn wait_for_all(ring: &mut Ring, bytes: &mut [[u8; 1]], most: usize) -> Vec<(Own
     pairs
 }
 
-/// Sends to each socket, and prints how many receives completed.
+/// Sends a byte to each waiting receive, and prints whether all receives got theirs. Also prints
+/// how many had completed before.
 fn finish(t: &mut Transcript, ring: &mut Ring, pairs: &[(OwnedFd, OwnedFd)]) {
     let early = ring.reap().len();
     for (here, _) in pairs {
@@ -113,7 +114,7 @@ case!(waiting_files_of_a_low_limit => "
     before 0, received by all true
 ");
 
-/// Each socket has both a waiting receive and a waiting poll for another event.
+/// Each socket has two waiting requests: a receive, and a poll for another event.
 fn waiting_twice_for_each(t: &mut Transcript) {
     t.result("limit", set_limit(1024));
     let mut ring = Ring::new(8);
@@ -149,7 +150,7 @@ fn as_the_program_set_it(t: &mut Transcript) {
     let answer = unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const new, &raw mut old) };
     t.result("prlimit", syscalls::answer(answer));
     t.say(format_args!("was {}, is {}", old.rlim_cur, limit().rlim_cur));
-    // SAFETY: the structure is a variable of this function. RLIMIT_NOFILE is not changed.
+    // SAFETY: the structure is a variable of this function. The call does not change RLIMIT_NOFILE.
     t.result("another resource", syscalls::answer(unsafe { libc::getrlimit(libc::RLIMIT_CORE, &raw mut old) }));
     let above = libc::rlimit { rlim_cur: 700, rlim_max: 600 };
     // SAFETY: the structure is a variable of this function.
@@ -212,7 +213,7 @@ case!(lowered_while_files_wait => "
     before 0, received by all true
 ");
 
-/// Prints the limits that a shell reports as a child of this process.
+/// Prints the limits of open files that a shell reports, which this process executes as its child.
 fn of_an_executed_program(t: &mut Transcript) {
     let hard = limit().rlim_max;
     t.result("limit", set_limit(700));
@@ -245,7 +246,8 @@ fn of_a_forked_child(t: &mut Transcript) {
     let ending = process::forked(|| {
         let same = limit().rlim_cur == 700 && room() == free;
         let mut own = Ring::new(8);
-        // The ring's own descriptor uses one of the free descriptor numbers.
+        // `own` occupies a descriptor number if the ring's number is one of the program's. So the
+        // count is repeated.
         let free = free.min(room());
         let mut bytes = [[0u8; 1]; MOST];
         let pairs = wait_for_all(&mut own, &mut bytes, MOST);
@@ -262,7 +264,7 @@ case!(of_a_forked_child => "
     before 0, received by all true
 ");
 
-/// Registered files use up none of the program's descriptor numbers.
+/// Registered files occupy none of the program's descriptor numbers.
 fn registered_files(t: &mut Transcript) {
     t.result("limit", set_limit(700));
     let ring = Ring::new(8);

@@ -1,4 +1,4 @@
-//! Links and hard links: the order of a chain's requests, and which events break the chain.
+//! Links and hard links: the order of a chain's requests, and the events that break a chain.
 
 use std::os::fd::AsRawFd;
 
@@ -17,8 +17,8 @@ fn hard(sqe: Sqe) -> Sqe {
     sqe.flagged(sqe_flags::IO_HARDLINK)
 }
 
-/// Submits all requests in one call and prints their CQEs in order. (The kernel promises the order
-/// within a chain.)
+/// Submits `sqes` in one call and prints their CQEs in the order of arrival. Within a chain, the
+/// kernel guarantees that order.
 fn chain(t: &mut Transcript, ring: &mut Ring, sqes: &[Sqe]) {
     for sqe in sqes {
         ring.push(*sqe);
@@ -73,7 +73,8 @@ fn short_read_breaks(t: &mut Transcript) {
     chain(t, &mut ring, &[read(fd, &mut buffer, 0, 1).linked(), nop(2)]);
     chain(t, &mut ring, &[read(fd, &mut buffer[..5], 0, 3).linked(), nop(4)]);
     chain(t, &mut ring, &[hard(read(fd, &mut buffer, 0, 5)), nop(6)]);
-    // A read of 0 bytes at the end of the file is a short read, too.
+    // A read at the end of the file returns 0 bytes. It counts as a short read, so it breaks the
+    // chain.
     chain(t, &mut ring, &[read(fd, &mut buffer, 5, 7).linked(), nop(8)]);
 }
 case!(short_read_breaks => "
@@ -124,7 +125,7 @@ case!(hard_link_goes_on => "
 fn hard_and_soft_mixed(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     chain(t, &mut ring, &[hard(failing(1)), failing(2).linked(), hard(nop(3)), nop(4)]);
-    // If both IO_LINK and IO_HARDLINK are set, the link is a hard one.
+    // A request with both IO_LINK and IO_HARDLINK has a hard link.
     chain(t, &mut ring, &[hard(failing(5)).linked(), nop(6)]);
 }
 case!(hard_and_soft_mixed => "
@@ -138,8 +139,8 @@ case!(hard_and_soft_mixed => "
     cqe 6: 0
 ");
 
-/// If one SQE of a chain is refused, no request of the chain starts, and all are cancelled. The
-/// call still takes the whole chain.
+/// The kernel refuses one SQE of a chain. No request of the chain starts, and all other requests of
+/// it are cancelled. The call nevertheless submits the whole chain.
 fn bad_member(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"");
@@ -184,8 +185,8 @@ case!(bad_head => "
     no cqe
 ");
 
-/// If a chain has a refused SQE, a call with SUBMIT_ALL takes the chain up to its end and cancels
-/// it. The call then takes the SQEs behind the chain.
+/// The kernel refuses one SQE of a chain, on a ring with SUBMIT_ALL. The call submits the chain up
+/// to its end and cancels it. Then the call goes on with the SQEs behind the chain.
 fn bad_member_submit_all(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     for sqe in [nop(1).linked(), sqe(200, -1, 2).linked(), nop(3).linked(), nop(4), nop(5)] {
@@ -212,7 +213,7 @@ case!(bad_member_submit_all => "
     cqe 3: 0
 ");
 
-/// A chain ends with its submission, even if the last SQE has IO_LINK.
+/// A chain ends at the end of its submission, even if its last SQE has IO_LINK.
 fn ends_with_submission(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -307,7 +308,7 @@ case!(cancel_head => "
     cqe 4: 0
 ");
 
-/// A cancel does not find a request that waits for its predecessor in a chain.
+/// A cancel does not find a request that still waits for the previous request of its chain.
 fn cancel_member(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();

@@ -1,5 +1,5 @@
-//! Operations that wait in different ways, submitted to one ring by a child, then by its parent,
-//! then by a second child.
+//! Operations that wait in different ways. A child submits them to a ring first, then its parent,
+//! and then a second child.
 
 use std::os::fd::AsRawFd;
 
@@ -10,8 +10,8 @@ use crate::sqe::{Change, nop, poll, read, recv, send, timeout, write};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
 
-/// Runs `operations` in a child, in the parent, and in a second child. Does this for a ring of each
-/// kind.
+/// Makes one ring of each kind. Runs `operations` on it in a child, then in the parent, and then in
+/// a second child.
 fn in_each_process(t: &mut Transcript, operations: fn(&mut Transcript, &mut Ring)) {
     let mut rings = [shared::Kind::Mapped, shared::Kind::OwnMemory].map(|kind| kind.ring(8, 0));
     for ring in &mut rings {
@@ -70,7 +70,8 @@ case!(timeouts => "
     child: exit 0
 ");
 
-/// A receive waits. The process then sends the data by a second request on the same ring.
+/// A RECV waits. The process that submitted it then sends the data by a second request on this
+/// ring.
 fn sends_and_receives(t: &mut Transcript) {
     in_each_process(t, |t, ring| {
         let (here, there) = files::sockets();
@@ -120,7 +121,7 @@ case!(forced_workers => "
     child: exit 0
 ");
 
-/// An open of a FIFO blocks a worker until another process opens the FIFO's second end.
+/// An open of a FIFO blocks a worker until another process opens the FIFO's other end.
 fn worker_that_waits(t: &mut Transcript) {
     in_each_process(t, |t, ring| {
         let fifo = files::Fifo::new();
@@ -151,7 +152,8 @@ case!(worker_that_waits => "
     child: exit 0
 ");
 
-/// A chain in one submission: each request starts after its predecessor.
+/// One submission contains a chain. Each of its requests starts after the previous one has
+/// completed.
 fn chains(t: &mut Transcript) {
     in_each_process(t, |t, ring| {
         let (reader, writer) = files::pipe();
@@ -190,7 +192,7 @@ case!(chains => "
     child: exit 0
 ");
 
-/// The second request of a chain fails, so the third is cancelled.
+/// The second request of a chain fails, so the third request is cancelled.
 fn broken_chains(t: &mut Transcript) {
     in_each_process(t, |t, ring| {
         let mut buffer = [0u8; 4];

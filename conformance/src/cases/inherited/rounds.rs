@@ -1,5 +1,5 @@
-//! Many requests of several processes on inherited rings: one process after another, and all at the
-//! same time.
+//! Many requests of several processes on inherited rings. In some cases the processes run one after
+//! another, in others at one time.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -13,8 +13,8 @@ use crate::shared::{self, Kind, Shared};
 use crate::sqe::{Change, nop, read, read_at};
 use crate::transcript::Transcript;
 
-/// A hundred children, one after another, inherit the ring, read a file of their own, and exit. The
-/// ring works throughout.
+/// A hundred children run one after another. Each inherits the ring, reads a file of its own, and
+/// exits. The ring works throughout.
 fn children_come_and_go(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let mut right = 0;
@@ -42,8 +42,8 @@ case!(children_come_and_go => "
     cqe 1: 0
 ");
 
-/// Submits one request under a lock that all processes share: the process writes its SQE and
-/// enters. Returns the result of enter.
+/// Submits the request `sqe` while this process holds the lock that all processes share. Returns
+/// the result of io_uring_enter(2).
 fn submit(ring: &mut Ring, shared: &Shared, sqe: Sqe) -> i32 {
     shared.exclusively(|| {
         ring.catch_up();
@@ -54,8 +54,8 @@ fn submit(ring: &mut Ring, shared: &Shared, sqe: Sqe) -> i32 {
 
 const ROUNDS: u32 = 200;
 
-/// Several processes write SQEs under a shared lock but call enter outside of it, at the same time.
-/// Each call takes exactly one SQE.
+/// Several processes write SQEs, each under a shared lock, and call io_uring_enter(2) without the
+/// lock. So the calls overlap in time. Each call submits exactly one SQE.
 fn enters_at_the_same_time(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let children: Vec<i32> = (0..3)
@@ -101,10 +101,9 @@ case!(enters_at_the_same_time => "
     sum right true
 ");
 
-/// Reaps until word `own`, which counts the completions of this process, reaches `count`.
-/// Completions of other processes are counted in those processes' words. Returns `false` if no
-/// completion arrives for half a minute. The caller holds the shared lock, so no other process
-/// reaps.
+/// Reaps completions of all processes, and counts each in the shared word of its process. Returns
+/// `true` once word `own`, that of this process, has reached `count`. Returns `false` if no
+/// completion arrives for 30 seconds. The caller holds the shared lock, so no other process reaps.
 fn complete(ring: &mut Ring, shared: &Shared, own: usize, count: u32) -> bool {
     while shared.word(own).load(Ordering::SeqCst) < count {
         let entries = ring.wait(1);
@@ -118,8 +117,8 @@ fn complete(ring: &mut Ring, shared: &Shared, own: usize, count: u32) -> bool {
     true
 }
 
-/// Makes a file, and reads it `ROUNDS` times by requests on `ring`. Other processes reap on this
-/// ring, too. Returns 0 if all data was right.
+/// Makes a file, and reads it `ROUNDS` times by requests on `ring`. Other processes reap
+/// completions of this ring, too. Returns 0 if all reads returned the file's content.
 fn reads(ring: &mut Ring, shared: &Shared, number: usize, force: bool) -> i32 {
     let content = [b'a' + number as u8; 4];
     let file = files::memory_file(&content);
@@ -140,8 +139,8 @@ fn reads(ring: &mut Ring, shared: &Shared, number: usize, force: bool) -> i32 {
     0
 }
 
-/// Four processes read files of their own through one ring. Each process reaps all completions that
-/// it finds, also completions of the other processes' requests.
+/// Four processes each read a file of their own through one ring. Each process reaps all CQEs that
+/// it finds, including those of the other processes' requests.
 fn each_reaps_for_all(t: &mut Transcript) {
     for force in [false, true] {
         shared::each_kind(t, if force { reap_forced } else { reap_direct });
@@ -186,8 +185,8 @@ fn reap_for_all(t: &mut Transcript, ring: &mut Ring, shared: &Shared, force: boo
     }
 }
 
-/// Each of four processes submits to its own ring, and waits on the ring of its neighbour, as
-/// PostgreSQL's processes may. All descriptors and rings were made before the fork.
+/// Four processes each submit to one ring and wait on the ring of the next process, as PostgreSQL's
+/// processes may. All descriptors and rings were made before the fork.
 fn each_waits_for_its_neighbour(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut rings: Vec<Ring> = (0..4).map(|_| kind.ring(8, 0)).collect();
@@ -211,8 +210,8 @@ case!(each_waits_for_its_neighbour => "
     child: exit 0
 ");
 
-/// The parent makes a hundred rings. Its children submit to three of them, and the parent reaps the
-/// completions.
+/// The parent makes a hundred rings. Its children submit requests to three of these rings, and the
+/// parent reaps the completions.
 fn unused_rings(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut rings: Vec<Ring> = (0..100).map(|_| kind.ring(4, 0)).collect();
@@ -249,9 +248,10 @@ case!(unused_rings => "
 
 type Pipe = (std::os::fd::OwnedFd, std::os::fd::OwnedFd);
 
-/// In each of 50 rounds, submits to this process's ring a read of this process's pipe, writes to
-/// the neighbour's pipe, and reaps the neighbour's completion. Word 0 counts the submissions of all
-/// processes, word 1 the reaped completions. Returns 0 if all results were right.
+/// Runs 50 rounds of process `number`. In each round, the process submits a read of its pipe to its
+/// ring, writes to the pipe of the next process, and reaps that process's completion. Shared word 0
+/// counts the submissions of all processes, word 1 the reaped completions. Returns 0 if all results
+/// were right.
 fn neighbour(rings: &mut [Ring], pipes: &[Pipe], shared: &Shared, number: usize) -> i32 {
     let next = (number + 1) % 4;
     for round in 1..=50 {

@@ -1,6 +1,6 @@
-//! A request uses the working directory, descriptor table and children of the process that submits
-//! it. Submitters here are forked children, processes with threads, vfork children, and processes
-//! that share descriptors.
+//! A request uses the working directory, the descriptor table and the children of the process that
+//! submits it. These processes are forked children, processes with threads, vfork children, and
+//! processes that share descriptors.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -20,8 +20,8 @@ fn open_relative(user_data: u64) -> Sqe {
     sqe(opcode::OPENAT, libc::AT_FDCWD, user_data).with(|sqe| sqe.addr = c"file".as_ptr() as u64)
 }
 
-/// A relative path starts at the submitter's working directory, even if the parent made the ring in
-/// another directory.
+/// A relative path begins at the working directory of the process that submits the request. The
+/// parent made the ring in another directory.
 fn directory_is_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let scratch = Scratch::new();
@@ -49,8 +49,8 @@ case!(directory_is_the_submitters => "
     in the parent = -ENOENT
 ");
 
-/// A child opens a file by a request. The new descriptor is in the child's table, not in the
-/// parent's.
+/// A child opens a file by a request. The new descriptor is in the child's descriptor table, and
+/// not in the parent's.
 fn opened_number_is_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         shared::run_child(t, |t| {
@@ -87,8 +87,8 @@ case!(opened_number_is_the_submitters => "
     child: exit 0
 ");
 
-/// WAITID waits for children of the submitter. A child's request gets -ECHILD for a child of the
-/// parent.
+/// WAITID waits for children of the process that submits it. So a child's WAITID for another child
+/// of its parent gets -ECHILD.
 fn children_are_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let child = process::start(|| 3);
@@ -100,7 +100,8 @@ fn children_are_the_submitters(t: &mut Transcript) {
         shared::run_child(t, |t| t.entry(&ring.one(request)));
         ring.catch_up();
         t.entry(&ring.one(request));
-        // SAFETY: the siginfo is zeroed or filled by the request, so all its bytes are initialised.
+        // SAFETY: all bytes of the siginfo are initialised: they are zero, or the request has
+        // written them.
         t.say(format_args!("status {}", unsafe { info.si_status() }));
     });
 }
@@ -117,7 +118,8 @@ case!(children_are_the_submitters => "
     status 3
 ");
 
-/// A thread of the parent sleeps in enter at the fork. A completion of the child wakes that thread.
+/// A thread of the parent sleeps in io_uring_enter(2) during the fork. A completion of a child's
+/// request wakes that thread.
 fn thread_waits_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let fd = ring.fd;
@@ -150,37 +152,38 @@ case!(thread_waits_at_the_fork => "
     cqe 1: 0
 ");
 
-/// Runs `work` in a child made by clone(2) with `flags` and a separate stack. Prints how the child
-/// ended.
+/// Makes a child by clone(2) with `flags` and a separate stack, and runs `work` in it. Prints how
+/// the child ended.
 fn run_clone(t: &mut Transcript, flags: i32, work: &mut dyn FnMut() -> i32) {
     extern "C" fn begin(work: *mut libc::c_void) -> i32 {
-        // SAFETY: the pointer is to the caller's reference, which lives until the child has ended.
+        // SAFETY: the pointer refers to a variable of the parent, which waits for the child's end.
         let status = unsafe { (*work.cast::<&mut dyn FnMut() -> i32>())() };
-        // SAFETY: the call ends the child. (exit(2) of this thread alone would leave its workers,
-        // whose exit status would count.)
+        // SAFETY: _exit(2) ends the child with all its threads. If only this thread ended, the
+        // child's workers would live on, and their exit status would count.
         unsafe { libc::_exit(status) }
     }
     let mut work = work;
     let stack = Pages::new(64);
-    // SAFETY: the stack is mapped until the child has ended.
+    // SAFETY: the parent keeps the stack mapped until the child has ended.
     let child = unsafe {
-        // Leaves 256 bytes above the child's first frame: libc's functions may read stack arguments
-        // there.
+        // The 256 bytes above the child's first frame stay free, because libc's functions may read
+        // stack arguments there.
         let top = stack.address.add(stack.length - 256).cast();
         libc::clone(begin, top, flags | libc::SIGCHLD, (&raw mut work).cast())
     };
     shared::ended(t, child);
 }
 
-/// Submits a read into `buffer` and waits for its CQE, without allocating memory. Returns the
-/// request's result.
+/// Submits a read into `buffer` and waits for its CQE. Allocates no memory, because the child may
+/// share its parent's memory. Returns the result of the read.
 fn read_in_clone(ring: &mut Ring, fd: i32, buffer: u64) -> i32 {
     ring.push(read_at(fd, buffer, 4, 0, 1));
     let answer = ring.submit_and_wait(1);
     if answer == 1 { ring.peek().map_or(90, |entry| entry.res) } else { 91 }
 }
 
-/// A vfork child, which has the parent's memory and a copy of its descriptors, submits and waits.
+/// A vfork child submits a request and waits for it. The child shares the parent's memory and has a
+/// copy of its descriptors.
 fn vfork_child_submits(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"data");
@@ -204,8 +207,8 @@ case!(vfork_child_submits => "
     cqe 2: 0
 ");
 
-/// A child with CLONE_FILES, which shares the parent's descriptors and has a copy of its memory,
-/// submits and waits.
+/// A child made with CLONE_FILES submits a request and waits for it. The child shares the parent's
+/// descriptors and has a copy of its memory.
 fn child_that_shares_descriptors_submits(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"data");
@@ -228,8 +231,8 @@ case!(child_that_shares_descriptors_submits => "
     cqe 2: 0
 ");
 
-/// A process is killed, and its parent has not called waitpid(2) yet. The killed process's requests
-/// end all the same, and the ring works.
+/// A process is killed and remains a zombie: its parent has not called waitpid(2) yet. The requests
+/// of the killed process nevertheless end, and the ring works.
 fn killed_process_is_a_zombie(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared: &Shared| {
         let fifo = files::Fifo::new();

@@ -1,4 +1,5 @@
-//! A cancel selects one request of a stopped process. Other requests have the same `user_data`.
+//! Two requests of a stopped process have one `user_data`, and a cancel selects only one of the
+//! two.
 
 use std::os::fd::AsRawFd;
 
@@ -9,9 +10,9 @@ use crate::sqe::{cancel, poll};
 use crate::time;
 use crate::transcript::Transcript;
 
-/// The stopped process has a poll and an open with one `user_data`, and a cancel takes the poll.
-/// The open is queued behind another open, and is not cancelled. (When the process is stopped, the
-/// kernel's workers end both opens with a result that programs do not see elsewhere, ERESTARTSYS.)
+/// The stopped process has a poll and an open with one `user_data`. The cancel takes the poll. The
+/// open waits in a queue behind another open, and is not cancelled. On the kernel, the stop ends
+/// both opens with ERESTARTSYS, a result that programs see nowhere else.
 fn worker_beside_a_marked_poll(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, _writer) = files::pipe();

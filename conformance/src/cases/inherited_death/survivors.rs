@@ -1,4 +1,4 @@
-//! Waits, cancels and requests of the surviving processes after another process has ended.
+//! One process has ended. The other processes of its ring wait, cancel and submit requests.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -40,7 +40,8 @@ fn survivor_cancels(t: &mut Transcript) {
 }
 case!(survivor_cancels => include_str!("survivor_cancels.txt"));
 
-/// A process is killed while it waits in enter. Another process that waits is not affected.
+/// A process is killed while it waits in io_uring_enter(2). Another process that waits on the ring
+/// is not affected.
 fn waiter_is_killed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let waiters = [(); 2].map(|()| {
@@ -72,8 +73,9 @@ case!(waiter_is_killed => "
     child: exit 0
 ");
 
-/// A process waits in enter for a request of another process, whose worker is in a blocking call.
-/// When the other process ends, that call is interrupted, and the CQE wakes the waiting process.
+/// A process waits in io_uring_enter(2) for another process's request, for which a worker executes
+/// a blocking call. When that other process ends, the call is interrupted, and the CQE wakes the
+/// waiting process.
 fn end_wakes_the_waiter(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let fifo = files::Fifo::new();
@@ -108,10 +110,10 @@ case!(end_wakes_the_waiter => "
     cqes 1
 ");
 
-/// The process that made the ring is killed while all processes have requests in flight. The
-/// requests of its child complete.
+/// The process that made the ring is killed while all processes have requests in flight. Its child
+/// survives, and the child's requests complete.
 fn creator_is_killed(t: &mut Transcript) {
-    // SAFETY: the call only makes this process the new parent of orphans.
+    // SAFETY: prctl(2) touches no memory. Orphaned descendants get this process as their parent.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let shared = Shared::new();
@@ -160,10 +162,10 @@ case!(creator_is_killed => "
     \"\" \"data\"
 ");
 
-/// The process that made the ring has submitted timeouts before its child used the ring, and is
-/// killed. The timeouts go on. One of them heads a chain, and the other counts CQEs.
+/// The process that made the ring submits two timeouts before it forks its child. One timeout heads
+/// a chain, and the other counts CQEs. The process is killed, but both timeouts go on.
 fn timeouts_of_a_killed_creator(t: &mut Transcript) {
-    // SAFETY: the call only makes this process the new parent of orphans.
+    // SAFETY: prctl(2) touches no memory. Orphaned descendants get this process as their parent.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let shared = Shared::new();
@@ -206,7 +208,8 @@ case!(timeouts_of_a_killed_creator => "
     child: exit 0
 ");
 
-/// Many children are killed at random moments. The ring still works for the parent.
+/// Many children that use the ring are killed at random moments. Afterwards the ring still works
+/// for the parent.
 fn many_are_killed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");
@@ -218,8 +221,8 @@ fn many_are_killed(t: &mut Transcript) {
             shared::signal(child, libc::SIGKILL);
             process::ending(child);
         }
-        // The killed processes left SQEs in the SQ and CQEs in the CQ, which come before those of
-        // this process. Some requests of the killed processes may still be in a worker.
+        // The killed processes left SQEs in the SQ and CQEs in the CQ, which precede those of this
+        // process. A worker may still execute requests of the killed processes.
         submit_all(ring);
         ring.catch_up();
         ring.push(nop(101));
@@ -243,7 +246,7 @@ case!(many_are_killed => "
 ");
 
 /// Many children are killed at random moments, while they submit chains behind short timeouts and
-/// cancel timeouts. Then each request of the survivor gets one CQE.
+/// cancel timeouts. After that, each request of the surviving parent gets exactly one CQE.
 fn many_are_killed_among_timeouts(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         for number in 0..60 {
@@ -274,8 +277,8 @@ case!(many_are_killed_among_timeouts => "
     each once: true
 ");
 
-/// Submits short timeouts that head chains, and cancellations, until the process is killed. Counts
-/// the rounds in word 0.
+/// Submits cancels and chains that begin with a short timeout, until the process is killed. Counts
+/// its rounds in shared word 0.
 fn submit_timeouts_for_ever(ring: &mut Ring, shared: &Shared) -> i32 {
     let time = milliseconds(1);
     loop {
@@ -292,15 +295,16 @@ fn submit_timeouts_for_ever(ring: &mut Ring, shared: &Shared) -> i32 {
     }
 }
 
-/// Submits all SQEs in the SQ, including those that other processes wrote.
+/// Submits all SQEs in the SQ, including those that other processes have written.
 fn submit_all(ring: &Ring) {
     time::until(|| ring.enter(8, 0, 0) <= 0);
 }
 
-/// Submits, waits and reaps until the process is killed. Counts the rounds in word 0.
+/// Submits a read, waits and reaps, again and again until the process is killed. Counts its rounds
+/// in shared word 0.
 fn work_for_ever(ring: &mut Ring, shared: &Shared, fd: i32) -> i32 {
     loop {
-        // Processes that were killed before their enter have left their SQEs in the SQ.
+        // The SQ contains SQEs of processes that were killed before they called io_uring_enter(2).
         submit_all(ring);
         ring.catch_up();
         ring.push(read_at(fd, shared.slot(0), 4, 0, 1));
@@ -310,8 +314,8 @@ fn work_for_ever(ring: &mut Ring, shared: &Shared, fd: i32) -> i32 {
     }
 }
 
-/// All children are killed with requests in flight. The parent keeps the old rings unused, makes
-/// new ones, and forks again, as PostgreSQL does after a crash.
+/// All children are killed while they have requests in flight. The parent leaves the old rings open
+/// but unused, makes new rings, and forks new children. PostgreSQL does this after a crash.
 fn rings_are_made_anew(t: &mut Transcript) {
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let (reader, writer) = files::pipe();
@@ -334,8 +338,8 @@ fn rings_are_made_anew(t: &mut Transcript) {
 }
 case!(rings_are_made_anew => include_str!("rings_are_made_anew.txt"));
 
-/// Two processes are killed while they have reads of one pipe in flight. A third process can still
-/// use the ring.
+/// Two processes each have a read of one pipe in flight, and both are killed. A third process can
+/// use the ring afterwards.
 fn two_are_killed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -370,15 +374,15 @@ case!(two_are_killed => "
     child: exit 0
 ");
 
-/// Starts a child that reads from an empty pipe. Only the child keeps the pipe's write end, so the
-/// child's exit completes the read.
+/// Starts a child that submits a read of an empty pipe. Only the child keeps the pipe's writing end
+/// open, so the child's end closes the pipe and completes the read.
 fn start_reader(ring: &mut Ring, shared: &Shared) -> Partner {
     let (reader, _writer) = files::pipe();
     Partner::start(ring, |ring| ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1)))
 }
 
-/// IO_DRAIN holds back a survivor's request behind a read of another process. That process is
-/// killed while no thread of the survivor is in io_uring_enter. Both requests complete.
+/// IO_DRAIN holds back a request of the parent, which waits for a child's read. The child is killed
+/// while no thread of the parent is in io_uring_enter(2). Both requests complete.
 fn drained_request_of_a_survivor_without_a_call(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let reader = start_reader(ring, shared);
