@@ -391,7 +391,7 @@ case!(forced_async_members => "
     abcd
 ");
 
-/// LINKED_FILE: a linked request looks its descriptor up when it starts, not at submission.
+/// LINKED_FILE: a linked request looks up its descriptor when it starts, not when it is submitted.
 fn file_is_looked_up_late(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -401,7 +401,7 @@ fn file_is_looked_up_late(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1).linked());
     ring.push(write(first.as_raw_fd(), b"late", 0, 2));
     ring.submit();
-    // SAFETY: this case owns both descriptors. The call makes the first number a descriptor of the
+    // SAFETY: this case owns both descriptors. dup2(2) makes the first number a descriptor of the
     // second file.
     unsafe { libc::dup2(second.as_raw_fd(), first.as_raw_fd()) };
     files::put(&writer, b"x");
@@ -429,8 +429,8 @@ fn ring_closes(t: &mut Transcript) {
 }
 case!(ring_closes => "written: \"\"");
 
-/// The second request of a chain starts only after the kernel has started all other requests of the
-/// submission.
+/// A submission contains a chain and other requests. The chain's second request starts only after
+/// the kernel has started all other requests.
 fn goes_on_behind_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     chain(t, &mut ring, &[nop(1).linked(), nop(2), nop(3)]);
@@ -462,8 +462,8 @@ case!(goes_on_behind_batch => "
     cqe 4: 0
 ");
 
-/// CQE_SKIP_SUCCESS on the request that breaks a chain also suppresses the CQEs of the requests
-/// behind it.
+/// A request with CQE_SKIP_SUCCESS breaks its chain. The flag then also suppresses the CQEs of the
+/// requests behind it.
 fn silent_member_of_broken_chain(t: &mut Transcript) {
     let silent = |sqe: Sqe| sqe.flagged(sqe_flags::CQE_SKIP_SUCCESS);
     let mut ring = Ring::new(8);
@@ -500,7 +500,8 @@ case!(silent_member_of_broken_chain => "
     cqe 9: 0
 ");
 
-/// Prints which errors break a chain, for operations that are a single system call.
+/// Makes operations fail that consist of a single system call. Prints each error, and whether it
+/// breaks the chain.
 fn errors_of_calls(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let missing = c"/missing/path".as_ptr() as u64;
@@ -556,8 +557,8 @@ case!(errors_of_calls => "
     close: -EBADF -ECANCELED
 ");
 
-/// A chain's head and a SEND with POLL_FIRST are submitted together. The socket is writable, so the
-/// SEND starts before the chain's second request, which receives the sent bytes without waiting.
+/// One batch contains a chain and, behind it, a SEND with POLL_FIRST on a writable socket. The SEND
+/// starts before the chain's second request. That request receives the sent bytes without waiting.
 fn polled_send_comes_before_successors(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::with(8, |params| params.flags = flags).expect("a ring");

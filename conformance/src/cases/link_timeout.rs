@@ -1,4 +1,4 @@
-//! LINK_TIMEOUT: limits the time of the request before it in the chain.
+//! LINK_TIMEOUT: a timeout that limits the duration of the request before it in the chain.
 
 use std::os::fd::AsRawFd;
 
@@ -12,13 +12,13 @@ use crate::sqe::{Change, cancel, fields, link_timeout, nop, poll, read, send, sq
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
-/// Returns a read of an empty pipe with IO_LINK.
+/// Returns a read of `fd` with IO_LINK. The cases pass an empty pipe, so that the read waits.
 fn waiting(fd: i32, byte: &mut [u8; 1], user_data: u64) -> usring_uapi::Sqe {
     read(fd, byte, 0, user_data).linked()
 }
 
-/// When a LINK_TIMEOUT expires, its CQE comes before the CQE of the request that it limits. (The
-/// manual says that a chain completes in order.)
+/// When a LINK_TIMEOUT expires, its CQE comes before the CQE of the request that it limits.
+/// According to the manual page, a chain completes in order.
 fn expires(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -94,8 +94,8 @@ case!(two_in_a_row => "
     cqe 3: -EINVAL
 ");
 
-/// A request behind a LINK_TIMEOUT runs if the limited request completed in time. It is cancelled
-/// if the timeout expired.
+/// A request behind a LINK_TIMEOUT runs if the limited request has completed in time. If the
+/// timeout has expired, the request is cancelled.
 fn middle_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -122,7 +122,7 @@ case!(middle_of_chain => "
     cqe 6: -ECANCELED
 ");
 
-/// A LINK_TIMEOUT starts with the request that it limits, not with the chain.
+/// A LINK_TIMEOUT begins to run when the request that it limits starts, not when its chain starts.
 fn second_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -157,7 +157,8 @@ case!(on_poll => "
     cqe 2: -ETIME
 ");
 
-/// A LINK_TIMEOUT limits a multishot poll's whole life, however many events the poll has reported.
+/// A LINK_TIMEOUT limits the whole life of a multishot poll. Events that the poll reports do not
+/// extend it.
 fn on_multishot_poll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -240,8 +241,8 @@ fn cancelled(t: &mut Transcript) {
     ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
     ring.push(link_timeout(&LONG, 0, 2));
     ring.submit();
-    // A cancel does not find a LINK_TIMEOUT, and does not cancel the request that the timeout
-    // limits.
+    // This cancel names the LINK_TIMEOUT. It does not find it, and the request that the timeout
+    // limits stays armed.
     t.entry(&ring.one(cancel(2, 0, 3)));
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));
@@ -325,8 +326,8 @@ case!(reserved_fields => "
     cqe 2: -EINVAL
 ");
 
-/// A LINK_TIMEOUT limits a read with IOSQE_ASYNC, for which the worker arms a poll. (If the worker
-/// waits in a blocking call instead, Linux 6.18 does not limit the request at all.)
+/// A LINK_TIMEOUT limits a read with IOSQE_ASYNC, for which the worker arms a poll. A request whose
+/// worker waits in a blocking call would not be limited on Linux 6.18.
 fn on_worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -351,8 +352,8 @@ case!(on_worker => "
     2: one of two answers true
 ");
 
-/// A LINK_TIMEOUT cannot end a request that a worker is carrying out, and gets -ENOENT. (The write
-/// blocks in the worker, at a page of its buffer that this process has not supplied yet.)
+/// A worker executes a write and blocks at a page of its buffer that this process has not supplied
+/// yet. A LINK_TIMEOUT cannot end that write, and gets -ENOENT.
 fn on_running_worker(t: &mut Transcript) {
     let Some(page) = MissingPage::new() else {
         return t.say("the system has no userfaultfd for us");
@@ -370,7 +371,8 @@ fn on_running_worker(t: &mut Transcript) {
         ..timeout_remove(2, 3)
     });
     ring.submit();
-    // The LINK_TIMEOUT may expire before the CQE of its update is posted.
+    // The CQEs come in any order: the LINK_TIMEOUT may expire before the CQE of its update is
+    // posted.
     let mut entries = ring.wait(2);
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.user_data));
     t.in_order(&entries);
@@ -416,8 +418,8 @@ case!(ring_closes => "
     bytes left 1
 ");
 
-/// A request behind a LINK_TIMEOUT waits only for the limited request, not for the timeout. This
-/// holds even if the limited request has completed before the timeout started.
+/// A request behind a LINK_TIMEOUT waits only for the limited request, and not for the timeout.
+/// This holds even if the limited request completes before the timeout begins to run.
 fn chain_goes_on_behind_it(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let failing = nop(1).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = -libc::EIO as u32);
@@ -451,8 +453,8 @@ case!(chain_goes_on_behind_it => "
     cqe 2: -ECANCELED
 ");
 
-/// A LINK_TIMEOUT ends requests that wait without occupying a kernel worker: WAITID, SEND and
-/// ACCEPT.
+/// A LINK_TIMEOUT ends a waiting WAITID, SEND or ACCEPT. While these requests wait, they occupy no
+/// kernel worker.
 fn on_requests_that_need_no_worker(t: &mut Transcript) {
     let time = milliseconds(50);
     let (_peer, full) = files::sockets_of(libc::SOCK_DGRAM);
@@ -477,8 +479,8 @@ fn on_requests_that_need_no_worker(t: &mut Transcript) {
         ring.submit();
         let mut entries = ring.wait(2);
         if let Some(limit) = entries.iter_mut().find(|entry| entry.user_data == 2 && name == "waitid") {
-            // The LINK_TIMEOUT's result varies: the number of requests that it found (1), or
-            // -ETIME.
+            // The LINK_TIMEOUT's result varies. It is -ETIME or 1, the number of requests that the
+            // timeout has found.
             t.say(format_args!("found {}", matches!(limit.res, 1) || limit.res == -libc::ETIME));
             limit.res = 1;
         }
@@ -502,8 +504,8 @@ case!(on_requests_that_need_no_worker => "
     cqe 2: -ETIME
 ");
 
-/// A LINK_TIMEOUT ends a SPLICE that waits for its pipe. On Linux 6.18 a worker carries the SPLICE
-/// out, and the timeout never expires.
+/// A SPLICE waits for data in its pipe. On usring, a LINK_TIMEOUT ends the SPLICE. On Linux 6.18 a
+/// worker executes the SPLICE, and the timeout never expires.
 fn on_splice(t: &mut Transcript) {
     let time = milliseconds(30);
     let (from, writer) = files::pipe();

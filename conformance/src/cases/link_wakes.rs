@@ -1,6 +1,6 @@
-//! Chains whose requests make a file ready that another request waits for. The kernel tries the
-//! waiting request again before it starts the chain's next request. `link` has the other cases of
-//! chains.
+//! A request of a chain makes a file ready for which another request waits. The kernel then tries
+//! the waiting request again before it starts the chain's next request. Other cases of chains are
+//! in `link`.
 
 use std::fmt::Display;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -18,9 +18,9 @@ use crate::{files, names, net};
 
 const DO_NOT_WAIT: u32 = libc::MSG_DONTWAIT as u32;
 
-/// For each kind of ring, submits a request that waits and then a chain, each in a call of its own.
-/// `make` returns the request, the chain, and the files and memory that they use. Prints all
-/// completions in their order.
+/// Submits a request that waits, and after that a chain in a second call. Does this on a ring of
+/// each kind. `make` returns the request, the chain, and the files and memory that they use. Prints
+/// all completions in the order of arrival.
 fn wake_by_chain<Used, const LENGTH: usize>(t: &mut Transcript, mut make: impl FnMut() -> (Sqe, [Sqe; LENGTH], Used)) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
@@ -84,8 +84,8 @@ case!(poll_comes_before_its_cancellation => "
     cqe 3: -ENOENT
 ");
 
-/// A WRITE to a pipe wakes a poll of the pipe, whether the WRITE names an offset or the file's
-/// position. A pipe has neither.
+/// A WRITE to a pipe wakes a poll of the pipe. This holds if the WRITE names an offset, and if it
+/// names the current position, although a pipe has neither.
 fn write_wakes_poll_of_pipe(t: &mut Transcript) {
     for offset in [0, CURRENT] {
         wake_by_chain(t, || {
@@ -135,7 +135,7 @@ case!(read_wakes_poll_for_room => "
     cqe 3: -ENOENT
 ");
 
-/// A SEND is in the same batch as a chain, but not in the chain. It wakes a waiting poll before the
+/// A batch consists of a chain and, behind it, a SEND. The SEND wakes a waiting poll before the
 /// chain's second request starts.
 fn send_beside_the_chain(t: &mut Transcript) {
     wake_by_chain(t, || {
@@ -158,11 +158,11 @@ case!(send_beside_the_chain => "
 ");
 
 /// Submits a poll that waits, and then a chain of `waker` and a POLL_REMOVE of that poll. Prints
-/// whether `waker` completes the poll before the POLL_REMOVE. `make` returns the file, the poll's
-/// events, and `waker`.
+/// whether `waker` completes the poll before the POLL_REMOVE can remove it. `make` returns the
+/// file, the poll's events, and `waker`.
 ///
-/// If a worker carries out `waker`, the kernel leaves open whether the poll or `waker` completes
-/// first. The POLL_REMOVE then fails with ENOENT or EALREADY.
+/// If a worker executes `waker`, the poll and `waker` can complete in any order. So the POLL_REMOVE
+/// may fail with ENOENT or EALREADY.
 fn poll_is_too_late_to_remove<Used>(
     t: &mut Transcript,
     name: impl Display,
@@ -233,8 +233,8 @@ case!(calls_wake_poll => "
     TEE: 0, poll 1, too late to remove: true
 ");
 
-/// The socket holds five bytes, and SO_RCVLOWAT is 100. The poll completes when a linked request
-/// sets SO_RCVLOWAT to 1.
+/// A socket contains five bytes, and its SO_RCVLOWAT is 100, so a poll waits. The poll completes
+/// when a request of the chain sets SO_RCVLOWAT to 1.
 fn socket_option_wakes_poll(t: &mut Transcript) {
     poll_is_too_late_to_remove(t, "SO_RCVLOWAT", || {
         let (reader, writer) = files::tcp();
@@ -250,7 +250,7 @@ case!(socket_option_wakes_poll => "
     SO_RCVLOWAT: 0, poll 1, too late to remove: true
 ");
 
-/// Returns an inotify queue that reports these events of the folder.
+/// Returns an inotify queue that reports `events` of files in the folder `folder`.
 fn inotify_queue(folder: &files::Scratch, events: u32) -> OwnedFd {
     // SAFETY: the path is a C string. The descriptor is new, and nothing else owns it.
     unsafe {
@@ -285,7 +285,7 @@ case!(changes_of_directory_wake_poll_of_inotify => "
 ");
 
 /// The chain closes the writing end of a polled pipe. On a ring without deferred task work, the
-/// kernel ends the pipe only after the chain's next request has begun.
+/// kernel ends the pipe only after the chain's next request, a POLL_REMOVE, has begun.
 fn close_does_not_wake_poll_at_once(t: &mut Transcript) {
     wake_by_chain(t, || {
         let (reader, writer) = files::pipe();
@@ -313,8 +313,8 @@ case!(close_does_not_wake_poll_at_once => "
     cqe 1: -ECANCELED
 ", because "where task work is deferred, the kernel begins the POLL_REMOVE after the close has ended the pipe");
 
-/// The chain removes a registered file, which is the last reference to a polled pipe's writing end.
-/// On a ring without deferred task work, the kernel ends the pipe only after the chain's next
+/// A registered file is the last reference to a polled pipe's writing end, and the chain removes
+/// it. On a ring without deferred task work, the kernel ends the pipe only after the chain's next
 /// request has begun.
 fn removal_of_file_does_not_wake_poll_at_once(t: &mut Transcript) {
     for flags in ring::BOTH {
@@ -352,8 +352,8 @@ case!(removal_of_file_does_not_wake_poll_at_once => "
     cqe 1: -ECANCELED
 ", because "where task work is deferred, the kernel begins the POLL_REMOVE after the close has ended the pipe");
 
-/// An inotify queue reports reads of a file in memory. The chain's READ of that file wakes a poll
-/// of the queue.
+/// An inotify queue reports reads of a file. On the kernel, the chain's READ of that file wakes a
+/// poll of the queue.
 fn transfer_with_offset_wakes_poll_of_inotify(t: &mut Transcript) {
     wake_by_chain(t, || {
         let scratch = files::Scratch::new();

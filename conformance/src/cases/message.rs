@@ -89,8 +89,8 @@ case!(receive_waits => "
     late....
 ");
 
-/// After submission the program may reuse the message header. Later the kernel only writes the
-/// result fields to the header.
+/// After the submission, the program may reuse the message header of a receive. When the receive
+/// completes, the kernel only writes result fields to that header.
 fn header_may_be_reused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -219,7 +219,7 @@ case!(truncated => "
     name 0 control 0 flags 0x20
 ");
 
-/// Writes a control message (SCM_RIGHTS) that passes a descriptor.
+/// Writes to `room` a control message (SCM_RIGHTS) that passes the descriptor `number`.
 fn rights(number: i32, room: &mut [u64; 3]) {
     room[0] = 20;
     room[1] = u64::from(libc::SOL_SOCKET as u32) | (libc::SCM_RIGHTS as u64) << 32;
@@ -253,8 +253,8 @@ fn passes_descriptors(t: &mut Transcript) {
     t.say(files::text(&passed));
     // SAFETY: the call touches no memory.
     t.say(format_args!("close on exec {}", unsafe { libc::fcntl(passed.as_raw_fd(), libc::F_GETFD) }));
-    // The next control message passes a descriptor that is not open. The one after that is at a bad
-    // address.
+    // The next control message passes a descriptor that is not open. The control message after that
+    // lies at a bad address.
     rights(-1, &mut room);
     t.entry(&ring.one(sending(&writer, &sent, 3)));
     sent.msg_control = BAD as *mut libc::c_void;
@@ -354,8 +354,8 @@ fn wait_all_send(t: &mut Transcript) {
 }
 case!(wait_all_send => "cqe 1: 1048576");
 
-/// If the message has room for control data, MSG_WAITALL has no effect: the receive completes with
-/// the bytes so far.
+/// MSG_WAITALL has no effect on a receive whose message header has room for control data. The
+/// receive completes with the bytes that have arrived.
 fn wait_all_with_control(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -398,7 +398,7 @@ case!(cancelled => "
     cqe 1: 3
 ");
 
-/// A receive with MSG_ERRQUEUE is not woken by data.
+/// A receive with MSG_ERRQUEUE waits for an error: the arrival of data does not complete it.
 fn error_queue(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer, _) = files::udp();
@@ -446,7 +446,7 @@ case!(end_of_file => "
     name 0 control 0 flags 0x0
 ");
 
-/// MSG_CMSG_COMPAT is a flag for the kernel's own use. In a request it has no effect.
+/// The flag MSG_CMSG_COMPAT is for use inside the kernel. In a request it has no effect.
 fn compatible_control(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

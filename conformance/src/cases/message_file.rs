@@ -1,4 +1,4 @@
-//! MSG_RING that sends a direct descriptor to another ring.
+//! MSG_RING requests that send a direct descriptor (a registered file) to another ring.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -13,8 +13,8 @@ use crate::transcript::Transcript;
 
 const ANY: u32 = u::IORING_FILE_INDEX_ALLOC as u32;
 
-/// Returns a request that sends the file in the sender's slot `from` to `slot` of the target. (ANY:
-/// the kernel chooses a free slot.)
+/// Returns a MSG_RING that sends the file in the sender's slot `from` to the slot `slot` of the
+/// ring `target`. If `slot` is [`ANY`], the kernel chooses a free slot.
 fn send(target: i32, from: u32, slot: u32, own: u64) -> Sqe {
     let index = if slot == ANY { ANY } else { slot + 1 };
     message(target, 0xf11e, 0, own).with(|sqe| {
@@ -28,8 +28,8 @@ fn register(ring: &Ring, files: &[i32]) -> i32 {
     ring.register(reg::FILES, files.as_ptr(), files.len() as u32)
 }
 
-/// Makes a sending ring with a pipe's reading end in slot 0, and a target ring with `slots` empty
-/// slots. Also returns the pipe's writing end.
+/// Makes a sender and a target. The sender's slot 0 has a pipe's reading end, and the target has
+/// `slots` empty slots. Also returns the pipe's writing end.
 fn pair(flags: u32, slots: usize) -> (Ring, Ring, OwnedFd) {
     let sender = Ring::new(8);
     let target = Ring::flags(8, flags);
@@ -41,7 +41,8 @@ fn pair(flags: u32, slots: usize) -> (Ring, Ring, OwnedFd) {
     (sender, target, writer)
 }
 
-/// Writes three bytes to `writer`, and reads them by `ring` through its registered file in `slot`.
+/// Writes three bytes to the pipe `writer`. Reads them by a request of `ring` on the registered
+/// file in slot `slot`.
 fn read_by(t: &mut Transcript, ring: &mut Ring, writer: &OwnedFd, slot: i32) {
     files::put(writer, b"abc");
     let mut bytes = [0u8; 8];
@@ -161,7 +162,8 @@ case!(kinds_of_rings => "
     cqe 61726: 0
 ");
 
-/// A target ring with deferred task work has the sent file at once, before its owner calls enter.
+/// The target ring has deferred task work. The sent file is in its table at once, before the
+/// target's owner calls io_uring_enter(2).
 fn deferred(t: &mut Transcript) {
     let (mut sender, mut target, writer) = pair(ring::DEFER, 4);
     t.entry(&sender.one(send(target.fd, 0, 2, 1)));
@@ -240,7 +242,7 @@ case!(refused => "
     cqe 1: -EBADFD
 ");
 
-/// A target ring without a table of registered files refuses the file that MSG_RING sends.
+/// A target ring that has not registered any files refuses the file that MSG_RING sends.
 fn tables(t: &mut Transcript) {
     for flags in ring::BOTH {
         let (mut sender, mut target, _writer) = pair(flags, 0);
@@ -323,8 +325,8 @@ case!(closed_on_both_sides => "
     closed true
 ");
 
-/// MSG_RING sends a file to a ring whose CQ is full. The file is in that ring's table at once, and
-/// the CQE goes to the backlog.
+/// MSG_RING sends a file to a ring whose CQ is full. The file is in that ring's table at once. The
+/// CQE for the target goes to the backlog.
 fn full_queue(t: &mut Transcript) {
     let (mut sender, _, writer) = pair(0, 0);
     let mut target =
@@ -371,7 +373,7 @@ case!(chains => "
     cqe 61726: 0
 ");
 
-/// The thread of the target ring sleeps in enter. The message wakes that thread.
+/// The target's thread sleeps in io_uring_enter(2). The message with the file wakes that thread.
 fn to_a_thread_that_sleeps(t: &mut Transcript) {
     for flags in ring::BOTH {
         let (mut sender, mut target, writer) = pair(flags, 2);

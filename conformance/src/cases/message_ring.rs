@@ -1,5 +1,5 @@
-//! MSG_RING: posts a CQE to another ring, and the synchronous call for programs without a ring.
-//! `message_file` covers the sending of direct descriptors.
+//! MSG_RING, which posts a CQE to another ring, and the synchronous call that does this for
+//! programs without a ring. `message_file` covers the sending of direct descriptors.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -16,7 +16,8 @@ use crate::transcript::Transcript;
 mod deferred;
 mod synchronous;
 
-/// Returns a request that posts a CQE with `user_data` and `result` to the ring `target`.
+/// Returns a MSG_RING with the user_data `own`. It posts a CQE with `user_data` and `result` to the
+/// ring `target`.
 pub fn message(target: i32, user_data: u64, result: u32, own: u64) -> Sqe {
     Sqe { off: user_data, len: result, ..sqe(opcode::MSG_RING, target, own) }
 }
@@ -137,7 +138,7 @@ fn kinds_of_rings(t: &mut Transcript) {
         }
         t.result("submit", sender.submit());
         t.in_order(&sender.reap());
-        // If the target's SQ thread holds the target ring's lock at this moment, the CQE comes
+        // If the target's SQ thread holds the lock of the target ring at this moment, the CQEs come
         // later.
         let there = if flags & u::IORING_SETUP_SQPOLL != 0 { target.wait_in_memory(3) } else { target.ready() == 3 };
         t.say(format_args!("there {there}"));
@@ -204,7 +205,7 @@ case!(disabled => "
     cqe 2: 0
 ");
 
-/// A message to a target with a full CQ goes to the target's backlog.
+/// If the target's CQ is full, the CQE of a message goes to the target's backlog.
 fn full_queue(t: &mut Transcript) {
     let mut sender = Ring::new(16);
     for flags in ring::BOTH {
@@ -385,8 +386,8 @@ case!(chains => "
     cqe 7: 0
 ");
 
-/// The sender may name the target by any duplicate of the target's descriptor, even by one with a
-/// low number.
+/// The sender can name the target by any duplicate of the target's descriptor. On usring, this
+/// includes a duplicate whose number lies among the program's own files.
 fn target_by_a_duplicate(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     let mut target = Ring::new(8);
@@ -395,7 +396,7 @@ fn target_by_a_duplicate(t: &mut Transcript) {
     let duplicate = unsafe { libc::dup(target.fd) };
     t.entry(&sender.one(message(duplicate, 1, 0, 1)));
     t.in_order(&target.reap());
-    // SAFETY: the call replaces the eventfd, which this case owns.
+    // SAFETY: dup2(2) replaces the descriptor of the eventfd, which this case owns.
     let low = unsafe { libc::dup2(target.fd, other.as_raw_fd()) };
     t.entry(&sender.one(message(low, 2, 0, 2)));
     t.in_order(&target.reap());
@@ -415,7 +416,8 @@ case!(target_by_a_duplicate => "
     cqe 4: -EBADF
 ");
 
-/// A thread that may not submit to a SINGLE_ISSUER ring may send messages to it.
+/// A thread that is not the issuer of a SINGLE_ISSUER ring may nevertheless send messages to that
+/// ring.
 fn single_issuer(t: &mut Transcript) {
     for flags in [u::IORING_SETUP_SINGLE_ISSUER, ring::DEFER] {
         let mut target = Ring::flags(8, flags);

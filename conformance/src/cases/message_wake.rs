@@ -1,4 +1,5 @@
-//! Messages between threads: after how many messages a waiter is woken. No wake-up may be lost.
+//! Messages between threads, and the number of messages that wakes a waiter. No wake-up may be
+//! lost.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
@@ -54,7 +55,7 @@ case!(kinds_of_rings => "
     sent = 0
 ");
 
-/// A thread that waits for three CQEs is woken when three messages have arrived.
+/// A thread that waits for three CQEs wakes when the third message has arrived.
 fn one_by_one(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -95,7 +96,8 @@ case!(one_by_one => "
     cqe 2: 2
 ");
 
-/// CQEs already in the CQ count for the wait: one more message is enough.
+/// A thread waits for three CQEs, and the CQ already contains two. These count for the wait, so one
+/// more message ends it.
 fn cqes_in_the_queue_count(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -117,8 +119,8 @@ fn cqes_in_the_queue_count(t: &mut Transcript) {
 }
 case!(cqes_in_the_queue_count => include_str!("message_wake/cqes_in_the_queue_count.txt"));
 
-/// A wait with a timeout ends at the timeout if fewer messages have arrived than the thread waits
-/// for. The call returns 0, because the CQ holds a CQE.
+/// A thread waits with a timeout for two CQEs, and only one message arrives. The wait ends at the
+/// timeout. The call returns 0, because the CQ contains a CQE.
 fn too_few_messages(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -152,8 +154,9 @@ case!(too_few_messages => "
     sent = 0
 ");
 
-/// Two threads wait on one ring, for one and for two CQEs. The kernel first checks the thread that
-/// began first, and stops there if that thread needs more CQEs.
+/// One thread waits on a ring for one CQE, and then a second thread waits for two. The kernel
+/// checks the first thread first, so one message wakes it, and a second message wakes the other
+/// thread.
 fn several_wait(t: &mut Transcript) {
     let mut target = Ring::new(8);
     let fd = target.fd;
@@ -191,7 +194,8 @@ fn senders_to(fd: i32) -> Vec<JoinHandle<()>> {
     (0..SENDERS).map(|sender| std::thread::spawn(move || send(sender))).collect()
 }
 
-/// The messages of each sender arrive once and in order.
+/// Several threads send messages to one ring. Each sender's messages arrive exactly once and in
+/// order.
 fn many_senders(t: &mut Transcript) {
     for (name, flags) in KINDS {
         let mut target = Ring::flags(64, flags);
@@ -222,12 +226,13 @@ case!(many_senders => "
     SQ thread: missing 0, in order true
 ");
 
-/// An event loop reaps when the ring's eventfd is signalled, or without an eventfd when the ring's
-/// descriptor is readable. It never sleeps in enter.
+/// Runs an event loop that never sleeps in io_uring_enter(2). The loop reaps when the eventfd of
+/// the ring is readable. If `eventfd` registers none, the loop reaps when the ring's descriptor is
+/// readable.
 fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
     for (name, flags) in [("default", 0), ("deferred", ring::DEFER)] {
-        // The CQ has room for all messages, so none goes to the backlog. A flush of the backlog
-        // need not signal the eventfd, and the loop could miss it.
+        // The CQ has room for enough messages, so none goes to the backlog. A move from the backlog
+        // to the CQ need not signal the eventfd, so the loop might miss it.
         let mut target = Ring::flags(1024, flags);
         let eventfd = eventfd(&target);
         let watched = eventfd.as_ref().map_or(target.fd, AsRawFd::as_raw_fd);
@@ -267,7 +272,8 @@ case!(wakes_a_poller_of_the_ring => "
     deferred: missing 0
 ");
 
-/// Sends `count` messages, four at a time, and reaps as many. Returns the number reaped.
+/// Sends `count` messages to the ring `other`, four at a time, and reaps `count` messages. Returns
+/// the number of messages that it has reaped.
 fn exchange(ring: &mut Ring, other: i32, count: u32) -> u32 {
     let mut taken = 0;
     for _ in 0..count / 4 {
@@ -287,7 +293,7 @@ fn exchange(ring: &mut Ring, other: i32, count: u32) -> u32 {
     taken
 }
 
-/// Two threads send messages to each other's ring at the same time.
+/// Two threads each have a ring, and send messages to each other's ring at one time.
 fn messages_cross(t: &mut Transcript) {
     for (name, flags) in KINDS {
         if flags & u::IORING_SETUP_SQPOLL != 0 {
@@ -300,7 +306,8 @@ fn messages_cross(t: &mut Transcript) {
             let mut two = Ring::flags(8, flags);
             to_one.send(two.fd).expect("the first waits for it");
             let taken = exchange(&mut two, fd, 2000);
-            // Returning the ring keeps it open until the other thread has sent all its messages.
+            // The thread returns its ring. So the ring stays open until the first thread has sent
+            // all of its messages to it.
             (taken, two)
         });
         let other = from_two.recv().expect("the second has made its ring");
@@ -315,7 +322,7 @@ case!(messages_cross => "
     deferred: 2000 and 2000
 ");
 
-/// Threads form a circle: each thread forwards the messages that it gets to the next thread.
+/// Threads form a circle: each thread forwards every message that it gets to the next thread.
 fn messages_in_a_circle(t: &mut Transcript) {
     const THREADS: usize = 5;
     const ROUNDS: u64 = 200;
@@ -360,7 +367,8 @@ case!(messages_in_a_circle => "
     deferred: the last number 1000
 ");
 
-/// The target is closed while a sender sends to it. From then on the sender gets -EBADF or -EBADFD.
+/// The target ring is closed while a sender sends messages to it. From then on, a message gets
+/// -EBADF or -EBADFD.
 fn target_closes(t: &mut Transcript) {
     for (name, flags) in KINDS {
         let mut strange = 0;
@@ -374,8 +382,8 @@ fn target_closes(t: &mut Transcript) {
                     match ring.one(message(fd, 1, 0, 1)).res {
                         0 => {}
                         error => {
-                            // EBADFD: the number of the closed target now means a file that is no
-                            // ring.
+                            // EBADFD: another file, which is no ring, has got the descriptor number
+                            // of the closed ring.
                             strange += i32::from(![-libc::EBADF, -libc::EBADFD].contains(&error));
                             return strange;
                         }
@@ -396,7 +404,7 @@ case!(target_closes => "
     SQ thread: strange answers 0
 ");
 
-/// The target's thread submits requests to its ring while messages arrive.
+/// Messages arrive at a ring while the ring's own thread submits requests to it.
 fn target_submits_meanwhile(t: &mut Transcript) {
     for (name, flags) in KINDS {
         if flags & u::IORING_SETUP_SQPOLL != 0 {
@@ -435,7 +443,8 @@ case!(target_submits_meanwhile => "
     deferred: messages 1000, in order true
 ");
 
-/// The thread that made the target has ended, but the ring still exists: messages to it succeed.
+/// The thread that made the target ring has ended. The ring still exists, so messages to it
+/// succeed.
 fn owner_is_gone(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     for (name, flags) in KINDS {

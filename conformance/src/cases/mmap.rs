@@ -1,4 +1,5 @@
-//! mmap(2) of a ring's descriptor: the offsets of SQ, CQ and SQEs, and what the mappings share.
+//! mmap(2) of a ring's descriptor: the offsets of the SQ, the CQ and the SQEs, and which mappings
+//! show the one memory of the ring.
 
 use std::ffi::c_void;
 
@@ -34,7 +35,7 @@ fn one_mapping_serves_both(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let single = ring.params.features & u::IORING_FEAT_SINGLE_MMAP != 0;
     t.say(format_args!("SINGLE_MMAP {single}"));
-    // `Ring` maps offset 0 once, and finds SQ and CQ in it.
+    // `Ring` makes only the mapping of offset 0, and uses both the SQ and the CQ in it.
     t.sorted(&ring.run(&[nop(1), nop(2)]));
 }
 case!(one_mapping_serves_both => "
@@ -43,8 +44,8 @@ case!(one_mapping_serves_both => "
     cqe 2: 0
 ");
 
-/// A separate mapping of the CQ, as fio makes it in spite of SINGLE_MMAP, shows the same memory as
-/// the first mapping.
+/// A program can map the CQ separately in spite of SINGLE_MMAP, as fio does. The new mapping shows
+/// the memory of the first mapping.
 fn separate_cq_shows_the_same(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let length = cq_length(&ring.params);
@@ -56,7 +57,7 @@ fn separate_cq_shows_the_same(t: &mut Transcript) {
     t.say(format_args!("cq tail in the view {}", word(view, off.tail)));
     t.say(format_args!("user_data in the view {}", word(view, off.cqes)));
     t.say(format_args!("sq tail in the view {}", word(view, ring.params.sq_off.tail)));
-    // A CQE that is reaped through this mapping is also reaped in the ring's own mapping.
+    // Consumes the CQE by this mapping. Afterwards the ring's own mapping must show an empty CQ.
     // SAFETY: the address is that of the CQ head in a mapping of this case.
     unsafe { (view as *mut u8).add(off.head as usize).cast::<u32>().write_volatile(1) };
     t.in_order(&ring.reap());
@@ -142,8 +143,8 @@ case!(bad_offsets => "
     0x10000000000 = ok
 ");
 
-/// Only the upper bits of the offset select the region of the ring (SQ and CQ, or SQEs). The lower
-/// bits, which would be an offset in the region, are ignored.
+/// The offset's upper bits select what is mapped: the queues or the SQEs. The kernel ignores the
+/// lower bits, which would be an offset within that memory.
 fn page_aligned_offset(t: &mut Transcript) {
     let ring = Ring::new(8);
     for offset in [0x1000u64, 0x0800_1000, 0x1000_1000] {
@@ -214,8 +215,8 @@ case!(private => "
     SQ MAP_SHARED_VALIDATE = ok
 ");
 
-/// The kernel chooses a mapping's address itself, to avoid cache aliasing. It refuses an address
-/// from the program, with MAP_FIXED or as a hint.
+/// The kernel chooses the address of a mapping itself, to avoid cache aliasing. It refuses an
+/// address that the program passes, with MAP_FIXED or as a hint.
 fn fixed_address(t: &mut Transcript) {
     let ring = Ring::new(8);
     let pages = crate::memory::Pages::new(4);
@@ -227,7 +228,7 @@ fn fixed_address(t: &mut Transcript) {
         ("MAP_FIXED_NOREPLACE", shared | libc::MAP_FIXED_NOREPLACE),
     ] {
         for (region, offset) in [("SQ", SQ), ("CQ", CQ), ("SQEs", SQES)] {
-            // SAFETY: the page that might be replaced belongs to this case and is unused.
+            // SAFETY: the mapping can replace only a page of this case that nothing uses.
             let address = unsafe { libc::mmap(place, 4096, WRITE as i32, flags, ring.fd, offset as i64) };
             let answer = if address == libc::MAP_FAILED { -syscalls::errno() } else { 0 };
             t.outcome(format_args!("{region}, {name}"), answer.into());
@@ -257,7 +258,8 @@ case!(after_close => "
     map after close = -EBADF
 ");
 
-/// The mappings outlive the ring's descriptor: the ring's words stay readable.
+/// The mappings outlive the ring's descriptor: after its close, the words of the ring can still be
+/// read.
 fn outlives_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(5));

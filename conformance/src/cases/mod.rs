@@ -1,5 +1,5 @@
-//! The modules of cases. Each module except `reg` is a group of cases, named after an operation, a
-//! system call or a behaviour.
+//! The modules of the conformance cases. Each module except `reg` is a group of cases, and has the
+//! name of an operation, a system call or a behaviour.
 
 mod accept;
 mod accept_address;
@@ -118,13 +118,13 @@ mod wait_id;
 mod workers;
 mod zero_copy;
 
-/// Results of a request whose blocking call in a worker was interrupted: EINTR or ECANCELED. For
-/// some calls Linux 6.18 gives its internal 512 (ERESTARTSYS).
+/// Results of a request whose blocking call was interrupted in a worker: EINTR or ECANCELED. For
+/// some calls, the result on Linux 6.18 is 512 (ERESTARTSYS, an errno for use inside the kernel).
 const INTERRUPTED_RESULTS: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
 
-/// Runs the part `name` of an executed program (`conformance child NAME`). Returns its exit status.
-/// `None`: the part cannot run, because the name is unknown, an argument is missing, or no ring can
-/// be made.
+/// Does, in an executed program (`conformance child NAME`), the task `name` of a case. Returns the
+/// program's exit status. Returns `None` if the name is unknown, an argument is missing, or no ring
+/// can be made.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     exec::child(name, arguments)
 }

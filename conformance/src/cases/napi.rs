@@ -1,4 +1,5 @@
-//! REGISTER_NAPI and UNREGISTER_NAPI. Each call returns the setting that the previous call made.
+//! REGISTER_NAPI and UNREGISTER_NAPI, which set how the ring polls network devices. Each call
+//! returns the setting of the previous call.
 
 use usring_uapi::io_uring as u;
 
@@ -19,7 +20,8 @@ fn setting(time: u32, prefer: u8, opcode: u8, parameter: u32) -> u::io_uring_nap
     setting
 }
 
-/// Makes the io_uring_register call with `opcode`, and prints the setting that it returns.
+/// Makes the io_uring_register(2) call with `opcode` and `setting`. Prints its result, and the
+/// setting that it returns.
 fn call(t: &mut Transcript, ring: &Ring, opcode: u32, mut setting: u::io_uring_napi) {
     let answer = ring.register(opcode, &raw mut setting, 1);
     t.result(format_args!("register {opcode}"), answer);

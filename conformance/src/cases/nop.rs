@@ -1,4 +1,4 @@
-//! NOP: the request that does nothing, and the results that it can inject.
+//! NOP, the request that does nothing, and the results that a program can make it return.
 
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
@@ -10,7 +10,7 @@ fn completes_inline(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     t.result("submit", ring.submit());
-    // The NOP has completed when enter returns, without a second call.
+    // The NOP has completed within io_uring_enter(2), so the case can reap without a second call.
     t.in_order(&ring.reap());
 }
 case!(completes_inline => "
@@ -186,7 +186,7 @@ fn buffer_select(t: &mut Transcript) {
 }
 case!(buffer_select => "cqe 1: -EOPNOTSUPP");
 
-/// NOP checks that `ioprio` is zero, and ignores all other fields that the case sets.
+/// NOP fails if `ioprio` is not zero. It ignores the other fields that this case sets.
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let changed = |user_data, change: fn(&mut Sqe)| nop(user_data).with(change);

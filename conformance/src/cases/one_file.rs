@@ -1,5 +1,5 @@
-//! Many requests that wait for one open file, and one descriptor number that names many files, one
-//! after another. If a ring still watches a file after a wait, the program must not notice that.
+//! Many requests wait for one open file, or one descriptor number names many files, one after
+//! another. usring may watch a file even after the waits for it. The program must not notice that.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -19,8 +19,8 @@ fn large_ring() -> Ring {
     Ring::new(2048)
 }
 
-/// Submits the first request by itself and then all others together. So the ring already watches
-/// their common file when it gets the others.
+/// Submits the first request alone and then all other requests together. All of them wait for one
+/// file. So the ring already watches this file when it gets the other requests.
 fn submit(t: &mut Transcript, ring: &mut Ring, mut entries: impl Iterator<Item = Sqe>) {
     if let Some(first) = entries.next() {
         ring.push(first);
@@ -86,7 +86,7 @@ case!(many_reads => "
     all read true
 ");
 
-/// Each byte completes one of the waiting reads. The other reads keep waiting.
+/// Many reads wait for one pipe. Each byte completes one of them, and the others go on waiting.
 fn reads_one_by_one(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let (reader, writer) = files::pipe();
@@ -122,7 +122,8 @@ fn wait_for(t: &mut Transcript, ring: &mut Ring, file: &OwnedFd) {
     submit(t, ring, (0..MANY).map(|user_data| poll(file.as_raw_fd(), libc::POLLIN, user_data)));
 }
 
-/// After all waiting requests were cancelled, requests can wait for the file again.
+/// All requests that wait for a file are cancelled. Afterwards, new requests can wait for that
+/// file.
 fn many_cancelled(t: &mut Transcript) {
     let mut ring = large_ring();
     let event = files::eventfd(0);
@@ -153,7 +154,7 @@ case!(many_cancelled_by_file => "
     2000 times -ECANCELED
 ");
 
-/// One open file has many descriptor numbers, with a waiting request on each.
+/// One open file has many descriptors, and a request waits on each of them.
 fn many_duplicates(t: &mut Transcript) {
     const NUMBERS: usize = 600;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -177,7 +178,7 @@ case!(many_duplicates => "
     600 times 1
 ");
 
-/// Submits a read that waits, writes its byte, and returns the read's result.
+/// Submits a read of `fd`, which waits, and writes a byte to `writer`. Returns the read's result.
 fn waits_for_byte(ring: &mut Ring, fd: i32, writer: &OwnedFd) -> i32 {
     let mut byte = [0u8; 1];
     ring.push(read(fd, &mut byte, 0, 1));
@@ -192,11 +193,11 @@ fn move_to(file: &OwnedFd, number: i32) {
     assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), number) }, number);
 }
 
-/// Requests have waited for a file. The file's descriptor number is then reused for other files,
-/// also for files without poll support.
+/// Requests have waited for a file. Afterwards, the file's descriptor number names other files in
+/// turn, some of them without poll support.
 fn number_used_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // This descriptor number is above all numbers that the kernel gives to the files of this case.
+    // The case chooses this descriptor number. The kernel's choices for its files are all lower.
     let number = 100;
     for _ in 0..3 {
         let (reader, writer) = files::pipe();
@@ -241,7 +242,8 @@ case!(number_used_again => "
     cqe 4: -EBADF
 ");
 
-/// One descriptor number names two files alternately, while requests wait for both files.
+/// One descriptor number names first one file, then another, then the first again, and so on.
+/// Requests wait for both files.
 fn number_comes_back(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (one, to_one) = files::pipe();
@@ -272,7 +274,7 @@ case!(number_comes_back => "
     for the one 0
 ");
 
-/// Prints whether `peer` reads the end of file, without waiting.
+/// Prints whether a read of `peer` returns the end of the file at once.
 fn says_end(t: &mut Transcript, peer: &OwnedFd) {
     files::set_nonblocking(peer, true);
     match files::take(peer, 1) {
@@ -282,7 +284,8 @@ fn says_end(t: &mut Transcript, peer: &OwnedFd) {
     }
 }
 
-/// After requests have waited for a file, the program's close(2) still closes the file at once.
+/// After requests have waited for a file, the program closes it. The close must take effect at
+/// once.
 fn peer_sees_the_close(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     for _ in 0..3 {
@@ -351,7 +354,7 @@ case!(peer_sees_the_unregistration => "
     the peer reads the end
 ");
 
-/// A registered file becomes ready while no request waits on it. The next read finds the data.
+/// A registered file gets data while no request waits for it. The next read must find that data.
 fn registered_again_and_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -383,7 +386,7 @@ case!(registered_again_and_again => "
     xy
 ");
 
-/// Requests wait for input and for output on one socket.
+/// On one socket, some requests wait for input and others for room for output.
 fn both_directions(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();
@@ -407,7 +410,7 @@ case!(both_directions => "
     cqe 2: 4
 ");
 
-/// A multishot that waits for input does not complete when the socket becomes writable.
+/// A multishot waits for input on a socket. It does not complete when the socket becomes writable.
 fn writable_socket_completes_no_input(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();
@@ -431,8 +434,8 @@ case!(writable_socket_completes_no_input => "
     no cqe
 ");
 
-/// A poll is submitted between two reads of one pipe. It completes although the reads take all the
-/// data.
+/// A poll is submitted between two reads of one pipe. The reads take all the data, and the poll
+/// completes nevertheless.
 fn poll_beside_reads(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -450,7 +453,7 @@ case!(poll_beside_reads => "
     cqe 3: 1
 ");
 
-/// An update of one of several polls on a file does not affect the other polls.
+/// Several polls wait for one file. An update of one of them does not affect the others.
 fn updated_among_others(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();

@@ -36,7 +36,8 @@ fn open_with(directory: i32, path: &CStr, how: &OpenHow, user_data: u64) -> Sqe 
     })
 }
 
-/// Prints a CQE whose result is a new descriptor, but not the number. Returns the result.
+/// Prints the CQE of a request that opens a file, without the number of the new descriptor. Returns
+/// the request's result.
 fn opened(t: &mut Transcript, ring: &mut Ring, sqe: Sqe) -> i32 {
     let entry = ring.one(sqe);
     t.outcome(format_args!("cqe {}", entry.user_data), entry.res.into());
@@ -160,7 +161,8 @@ case!(relative_to_directory => "
     cqe 3 = -ENOTDIR
 ");
 
-/// The program may overwrite the path once enter returns, even if the open has not started.
+/// Once io_uring_enter(2) has returned, the program may overwrite the path, even if the open has
+/// not started.
 fn path_is_copied_by_submit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -215,7 +217,7 @@ fn openat2(t: &mut Transcript) {
     let how = OpenHow { flags: (libc::O_CREAT | libc::O_RDWR) as u64, mode: 0o640, resolve: 0 };
     opened(t, &mut ring, open_with(libc::AT_FDCWD, &path, &how, 1));
     t.say(format_args!("mode {:o}", mode_of(&path)));
-    // OPENAT2 refuses unknown flags and modes, which OPENAT ignores.
+    // OPENAT ignores unknown flags and modes. OPENAT2 refuses them.
     for how in [
         OpenHow { flags: 1 << 40, ..OpenHow::default() },
         OpenHow { flags: 1 << 30, ..OpenHow::default() },
@@ -249,7 +251,8 @@ fn openat2_sizes(t: &mut Transcript) {
     for size in [0, 8, 16, 23, 24, 25, 32, 64] {
         opened(t, &mut ring, sized(&how, size));
     }
-    // Fields of open_how beyond those that this kernel knows must be zero.
+    // The program's open_how is longer than the kernel's. The bytes that the kernel does not know
+    // must be zero, and this one is not.
     how[3] = 1;
     opened(t, &mut ring, sized(&how, 24));
     opened(t, &mut ring, sized(&how, 32));
@@ -303,8 +306,9 @@ fn fifo(t: &mut Transcript, scratch: &Scratch, name: &str) -> std::ffi::CString 
     path
 }
 
-/// An open of a FIFO does not wait: the kernel first tries with O_NONBLOCK. A reader without a
-/// writer succeeds, and a writer without a reader is refused. (The manual says: as openat(2).)
+/// An open of a FIFO does not wait, because the kernel first tries it with O_NONBLOCK. An open for
+/// reading succeeds. An open for writing fails if there is no reader. According to the manual page,
+/// it behaves as openat(2).
 fn fifo_does_not_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = Scratch::new();
@@ -331,7 +335,7 @@ case!(fifo_does_not_wait => "
     cqe 5 = ok
 ");
 
-/// With IOSQE_ASYNC the open of a FIFO waits in a worker, as openat(2) does.
+/// With IOSQE_ASYNC, the open of a FIFO waits in a worker, as openat(2) would.
 fn fifo_waits_in_worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = Scratch::new();
@@ -340,7 +344,7 @@ fn fifo_waits_in_worker(t: &mut Transcript) {
     t.result("submit", ring.submit());
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
-    // SAFETY: the path is a C string; the descriptor ends with the process.
+    // SAFETY: the path is a C string. The descriptor stays open until the process ends.
     t.outcome("open to write", unsafe { libc::open(path.as_ptr(), libc::O_WRONLY) }.into());
     let entries = ring.wait(1);
     t.outcome("open to read", entries.first().map_or(-1, |entry| entry.res).into());
@@ -384,7 +388,7 @@ case!(close_wrong => "
     cqe 1: -EBADF
 ");
 
-/// CLOSE refuses ring descriptors: the ring's own and another ring's.
+/// CLOSE refuses the descriptors of rings: that of its own ring and that of another ring.
 fn close_own_ring(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut other = Ring::new(4);
@@ -473,8 +477,8 @@ case!(linked_open_write_close => "
     chained
 ");
 
-/// A ring is closed while the completion of an open into a slot is pending as task work. The file
-/// is closed, too.
+/// A worker has opened a file for a slot, and the completion is pending as task work. Then the ring
+/// is closed, which must also close the file.
 fn into_slot_as_ring_closes(t: &mut Transcript) {
     let scratch = Scratch::new();
     let path = scratch.path_of("new");
@@ -493,11 +497,11 @@ fn into_slot_as_ring_closes(t: &mut Transcript) {
 }
 case!(into_slot_as_ring_closes => "nothing is left open true");
 
-/// Maximum number of descriptors that usring may leave open in a process that has had a ring.
+/// Most descriptors that usring may leave open in a process after its rings are closed.
 const MOST_LEFT_OPEN: usize = 8;
 
-/// OPENAT2 accepts a structure longer than the kernel's, of any length, if all bytes beyond the
-/// known fields are zero.
+/// OPENAT2 accepts an open_how of any length beyond the kernel's. The additional bytes must be
+/// zero.
 fn openat2_huge(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut pages = crate::memory::Pages::new(5);

@@ -1,4 +1,4 @@
-//! More completions than the CQ holds: they go to the backlog, and none is lost.
+//! More completions than the CQ has room for. Their CQEs go to the backlog, and none is lost.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -21,7 +21,7 @@ fn state(t: &mut Transcript, ring: &Ring) {
     ));
 }
 
-/// Makes a ring whose CQ has four entries, and posts `count` completions to it.
+/// Makes a ring with a CQ of four entries. Completes `count` NOPs on it and reaps none.
 fn overflown(count: u64) -> Ring {
     let mut ring = Ring::with(4, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
@@ -121,7 +121,8 @@ case!(order_is_kept => "
     cqe 9: 0
 ");
 
-/// While the backlog is not empty, a new completion goes to its end, even if the CQ has room.
+/// As long as the backlog is not empty, a new CQE goes to the backlog's end, even if the CQ has
+/// room.
 fn new_completions_queue_behind(t: &mut Transcript) {
     let mut ring = overflown(6);
     let mut all = ring.reap();
@@ -179,8 +180,8 @@ fn wait_counts_the_backlog(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.result("wait for 3", ring.enter(0, 3, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
-    // The next enter waits for more completions than the CQ has entries. A full CQ of four ends the
-    // wait.
+    // The call waits for more completions than the CQ has entries. The wait ends when the CQ is
+    // full.
     let mut ring = overflown(7);
     t.result("wait for 7", ring.enter(0, 7, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
@@ -207,7 +208,8 @@ case!(wait_counts_the_backlog => "
     cqe 7: 0
 ");
 
-/// A multishot's completion that finds the CQ full has no F_MORE, and the multishot ends.
+/// A multishot's CQE finds the CQ full. It has no F_MORE and goes to the backlog, and the multishot
+/// ends.
 fn multishot_ends(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut ring = Ring::with(4, |params| {
@@ -220,7 +222,8 @@ fn multishot_ends(t: &mut Transcript) {
     ring.submit();
     let mut seen = 0;
     for _ in 0..7 {
-        // Waits for each completion, because two wake-ups of the socket may become one completion.
+        // Waits for each completion before the next write: otherwise two wake-ups of the socket may
+        // become one completion.
         let tail = ring.cq_tail();
         files::put(&writer, b"x");
         seen +=
@@ -244,8 +247,8 @@ case!(multishot_ends => "
     cqe 9: -ENOENT
 ");
 
-/// If the backlog is not empty, a multishot's completion goes behind it and ends the multishot.
-/// This holds even if the CQ has room.
+/// While the backlog is not empty, a multishot's CQE goes to the backlog, even if the CQ has room.
+/// So this CQE ends the multishot.
 fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut ring = tiny(0);
@@ -258,7 +261,7 @@ fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
     let mut all = ring.reap();
     state(t, &ring);
     files::put(&writer, b"x");
-    // An enter without GETEVENTS does not move the backlog.
+    // Without GETEVENTS, io_uring_enter(2) does not move the backlog to the CQ.
     ring.enter(0, 0, 0);
     crate::time::long_enough_to_notice();
     state(t, &ring);
@@ -393,7 +396,8 @@ impl Edges {
         Edges { set }
     }
 
-    /// Returns whether an edge-triggered event arrives within `timeout` milliseconds.
+    /// Returns whether an edge-triggered event of the descriptor arrives within `timeout`
+    /// milliseconds.
     fn comes(&self, timeout: i32) -> bool {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: the event is a variable of this function.
@@ -410,9 +414,9 @@ fn tiny(flags: u32) -> Ring {
     .expect("a ring with a small CQ")
 }
 
-/// Runs an event loop on the ring's descriptor: waits for an edge, reaps, and enters to flush the
-/// backlog. Ends after `count` completions, or when no edge arrives. Prints the number of reaped
-/// completions.
+/// Runs an event loop on the ring's descriptor. A round waits for an edge-triggered event, reaps,
+/// and moves the backlog to the CQ. The loop ends after `count` CQEs, or if no event arrives.
+/// Prints the number of reaped CQEs.
 fn reap_by_edges(t: &mut Transcript, ring: &mut Ring, count: usize) {
     let edges = Edges::of(ring.fd);
     let mut all = Vec::new();
@@ -439,8 +443,8 @@ case!(flush_is_an_edge => "
     ready 0 flags - koverflow 0
 ");
 
-/// A completion that goes to the backlog causes an edge on the ring's descriptor. A flush that
-/// moves nothing causes none.
+/// A CQE that goes to the backlog causes an edge-triggered event on the ring's descriptor. A call
+/// that can move no CQE from the backlog to the CQ causes no event.
 fn growth_is_an_edge(t: &mut Transcript) {
     let mut ring = tiny(0);
     let edges = Edges::of(ring.fd);
@@ -499,9 +503,9 @@ case!(flush_is_an_edge_beside_an_sq_thread => "
     ready 0 flags - koverflow 0
 ");
 
-/// A flush that moves completions signals the eventfd, unless the eventfd is registered with
-/// EVENTFD_ASYNC. (The number of signals is not printed: the kernel promises one and sometimes adds
-/// more.)
+/// Moving CQEs from the backlog to the CQ signals the registered eventfd, except with
+/// EVENTFD_ASYNC. The kernel guarantees one signal and sometimes makes more, so the case does not
+/// print the count.
 fn flush_counts_an_eventfd(t: &mut Transcript) {
     for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
         let mut ring = tiny(0);
@@ -543,7 +547,8 @@ case!(flush_counts_an_eventfd => "
     flushed: counted false
 ");
 
-/// A flush of CQEs that another ring sent causes an edge on the ring's descriptor.
+/// Another ring has sent CQEs, which went to the backlog. Moving them to the CQ causes an
+/// edge-triggered event on the ring's descriptor.
 fn flush_of_messages_is_an_edge(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = tiny(flags);

@@ -12,13 +12,13 @@ use usring_uapi::opcode;
 
 const NONE: *const u8 = std::ptr::null();
 
-/// Personality ids start at 1, because 0 in a request means that it has no personality.
+/// The ids of personalities begin at 1. In a request, 0 means that the request has no personality.
 fn register(t: &mut Transcript) {
     let ring = Ring::new(4);
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
     t.result("unregister 1", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
-    // The id of an unregistered personality is not reused at once.
+    // The next personality does not get the id of the one that was just unregistered.
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
 }
 case!(register => "
@@ -77,8 +77,8 @@ case!(unregistered_number => "
     again = -EINVAL
 ");
 
-/// A request with a personality has the credentials that the registering thread had at
-/// registration.
+/// A request with a personality runs with the credentials that the registering thread had when it
+/// registered the personality.
 fn rights(t: &mut Transcript) {
     let place = rights::Place::new();
     rights::alone(t, |t| {
@@ -121,7 +121,7 @@ case!(rights => "
     exit 0
 ");
 
-/// A personality stays usable after the thread that registered it has ended.
+/// A personality can still be used after the thread that registered it has ended.
 fn of_another_thread(t: &mut Transcript) {
     let place = rights::Place::new();
     rights::alone(t, |t| {

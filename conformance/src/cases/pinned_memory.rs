@@ -1,5 +1,5 @@
-//! Which mappings the kernel can pin: for registered buffers, buffer rings, and rings in the
-//! program's memory.
+//! Which kinds of mappings the kernel can pin. It has to pin registered buffers, buffer rings, and
+//! the memory of NO_MMAP rings.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -17,7 +17,7 @@ const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Maps two pages of a file.
 fn map(file: i32, protection: i32, flags: i32) -> Pages {
-    // SAFETY: a new mapping at an address that the kernel chooses.
+    // SAFETY: the mapping is new, at an address that the kernel chooses.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), 2 * PAGE, protection, flags, file, 0) };
     assert!(address != libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
     Pages { address: address.cast(), length: 2 * PAGE }
@@ -75,7 +75,7 @@ case!(of_files_in_memory => "
 ");
 
 fn of_secret_memory(t: &mut Transcript) {
-    // SAFETY: the call touches no memory. The descriptor is owned below.
+    // SAFETY: the call touches no memory. The code below takes ownership of the descriptor.
     let secret = unsafe { libc::syscall(libc::SYS_memfd_secret, 0) } as i32;
     if secret < 0 {
         return t.say("this kernel has no memfd_secret(2)");
@@ -88,7 +88,7 @@ fn of_secret_memory(t: &mut Transcript) {
 }
 case!(of_secret_memory => "secret = -EFAULT");
 
-/// A buffer that lies in an anonymous mapping and reaches into a mapping of a file is refused.
+/// The kernel refuses a buffer that begins in an anonymous mapping and ends in a mapping of a file.
 fn across_mappings(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = on_disk(&scratch);
@@ -202,13 +202,13 @@ case!(ring_in_own_memory => "
     private of a file = ok
 ");
 
-/// A thousand buffers in separate mappings can be registered. With one more, which lies in a
-/// mapping of a file, the registration fails.
+/// A thousand buffers, each in its own mapping, can be registered. The registration fails if one
+/// more buffer is added, which lies in a mapping of a file.
 fn many(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = on_disk(&scratch);
     let ring = Ring::new(4);
-    // An unused page separates the mappings from each other.
+    // An unused page follows each of these pages, so each page is a separate mapping.
     let pages: Vec<Pages> = (0..1000).map(|_| Pages::new(1)).collect();
     let mut vectors: Vec<libc::iovec> = pages.iter().map(whole).collect();
     let bad = map(file.as_raw_fd(), READ_WRITE, libc::MAP_SHARED);

@@ -1,4 +1,4 @@
-//! PIPE: makes a pipe, with both ends as descriptors or in the table of registered files.
+//! PIPE makes a pipe. Its ends become descriptors, or registered files in slots.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -82,8 +82,8 @@ case!(wrong_flags => "
     0x80000000: -EINVAL [-1, -1]
 ");
 
-/// If the kernel cannot write the descriptor numbers to the program's memory, it closes both ends
-/// again.
+/// The kernel cannot write the descriptor numbers to the program's memory. So it closes both ends
+/// of the new pipe again.
 fn wrong_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let before = files::open_numbers();
@@ -162,7 +162,7 @@ fn direct(t: &mut Transcript) {
         let [from, to] = numbers;
         passes(t, &mut ring, from, to);
     }
-    // This PIPE uses two occupied slots: the kernel closes the files that were in them.
+    // Both slots that this PIPE names are occupied. The kernel closes the files that were in them.
     t.entry(&ring.one(pipe(&mut numbers, 0, 3).with(|sqe| sqe.file_index = 1)));
     t.say(format_args!("{numbers:?}"));
     passes(t, &mut ring, 0, 1);

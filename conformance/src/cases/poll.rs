@@ -13,7 +13,7 @@ use crate::transcript::Transcript;
 const IN: i16 = libc::POLLIN;
 const OUT: i16 = libc::POLLOUT;
 
-/// Prints a CQE whose result is a mask of poll events.
+/// Prints a CQE whose result is a mask of poll events, with the names of these events.
 pub fn events(t: &mut Transcript, entry: &Entry) {
     let flags = names::cqe_flags(entry.flags);
     t.say(format_args!("cqe {}: {} {flags}", entry.user_data, names::events(entry.res)));
@@ -52,7 +52,7 @@ fn waits_for_event(t: &mut Transcript) {
     all_events(t, ring.reap());
     files::put(&writer, b"x");
     all_events(t, ring.wait(1));
-    // The poll was single-shot: another byte causes no completion.
+    // The poll was single-shot, so a further byte causes no completion.
     files::put(&writer, b"x");
     crate::time::long_enough_to_notice();
     all_events(t, ring.reap());
@@ -82,7 +82,7 @@ case!(only_asked_events => "
     cqe 1: OUT|WRNORM -
 ");
 
-/// POLLERR and POLLHUP are reported even if the poll does not ask for them.
+/// A poll reports POLLERR and POLLHUP even if its mask does not contain them.
 fn hang_up_and_error_always(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -198,7 +198,8 @@ case!(remove_first_of_equals => "
     cqe 3: 0
 ");
 
-/// Returns a POLL_REMOVE with an update flag, which changes an armed poll instead of removing it.
+/// Returns a POLL_REMOVE with the update flags `flags`. It changes the armed poll `target` instead
+/// of removing it.
 fn update(target: u64, flags: u32, user_data: u64) -> Sqe {
     poll_remove(target, user_data).with(|sqe| sqe.len = flags)
 }
@@ -327,8 +328,8 @@ case!(several_on_one_file => "
     cqe 5: - -
 ");
 
-/// The poll events are 32 bits wide. Bits of the upper half (EPOLLEXCLUSIVE and others) are
-/// accepted.
+/// The mask of poll events has 32 bits. The kernel also accepts bits of the upper half, such as
+/// EPOLLEXCLUSIVE.
 fn wide_events(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, writer) = files::pipe();
@@ -374,9 +375,9 @@ case!(forced_async => "
     cqe 1: IN -
 ");
 
-/// A poll for POLLPRI and POLLIN reports out-of-band data. (The kernel's wake-up filter skips a
-/// poll for POLLPRI alone, which then misses such data. Whether POLLIN is also reported depends on
-/// timing.)
+/// A poll for POLLPRI and POLLIN reports out-of-band data. A poll for POLLPRI alone would miss such
+/// data, because the kernel's wake-up filter skips it. The timing decides whether POLLIN is
+/// reported, too.
 fn priority_data(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -422,8 +423,8 @@ case!(priority_data_alone => "
     cqe 2: -ENOENT -
 ", because "a poll for POLLPRI alone hears of urgent data");
 
-/// On the kernel, a multishot poll reports the events that the wake-up names, not the state of the
-/// file. So it reports data of a socket with POLLPRI, and without POLLOUT.
+/// On the kernel, a multishot poll reports the events that the wake-up names, and does not check
+/// the file's state. So when data arrives, it reports POLLPRI as well, but not POLLOUT.
 fn several_events_of_a_socket(t: &mut Transcript) {
     for events in [IN | libc::POLLPRI, IN | libc::POLLOUT] {
         let mut ring = Ring::new(4);
@@ -459,8 +460,8 @@ fn exclusive(t: &mut Transcript) {
 }
 case!(exclusive => "cqe 1: IN -");
 
-/// A file without poll support is ready for reading and writing. A poll for other events alone is
-/// refused.
+/// A file without poll support counts as ready for reading and writing. The kernel refuses a poll
+/// that asks for neither.
 fn file_without_such_an_event(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"content");

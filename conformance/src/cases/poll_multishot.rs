@@ -1,4 +1,5 @@
-//! Multishot POLL_ADD: its edge-triggered and level-triggered events, and how it ends.
+//! Multishot POLL_ADD: which CQEs are level-triggered and which are edge-triggered, and how the
+//! poll ends.
 
 use std::os::fd::AsRawFd;
 
@@ -29,7 +30,8 @@ fn show(t: &mut Transcript, entries: &[Entry]) {
     }
 }
 
-/// Several multishot polls of one ready file, submitted together: each reports the readiness once.
+/// One batch submits several multishot polls of one ready file. Each poll reports the readiness
+/// once.
 fn several_of_one_batch(t: &mut Transcript) {
     for count in 1..4 {
         let mut ring = Ring::new(8);
@@ -39,7 +41,7 @@ fn several_of_one_batch(t: &mut Transcript) {
         }
         t.result("submit", ring.submit());
         t.sorted(&ring.wait(count as usize));
-        // A second report would have arrived by this time.
+        // If a poll reported the readiness twice, its second CQE would be here by now.
         ring.one(nop(100));
         ring.push(nop(101));
         ring.submit();
@@ -61,8 +63,8 @@ case!(several_of_one_batch => "
     cqe 101: 0
 ");
 
-/// A poll reports an event that holds at its start, even if the next request of the batch consumes
-/// the event.
+/// A file is ready when its poll starts. The poll reports this readiness, even if the next request
+/// of the batch consumes the data or the connection.
 fn taken_in_its_batch(t: &mut Transcript) {
     for flags in ring::BOTH {
         let mut ring = Ring::flags(8, flags);
@@ -82,7 +84,8 @@ fn taken_in_its_batch(t: &mut Transcript) {
         ring.push(read(reader.as_raw_fd(), &mut byte, 0, 4));
         ring.submit();
         t.sorted(&ring.wait(2));
-        // After the check at its start, the poll reports only new events.
+        // The poll checks the file's state only at its start. Afterwards it reports new events
+        // only.
         show_all(t, &mut ring);
         wake(t, &mut ring, &writer);
     }
@@ -102,8 +105,8 @@ case!(taken_in_its_batch => "
     cqe 3: IN MORE
 ");
 
-/// A poll first reports the events that hold at its start. Then it reports the events that a chain
-/// of its batch causes.
+/// A poll first reports the readiness that it finds at its start. Then it reports an event that a
+/// chain of this batch causes.
 fn chain_of_its_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::sockets();
@@ -121,7 +124,7 @@ case!(chain_of_its_batch => "
     cqe 3: 1 MORE
 ");
 
-/// Writes a byte to a socket, and prints the completions that follow.
+/// Writes a byte to the socket `writer`. Prints the completions that follow.
 fn wake(t: &mut Transcript, ring: &mut Ring, writer: &std::os::fd::OwnedFd) {
     files::put(writer, b"x");
     let entries = ring.wait(1);
@@ -144,7 +147,7 @@ case!(first_by_level => "
     no cqe
 ");
 
-/// Each wake-up causes one completion, even if the program does not read the data.
+/// Each wake-up of the file causes one CQE, even if the program has not read the earlier data.
 fn later_by_edge(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -224,7 +227,7 @@ fn hang_up(t: &mut Transcript) {
     wake(t, &mut ring, &writer);
     drop(writer);
     show(t, &ring.wait(1));
-    // The polled file stays hung up, but the poll is still armed.
+    // The file stays in the state POLLHUP, and the poll is nevertheless still armed.
     t.sorted(&ring.run(&[poll_remove(1, 3), nop(4)]));
 }
 case!(hang_up => "
@@ -235,8 +238,8 @@ case!(hang_up => "
     cqe 4: 0
 ");
 
-/// The kernel refuses POLL_ADD_LEVEL, with and without POLL_ADD_MULTI. (The manual says that the
-/// flag asks for level-triggered events.)
+/// The kernel refuses POLL_ADD_LEVEL, with and without POLL_ADD_MULTI. According to the manual
+/// page, this flag asks for level-triggered events.
 fn level_triggered(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::sockets();
@@ -264,7 +267,8 @@ fn update_keeps_armed(t: &mut Transcript) {
     let both = u::IORING_POLL_UPDATE_USER_DATA | u::IORING_POLL_ADD_MULTI;
     ring.push(update(1, both, 2).with(|sqe| sqe.off = 10));
     ring.submit();
-    // The first check after an update is level-triggered again.
+    // After an update, the poll checks the file's state again, so it reports the unread data once
+    // more.
     let mut entries = ring.reap_in_memory(2);
     entries.sort_by_key(|entry| entry.user_data);
     show(t, &entries);
@@ -277,7 +281,8 @@ case!(update_keeps_armed => "
     cqe 10: IN MORE
 ");
 
-/// POLL_ADD_MULTI in an update is accepted but has no effect: a single-shot poll stays single-shot.
+/// The kernel accepts POLL_ADD_MULTI in an update but ignores it: a single-shot poll stays
+/// single-shot.
 fn update_to_multishot(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -296,8 +301,8 @@ case!(update_to_multishot => "
     no cqe
 ");
 
-/// A poll of the ring's own eventfd ends after its own completion has signalled that eventfd. If it
-/// did not end, each completion would cause the next.
+/// A poll waits for the eventfd that its own ring signals. When a CQE of the poll has signalled
+/// that eventfd, the poll ends. Otherwise each of its CQEs would cause the next.
 fn own_eventfd_ends_it(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);
@@ -361,8 +366,8 @@ fn holds_drain(t: &mut Transcript) {
     wake(t, &mut ring, &writer);
     crate::time::long_enough_to_notice();
     show(t, &ring.reap());
-    // The drain holds back both NOPs until the poll ends. A cancel request would be held back, too,
-    // but the synchronous cancel is not.
+    // The drain holds back both NOPs until the poll ends. It would also hold back a CANCEL request,
+    // so the case uses the synchronous cancel.
     let mut registration: u::io_uring_sync_cancel_reg = crate::memory::zeroed();
     registration.addr = 1;
     registration.fd = -1;
@@ -412,7 +417,7 @@ case!(ring_closes => "
     bytes left 2
 ");
 
-/// A poll keeps its file open: closing the descriptor does not end the poll.
+/// A poll keeps its file open, so it does not end when the program closes the descriptor.
 fn descriptor_closes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -430,7 +435,7 @@ case!(descriptor_closes => "
     cqe 1: IN|HUP|RDHUP MORE
 ");
 
-/// Waits for a while and prints all completions that have arrived.
+/// Waits for 30 ms and prints all completions that have arrived.
 fn show_all(t: &mut Transcript, ring: &mut Ring) {
     crate::time::long_enough_to_notice();
     let mut entries = ring.reap();

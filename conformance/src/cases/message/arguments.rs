@@ -10,8 +10,8 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Sends and receives whose message header, array of vectors, or buffer is at a bad address get
-/// -EFAULT.
+/// Sends and receives get -EFAULT if their message header, their vectors, or their buffer lies at a
+/// bad address.
 fn bad_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -57,8 +57,8 @@ case!(bad_memory => "
 fn bad_vectors(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
-    // The buffers' addresses are far from the end of the address space, so only the lengths are
-    // invalid.
+    // The addresses of the buffers are valid, and far from the end of the address space. So only
+    // the lengths are invalid.
     let memory = Pages::new(1);
     let at = |length| vector(memory.at(0), length);
     let mut pieces: Vec<libc::iovec> = (0..1026).map(|_| at(1)).collect();

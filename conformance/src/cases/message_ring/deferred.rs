@@ -43,8 +43,8 @@ fn send_many(sender: &mut Ring, target: &Ring, count: u64) {
     sender.submit();
 }
 
-/// One enter runs at most 20 items of deferred task work. If it waits for more than 20 completions,
-/// that number is the limit.
+/// One io_uring_enter(2) runs at most 20 items of deferred task work. If the call waits for more
+/// than 20 completions, it runs at most that many items.
 fn deferred_run_is_limited(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [0, 1, 5, 20, 25, 40] {
@@ -61,8 +61,8 @@ fn deferred_run_is_limited(t: &mut Transcript) {
 }
 case!(deferred_run_is_limited => include_str!("deferred_run_is_limited.txt"));
 
-/// An enter that submits and waits runs deferred task work twice, each time up to the limit of 20
-/// items.
+/// An io_uring_enter(2) that submits and waits runs deferred task work twice. Each time it runs at
+/// most 20 items, or as many as it waits for, if these are more.
 fn deferred_run_for_many(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [1, 2, 30] {
@@ -91,7 +91,7 @@ case!(deferred_run_for_many => "
     ready 62
 ");
 
-/// Messages that the target never received are freed with the target ring.
+/// Messages whose CQEs the target has never received are freed when the target ring ends.
 fn deferred_teardown(t: &mut Transcript) {
     let mut sender = Ring::new(64);
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Messages sent by io_uring_register(2), without a ring of the sender's.
+//! Messages that a program without a ring of its own sends by io_uring_register(2).
 
 use super::message;
 use super::reg;

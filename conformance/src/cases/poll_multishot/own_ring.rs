@@ -1,4 +1,5 @@
-//! Multishot polls of ring descriptors and of epoll sets with rings, including the poll's own ring.
+//! Multishot polls of ring descriptors, and of epoll sets that contain ring descriptors. In some
+//! cases the polled ring is the poll's own.
 
 use super::reg;
 use super::{IN, multishot, show_all};
@@ -21,8 +22,8 @@ fn set_of(numbers: &[i32]) -> std::os::fd::OwnedFd {
     set
 }
 
-/// A multishot polls an epoll set that watches the poll's own ring. The poll's completion makes the
-/// ring readable, and thereby the epoll set. That ends the poll.
+/// A multishot polls an epoll set that contains the descriptor of the multishot's own ring. A CQE
+/// of the multishot makes the ring and so the epoll set readable. This event ends the multishot.
 fn set_with_own_ring(t: &mut Transcript) {
     for flags in [0, ring::DEFER, u::IORING_SETUP_COOP_TASKRUN] {
         let mut ring = Ring::flags(8, flags);
@@ -108,7 +109,8 @@ case!(ring_that_watches_back => "
     0 come
 ");
 
-/// A multishot polls a ring that already has completions: its own ring, and another one.
+/// A multishot polls a ring whose CQ already contains CQEs. That ring is first the multishot's own,
+/// and then another one.
 fn ring_with_completions(t: &mut Transcript) {
     for own in [true, false] {
         let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
