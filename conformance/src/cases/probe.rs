@@ -8,8 +8,8 @@ use crate::ring::Ring;
 use crate::sqe::sqe;
 use crate::transcript::Transcript;
 
-/// The header of IORING_REGISTER_PROBE's result and its array of opcodes, contiguous as the call
-/// expects.
+/// The result of IORING_REGISTER_PROBE: a header and an array of opcodes. The call expects both in
+/// one contiguous structure.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Probe {
@@ -24,7 +24,7 @@ fn probe(ring: &Ring, probe: &mut Probe, count: u32) -> i32 {
     ring.register(reg::PROBE, &raw mut *probe, count)
 }
 
-/// Opcodes that the cases cover. The probe must report them as supported.
+/// Opcodes for which there are cases. The probe must report each as supported.
 const COVERED: &[u8] = &[
     opcode::NOP,
     opcode::READV,
@@ -95,8 +95,8 @@ case!(short_array => "
     length 5 flags [1, 1, 1, 1, 1, 0, 0]
 ");
 
-/// A probe with more entries than there are opcodes: the entries beyond the last opcode are not
-/// written.
+/// The program asks for more entries than there are opcodes. The kernel does not write the entries
+/// beyond the last opcode.
 fn beyond_last(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut answer: Probe = zeroed();
@@ -151,7 +151,8 @@ case!(indexed_by_opcode => "
     indexed true
 ");
 
-/// An opcode that REGISTER_PROBE does not report is refused like an unknown one.
+/// If REGISTER_PROBE does not report an opcode, a request with that opcode is refused as if it were
+/// unknown.
 fn unreported_is_refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut answer: Probe = zeroed();

@@ -1,4 +1,4 @@
-//! READ_MULTISHOT: a read that stays armed and selects a provided buffer for each completion.
+//! READ_MULTISHOT: a read that stays armed after a CQE, and selects a provided buffer for each CQE.
 
 use std::os::fd::AsRawFd;
 
@@ -23,7 +23,7 @@ fn multishot(fd: i32, user_data: u64) -> Sqe {
     sqe(opcode::READ_MULTISHOT, fd, user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| sqe.buf_index = GROUP)
 }
 
-/// Makes a ring and a buffer group with `buffers` buffers.
+/// Makes a ring with `flags`, and a group of `buffers` buffers whose buffer ring lies in `memory`.
 fn ring_of(memory: &Pages, buffers: u16, flags: u32) -> (Ring, Group) {
     let ring = Ring::flags(16, flags);
     let mut group = group_of(&ring, memory, 128, GROUP);
@@ -53,7 +53,7 @@ case!(pipe => "
     one............. two............. three...........
 ");
 
-/// If the pipe has more data than one buffer holds, each filled buffer gets a completion.
+/// A pipe has more data than one buffer can take. Each buffer that the multishot fills gets a CQE.
 fn data_is_there(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 8, 0);
@@ -76,8 +76,8 @@ case!(data_is_there => "
     0123456789abcdef ghijklmnopqrstuv wxyzABCD........
 ");
 
-/// At submission the multishot reads once. It reads the remaining data after the other requests of
-/// its batch, which here add data and buffers.
+/// During the submission the multishot reads once. It reads the remaining data after the other
+/// requests of its batch. Here these requests add data and buffers first.
 fn reads_the_rest_behind_its_batch(t: &mut Transcript) {
     for flags in ring::BOTH {
         let memory = Pages::new(2);
@@ -111,8 +111,8 @@ case!(reads_the_rest_behind_its_batch => "
     cqe 1: 16 MORE|BUFFER(1)
 ");
 
-/// An eventfd needs a buffer of 8 bytes. If the buffer has less room left, the multishot ends with
-/// -EINVAL at the next event.
+/// A read of an eventfd needs 8 bytes. When the rest of an incremental buffer is shorter, the next
+/// event ends the multishot with -EINVAL.
 fn counter_into_rest_of_buffer(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(16);
@@ -232,7 +232,7 @@ fn link(t: &mut Transcript) {
     t.in_order(&ring.reap());
     drop(writer);
     t.in_order(&ring.wait(2));
-    // A multishot that ends with an error breaks its chain.
+    // This multishot ends with an error, so it breaks its chain.
     let (reader, _writer) = files::pipe();
     ring.push(multishot(reader.as_raw_fd(), 3).linked());
     ring.push(nop(4));
@@ -272,8 +272,7 @@ case!(drain => "
     cqe 2: 0
 ");
 
-/// With CQE_SKIP_SUCCESS the multishot leaves out only its last completion. It posts the
-/// completions that have F_MORE.
+/// CQE_SKIP_SUCCESS suppresses only the last CQE of a multishot. CQEs with F_MORE are still posted.
 fn skip_success(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);
@@ -339,8 +338,8 @@ case!(forced_async => "
     cqe 1: 0
 ");
 
-/// A terminal cannot tell in advance whether a read would wait. A multishot on a terminal works
-/// nevertheless.
+/// The kernel cannot tell in advance whether a read of a terminal would wait. A multishot on a
+/// terminal works nevertheless.
 fn terminal(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 8, 0);
@@ -425,8 +424,8 @@ case!(incremental => "
     cqe 1: 0
 ");
 
-/// One pipe has far more data than the kernel reads from it at a time. The multishot on another
-/// pipe gets its data all the same.
+/// One pipe has far more data than the kernel reads from it without a pause. The multishot on a
+/// second pipe gets its data nevertheless.
 fn many_at_once(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::with(16, |params| {
@@ -458,7 +457,7 @@ case!(many_at_once => "
     cqe 1: 0
 ");
 
-/// Two multishots read one pipe: each byte goes to one of them.
+/// Two multishots read one pipe. Each byte goes to only one of them.
 fn two_on_one_pipe(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 64, 0);
@@ -512,8 +511,8 @@ case!(deferred => "
     cqe 1: -ECANCELED
 ");
 
-/// A pipe has data for 120 completions, and the program waits for a smaller number. Prints how many
-/// completions each wait finds.
+/// A pipe has data for 120 CQEs, and the program waits for fewer. Prints how many CQEs each wait
+/// finds.
 fn results_of_a_wait(t: &mut Transcript) {
     let memory = Pages::new(1);
     for flags in ring::BOTH {
@@ -555,7 +554,8 @@ case!(results_of_a_wait => "
     waits for 100: [120]
 ");
 
-/// Makes multishot reads of character devices, of which only some support poll. All are refused.
+/// Submits multishot reads of character devices, of which only some support poll. The kernel
+/// refuses all of these reads.
 fn devices(t: &mut Transcript) {
     for path in ["/dev/zero", "/dev/null", "/dev/full", "/dev/urandom"] {
         let memory = Pages::new(1);

@@ -1,4 +1,4 @@
-//! READ and WRITE on files: offsets, the file's position, ends of files, errors.
+//! READ and WRITE on files: offsets, the file's position, the end of the file, and errors.
 
 use std::os::fd::AsRawFd;
 
@@ -105,8 +105,8 @@ case!(write_beyond_end => "
     ab...yz
 ");
 
-/// A write to a file with O_APPEND appends, whatever the request's offset. The write moves the
-/// file's position only if that offset is -1 (current position).
+/// A write to a file with O_APPEND goes to the end of the file, whatever offset the request names.
+/// It moves the file's position only if the request names the current position (offset -1).
 fn append(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"ab");
@@ -137,9 +137,9 @@ fn bad_descriptors(t: &mut Transcript) {
         t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
         t.entry(&ring.one(write(fd, &buffer, 0, 2)));
     }
-    // No file is registered, so no index is valid.
+    // This ring has no registered files, so the slot number is invalid.
     t.entry(&ring.one(read(0, &mut buffer, 0, 3).fixed()));
-    // If both the descriptor and the address are bad, the request gets -EBADF.
+    // The descriptor and the address are both bad. The error is that of the descriptor, -EBADF.
     t.entry(&ring.one(read_at(-1, BAD, 4, 0, 4)));
 }
 case!(bad_descriptors => "
@@ -192,10 +192,10 @@ fn bad_addresses(t: &mut Transcript) {
         t.entry(&ring.one(read_at(fd, address, 4, 0, 1)));
         t.entry(&ring.one(write_at(fd, address, 4, 0, 2)));
     }
-    // At the end of the file no byte is copied, so a bad address is not noticed.
+    // A read at the end of the file copies no byte, so the bad address causes no error.
     t.entry(&ring.one(read_at(fd, BAD, 4, 10, 3)));
     t.say(files::text(&file));
-    // The next read's buffer is a page that can be read but not written to.
+    // The buffer of the next read is a page that the process can read but not write.
     let pages = Pages::new(1);
     pages.protect_last(libc::PROT_READ);
     t.entry(&ring.one(read_at(fd, pages.at(0), 4, 0, 4)));
@@ -218,8 +218,8 @@ case!(bad_addresses => "
     cqe 5: 4
 ");
 
-/// Four bytes of the buffer are accessible, and a bad page follows: the request transfers four
-/// bytes.
+/// The first four bytes of the buffer are accessible, and an inaccessible page follows. The request
+/// transfers these four bytes.
 fn half_bad_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
@@ -259,7 +259,8 @@ case!(negative_offset => "
     cqe 2: -EINVAL
 ");
 
-/// A length beyond the maximum of one transfer is shortened, not refused.
+/// The kernel limits one transfer to about 2 GiB. It shortens a longer request instead of refusing
+/// it.
 fn huge_length(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
@@ -278,7 +279,7 @@ case!(huge_length => "
     cqe 4: 2147479552
 ");
 
-/// A write beyond RLIMIT_FSIZE gets -EFBIG and raises SIGXFSZ. Here the signal is ignored.
+/// A write beyond RLIMIT_FSIZE gets -EFBIG and raises SIGXFSZ. This case ignores the signal.
 fn file_size_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"");
@@ -372,7 +373,7 @@ case!(reserved_fields => "
 
 fn path_only_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    // SAFETY: the path is a C string. The descriptor is closed with the process.
+    // SAFETY: the path is a C string. The descriptor stays open until the process ends.
     let fd = unsafe { libc::open(c"/proc/self/exe".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
     let mut buffer = [0u8; 4];
     t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
@@ -385,7 +386,7 @@ case!(path_only_descriptor => "
 
 fn sealed_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    // SAFETY: the name is a C string, and the other calls touch no memory.
+    // SAFETY: the name is a C string. The calls touch no other memory.
     let fd = unsafe {
         let fd = libc::memfd_create(c"sealed".as_ptr(), libc::MFD_ALLOW_SEALING);
         libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE);
@@ -411,7 +412,7 @@ case!(zero_and_full => "
     cqe 3: 0
 ");
 
-/// Makes reads and writes of 0 bytes on each kind of file.
+/// Submits reads and writes of 0 bytes on each kind of file.
 fn zero_bytes_on_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let open = |path: &str| -> std::os::fd::OwnedFd {

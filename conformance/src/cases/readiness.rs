@@ -1,5 +1,5 @@
-//! The ring's descriptor in poll, epoll and select: readable while the CQ holds completions,
-//! writable while the SQ has room.
+//! The ring's descriptor in poll(2), epoll(7) and select(2). It is readable while the CQ contains
+//! CQEs, and writable while the SQ has room.
 
 use usring_uapi::io_uring as u;
 
@@ -13,7 +13,7 @@ mod deferred;
 
 const IN: i16 = libc::POLLIN;
 
-/// Calls poll(2) on one descriptor and returns the result as text.
+/// Calls poll(2) on the descriptor `fd`. Returns the call's result and the reported events as text.
 fn poll_once(fd: i32, events: i16, timeout: i32) -> String {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: the array has one entry.
@@ -32,7 +32,7 @@ fn by_poll(t: &mut Transcript) {
     complete(&mut ring, 1);
     t.say(poll_once(ring.fd, IN, 0));
     t.say(poll_once(ring.fd, IN, 1000));
-    // poll(2) is level-triggered: the descriptor stays readable until the completion is reaped.
+    // poll(2) is level-triggered: the descriptor stays readable until the CQE is reaped.
     t.say(poll_once(ring.fd, IN, 0));
     t.in_order(&ring.reap());
     t.say(poll_once(ring.fd, IN, 0));
@@ -51,7 +51,7 @@ fn by_ppoll(t: &mut Transcript) {
     let ppoll = |ring: &Ring| {
         let mut entry = libc::pollfd { fd: ring.fd, events: IN, revents: 0 };
         let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-        // SAFETY: the entry and the time are variables of this function.
+        // SAFETY: the pollfd and the timeout are variables of this function.
         let answer = unsafe { libc::ppoll(&mut entry, 1, &time, std::ptr::null()) };
         format!("{answer} {}", names::events(entry.revents.into()))
     };
@@ -71,8 +71,8 @@ fn select(fd: i32, milliseconds: i64) -> i32 {
     let mut set: libc::fd_set = crate::memory::zeroed();
     let mut time = libc::timeval { tv_sec: 0, tv_usec: milliseconds * 1000 };
     let none = std::ptr::null_mut();
-    // SAFETY: the descriptor is below FD_SETSIZE. The set and the time are variables of this
-    // function.
+    // SAFETY: the descriptor is below FD_SETSIZE. The descriptor set and the timeout are variables
+    // of this function.
     unsafe {
         libc::FD_SET(fd, &mut set);
         let answer = libc::select(fd + 1, &mut set, none, none, &mut time);
@@ -102,7 +102,7 @@ struct Epoll {
 
 impl Epoll {
     fn new() -> Epoll {
-        // SAFETY: the call touches no memory. The descriptor is closed with the process.
+        // SAFETY: the call touches no memory. The descriptor stays open until the process ends.
         Epoll { fd: unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } }
     }
 
@@ -116,8 +116,8 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_ADD, fd, events)
     }
 
-    /// Waits for events, and waits again after -EINTR. On the kernel, task work of the ring
-    /// interrupts a thread that sleeps in epoll_wait.
+    /// Calls epoll_wait(2), and repeats the call after -EINTR: on the kernel, the ring's task work
+    /// interrupts a thread that sleeps in it.
     fn wait(&self, timeout: i32) -> String {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
         let count = loop {
@@ -160,7 +160,7 @@ case!(by_epoll as epoll => "
     1 IN data 7
 ");
 
-/// Edge-triggered epoll reports one event per new completion, and none for completions that were
+/// Edge-triggered epoll reports an event for each new CQE. It reports none for a CQE that was
 /// already in the CQ.
 fn epoll_edge(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -209,8 +209,8 @@ case!(epoll_oneshot => "
     1 IN data 7
 ");
 
-/// The program reaps a completion only by a store to the CQ head. The descriptor is then no longer
-/// readable.
+/// The program reaps a CQE without a system call, by a store to the CQ head. After that, the
+/// descriptor is not readable.
 fn reaped_in_memory(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     for user_data in 1..=3 {
@@ -278,8 +278,8 @@ case!(select_after_reap => "
     reaped = 0
 ");
 
-/// Makes a ring with a timeout that expires after `after` milliseconds. By then the case's thread
-/// sleeps in poll.
+/// Makes a ring with a timeout request that expires after `after` milliseconds. The caller sleeps
+/// in poll(2) by then, so the expiry has to wake it.
 fn with_timeout(after: i64) -> (Ring, Box<usring_uapi::Timespec>) {
     let mut ring = Ring::new(8);
     let time = Box::new(milliseconds(after));
@@ -325,8 +325,8 @@ case!(select_sleeper_is_woken => "
     cqe 1: -ETIME
 ");
 
-/// The loop of an event-driven program: epoll reports every completion, and never reports the ring
-/// without one.
+/// An event loop waits by epoll and reaps. epoll must report every completion, and must not report
+/// the ring while the CQ is empty.
 fn many_loops(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let epoll = Epoll::new();
@@ -348,7 +348,7 @@ case!(many_loops => "
     found 100 empty 0
 ");
 
-/// The ring's descriptor has POLLOUT while the SQ has room.
+/// The ring's descriptor reports POLLOUT while the SQ has room for an SQE.
 fn writable(t: &mut Transcript) {
     let mut ring = Ring::new(2);
     t.say(poll_once(ring.fd, IN | libc::POLLOUT, 0));
@@ -430,7 +430,7 @@ fn watched_by_another_ring(t: &mut Transcript) {
     complete(&mut ring, 5);
     t.in_order(&other.wait(1));
     ring.reap();
-    // The CQ of the polled ring is empty again, so the next poll waits.
+    // The program has reaped the CQE of the polled ring, so the next poll waits.
     other.push(poll(ring.fd, IN, 2));
     other.submit();
     crate::time::long_enough_to_notice();
@@ -445,7 +445,7 @@ case!(watched_by_another_ring => "
     cqe 2: 1
 ");
 
-/// A ring polls its own descriptor: the CQE of another request completes the poll.
+/// A ring polls its own descriptor. The CQE of another request on the ring completes that poll.
 fn watched_by_itself(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(poll(ring.fd, IN, 1));
@@ -484,7 +484,7 @@ fn epoll_pwait_mask(t: &mut Transcript) {
     t.result("add", epoll.add(ring.fd, libc::EPOLLIN));
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
     let mut mask: libc::sigset_t = crate::memory::zeroed();
-    // SAFETY: the mask and the events are variables of this function.
+    // SAFETY: the signal mask and the events are variables of this function.
     let count = unsafe {
         libc::sigfillset(&mut mask);
         loop {

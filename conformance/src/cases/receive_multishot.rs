@@ -1,5 +1,5 @@
-//! Multishot RECV and RECVMSG: a buffer and a completion for each receive, until one of five events
-//! ends the request (`receive_multishot_ends`).
+//! Multishot RECV and RECVMSG. Each receive selects a buffer and posts a CQE. Five events can end
+//! the request: see `receive_multishot_ends`.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -27,8 +27,8 @@ pub fn multishot(fd: i32, user_data: u64) -> Sqe {
     })
 }
 
-/// The kernel makes at most 33 receives of a multishot without a pause. With MSG_DONTWAIT the
-/// multishot then ends with -EAGAIN, even if more data is there.
+/// The kernel makes at most 33 receives of a multishot without a pause. After these, a multishot
+/// with MSG_DONTWAIT ends with -EAGAIN, even if the socket has more data.
 fn do_not_wait_has_one_turn(t: &mut Transcript) {
     for (options, length) in [(0, 0), (0, 2), (u::IORING_RECVSEND_BUNDLE, 8)] {
         let memory = Pages::new(1);
@@ -60,7 +60,7 @@ case!(do_not_wait_has_one_turn => "
     cqe 1: -EAGAIN
 ");
 
-/// Makes a ring and a buffer group with `buffers` buffers.
+/// Makes a ring with `flags`, and a group of `buffers` buffers whose buffer ring lies in `memory`.
 pub fn ring_of(memory: &Pages, buffers: u16, flags: u32) -> (Ring, Group) {
     let ring = Ring::with(16, |params| {
         params.flags = u::IORING_SETUP_CQSIZE | flags;
@@ -165,7 +165,7 @@ case!(data_is_there => "
     0123456789abcdef ghijklmnopqrstuv wxyzABCD........
 ");
 
-/// The buffers hold exactly the data that is there. The multishot neither ends nor uses another
+/// The data fills the group's buffers exactly. The multishot does not end, and uses no further
 /// buffer.
 fn exactly_full(t: &mut Transcript) {
     for (reader, writer) in streams() {
@@ -228,7 +228,7 @@ case!(length_is_a_cap => "
     cqe 1: 2 MORE|BUFFER(4)
 ");
 
-/// `file_index` limits the bytes that all receives of the multishot get together.
+/// The SQE field `file_index` limits how many bytes all receives of a multishot get in total.
 fn limit(t: &mut Transcript) {
     for (total, length) in [(20, 0), (20, 6), (16, 0), (4, 0), (20, 16)] {
         let memory = Pages::new(1);
@@ -321,8 +321,8 @@ fn poll_first(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     files::put(&writer, b"y");
     t.in_order(&ring.wait(1));
-    // A multishot takes no buffer before data is there. (This is another socket, because the first
-    // multishot still waits on the old one.)
+    // A multishot selects a buffer only when data is there. This part needs a new socket, because
+    // the first multishot still waits on the old one.
     let (reader, writer) = files::sockets();
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 0, 0);
@@ -521,8 +521,8 @@ case!(incremental => "
     at 11 left 0, at 2 left 14
 ");
 
-/// One TCP socket has far more data than the kernel receives from it at a time. The multishot on a
-/// UDP socket gets its data all the same.
+/// A TCP socket has far more data than the kernel receives from it without a pause. The multishot
+/// on a UDP socket gets its data nevertheless.
 fn many_at_once(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::with(16, |params| {

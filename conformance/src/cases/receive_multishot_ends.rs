@@ -1,6 +1,6 @@
-//! The five ends of a multishot receive: end of the stream, an error, no more buffers, a
-//! cancellation, a full CQ. The cases run on streams and on datagrams, and on rings with and
-//! without deferred task work.
+//! Five events end a multishot receive: the end of the stream, an error, a group without buffers, a
+//! cancel, and a full CQ. The cases run on streams and on datagrams, and on rings with and without
+//! deferred task work.
 
 use std::os::fd::AsRawFd;
 
@@ -70,7 +70,8 @@ fn connection_is_reset(t: &mut Transcript, flags: u32) {
     files::reset_on_close(&writer);
     drop(writer);
     t.in_order(&ring.wait(2));
-    // A datagram to a port without a socket comes back as an error.
+    // The socket sends a datagram to a port at which no socket is. The answer is an error on the
+    // sending socket.
     let (reader, writer) = udp();
     drop(reader);
     arm(&mut ring, &writer);
@@ -114,7 +115,7 @@ fn buffers_run_out(t: &mut Transcript, flags: u32) {
         crate::time::long_enough_to_notice();
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
         t.in_order(&ring.reap());
-        // The data that arrived after the multishot's end is still in the socket.
+        // The data that has arrived after the end of the multishot is still in the socket.
         group.add_slots(2..4);
         arm(&mut ring, &reader);
         t.in_order(&ring.wait(1));
@@ -240,7 +241,7 @@ case!(ends_when_cancelled_deferred as when_cancelled_deferred => "
     no cqe
 ");
 
-/// The completion that finds the CQ full ends the multishot.
+/// A multishot ends with the CQE for which the CQ has no room.
 fn overflows(t: &mut Transcript, flags: u32) {
     for (reader, writer) in [files::sockets(), files::tcp(), udp()] {
         let memory = Pages::new(1);
@@ -254,7 +255,7 @@ fn overflows(t: &mut Transcript, flags: u32) {
         arm(&mut ring, &reader);
         for sent in 1..=7 {
             files::put(&writer, b"x");
-            // Waits for each byte's completion before the next write.
+            // Waits for the CQE of this byte before the next write.
             crate::time::until(|| {
                 ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
                 ring.ready() == sent || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0
@@ -325,8 +326,8 @@ case!(ends_by_overflow_deferred as by_overflow_deferred => "
     left Ok(1)
 ");
 
-/// The last data and the end of the stream arrive together. The end still has a completion of its
-/// own.
+/// The last data and the end of the stream arrive together. The end of the stream nevertheless gets
+/// its own CQE.
 fn data_before_end(t: &mut Transcript) {
     for armed in [true, false] {
         let (reader, writer) = files::sockets();
@@ -352,9 +353,9 @@ case!(data_before_end => "
     cqe 1: 0
 ");
 
-/// Before the multishot starts, the peer has sent `sent` bytes and shut its sending direction down.
-/// This side shuts down its own sending direction before the peer (`own` is `Some(true)`), after
-/// the peer (`Some(false)`), or never (`None`).
+/// Before the multishot starts, the peer sends `sent` bytes and shuts down its sending direction.
+/// `own`: this side shuts down its sending direction before the peer (`Some(true)`), after the peer
+/// (`Some(false)`), or never (`None`).
 fn end_is_there(t: &mut Transcript) {
     let bundle = u::IORING_RECVSEND_BUNDLE as u16;
     for (own, sent) in [(None, 3), (None, 16), (Some(true), 3), (Some(false), 3)] {
@@ -384,8 +385,8 @@ fn end_is_there(t: &mut Transcript) {
 }
 case!(end_is_there => include_str!("receive_multishot_ends/end_is_there.txt"));
 
-/// The data and the end of the connection arrive together: while the multishot waits (`is_armed`),
-/// or before it starts.
+/// Data and the end of the connection arrive together. They arrive while the multishot waits
+/// (`is_armed`), or before it starts.
 fn end_comes_with_data(t: &mut Transcript) {
     let bundle = u::IORING_RECVSEND_BUNDLE as u16;
     for (options, length) in [(0, 0), (0, 4), (bundle, 0), (bundle, 4), (bundle, 50)] {
@@ -417,9 +418,9 @@ fn end_comes_with_data(t: &mut Transcript) {
 }
 case!(end_comes_with_data => include_str!("receive_multishot_ends/end_comes_with_data.txt"));
 
-/// The stream has 13 bytes and then its end. The first receive of the bundle ends at its length of
-/// 8 bytes, and the next one gets the remaining bytes. On the kernel the multishot notices the end
-/// of the stream only at another event.
+/// A stream has 13 bytes and then ends. The first receive of a bundle ends at its length of 8
+/// bytes, and the second gets the other bytes. On the kernel, the multishot then notices the end of
+/// the stream only when a further event comes.
 fn shut_for_reading(t: &mut Transcript) {
     for ((reader, writer), by_peer) in [(files::tcp(), false), (files::sockets(), false), (files::sockets(), true)] {
         let memory = Pages::new(1);
@@ -482,8 +483,8 @@ case!(empty_datagram => "
     no cqe
 ");
 
-/// RECVMSG writes a header in front of the data. Here the header alone fills the buffer, so no data
-/// fits.
+/// RECVMSG writes a header before the data. Here the header alone fills the whole buffer, so no
+/// data fits.
 fn no_room_for_data(t: &mut Transcript) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         for sent in [0, 1] {

@@ -1,6 +1,6 @@
-//! Receives that end before their stream is empty: after a message with descriptors, at a change of
-//! the sender on a socket with SO_PASSCRED, and at urgent data. A multishot goes on. A single
-//! receive reports SOCK_NONEMPTY.
+//! Receives that end although their stream has more data. They end after a message with
+//! descriptors, at a change of the sender (SO_PASSCRED), and at urgent data. A multishot then goes
+//! on. A single receive reports SOCK_NONEMPTY.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -28,7 +28,7 @@ fn send_with(socket: &OwnedFd, text: &str, room: &mut [u64]) {
     header.msg_iovlen = 1;
     header.msg_control = room.as_mut_ptr().cast();
     header.msg_controllen = size_of_val(room);
-    // SAFETY: the header and the memory that it names live through the call.
+    // SAFETY: the header, and the memory that the header names, live until the call returns.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, 0) };
     assert_eq!(sent, text.len() as isize, "sendmsg: {}", std::io::Error::last_os_error());
 }
@@ -46,8 +46,8 @@ fn set(socket: &OwnedFd, option: i32) {
     assert_eq!(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, at, size) }, 0);
 }
 
-/// Prints what a waiting multishot receives after `send` has sent everything. The ring defers task
-/// work, so the multishot runs when all data has arrived.
+/// Prints all receives of a multishot that waits while `send` sends data. The ring has deferred
+/// task work, so the multishot makes its receives only when all data has arrived.
 fn receive_all(
     t: &mut Transcript,
     reader: &OwnedFd,
@@ -176,8 +176,8 @@ case!(descriptors_in_bundle => "
     ................
 ");
 
-/// A socket with SO_PASSCRED does not merge data of two senders into one receive. Data that was
-/// sent before the option was set counts as another sender's.
+/// On a socket with SO_PASSCRED, one receive does not return data of two senders. Data that was
+/// sent before the option was set counts as data of another sender.
 fn credentials(t: &mut Transcript) {
     for receives in [stream, bundles] {
         let (reader, writer) = files::sockets();
@@ -210,8 +210,8 @@ fn send_around_urgent(writer: &OwnedFd) {
     files::put(writer, b"two");
 }
 
-/// A multishot stops at the urgent byte and leaves it out. Its next receive gets the bytes after
-/// that byte.
+/// A receive of a multishot ends before the urgent byte. The next receive skips that byte and gets
+/// the bytes behind it.
 fn urgent_data(t: &mut Transcript) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         let (mut ring, _memory) = receive_all(t, &reader, stream, || send_around_urgent(&writer), 2);
@@ -271,8 +271,9 @@ case!(urgent_data_is_there => "
     ................
 ");
 
-/// TCP's urgent byte arrives before the request is submitted. The first receive of a multishot ends
-/// before that byte. The last multishot fills its buffer, and has MSG_DONTWAIT.
+/// The urgent byte of a TCP stream arrives before the submission. The first receive of each
+/// multishot ends before that byte. The third multishot has MSG_DONTWAIT, and its first receive
+/// fills the whole buffer.
 fn urgent_data_of_tcp_is_there(t: &mut Transcript) {
     for receives in [stream, bundles] {
         let (reader, writer) = files::tcp();
@@ -305,7 +306,8 @@ case!(urgent_data_of_tcp_is_there => "
     cqe 1: -EAGAIN
 ");
 
-/// Receives the bytes before the urgent byte, the urgent byte by MSG_OOB, and the bytes after it.
+/// Submits receives around an urgent byte: two for the bytes before it, one for it (MSG_OOB), and
+/// one for the bytes behind it. Prints their CQEs.
 fn receive_around_urgent(t: &mut Transcript, (reader, writer): (OwnedFd, OwnedFd)) {
     let mut ring = Ring::new(4);
     send_around_urgent(&writer);
@@ -325,8 +327,8 @@ case!(urgent_data_of_unix_sockets => "
     cqe 1: 3
 ");
 
-/// Prints the CQEs of receives that end early, at urgent data or after a descriptor, although more
-/// data is there. On the kernel the CQEs have SOCK_NONEMPTY, which reports that data.
+/// Prints the CQEs of receives that end early, before urgent data or after a message with a
+/// descriptor. More data is in the socket. The kernel reports this by SOCK_NONEMPTY.
 fn more_data_behind_an_early_end(t: &mut Transcript) {
     receive_around_urgent(t, files::tcp());
     let (reader, writer) = files::sockets();

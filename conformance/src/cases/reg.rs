@@ -1,5 +1,5 @@
-//! The opcodes of io_uring_register(2) as plain numbers, because cases also pass numbers that are
-//! no opcode.
+//! The opcodes of io_uring_register(2). They are plain numbers, because some cases pass numbers
+//! that are no opcode.
 
 pub const BUFFERS: u32 = 0;
 pub const UNREGISTER_BUFFERS: u32 = 1;
@@ -30,5 +30,6 @@ pub const FILE_ALLOC_RANGE: u32 = 25;
 pub const PBUF_STATUS: u32 = 26;
 pub const CLOCK: u32 = 29;
 pub const CLONE_BUFFERS: u32 = 30;
-/// Flag in a register opcode: the descriptor argument is the index of a registered ring.
+/// Flag in a register opcode. With this flag, the call's descriptor argument is the index of a
+/// registered ring.
 pub const USE_REGISTERED_RING: u32 = 1 << 31;

@@ -1,5 +1,5 @@
-//! Registered buffers: the old and the new register calls (BUFFERS, BUFFERS2), sparse tables,
-//! updates, tags, clones.
+//! Registered buffers: the older register call (BUFFERS) and the newer ones (BUFFERS2 and others),
+//! sparse tables, updates, tags, and clones.
 
 use std::os::fd::AsRawFd;
 
@@ -21,7 +21,8 @@ fn whole(pages: &Pages) -> libc::iovec {
     vector(pages.at(0), pages.length)
 }
 
-/// Reads a byte by READ_FIXED into the start of a registered buffer. Returns the result as text.
+/// Reads a byte into the start of `pages` by a READ_FIXED that names the registered buffer `index`.
+/// Returns the result as text.
 fn probe(ring: &mut Ring, pages: &Pages, index: u16) -> String {
     let file = files::memory_file(b"x");
     let sqe = read_at(file.as_raw_fd(), pages.at(0), 1, 0, 1).with(|sqe| {
@@ -89,8 +90,8 @@ fn counts(t: &mut Transcript) {
     t.result("none", register(&ring, &[]));
     let vectors = vec![vector(a.at(0), 8); 16_385];
     t.result("16385", register(&ring, &vectors));
-    // A ring may have 16,384 registered buffers. The case registers only 1,000, because each buffer
-    // is charged a page of locked memory.
+    // A ring can have 16,384 registered buffers. The case registers only 1,000, because each buffer
+    // counts as a page against the limit of locked memory.
     t.result("1000", register(&ring, &vectors[..1000]));
 }
 case!(counts => "
@@ -147,7 +148,7 @@ case!(sizes => "
     a few odd bytes = 0
 ");
 
-/// A vector with a null address and length 0 is an empty slot.
+/// A vector with a null address and the length 0 makes an empty slot.
 fn empty_slots(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let a = Pages::new(1);
@@ -410,8 +411,8 @@ fn clone_whole(t: &mut Transcript) {
     t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
     t.say(format_args!("1 {}", probe(&mut second, &b, 1)));
     t.result("clone again", clone(&second, first.fd, |_| ()));
-    // The second ring's cloned buffers still work after the first ring has unregistered its
-    // buffers.
+    // The first ring unregisters its buffers. The clones of these buffers in the second ring still
+    // work.
     t.result("unregister the first", unregister_all(&first));
     t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
     drop(first);
@@ -461,7 +462,7 @@ case!(clone_wrong => "
     null = -EINVAL
 ");
 
-/// Clones ranges of a buffer table into a table that already has buffers.
+/// Clones parts of a ring's buffer table into a second ring, which already has registered buffers.
 fn clone_parts(t: &mut Transcript) {
     let (first, mut second) = (Ring::new(4), Ring::new(4));
     let (a, b, c) = (Pages::new(1), Pages::new(1), Pages::new(1));
@@ -525,8 +526,8 @@ case!(clone_parts => "
 const REPLACE: u32 = 2;
 const BY_INDEX: u32 = 1;
 
-/// Clones from a ring that is named by the index of a registered ring, and from a ring of another
-/// thread.
+/// The clone call may name the source ring by the index of a registered ring. A SINGLE_ISSUER ring
+/// of another thread cannot be the source.
 fn clone_of_others(t: &mut Transcript) {
     let (first, mut second) = (Ring::new(4), Ring::new(4));
     let a = Pages::new(1);

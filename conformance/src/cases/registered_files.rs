@@ -1,5 +1,5 @@
-//! Registered files: the old and the new register calls (FILES, FILES2), sparse tables, updates,
-//! tags.
+//! Registered files: the older register call (FILES) and the newer ones (FILES2 and others), sparse
+//! tables, updates, and tags.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -13,7 +13,8 @@ use crate::ring::Ring;
 use crate::sqe::{Change, nop, read};
 use crate::transcript::Transcript;
 
-/// Reads a byte through a slot. Returns which of the three files the slot has, or the errno.
+/// Reads the first byte of the registered file in the slot `slot`. This byte is the file's name: a,
+/// b or c. Returns the name, or the errno.
 fn probe(ring: &mut Ring, slot: i32) -> String {
     let mut byte = [0u8; 1];
     let entry = ring.one(read(slot, &mut byte, 0, 99).fixed());
@@ -171,8 +172,8 @@ case!(bad_addresses => "
     update from unmapped = -EFAULT
 ");
 
-/// A ring cannot be a registered file, neither in its own table nor in another ring's. Otherwise
-/// rings could keep themselves alive.
+/// No ring's table of registered files accepts a ring: neither the ring itself nor another ring.
+/// Otherwise rings could keep themselves alive.
 fn ring_in_its_own_table(t: &mut Transcript) {
     let ring = Ring::new(4);
     let other = Ring::new(4);
@@ -323,7 +324,8 @@ fn second_sparse(t: &mut Transcript) {
     let files = abc();
     t.result("update", update2(&ring, 0, &numbers(&files), &[]));
     show(t, &mut ring, 3);
-    // A table of registered files cannot be sparse and have an array of files.
+    // The kernel refuses a registration that asks for a sparse table and also passes an array of
+    // files.
     let other = Ring::new(4);
     registration.data = [-1i32; 3].as_ptr() as u64;
     t.result("sparse with data", other.register(reg::FILES2, &raw const registration, size));
@@ -383,7 +385,8 @@ fn tags_on_unregister(t: &mut Transcript) {
     t.result("register", files2(&ring, &numbers(&files), &[11, 0, 13]));
     t.in_order(&ring.reap());
     t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
-    // A slot with a tag posts a CQE when its file is released. A slot without a tag posts none.
+    // When the file of a slot with a tag is released, a CQE is posted. The release of a slot
+    // without a tag posts none.
     t.sorted(&ring.wait(2));
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
@@ -426,8 +429,8 @@ case!(tags_on_update => "
     slots b -EBADF c
 ");
 
-/// The CQE for the tag of a registered file is posted when the last request on the file has
-/// completed.
+/// A slot with a tag is emptied while a request uses its file. The CQE for the tag is posted when
+/// the last request on that file has completed.
 fn tag_waits_for_request(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -485,7 +488,7 @@ case!(update2_wrong => "
     beyond the end = -EINVAL
 ");
 
-/// A registered file uses up no descriptor number of the process.
+/// A registered file occupies none of the process's descriptor numbers.
 fn beyond_descriptor_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let files = abc();

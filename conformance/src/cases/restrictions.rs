@@ -1,4 +1,4 @@
-//! Disabled rings (R_DISABLED): restrictions, and the call that enables the ring.
+//! Rings that are made disabled (R_DISABLED): their restrictions, and the call that enables them.
 
 use std::os::fd::AsRawFd;
 
@@ -15,7 +15,7 @@ use crate::transcript::Transcript;
 #[derive(Clone, Copy, Default)]
 struct Restriction {
     kind: u16,
-    /// An opcode of a register call, an opcode of SQEs, or SQE flags, depending on `kind`.
+    /// Depends on `kind`: an opcode of io_uring_register(2), an opcode of SQEs, or SQE flags.
     value: u8,
     resv: u8,
     resv2: [u32; 3],
@@ -42,7 +42,7 @@ fn disabled() -> Ring {
     Ring::flags(8, u::IORING_SETUP_R_DISABLED)
 }
 
-/// Makes a disabled ring, registers these restrictions, and enables the ring.
+/// Makes a disabled ring, registers `rules` as its restrictions, and enables the ring.
 fn restricted(t: &mut Transcript, rules: &[Restriction]) -> Ring {
     let ring = disabled();
     t.result("restrict", restrict(&ring, rules));
@@ -57,7 +57,7 @@ fn disabled_ring(t: &mut Transcript) {
     ring.push(nop(1));
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.result("enable", enable(&ring));
-    // The SQE was written while the ring was disabled. This call submits it.
+    // The SQE was written while the ring was disabled. This call submits that SQE.
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.in_order(&ring.reap());
     t.result("enable again", enable(&ring));
@@ -156,7 +156,8 @@ case!(register_opcodes => "
     unknown = -EINVAL
 ");
 
-/// If there are only restrictions for register calls, all SQE opcodes are forbidden.
+/// A ring's only restriction allows an opcode of io_uring_register(2). This forbids all SQE
+/// opcodes.
 fn register_only(t: &mut Transcript) {
     let mut ring = restricted(t, &[rule(REGISTER_OP, reg::FILES as u8)]);
     t.entry(&ring.one(nop(1)));
@@ -175,7 +176,8 @@ fn register_wrong(t: &mut Transcript) {
     t.result("null", ring.register::<u8>(reg::RESTRICTIONS, std::ptr::null(), 1));
     t.result("unmapped", ring.register(reg::RESTRICTIONS, BAD as *const u8, 1));
     t.result("too many", restrict(&ring, &vec![rule(SQE_OP, opcode::NOP); 129]));
-    // The manual says that the reserved fields must be zero. The kernel does not check them.
+    // According to the manual page, the reserved fields must be zero. The kernel does not check
+    // them.
     let reserved = Restriction { resv: 1, resv2: [1; 3], ..rule(SQE_OP, opcode::NOP) };
     t.result("reserved", restrict(&ring, &[reserved]));
     t.result("enable", enable(&ring));
@@ -230,7 +232,8 @@ case!(empty_list_forbids_everything => "
     cqe 1: -EACCES
 ");
 
-/// A disabled ring accepts every registration. Restrictions apply only after the ring is enabled.
+/// Restrictions apply only from the enabling of the ring on. Until then, a ring accepts every
+/// registration.
 fn register_on_disabled(t: &mut Transcript) {
     let mut ring = disabled();
     let file = files::memory_file(b"x");

@@ -1,6 +1,6 @@
-//! The rights of requests: a request has the credentials, root, working directory and namespaces
-//! that its submitting thread has at submission. Each case runs in a forked child that may give all
-//! of these up. The cases need root.
+//! The rights of requests. A request has the credentials, root, working directory and namespaces
+//! that its submitting thread has at the submission. Each case runs in a forked child, because it
+//! may give up some of these. The cases need root.
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -24,7 +24,7 @@ pub(super) const SECRET: &CStr = c"secret";
 const CLOSED: &CStr = c"closed/file";
 const LOCKED: &CStr = c"locked";
 
-/// A directory that any user may enter. Its files are for root alone.
+/// A directory that all users may enter. Only root may open the files in it.
 pub(super) struct Place {
     scratch: Scratch,
     directory: OwnedFd,
@@ -42,7 +42,7 @@ impl Place {
         std::fs::create_dir(scratch.path.join("closed")).expect("a directory");
         scratch.file("closed/file", b"closed");
         allow("closed", 0o700);
-        // No user may open this file without CAP_DAC_OVERRIDE, not even its owner.
+        // Mode 0: even the file's owner may open this file only with CAP_DAC_OVERRIDE.
         scratch.file("locked", b"locked");
         allow("locked", 0);
         allow("", 0o755);
@@ -74,12 +74,14 @@ pub(super) fn describe(entry: &Entry) -> String {
     if entry.res >= 0 { "done".into() } else { crate::names::result(entry.res) }
 }
 
-/// Opens a path by two requests: one inline, one by a worker. Prints both results.
+/// Opens a path by two requests: the submitting call executes the first, and a worker the second.
+/// Prints both results.
 pub(super) fn opens(t: &mut Transcript, ring: &mut Ring, what: &str, directory: i32, path: &CStr) {
     open_both_ways(t, ring, what, open(directory, path, libc::O_RDONLY));
 }
 
-/// Opens a file that only root may open, by requests with a personality.
+/// Opens [`SECRET`], which only root may open, by two requests with the personality `personality`.
+/// Prints both results.
 pub(super) fn opens_as(t: &mut Transcript, ring: &mut Ring, what: &str, place: &Place, personality: u16) {
     open_both_ways(t, ring, what, Sqe { personality, ..open(place.fd(), SECRET, libc::O_RDONLY) });
 }
@@ -99,7 +101,7 @@ pub(super) fn shut(number: i32) {
     }
 }
 
-/// Tries every operation on paths that needs a right, and prints the results.
+/// Tries each operation on paths that needs a right, and prints the results.
 fn tries(t: &mut Transcript, ring: &mut Ring, place: &Place) {
     let fd = place.fd();
     opens(t, ring, "open", fd, SECRET);
@@ -128,8 +130,8 @@ fn tries(t: &mut Transcript, ring: &mut Ring, place: &Place) {
     }
 }
 
-/// Runs a case in a forked child, which may give up its rights. Prints the child's exit status. If
-/// the user is not root, prints only that the case needs root.
+/// Runs `work` in a forked child, because it may give up the process's rights. Prints the child's
+/// exit status. If the user is not root, prints only that the case needs root.
 pub(super) fn alone(t: &mut Transcript, work: impl FnOnce(&mut Transcript)) {
     // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } != 0 {
@@ -150,14 +152,15 @@ fn call(t: &mut Transcript, what: &str, answer: i64) {
     t.say(format_args!("{what}: {}", crate::names::result(answer as i32)));
 }
 
-/// Calls setfsuid(2), which changes the file system user of this thread alone.
+/// Changes the file system user of the calling thread alone, by setfsuid(2).
 pub(super) fn set_file_system_user(user: u32) {
     // SAFETY: the call touches no memory.
     unsafe { libc::syscall(libc::SYS_setfsuid, user) };
 }
 
 fn drop_capabilities(t: &mut Transcript) {
-    // Version 3 of capset(2)'s header, for the calling thread. All capability sets are empty.
+    // The header of capset(2): version 3, and 0 for the calling thread. All capability sets are
+    // empty.
     let header = [0x2008_0522u32, 0];
     let sets = [0u32; 6];
     // SAFETY: both structures have the layout of capset(2).
@@ -186,8 +189,8 @@ case!(capabilities => "
     exit 0
 ");
 
-/// libc's setresuid changes the user in all threads. Requests of a thread that used a ring before
-/// have the new user, too.
+/// libc's setresuid(2) changes the user of all threads of the process. This includes the requests
+/// of a thread that has used a ring before.
 fn user_of_the_process(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -214,7 +217,8 @@ fn user_of_the_process(t: &mut Transcript) {
 }
 case!(user_of_the_process => include_str!("rights/user_of_the_process.txt"));
 
-/// The raw setresuid(2) changes the user of the calling thread alone.
+/// The raw system call setresuid(2) changes the user of the calling thread only, which here is the
+/// process's only thread.
 fn user_of_the_only_thread(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -227,8 +231,8 @@ fn user_of_the_only_thread(t: &mut Transcript) {
 }
 case!(user_of_the_only_thread => include_str!("rights/user_of_the_only_thread.txt"));
 
-/// A thread changes its file system user back and forth, as servers do for their clients. Each
-/// request has the user of its submission.
+/// A thread changes its file system user back and forth, as file servers do for their clients. Each
+/// request has the user that the thread had at the submission.
 fn file_system_user(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -253,17 +257,18 @@ case!(file_system_user => "
     exit 0
 ");
 
-/// Applies to this thread a Landlock ruleset that forbids all file accesses.
+/// Restricts this thread by a Landlock ruleset that forbids all file accesses. Prints the result.
 fn restrict(t: &mut Transcript) {
     call(t, "restrict", restrict_by_landlock());
 }
 
-/// Applies a Landlock ruleset to this thread. Returns the result of landlock_restrict_self(2).
+/// Restricts this thread by a Landlock ruleset that forbids all file accesses. Returns the result
+/// of landlock_restrict_self(2).
 pub(super) fn restrict_by_landlock() -> i64 {
-    // The first version of struct landlock_ruleset_attr has one word: the file accesses that the
-    // ruleset handles, here all.
+    // The one word of the first version of struct landlock_ruleset_attr: the set of file accesses
+    // that the ruleset forbids. Here it contains all accesses.
     let handled = 0x1fffu64;
-    // SAFETY: the kernel only reads the ruleset. The numbers are those of
+    // SAFETY: the kernel only reads the ruleset. The arguments are those of
     // landlock_create_ruleset(2) and landlock_restrict_self(2).
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
@@ -283,8 +288,8 @@ fn landlock(t: &mut Transcript) {
 }
 case!(landlock => include_str!("rights/landlock.txt"));
 
-/// Two threads submit to one ring, and one of them has given up its rights. Each request has its
-/// submitter's rights.
+/// Two threads submit to one ring, and one of them has given up its rights. Each request has the
+/// rights of the thread that has submitted it.
 fn thread_of_its_own(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -327,7 +332,7 @@ case!(thread_of_its_own => "
     exit 0
 ");
 
-/// A new thread inherits the rights of the thread that made it.
+/// A new thread inherits the rights of the thread that creates it.
 fn thread_inherits(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -354,8 +359,8 @@ case!(thread_inherits => "
     exit 0
 ");
 
-/// A linked request runs with the rights that its submitting thread has when the request starts.
-/// The thread's rights at submission do not matter.
+/// A thread submits a request behind a timeout and then gives up its rights. When the linked
+/// request starts, it has the thread's rights at that moment, not those at the submission.
 fn behind_a_timeout(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -384,8 +389,9 @@ pub(super) fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
     ring.reap()
 }
 
-/// A linked request has the rights of the thread that submitted it, even if another thread with
-/// more rights is in enter when the request starts.
+/// A thread without rights submits a linked request. When the request starts, another thread with
+/// more rights may be in io_uring_enter(2). The request still has the rights of its submitting
+/// thread.
 fn behind_a_timeout_of_a_thread(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -421,7 +427,8 @@ case!(behind_a_timeout_of_a_thread => "
     exit 0
 ");
 
-/// The SQ thread has the credentials that the ring's creator had at setup.
+/// The SQ thread has the credentials of the thread that made the ring, as they were at
+/// io_uring_setup(2).
 fn sq_thread(t: &mut Transcript) {
     let place = Place::new();
     let polled = || {
@@ -457,7 +464,8 @@ case!(sq_thread => "
     exit 0
 ");
 
-/// Prints the user that the peer of a unix socket sees (SO_PEERCRED) after CONNECT.
+/// Prints the user that the listening side of a unix socket sees (SO_PEERCRED) after a CONNECT
+/// request.
 fn connection(t: &mut Transcript) {
     let place = Place::new();
     let path = place.scratch.path_of("socket");

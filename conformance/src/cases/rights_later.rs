@@ -1,5 +1,5 @@
-//! Rights that change between a request's submission and its completion, in the submitting thread
-//! or in another thread. Each case runs in a forked child and needs root.
+//! Rights change between the submission and the completion of a request: those of its submitting
+//! thread, or those of another thread. Each case runs in a forked child and needs root.
 
 use std::os::fd::AsRawFd;
 
@@ -25,8 +25,9 @@ fn say_last(t: &mut Transcript, what: &str, seen: &[Entry]) {
     t.say(format_args!("{what}: {}", last.map_or("nothing".into(), rights::describe)));
 }
 
-/// Submits 300 opens by workers as user `first`, then changes to user `then`. Prints how many
-/// succeed. Each open needs a worker of its own, because no worker outlives a change of rights.
+/// Submits 300 opens, one after another, as user `first`, and changes to user `then` before each
+/// completes. A worker executes each open. Prints how many succeed. Each open needs a new worker,
+/// because a change of rights ends the workers.
 fn opens_before_a_change(t: &mut Transcript, place: &Place, first: u32, then: u32) {
     let mut ring = Ring::new(8);
     let mut opened = 0;
@@ -60,22 +61,22 @@ case!(lowered_after_submission => "
     exit 0
 ");
 
-/// A worker has carried out a request with a personality. The next request does not get the
-/// personality's rights.
+/// A worker executes a request with a personality. The request that is linked to it has no
+/// personality, and so does not get the personality's rights.
 fn behind_a_worker_of_a_personality(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
         let fifo = Fifo::new();
         let (reader, writer) = files::pipe();
-        // Another process, whose rights do not change, opens the FIFO's other end so that the open
-        // continues.
+        // The helper opens the other end of the FIFO, so that the open of the FIFO completes. It is
+        // a process of its own, so its rights do not change.
         let helper = process::start(|| {
             let mut byte = [0u8; 1];
-            // SAFETY: the byte is a variable of this function.
+            // SAFETY: the buffer is one byte, a variable of this function.
             unsafe { libc::read(reader.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
             let _held = fifo.release();
-            // SAFETY: the byte is a variable of this function. The read returns when the case
-            // closes its end.
+            // SAFETY: the buffer is one byte, a variable of this function. The read returns when
+            // the case writes a second byte.
             unsafe { libc::read(reader.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
             0
         });
@@ -100,7 +101,7 @@ case!(behind_a_worker_of_a_personality => "
 ");
 
 /// A request with a personality keeps the personality's credentials, even if the rights of its
-/// thread change.
+/// submitting thread change.
 fn of_a_personality(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -130,8 +131,8 @@ case!(of_a_personality => "
     exit 0
 ");
 
-/// As `user`, submits `open` linked behind a read, while all threads have equal rights. Then
-/// another thread changes its own rights by `change` and completes the read.
+/// Submits a read, and `open` linked to it, as the user `user`. At that moment all threads have
+/// equal rights. Then another thread changes its own rights by `change` and completes the read.
 fn opens_behind_a_change(t: &mut Transcript, user: u32, open: Sqe, change: fn()) {
     for flags in [0, sqe_flags::ASYNC] {
         rights::alone(t, |t| {
@@ -159,8 +160,8 @@ fn opens_behind_a_change(t: &mut Transcript, user: u32, open: Sqe, change: fn())
         });
     }
 }
-/// An open is linked behind a read. Another thread gets more rights, and then completes the read.
-/// The open still has its submitter's rights.
+/// An open is linked to a read. Another thread gets more rights and then completes the read. The
+/// open nevertheless has the rights of its submitting thread.
 fn another_thread_raises_itself(t: &mut Transcript) {
     let place = Place::new();
     opens_behind_a_change(t, NOBODY, open_secret(&place, 2), || set_effective_user(0));
@@ -172,8 +173,8 @@ case!(another_thread_raises_itself => "
     exit 0
 ");
 
-/// An open is linked behind a read, in a process with effective capabilities. Another thread gives
-/// up its rights, and then completes the read. On the kernel the open still succeeds.
+/// An open is linked to a read, and the process has effective capabilities. Another thread gives up
+/// its rights and then completes the read. On the kernel the open succeeds nevertheless.
 fn another_thread_changes_beside_capabilities(t: &mut Transcript) {
     let place = Place::new();
     opens_behind_a_change(t, 0, open_secret(&place, 2), || set_effective_user(NOBODY));
@@ -190,9 +191,9 @@ case!(another_thread_changes_beside_capabilities => "
     exit 0
 ", because "no thread keeps capabilities that a thread of the program has given up");
 
-/// An open is linked behind a read, in a process without effective capabilities. Another thread
-/// restricts itself by Landlock, and then completes the read. On the kernel the open still
-/// succeeds.
+/// An open is linked to a read, and the process has no effective capabilities. Another thread
+/// restricts itself by Landlock and then completes the read. On the kernel the open succeeds
+/// nevertheless.
 fn another_thread_restricts_itself(t: &mut Transcript) {
     let place = Place::new();
     let open = Sqe { user_data: 2, ..rights::open(place.fd(), c".", libc::O_RDONLY) };
@@ -210,8 +211,8 @@ case!(another_thread_restricts_itself => "
     exit 0
 ", because "no thread keeps access that a thread of the program has given up");
 
-/// Calls setresuid(2) for this thread alone. The thread has effective capabilities only while its
-/// effective user is 0.
+/// Changes the effective user of this thread alone, by setresuid(2). The thread has effective
+/// capabilities only while its effective user is 0.
 fn set_effective_user(user: u32) {
     // SAFETY: the call touches no memory.
     unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
@@ -231,7 +232,7 @@ fn kept_capabilities(t: &mut Transcript) {
         rights::opens(t, &mut ring, "with none in force", place.fd(), SECRET);
         let header = [0x2008_0522u32, 0];
         let mut sets = [[0u32; 3]; 2];
-        // SAFETY: both structures have the layout of capget(2) and capset(2).
+        // SAFETY: both structures have the layouts that capget(2) and capset(2) require.
         unsafe {
             libc::syscall(libc::SYS_capget, &raw const header, &raw mut sets);
             sets.iter_mut().for_each(|half| half[0] = half[1]);
@@ -250,8 +251,8 @@ case!(kept_capabilities => "
     exit 0
 ");
 
-/// A new thread gets the id of a thread that has ended. Its requests do not have the ended thread's
-/// rights.
+/// A new thread gets the thread id of a thread that has ended. The requests of the new thread do
+/// not have the rights of the ended thread.
 fn thread_with_the_id_of_another(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -268,8 +269,8 @@ fn thread_with_the_id_of_another(t: &mut Transcript) {
             };
             scope.spawn(work).join().expect("no panic")
         });
-        // The threads that the case starts below inherit the rights of the main thread, which gives
-        // its rights up here.
+        // The main thread gives up its rights. The threads that the case starts from here on
+        // inherit its rights.
         rights::set_file_system_user(NOBODY);
         let said = std::sync::atomic::AtomicBool::new(false);
         for _ in 0..2000 {
@@ -298,7 +299,8 @@ case!(thread_with_the_id_of_another => "
     exit 0
 ");
 
-/// Binds a datagram socket to a path with these permissions. Returns the socket and its address.
+/// Binds a datagram socket to the path `name` with the permissions `mode`. Returns the socket and
+/// its address.
 fn receiver(place: &Place, name: &str, mode: u32) -> (std::os::unix::net::UnixDatagram, libc::sockaddr_un) {
     use std::os::unix::fs::PermissionsExt;
     let path = place.path(name);
@@ -313,13 +315,13 @@ fn receiver(place: &Place, name: &str, mode: u32) -> (std::os::unix::net::UnixDa
 }
 
 fn addressed(sqe: Sqe, address: &libc::sockaddr_un) -> Sqe {
-    // SEND takes the address in `addr2`, another name of `off`, and the address's length in the
-    // lower half of `file_index`.
+    // A SEND has the target's address in the field `addr2`, which is another name of `off`. The
+    // length of the address is in the lower half of `file_index`.
     Sqe { off: &raw const *address as u64, file_index: size_of::<libc::sockaddr_un>() as u32, ..sqe }
 }
 
-/// A thread without rights sends a message to a path that only root may send to. `make_ready`,
-/// called by a thread with root's rights, lets the request continue.
+/// A thread without rights submits a message to a path to which only root may send, and the request
+/// waits. A thread with root's rights then calls `make_ready`, which lets the request go on.
 fn sends_later(
     t: &mut Transcript,
     ring: &mut Ring,
@@ -348,12 +350,12 @@ fn send_polled_for_first(t: &mut Transcript) {
     rights::alone(t, |t| {
         let socket = files::socket(libc::AF_UNIX, libc::SOCK_DGRAM);
         let (_target, address) = receiver(&place, "target", 0o600);
-        // The sender's buffer is full of data that another socket has not received yet, so the send
-        // waits.
+        // Fills the sender's buffer with datagrams for a second receiver, which does not receive
+        // them yet. So the SEND waits.
         let (other, filler) = receiver(&place, "other", 0o666);
         files::set_nonblocking(&socket, true);
         let fill = || {
-            // SAFETY: the bytes and the address live through the call.
+            // SAFETY: the bytes and the address live until sendto(2) returns.
             unsafe {
                 let (bytes, length) = ([0u8; 16384], size_of::<libc::sockaddr_un>() as u32);
                 libc::sendto(
@@ -412,9 +414,9 @@ case!(send_of_a_selected_buffer => "
     exit 0
 ");
 
-/// While the ring always has a waiting request, a thread changes its rights back and forth. Each of
-/// its requests has the rights that the thread had at the submission. At the end the process has no
-/// more threads than usual.
+/// A thread changes its rights back and forth, while the ring always has a waiting request. Each
+/// request of the thread has the rights that the thread had at the submission. At the end, the
+/// process must not have kept a thread for each change.
 fn changes_while_requests_wait(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -452,13 +454,13 @@ case!(changes_while_requests_wait => "
     exit 0
 ");
 
-/// Children are forked while another thread changes its rights again and again. Each child can open
-/// the file.
+/// Children are forked while another thread changes its rights again and again. Each child has
+/// root's rights, so it can open the file.
 fn forked_during_a_change(t: &mut Transcript) {
     const CHILDREN: u32 = 300;
     let place = Place::new();
     rights::alone(t, |t| {
-        // Because of this ring, usring's threads follow each change of rights.
+        // The process has a ring, so usring's threads follow each change of rights.
         let ring = Ring::new(8);
         let is_over = std::sync::atomic::AtomicBool::new(false);
         let opens = || {
@@ -484,13 +486,13 @@ case!(forked_during_a_change => "
     exit 0
 ");
 
-/// A child of a raw fork(2) starts a thread, and then makes its first ring. The thread changes its
-/// file system user. The thread's requests on that ring have the changed user.
+/// A child of a raw fork(2) starts a thread before it makes its first ring. That thread changes its
+/// file system user. Its requests on the ring have the changed user.
 fn thread_of_a_child_before_its_first_ring(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
         let ring = Ring::new(8);
-        // SAFETY: the child has only this thread and continues with it.
+        // SAFETY: the child has only the calling thread, and goes on with it.
         let child = unsafe { libc::syscall(libc::SYS_fork) } as i32;
         if child != 0 {
             t.say(process::ending(child));

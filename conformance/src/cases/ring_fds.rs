@@ -1,4 +1,5 @@
-//! Registered ring descriptors: calls name a ring by its index in a table of the thread.
+//! Registered ring descriptors: a thread has a table of rings, and its calls name a ring by an
+//! index in that table.
 
 use std::os::fd::AsRawFd;
 
@@ -30,7 +31,7 @@ fn unregister_at(ring: &Ring, index: u32) -> i32 {
     ring.register(reg::UNREGISTER_RING_FDS, &raw const gone, 1)
 }
 
-/// Submits a NOP by an enter that names the ring by `index`.
+/// Submits a NOP by an io_uring_enter(2) that names the ring by the index `index`.
 fn nop_at(t: &mut Transcript, ring: &mut Ring, index: u32) {
     ring.push(nop(7));
     ring.forget_pending();
@@ -177,7 +178,8 @@ case!(unregister => "
     cqe 7: 0
 ");
 
-/// The registered index keeps the ring alive after its descriptor has been closed.
+/// The program closes the ring's descriptor. The entry in the thread's table of registered rings
+/// keeps the ring alive.
 fn closed_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let mut entries = [entry(ANY, ring.fd)];
@@ -194,7 +196,8 @@ case!(closed_descriptor => "
     enter by the number = -EBADF
 ");
 
-/// The table of registered rings belongs to a thread: another thread cannot use the index.
+/// Each thread has its own table of registered rings. So a thread cannot use an index of another
+/// thread's table.
 fn other_thread(t: &mut Transcript) {
     let ring = Ring::new(8);
     let mut entries = [entry(ANY, ring.fd)];
@@ -225,7 +228,7 @@ fn register_by_index(t: &mut Transcript) {
     t.result("bad index", syscalls::register(9, reg::UNREGISTER_FILES | by, none, 0));
     t.result("index -1", syscalls::register(-1, reg::UNREGISTER_FILES | by, none, 0));
     t.result("unregister by index", syscalls::register(index, reg::UNREGISTER_FILES | by, none, 0));
-    // A call by the index may unregister that index.
+    // The call names the ring by an index, and unregisters that index.
     let gone = entry(index as u32, 0);
     let argument = (&raw const gone).cast();
     t.result("give up", syscalls::register(index, reg::UNREGISTER_RING_FDS | by, argument, 1));
@@ -242,7 +245,7 @@ case!(register_by_index => "
     unknown opcode by index = -EINVAL
 ");
 
-/// A call on one ring can register the descriptor of another ring.
+/// A call on one ring can register the descriptor of a second ring.
 fn another_ring(t: &mut Transcript) {
     let (first, mut second) = (Ring::new(4), Ring::new(4));
     let mut entries = [entry(2, second.fd)];
@@ -260,7 +263,7 @@ case!(another_ring => "
     cqe 7: 0
 ");
 
-/// A forked child starts with an empty table of registered rings.
+/// In a forked child, the table of registered rings is empty.
 fn in_child(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut entries = [entry(ANY, ring.fd)];

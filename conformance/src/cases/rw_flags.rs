@@ -1,4 +1,4 @@
-//! The flags RWF_* of a read or write request.
+//! The flags RWF_* of read and write requests.
 
 use std::os::fd::AsRawFd;
 
@@ -71,7 +71,7 @@ case!(no_append => "
     axyd
 ");
 
-/// With RWF_NOWAIT a read of an empty pipe or socket gets -EAGAIN instead of waiting.
+/// A read with RWF_NOWAIT from an empty pipe or socket gets -EAGAIN instead of waiting.
 fn nowait_on_empty(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 4];
@@ -99,7 +99,8 @@ fn nowait_with_data(t: &mut Transcript) {
     files::put(&writer, b"ab");
     t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 1).op_flags(NOWAIT)));
     t.entry(&ring.one(write(writer.as_raw_fd(), b"cd", 0, 2).op_flags(NOWAIT)));
-    // A memfd's pages are always in memory, but its file system refuses RWF_NOWAIT.
+    // The file system of a memfd refuses RWF_NOWAIT, although the pages of a memfd are always in
+    // memory.
     let file = files::memory_file(b"0123456789");
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 3).op_flags(NOWAIT)));
 }
@@ -109,8 +110,8 @@ case!(nowait_with_data => "
     cqe 3: -EOPNOTSUPP
 ");
 
-/// A memfd's file system refuses RWF_NOWAIT. Requests without the flag must succeed, even if the
-/// kernel or usring first tries without waiting.
+/// The file system of a memfd refuses RWF_NOWAIT. The kernel and usring may use that flag for a
+/// first attempt. Requests without the flag must succeed nevertheless.
 fn nowait_refused_by_file_system(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 4];
@@ -185,7 +186,7 @@ fn not_on_this_file(t: &mut Transcript) {
         t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 1).op_flags(flags)));
         t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 2).op_flags(flags)));
     }
-    // A pipe accepts DSYNC, SYNC and APPEND, which have no effect.
+    // A pipe accepts the flags DSYNC, SYNC and APPEND, although they have no effect on it.
     for flags in [DSYNC, SYNC, APPEND] {
         t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 3).op_flags(flags)));
     }
@@ -233,7 +234,7 @@ case!(priority => "
     cqe 2: -EINVAL
 ");
 
-/// A flag that the file does not support is refused even if the file is empty.
+/// A request with a flag that the file does not support is refused, even if the file is empty.
 fn on_empty_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 8];

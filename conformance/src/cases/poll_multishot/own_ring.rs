@@ -162,8 +162,8 @@ case!(ring_with_completions => "
     0 come
 ", because "older completions of a ring cannot be distinguished from new ones");
 
-/// A multishot polls an epoll set that first reports a pipe, which does not end the poll, and then
-/// a ring.
+/// A multishot polls an epoll set that contains a pipe and another ring. Readiness of the pipe does
+/// not end the poll. Readiness of the ring ends it.
 fn set_with_another_ring(t: &mut Transcript) {
     let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
     let (reader, writer) = files::pipe();
@@ -191,7 +191,8 @@ case!(set_with_another_ring => "
     0 come
 ");
 
-/// A multishot polls an epoll set that watches the eventfd of the poll's own ring.
+/// A multishot polls an epoll set that contains the eventfd that is registered with the poll's own
+/// ring.
 fn set_with_own_eventfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);

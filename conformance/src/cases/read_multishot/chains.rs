@@ -1,5 +1,6 @@
-//! Chains beside a multishot READ whose pipe has more data than one buffer holds. The multishot's
-//! second read and the chains' second requests happen in the order in which they became due.
+//! Chains in the batch of a multishot READ. The pipe has more data than one buffer can take. The
+//! multishot's second read and the second requests of the chains run in the order in which they
+//! became due.
 
 use super::{multishot, ring_of};
 use crate::buffers::SIZE;
@@ -10,9 +11,9 @@ use crate::sqe::{CURRENT, Change, nop, write};
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 
-/// Submits a multishot READ of 20 bytes (user_data 1), with `before` chains before it and `behind`
-/// chains behind it. A chain is a NOP and a WRITE of 8 bytes to the same pipe. Prints the first
-/// `completions` CQEs.
+/// Submits a multishot READ (user_data 1) of a pipe with 20 bytes. The batch also has `before`
+/// chains before the multishot and `behind` chains behind it. A chain is a NOP and a WRITE of 8
+/// bytes to that pipe. Prints the first `completions` CQEs.
 fn beside_chains(t: &mut Transcript, before: u64, behind: u64, completions: usize) {
     for flags in ring::BOTH {
         let memory = Pages::new(1);

@@ -1,4 +1,5 @@
-//! A multishot READ whose submitter does not wait for completions: another thread drives the ring.
+//! A multishot READ whose submitting thread does not wait for completions. So another thread has to
+//! drive the ring: one of usring's, or the SQ thread.
 
 use super::{GROUP, multishot};
 use crate::buffers::group_of;
@@ -9,7 +10,8 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 
-/// All data arrives although the submitting thread makes no call on the ring after the submission.
+/// After the submission, the submitting thread makes no call on the ring. All data arrives
+/// nevertheless.
 fn without_entering(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::with(16, |params| {

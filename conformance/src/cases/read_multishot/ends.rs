@@ -42,7 +42,8 @@ case!(end_of_file_at_once => "
     cqe 1: 0
 ");
 
-/// A multishot on a group without buffers gets -ENOBUFS at once, although the pipe has no data.
+/// A multishot selects from a group without buffers. It gets -ENOBUFS at once: it does not wait for
+/// data in the pipe.
 fn no_buffers(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 0, 0);
@@ -134,7 +135,7 @@ case!(cancelled_by_file => "
     cqe 9: 2
 ");
 
-/// The completion that finds the CQ full ends the multishot, and no data is lost.
+/// A multishot ends with the CQE for which the CQ has no room. No data is lost.
 fn overflow(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::with(4, |params| {
@@ -149,7 +150,7 @@ fn overflow(t: &mut Transcript) {
     ring.submit();
     for sent in 1..=7 {
         files::put(&writer, b"x");
-        // Waits for each byte's completion before the next write.
+        // Waits for the CQE of this byte before the next write.
         crate::time::until(|| {
             ring.enter(0, 0, 0);
             ring.ready() == sent || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0
@@ -172,7 +173,7 @@ case!(overflow => "
     2 bytes left
 ");
 
-/// A link timeout limits the multishot's whole life, even if data has arrived.
+/// A link timeout limits the whole life of a multishot. Data that arrives does not extend it.
 fn bounded(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);
@@ -205,7 +206,8 @@ fn descriptor_closes(t: &mut Transcript) {
     ring.push(cancel(1, 0, 2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // Only the request held the file open, so the request's end has closed the file.
+    // Only the request kept the reading end open. The request has ended, so a write to the pipe
+    // fails.
     // SAFETY: the call installs no handler and touches no memory.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let gone = crate::time::until(|| files::put(&writer, b"x") < 0);

@@ -1,5 +1,5 @@
-//! Errors that end a multishot READ. The failed read may have consumed the data or the socket's
-//! error, so that the file is not readable any more. The multishot ends nevertheless.
+//! Errors that end a multishot READ. The failed read may have consumed the data, or the pending
+//! error of the socket. The file is then no longer readable, but the multishot ends nevertheless.
 
 use super::super::receive_multishot;
 use super::{multishot, ring_of};
@@ -13,8 +13,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Returns, with a name, the two ends of each kind of file: bytes written to the second can be read
-/// from the first.
+/// Returns a name and two ends for each kind of file. Bytes that are written to the second end can
+/// be read from the first.
 fn ends() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
     let counter = files::eventfd(0);
     let same = counter.try_clone().expect("a duplicate");
@@ -31,7 +31,8 @@ fn ends() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
     ]
 }
 
-/// For each kind of file, prints how a multishot ends if its second buffer is at `address`.
+/// The second buffer of a multishot is at `address`. Prints, for each kind of file, how the
+/// multishot ends.
 fn second_buffer_at(t: &mut Transcript, address: u64) {
     for (name, reader, writer) in ends() {
         let memory = Pages::new(1);
@@ -58,8 +59,8 @@ fn buffer_is_the_kernels(t: &mut Transcript) {
 }
 case!(buffer_is_the_kernels => include_str!("buffer_is_the_kernels.txt"));
 
-/// Nothing listens at the address that a UDP socket is connected to: a datagram that it sends
-/// makes an error, which the next read takes.
+/// A UDP socket sends a datagram to an address at which no socket is. The answer is an error on the
+/// sending socket, and the next read gets it.
 fn datagram_is_refused(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);
@@ -82,7 +83,7 @@ case!(datagram_is_refused => "
 ");
 
 /// A multishot names a descriptor that is not open. It gets -EBADF, even if it waits behind a drain
-/// or a link, or is left to a worker.
+/// or a link, or a worker executes it.
 fn no_file_behind_others(t: &mut Transcript) {
     for flag in [sqe_flags::IO_DRAIN, sqe_flags::IO_HARDLINK, sqe_flags::ASYNC] {
         for opcode in [opcode::READ_MULTISHOT, opcode::RECV, opcode::ACCEPT] {

@@ -11,7 +11,7 @@ use usring_uapi::io_uring as u;
 
 const ROUNDS: u32 = 200;
 
-/// Deferred task work that is queued makes the ring's descriptor readable, before any CQE is
+/// Queued deferred task work makes the ring's descriptor readable, although its CQE is not yet
 /// posted.
 fn deferred(t: &mut Transcript) {
     let flags = ring::DEFER;
@@ -36,7 +36,7 @@ case!(deferred => "
     0 -
 ");
 
-/// poll(2) with a timeout of 0 also reports deferred task work.
+/// poll(2) with a timeout of 0 reports queued deferred task work, too.
 fn deferred_seen_without_waiting(t: &mut Transcript) {
     let mut ring = Ring::flags(8, ring::DEFER);
     let (reader, writer) = files::pipe();
@@ -47,7 +47,7 @@ fn deferred_seen_without_waiting(t: &mut Transcript) {
         t.say(poll_once(ring.fd, IN, 0));
         files::put(&writer, b"x");
         t.say(format_args!("seen {}", crate::time::until(|| poll_once(ring.fd, IN, 0).starts_with('1'))));
-        // The descriptor stays readable until the ring's owner enters.
+        // The descriptor stays readable until the ring's owner calls io_uring_enter(2).
         let seen = (0..100).filter(|_| poll_once(ring.fd, IN, 0).starts_with('1')).count();
         t.say(format_args!("readable {seen} of 100 times"));
         t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
@@ -81,9 +81,10 @@ case!(deferred_seen_without_waiting => "
     Ok(1)
 ");
 
-/// Another thread polls the ring's descriptor for the first time, just when the owner returns from
-/// enter. Task work that is queued later must make the descriptor readable. (Linux 6.18 does not
-/// wake a thread that already sleeps in poll.)
+/// Another thread polls the ring's descriptor for the first time, at the moment when the owner
+/// returns from io_uring_enter(2). Task work that is queued later must make the descriptor
+/// readable. The case polls without sleeping, because Linux 6.18 does not wake a thread that
+/// already sleeps in poll(2).
 fn deferred_polled_as_it_is_left(t: &mut Transcript) {
     let mut signalled = 0;
     for round in 0..ROUNDS {

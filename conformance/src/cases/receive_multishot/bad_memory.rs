@@ -1,4 +1,5 @@
-//! Receives into provided buffers of which one is at an address without memory.
+//! Receives into provided buffers. One of these buffers is at an address at which no memory is
+//! mapped.
 
 use super::{GROUP, MANY, multishot};
 use crate::buffers::group_of;
@@ -13,7 +14,7 @@ use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 const BUNDLE: u16 = u::IORING_RECVSEND_BUNDLE as u16;
 
-/// Returns, with a name, two connected sockets of each kind.
+/// Returns a name and two connected sockets for each kind of socket.
 fn pairs() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
     let of = |name, (reader, writer)| (name, reader, writer);
     let (server, client, _) = files::udp();
@@ -26,9 +27,9 @@ fn pairs() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
     ]
 }
 
-/// Receives 24 bytes twice. The first buffer has 24 bytes, the second is 32 bytes at an address
-/// without memory, and the third has 32 bytes. If `is_there`, all bytes are there before the
-/// request.
+/// Sends 24 bytes twice. The first buffer has 24 bytes, the second has 32 bytes at an address
+/// without memory, and the third has 32 bytes. `is_there`: all bytes are sent before the
+/// submission.
 fn receive(t: &mut Transcript, request: &dyn Fn(&OwnedFd) -> Sqe, is_there: bool) {
     for (name, reader, writer) in pairs() {
         let memory = Pages::new(1);

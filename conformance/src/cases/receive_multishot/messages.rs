@@ -24,7 +24,8 @@ fn messages(fd: i32, header: &libc::msghdr, user_data: u64) -> Sqe {
     })
 }
 
-/// Prints the header that the kernel wrote before the message's data, and the data.
+/// Prints the data of the message in the buffer `slot`, and the header that the kernel has written
+/// before the data.
 fn show(t: &mut Transcript, group: &mut Group, slot: usize, name: usize, control: usize) {
     let bytes = &group.buffers.bytes()[slot * 64..(slot + 1) * 64];
     let word = |index: usize| u32::from_ne_bytes(bytes[index * 4..][..4].try_into().expect("four bytes"));
@@ -39,7 +40,8 @@ fn show(t: &mut Transcript, group: &mut Group, slot: usize, name: usize, control
     ));
 }
 
-/// Makes a ring and a buffer group with buffers of 64 bytes.
+/// Makes a ring and a buffer group whose buffers have 64 bytes each, so that a message's header
+/// fits.
 fn ring_for_messages(memory: &Pages) -> (Ring, Group) {
     let ring = Ring::new(16);
     let mut group = group_of(&ring, memory, 128, GROUP);

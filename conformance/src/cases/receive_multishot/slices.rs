@@ -1,5 +1,5 @@
-//! How many completions a multishot posts in one wait on a ring that defers task work: 33 for each
-//! entry of the kernel's task work.
+//! How many CQEs a multishot posts in one wait on a ring with deferred task work. Each item of the
+//! kernel's task work posts up to 33 CQEs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::transcript::Transcript;
 
 /// Number of buffers, of two bytes each.
 const BUFFERS: u16 = 120;
-/// Time limit of a wait. Waits that find completions end earlier.
+/// Time limit of a wait. A wait ends earlier if it finds enough CQEs.
 const LIMIT: Duration = Duration::from_millis(50);
 
 struct Connection {
@@ -27,7 +27,8 @@ struct Connection {
     writer: OwnedFd,
 }
 
-/// Makes a ring that defers task work, whose CQ has `entries` entries, and a pair of sockets.
+/// Makes a ring with deferred task work and a CQ of `entries` entries, its buffer group, and a pair
+/// of sockets.
 fn stage(entries: u32) -> Connection {
     stage_with(entries, ring::DEFER)
 }
@@ -58,8 +59,8 @@ impl Connection {
         files::put(&self.writer, &vec![b'x'; 2 * receives]);
     }
 
-    /// Waits `times` times for `count` completions, and prints how many are in the CQ after each
-    /// wait. If `reaps`, removes the completions from the CQ.
+    /// Waits `times` times for `count` CQEs. After each wait, prints how many CQEs are in the CQ,
+    /// and if `reaps` is true, reaps them.
     fn waits(&mut self, t: &mut Transcript, times: u32, count: u32, reaps: bool) {
         for _ in 0..times {
             self.ring.enter_for(0, count, LIMIT);
@@ -196,8 +197,8 @@ case!(slices_of_two_sockets => "
     wait for 40: 0 0
 ");
 
-/// On a ring that does not defer task work, the task work runs when the submission returns. It
-/// posts as many completions as the CQ has room for, also for a bundle with a length.
+/// On a ring without deferred task work, task work runs at the end of the submitting call. It posts
+/// as many CQEs as the CQ has room for. This also holds for a bundle with a length.
 fn slices_at_the_return_of_a_submission(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_COOP_TASKRUN] {
         for (entries, length) in [(256, 0), (64, 0), (256, 2), (64, 2)] {
@@ -243,8 +244,8 @@ case!(slices_at_the_return_of_a_submission => "
     wait for 0: 0
 ");
 
-/// The ready sockets outnumber the events that usring takes from its epoll set at a time. The case
-/// prints only sums for the other sockets: one wait in the kernel runs at most 20 entries of task
+/// More sockets are ready than usring takes events from its epoll set in one call. For all sockets
+/// but the first, the case prints only sums: one wait in the kernel runs at most 20 items of task
 /// work.
 fn slices_beside_many_sockets(t: &mut Transcript) {
     const OTHERS: u64 = 40;
@@ -312,8 +313,8 @@ case!(slices_into_a_small_queue => "
     no cqe
 ");
 
-/// In each wait the multishot posts 33 completions, even if the next request of an earlier chain
-/// starts in that wait. Prints how many CQEs of the multishot each wait finds.
+/// A multishot posts 33 CQEs in each wait. This number does not change when an earlier chain starts
+/// its next request during a wait. Prints how many CQEs of the multishot each wait finds.
 fn slices_beside_a_chain(t: &mut Transcript) {
     let mut stage = stage(256);
     let (reader, writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! Rights of a thread with a working directory, a root or mounts of its own (unshare(2)).
+//! Rights of a thread that has its own working directory, root or mounts, by unshare(2).
 
 use super::{Place, alone, call, describe, open, opens, shut};
 use crate::ring::Ring;
@@ -17,7 +17,7 @@ fn unshare(t: &mut Transcript, what: i32) {
     call(t, "unshare", i64::from(unsafe { libc::unshare(what) }));
 }
 
-/// Creates a file by a path that is relative to the working directory, and prints the file's mode.
+/// Creates a file by a relative path. Prints in which directory the file is, and the file's mode.
 fn makes(t: &mut Transcript, ring: &mut Ring, place: &Place, who: &str) {
     let sqe = open(libc::AT_FDCWD, c"here", libc::O_CREAT | libc::O_WRONLY).with(|sqe| sqe.len = 0o666);
     let entry = ring.one(sqe);
@@ -40,7 +40,8 @@ fn with_two_directories() -> Place {
     place
 }
 
-/// The threads of a process share its working directory and umask, and requests use both.
+/// All threads of a process share a working directory and a umask. A request uses both, even after
+/// another thread has changed them.
 fn shared_directory(t: &mut Transcript) {
     let place = with_two_directories();
     alone(t, |t| {
