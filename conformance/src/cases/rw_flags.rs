@@ -307,7 +307,7 @@ case!(hipri_ends_no_batch => "
     cqe 3: 0
 ");
 
-/// Flags are checked even if the transfer has 0 bytes.
+/// The kernel checks the flags of a request even if the request transfers 0 bytes.
 fn on_zero_bytes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

@@ -25,7 +25,7 @@ fn select_to_send(fd: i32, length: u32, user_data: u64) -> Sqe {
     select(fd, length, user_data).with(|sqe| sqe.opcode = opcode::SEND)
 }
 
-/// A SEND or RECV on a pipe or a device fails and uses up no buffer.
+/// A SEND or RECV on a pipe or a device fails, and uses up none of the group's buffers.
 fn no_socket(t: &mut Transcript) {
     let header: libc::msghdr = crate::memory::zeroed();
     let header_at = &raw const header as u64;
@@ -73,7 +73,8 @@ fn selected_buffer(t: &mut Transcript) {
         }
     }
     t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
-    // A receive on an empty group gets -ENOBUFS at once, whether data is there or not.
+    // The group is empty. A receive that selects from it gets -ENOBUFS at once, whether the file
+    // has data or not.
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 5)));
     let pipe = files::pipe();
     t.entry(&ring.one(select(pipe.0.as_raw_fd(), 0, 6)));
@@ -133,7 +134,8 @@ fn selected_buffer_wait_all(t: &mut Transcript) {
     files::put(&writer, b"defghijk");
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
-    // The receive is cancelled after some bytes: it reports those bytes, and uses up its buffer.
+    // This receive is cancelled after some bytes have arrived. It reports those bytes and uses up
+    // its buffer.
     let _ = files::take(&reader, 100);
     ring.push(select(reader.as_raw_fd(), 8, 3).op_flags(ALL));
     ring.submit();
@@ -214,7 +216,7 @@ case!(send_selected_buffer as send => "
     0123456789abcdefghij
 ");
 
-/// A send holds its buffer while it waits, and uses it up when it fails.
+/// A send that waits keeps its buffer. A send that fails uses up its buffer.
 fn send_selected_buffer_fails(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -287,8 +289,8 @@ case!(first_generation => "
     cqe 9: -EPIPE BUFFER(4)
 ");
 
-/// A receive with length 4 waits, so it returns its buffer of 16 bytes to the group. The next
-/// receive gets all 16 bytes of that buffer.
+/// A receive with length 4 selects a buffer of 16 bytes. It has to wait, so it returns the buffer
+/// to the group. The next receive can use all 16 bytes of that buffer.
 fn returned_whole(t: &mut Transcript) {
     let buffers = Pages::new(1);
     let mut ring = Ring::new(8);
@@ -314,7 +316,8 @@ case!(returned_whole => "
     cqe 4: 16 BUFFER(1)
 ");
 
-/// The receives to test: opcode, message flags, options in `ioprio`, length.
+/// The receives that the cases test. Each entry has an opcode, message flags, options for `ioprio`,
+/// and a length.
 const RECEIVES: &[(u8, i32, u32, u32)] = &[
     (opcode::RECV, 0, 0, 0),
     (opcode::RECV, 0, 0, 4),
@@ -330,8 +333,9 @@ const RECEIVES: &[(u8, i32, u32, u32)] = &[
     (opcode::RECVMSG, libc::MSG_TRUNC, 0, 0),
 ];
 
-/// Makes a receive with a buffer group: "incremental", "ring", or a classic group. Prints the
-/// completions. Then prints the head and the entries of a buffer ring.
+/// Submits a receive `how` from `reader` that selects from a group, and prints its CQEs. `kind` is
+/// "incremental" or "ring" for a buffer ring, or "classic". For a buffer ring, also prints its head
+/// and entries.
 fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: (u8, i32, u32, u32)) {
     let (operation, flags, options, length) = how;
     let mut ring = Ring::new(16);
@@ -370,7 +374,8 @@ fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: 
     }
 }
 
-/// Receives with MSG_TRUNC: messages that are longer than their buffer, and data of streams.
+/// Submits receives with MSG_TRUNC: of messages that are longer than their buffer, and of data from
+/// streams.
 fn truncated_messages(t: &mut Transcript) {
     for kind in ["classic", "ring", "incremental"] {
         for how in RECEIVES {
@@ -393,7 +398,8 @@ fn truncated_messages(t: &mut Transcript) {
 }
 case!(truncated_messages => include_str!("selected_buffer/truncated_messages.txt"));
 
-/// Prints whether the CQE names a buffer at the end of a stream and for an empty message.
+/// Prints whether a CQE names a buffer if no bytes were received: at the end of a stream, and for
+/// an empty message.
 fn nothing_received(t: &mut Transcript) {
     for kind in ["classic", "ring", "incremental"] {
         for how in RECEIVES {
@@ -411,8 +417,8 @@ fn nothing_received(t: &mut Transcript) {
 }
 case!(nothing_received => include_str!("selected_buffer/nothing_received.txt"));
 
-/// While a receive waits, its first attempt limits its length to that of the group's next buffer.
-/// The limit stays if another request takes that buffer meanwhile.
+/// A receive waits. Its first attempt has limited its length to the length of the group's next
+/// buffer. Another request then takes that buffer, but the limit remains.
 fn first_selection_limits(t: &mut Transcript) {
     let header: libc::msghdr = crate::memory::zeroed();
     let multishot = u::IORING_RECV_MULTISHOT;

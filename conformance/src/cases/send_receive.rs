@@ -1,4 +1,4 @@
-//! SEND and RECV: transfers of one buffer on a socket.
+//! SEND and RECV: each transfers one buffer on a socket.
 
 use std::os::fd::AsRawFd;
 
@@ -110,7 +110,7 @@ case!(kinds_of_socket => "
     abcd....
 ");
 
-/// SOCK_NONEMPTY: the socket still has data after the receive.
+/// The CQE of a receive has SOCK_NONEMPTY if the socket has more data.
 fn more_is_there(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for (reader, writer) in [files::sockets(), files::tcp()] {
@@ -302,13 +302,13 @@ fn short_breaks_link(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut bytes = [0; 8];
     files::put(&writer, b"abc");
-    // Without MSG_WAITALL a receive succeeds with any number of bytes, so the request linked to it
-    // starts.
+    // Without MSG_WAITALL, a receive of fewer bytes than requested is a success. So the linked
+    // request starts.
     ring.push(recv(reader.as_raw_fd(), &mut bytes, 1).linked());
     ring.push(nop(2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // The end of the stream is a success, too.
+    // Without MSG_WAITALL, the end of the stream is a success, too.
     drop(writer);
     ring.push(recv(reader.as_raw_fd(), &mut bytes, 3).linked());
     ring.push(nop(4));
@@ -347,15 +347,15 @@ case!(peek => "
     cqe 1: 3
 ");
 
-/// A SEND to a closed peer gets -EPIPE and raises no SIGPIPE.
+/// The peer has closed its socket. A SEND gets -EPIPE and raises no SIGPIPE.
 fn peer_is_gone(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for (reader, writer) in [files::sockets(), files::tcp()] {
         drop(reader);
         for user_data in 1..=2 {
             let entry = ring.one(send(writer.as_raw_fd(), b"x", user_data));
-            // TCP still sends the first segment after the peer's close, so the first SEND's result
-            // is not printed if it succeeds.
+            // After the peer's close, TCP still sends one segment. So the first SEND may succeed,
+            // and the case prints its result only if it fails.
             if user_data == 2 || entry.res < 0 {
                 t.entry(&entry);
             }
@@ -494,7 +494,8 @@ fn descriptor_closes(t: &mut Transcript) {
 }
 case!(descriptor_closes => "cqe 1: 1");
 
-/// Two receives on one socket: each gets one message. (The kernel does not promise which.)
+/// Two receives wait on one socket. Each of two messages goes to one of the receives. The kernel
+/// does not guarantee to which.
 fn two_receive(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets_of(libc::SOCK_SEQPACKET);

@@ -8,8 +8,8 @@ use crate::ring::{Params, Ring};
 use crate::syscalls;
 use crate::transcript::Transcript;
 
-/// Sets a ring up and prints its sizes. The kernel releases the locked memory of a closed ring a
-/// little later, so without root the setup may have to be repeated.
+/// Makes a ring and prints its sizes. Repeats the call after -ENOMEM: without root, a ring needs
+/// locked memory, and the kernel releases that of an earlier ring a little after the close.
 fn try_sizes(t: &mut Transcript, entries: u32, flags: u32, cq_entries: u32) {
     let mut params: Params = zeroed();
     params.flags = flags;
@@ -35,7 +35,7 @@ fn sizes(t: &mut Transcript) {
     for entries in [0, 1, 2, 3, 4, 5, 31, 33, 1000, 32767, 32768, 32769, 65536, u32::MAX] {
         try_sizes(t, entries, 0, 0);
     }
-    // Without CQSIZE the kernel ignores `cq_entries` and overwrites it.
+    // CQSIZE is not set, so the kernel ignores the program's `cq_entries` and overwrites it.
     try_sizes(t, 4, 0, 1000);
 }
 case!(sizes => "
@@ -89,7 +89,7 @@ fn cq_sizes(t: &mut Transcript) {
     for cq_entries in [0, 1, 7, 8, 9, 16, 100, 65535, 65536, 65537, u32::MAX] {
         try_sizes(t, 8, cqsize, cq_entries);
     }
-    // The kernel rounds the sizes of SQ and CQ up before it compares them.
+    // The kernel rounds up both sizes before it checks that the CQ is at least as large as the SQ.
     try_sizes(t, 5, cqsize, 5);
     try_sizes(t, 5, cqsize, 4);
 }
@@ -156,8 +156,8 @@ case!(offsets => "
     cq head 8 tail 12 mask 20 entries 28 overflow 44 cqes 64 flags 40 resv 0 user 0
 ");
 
-/// The feature bits of Linux 6.18 whose requests and calls the cases cover. The other bits
-/// (bundles, integrity attributes) are not printed.
+/// The feature bits of Linux 6.18 that the cases print. Not printed are bits for which there are no
+/// cases: bundles, and integrity attributes.
 const FEATURES: &[(u32, &str)] = &[
     (u::IORING_FEAT_SINGLE_MMAP, "SINGLE_MMAP"),
     (u::IORING_FEAT_NODROP, "NODROP"),
@@ -231,8 +231,8 @@ case!(first_words => "
     sq array [0, 0, 0, 0, 0, 0, 0, 0]
 ");
 
-/// Prints which fields of its parameters io_uring_setup(2) leaves unchanged, and which it
-/// overwrites.
+/// Prints which fields of the parameters io_uring_setup(2) overwrites, and which keep the program's
+/// values.
 fn params_come_back(t: &mut Transcript) {
     let mut params: Params = zeroed();
     params.sq_entries = 99;
@@ -283,8 +283,8 @@ fn bad_pointer(t: &mut Transcript) {
     t.result("params in the kernel's half", syscalls::setup(4, KERNEL_HALF as *mut Params));
     let pages = Pages::new(1);
     pages.protect_last(libc::PROT_READ);
-    // io_uring_setup can read its parameters but not write them back: the kernel makes the ring and
-    // removes it again.
+    // The kernel can read the parameters, but cannot write the results to them. It has already made
+    // the ring, so it removes the ring again.
     t.result("params read-only", syscalls::setup(4, pages.at(0) as *mut Params));
     t.result("params null, entries 0", syscalls::setup(0, std::ptr::null_mut()));
     let pages = Pages::new(2);
@@ -310,7 +310,7 @@ case!(close_on_exec => "FD_CLOEXEC true");
 
 fn no_descriptor_left(t: &mut Transcript) {
     let limit = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
-    // SAFETY: the call reads only `limit`. Descriptors 0 to 2 are in use.
+    // SAFETY: the call reads only `limit`. The process already uses the descriptors 0 to 2.
     t.result("RLIMIT_NOFILE = 3", unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) });
     let mut params: Params = zeroed();
     t.outcome("setup", syscalls::setup(4, &mut params).into());

@@ -1,5 +1,5 @@
-//! The flags of io_uring_setup(2): which are valid alone, which require another, and which exclude
-//! each other.
+//! The flags of io_uring_setup(2). Some are valid alone, some require another flag, and some
+//! exclude another flag.
 
 use usring_uapi::io_uring as u;
 
@@ -38,8 +38,8 @@ fn words(flags: u32) -> String {
     crate::names::bits(flags, &names)
 }
 
-/// Makes a ring with these flags. Prints the result, and whether setup returned the flags
-/// unchanged. Closes the ring.
+/// Makes a ring with `flags` and closes it. Prints the result, and whether io_uring_setup(2) has
+/// returned the flags unchanged.
 fn attempt(t: &mut Transcript, flags: u32) {
     let mut params: Params = zeroed();
     params.flags = flags;
@@ -54,8 +54,8 @@ fn attempt(t: &mut Transcript, flags: u32) {
 }
 
 fn each_alone(t: &mut Transcript) {
-    // Some flags are refused alone: CQSIZE without a size, ATTACH_WQ with descriptor 0, which is no
-    // ring, and NO_MMAP without memory.
+    // Some flags are refused alone. CQSIZE then has no size, NO_MMAP has no memory, and ATTACH_WQ
+    // names descriptor 0, which is no ring.
     for (flag, _) in FLAGS {
         attempt(t, *flag);
     }
@@ -81,7 +81,7 @@ case!(each_alone => "
 ");
 
 fn unknown(t: &mut Transcript) {
-    // Linux 6.18 defines no flag from bit 20 on.
+    // Bits 20 to 31 are no flags of Linux 6.18.
     for bit in 20..32 {
         attempt(t, 1 << bit);
     }

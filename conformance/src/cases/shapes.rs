@@ -1,5 +1,5 @@
-//! Layouts of a ring: wide SQEs and CQEs, no index array, memory of the program, and rings without
-//! a descriptor.
+//! Layouts of rings: wide SQEs and CQEs, an SQ without an index array, rings in the program's
+//! memory, and rings without a descriptor.
 
 use std::os::fd::AsRawFd;
 
@@ -52,7 +52,7 @@ fn wide_sqes(t: &mut Transcript) {
     let file = files::memory_file(b"0123");
     let mut buffer = [0u8; 4];
     for round in 0..3 {
-        // NOP and READ ignore the second half of a wide SQE.
+        // NOP and READ ignore the second half of a wide SQE. So any bytes may be there.
         ring.push_wide(nop(round), &[0xff; 64]);
         ring.push_wide(read(file.as_raw_fd(), &mut buffer, 0, round + 10), &[0xaa; 64]);
         t.result("submit", ring.submit());
@@ -117,8 +117,8 @@ case!(no_array => "
     sq head 9
 ");
 
-/// With NO_SQARRAY, the SQ head modulo the SQ's size is the index of the SQE that the kernel takes
-/// next.
+/// A ring with NO_SQARRAY has no index array. The kernel takes the SQE whose index is the SQ head
+/// modulo the number of SQ entries.
 fn no_array_order(t: &mut Transcript) {
     let mut ring = Ring::flags(2, u::IORING_SETUP_NO_SQARRAY);
     for user_data in 1..=5 {
@@ -139,7 +139,7 @@ case!(no_array_order => "
     cqe 5: 0
 ");
 
-/// The SQ's index array determines the order in which SQEs are taken.
+/// The SQ's index array determines the order in which the kernel takes the SQEs.
 fn array_permutes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for user_data in 0..4 {
@@ -176,7 +176,8 @@ case!(array_repeats => "
     cqe 0: 0
 ");
 
-/// Makes a ring in memory of the program: both queues at `rings`, the SQEs at `sqes`.
+/// Makes a ring in the program's memory (NO_MMAP). Both queues lie at `rings`, and the SQEs lie at
+/// `sqes`.
 fn setup_in(rings: u64, sqes: u64, flags: u32) -> Result<Ring, i32> {
     let mut params: Params = zeroed();
     params.flags = u::IORING_SETUP_NO_MMAP | flags;
@@ -196,8 +197,8 @@ fn own_memory(t: &mut Transcript) {
         t.sorted(&ring.run(&[nop(round * 2), nop(round * 2 + 1)]));
     }
     drop(ring);
-    // After a ring made with NO_MMAP is closed, the program can still write the memory in which the
-    // ring lay.
+    // The ring lay in the program's memory and is closed. The program can still write to that
+    // memory.
     let mut rings = rings;
     rings.bytes()[0] = 1;
     t.say("memory kept");
@@ -256,7 +257,7 @@ case!(own_memory_wrong => "
     rings read-only = -EFAULT
 ");
 
-/// The descriptor of a ring in the program's memory cannot be mapped.
+/// A ring in the program's memory (NO_MMAP) cannot be mapped by mmap(2) of its descriptor.
 fn own_memory_not_mapped(t: &mut Transcript) {
     let (rings, sqes) = (Pages::new(1), Pages::new(1));
     let ring = setup_in(rings.at(0), sqes.at(0), 0).expect("a ring in our own memory");
@@ -270,7 +271,8 @@ case!(own_memory_not_mapped => "
     SQEs = -ENOMEM
 ");
 
-/// With REGISTERED_FD_ONLY, setup returns the index of a registered ring instead of a descriptor.
+/// With REGISTERED_FD_ONLY, io_uring_setup(2) returns no descriptor. It returns the index of a
+/// registered ring instead.
 fn no_descriptor(t: &mut Transcript) {
     let (rings, sqes) = (Pages::new(1), Pages::new(1));
     let flags = u::IORING_SETUP_REGISTERED_FD_ONLY;
@@ -328,13 +330,13 @@ case!(no_descriptor_several => "
     ring 16 = -EBUSY
 ");
 
-/// Prints the opcodes for which an I/O priority in the SQE changes the result. The descriptor is
+/// Submits each opcode with and without an I/O priority, and prints both results. The descriptor is
 /// not open and the addresses are null, so no request has an effect.
 fn priority_of_every_opcode(t: &mut Transcript) {
     const BEST_EFFORT: u16 = 2 << 13 | 4;
     let mut ring = Ring::new(2);
-    // Opcodes left out: usring refuses futexes and RECV_ZC on purpose, and a SEND_ZC posts a second
-    // CQE.
+    // These opcodes are left out. usring refuses futexes and RECV_ZC on purpose, and SEND_ZC and
+    // SENDMSG_ZC post a second CQE.
     let is_left_out = |code: u8| {
         matches!(code, opcode::FUTEX_WAIT..=opcode::FUTEX_WAITV | opcode::RECV_ZC)
             || matches!(code, opcode::SEND_ZC | opcode::SENDMSG_ZC)

@@ -1,4 +1,4 @@
-//! Signals: how they end waits, signal masks, and handlers that use a ring.
+//! Signals: waits that a signal ends, signal masks, and signal handlers that use a ring.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -24,7 +24,7 @@ extern "C" fn count(_signal: i32) {
 }
 
 pub fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
-    // SAFETY: the handler touches only atomics and the ring that the case gives it.
+    // SAFETY: the handler touches only atomics, and the ring that the case has stored for it.
     unsafe {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = handler as *const () as usize;
@@ -33,16 +33,16 @@ pub fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
     }
 }
 
-/// Starts a thread that sends a signal to the calling thread. It sends the signal after
-/// `milliseconds`, or later, when the calling thread sleeps.
+/// Starts a thread that sends `signal` to the calling thread. The new thread sends the signal after
+/// `milliseconds`, but not before the calling thread sleeps.
 fn signal_later(signal: i32, milliseconds: u64) -> std::thread::JoinHandle<()> {
     // SAFETY: the call only returns this thread's id.
     let (target, number) = (unsafe { libc::pthread_self() }, crate::time::this_thread());
     std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(milliseconds));
-        // On a busy machine the calling thread may not have begun to wait yet.
+        // On a busy machine, the calling thread may begin its wait later than expected.
         crate::time::until_asleep(number);
-        // SAFETY: the target thread joins this thread, so it still exists.
+        // SAFETY: the target thread joins this thread, so the target thread still exists.
         unsafe { libc::pthread_kill(target, signal) };
     })
 }
@@ -50,7 +50,7 @@ fn signal_later(signal: i32, milliseconds: u64) -> std::thread::JoinHandle<()> {
 fn set_of(signals: &[i32]) -> libc::sigset_t {
     let mut set = zeroed();
     for signal in signals {
-        // SAFETY: the set is a variable of this function.
+        // SAFETY: the signal set is a variable of this function.
         unsafe { libc::sigaddset(&mut set, *signal) };
     }
     set
@@ -65,7 +65,8 @@ fn handled(t: &mut Transcript) {
     t.say(format_args!("handled {}", HANDLED.swap(0, Ordering::SeqCst)));
 }
 
-/// Waits in enter for a completion. Only a signal ends this wait.
+/// Waits in io_uring_enter(2) for a completion. The callers' rings get none, so only a signal ends
+/// the wait.
 fn wait_for_ever(ring: &Ring) -> i32 {
     ring.enter(0, 1, u::IORING_ENTER_GETEVENTS)
 }
@@ -83,7 +84,8 @@ case!(interrupt_wait => "
     handled 1
 ");
 
-/// A handler with SA_RESTART also ends the wait: enter is not restarted.
+/// A signal whose handler has SA_RESTART also ends the wait. The kernel does not restart
+/// io_uring_enter(2).
 fn interrupt_wait_with_restart(t: &mut Transcript) {
     let ring = Ring::new(4);
     handle(libc::SIGUSR1, count, libc::SA_RESTART);
@@ -97,7 +99,8 @@ case!(interrupt_wait_with_restart => "
     handled 1
 ");
 
-/// Waits in enter for 60 ms, and gets a signal after 20 ms. Returns the result of enter.
+/// Waits in io_uring_enter(2) for 60 ms, and gets `signal` after 20 ms. Returns the result of the
+/// call.
 fn wait_through(ring: &Ring, signal: i32) -> i32 {
     let thread = signal_later(signal, 20);
     let answer = ring.enter_for(0, 1, std::time::Duration::from_millis(60));
@@ -110,7 +113,7 @@ fn ignored_does_not_interrupt(t: &mut Transcript) {
     // SAFETY: the call changes only this process's signal disposition.
     unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
     t.result("wait", wait_through(&ring, libc::SIGUSR1));
-    // SIGCHLD is ignored by default, so it does not end the wait.
+    // The default action of SIGCHLD is to ignore it, so it does not end the wait.
     t.result("wait", wait_through(&ring, libc::SIGCHLD));
 }
 case!(ignored_does_not_interrupt => "
@@ -133,7 +136,8 @@ case!(blocked_does_not_interrupt => "
     handled 1
 ");
 
-/// If SQEs were submitted, the result of an interrupted call is their number, not -EINTR.
+/// A call submits SQEs, and a signal interrupts its wait. The result is the number of submitted
+/// SQEs, not -EINTR.
 fn submitted_before_interrupt(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -154,7 +158,7 @@ fn completion_and_signal(t: &mut Transcript) {
     handle(libc::SIGUSR1, count, 0);
     ring.push(nop(1));
     ring.submit();
-    // SAFETY: the signal goes to this thread and is handled before raise returns.
+    // SAFETY: the signal goes to this thread. Its handler has run when raise(3) returns.
     unsafe { libc::raise(libc::SIGUSR1) };
     t.result("wait, one is there", wait_for_ever(&ring));
     handled(t);
@@ -166,14 +170,14 @@ case!(completion_and_signal => "
     cqe 1: 0
 ");
 
-/// Submits a NOP to the ring that the interrupted thread is using.
+/// Signal handler that submits a NOP to the ring on which the interrupted thread waits.
 extern "C" fn submit_in_handler(_signal: i32) {
     let ring = THE_RING.load(Ordering::SeqCst);
     if ring.is_null() {
         return;
     }
-    // SAFETY: while the signal can arrive, the case uses only the ring's number. So no other
-    // reference to the ring is in use.
+    // SAFETY: while the signal can arrive, the case itself uses only the ring's descriptor number.
+    // So no other reference to the `Ring` object is in use.
     let ring = unsafe { &mut *ring };
     ring.push(nop(1000));
     ANSWER.store(ring.submit(), Ordering::SeqCst);
@@ -187,7 +191,7 @@ fn handler_enters_same_ring(t: &mut Transcript) {
     let thread = signal_later(libc::SIGUSR1, 20);
     let fd = ring.fd;
     let answer = syscalls::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
-    // The wait ends by the signal or by the CQE of the handler's own NOP.
+    // Either the signal ends the wait (-EINTR), or the CQE of the handler's NOP does (0).
     t.say(format_args!("-EINTR or 0: {}", [0, -libc::EINTR].contains(&answer)));
     let _ = thread.join();
     t.result("the handler's submit", ANSWER.load(Ordering::SeqCst));
@@ -209,8 +213,8 @@ extern "C" fn enter_in_handler(_signal: i32) {
 }
 
 fn every_millisecond(signal: i32) -> libc::timer_t {
-    // SAFETY: the timer and its event are variables of this function. The timer ends with the
-    // process.
+    // SAFETY: the timer and its event are variables of this function. The timer exists until the
+    // case deletes it or the process ends.
     unsafe {
         let mut event: libc::sigevent = zeroed();
         event.sigev_notify = libc::SIGEV_THREAD_ID;
@@ -226,7 +230,8 @@ fn every_millisecond(signal: i32) -> libc::timer_t {
     }
 }
 
-/// A handler enters the ring, whatever the interrupted thread is doing in the ring at that moment.
+/// A signal handler calls io_uring_enter(2). It interrupts the thread at any point, also inside a
+/// call on that ring.
 fn handler_enters_while_busy(t: &mut Transcript) {
     let mut ring = Ring::new(16);
     ANSWER.store(ring.fd, Ordering::SeqCst);
@@ -247,7 +252,7 @@ fn handler_enters_while_busy(t: &mut Transcript) {
         lost += u32::from(entries.len() != 8);
         sent += 8;
     }
-    // SAFETY: the timer was made above and is deleted once.
+    // SAFETY: this function made the timer, and deletes it once.
     unsafe { libc::timer_delete(timer) };
     t.say(format_args!("batches with a loss {lost}"));
     t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
@@ -293,17 +298,18 @@ unsafe extern "C" {
 
 extern "C" fn jump(_signal: i32) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: the frame that called sigsetjmp still exists, because it waits in enter.
+    // SAFETY: the frame that called sigsetjmp(3) still exists, because it waits in
+    // io_uring_enter(2).
     unsafe { siglongjmp(&raw mut JUMP, 1) }
 }
 
-/// A handler leaves enter by siglongjmp. The ring still works afterwards.
+/// A signal handler leaves a wait in io_uring_enter(2) by siglongjmp(3). The ring works afterwards.
 fn handler_jumps_out(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     handle(libc::SIGUSR1, jump, 0);
     for _ in 0..3 {
         let thread = signal_later(libc::SIGUSR1, 10);
-        // SAFETY: no value with a destructor is made between the two calls.
+        // SAFETY: between sigsetjmp(3) and the jump, no value with a destructor is made.
         let back = unsafe { sigsetjmp(&raw mut JUMP, 1) };
         if back == 0 {
             wait_for_ever(&ring);
@@ -332,14 +338,15 @@ fn storm(t: &mut Transcript) {
     let mut found = 0;
     for round in 0..200 {
         ring.push(timeout(&time, 0, 0, round));
-        // Each timeout is submitted once and completes once, even if a signal interrupts the call.
+        // A signal may interrupt the call before or after it has submitted the SQE. The loop
+        // submits each timeout exactly once.
         let mut left = ring.forget_pending();
         while left > 0 {
             left -= ring.enter(left, 1, u::IORING_ENTER_GETEVENTS).max(0) as u32;
         }
         found += ring.wait(1).len();
     }
-    // SAFETY: the timer was made above and is deleted once.
+    // SAFETY: this function made the timer, and deletes it once.
     unsafe { libc::timer_delete(timer) };
     t.say(format_args!("found {found}"));
     t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
@@ -349,7 +356,7 @@ case!(storm => "
     handler ran true
 ");
 
-/// A thread with all signals blocked, as in servers, can make and use a ring.
+/// A thread that has blocked all signals, as threads of servers do, can make a ring and use it.
 fn all_blocked_thread(t: &mut Transcript) {
     let answers = std::thread::spawn(|| {
         // SAFETY: the call changes only this thread's mask.
@@ -389,7 +396,8 @@ case!(interval_timer => "
 fn handler_on_other_stack(t: &mut Transcript) {
     let ring = Ring::new(4);
     let stack = crate::memory::Pages::new(4);
-    // SAFETY: the memory belongs to this case and outlives its use as a signal stack.
+    // SAFETY: the memory of the signal stack belongs to this case, which frees it only after the
+    // thread has disabled the signal stack.
     unsafe {
         let place = libc::stack_t { ss_sp: stack.address.cast(), ss_flags: 0, ss_size: stack.length };
         assert_eq!(libc::sigaltstack(&place, std::ptr::null_mut()), 0);
@@ -400,7 +408,7 @@ fn handler_on_other_stack(t: &mut Transcript) {
     handled(t);
     t.result("the handler's nop", ANSWER.load(Ordering::SeqCst));
     let _ = thread.join();
-    // SAFETY: the thread stops using the signal stack before the memory is freed.
+    // SAFETY: the call disables the signal stack before the case frees its memory.
     unsafe {
         let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
         libc::sigaltstack(&none, std::ptr::null_mut());
@@ -412,7 +420,7 @@ case!(handler_on_other_stack => "
     the handler's nop = 0
 ");
 
-/// sigaction(2) returns the handler that the program has set, although usring has handlers, too.
+/// sigaction(2) returns the handler that the program has set. usring's own handlers must not show.
 fn sigaction_comes_back(t: &mut Transcript) {
     let _ring = Ring::new(4);
     handle(libc::SIGUSR1, count, libc::SA_RESTART | libc::SA_NODEFER);
@@ -436,7 +444,7 @@ case!(sigaction_comes_back => "
     then default true
 ");
 
-/// A handler with SA_RESETHAND runs once. The second signal ends the process.
+/// A handler with SA_RESETHAND runs once, for the first signal. The second signal ends the process.
 fn one_shot_handler(t: &mut Transcript) {
     let ending = crate::process::forked(|| {
         let ring = Ring::new(4);
@@ -444,7 +452,7 @@ fn one_shot_handler(t: &mut Transcript) {
         // SAFETY: the signal goes to this process.
         unsafe { libc::raise(libc::SIGUSR1) };
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
-        // SAFETY: the signal goes to this process, which it ends.
+        // SAFETY: the signal has no handler any more, so it ends this process.
         unsafe { libc::raise(libc::SIGUSR1) };
         HANDLED.load(Ordering::SeqCst) as i32
     });
@@ -452,7 +460,8 @@ fn one_shot_handler(t: &mut Transcript) {
 }
 case!(one_shot_handler => "child: signal 10");
 
-/// A signal to the process goes to a thread of the program, not to a worker or a thread of usring.
+/// A signal to the process is handled by a thread of the program. No worker and no thread of usring
+/// handles it.
 fn not_taken_by_workers(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! SINGLE_ISSUER: which thread may submit to a ring and register with it.
+//! SINGLE_ISSUER: only one thread may submit to a ring and register with it.
 
 use usring_uapi::io_uring as u;
 
@@ -24,8 +24,8 @@ fn probe(fd: i32) -> i32 {
     syscalls::register(fd, reg::PROBE, answer.as_mut_ptr().cast(), 4)
 }
 
-/// A ring with SINGLE_ISSUER belongs to the thread that made it. (The manual says: to the first
-/// thread that submits.)
+/// A ring with SINGLE_ISSUER belongs to the thread that made the ring. According to the manual
+/// page, it belongs to the first thread that submits.
 fn creator_owns(t: &mut Transcript) {
     let mut ring = Ring::flags(8, SINGLE);
     let fd = ring.fd;
@@ -62,7 +62,7 @@ fn enable(fd: i32) -> i32 {
     syscalls::register(fd, reg::ENABLE_RINGS, std::ptr::null(), 0)
 }
 
-/// A ring that was made disabled belongs to the thread that enables it.
+/// A ring that was made with R_DISABLED and SINGLE_ISSUER belongs to the thread that enables it.
 fn enabler_owns(t: &mut Transcript) {
     let mut ring = Ring::flags(8, SINGLE | u::IORING_SETUP_R_DISABLED);
     let fd = ring.fd;
@@ -123,7 +123,7 @@ case!(plain_ring_has_no_owner => "
 fn child_process(t: &mut Transcript) {
     let ring = Ring::flags(8, SINGLE);
     let fd = ring.fd;
-    // The child's call must return some error: it must not succeed or hang.
+    // The child's call must fail with some errno. It must neither succeed nor wait for ever.
     let ending = crate::process::forked(move || i32::from(enter(fd, 1, 0) < 0));
     t.say(format_args!("child refused: {ending}"));
     t.result("parent", enter(fd, 0, 0));

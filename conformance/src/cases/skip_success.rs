@@ -1,4 +1,4 @@
-//! CQE_SKIP_SUCCESS: a request with this flag that succeeds posts no CQE.
+//! CQE_SKIP_SUCCESS: a request with this flag posts no CQE if it succeeds.
 
 use std::os::fd::AsRawFd;
 
@@ -52,8 +52,8 @@ case!(in_chain => "
     cqe 3: 0
 ");
 
-/// If a request with the flag fails, it posts its CQE. The requests behind it in the chain are
-/// cancelled and post none, with or without the flag.
+/// A request with CQE_SKIP_SUCCESS fails, so it posts its CQE. The requests behind it in the chain
+/// are cancelled. They post no CQE, whether they have the flag or not.
 fn broken_chain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let failing = nop(2).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = u32::MAX);
@@ -89,7 +89,7 @@ fn linked_timeout(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     entries.extend(ring.reap());
     t.sorted(&entries);
-    // The read has CQE_SKIP_SUCCESS, and its link timeout does not.
+    // In this chain, the read has CQE_SKIP_SUCCESS, and its link timeout does not.
     ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 5)).linked());
     ring.push(link_timeout(&LONG, 0, 6));
     ring.submit();
@@ -106,7 +106,7 @@ case!(linked_timeout => "
 fn silent_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let time = milliseconds(5);
-    // The expiry of a timeout is an error, unless ETIME_SUCCESS makes it a success.
+    // The expiry of a timeout counts as a failure, unless the timeout has ETIME_SUCCESS.
     ring.push(silent(timeout(&time, 0, 0, 1)));
     ring.push(silent(timeout(&time, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, 2)));
     ring.submit();
@@ -136,9 +136,9 @@ fn waiting_read_is_silent(t: &mut Transcript) {
     ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 1)));
     ring.submit();
     files::put(&writer, b"x");
-    // The read posts no CQE, so the case watches the byte that it reads.
+    // The read posts no CQE. So the case waits until the byte changes that the read fills.
     let place = byte.as_ptr();
-    // SAFETY: the byte lives until the end of this function. Only the request writes it.
+    // SAFETY: the byte lives until the end of this function, and only the request writes to it.
     t.say(format_args!("read {}", crate::time::until(|| unsafe { place.read_volatile() } == b'x')));
     t.in_order(&ring.reap());
 }
@@ -155,7 +155,7 @@ fn silent_cancel(t: &mut Transcript) {
     ring.push(silent(cancel(1, 0, 2)));
     ring.submit();
     t.in_order(&ring.wait(1));
-    // A cancel that finds no request fails, so it posts its CQE.
+    // This cancel finds no request. That is a failure, so the cancel posts its CQE.
     t.entry(&ring.one(silent(cancel(1, 0, 3))));
 }
 case!(silent_cancel as cancel => "
@@ -163,7 +163,8 @@ case!(silent_cancel as cancel => "
     cqe 3: -ENOENT
 ");
 
-/// A completion that posts no CQE does not count for a wait or for a timeout's count.
+/// A request that completes without a CQE does not count for a wait, nor for a timeout that counts
+/// completions.
 fn silent_completion_ends_no_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(silent(nop(1)));
@@ -188,20 +189,21 @@ case!(silent_completion_ends_no_wait => "
     cqe 4: 0
 ");
 
-/// The kernel refuses CQE_SKIP_SUCCESS and IO_DRAIN in one request, and any IO_DRAIN after a
-/// CQE_SKIP_SUCCESS. (The manual calls the combination undefined.)
+/// The kernel refuses CQE_SKIP_SUCCESS and IO_DRAIN in one request. After a request with
+/// CQE_SKIP_SUCCESS, it refuses every request with IO_DRAIN. The manual page calls the combination
+/// undefined.
 fn with_drain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(silent(nop(1)).flagged(sqe_flags::IO_DRAIN));
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
-    // After a request with IO_DRAIN, a request with CQE_SKIP_SUCCESS is accepted.
+    // The reverse order is allowed: CQE_SKIP_SUCCESS is accepted after an earlier IO_DRAIN.
     let mut ring = Ring::new(4);
     t.entry(&ring.one(nop(1).flagged(sqe_flags::IO_DRAIN)));
     ring.push(silent(nop(2)));
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
-    // After a request with CQE_SKIP_SUCCESS, a request with IO_DRAIN is refused.
+    // IO_DRAIN is refused after an earlier CQE_SKIP_SUCCESS.
     let mut ring = Ring::new(4);
     ring.push(silent(nop(3)));
     ring.submit();
@@ -240,8 +242,8 @@ case!(short_read => "
     cqe 2: 5
 ");
 
-/// A SHUTDOWN whose shutdown(2) fails counts as a success. A bad descriptor or a file that is no
-/// socket counts as a failure.
+/// A SHUTDOWN counts as a success even if shutdown(2) of a socket returns an errno. It counts as a
+/// failure if the descriptor is bad or the file is no socket.
 fn failed_shutdown_posts_a_cqe(t: &mut Transcript) {
     let (pipe, _writer) = files::pipe();
     let unconnected = files::socket(libc::AF_INET, libc::SOCK_STREAM);

@@ -1,4 +1,5 @@
-//! SOCKET, BIND, LISTEN and SHUTDOWN: a socket from its creation to its shutdown.
+//! SOCKET, BIND, LISTEN and SHUTDOWN: the requests that make a socket, name it, let it listen, and
+//! shut it down.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -16,7 +17,7 @@ mod bind_listen;
 /// `IORING_FILE_INDEX_ALLOC` as the SQE's field holds it.
 pub const ALLOCATE: u32 = u32::MAX;
 
-/// Makes a ring with a table of `slots` empty slots for registered files.
+/// Makes a ring and registers `slots` empty slots for files.
 pub fn sparse(slots: u32) -> Ring {
     sparse_with(slots, 0)
 }
@@ -28,8 +29,8 @@ pub fn sparse_with(slots: u32, setup: u32) -> Ring {
     ring
 }
 
-/// Prints the completion of a request whose result is a new descriptor. Returns that descriptor, if
-/// there is one.
+/// Prints the CQE of a request whose result is a new descriptor. Returns the descriptor if the
+/// request has succeeded.
 pub fn taken(t: &mut Transcript, entry: &crate::ring::Entry) -> Option<OwnedFd> {
     let result = crate::names::outcome(i64::from(entry.res));
     let flags = if entry.flags == 0 { String::new() } else { format!(" {}", crate::names::cqe_flags(entry.flags)) };
@@ -38,7 +39,7 @@ pub fn taken(t: &mut Transcript, entry: &crate::ring::Entry) -> Option<OwnedFd> 
     (entry.res >= 0).then(|| unsafe { OwnedFd::from_raw_fd(entry.res) })
 }
 
-/// Returns the flags of a descriptor, of its file and of the socket, as text.
+/// Returns, as text, the flags of a descriptor, of its open file, and of the socket.
 pub fn describe(fd: i32) -> String {
     // SAFETY: the call touches no memory.
     let (own, status) = unsafe { (libc::fcntl(fd, libc::F_GETFD), libc::fcntl(fd, libc::F_GETFL)) };
@@ -53,7 +54,7 @@ pub fn describe(fd: i32) -> String {
 fn option(fd: i32, name: i32) -> i32 {
     let mut value = -1;
     let mut size = 4u32;
-    // SAFETY: the value is a variable of this function.
+    // SAFETY: the value and its size are variables of this function.
     unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &mut size) };
     value
 }
@@ -116,8 +117,8 @@ fn wrong(t: &mut Transcript) {
     t.entry(&ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM | 0x1000_0000, 0, 8)));
     t.entry(&ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM | 0x100, 0, 9)));
     t.entry(&ring.one(net::socket(libc::AF_INET, -1, 0, 10)));
-    // FIXED_FILE has no effect, because `fd` is the domain. The upper half of `off` has no effect
-    // either, because the socket's type is 32 bits wide.
+    // FIXED_FILE has no effect: in a SOCKET, `fd` is the domain, and no file. The upper half of
+    // `off` has no effect either, because the socket's type is in the lower 32 bits.
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 11).fixed()));
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 12).with(|sqe| sqe.off |= 1 << 40)));
 }
@@ -136,7 +137,7 @@ case!(wrong => "
     cqe 12: ok
 ");
 
-/// Submits the request several times, each time with another unused field set. Prints the results.
+/// Submits `sqe` several times, each time with a different unused field set. Prints the results.
 fn reserved(t: &mut Transcript, ring: &mut Ring, sqe: Sqe) {
     let fields = fields! {
         addr = 1, off = 1, len = 1, op_flags = 1, buf_index = 1, ioprio = 1, addr3 = 1,
@@ -161,7 +162,7 @@ case!(reserved_fields => "
     file_index: -ENXIO
 ");
 
-/// SOCKET into a slot that the SQE names returns 0, not the slot's number.
+/// If the SQE of a SOCKET names a slot, the result is 0, not the slot's number.
 fn direct(t: &mut Transcript) {
     let mut ring = sparse(2);
     let stream = |slot: u32, user_data| {
@@ -219,7 +220,8 @@ case!(direct_without_table => "
     cqe 2: -ENFILE
 ");
 
-/// Runs `work` while no descriptor number is free in this process.
+/// Runs `work` while this process has no free descriptor number, because its limit of open files is
+/// 0.
 pub fn without_numbers<T>(work: impl FnOnce() -> T) -> T {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is a variable of this function.
@@ -242,7 +244,8 @@ fn too_many(t: &mut Transcript) {
 }
 case!(too_many => "cqe 1: -EMFILE");
 
-/// SOCKET into a slot uses up no descriptor number: it succeeds even if none is free.
+/// A SOCKET into a slot needs no descriptor number, so it succeeds even if the process has none
+/// free.
 fn no_number_is_free(t: &mut Transcript) {
     let mut ring = sparse(2);
     let socket = net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 1).with(|sqe| sqe.file_index = 1);
@@ -306,7 +309,8 @@ case!(polled_ring => "
     cqe 6: -EINVAL
 ");
 
-/// One submission makes a server: SOCKET into a slot, BIND, LISTEN and ACCEPT as a chain.
+/// One submission makes a server by a chain of four requests: SOCKET into a slot, BIND, LISTEN and
+/// ACCEPT.
 fn server_in_a_chain(t: &mut Transcript) {
     for family in FAMILIES {
         let mut ring = sparse(2);
@@ -317,8 +321,8 @@ fn server_in_a_chain(t: &mut Transcript) {
         ring.push(net::accept(0, 4).fixed());
         t.result(format_args!("submit for {family:?}"), ring.submit());
         t.in_order(&ring.wait(3));
-        // FIXED_FD_INSTALL makes an ordinary descriptor, by which the case asks for the bound
-        // address.
+        // The case needs a descriptor of the socket for getsockname(2). FIXED_FD_INSTALL makes one
+        // from the slot.
         let install = crate::sqe::sqe(opcode::FIXED_FD_INSTALL, 0, 5).fixed();
         let entry = ring.one(install);
         let Some(fd) = taken(t, &entry) else { continue };
@@ -399,7 +403,8 @@ fn shutdown(t: &mut Transcript) {
     for family in FAMILIES {
         let (listener, address) = net::listener(family);
         let client = net::connected(family, &address);
-        // SAFETY: the call asks for no address. The descriptor is new, and nothing else owns it.
+        // SAFETY: accept(2) gets no address pointer. The descriptor is new, and nothing else owns
+        // it.
         let server = unsafe {
             OwnedFd::from_raw_fd(libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut()))
         };
@@ -485,8 +490,8 @@ case!(shutdown_ends_a_read => "
     cqe 2: 0
 ");
 
-/// A failed SHUTDOWN does not count as a failed request. The request linked to the SHUTDOWN starts,
-/// and CQE_SKIP_SUCCESS suppresses the SHUTDOWN's CQE.
+/// A failed SHUTDOWN does not count as a failed request. So the request that is linked to the
+/// SHUTDOWN starts. CQE_SKIP_SUCCESS suppresses the CQE of the SHUTDOWN.
 fn shutdown_breaks_no_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let socket = net::stream(Family::V4);

@@ -1,4 +1,5 @@
-//! URING_CMD on sockets: the number of waiting bytes, and socket options.
+//! URING_CMD on sockets, which returns the number of waiting bytes, and reads or sets socket
+//! options.
 
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,8 +22,8 @@ fn command(fd: i32, number: u64, user_data: u64) -> Sqe {
     Sqe { off: number, ..sqe(opcode::URING_CMD, fd, user_data) }
 }
 
-/// Returns a command for a socket option: `addr` holds the option's level and name, `file_index`
-/// the length of its value, and `addr3` the value's address.
+/// Returns a command that reads or sets a socket option. In the SQE, `addr` has the option's level
+/// and name, `file_index` the length of the value, and `addr3` the value's address.
 fn option(fd: i32, number: u64, level: i32, name: i32, value: u64, length: u32, user_data: u64) -> Sqe {
     command(fd, number, user_data).with(|sqe| {
         sqe.addr = u64::from(level as u32) | u64::from(name as u32) << 32;
@@ -118,7 +119,7 @@ case!(listening => "
     cqe 2: -EINVAL
 ");
 
-/// Sockets of other families than inet and unix refuse these commands.
+/// Only sockets of the inet and unix families accept these commands. Other families refuse them.
 fn families(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (one, _two) = files::sockets();
@@ -362,7 +363,8 @@ fn direct_descriptor(t: &mut Transcript) {
     t.result("register", ring.register(reg::FILES, &raw const number, 1));
     drop(server);
     write_all(&client, b"123");
-    // No wait is needed: on the loopback interface the bytes have arrived when the send returns.
+    // The case does not have to wait for the bytes: on the loopback interface, they have arrived
+    // when the send returns.
     t.entry(&ring.one(command(0, SIOCINQ, 1).fixed()));
     let mut value = 0;
     t.entry(&ring.one(get(0, libc::SO_TYPE, &mut value, 2).fixed()));

@@ -9,7 +9,8 @@ use crate::ring::Ring;
 use crate::sqe::{Change, fields, sqe};
 use crate::transcript::Transcript;
 
-/// Returns a FALLOCATE. The SQE has the mode in `len` and the length in `addr`.
+/// Returns a FALLOCATE, whose SQE has the mode in the field `len` and the length in the field
+/// `addr`.
 fn fallocate(fd: i32, mode: i32, offset: u64, length: u64, user_data: u64) -> Sqe {
     sqe(opcode::FALLOCATE, fd, user_data).with(|sqe| {
         sqe.len = mode as u32;

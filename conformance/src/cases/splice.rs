@@ -1,4 +1,4 @@
-//! SPLICE and TEE: transfers between a pipe and another file.
+//! SPLICE and TEE, which transfer data between a pipe and another file.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -130,8 +130,8 @@ fn nothing(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     t.in_order(&ring.run(&[splice(at(&file, 0), here(&writer), 0, 1).linked(), nop(2)]));
     t.entry(&ring.one(splice(here(&reader), at(&file, 0), 0, 2)));
-    // A transfer of 0 bytes does not check whether one of the files is a pipe. It still refuses a
-    // bad descriptor.
+    // A SPLICE of 0 bytes does not check whether one of the files is a pipe. But it refuses a bad
+    // descriptor.
     t.entry(&ring.one(splice(at(&file, 0), at(&file, 0), 0, 3)));
     t.entry(&ring.one(splice((-1, 0), here(&writer), 0, 4)));
     t.entry(&ring.one(splice(at(&file, 0), (-1, 0), 0, 5)));
@@ -243,7 +243,7 @@ fn chains(t: &mut Transcript) {
     let in_ = |user_data| splice(here(&reader), at(&copy, 0), 100, user_data);
     t.in_order(&ring.run(&[out(6, 1).linked(), in_(2)]));
     t.say(files::text(&copy));
-    // A SPLICE of fewer bytes than requested breaks its chain.
+    // A SPLICE that moves fewer bytes than requested breaks its chain.
     t.in_order(&ring.run(&[out(7, 3).linked(), nop(4)]));
     t.in_order(&ring.run(&[out(7, 5).flagged(sqe_flags::IO_HARDLINK), in_(6)]));
     t.in_order(&ring.run(&[splice((-1, 0), here(&writer), 1, 7).linked(), nop(8)]));
@@ -284,7 +284,7 @@ case!(waits => "
     abc
 ");
 
-/// A SPLICE that has started holds both files: the program may close the source.
+/// A SPLICE that has started keeps both of its files open. So the program may close the source.
 fn source_is_closed(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"");

@@ -1,4 +1,5 @@
-//! SQPOLL: the SQ thread submits. io_uring_enter only wakes that thread, and waits.
+//! Rings with SQPOLL: the SQ thread submits. io_uring_enter(2) only wakes the SQ thread, and waits
+//! for completions.
 
 use std::os::fd::AsRawFd;
 
@@ -15,7 +16,7 @@ use crate::transcript::Transcript;
 
 const SQPOLL: u32 = u::IORING_SETUP_SQPOLL;
 
-/// Makes a ring whose SQ thread sleeps after `idle` milliseconds without work.
+/// Makes a ring with SQPOLL. Its SQ thread falls asleep after `idle` milliseconds without work.
 pub(super) fn ring(idle: u32) -> Ring {
     ring_with(8, idle, 0)
 }
@@ -32,7 +33,7 @@ pub(super) fn asleep(ring: &Ring) -> bool {
     ring.sq_flags() & u::IORING_SQ_NEED_WAKEUP != 0
 }
 
-/// Publishes the SQEs, then wakes the SQ thread if it sleeps, as liburing does.
+/// Publishes the pushed SQEs. If the SQ thread sleeps, wakes it, as liburing does.
 pub(super) fn hand_over(ring: &mut Ring) {
     let count = ring.forget_pending();
     if asleep(ring) {
@@ -40,7 +41,7 @@ pub(super) fn hand_over(ring: &mut Ring) {
     }
 }
 
-/// Submits SQEs, waits for one CQE each, and returns the CQEs sorted by user_data.
+/// Submits `sqes` and waits for one CQE of each. Returns the CQEs, sorted by user_data.
 pub(super) fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
     for sqe in sqes {
         ring.push(*sqe);
@@ -51,8 +52,8 @@ pub(super) fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
     entries
 }
 
-/// A new SQ thread sleeps at once. After work it polls the SQ for its idle time, and submits SQEs
-/// without any call.
+/// The first NOP wakes the SQ thread. From then on it polls the SQ for its idle time. So it submits
+/// the next SQEs without a call by the program.
 fn takes_entries_by_itself(t: &mut Transcript) {
     let mut ring = ring(2000);
     t.sorted(&run(&mut ring, &[nop(1)]));
@@ -71,7 +72,8 @@ case!(takes_entries_by_itself => "
     sq head 3
 ");
 
-/// With SQPOLL, enter returns the number that it was asked to submit, even if the SQ is empty.
+/// On a ring with SQPOLL, io_uring_enter(2) returns the number of SQEs that it was asked to submit,
+/// even if the SQ is empty.
 fn enter_submits_nothing(t: &mut Transcript) {
     let ring = ring(2000);
     t.result("enter(0)", ring.enter(0, 0, 0));
@@ -173,7 +175,7 @@ case!(waiter_is_woken => "
     cqe 1: 1
 ");
 
-/// With SQ_WAIT, enter waits until the SQ has room.
+/// With SQ_WAIT, io_uring_enter(2) waits until the SQ has room for an SQE.
 fn sq_wait(t: &mut Transcript) {
     let mut ring = ring_with(2, 2000, 0);
     t.result("room at once", ring.enter(0, 0, u::IORING_ENTER_SQ_WAIT));
@@ -196,8 +198,7 @@ case!(sq_wait => "
     all taken true
 ");
 
-/// An SQE with an unknown opcode completes with -EINVAL, and the SQ thread goes on with the next
-/// SQE.
+/// An SQE with an unknown opcode completes with -EINVAL. The SQ thread then submits the next SQE.
 fn bad_sqe(t: &mut Transcript) {
     let mut ring = ring(2000);
     t.sorted(&run(&mut ring, &[nop(1), sqe(200, -1, 2), nop(3)]));
@@ -224,7 +225,7 @@ case!(chains => "
     abcd
 ");
 
-/// The SQ thread closes the file before it posts the CQE of the CLOSE.
+/// A CLOSE is executed by the SQ thread. The file must be closed before the CQE is posted.
 fn file_closed_before_cqe(t: &mut Transcript) {
     let mut ring = ring(2000);
     let mut early = 0;
@@ -237,7 +238,8 @@ fn file_closed_before_cqe(t: &mut Transcript) {
         }
         let answer = ring.reap().first().map_or(-1, |entry| entry.res);
         files::set_nonblocking(&reader, true);
-        // The only writing end is closed, so the read sees the end of file, not -EAGAIN.
+        // The pipe's only writing end is closed, so the read gets the end of the file instead of
+        // -EAGAIN.
         early += u32::from(answer != 0 || files::take(&reader, 1) != Ok(Vec::new()));
     }
     t.say(format_args!("CQEs before the close: {early}"));
@@ -273,7 +275,7 @@ fn late_completions(t: &mut Transcript) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
     hand_over(&mut ring);
     t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
-    // The requests complete whether the SQ thread sleeps or not.
+    // Now the SQ thread sleeps. The requests must complete nevertheless.
     files::put(&writer, b"xy");
     t.say(format_args!("seen {}", ring.wait_in_memory(2)));
     t.sorted(&ring.reap());
@@ -359,7 +361,7 @@ fn attach(fd: i32, idle: u32) -> Result<Ring, i32> {
     })
 }
 
-/// Two rings share one SQ thread, which sleeps when neither ring has work.
+/// Two rings share an SQ thread. It sleeps only when neither ring has had work for the idle time.
 fn attached(t: &mut Transcript) {
     let mut first = ring(20);
     let mut second = attach(first.fd, 20).expect("an attached ring");
@@ -381,8 +383,8 @@ case!(attached => "
     cqe 6: 0
 ");
 
-/// Two rings share an SQ thread. When the ring for which it was made is closed, the SQ thread lives
-/// on for the other ring.
+/// Two rings share an SQ thread. The ring for which the SQ thread was made is closed. The SQ thread
+/// goes on to serve the second ring.
 fn attached_to_closed(t: &mut Transcript) {
     let mut first = ring(20);
     // SAFETY: the call touches no memory.
@@ -431,7 +433,7 @@ fn other_threads_submit(t: &mut Transcript) {
         ring.push(nop(user_data));
     }
     ring.forget_pending();
-    // SINGLE_ISSUER does not bind a ring with an SQ thread to one thread.
+    // On a ring with SQPOLL, SINGLE_ISSUER does not reserve io_uring_enter(2) for one thread.
     let answer = std::thread::spawn(move || syscalls::enter(fd, 32, 0, u::IORING_ENTER_SQ_WAKEUP, std::ptr::null(), 0));
     t.result("enter in another thread", answer.join().unwrap_or(-1));
     t.say(format_args!("seen {}", ring.wait_in_memory(32)));
@@ -444,8 +446,8 @@ case!(other_threads_submit => "
 fn many_rounds(t: &mut Transcript) {
     let mut ring = ring_with(32, 1, 0);
     let mut wrong = 0;
-    // The idle time is 1 ms and the pauses are about as long, so that the SQ thread often falls
-    // asleep just when it is woken.
+    // The idle time is 1 ms, and so are the pauses, about. So the SQ thread often falls asleep at
+    // the moment at which the case wakes it.
     for round in 0..300u64 {
         for slot in 0..8 {
             ring.push(nop(round * 8 + slot));
@@ -478,10 +480,12 @@ fn register_while_running(t: &mut Transcript) {
 }
 case!(register_while_running => "wrong 0");
 
-/// The SQ thread does not handle the program's signals.
+/// A signal to the process arrives while the program's thread blocks it. The SQ thread must not
+/// take it, so it stays pending.
 fn signals_go_elsewhere(t: &mut Transcript) {
     let mut ring = ring(50);
-    // SAFETY: the calls change only this thread's mask, and signal this process.
+    // SAFETY: the calls change only this thread's signal mask, and send a blocked signal to this
+    // process.
     unsafe {
         let mut set: libc::sigset_t = crate::memory::zeroed();
         libc::sigaddset(&mut set, libc::SIGUSR1);
@@ -505,11 +509,11 @@ case!(signals_go_elsewhere => "
     flags -
 ");
 
-/// CLOSE refuses ring descriptors: the ring's own and every duplicate of it.
+/// CLOSE refuses the descriptor of its own ring, and every duplicate of that descriptor.
 fn closes_its_ring(t: &mut Transcript) {
     const LOW: i32 = 200;
     let mut ring = Ring::flags(4, u::IORING_SETUP_SQPOLL);
-    // SAFETY: the call touches no memory. The number was free before.
+    // SAFETY: the call touches no memory. The number `LOW` was free before.
     assert_eq!(unsafe { libc::dup2(ring.fd, LOW) }, LOW);
     syscalls::close(std::mem::replace(&mut ring.fd, LOW));
     ring.push(close(LOW, 1));

@@ -50,7 +50,8 @@ fn of_descriptor(t: &mut Transcript) {
     t.entry(&ring.one(statx(fd, c"", libc::AT_EMPTY_PATH, libc::STATX_SIZE, &mut stat, 1)));
     t.say(format_args!("size {}", stat.stx_size));
     t.entry(&ring.one(statx(fd, c"", 0, libc::STATX_SIZE, &mut stat, 2)));
-    // Since Linux 6.11, statx(2) accepts a null path as an empty one. A STATX request refuses it.
+    // Since Linux 6.11, statx(2) treats a null path as an empty path. A STATX request with a null
+    // path is refused.
     let null = statx(fd, c"", libc::AT_EMPTY_PATH, libc::STATX_SIZE, &mut stat, 3);
     t.entry(&ring.one(null.with(|sqe| sqe.addr = 0)));
     let here = statx(libc::AT_FDCWD, c"", libc::AT_EMPTY_PATH, libc::STATX_TYPE, &mut stat, 4);
@@ -77,7 +78,7 @@ fn same_as_the_call(t: &mut Transcript) {
     // SAFETY: the path is a C string, and `stat` is a variable of this function.
     unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), 0, mask, &mut theirs) };
     let bytes = |stat: &libc::statx| {
-        // SAFETY: the structure is initialised, and any of its bytes is a valid u8.
+        // SAFETY: all bytes of the structure are initialised, and each is a valid u8.
         unsafe { *(&raw const *stat).cast::<[u8; size_of::<libc::statx>()]>() }
     };
     t.say(format_args!("same bytes {}", bytes(&ours) == bytes(&theirs)));
@@ -150,7 +151,7 @@ fn masks(t: &mut Transcript) {
     for mask in [0, libc::STATX_SIZE, libc::STATX_BASIC_STATS, libc::STATX_ALL] {
         let mut stat: libc::statx = zeroed();
         t.entry(&ring.one(statx(libc::AT_FDCWD, c"/", 0, mask, &mut stat, 1)));
-        // A file system may return more fields than were asked for.
+        // A file system may return more fields than the request asks for.
         let asked = mask & libc::STATX_BASIC_STATS;
         t.say(format_args!("the fields asked for are there: {}", stat.stx_mask & asked == asked));
     }

@@ -1,4 +1,4 @@
-//! READ and WRITE on files on which a request can wait: pipes, sockets, eventfds.
+//! READ and WRITE on files on which a request can wait: pipes, sockets and eventfds.
 
 use std::os::fd::AsRawFd;
 
@@ -73,7 +73,7 @@ case!(offset_is_ignored => "
     cqe 2: 2
 ");
 
-/// A request waits even if the file has O_NONBLOCK.
+/// A request waits for data even if its file has O_NONBLOCK.
 fn nonblocking_waits_too(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe_with(libc::O_NONBLOCK);
@@ -150,8 +150,8 @@ case!(write_waits_for_room => "
     tail
 ");
 
-/// A write of more bytes than a pipe holds waits for room and writes on. (With RWF_NOWAIT it would
-/// return a short count.)
+/// A write of more bytes than a pipe has room for waits until it has written all of them. With
+/// RWF_NOWAIT it would return the number of bytes that fit.
 fn large_write_to_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -291,7 +291,7 @@ case!(shutdown_ends_read => "cqe 1: 0");
 fn unconnected_socket(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ignore_broken_pipes();
-    // SAFETY: the call touches no memory. The descriptor is closed with the process.
+    // SAFETY: the call touches no memory. The descriptor stays open until the process ends.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     let mut buffer = [0u8; 4];
     t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
@@ -302,11 +302,11 @@ case!(unconnected_socket => "
     cqe 2: -EPIPE
 ");
 
-/// A write to a pipe without a reader raises SIGPIPE, as write(2) does.
+/// A write to a pipe whose reading end is closed raises SIGPIPE, as write(2) does.
 fn broken_pipe_signal(t: &mut Transcript) {
     let ending = process::forked(|| {
-        // SAFETY: the call changes only this process's signal disposition. (Rust's start-up code
-        // had set it to ignore.)
+        // SAFETY: the call changes only this process's signal disposition, which Rust's start-up
+        // code had set to ignore SIGPIPE.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         let mut ring = Ring::new(4);
         let (reader, writer) = files::pipe();
@@ -353,7 +353,8 @@ case!(forced_async_read_waits => "
     cqe 1: 4
 ");
 
-/// A program that only reads the CQ in memory sees the completion without any call.
+/// The program makes no system call after the submission and only reads the CQ in memory. It sees
+/// the completion nevertheless.
 fn watched_in_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -371,7 +372,7 @@ case!(watched_in_memory => "
 
 fn timerfd(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    // SAFETY: the call reads only `time`. The descriptor is closed with the process.
+    // SAFETY: the call reads only `time`. The descriptor stays open until the process ends.
     let fd = unsafe {
         let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC);
         let mut time: libc::itimerspec = crate::memory::zeroed();
@@ -399,7 +400,8 @@ fn data_before_submit_of_many(t: &mut Transcript) {
         ring.push(read(reader.as_raw_fd(), buffer, 0, index as u64 + 1));
     }
     t.result("submit", ring.submit());
-    // All requests complete inline, so the order of their CQEs is fixed.
+    // The data was there before the submission, so all reads complete in the submitting call and in
+    // order.
     t.in_order(&ring.reap());
     t.say(format_args!("{} {} {}", shown(&buffers[0]), shown(&buffers[1]), shown(&buffers[2])));
 }
@@ -411,8 +413,8 @@ case!(data_before_submit_of_many => "
     aa bb cc
 ");
 
-/// A socket is shut down before a read, or while the read waits. The read gets 0 bytes, unless data
-/// is there.
+/// A socket's receiving side is shut down while a read waits, or before a read. The read gets 0
+/// bytes, unless data is there.
 fn shut_datagrams(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
         let mut ring = Ring::new(4);
@@ -445,8 +447,8 @@ case!(shut_datagrams => "
     cqe 4: 4
 ");
 
-/// Makes READ, WRITE, READV, WRITEV and transfers of 0 bytes at several offsets. Prints each
-/// result.
+/// Submits READ, WRITE, READV, WRITEV and transfers of 0 bytes at several offsets, although the
+/// files have no positions. Prints each result.
 fn at_offsets(t: &mut Transcript, reader: &std::os::fd::OwnedFd, writer: &std::os::fd::OwnedFd, text: &[u8]) {
     let mut bytes = [0u8; 8];
     let parts = [crate::sqe::vector(bytes.as_mut_ptr() as u64, 4), crate::sqe::vector(bytes.as_mut_ptr() as u64, 0)];
@@ -463,7 +465,7 @@ fn at_offsets(t: &mut Transcript, reader: &std::os::fd::OwnedFd, writer: &std::o
                 ("write of nothing", write(to, &[], offset, 5)),
                 ("read of nothing", read(from, &mut [], offset, 6)),
             ] {
-                // RWF_NOWAIT: a read that finds no data must not wait here.
+                // 0x8 is RWF_NOWAIT: a read that finds no data fails instead of waiting for ever.
                 let request = if name.starts_with("read") { request.op_flags(0x8) } else { request };
                 let entry = ring.one(request.flagged(flags));
                 t.say(format_args!("{name} at {offset:#x} flags {flags:#x}: {}", crate::names::result(entry.res)));

@@ -1,5 +1,5 @@
-//! Many rounds of operations whose races rarely show: lost wake-ups, duplicate completions, lost
-//! bytes. Only sums are printed.
+//! Many rounds of operations whose races show only rarely, as lost wake-ups, duplicate completions
+//! or lost bytes. The cases print only sums.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ use crate::transcript::Transcript;
 
 const ROUNDS: u8 = 200;
 
-/// Sends back each byte that it receives, until the end of the stream.
+/// Receives bytes from `socket` and sends each back, until the end of the stream.
 fn echo(socket: OwnedFd) {
     while let Ok(bytes) = files::take(&socket, 16) {
         if bytes.is_empty() || files::put(&socket, &bytes) < 0 {
@@ -25,8 +25,8 @@ fn echo(socket: OwnedFd) {
     }
 }
 
-/// Sends a byte by a request and receives it back from an echo, `ROUNDS` times. Returns how many
-/// bytes came back right.
+/// Sends a byte by a request to a thread that echoes it, and receives it by a second request. Does
+/// this `ROUNDS` times. Returns how many of the received bytes were right.
 fn echoed(ring: &mut Ring, mut wait: impl FnMut(&mut Ring) -> usize) -> u32 {
     let (here, there) = files::sockets();
     let thread = std::thread::spawn(move || echo(there));
@@ -35,7 +35,8 @@ fn echoed(ring: &mut Ring, mut wait: impl FnMut(&mut Ring) -> usize) -> u32 {
         let mut byte = [!round];
         ring.push(read(here.as_raw_fd(), &mut byte, 0, 1));
         ring.push(write(here.as_raw_fd(), &[round], 0, 2));
-        // The buffers of both requests stay valid: a round ends only when both have completed.
+        // A round ends only when both requests have completed. So their buffers stay valid until
+        // then.
         let mut seen = 0;
         while seen < 2 {
             let more = wait(ring);
@@ -101,7 +102,7 @@ fn ping_pong_watching_memory(t: &mut Transcript) {
 }
 case!(ping_pong_watching_memory => "right 200 of 200");
 
-/// Four threads each write to a pipe. One ring reads all pipes.
+/// Four threads each write to a pipe of their own. One ring reads all four pipes.
 fn several_writers(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let pipes: Vec<(OwnedFd, OwnedFd)> = (0..4).map(|_| files::pipe()).collect();
@@ -161,8 +162,8 @@ fn threads_share_a_ring(t: &mut Transcript) {
 }
 case!(threads_share_a_ring => "done 800");
 
-/// Several threads sleep in enter on one CQ. Each must wake when a completion is posted. No thread
-/// reaps before all have woken.
+/// Several threads sleep in io_uring_enter(2) on one ring. Each must wake when a CQE is posted. No
+/// thread reaps before all have woken.
 fn threads_wait_on_a_ring(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
@@ -188,8 +189,8 @@ fn threads_wait_on_a_ring(t: &mut Transcript) {
 }
 case!(threads_wait_on_a_ring => "woken 60");
 
-/// Data and a cancel race for a read. Either the read gets the byte, or the byte stays in the pipe.
-/// Each request posts one CQE.
+/// A read waits, and data and a cancel come at about one time. Either the read gets the byte, or
+/// the byte stays in the pipe. Each of the two requests posts one CQE.
 fn cancel_against_data(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -259,8 +260,8 @@ fn timeout_against_removal(t: &mut Transcript) {
         completions += entries.len();
         let answer = |user_data| entries.iter().find(|entry| entry.user_data == user_data).map_or(0, |entry| entry.res);
         let pair = (answer(1), answer(2));
-        // The timeout was removed, or had expired before. On Linux 6.18 it may also be expiring at
-        // this moment.
+        // Either the timeout is removed, or it has expired before. On Linux 6.18 it may also expire
+        // during the removal (-EALREADY).
         let possible = [(-libc::ECANCELED, 0), (-libc::ETIME, -libc::ENOENT), (-libc::ETIME, -libc::EALREADY)];
         agreeing += u32::from(possible.contains(&pair));
     }
@@ -268,7 +269,7 @@ fn timeout_against_removal(t: &mut Transcript) {
 }
 case!(timeout_against_removal => "completions 400 agreeing 200");
 
-/// Rings are closed while another thread writes to the socket that their requests read.
+/// Requests read a socket to which another thread writes. Meanwhile their rings are closed.
 fn close_against_data(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let stop = AtomicBool::new(false);
@@ -316,7 +317,8 @@ fn workers(t: &mut Transcript) {
 }
 case!(workers => "right 640");
 
-/// An event loop polls the ring's descriptor while another thread makes requests complete.
+/// An event loop waits on the ring's descriptor by poll(2). Another thread makes the requests
+/// complete.
 fn poll_loop(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -346,7 +348,8 @@ fn poll_loop(t: &mut Transcript) {
         ring.submit();
     }
     let _ = thread.join();
-    // A few wake-ups without a completion are acceptable. One in every round would be a fault.
+    // poll(2) may wake a few times without a CQE. If it did so in most rounds, that would be a
+    // fault.
     t.say(format_args!("got {got} mostly in vain {}", empty > got / 4));
 }
 case!(poll_loop => "got 200 mostly in vain false");
@@ -401,7 +404,7 @@ fn overflow_against_reaping(t: &mut Transcript) {
             }
         }
         ring.submit();
-        // Reaps fewer completions than were added, so that the backlog grows.
+        // Reaps five CQEs for each eight NOPs, so that the backlog grows.
         for _ in 0..5 {
             if let Some(entry) = ring.peek() {
                 wrong += u32::from(entry.user_data != next);
@@ -414,8 +417,8 @@ fn overflow_against_reaping(t: &mut Transcript) {
 }
 case!(overflow_against_reaping => "found 2000 out of order 0");
 
-/// A multishot poll on an eventfd completes once for every write, if each write waits for the CQE
-/// of the previous one.
+/// A multishot poll waits for an eventfd, and a thread writes to the eventfd. Each write happens
+/// after the CQE for the previous write, so each write gets its own CQE.
 fn multishot_counts(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);

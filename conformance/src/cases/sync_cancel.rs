@@ -1,5 +1,5 @@
-//! IORING_REGISTER_SYNC_CANCEL: the cancel as a register call, which waits until its targets are
-//! gone.
+//! IORING_REGISTER_SYNC_CANCEL: io_uring_register(2) cancels requests, and waits until they have
+//! ended.
 
 use std::os::fd::AsRawFd;
 
@@ -15,7 +15,8 @@ use crate::transcript::{Transcript, timed};
 
 type Registration = u::io_uring_sync_cancel_reg;
 
-/// Returns the argument of a cancel. Its timeout of -1 means no time limit.
+/// Returns the argument of a synchronous cancel. Its timeout of -1 means that the wait has no
+/// limit.
 fn registration(address: u64, fd: i32, flags: u32) -> Registration {
     let mut registration: Registration = zeroed();
     registration.addr = address;
@@ -96,7 +97,7 @@ case!(by_fixed_file => "
     cqe 1: -ECANCELED
 ");
 
-/// With ANY the cancel finds all requests, as if ALL were set, too.
+/// With the flag ANY, the cancel finds all requests. It behaves as if ALL were set, too.
 fn any(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -198,7 +199,8 @@ case!(timeouts => "
     cqe 1: -ECANCELED
 ");
 
-/// If a worker is carrying out the request, the call waits until that worker has ended it.
+/// A worker executes the request that the call cancels. The call waits until the worker has ended
+/// the request.
 fn worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let fifo = files::Fifo::new();

@@ -1,5 +1,5 @@
-//! When completions of waiting requests become visible: the setup flags that decide when task work
-//! runs.
+//! When the CQE of a request that has waited becomes visible. Setup flags decide when the kernel
+//! runs the task work that posts it.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -15,7 +15,8 @@ use crate::transcript::Transcript;
 
 const FLAG: u32 = u::IORING_SETUP_TASKRUN_FLAG;
 
-/// Makes a ring with a poll on the reading end of a pipe. Returns the ring and both ends.
+/// Makes a ring with `flags` and a pipe. Submits a poll of the pipe's reading end. Returns the
+/// ring, the reading end and the writing end.
 fn polling(flags: u32) -> (Ring, OwnedFd, OwnedFd) {
     let mut ring = Ring::flags(8, flags);
     let (reader, writer) = files::pipe();
@@ -35,7 +36,8 @@ case!(default_without_entering => "
     cqe 1: 1
 ");
 
-/// On a ring without flags, a thread that spins without any system call sees the completion.
+/// A ring has no setup flags. A thread that makes no system call, and spins on the CQ in memory,
+/// sees the CQE.
 fn default_woken_by_another_thread(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(0);
     let thread = std::thread::spawn(move || {
@@ -51,7 +53,7 @@ fn default_woken_by_another_thread(t: &mut Transcript) {
 }
 case!(default_woken_by_another_thread => "cqe 1: 1");
 
-/// With DEFER_TASKRUN only an enter with GETEVENTS posts the CQE.
+/// On a ring with DEFER_TASKRUN, only an io_uring_enter(2) with GETEVENTS posts the CQE.
 fn deferred_only_in_getevents(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(ring::DEFER);
     files::put(&writer, b"x");
@@ -75,7 +77,7 @@ case!(deferred_only_in_getevents => "
     cqe 1: 1
 ");
 
-/// With TASKRUN_FLAG the SQ flags show that deferred task work is queued.
+/// On a ring with TASKRUN_FLAG, a flag in the SQ ring shows that deferred task work is queued.
 fn deferred_shows_flag(t: &mut Transcript) {
     for flags in [ring::DEFER, ring::DEFER | FLAG] {
         let (ring, _reader, writer) = polling(flags);
@@ -102,7 +104,8 @@ case!(deferred_shows_flag => "
     after -
 ");
 
-/// With DEFER_TASKRUN the eventfd is signalled when task work is queued, before the CQE is posted.
+/// On a ring with DEFER_TASKRUN, queued task work signals the registered eventfd. The CQE is posted
+/// only later.
 fn deferred_eventfd_fires(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(ring::DEFER);
     let event = files::eventfd(0);

@@ -9,7 +9,7 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
-/// A SEND whose destination address has a bad pointer or a bad length fails.
+/// A SEND fails if the pointer or the length of its destination address is bad.
 fn bad_addresses(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, _writer, address) = files::udp();
@@ -140,7 +140,7 @@ fn unknown_options(t: &mut Transcript) {
         if bit != 5 {
             ring.push(options(send(writer.as_raw_fd(), b"y", bit), 1 << bit));
             ring.submit();
-            // A SEND with BUNDLE but without a group posts two completions.
+            // Bit 4 is BUNDLE. A SEND with BUNDLE but without a group posts two CQEs.
             t.in_order(&ring.wait(if bit == 4 { 2 } else { 1 }));
         }
     }
@@ -176,7 +176,8 @@ case!(reserved_fields => "
     buf_index: send 2: 1
 ");
 
-/// POLL_FIRST on a file that is no socket: all opcodes but RECV check the file before they poll.
+/// POLL_FIRST on a file that is no socket. Every opcode except RECV checks the kind of the file
+/// before it polls the file.
 fn poll_first_on_no_socket(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let (memory, event, null) = (files::memory_file(b"text"), files::eventfd(0), files::null());
@@ -208,7 +209,8 @@ fn poll_first_on_no_socket(t: &mut Transcript) {
 }
 case!(poll_first_on_no_socket => include_str!("poll_first_on_no_socket.txt"));
 
-/// POLL_FIRST with MSG_DONTWAIT never polls. A descriptor that is not open still gets -EBADF.
+/// A request with POLL_FIRST and MSG_DONTWAIT does not wait for the poll. With a descriptor that is
+/// not open, it gets -EBADF.
 fn poll_first_without_waiting(t: &mut Transcript) {
     let (reader, _writer) = files::sockets();
     let pipe = files::pipe();

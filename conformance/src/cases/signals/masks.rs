@@ -1,4 +1,4 @@
-//! The signal mask that io_uring_enter(2) sets for its wait.
+//! The signal mask that io_uring_enter(2) sets for the duration of its wait.
 
 use super::{count, handle, handled, mask, set_of, signal_later};
 use crate::memory::zeroed;
@@ -10,14 +10,15 @@ use usring_uapi::io_uring as u;
 
 fn is_blocked(signal: i32) -> bool {
     let mut now: libc::sigset_t = zeroed();
-    // SAFETY: the call writes this thread's mask to a variable of this function.
+    // SAFETY: the call writes the mask of this thread to a variable of this function.
     unsafe {
         libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now);
         libc::sigismember(&now, signal) == 1
     }
 }
 
-/// Waits in enter for a completion, with a signal mask of 8 bytes as the argument.
+/// Waits in io_uring_enter(2) for a completion. The call's argument is a signal mask that contains
+/// `signals`.
 fn wait_with_mask(ring: &Ring, signals: &[i32]) -> i32 {
     let set = set_of(signals);
     ring.enter_with(0, 1, u::IORING_ENTER_GETEVENTS, (&raw const set).cast(), 8)
@@ -60,7 +61,8 @@ case!(mask_argument_blocks => "
     cqe 1: -ETIME
 ");
 
-/// A signal that is already pending when enter unblocks it ends the wait at once.
+/// SIGUSR1 is blocked and pending. io_uring_enter(2) unblocks it by its signal mask, and the signal
+/// ends the wait at once.
 fn pending_and_mask_argument(t: &mut Transcript) {
     let ring = Ring::new(4);
     handle(libc::SIGUSR1, count, 0);
@@ -70,8 +72,8 @@ fn pending_and_mask_argument(t: &mut Transcript) {
     handled(t);
     t.result("wait", wait_with_mask(&ring, &[]));
     handled(t);
-    // If the CQ already has a completion, io_uring_enter(2) returns without an error. It has then
-    // restored the thread's own signal mask, which blocks SIGUSR1.
+    // The CQ already contains a CQE, so io_uring_enter(2) returns without an error. When it
+    // returns, SIGUSR1 is blocked again, as before the call.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();
@@ -109,8 +111,8 @@ fn bad_masks(t: &mut Transcript) {
     let flags = u::IORING_ENTER_GETEVENTS;
     let (soon, late) = (milliseconds(5), milliseconds(30_000));
     let set = set_of(&[]);
-    // A call that is not refused waits until one of the two timeouts expires. The CQ is empty
-    // before each call.
+    // The CQ is empty before each call. The call with the valid size waits until the shorter
+    // timeout expires. If a call with an invalid size waited, one of the timeouts would end it.
     ring.push(timeout(&late, 0, 0, 1));
     ring.submit();
     for size in [0, 4, 8, 16, 128] {
@@ -126,8 +128,8 @@ fn bad_masks(t: &mut Transcript) {
     ring.push(timeout_remove(1, 3));
     ring.submit();
     ring.wait(2);
-    // If the CQ already holds enough completions, enter does not read the signal mask that its
-    // argument points to.
+    // The CQ already contains enough CQEs. So io_uring_enter(2) does not wait, and does not read
+    // the signal mask at the bad address.
     ring.push(nop(1));
     ring.submit();
     t.result("unmapped, one is there", ring.enter_with(0, 1, flags, 16 as *const _, 8));

@@ -47,7 +47,8 @@ fn bind_wrong(t: &mut Transcript) {
     let mut foreign = any;
     foreign.bytes[4..8].copy_from_slice(&[192, 0, 2, 1]);
     t.entry(&ring.one(net::bind_to(fd.as_raw_fd(), &foreign, 5)));
-    // The kernel copies the address when it reads the SQE. A bad address ends the batch.
+    // The kernel copies the address when it takes the SQE. If the address is bad, the batch ends
+    // with this SQE.
     ring.push(net::bind_to(fd.as_raw_fd(), &any, 6).with(|sqe| sqe.addr = BAD));
     ring.push(crate::sqe::nop(7));
     t.result("submit", ring.submit());
@@ -141,7 +142,8 @@ fn listen_wrong(t: &mut Transcript) {
     let (_listener, address) = net::listener(Family::V4);
     let client = net::connected(Family::V4, &address);
     t.entry(&ring.one(net::listen(client.as_raw_fd(), 1, 4)));
-    // LISTEN without a BIND gives an inet socket a port. A unix socket without a name is refused.
+    // These sockets were not bound. LISTEN on an inet socket chooses a port. LISTEN on a unix
+    // socket is refused, because the socket has no name.
     t.entry(&ring.one(net::listen(net::stream(Family::V4).as_raw_fd(), 1, 5)));
     t.entry(&ring.one(net::listen(net::stream(Family::Unix).as_raw_fd(), 1, 6)));
 }
