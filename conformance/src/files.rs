@@ -1,4 +1,5 @@
-//! Files and descriptors for cases, and ordinary calls that read and write them.
+//! Files and descriptors for the cases, and functions that read and write them by ordinary system
+//! calls.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,7 +17,7 @@ fn owned(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Makes a memfd with this content. Its position is 0.
+/// Makes a memfd with the content `content`. Its position is 0.
 pub fn memory_file(content: &[u8]) -> OwnedFd {
     // SAFETY: the name is a C string.
     let fd = owned(unsafe { libc::memfd_create(c"conformance".as_ptr(), libc::MFD_CLOEXEC) });
@@ -35,7 +36,7 @@ pub fn content(fd: &OwnedFd) -> Vec<u8> {
     content
 }
 
-/// Returns the file's content as text, for a transcript.
+/// Returns the file's whole content as text, to be printed.
 pub fn text(fd: &OwnedFd) -> String {
     String::from_utf8_lossy(&content(fd)).into_owned()
 }
@@ -71,7 +72,7 @@ pub fn sockets_of(kind: i32) -> (OwnedFd, OwnedFd) {
     (owned(ends[0]), owned(ends[1]))
 }
 
-/// Makes a socket of this domain and type, unconnected.
+/// Makes an unconnected socket of the address family `domain` and the type `kind`.
 pub fn socket(domain: i32, kind: i32) -> OwnedFd {
     // SAFETY: the call touches no memory.
     owned(unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, 0) })
@@ -88,7 +89,8 @@ pub fn tcp() -> (OwnedFd, OwnedFd) {
     (one.into(), other.into())
 }
 
-/// Makes two UDP sockets, the second connected to the first. Also returns the first one's address.
+/// Makes two UDP sockets. The second one is connected to the first. Also returns the address of the
+/// first socket.
 pub fn udp() -> (OwnedFd, OwnedFd, libc::sockaddr_in) {
     let one = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
     let other = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
@@ -101,7 +103,7 @@ pub fn udp() -> (OwnedFd, OwnedFd, libc::sockaddr_in) {
     (one.into(), other.into(), raw)
 }
 
-/// Makes a TCP socket send a reset when it is closed (SO_LINGER with 0).
+/// Sets SO_LINGER with a time of 0 on a TCP socket. The close of the socket then sends a reset.
 pub fn reset_on_close(fd: &OwnedFd) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let size = size_of_val(&linger) as u32;
@@ -110,7 +112,8 @@ pub fn reset_on_close(fd: &OwnedFd) {
     assert_eq!(unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, at, size) }, 0);
 }
 
-/// Calls shutdown(2). `how`: 0 ends receiving, 1 ends sending.
+/// Calls shutdown(2). `how` is SHUT_RD (0), which ends receiving, or SHUT_WR (1), which ends
+/// sending.
 pub fn shut_down(fd: &OwnedFd, how: i32) {
     // SAFETY: the call touches no memory.
     unsafe { libc::shutdown(fd.as_raw_fd(), how) };
@@ -133,7 +136,7 @@ pub fn put(fd: &OwnedFd, bytes: &[u8]) -> isize {
     unsafe { libc::write(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) }
 }
 
-/// Reads up to `most` bytes by read(2), and returns them or a negative errno.
+/// Reads up to `most` bytes by read(2). Returns the bytes, or a negative errno.
 pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
     let mut bytes = vec![0; most];
     // SAFETY: `bytes` is writable for `most`.
@@ -145,7 +148,7 @@ pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
     Ok(bytes)
 }
 
-/// Returns an eventfd's counter and resets it. Returns 0 if the counter is 0.
+/// Returns the counter of a non-blocking eventfd, and resets it to 0.
 pub fn event_count(fd: &OwnedFd) -> u64 {
     match take(fd, 8) {
         Ok(bytes) if bytes.len() == 8 => u64::from_ne_bytes(bytes.try_into().expect("eight bytes")),
@@ -153,14 +156,16 @@ pub fn event_count(fd: &OwnedFd) -> u64 {
     }
 }
 
-/// Waits until a descriptor is readable. Returns `false` if it is not readable within `limit`.
+/// Waits until the descriptor `fd` is readable. Returns `false` if it is not readable within
+/// `limit`.
 pub fn is_readable_within(fd: i32, limit: Duration) -> bool {
     let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: the array has one entry.
     unsafe { libc::poll(&raw mut entry, 1, limit.as_millis() as i32) == 1 }
 }
 
-/// Writes to a non-blocking pipe or socket until it is full. Returns the number of bytes written.
+/// Writes to a pipe or socket, without blocking, until it is full. Returns the number of bytes
+/// written.
 pub fn fill(fd: &OwnedFd) -> usize {
     let mut total = 0;
     set_nonblocking(fd, true);
@@ -181,11 +186,13 @@ pub fn set_nonblocking(fd: &OwnedFd, on: bool) {
     assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }, 0);
 }
 
-/// Makes a pseudo-terminal. Returns the program's end (slave) and the controlling end (master).
+/// Makes a pseudo-terminal. Returns the end that a program would use (slave), and the end that
+/// controls the terminal (master).
 pub fn terminal() -> (OwnedFd, OwnedFd) {
     let (mut other, mut program) = (-1, -1);
     let null: *mut libc::c_char = std::ptr::null_mut();
-    // SAFETY: the call writes the two descriptors. The null pointers mean no name and no settings.
+    // SAFETY: openpty(3) writes the two descriptors. The null pointers mean that there is no name,
+    // and that there are no settings.
     let answer = unsafe { libc::openpty(&raw mut other, &raw mut program, null, std::ptr::null(), std::ptr::null()) };
     assert_eq!(answer, 0);
     (owned(program), owned(other))
@@ -202,8 +209,8 @@ pub fn open_numbers() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// Returns how many descriptors of this process are open, after a ring with a waiting poll was made
-/// and closed. So the number includes descriptors that usring keeps open for all later rings.
+/// Makes a ring with a waiting poll, closes it, and returns how many descriptors of this process
+/// are then open. This number includes descriptors that usring opens for the first ring and keeps.
 pub fn open_numbers_after_a_ring() -> usize {
     let (reader, _writer) = pipe();
     let mut ring = crate::ring::Ring::new(2);
@@ -220,8 +227,8 @@ pub fn open_numbers_after_a_ring() -> usize {
     last
 }
 
-/// A FIFO without a writer. A request that opens it for reading occupies a worker, because open(2)
-/// waits for a writer and no poll can replace that wait.
+/// A FIFO without a writer. An open of it for reading waits for a writer, and no poll can wait for
+/// that. So a request that opens it occupies a worker.
 pub struct Fifo {
     path: CString,
     _scratch: Scratch,
@@ -243,18 +250,18 @@ impl Fifo {
         })
     }
 
-    /// Opens the FIFO for writing, which ends the wait of the open for reading. The writer stays
-    /// open as long as the returned descriptor.
+    /// Opens the FIFO for writing, which ends the waits of the opens for reading. The returned
+    /// descriptor keeps the writing end open.
     pub fn release(&self) -> OwnedFd {
-        // SAFETY: the path is a C string. An open for reading and writing does not wait.
+        // SAFETY: the path is a C string. The open is for reading and writing, so it does not wait.
         owned(unsafe { libc::open(self.path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })
     }
 
-    /// Returns whether no thread waits in an open of the FIFO for reading. (If a thread does, this
-    /// check ends its wait.)
+    /// Returns whether no thread waits in an open of the FIFO for reading. The check itself ends
+    /// such a wait.
     pub fn has_no_reader(&self) -> bool {
         let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
-        // SAFETY: the path is a C string. The descriptor is closed below.
+        // SAFETY: the path is a C string. This function closes the descriptor.
         let fd = unsafe { libc::open(self.path.as_ptr(), flags) };
         if fd >= 0 {
             crate::syscalls::close(fd);
@@ -263,7 +270,7 @@ impl Fifo {
     }
 }
 
-/// A temporary directory, which is removed with its content when this object is dropped.
+/// A temporary directory. When this object is dropped, the directory is removed with its content.
 pub struct Scratch {
     pub path: PathBuf,
 }
@@ -279,12 +286,12 @@ impl Scratch {
         Scratch { path }
     }
 
-    /// Returns the path of `name` in the directory, for a system call.
+    /// Returns the path of the file `name` in the directory, as a C string for system calls.
     pub fn path_of(&self, name: &str) -> CString {
         CString::new(self.path.join(name).into_os_string().into_encoded_bytes()).expect("no zero byte in a path")
     }
 
-    /// Makes a file in the directory, open for reading and writing.
+    /// Makes the file `name` in the directory, and returns it opened for reading and writing.
     pub fn file(&self, name: &str, content: &[u8]) -> OwnedFd {
         std::fs::write(self.path.join(name), content).expect("a file in the scratch directory");
         let path = self.path_of(name);

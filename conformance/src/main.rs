@@ -1,5 +1,5 @@
-//! The conformance suite: an ordinary io_uring program that prints the results of system calls, one
-//! behaviour at a time. Its output on the kernel and on usring must agree.
+//! The conformance suite: an ordinary io_uring program whose cases each print the results of system
+//! calls. The output on the kernel and the output on usring must agree.
 //!
 //! [`HELP`] lists the subcommands.
 
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
         ["seeds", usring] => random::check(usring, false),
         ["seeds", "--kernel", usring] => random::check(usring, true),
         ["record-seeds", count] => count.parse().map_or(ExitCode::from(2), random::record),
-        // Some cases start this executable again with these arguments.
+        // Some cases execute this program again, with these arguments.
         ["child", name, rest @ ..] => process::child(name, rest),
         ["--help" | "-h"] => {
             print!("{HELP}");
@@ -110,9 +110,9 @@ fn list(intended: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns the cases that the names select, or all cases if there are no names. A name is that of a
-/// case or of a module of cases. Returns `None` if a name is neither, or if two cases have it. The
-/// process of a case is started with the case's name alone, so that name must select one case.
+/// Returns the cases that `names` select, or all cases if `names` is empty. A name is the name of
+/// one case or of a group of cases. Returns `None` if a name is neither, or if two cases have it.
+/// Each case runs in a process that gets the case's name, so that name must be unique.
 fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     if names.is_empty() {
         return Some(Case::all());
@@ -138,7 +138,8 @@ fn run(names: &[&str]) -> ExitCode {
         return ExitCode::from(2);
     };
     if let ([case], [_]) = (cases.as_slice(), names) {
-        // The recorded transcripts assume this umask, so it replaces the umask of the caller.
+        // The recorded transcripts assume this umask. So it replaces the umask that this process
+        // has inherited.
         // SAFETY: the call changes only this process's umask.
         unsafe { libc::umask(0o022) };
         (case.run)(&mut Transcript::new(case.name()));
@@ -193,7 +194,8 @@ fn record(names: &[&str], usring: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Prints the kernel's release and whether the kernel lets this process make a ring.
+/// Prints the kernel's release. Also prints the features of a ring, or the errno if this process
+/// cannot make a ring.
 fn kernel() -> ExitCode {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut params = memory::zeroed();

@@ -1,17 +1,18 @@
-//! Memory for cases: zeroed structures, and pages that can be made inaccessible.
+//! Memory for the cases: zeroed structures, pages that a case can make inaccessible, and pages that
+//! are missing until a case supplies them.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Returns a structure of the kernel or of libc, with every field zero.
+/// Returns a structure of the kernel or of libc whose fields are all zero.
 pub fn zeroed<T: Copy>() -> T {
     // SAFETY: the callers use only structures of io_uring and libc. These consist of integers,
     // arrays and unions, for which zero is a valid value.
     unsafe { std::mem::zeroed() }
 }
 
-/// Anonymous pages, which are unmapped when this object is dropped.
+/// Anonymous pages. When this object is dropped, they are unmapped.
 pub struct Pages {
     pub address: *mut u8,
     pub length: usize,
@@ -19,14 +20,14 @@ pub struct Pages {
 
 pub const PAGE: usize = 4096;
 
-/// The address for the next mapping. It is far from the end of the address space, so a range of
-/// gigabytes fits behind it.
+/// The address of the next mapping. Addresses far from the end of the address space are chosen, so
+/// that a range of several GiB may begin at any page.
 static PLACE: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
 
 impl Pages {
     pub fn new(pages: usize) -> Pages {
         let length = pages * PAGE;
-        // SAFETY: a new anonymous mapping, which replaces no other.
+        // SAFETY: the mapping is new and anonymous, and replaces no other mapping.
         let address = unsafe {
             libc::mmap(
                 PLACE.fetch_add(length + PAGE, Ordering::Relaxed) as *mut c_void,
@@ -54,15 +55,15 @@ impl Pages {
     /// Changes the protection of the page at `offset`.
     pub fn protect(&self, offset: usize, protection: i32) {
         assert!(offset < self.length);
-        // SAFETY: the page belongs to this object. After this call only cases about bad addresses
-        // use it.
+        // SAFETY: the page belongs to this object. After this call, only cases that test bad
+        // addresses use the page.
         let answer = unsafe { libc::mprotect(self.address.add(offset).cast(), PAGE, protection) };
         assert_eq!(answer, 0);
     }
 
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the pages belong to this object. They are readable and writable, unless a case
-        // has changed that.
+        // SAFETY: the pages belong to this object. They are readable and writable, unless the case
+        // has changed their protection.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.length) }
     }
 
@@ -73,13 +74,13 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `new` made the mapping, and nothing uses it any more.
+        // SAFETY: `new` has made the mapping, and nothing uses it any more.
         unsafe { libc::munmap(self.address.cast::<c_void>(), self.length) };
     }
 }
 
-/// A page that does not exist until this process supplies it (userfaultfd(2)). A thread that
-/// touches the page sleeps, and the case can see that (`is_missed`).
+/// A page that is missing until this process supplies it, by userfaultfd(2). A thread that accesses
+/// the page sleeps until then. `is_missed` tells the case that a thread has accessed it.
 pub struct MissingPage {
     page: Pages,
     faults: OwnedFd,
@@ -108,7 +109,8 @@ impl MissingPage {
     }
 
     fn control(&self, request: u64, mut argument: [u64; 4]) {
-        // SAFETY: each request's argument has at most four words, which live through the call.
+        // SAFETY: the argument of each request has at most four words, which live until ioctl(2)
+        // returns.
         let answer = unsafe { libc::ioctl(self.faults.as_raw_fd(), request, argument.as_mut_ptr()) };
         assert_eq!(answer, 0, "userfaultfd: {}", std::io::Error::last_os_error());
     }
@@ -117,14 +119,14 @@ impl MissingPage {
         self.page.at(0)
     }
 
-    /// Waits up to half a minute until a thread touches the page. Returns `false` if none has.
+    /// Waits up to 30 seconds until a thread accesses the page. Returns `false` if no thread has.
     pub fn is_missed(&self) -> bool {
         let mut one = libc::pollfd { fd: self.faults.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the array has one element.
         unsafe { libc::poll(&raw mut one, 1, 30_000) == 1 && one.revents == libc::POLLIN }
     }
 
-    /// Supplies a page of zeroes, which wakes the threads that have touched the page.
+    /// Supplies the page, filled with zeroes. This wakes the threads that have accessed it.
     pub fn supply(&self) {
         self.control(UFFDIO_ZEROPAGE, [self.address(), PAGE as u64, 0, 0]);
     }
@@ -133,5 +135,5 @@ impl MissingPage {
 /// An address at which no memory is mapped.
 pub const BAD: u64 = 0x10;
 
-/// An address in the kernel's half of the address space, to which no program has access.
+/// An address in the kernel's half of the address space. No program can access it.
 pub const KERNEL_HALF: u64 = 0xffff_8000_0000_0000;

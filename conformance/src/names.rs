@@ -1,5 +1,5 @@
-//! Names for numbers: errnos, and flags. With them a transcript contains `-ENOBUFS` and
-//! `MORE|BUFFER`.
+//! The names of errnos and flags. Transcripts contain these names instead of numbers, such as
+//! `-ENOBUFS` and `MORE|BUFFER`.
 
 use usring_uapi::errno as e;
 use usring_uapi::io_uring as u;
@@ -18,7 +18,7 @@ const ERRNOS: &[(i32, &str)] = errno_names! {
     ENOPROTOOPT
 };
 
-/// Formats a system call's result: its number, or `-ENAME` for an error.
+/// Formats the result of a system call: the number itself, or `-ENAME` for a negative errno.
 pub fn result(value: i32) -> String {
     if value >= 0 {
         return value.to_string();
@@ -29,13 +29,14 @@ pub fn result(value: i32) -> String {
     }
 }
 
-/// Formats a result whose exact value the kernel does not promise (a descriptor, an address): `ok`
-/// or `-ENAME`.
+/// Formats a result whose exact value the kernel does not guarantee, such as a descriptor or an
+/// address. The text is `ok`, or `-ENAME` for a negative errno.
 pub fn outcome(value: i64) -> String {
     if value >= 0 { "ok".into() } else { result(value as i32) }
 }
 
-/// Returns the names of the set bits of `word`, joined by `|`, or `-` if none is set.
+/// Returns the names of the bits that are set in `word`, joined by `|`. Returns `-` if no bit is
+/// set.
 pub fn bits(word: u32, names: &[(u32, &str)]) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut left = word;
@@ -51,7 +52,7 @@ pub fn bits(word: u32, names: &[(u32, &str)]) -> String {
     if words.is_empty() { "-".into() } else { words.join("|") }
 }
 
-/// Formats a CQE's flags as names, with the buffer id in brackets.
+/// Formats the flags of a CQE as names. The id of a selected buffer follows in brackets.
 pub fn cqe_flags(flags: u32) -> String {
     let names = [
         (u::IORING_CQE_F_MORE, "MORE"),
@@ -70,7 +71,7 @@ pub fn cqe_flags(flags: u32) -> String {
     text
 }
 
-/// Formats the flags word of the SQ as names.
+/// Formats the word of flags in the SQ ring as names.
 pub fn sq_flags(flags: u32) -> String {
     bits(
         flags,

@@ -1,4 +1,5 @@
-//! Sockets for cases: addresses of each family, listeners, and clients that connect by connect(2).
+//! Sockets for the cases: addresses of each family, listeners, and clients that connect by
+//! connect(2).
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -8,7 +9,7 @@ use crate::memory::zeroed;
 use crate::sqe::sqe;
 use crate::syscalls;
 
-/// The address families, for cases that repeat their steps with each of them.
+/// The address families. Many cases repeat their steps with each of them.
 pub const FAMILIES: [Family; 3] = [Family::V4, Family::V6, Family::Unix];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,8 @@ impl Family {
         }
     }
 
-    /// Returns an address of this machine. The kernel chooses its port or name at bind(2).
+    /// Returns an address of this machine for bind(2). It has no port or name: the kernel chooses
+    /// one.
     pub fn any(self) -> Address {
         match self {
             Family::V4 => Address::v4(0),
@@ -37,8 +39,8 @@ impl Family {
                 address.sin6_addr.s6_addr[15] = 1;
                 Address::of(&address, size_of_val(&address))
             }
-            // An address that consists only of the family. The kernel chooses an abstract name for
-            // it.
+            // This address consists of the family alone. For such an address, bind(2) chooses a
+            // name in the abstract namespace.
             Family::Unix => {
                 let mut address: libc::sockaddr_un = zeroed();
                 address.sun_family = libc::AF_UNIX as u16;
@@ -60,7 +62,7 @@ impl Address {
     pub fn of<T>(address: &T, length: usize) -> Address {
         let mut bytes = [0; 128];
         assert!(length <= size_of::<T>() && length <= bytes.len());
-        // SAFETY: the line above limits both ranges to their objects.
+        // SAFETY: the assertion above limits the length to the size of both objects.
         unsafe { std::ptr::copy_nonoverlapping((&raw const *address).cast::<u8>(), bytes.as_mut_ptr(), length) };
         Address { bytes, length: length as u32 }
     }
@@ -74,8 +76,9 @@ impl Address {
         Address::of(&address, size_of_val(&address))
     }
 
-    /// Returns a buffer of `length` bytes for an address that a call writes. The buffer is filled
-    /// with a pattern, by which [`Address::written`] recognises the bytes that the call left alone.
+    /// Returns a buffer of `length` bytes, to which a system call can write an address. The buffer
+    /// is filled with a pattern. [`Address::written`] recognises by it the bytes that the call has
+    /// not written.
     pub fn room(length: u32) -> Address {
         Address { bytes: [0xaa; 128], length }
     }
@@ -84,12 +87,13 @@ impl Address {
         self.bytes.as_ptr() as u64
     }
 
-    /// Returns the address of the length, for calls that take a `socklen_t *`.
+    /// Returns the address of the field `length`, for system calls that take a `socklen_t *`.
     pub fn length_at(&self) -> u64 {
         &raw const self.length as u64
     }
 
-    /// Returns how many bytes a call has written to a buffer of [`Address::room`].
+    /// Returns how many bytes a system call has written to this buffer, which [`Address::room`] has
+    /// made.
     pub fn written(&self) -> usize {
         self.bytes.iter().rposition(|byte| *byte != 0xaa).map_or(0, |last| last + 1)
     }
@@ -124,13 +128,13 @@ pub fn bind(fd: &OwnedFd, address: &Address) -> i32 {
 /// Returns the address to which a socket is bound.
 pub fn address_of(fd: i32) -> Address {
     let mut address = Address { bytes: [0; 128], length: 128 };
-    // SAFETY: the address is writable for the length that the call gets.
+    // SAFETY: the address is writable for the length that getsockname(2) gets.
     let answer = unsafe { libc::getsockname(fd, address.bytes.as_mut_ptr().cast(), &mut address.length) };
     assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
     address
 }
 
-/// Makes a blocking listener, and returns it with its address.
+/// Makes a blocking listener of the family `family`. Returns it and its address.
 pub fn listener(family: Family) -> (OwnedFd, Address) {
     listener_for(family, 64)
 }
@@ -157,12 +161,12 @@ pub fn connect_now(fd: i32, address: &Address) -> i32 {
     syscalls::answer(unsafe { libc::connect(fd, address.bytes.as_ptr().cast(), address.length) })
 }
 
-/// Returns an address at which nothing listens: its listener was closed.
+/// Returns an address at which no socket listens: the listener that had it is closed.
 pub fn refusing_address(family: Family) -> Address {
     listener(family).1
 }
 
-/// Returns whether a byte sent by `from` can be read at `to`. The read does not wait.
+/// Sends a byte from `from`. Returns whether `to` has the byte then: the read does not wait.
 pub fn delivers_byte(from: &OwnedFd, to: i32) -> bool {
     let mut byte = [0u8; 1];
     crate::files::put(from, b"x");

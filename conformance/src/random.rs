@@ -1,26 +1,27 @@
-//! Random programs: short sequences of requests and plain calls. A seed determines a program, which
-//! prints its results. A seed's output on the kernel and on usring must agree. If the outputs
-//! differ, either usring is wrong, or the kernel promises nothing in that situation.
+//! Random programs: short sequences of requests and plain system calls. A seed determines a
+//! program. The program prints its results. Its output on the kernel and its output on usring must
+//! agree. If they differ, either usring is wrong, or the kernel guarantees nothing in that
+//! situation.
 //!
-//! The generator avoids situations in which the kernel promises nothing:
+//! The generator avoids situations in which the kernel guarantees nothing:
 //!
-//! - At any time at most one request waits for each file, and one for the buffers of each group.
-//! - A cancellation is the first request of its batch, and comes before any drain. So it meets
-//!   requests that wait, and none that a worker is carrying out.
-//! - No request is linked after a request that a worker carries out. If workers write to a file, a
+//! - At any time, at most one request waits for each file, and at most one for the buffers of each
+//!   group.
+//! - A cancellation is the first request of its batch, and precedes any drain. So it meets requests
+//!   that wait, and no request that a worker executes.
+//! - No request is linked behind a request that a worker executes. If workers write to a file, a
 //!   batch names that file only once.
-//! - A shutdown is the last request of its batch, because a worker of the kernel carries it out at
+//! - A shutdown is the last request of its batch, because a worker of the kernel executes it at
 //!   some later time.
-//! - If a request inside a chain sends, no other request of the batch sends to the same pipe or
-//!   pair of sockets. Otherwise the kernel could wake a request that waits for the data once or
-//!   twice.
-//! - A timeout either expires before the program looks for completions, or is far in the future.
+//! - If a request inside a chain sends, no other request of the batch sends to that pipe or pair of
+//!   sockets. Otherwise the kernel could wake the request that waits for the data once or twice.
+//! - A timeout either expires before the program checks for completions, or is far in the future.
 //! - The completions of a step are sorted. The notifications of SEND_ZC are checked but not
 //!   printed, because the step in which they arrive varies.
-//! - A multishot poll reports wake-ups that come close together by one completion or by several.
-//!   Equal completions of the poll in a step are printed once.
-//! - After a plain call the program waits for the completions that the call causes. A busy machine
-//!   needs longer waits: the wait factor multiplies their length.
+//! - Several wake-ups may come close together. A multishot poll reports them by one completion or
+//!   by several. So equal completions of a poll in one step are printed once.
+//! - After a plain call, the program waits for the completions that the call causes. A busy machine
+//!   needs longer waits, so the wait factor multiplies their length.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -41,15 +42,16 @@ mod requests;
 
 pub use compare::{check, compare, record};
 
-/// Number of steps of a program. A step makes some plain calls and submits one batch of requests.
+/// Number of steps of a program. In each step, the program makes some plain system calls and
+/// submits one batch of requests.
 const STEPS: u32 = 14;
 /// Most requests in a batch.
 const BATCH: u32 = 6;
 /// Bytes of memory that belong to one request.
 const ROOM: usize = 512;
-/// A step ends after this many waits in a row have brought no completion.
+/// Number of waits without a completion, in a row, after which a step ends.
 const QUIET_WAITS: u32 = 4;
-/// Length of one wait with a wait factor of 1.
+/// Length of one wait, if the wait factor is 1.
 const WAIT_STEP: Duration = Duration::from_millis(2);
 /// Result of a SEND_ZC's notification that says that the kernel has copied the data.
 const COPIED: i32 = u::IORING_NOTIF_USAGE_ZC_COPIED as i32;

@@ -220,8 +220,8 @@ case!(direct_without_table => "
     cqe 2: -ENFILE
 ");
 
-/// Runs `work` while this process has no free descriptor number, because its limit of open files is
-/// 0.
+/// Runs `work` while this process has no free descriptor number. Its limit of open files is 3
+/// meanwhile, and the descriptors 0 to 2 are open.
 pub fn without_numbers<T>(work: impl FnOnce() -> T) -> T {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is a variable of this function.

@@ -213,7 +213,7 @@ case!(deferred_other_thread_wakes => "
     cqe 1: 1
 ");
 
-/// With DEFER_TASKRUN, a wait for zero completions runs the queued task work.
+/// On a ring with DEFER_TASKRUN, a wait for zero completions runs the queued task work.
 fn deferred_zero_wait(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(ring::DEFER | FLAG);
     files::put(&writer, b"x");
@@ -243,7 +243,8 @@ fn deferred_teardown(t: &mut Transcript) {
 }
 case!(deferred_teardown => "file let go true");
 
-/// With COOP_TASKRUN, task work runs at the thread's next system call of any kind.
+/// On a ring with COOP_TASKRUN, task work runs at the next system call of the thread, whichever
+/// call that is.
 fn cooperative(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(u::IORING_SETUP_COOP_TASKRUN);
     files::put(&writer, b"x");
@@ -263,8 +264,8 @@ fn cooperative_flag(t: &mut Transcript) {
         files::put(&writer, b"x");
         writer
     });
-    // This thread spins without a call that would run task work. IORING_SQ_TASKRUN or the CQE must
-    // become visible.
+    // This thread spins and makes no system call that would run task work. So either
+    // IORING_SQ_TASKRUN or the CQE must become visible in memory.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while ring.sq_flags() & u::IORING_SQ_TASKRUN == 0 && ring.ready() == 0 && std::time::Instant::now() < deadline {
         std::hint::spin_loop();
@@ -309,7 +310,8 @@ case!(flag_goes_away => "
     flags -
 ");
 
-/// With DEFER_TASKRUN, completions by workers also wait for an enter of the ring's owner.
+/// On a ring with DEFER_TASKRUN, the CQE of a worker's request is posted only when the owner calls
+/// io_uring_enter(2).
 fn deferred_workers(t: &mut Transcript) {
     let mut ring = Ring::flags(8, ring::DEFER | FLAG);
     let file = files::memory_file(b"0123");
@@ -327,7 +329,8 @@ case!(deferred_workers => "
     cqe 1: 4
 ");
 
-/// CQEs that are already in the CQ end a wait for as many CQEs. Queued task work need not run.
+/// The CQ already contains as many CQEs as the call waits for. So the wait ends, and queued task
+/// work need not run.
 fn deferred_wait_is_enough(t: &mut Transcript) {
     let (mut ring, _reader, _writer) = polling(ring::DEFER);
     ring.push(nop(2));
@@ -343,10 +346,11 @@ case!(deferred_wait_is_enough => "
     cqe 3: 0
 ");
 
-/// The setup flags with which the kernel interrupts the thread in any system call to run task work.
+/// Kinds of rings for which the kernel runs task work in any system call of the thread. If the call
+/// sleeps, the kernel interrupts it. Each entry has a name and the setup flags.
 const INTERRUPTING: [(&str, u32); 2] = [("default", 0), ("cooperative", u::IORING_SETUP_COOP_TASKRUN)];
 
-/// Starts a thread that writes to a pipe a little later. The thread returns the writing end.
+/// Starts a thread that writes to the pipe `writer` after a pause. The thread returns `writer`.
 fn written_later(writer: OwnedFd) -> std::thread::JoinHandle<OwnedFd> {
     std::thread::spawn(move || {
         crate::time::long_enough_to_notice();
@@ -355,15 +359,16 @@ fn written_later(writer: OwnedFd) -> std::thread::JoinHandle<OwnedFd> {
     })
 }
 
-/// Submits a poll with a linked write to `event`. Only the thread's task work starts that write.
+/// Submits a poll of `reader` and, linked to it, a write to `event`. When the poll completes, only
+/// task work of this thread can start the write.
 fn write_by_task_work(ring: &mut Ring, reader: &OwnedFd, event: &OwnedFd, one: &[u8; 8]) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1).linked());
     ring.push(crate::sqe::write(event.as_raw_fd(), one, 0, 2));
     ring.submit();
 }
 
-/// The thread sleeps in read(2) on an eventfd that only its own task work writes to. The read
-/// returns.
+/// A thread sleeps in read(2) on an eventfd. Only the thread's own task work writes to that
+/// eventfd. The task work must run nevertheless, so that the read returns.
 fn sleeper_in_another_call(t: &mut Transcript) {
     let one = 1u64.to_ne_bytes();
     for (name, flags) in INTERRUPTING {
@@ -390,8 +395,8 @@ case!(sleeper_in_another_call => "
     cqe 2: 8
 ");
 
-/// With DEFER_TASKRUN, task work does not run while the owner sleeps in another call. The owner has
-/// to enter.
+/// On a ring with DEFER_TASKRUN, task work does not run while the owner sleeps in another system
+/// call. It runs only when the owner calls io_uring_enter(2).
 fn deferred_sleeper_in_another_call(t: &mut Transcript) {
     let one = 1u64.to_ne_bytes();
     let mut ring = Ring::flags(8, ring::DEFER);
@@ -415,7 +420,8 @@ case!(deferred_sleeper_in_another_call => "
     count 1
 ");
 
-/// A thread that sleeps in read(2) of the ring's registered eventfd wakes when a request completes.
+/// A thread sleeps in read(2) of the eventfd that is registered with the ring. It wakes when a
+/// request completes.
 fn eventfd_wakes_a_sleeper(t: &mut Transcript) {
     for (name, flags) in INTERRUPTING.into_iter().chain([("deferred", ring::DEFER)]) {
         t.say(name);
@@ -445,8 +451,8 @@ case!(eventfd_wakes_a_sleeper => "
     cqe 1: 1
 ");
 
-/// A thread that sleeps in read(2) of the ring's registered eventfd wakes when another thread's
-/// ring sends a message.
+/// A thread sleeps in read(2) of the eventfd that is registered with the ring. It wakes when
+/// another thread sends a message to that ring.
 fn message_wakes_an_eventfd_sleeper(t: &mut Transcript) {
     for (name, flags) in INTERRUPTING.into_iter().chain([("deferred", ring::DEFER)]) {
         t.say(name);
@@ -485,8 +491,8 @@ case!(message_wakes_an_eventfd_sleeper => "
 
 const OWN_CALLS: u32 = 200;
 
-/// The program makes a file ready by its own call. The next enter, without GETEVENTS, posts the
-/// completion every time, even if another thread is about to post it.
+/// The program makes a file ready by its own write(2). The next io_uring_enter(2) must post the
+/// CQE, even without GETEVENTS, and even if another thread is about to post it.
 fn own_write_is_seen_by_enter(t: &mut Transcript) {
     for (name, flags) in INTERRUPTING {
         let mut ring = Ring::flags(8, flags);
@@ -516,7 +522,8 @@ case!(own_write_is_seen_by_enter => "
     cooperative: 200 of 200
 ");
 
-/// The program closes a pipe's other end. The next enter posts the completion of the read.
+/// The program closes the writing end of a pipe. The next io_uring_enter(2) posts the CQE of the
+/// read that waits for the pipe.
 fn own_close_is_seen_by_enter(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let mut byte = [0u8; 1];
@@ -534,8 +541,8 @@ fn own_close_is_seen_by_enter(t: &mut Transcript) {
 }
 case!(own_close_is_seen_by_enter => "200 of 200");
 
-/// The CQ already holds a completion. An enter with GETEVENTS that does not wait still posts the
-/// next completion.
+/// The CQ already contains a CQE, so an io_uring_enter(2) with GETEVENTS does not wait. It must
+/// nevertheless post the CQE that the program's own write has caused.
 fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -554,8 +561,8 @@ fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
 }
 case!(own_write_is_seen_beside_a_completion => "200 of 200");
 
-/// The next enter posts the completion of the program's own write, even after the program has
-/// waited in the ring many times in a row.
+/// The program waits on the ring many times in a row and then makes a file ready by its own
+/// write(2). The next io_uring_enter(2) must post the CQE.
 fn own_write_is_seen_after_many_waits(t: &mut Transcript) {
     let mut seen = 0;
     for _ in 0..20 {
@@ -573,8 +580,8 @@ fn own_write_is_seen_after_many_waits(t: &mut Transcript) {
 }
 case!(own_write_is_seen_after_many_waits => "20 of 20");
 
-/// A chain on a ring that defers task work. On the kernel the submission, which does not ask for
-/// events, completes only the chain's first request.
+/// Submits a chain to a ring with deferred task work. On the kernel, a submission without GETEVENTS
+/// completes only the chain's first request.
 fn chain_on_a_deferring_ring(t: &mut Transcript) {
     let mut ring = Ring::flags(8, ring::DEFER);
     ring.push(nop(1).linked());

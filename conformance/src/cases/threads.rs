@@ -1,4 +1,4 @@
-//! Several threads that use one ring: closing, registering and waiting at the same time.
+//! Several threads use one ring at one time: they close it, register with it and wait on it.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,7 +18,7 @@ fn wait_for(fd: i32, complete: u32) -> i32 {
     syscalls::enter(fd, 0, complete, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0)
 }
 
-/// The ring's descriptor is closed while another thread waits. That wait ends when a completion is
+/// While a thread waits, another thread closes the ring's descriptor. The wait ends when a CQE is
 /// posted.
 fn close_while_another_waits(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -30,7 +30,8 @@ fn close_while_another_waits(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.result("close", ring.close());
     let answer = thread.join().unwrap_or(1);
-    // On the kernel the wait keeps the ring open and succeeds. An error is acceptable, too.
+    // On the kernel, the wait keeps the ring open and succeeds. An errno as the result is
+    // acceptable, too.
     t.say(format_args!("the wait has ended {}", answer <= 0));
     t.result("enter", ring.enter(0, 0, 0));
 }
@@ -63,7 +64,7 @@ case!(register_while_another_waits => "
     cqe 1: 1
 ");
 
-/// Submits the pushed SQEs, by the SQ thread if the ring has one.
+/// Submits the pushed SQEs. If the ring has an SQ thread, hands them over to it.
 fn submit(ring: &mut Ring) {
     if ring.params.flags & u::IORING_SETUP_SQPOLL == 0 {
         ring.submit();
@@ -72,8 +73,8 @@ fn submit(ring: &mut Ring) {
     }
 }
 
-/// Starts a thread that waits until `complete` CQEs have come, at most five seconds. Returns the
-/// thread once it sleeps.
+/// Starts a thread that waits for `complete` CQEs, for at most five seconds. Returns that thread
+/// once it sleeps.
 fn waiter(ring: &Ring, complete: u32) -> std::thread::JoinHandle<i32> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let fd = ring.fd;
@@ -90,8 +91,8 @@ fn waiter(ring: &Ring, complete: u32) -> std::thread::JoinHandle<i32> {
     thread
 }
 
-/// A thread waits for two CQEs. Another thread consumes each CQE as soon as it is in the CQ. Both
-/// CQEs count for the wait.
+/// A thread waits for two CQEs. Another thread consumes each of them as soon as it is in the CQ.
+/// Both CQEs count for the wait.
 fn another_consumes_while_one_waits(t: &mut Transcript) {
     let by_thread = u::IORING_SETUP_SQPOLL;
     for flags in [0, u::IORING_SETUP_COOP_TASKRUN, by_thread, by_thread | u::IORING_SETUP_IOPOLL] {
@@ -120,8 +121,8 @@ case!(another_consumes_while_one_waits => "
     waiter = 0
 ");
 
-/// A thread waits for two CQEs, and the first is there already. Another thread consumes the first
-/// before the second comes, and then consumes the second. Both CQEs count for the wait.
+/// A thread begins to wait for two CQEs while one is already in the CQ. Another thread consumes
+/// that CQE, and then the second one as soon as it comes. Both CQEs count for the wait.
 fn another_consumes_what_was_there(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_COOP_TASKRUN, u::IORING_SETUP_SQPOLL] {
         let mut ring = Ring::with(8, |params| (params.flags, params.sq_thread_idle) = (flags, 2000)).expect("a ring");
@@ -150,9 +151,9 @@ case!(another_consumes_what_was_there => "
     waiter = 0
 ");
 
-/// The owner of a ring that defers task work waits for two CQEs, and the first is there already.
-/// Another thread consumes the first before the second comes, and then consumes the second. Both
-/// CQEs count for the wait.
+/// The owner of a ring with deferred task work waits for two CQEs, of which one is already in the
+/// CQ. Another thread consumes that CQE, and then the second one as soon as it comes. Both CQEs
+/// count for the wait.
 fn another_consumes_while_the_owner_waits(t: &mut Transcript) {
     let mut ring = Ring::flags(8, ring::DEFER);
     let (reader, writer) = files::pipe();
@@ -201,7 +202,7 @@ case!(submit_while_another_waits => "
     cqe 3: 0
 ");
 
-/// A forked child of a program with several threads can make and use a ring.
+/// A program with several threads forks. The child can make a ring and use it.
 fn fork_in_a_threaded_program(t: &mut Transcript) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -233,7 +234,8 @@ fn fork_in_a_threaded_program(t: &mut Transcript) {
 }
 case!(fork_in_a_threaded_program => "children that went well 20");
 
-/// Forks while other threads are inside enter. The child finds no lock held, and can use rings.
+/// A program forks while other threads are inside io_uring_enter(2). None of usring's locks may be
+/// held in the child, so the child can use rings.
 fn fork_while_others_enter(t: &mut Transcript) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -312,7 +314,7 @@ fn rings_come_and_go(t: &mut Transcript) {
 }
 case!(rings_come_and_go => "right 200");
 
-/// A process exits while its threads wait in enter.
+/// A process exits while several of its threads wait in io_uring_enter(2).
 fn waiter_ends_by_exit(t: &mut Transcript) {
     let ending = process::forked(|| {
         for _ in 0..3 {
@@ -322,14 +324,14 @@ fn waiter_ends_by_exit(t: &mut Transcript) {
             });
         }
         crate::time::long_enough_to_notice();
-        // SAFETY: the call ends this child, and runs its exit handlers.
+        // SAFETY: exit(3) ends this child, and first runs its exit handlers.
         unsafe { libc::exit(8) }
     });
     t.say(format_args!("child: {ending}"));
 }
 case!(waiter_ends_by_exit => "child: exit 8");
 
-/// Rings in thread-local storage are closed by the destructor when the thread ends.
+/// A ring is in thread-local storage. When its thread ends, the destructor closes the ring.
 fn thread_local_rings(t: &mut Transcript) {
     thread_local! {
         static RING: std::cell::RefCell<Ring> = std::cell::RefCell::new(Ring::new(8));
@@ -343,7 +345,7 @@ fn thread_local_rings(t: &mut Transcript) {
 }
 case!(thread_local_rings => "right 10");
 
-/// The main thread ends first. Another thread goes on with its ring, and then ends the process.
+/// The main thread ends first. Another thread goes on using its ring, and then ends the process.
 fn main_thread_ends_first(t: &mut Transcript) {
     let ending = process::forked(|| {
         std::thread::spawn(|| {
@@ -362,7 +364,7 @@ fn main_thread_ends_first(t: &mut Transcript) {
 }
 case!(main_thread_ends_first => "child: exit 4");
 
-/// Programs are started while other threads are inside enter.
+/// The program starts other programs while its threads are inside io_uring_enter(2).
 fn spawned_programs_meanwhile(t: &mut Transcript) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -385,8 +387,8 @@ fn spawned_programs_meanwhile(t: &mut Transcript) {
 }
 case!(spawned_programs_meanwhile => "programs that went well 10");
 
-/// Returns a connection whose first end has SO_LINGER: its close(2) blocks until the peer has
-/// received everything.
+/// Returns a connection with SO_LINGER on its first end. A close(2) of that end blocks until the
+/// peer has received all data.
 fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     use std::io::Write;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -406,8 +408,8 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     (ours, peer)
 }
 
-/// A thread that is blocked in a call on one ring does not delay another ring on which no thread
-/// makes a call. This holds even if the blocked ring has had an event before the other ring.
+/// A thread is blocked in a call on one ring. It must not delay a second ring, on which no thread
+/// makes a call, even if the first ring has had an event shortly before.
 fn slow_close_delays_no_other_ring(t: &mut Transcript) {
     use std::os::fd::IntoRawFd;
     let (mut slow, mut other) = (Ring::new(4), Ring::new(4));
@@ -443,8 +445,8 @@ case!(slow_close_delays_no_other_ring => "
     cqe 3: 0
 ");
 
-/// When a thread ends, its waiting requests stay until their files are ready. The kernel then
-/// cancels them.
+/// A thread ends while its requests wait. On the kernel, the requests remain until their files
+/// become ready, and are then cancelled.
 fn requests_of_an_ended_thread(t: &mut Transcript) {
     let mut ring = Ring::new(16);
     let pipes: Vec<_> = (0..4).map(|_| files::pipe()).collect();

@@ -14,7 +14,7 @@ const ABS: u32 = u::IORING_TIMEOUT_ABS;
 const BOOT: u32 = u::IORING_TIMEOUT_BOOTTIME;
 const REAL: u32 = u::IORING_TIMEOUT_REALTIME;
 
-/// Submits one timeout. Prints its completion and how long it took.
+/// Submits a timeout. Prints its CQE, and whether it took at least `least` milliseconds.
 fn expire(t: &mut Transcript, time: Timespec, flags: u32, least: u64) {
     let mut ring = Ring::new(4);
     let (entry, waited) = timed(|| ring.one(timeout(&time, 0, flags, 1)));
@@ -38,8 +38,8 @@ case!(zero => "
     waited: after 0 to 30000 ms
 ");
 
-/// Submits one timeout with an absolute time. Prints its completion and whether that time was
-/// reached.
+/// Submits a timeout with an absolute time of the clock `clock`. Prints its CQE, and whether it
+/// expired only after that time.
 fn expire_at(t: &mut Transcript, clock: libc::clockid_t, flags: u32) {
     let time = on_clock(clock, 30);
     expire(t, time, ABS | flags, 0);
@@ -132,7 +132,7 @@ fn breaks_link(t: &mut Transcript) {
     ring.push(nop(2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // A timeout that reaches its completion count is a success, so the request linked to it starts.
+    // A timeout that reaches its completion count is a success. So the linked request starts.
     ring.push(timeout(&LONG, 1, 0, 3).linked());
     ring.push(nop(4));
     ring.push(nop(5));
@@ -178,7 +178,7 @@ case!(multishot => "
     cqe 2: 0
 ");
 
-/// A multishot timeout with a count repeats that many times.
+/// A multishot timeout with a count expires as often as its count says.
 fn multishot_counted(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let time = milliseconds(5);
@@ -196,7 +196,7 @@ case!(multishot_counted => "
     no cqe
 ");
 
-/// A multishot timeout with an absolute time is refused.
+/// The kernel refuses a multishot timeout with an absolute time.
 fn multishot_absolute(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let time = on_clock(libc::CLOCK_MONOTONIC, 5);
@@ -204,8 +204,8 @@ fn multishot_absolute(t: &mut Transcript) {
 }
 case!(multishot_absolute => "cqe 1: -EINVAL");
 
-/// Negative seconds or nanoseconds are refused. Nanoseconds beyond a second are added to the
-/// seconds.
+/// The kernel refuses a timeout with negative seconds or nanoseconds. It accepts nanoseconds beyond
+/// a second and adds them to the seconds.
 fn bad_timespec(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for (tv_sec, tv_nsec) in [(0, -1), (0, i64::MIN), (-1, 0), (i64::MIN, 0), (5, -1)] {
@@ -253,8 +253,8 @@ case!(bad_address => "
 fn unknown_flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let time = milliseconds(1);
-    // The bits include UPDATE and LINK_TIMEOUT_UPDATE, which belong to TIMEOUT_REMOVE, and bits
-    // beyond 6, which are undefined.
+    // Some of these bits are UPDATE and LINK_TIMEOUT_UPDATE, which belong to TIMEOUT_REMOVE. The
+    // bits from 7 on are undefined.
     for bit in [1, 4, 8, 9, 15, 31] {
         t.entry(&ring.one(timeout(&time, 0, 1 << bit, bit)));
     }
@@ -275,7 +275,7 @@ fn reserved_fields(t: &mut Transcript) {
         len = 0, len = 2, buf_index = 1, file_index = 1, ioprio = 1, fd = 5, addr3 = 5,
     };
     t.each(&mut ring, timeout(&time, 0, 0, 1), &wrong);
-    // The kernel uses only the lower 32 bits of a timeout's completion count.
+    // A timeout's completion count is in a 64-bit field. The kernel uses only its lower 32 bits.
     ring.push(timeout(&LONG, 1 << 32 | 1, 0, 2));
     ring.push(nop(3));
     ring.submit();

@@ -11,8 +11,8 @@ use usring_uapi::sqe_flags;
 
 const UPDATE: u32 = u::IORING_TIMEOUT_UPDATE;
 
-/// Returns a TIMEOUT_REMOVE that updates the timeout `target`. The SQE has the address of the new
-/// time in `off`.
+/// Returns a TIMEOUT_REMOVE that gives the timeout `target` the new time `time`. The SQE has the
+/// address of that time in the field `off`.
 fn update(target: u64, time: &Timespec, flags: u32, user_data: u64) -> Sqe {
     timeout_remove(target, user_data).op_flags(UPDATE | flags).with(|sqe| sqe.off = &raw const *time as u64)
 }
@@ -24,7 +24,7 @@ fn removes(t: &mut Transcript) {
     ring.push(timeout_remove(1, 2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // The removal may be in the same submission as its timeout.
+    // A timeout and its removal are in one submission.
     ring.push(timeout(&LONG, 0, 0, 3));
     ring.push(timeout_remove(3, 4));
     ring.submit();
@@ -138,7 +138,7 @@ case!(update_absolute => "
     cqe 1: -ETIME
 ");
 
-/// An update keeps the timeout's clock. Clock flags in the update are refused.
+/// An updated timeout keeps its clock. The kernel refuses clock flags in the update.
 fn update_keeps_clock(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(timeout(&LONG, 0, u::IORING_TIMEOUT_REALTIME, 1));
@@ -184,8 +184,8 @@ case!(update_link_timeout => "
     cqe 3: 0
 ");
 
-/// LINK_TIMEOUT_UPDATE without TIMEOUT_UPDATE removes the timeout. The address of a new time is
-/// read nevertheless.
+/// A TIMEOUT_REMOVE has LINK_TIMEOUT_UPDATE without TIMEOUT_UPDATE. It removes the timeout. The
+/// kernel nevertheless reads the new time at the address in the SQE.
 fn link_flag_alone(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 0, 0, 1));
@@ -205,8 +205,8 @@ case!(link_flag_alone => "
     cqe 4: -EFAULT
 ");
 
-/// TIMEOUT and LINK_TIMEOUT each need their own update flag. An update with the wrong flag finds no
-/// timeout.
+/// An update of a TIMEOUT needs one flag, and an update of a LINK_TIMEOUT another. With the wrong
+/// flag, the update finds no timeout.
 fn update_wrong_kind(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = crate::files::pipe();
@@ -319,7 +319,7 @@ case!(unused_fields => "
     cqe 5: -EINVAL
 ");
 
-/// If a multishot timeout with a count is updated, it repeats for ever.
+/// After an update, a multishot timeout with a count repeats without end.
 fn update_multishot_goes_on(t: &mut Transcript) {
     for repeats in [0, 1, 2, 4] {
         let mut ring = Ring::new(4);

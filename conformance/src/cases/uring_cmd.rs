@@ -1,5 +1,5 @@
-//! URING_CMD on files that have no commands. (`socket_command` covers sockets. A test of its own
-//! covers usring's block devices.)
+//! URING_CMD on files that have no commands. `socket_command` covers sockets, and tests outside of
+//! this suite cover usring's block devices.
 
 use std::os::fd::AsRawFd;
 
@@ -10,7 +10,7 @@ use crate::ring::Ring;
 use crate::sqe::{Change, sqe};
 use crate::transcript::Transcript;
 
-/// BLOCK_URING_CMD_DISCARD: the command of a block device that discards a range.
+/// BLOCK_URING_CMD_DISCARD, the command by which a block device discards a range of its data.
 const DISCARD: u64 = 0x1200;
 
 fn command(fd: i32, number: u64, user_data: u64) -> Sqe {

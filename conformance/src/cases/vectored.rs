@@ -1,4 +1,4 @@
-//! READV and WRITEV: how vectors are checked, and when the kernel copies them.
+//! READV and WRITEV: which vectors the kernel refuses, and when it copies the vectors.
 
 use std::os::fd::AsRawFd;
 
@@ -62,7 +62,7 @@ fn counts(t: &mut Transcript) {
     }
     let count = |sqe: usring_uapi::Sqe, count| usring_uapi::Sqe { len: count, ..sqe };
     t.entry(&ring.one(count(readv(fd, &vectors, 0, 1), u32::MAX)));
-    // Without vectors the address of the array is ignored.
+    // The number of vectors is zero, so the kernel ignores the bad address of the array.
     t.entry(&ring.one(read_at(fd, BAD, 0, 0, 2).with(|sqe| sqe.opcode = opcode::READV)));
 }
 case!(counts => "
@@ -87,12 +87,12 @@ fn bad_vectors(t: &mut Transcript) {
             t.entry(&ring.one(bad));
         }
     }
-    // The array of vectors extends into a page that cannot be accessed.
+    // The array of vectors begins in an accessible page and ends in an inaccessible one.
     let mut pages = Pages::new(2);
     let mut buffer = [0u8; 4];
     let good = of(&mut buffer);
     let start = 4096 - size_of::<libc::iovec>();
-    // SAFETY: the address is that of the last 16 bytes of the first page.
+    // SAFETY: the address is that of the first page's last 16 bytes, which is the size of a vector.
     unsafe { pages.bytes().as_mut_ptr().add(start).cast::<libc::iovec>().write(good) };
     pages.forbid_last();
     let vectors = |count| read_at(fd, pages.at(start), count, 0, 10);
@@ -166,8 +166,8 @@ case!(short_read => "
     0123 4...
 ");
 
-/// The kernel has copied the vectors of a waiting read. If the program changes its array after the
-/// submission, the read still fills the original buffers.
+/// The kernel copies the vectors of a read at submission. While the read waits, the program changes
+/// its array. The read still fills the buffers of the original vectors.
 fn copied_by_submit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -186,7 +186,8 @@ case!(copied_by_submit => "
     wx.. yz..
 ");
 
-/// A request behind a drain has not started when enter returns, but its vectors have been copied.
+/// IO_DRAIN holds back a request. The kernel has copied its vectors when io_uring_enter(2) returns,
+/// although the request has not started.
 fn copied_when_drained(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! MSG_WAITALL: a transfer that goes on until all bytes are transferred.
+//! MSG_WAITALL: a send or receive that goes on until it has transferred all bytes.
 
 use std::os::fd::AsRawFd;
 
@@ -58,7 +58,7 @@ case!(ends_short => "
     cqe 2: -ECANCELED
 ");
 
-/// A cancelled receive reports the bytes that it has received so far.
+/// A receive is cancelled after some bytes have arrived. Its result is the number of these bytes.
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -125,8 +125,8 @@ case!(datagram => "
     cqe 2: -ECANCELED
 ");
 
-/// A waiting receive ends when its own socket is shut down, even on datagram sockets, where a
-/// non-blocking call would still return EAGAIN.
+/// The program shuts down the socket on which its receive waits. This ends the receive, even on a
+/// datagram socket, where a non-blocking recv(2) would still return EAGAIN.
 fn shut_datagrams(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
         let mut ring = Ring::new(4);
@@ -148,8 +148,8 @@ case!(shut_datagrams => "
     cqe 2: 0
 ");
 
-/// While a receive fills an incremental buffer, the kernel selects that buffer for another receive,
-/// too: both write to it.
+/// A receive fills an incremental buffer and waits for more bytes. On the kernel, a second receive
+/// selects this buffer, too. Both then write to the bytes that are not yet filled.
 fn incremental_buffer_is_taken(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(4);
@@ -179,8 +179,9 @@ case!(incremental_buffer_is_taken => "
     abcdefghijklmnop 0123456789......
 ", because "6.18 gives what a waiting receive still has to fill to another, and both write there");
 
-/// A receive with MSG_WAITALL continues after a message that passes a descriptor. All data arrived
-/// in one event, so no further event reports the rest.
+/// A message passes a descriptor, which ends one recv(2). A receive with MSG_WAITALL must then
+/// continue with the remaining data. All data has arrived in one readiness event, so no further
+/// event comes.
 fn continues_after_a_passed_descriptor(t: &mut Transcript) {
     for end in [false, true] {
         let mut ring = Ring::flags(4, ring::DEFER);
@@ -228,7 +229,7 @@ case!(packets => "
     onetwo
 ");
 
-/// A RECV that is cancelled ends with the data that it has.
+/// A RECV is cancelled after some bytes have arrived. Its result is the number of these bytes.
 fn receive_is_cancelled(t: &mut Transcript) {
     for forced in [false, true] {
         let mut ring = Ring::new(8);

@@ -1,4 +1,4 @@
-//! WAITID: waits for a child that ends, stops or continues.
+//! WAITID, which waits until a child ends, stops or continues.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -23,12 +23,12 @@ fn wait_for(which: libc::idtype_t, id: i32, info: *mut libc::siginfo_t, options:
     })
 }
 
-/// Starts a child that exits with status 3 once the returned writing end is closed.
+/// Starts a child. It exits with status 3 as soon as the returned writing end of a pipe is closed.
 fn child() -> (i32, OwnedFd) {
     let (reader, writer) = files::pipe();
     let child = process::start(|| {
-        // SAFETY: the call touches no memory. The child's copy of this end would keep the pipe
-        // open.
+        // SAFETY: the call touches no memory. It closes the child's own copy of the writing end,
+        // which would keep the pipe open.
         unsafe { libc::close(writer.as_raw_fd()) };
         let _ = files::take(&reader, 1);
         3
@@ -37,7 +37,8 @@ fn child() -> (i32, OwnedFd) {
 }
 
 fn say_siginfo(t: &mut Transcript, info: &libc::siginfo_t, child: i32) {
-    // SAFETY: the siginfo is zeroed or filled by waitid(2), so its fields are initialised.
+    // SAFETY: all fields of the siginfo are initialised: they are zero, or waitid(2) has written
+    // them.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     t.say(format_args!(
         "signal {} errno {} code {} status {status} is it {}",
@@ -50,7 +51,7 @@ fn say_siginfo(t: &mut Transcript, info: &libc::siginfo_t, child: i32) {
 
 fn until_ended(child: i32) {
     let mut info: libc::siginfo_t = zeroed();
-    // SAFETY: the structure is a variable of this function. With WNOWAIT the child stays a zombie.
+    // SAFETY: the siginfo is a variable of this function. With WNOWAIT, the child remains a zombie.
     unsafe { libc::waitid(libc::P_PID, child as u32, &mut info, libc::WEXITED | libc::WNOWAIT) };
 }
 
@@ -101,7 +102,7 @@ fn killed(t: &mut Transcript) {
     let mut info = zeroed();
     ring.push(wait_for(libc::P_PID, child, &mut info, EXITED, 1));
     ring.submit();
-    // SAFETY: the process is a child of this one.
+    // SAFETY: the call touches no memory. The process is a child of this one.
     unsafe { libc::kill(child, libc::SIGKILL) };
     t.in_order(&ring.wait(1));
     say_siginfo(t, &info, child);
@@ -133,7 +134,7 @@ fn stopped_and_continued(t: &mut Transcript) {
         let mut info = zeroed();
         ring.push(wait_for(libc::P_PID, child, &mut info, option as u32, 1));
         ring.submit();
-        // SAFETY: the process is a child of this one.
+        // SAFETY: the call touches no memory. The process is a child of this one.
         unsafe { libc::kill(child, signal) };
         t.in_order(&ring.wait(1));
         say_siginfo(t, &info, child);
@@ -280,7 +281,8 @@ fn bad_address(t: &mut Transcript) {
             ring.submit();
         }
         t.in_order(&ring.wait(1));
-        // The kernel has reaped the child although it could not write the siginfo.
+        // The kernel could not write the siginfo, but it has reaped the child. So the next WAITID
+        // finds no child.
         let mut info = zeroed();
         t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED, 2)));
     }
@@ -357,16 +359,17 @@ case!(descriptor => "
     cqe 3: -EBADF
 ");
 
-/// A WAITID by pidfd waits for the process that the pidfd named at submission, even if the number
-/// names another process afterwards.
+/// A WAITID names its child by a pidfd. It waits for the process of that pidfd at the submission.
+/// The descriptor number may then become that of another process's pidfd.
 fn descriptor_is_closed(t: &mut Transcript) {
     for forced in [false, true] {
         let mut ring = Ring::new(4);
-        // With one worker, a request that needs a worker would wait behind the first request.
+        // Only one worker is allowed. If a waiting WAITID occupied a worker, the second WAITID
+        // could not start.
         let mut limits = [0u32, 1];
         ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2);
-        // The second child inherits the writing end of the first child's pipe, so the second child
-        // must end first.
+        // The second child inherits the writing end of the first child's pipe. So the first child
+        // cannot end before the second one.
         let (first, first_writer) = child();
         let (other, other_writer) = child();
         let mut infos: [libc::siginfo_t; 2] = [zeroed(), zeroed()];
@@ -379,7 +382,8 @@ fn descriptor_is_closed(t: &mut Transcript) {
         ring.push(if forced { request.forced_async() } else { request });
         ring.submit();
         if forced {
-            // No event reports when the kernel's worker has started.
+            // No event shows that the kernel's worker has started, so the case waits for a fixed
+            // time.
             crate::time::long_enough_to_begin();
         }
         drop(named);
@@ -458,7 +462,8 @@ fn bounded(t: &mut Transcript) {
         t.say(format_args!("{} has ended", entry.user_data));
     }
     drop(writer);
-    // WAITID was cancelled, so the child can still be waited for.
+    // The WAITID was cancelled, so it has not reaped the child. The case can still wait for the
+    // child.
     t.say(process::ending(child));
 }
 case!(bounded as link_timeout => "
@@ -474,7 +479,7 @@ fn ring_closes(t: &mut Transcript) {
     ring.push(wait_for(libc::P_PID, child, &mut info, EXITED, 1));
     ring.submit();
     drop(ring);
-    // The kernel cancels the requests of a closed ring asynchronously.
+    // The kernel cancels the requests of a closed ring some time after the close.
     std::thread::sleep(std::time::Duration::from_millis(200));
     drop(writer);
     t.say(process::ending(child));

@@ -1,4 +1,5 @@
-//! Workers: their number, their affinity, and the order of their requests.
+//! Workers: how many there are, on which processors they run, and in which order they execute
+//! requests.
 
 use std::os::fd::AsRawFd;
 
@@ -13,7 +14,7 @@ fn set(ring: &Ring, limits: &mut [u32; 2]) -> i32 {
     ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2)
 }
 
-/// IOWQ_MAX_WORKERS returns the previous limits. A limit of 0 changes nothing.
+/// IOWQ_MAX_WORKERS sets two limits and returns the previous ones. A limit of 0 is not set.
 fn limits(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut values = [5, 7];
@@ -59,7 +60,7 @@ case!(limits_wrong => "
     too many = -EINVAL
 ");
 
-/// With a limit of one worker, the second request waits for the first.
+/// The limit is one worker, and its request waits. So the second request waits for the first one.
 fn one_at_a_time(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.result("set", set(&ring, &mut [1, 1]));
@@ -84,8 +85,9 @@ case!(one_at_a_time => "
     open 2 = ok
 ");
 
-/// Unbounded workers (pipes, sockets) and bounded workers (files) have separate limits: busy
-/// workers of one kind do not delay the other kind.
+/// Unbounded workers execute requests on pipes and sockets, and bounded workers those on regular
+/// files. The two kinds have separate limits. So a busy worker of one kind does not delay requests
+/// of the other kind.
 fn unbounded_beside_bounded(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.result("set", set(&ring, &mut [1, 1]));
@@ -110,8 +112,8 @@ case!(unbounded_beside_bounded => "
     open 1 = ok
 ");
 
-/// A request with IOSQE_ASYNC on a file with poll support occupies no worker while it waits: the
-/// worker arms a poll.
+/// A request with IOSQE_ASYNC waits for a file with poll support. The worker arms a poll, so the
+/// request occupies no worker while it waits.
 fn waiting_pipe_occupies_none(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.result("set", set(&ring, &mut [1, 1]));
@@ -156,7 +158,8 @@ case!(affinity => "
     unregister, count 1 = -EINVAL
 ");
 
-/// Returns the kernel's list of the processors on which a worker may run.
+/// Returns the list of processors on which a worker of this process may run, as the kernel prints
+/// it.
 fn processors_of_worker() -> Option<String> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -223,7 +226,7 @@ case!(many_blocking => "
     read 32
 ");
 
-/// Writes of several workers to one file with O_APPEND: no write is lost or interleaved.
+/// Several workers write to one file with O_APPEND. No write is lost, and no two writes are mixed.
 fn writes_to_one_file(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let file = files::memory_file(b"");
@@ -240,7 +243,7 @@ fn writes_to_one_file(t: &mut Transcript) {
     t.say(format_args!("length {}", content.len()));
     let whole = content.chunks(4).filter(|chunk| chunk.iter().all(|byte| *byte == chunk[0]));
     t.say(format_args!("whole {}", whole.count()));
-    // The kernel does not promise the order of the written lines, so the case sorts them.
+    // The kernel does not guarantee the order of the writes, so the case sorts the lines.
     let sorted = |bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
         bytes.sort_unstable();
@@ -256,7 +259,7 @@ case!(writes_to_one_file => "
     every line once true
 ");
 
-/// Closing a ring interrupts the blocking calls of its workers.
+/// The close of a ring interrupts the blocking calls of the ring's workers.
 fn ring_closes(t: &mut Transcript) {
     let fifo = files::Fifo::new();
     let mut ring = Ring::new(8);
@@ -266,7 +269,8 @@ fn ring_closes(t: &mut Transcript) {
     t.result("submit", ring.submit());
     crate::time::long_enough_to_notice();
     drop(ring);
-    // `has_no_reader` itself releases a waiting worker, so the case calls it once, after a second.
+    // `has_no_reader` would itself end the wait of a worker. So the case calls it only once, a
+    // second after the close.
     std::thread::sleep(std::time::Duration::from_secs(1));
     t.say(format_args!("deserted {}", fifo.has_no_reader()));
 }

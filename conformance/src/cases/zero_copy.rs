@@ -1,6 +1,6 @@
-//! SEND_ZC and SENDMSG_ZC: each posts a CQE, and later a notification that the program may reuse
-//! the memory. The kernel does not promise when the notification comes. If the request asks for it,
-//! the notification says whether the kernel copied the data.
+//! SEND_ZC and SENDMSG_ZC. Each posts a CQE, and later a second CQE, the notification. It says that
+//! the program may reuse the memory. The kernel does not guarantee when the notification comes. On
+//! request, it also says whether the kernel has copied the data.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -17,14 +17,14 @@ fn sending(socket: &OwnedFd, bytes: &[u8], user_data: u64) -> Sqe {
     send(socket.as_raw_fd(), bytes, user_data).with(|sqe| sqe.opcode = opcode::SEND_ZC)
 }
 
-/// Submits one request and prints its CQEs: the completion, and the notification after it.
+/// Submits the request `sqe` and prints its CQEs: that of the send, and that of the notification.
 fn show(t: &mut Transcript, ring: &mut Ring, reader: &OwnedFd, sqe: Sqe) {
     ring.push(sqe);
     ring.submit();
     let mut entries = ring.wait(1);
     if entries.first().is_some_and(|entry| entry.flags & u::IORING_CQE_F_MORE != 0) && entries.len() == 1 {
-        // The kernel posts the notification once the peer has received the data, so the case
-        // receives it here.
+        // The kernel may post the notification only after the peer has received the data. So the
+        // case receives the data here.
         files::set_nonblocking(reader, true);
         let _ = files::take(reader, 1 << 16);
         entries.extend(ring.wait(1));
@@ -60,7 +60,8 @@ case!(sends_message as message => "
     cqe 1: 0 NOTIF
 ");
 
-/// IORING_SEND_ZC_REPORT_USAGE: on the loopback interface every send is copied.
+/// With IORING_SEND_ZC_REPORT_USAGE, the notification says whether the data was copied. On the
+/// loopback interface, the kernel copies every send.
 fn reports_usage(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::tcp();
@@ -186,7 +187,7 @@ case!(to_address => "
     cqe 1: 0 NOTIF
 ");
 
-/// A request that starts posts a notification, even if it fails.
+/// Every send that the kernel starts posts a notification, even if the send fails.
 fn errors_notify(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -216,7 +217,8 @@ case!(errors_notify => "
     cqe 6: 0 NOTIF
 ");
 
-/// A request that is refused at submission posts no notification.
+/// The kernel checks some fields of a send before it allocates the notification. A send that fails
+/// such a check posts no notification: its CQE has no F_MORE.
 fn refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::tcp();
@@ -397,8 +399,8 @@ case!(forced_async => "
     cqe 1: 0 NOTIF
 ");
 
-/// Two sends are linked to an SQE that is refused. Both sends are cancelled, and still post
-/// notifications.
+/// The kernel refuses the last SQE of a chain. The two sends before it are cancelled, and each
+/// nevertheless posts a notification.
 fn refused_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, writer) = files::tcp();
@@ -416,8 +418,9 @@ case!(refused_chain => "
     cqe 3: -EINVAL
 ");
 
-/// A send in a chain is itself refused. It posts its error without F_MORE. It also posts a
-/// notification, unless the kernel refuses the send before it has allocated the notification.
+/// The kernel refuses a send that is a member of a chain. The CQE with the error has no F_MORE. A
+/// notification follows, unless the kernel has refused the send before it allocated the
+/// notification.
 fn refused_member(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_SUBMIT_ALL);
     let (_reader, writer) = files::tcp();

@@ -209,8 +209,8 @@ fn poll_first_on_no_socket(t: &mut Transcript) {
 }
 case!(poll_first_on_no_socket => include_str!("poll_first_on_no_socket.txt"));
 
-/// A request with POLL_FIRST and MSG_DONTWAIT does not wait for the poll. With a descriptor that is
-/// not open, it gets -EBADF.
+/// A request with POLL_FIRST and MSG_DONTWAIT fails at once instead of polling its file. With a
+/// descriptor that is not open, it gets -EBADF.
 fn poll_first_without_waiting(t: &mut Transcript) {
     let (reader, _writer) = files::sockets();
     let pipe = files::pipe();

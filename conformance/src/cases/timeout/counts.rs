@@ -8,7 +8,7 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{Timespec, io_uring as u};
 
-/// A timeout with a count completes with 0 once that many other requests have completed.
+/// A timeout with a count completes with 0 once `count` other requests have completed.
 fn completion_count(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 2, 0, 1));
@@ -39,8 +39,8 @@ case!(count_and_time => "
     cqe 2: 0
 ");
 
-/// A timeout with a count also counts requests that were submitted before the timeout, if they
-/// complete afterwards.
+/// A timeout with a count counts every request that completes after the timeout has started. So it
+/// also counts requests that were submitted before.
 fn count_of_earlier_requests(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = crate::files::pipe();
@@ -59,7 +59,8 @@ case!(count_of_earlier_requests => "
     cqe 2: 0
 ");
 
-/// The completion of a timeout that reached its count does not count for another timeout.
+/// A timeout has reached its count and completes. Its own completion does not count for another
+/// timeout.
 fn several_counts(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 3, 0, 1));
@@ -85,7 +86,7 @@ case!(several_counts => "
     cqe 5: 0
 ");
 
-/// A timeout counts the other requests of its batch, even those in front of it.
+/// A timeout counts the other requests of its batch, even those before it in the batch.
 fn counts_its_own_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1));
@@ -142,8 +143,8 @@ case!(counts_tags => "
     cqe 7: 0
 ");
 
-/// A timeout that expires or reaches its count does not count for another timeout. A timeout that
-/// is removed, cancelled or refused counts, and so does a link timeout that is cancelled.
+/// Other timeouts count if they are removed, cancelled or refused. They do not count if they expire
+/// or reach their own count. A cancelled link timeout counts, too.
 fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     let mut ring = Ring::new(16);
     let time = milliseconds(5);
@@ -156,7 +157,7 @@ fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     ring.push(nop(3));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // Two CQEs count for the timeout with user_data 5: the removed timeout's and the removal's.
+    // Two CQEs count for timeout 5: that of the removed timeout 4, and that of the removal 6.
     ring.push(timeout(&LONG, 0, 0, 4));
     ring.push(timeout(&LONG, 2, 0, 5));
     ring.push(timeout_remove(4, 6));
@@ -167,7 +168,7 @@ fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     ring.push(timeout(&LONG, 0, 1 << 20, 8));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // A link timeout counts even if its request was in time.
+    // The CQE of a link timeout counts, even if the limited request completes in time.
     ring.push(timeout(&LONG, 2, 0, 9));
     ring.push(nop(10).linked());
     ring.push(link_timeout(&LONG, 0, 11));
@@ -190,7 +191,7 @@ case!(counts_timeouts_that_did_not_expire => "
     cqe 11: -ECANCELED
 ");
 
-/// A multishot timeout's CQEs do not count for other timeouts.
+/// The CQEs of a multishot timeout do not count for other timeouts.
 fn counts_no_multishot_repeats(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let time = milliseconds(2);
@@ -215,7 +216,8 @@ case!(counts_no_multishot_repeats => "
     cqe 4: 0
 ");
 
-/// A request with CQE_SKIP_SUCCESS that posts no CQE does not count for a timeout.
+/// A request that completes without a CQE, because of CQE_SKIP_SUCCESS, does not count for a
+/// timeout.
 fn counts_no_silent_completions(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 2, 0, 1));
@@ -236,7 +238,7 @@ case!(counts_no_silent_completions => "
     cqe 4: 0
 ");
 
-/// A CQE in the backlog counts for a timeout when it moves to the CQ.
+/// A CQE in the backlog does not count for a timeout yet. It counts when it moves to the CQ.
 fn counts_backlog(t: &mut Transcript) {
     let mut ring = Ring::with(2, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
@@ -260,8 +262,8 @@ case!(counts_backlog => "
     cqe 4: 0
 ");
 
-/// Timeouts that reach their counts together complete in the order of their counts, not of their
-/// times.
+/// Several timeouts reach their counts in one submission. They complete in the order of their
+/// counts, whatever the order of their expiry times.
 fn smallest_count_first(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let longer = Timespec { tv_sec: 2000, tv_nsec: 0 };
@@ -284,7 +286,8 @@ case!(smallest_count_first => "
     cqe 1: 0
 ");
 
-/// A timeout that starts behind a link does not count the other requests of its batch.
+/// A timeout is linked, so it starts only behind the whole batch. It does not count the other
+/// requests of that batch.
 fn counts_behind_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1).linked());
