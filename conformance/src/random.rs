@@ -106,11 +106,11 @@ struct File {
 /// A request from which another completion is expected.
 struct Pending {
     user_data: u64,
-    /// Index of the file from which the request reads or receives, if any.
+    /// Index of the file from which the request reads or receives. `None` for other requests.
     reads: Option<usize>,
-    /// Index of the file that the request polls, if it is a poll.
+    /// Index of the file that the request polls. `None` if the request is no poll.
     polls: Option<usize>,
-    /// Buffer group from which the request selects a buffer, if any.
+    /// Buffer group from which the request selects a buffer. `None` if it selects none.
     group: Option<u16>,
 }
 
@@ -129,8 +129,8 @@ struct Program {
     pending: Vec<Pending>,
     /// Completions that this step has not printed yet.
     entries: Vec<Entry>,
-    /// User data of the zero-copy sends. `notified` has the user data of the sends whose
-    /// notification has come.
+    /// The `user_data` of the zero-copy sends. `notified` has those of the sends whose notification
+    /// has come.
     without_copy: BTreeSet<u64>,
     notified: BTreeSet<u64>,
     /// User data of all poll requests.
@@ -140,31 +140,32 @@ struct Program {
     user_data: u64,
     soon: Timespec,
     never: Timespec,
-    /// Whether the program uses IO_DRAIN. Otherwise it uses chains.
+    /// Whether the program uses IO_DRAIN. If not, it uses chains instead.
     drains: bool,
     /// Whether the program has submitted a request with IO_DRAIN.
     has_drained: bool,
     /// Buffer group that the request under construction uses.
     group: Option<u16>,
-    /// Index of the file that the request under construction polls.
+    /// Index of the file that the request under construction polls, if it is a poll.
     polled: Option<usize>,
-    /// Indices of files that this batch may not use again, because it receives from them or workers
-    /// may write to them.
+    /// Indices of files that the rest of this batch may not use: the batch receives from them, or
+    /// workers may write to them.
     used: BTreeSet<usize>,
-    /// Pairs of files to which this batch sends. The value says whether the sender is inside a
-    /// chain.
+    /// Pairs of files to which this batch sends. The value says whether the sending request is
+    /// inside a chain.
     sent: BTreeMap<usize, bool>,
-    /// Indices of stream sockets that receive nothing more after a shutdown: their own (SHUT_RD),
-    /// or that of a Unix socket's peer (SHUT_WR). (A TCP peer sends a FIN instead, which does not
-    /// count here.)
+    /// Indices of stream sockets that receive nothing more after a shutdown. A socket's own
+    /// shutdown has this effect (SHUT_RD), and for a Unix socket also the shutdown of its peer
+    /// (SHUT_WR). A FIN from a TCP peer does not count.
     shut: BTreeSet<usize>,
     /// Whether the request under construction follows another request of its chain.
     is_successor: bool,
-    /// A LINK_TIMEOUT that must be the next request of the batch.
+    /// A LINK_TIMEOUT for the request that was built last. It must be the next request of the
+    /// batch.
     watcher: Option<Sqe>,
-    /// Whether the `fd` of the request under construction is a descriptor. In some opcodes it is a
-    /// count. The SQE alone does not show which: its opcode may have been changed to a wrong one,
-    /// and a count may equal a descriptor.
+    /// Whether the field `fd` of the request under construction is a descriptor. For some opcodes
+    /// it is a count. The SQE alone does not show that: its opcode may have been replaced by a
+    /// wrong one, and a count may equal a descriptor.
     names_file: bool,
 }
 
@@ -216,7 +217,7 @@ fn files() -> (Vec<File>, net::Address) {
     }
     let (listener, address) = net::listener(Family::V4);
     let client = net::connected(Family::V4, &address);
-    // SAFETY: the call asks for no address. The descriptor is new, and nothing else owns it.
+    // SAFETY: accept(2) gets no address pointer. The descriptor is new, and nothing else owns it.
     let server = unsafe {
         use std::os::fd::FromRawFd;
         let fd = libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut());
@@ -254,9 +255,10 @@ impl Program {
         let flags = random.of(&[0, 0, u::IORING_SETUP_COOP_TASKRUN, deferred, u::IORING_SETUP_SINGLE_ISSUER])
             | random.of(&[0, u::IORING_SETUP_SUBMIT_ALL, u::IORING_SETUP_NO_SQARRAY]);
         let drains = seed.is_multiple_of(5);
-        // With IO_DRAIN, one call must submit a whole batch, even if a request of the batch is
-        // refused: hence SUBMIT_ALL. With two calls, the time of the kernel's task work would
-        // decide whether the first call's drain still holds back the requests of the second.
+        // With IO_DRAIN, one call must submit a whole batch, even if one of its requests is
+        // refused. SUBMIT_ALL ensures that. With two calls, the timing of the kernel's task work
+        // would decide whether a drain of the first call still holds back the requests of the
+        // second.
         let flags = flags | if drains { u::IORING_SETUP_SUBMIT_ALL } else { 0 };
         let entries = 64;
         println!("flags {flags:#x} cq {entries}");
@@ -306,7 +308,7 @@ impl Program {
         }
     }
 
-    /// Makes up to two plain calls, such as a write to a file.
+    /// Makes up to two plain system calls, such as a write to a file.
     fn make_plain_calls(&mut self) {
         for _ in 0..self.random.below(3) {
             let index = self.random.below(self.files.len());
@@ -318,7 +320,7 @@ impl Program {
                 (Kind::Listener, _) => {
                     let client = net::connected(Family::V4, &self.address);
                     println!("  connect");
-                    // The client's end stays open until the program ends.
+                    // The client's end of the connection stays open until the program ends.
                     self.files.push(File { kind: Kind::Closed, fd: client });
                 }
                 (_, 0) if kind != Kind::Datagrams && self.random.percent(30) => {
@@ -342,8 +344,8 @@ impl Program {
         }
     }
 
-    /// Adds to `shut` the stream sockets that receive nothing more after this shutdown: the socket
-    /// itself (SHUT_RD), or the peer of a Unix socket (SHUT_WR).
+    /// Adds to `shut` the stream sockets that receive nothing more after this shutdown. These are
+    /// the socket itself for SHUT_RD, and the peer of a Unix socket for SHUT_WR.
     fn note_shutdown(&mut self, index: usize, how: i32) {
         let (is_unix, peer) = (self.files[index].kind != Kind::Tcp, index ^ 1);
         if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
@@ -354,7 +356,8 @@ impl Program {
         }
     }
 
-    /// Returns whether the buffer ring of the group has room for another buffer.
+    /// Returns whether the buffer ring of the group with the index `index` has room for one more
+    /// buffer.
     fn has_room(&self, index: usize) -> bool {
         let mut status: u::io_uring_buf_status = crate::memory::zeroed();
         status.buf_group = u32::from(requests::RINGS[index]);
@@ -396,8 +399,8 @@ impl Program {
         for place in 1..=count {
             let mut sqe = self.request(place == 1);
             if place == count || sqe.opcode == opcode::SHUTDOWN {
-                // The last request of a batch must not have a link flag: the kernel would leave
-                // such a chain to a worker.
+                // The last request of a batch must have no link flag. Otherwise the kernel would
+                // leave its chain to a worker.
                 sqe.flags &= !(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK);
                 self.watcher = None;
             }
@@ -406,15 +409,16 @@ impl Program {
             self.ring.push(sqe);
             self.is_successor = sqe.flags & (sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK) != 0;
             if last {
-                // The kernel carries a shutdown out on a worker, so it must be the last request of
-                // its batch.
+                // A worker of the kernel executes a shutdown, so the shutdown must be the last
+                // request of its batch.
                 count = place;
                 break;
             }
         }
         let mut answer = self.ring.submit();
         println!("  submit {count} = {}", names::result(answer));
-        // A refused request ends a submission. Each further call submits the requests behind it.
+        // A submission ends at a refused request. Each further call submits the requests behind
+        // that one.
         while answer > 0 && (answer as u32) < count {
             count -= answer as u32;
             answer = self.ring.enter(count, 0, 0);
@@ -422,12 +426,12 @@ impl Program {
         }
     }
 
-    /// Takes completions until several waits in a row have brought none.
+    /// Reaps completions until several waits in a row have found none.
     fn collect(&mut self) {
         let mut quiet = 0;
         while quiet < QUIET_WAITS {
-            // The program must wait in the kernel: with deferred task work the kernel starts no
-            // workers before that.
+            // The program must wait in the kernel: with deferred task work, the kernel starts no
+            // workers before such a wait.
             self.ring.enter_for(0, 1, WAIT_STEP * self.wait_factor);
             let new = self.ring.reap();
             quiet = if new.is_empty() { quiet + 1 } else { 0 };
@@ -435,8 +439,8 @@ impl Program {
         }
     }
 
-    /// Takes this step's completions and prints them, without the bits that the kernel does not
-    /// promise.
+    /// Reaps this step's completions and prints them, without the bits that the kernel does not
+    /// guarantee.
     fn print_completions(&mut self) {
         self.collect();
         let mut entries = std::mem::take(&mut self.entries);
@@ -444,8 +448,8 @@ impl Program {
         entries.sort_by_key(|entry| entry.user_data);
         let mut last_of_poll = None;
         for entry in &mut entries {
-            // If a request's worker was interrupted, the kernel does not promise which of these
-            // errors the request gets.
+            // When a cancel interrupts a worker, the kernel does not guarantee which errors result.
+            // The request gets EINTR or ECANCELED, and the cancel gets EALREADY or ENOENT.
             match -entry.res {
                 libc::EINTR => entry.res = -libc::ECANCELED,
                 libc::EALREADY => entry.res = -libc::ENOENT,
@@ -453,13 +457,13 @@ impl Program {
             }
             let is_more = entry.flags & u::IORING_CQE_F_MORE != 0;
             if !is_more {
-                // Whether the end of the stream is already known after a single receive depends on
-                // timing, so SOCK_NONEMPTY is not printed.
+                // SOCK_NONEMPTY also reports the end of the stream. The timing decides whether a
+                // receive already knows that end. So the flag of a last completion is not printed.
                 entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY;
             }
             if self.polls.contains(&entry.user_data) && entry.res & i32::from(libc::POLLOUT) != 0 {
-                // A poll's CQE has the events of all wake-ups that came before the kernel checked
-                // the file. Whether a hang-up came before the check depends on timing, so its bits
+                // The CQE of a poll has the events of all wake-ups before the kernel's check of the
+                // file. The timing decides whether a hang-up comes before that check, so its bits
                 // are not printed.
                 entry.res &= !i32::from(libc::POLLRDHUP | libc::POLLHUP);
             }
@@ -473,7 +477,7 @@ impl Program {
             }
         }
         println!("  memory {} {}", digest(self.memory.bytes()), digest_groups(&mut self.groups));
-        // SQEs that the kernel has not taken yet are not in flight.
+        // These SQEs are still in the SQ: the kernel has not taken them.
         let mine = self.ring.sq_tail().wrapping_sub(self.ring.sq_head());
         if mine != 0 {
             println!("  left in the queue {mine}");
@@ -492,8 +496,8 @@ impl Program {
         }
     }
 
-    /// Returns whether `entry` is the notification of a SEND_ZC, which the kernel posts once the
-    /// receiver has taken the data. Prints a notification that no request expects.
+    /// Returns whether `entry` is the notification of a SEND_ZC. The kernel posts it once the
+    /// receiver has taken the data. Prints the notification if no request expects it.
     fn is_notification(&mut self, entry: &Entry) -> bool {
         if entry.flags & u::IORING_CQE_F_NOTIF == 0 {
             return false;
@@ -506,8 +510,8 @@ impl Program {
     }
 }
 
-/// Registers the buffer rings of the program, with six buffers in each. Returns their memory and
-/// groups.
+/// Registers the program's buffer rings, with six buffers in each. Returns the memory of the buffer
+/// rings, and the groups.
 fn buffer_rings(ring: &Ring) -> (Vec<Pages>, Vec<Group>) {
     let make = |(index, number): (usize, u16)| {
         let memory = Pages::new(1);

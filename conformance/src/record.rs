@@ -1,18 +1,18 @@
-//! Writes a case's transcript into the source, in the `case!` below the case's function. A
-//! transcript of more than [`MOST_LINES`] lines goes to a file beside the source, which `case!`
-//! includes.
+//! Writes a case's transcript into the source, into the `case!` below the case's function. If a
+//! transcript has more than [`MOST_LINES`] lines, it goes to a separate text file, which the
+//! `case!` includes.
 
 use std::path::{Path, PathBuf};
 
 use crate::case::Case;
 
-/// Most lines of a transcript that is a string in the source.
+/// Most lines of a transcript that is a string in the source. A longer one gets a file of its own.
 const MOST_LINES: usize = 25;
-/// Most columns of a transcript that is on the same line as its `case!`.
+/// Most columns of a transcript in the line of its `case!`. A longer one begins on the next line.
 const MOST_COLUMNS: usize = 60;
 
-/// Makes `output` the expected transcript of the case, for usring (`usring` is true) or for the
-/// kernel.
+/// Makes `output` the expected transcript of the case on usring if `usring` is true, and otherwise
+/// on the kernel.
 pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
     let prefix = format!("{}: ", case.name());
     let lines: Option<Vec<&str>> = output.lines().map(|line| line.strip_prefix(&prefix)).collect();
@@ -26,7 +26,7 @@ pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
         write(&kept.path, &(lines.join("\n") + "\n"))?;
         format!("include_str!(\"{}\")", kept.name)
     } else {
-        // If the case's previous transcript was long, it was in a file beside the source. An error
+        // The case's previous transcript may have been long, and so in a file of its own. The error
         // is ignored, because this file need not exist.
         let _ = std::fs::remove_file(&kept.path);
         literal(&lines)
@@ -34,10 +34,10 @@ pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
     write(&path, &format!("{}{text}{}", &source[..start], &source[end..]))
 }
 
-/// The file beside a case's source file that holds the case's long transcript.
+/// The file beside a case's source file that contains a long transcript of the case.
 struct Kept {
     path: PathBuf,
-    /// Path of the file, relative to the source file's folder.
+    /// Path of the file, relative to the folder of the source file.
     name: String,
 }
 
@@ -57,8 +57,8 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     written.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Returns the byte range of the transcript (a string or `include_str!`) in the source text. `None`
-/// if the case has none.
+/// Returns the byte range, in the source text, of the case's transcript, which is a string or
+/// `include_str!`. Returns `None` if the case has no such transcript.
 fn place(source: &str, case: &Case, usring: bool) -> Option<(usize, usize)> {
     let call = format!("\ncase!({} => ", case.identifiers.join(" as "));
     let start = source.find(&call)? + call.len();
@@ -72,8 +72,7 @@ fn place(source: &str, case: &Case, usring: bool) -> Option<(usize, usize)> {
 
 const USRING: &str = ", usring => ";
 
-/// Returns the length in bytes of the expression at the beginning of `text`: a string or
-/// `include_str!`.
+/// Returns the length in bytes of the string, or of the `include_str!`, with which `text` begins.
 fn expression(text: &str) -> Option<usize> {
     if text.starts_with("include_str!(") {
         return text.find(')').map(|end| end + 1);
@@ -99,7 +98,7 @@ fn literal(lines: &[&str]) -> String {
     }
 }
 
-/// Returns a line, escaped for a string literal. A space at the end of the line becomes an escape,
+/// Escapes a line of a transcript for a string literal. This includes a space at the line's end,
 /// because editors would remove it.
 fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\\\").replace('"', "\\\"");

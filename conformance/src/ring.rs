@@ -1,7 +1,7 @@
-//! A small io_uring client: one thread fills the SQ, enters, and reads the CQ.
+//! A small io_uring client. One thread fills the SQ, calls io_uring_enter(2), and reads the CQ.
 //!
-//! A case controls exactly which calls are made: only [`Ring::wait`] and the functions that use it
-//! call enter by themselves.
+//! Each case controls which system calls are made. Only [`Ring::wait`], and the functions that use
+//! it, call io_uring_enter(2) on their own.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -16,13 +16,15 @@ use crate::{memory::zeroed, syscalls, time};
 
 pub type Params = u::io_uring_params;
 
-/// Setup flags of a ring that defers its task work until its owner asks for events.
+/// Setup flags of a ring with deferred task work: it runs only when the ring's owner asks for
+/// events.
 pub const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
-/// The setup flags of two rings: one that runs its task work at once, and one that defers it.
+/// The setup flags of two kinds of rings, for cases that repeat their steps: without and with
+/// deferred task work.
 pub const BOTH: [u32; 2] = [0, DEFER];
 
-/// How long [`Ring::wait`] waits for a completion before it gives up.
+/// Most time for which [`Ring::wait`] waits for its completions.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A CQE as a case sees it.
@@ -31,7 +33,7 @@ pub struct Entry {
     pub user_data: u64,
     pub res: i32,
     pub flags: u32,
-    /// The second half of a CQE on a ring with CQE32, otherwise zero.
+    /// The second half of a CQE. It is zero unless the ring has CQE32.
     pub extra: [u64; 2],
 }
 
@@ -51,29 +53,30 @@ struct Memory {
     sq: *mut u8,
     cq: *mut u8,
     sqes: *mut u8,
-    /// Address and length of each mapping that the ring's drop removes. A length of 0 stands for no
-    /// mapping.
+    /// Addresses and lengths of the mappings to remove when the ring is dropped. An entry with the
+    /// length 0 is unused.
     owned: [(usize, usize); 3],
 }
 
 pub struct Ring {
-    /// The ring's descriptor, or its index among the registered rings.
+    /// The ring's descriptor, or the ring's index in the table of registered rings.
     pub fd: i32,
     pub params: Params,
     memory: Memory,
-    /// Number of SQEs that were pushed and not submitted yet.
+    /// Number of SQEs that this process has pushed and not submitted yet.
     pending: u32,
     tail: u32,
-    /// Flags added to each io_uring_enter: IORING_ENTER_REGISTERED_RING if `fd` is an index.
+    /// Flags to add in each io_uring_enter(2). If `fd` is an index, this is
+    /// IORING_ENTER_REGISTERED_RING.
     pub enter_flags: u32,
-    /// Flags added to each register opcode:
-    /// [`USE_REGISTERED_RING`](crate::cases::reg::USE_REGISTERED_RING) if `fd` is an index.
+    /// Flags to add to each opcode of io_uring_register(2). If `fd` is an index, this is
+    /// [`USE_REGISTERED_RING`](crate::cases::reg::USE_REGISTERED_RING).
     pub register_flags: u32,
     closed: bool,
 }
 
-// SAFETY: the memory is meant to be shared. A case that uses a ring from two threads orders their
-// accesses itself.
+// SAFETY: the ring's memory is made to be shared. If a case uses a ring from two threads, the case
+// itself orders their accesses.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -88,7 +91,7 @@ impl Ring {
             .unwrap_or_else(|error| panic!("setup with {flags:#x}: {}", names::result(error)))
     }
 
-    /// Makes a ring with the parameters that `choose` sets. The error is the negative errno of
+    /// Makes a ring with the parameters that `choose` sets. Error: the negative errno of
     /// io_uring_setup(2).
     pub fn with(entries: u32, choose: impl FnOnce(&mut Params)) -> Result<Ring, i32> {
         let mut params: Params = zeroed();
@@ -100,7 +103,8 @@ impl Ring {
         Ok(Ring::mapped(fd, params))
     }
 
-    /// Maps the ring of the descriptor `fd`. `params` are what its setup returned.
+    /// Maps the memory of the ring whose descriptor is `fd`. io_uring_setup(2) has returned
+    /// `params`.
     pub fn mapped(fd: i32, params: Params) -> Ring {
         let both = sq_length(&params).max(cq_length(&params));
         let shared = must_map(fd, both, u64::from(u::IORING_OFF_SQ_RING));
@@ -116,8 +120,8 @@ impl Ring {
         ring
     }
 
-    /// Wraps a ring in the program's own memory (NO_MMAP): SQ and CQ are at `rings`, the SQEs at
-    /// `sqes`. The caller keeps the memory until the ring is dropped.
+    /// Wraps a ring that lies in the program's own memory (NO_MMAP). Both queues are at `rings`,
+    /// and the SQEs are at `sqes`. The caller keeps the memory mapped until the ring is dropped.
     pub fn over_memory(fd: i32, params: Params, rings: *mut u8, sqes: *mut u8) -> Ring {
         let memory = Memory { sq: rings, cq: rings, sqes, owned: [(0, 0); 3] };
         Ring::over(fd, params, memory)
@@ -128,24 +132,24 @@ impl Ring {
     }
 
     fn sq_word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: the kernel gave this offset, and the mapping lives as long as the ring. Kernel
-        // and program access the word as an atomic.
+        // SAFETY: the offset comes from the kernel, and the mapping lives as long as the ring. The
+        // kernel and the program access the word as an atomic.
         unsafe { &*self.memory.sq.add(offset as usize).cast::<AtomicU32>() }
     }
 
     fn cq_word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: the kernel gave this offset, and the mapping lives as long as the ring. Kernel
-        // and program access the word as an atomic.
+        // SAFETY: the offset comes from the kernel, and the mapping lives as long as the ring. The
+        // kernel and the program access the word as an atomic.
         unsafe { &*self.memory.cq.add(offset as usize).cast::<AtomicU32>() }
     }
 
-    /// Reads a word of the SQ's mapping, at this offset in bytes.
+    /// Reads the word at the byte offset `offset` in the SQ's mapping.
     pub fn word(&self, offset: u32) -> u32 {
         self.sq_word(offset).load(Ordering::Acquire)
     }
 
-    /// Writes a word of the SQ's mapping at this offset in bytes, even one that belongs to the
-    /// kernel.
+    /// Writes to the word at the byte offset `offset` in the SQ's mapping, even if only the kernel
+    /// should write that word.
     pub fn set_word(&self, offset: u32, value: u32) {
         self.sq_word(offset).store(value, Ordering::SeqCst);
     }
@@ -155,11 +159,13 @@ impl Ring {
         self.memory.sqes as u64
     }
 
-    /// Removes the mappings. After that the case may only make calls on the descriptor.
+    /// Removes the mappings of the ring. From then on, the case may only make calls on the
+    /// descriptor.
     pub fn unmap(&mut self) {
         for (address, length) in std::mem::take(&mut self.memory.owned) {
             if length != 0 {
-                // SAFETY: the ring made the mapping. The caller does not use the memory any more.
+                // SAFETY: this object made the mapping, and the case does not use its memory any
+                // more.
                 unsafe { libc::munmap(address as *mut c_void, length) };
             }
         }
@@ -168,7 +174,8 @@ impl Ring {
     /// Calls madvise(2) for each of the ring's mappings. Returns the first error, or 0.
     pub fn advise(&self, advice: i32) -> i32 {
         let owned = self.memory.owned.iter().filter(|(_, length)| *length != 0);
-        // SAFETY: the ring made the mappings. The advice only says what fork(2) does with them.
+        // SAFETY: this object made the mappings. The cases' advice changes only how fork(2) treats
+        // them.
         let answers = owned.map(|(address, length)| unsafe { libc::madvise(*address as *mut c_void, *length, advice) });
         answers.map(syscalls::answer).find(|answer| *answer < 0).unwrap_or(0)
     }
@@ -210,25 +217,25 @@ impl Ring {
         self.cq_tail().wrapping_sub(self.cq_head())
     }
 
-    /// Reads the SQ's tail from memory after another process has pushed SQEs. Sets the number of
-    /// SQEs that this process has pushed to 0.
+    /// Continues after another process has pushed SQEs to the ring: reads the SQ's tail from
+    /// memory. Forgets the SQEs that this process has pushed but not submitted.
     pub fn catch_up(&mut self) {
         self.tail = self.sq_tail();
         self.pending = 0;
     }
 
-    /// Writes an SQE at the SQ's tail. The next submission includes it.
+    /// Writes an SQE at the SQ's tail, so that the next submission includes it.
     pub fn push(&mut self, sqe: Sqe) {
         self.push_wide(sqe, &[]);
     }
 
-    /// Writes a 128-byte SQE: the entry, followed by the 64 bytes of `rest`.
+    /// Writes an SQE of 128 bytes: `sqe`, followed by the 64 bytes of `rest`.
     pub fn push_wide(&mut self, sqe: Sqe, rest: &[u8]) {
         let mask = self.params.sq_entries - 1;
         let slot = self.tail & mask;
         let stride = if self.params.flags & u::IORING_SETUP_SQE128 != 0 { 128 } else { 64 };
-        // SAFETY: the slot is below sq_entries, so the entry is in the mapping. The kernel reads it
-        // only after the new tail is published below.
+        // SAFETY: the slot is below sq_entries, so the SQE lies in the mapping. The kernel reads
+        // the SQE only after the store of the new tail below.
         unsafe {
             let place = self.memory.sqes.add(slot as usize * stride);
             place.cast::<Sqe>().write_volatile(sqe);
@@ -242,12 +249,13 @@ impl Ring {
         self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
     }
 
-    /// Writes `value`, an SQE's index, to an element of the SQ's index array.
+    /// Writes `value` to the element `slot` of the SQ's index array. Elements should be indices of
+    /// SQEs.
     pub fn poke_array(&mut self, slot: u32, value: u32) {
         self.sq_word(self.params.sq_off.array + slot * 4).store(value, Ordering::Relaxed);
     }
 
-    /// Moves the SQ's tail by `by` without writing an SQE.
+    /// Moves the SQ's tail by `by` entries without writing any SQE.
     pub fn advance_tail(&mut self, by: u32) {
         self.tail = self.tail.wrapping_add(by);
         self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
@@ -258,33 +266,34 @@ impl Ring {
         self.enter_with(submit, complete, flags, std::ptr::null(), 0)
     }
 
-    /// Calls io_uring_enter(2) with an extended argument of `size` bytes.
+    /// Calls io_uring_enter(2) with `argument`, a structure of `size` bytes or a signal mask.
     pub fn enter_with(&self, submit: u32, complete: u32, flags: u32, argument: *const c_void, size: usize) -> i32 {
         syscalls::enter(self.fd, submit, complete, flags | self.enter_flags, argument, size)
     }
 
-    /// Submits the pushed SQEs by one io_uring_enter, and returns its result.
+    /// Submits the pushed SQEs by one io_uring_enter(2). Returns the result of that call.
     pub fn submit(&mut self) -> i32 {
         let count = std::mem::take(&mut self.pending);
         self.enter(count, 0, 0)
     }
 
-    /// Submits the pushed SQEs and waits for `complete` completions, by one io_uring_enter. Returns
-    /// its result.
+    /// Submits the pushed SQEs and waits for `complete` CQEs, by one io_uring_enter(2). Returns the
+    /// result of that call.
     pub fn submit_and_wait(&mut self, complete: u32) -> i32 {
         let count = std::mem::take(&mut self.pending);
         self.enter(count, complete, u::IORING_ENTER_GETEVENTS)
     }
 
-    /// Waits until `count` completions are in memory, without a call on the ring. Returns these and
-    /// all others that arrive within the next 30 ms.
+    /// Waits until `count` CQEs are in memory, without a call on the ring. Returns them, and all
+    /// other CQEs that arrive within the next 30 ms.
     pub fn reap_in_memory(&mut self, count: u32) -> Vec<Entry> {
         self.wait_in_memory(count);
         time::long_enough_to_notice();
         self.reap()
     }
 
-    /// Returns the number of pushed SQEs and sets it to 0, for cases that call enter themselves.
+    /// Returns the number of SQEs that were pushed and not submitted, and sets it to 0. For cases
+    /// that then submit these SQEs by calls of their own.
     pub fn forget_pending(&mut self) -> u32 {
         std::mem::take(&mut self.pending)
     }
@@ -294,7 +303,7 @@ impl Ring {
         syscalls::register(self.fd, opcode | self.register_flags, argument.cast(), count)
     }
 
-    /// Takes the next CQE from the CQ in memory, if there is one. Makes no call.
+    /// Takes the next CQE from the CQ in memory, if there is one. Makes no system call.
     pub fn peek(&mut self) -> Option<Entry> {
         let head = self.cq_head();
         if head == self.cq_tail() {
@@ -303,8 +312,8 @@ impl Ring {
         let index = (head & (self.params.cq_entries - 1)) as usize;
         let wide = self.params.flags & u::IORING_SETUP_CQE32 != 0;
         let stride = if wide { 32 } else { 16 };
-        // SAFETY: the index is masked, so the entry is in the mapping. The tail was loaded with
-        // acquire ordering, so the kernel has written the entry.
+        // SAFETY: the index is masked, so the CQE lies in the mapping. The tail was loaded with
+        // acquire ordering, so the kernel has written the CQE.
         let (cqe, extra) = unsafe {
             let place = self.memory.cq.add(self.params.cq_off.cqes as usize + index * stride);
             let extra = if wide { place.add(16).cast::<[u64; 2]>().read_volatile() } else { [0; 2] };
@@ -314,13 +323,13 @@ impl Ring {
         Some(Entry { user_data: cqe.user_data, res: cqe.res, flags: cqe.flags, extra })
     }
 
-    /// Takes all CQEs from the CQ in memory. Makes no call.
+    /// Takes all CQEs from the CQ in memory. Makes no system call.
     pub fn reap(&mut self) -> Vec<Entry> {
         std::iter::from_fn(|| self.peek()).collect()
     }
 
-    /// Waits in enter until `count` completions have arrived, and returns all CQEs. Returns fewer
-    /// after half a minute or an error.
+    /// Waits in io_uring_enter(2) until `count` CQEs have arrived, and returns all CQEs. Returns
+    /// fewer after 30 seconds, or if a call fails.
     pub fn wait(&mut self, count: usize) -> Vec<Entry> {
         let mut entries = self.reap();
         let deadline = Instant::now() + TIMEOUT;
@@ -338,7 +347,8 @@ impl Ring {
         entries
     }
 
-    /// Submits and waits by one io_uring_enter, which returns -ETIME after `limit`.
+    /// Submits `submit` SQEs and waits for `complete` CQEs, by one io_uring_enter(2) with the
+    /// timeout `limit`. Returns the result of that call, such as -ETIME.
     pub fn enter_for(&self, submit: u32, complete: u32, limit: Duration) -> i32 {
         let time = crate::time::from_duration(limit);
         let mut argument: u::io_uring_getevents_arg = zeroed();
@@ -352,8 +362,8 @@ impl Ring {
         )
     }
 
-    /// Submits requests and waits for one completion of each. Returns the completions sorted by
-    /// user_data. If a bad SQE ends a submission, another call submits the SQEs behind it.
+    /// Submits `sqes` and waits for one CQE of each. Returns the CQEs, sorted by user_data. If a
+    /// refused SQE ends a submission, another call submits the SQEs behind it.
     pub fn run(&mut self, sqes: &[Sqe]) -> Vec<Entry> {
         for sqe in sqes {
             self.push(*sqe);
@@ -371,7 +381,7 @@ impl Ring {
         entries
     }
 
-    /// Submits one request and returns its completion. Panics if another completion arrives, too.
+    /// Submits one request and returns its CQE. Panics if another CQE arrives instead or as well.
     pub fn one(&mut self, sqe: Sqe) -> Entry {
         match self.run(&[sqe]).as_slice() {
             [entry] if entry.user_data == sqe.user_data => *entry,
@@ -384,19 +394,19 @@ impl Ring {
         }
     }
 
-    /// Watches the CQ in memory, without a call on the ring, until it holds `count` completions.
-    /// Returns `false` after half a minute.
+    /// Polls the CQ in memory until it contains `count` CQEs. Makes no call on the ring. Returns
+    /// `false` after 30 seconds.
     pub fn wait_in_memory(&self, count: u32) -> bool {
         crate::time::until(|| self.ready() >= count)
     }
 
-    /// Closes the descriptor, and returns the result of close(2). The mappings stay.
+    /// Closes the ring's descriptor. Returns the result of close(2). The mappings remain.
     pub fn close(&mut self) -> i32 {
         self.closed = true;
         syscalls::close(self.fd)
     }
 
-    /// Makes the drop of this object neither unmap the memory nor close the descriptor.
+    /// Changes what the drop of this object does: it leaves the mappings and the descriptor alone.
     pub fn abandon(&mut self) {
         self.closed = true;
         self.memory.owned = [(0, 0); 3];
@@ -407,7 +417,8 @@ impl Drop for Ring {
     fn drop(&mut self) {
         for (address, length) in self.memory.owned {
             if length != 0 {
-                // SAFETY: the ring made the mapping. No pointer into it outlives the ring.
+                // SAFETY: this object made the mapping, and no pointer into the mapping outlives
+                // the object.
                 unsafe { libc::munmap(address as *mut c_void, length) };
             }
         }

@@ -1,5 +1,5 @@
-//! Runs cases, each in a process of its own with a time limit. A case that crashes or hangs is
-//! reported, and does not affect the other cases.
+//! Runs cases, each in its own process and with a time limit. If a case crashes or hangs, its
+//! output says so, and the other cases are not affected.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -12,7 +12,7 @@ use crate::syscalls;
 /// Time after which a case counts as hung.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs a case and returns its output. If the case crashed or hung, the last line says so.
+/// Runs a case and returns its output. If the case crashes or hangs, the last line says so.
 pub fn transcript(case: &Case) -> String {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
@@ -31,8 +31,8 @@ pub fn transcript(case: &Case) -> String {
     collect(child, &name)
 }
 
-/// Reads all output of a child and waits for its end, at most [`LIMIT`]. Then kills the child and
-/// all processes that it has forked.
+/// Reads all output of a child. Waits until the child ends, for at most [`LIMIT`]. Then kills the
+/// child, and all processes that it has forked.
 fn collect(mut child: Child, name: &str) -> String {
     let mut output = child.stdout.take().expect("the output is a pipe");
     let reader = std::thread::spawn(move || {
@@ -48,10 +48,10 @@ fn collect(mut child: Child, name: &str) -> String {
         },
         None => format!("{name}: hang\n"),
     };
-    // The case's forked processes are in the child's process group. None of them may outlive the
-    // case.
-    // SAFETY: the call accesses no memory. The group was made for this child. The child was reaped
-    // just now, if at all, so its number belongs to no other group.
+    // The processes that the case has forked are in the child's process group. None of them may
+    // outlive the case.
+    // SAFETY: the call accesses no memory. The process group was made for this child. If the child
+    // was reaped, that was just now, so no other group has got its number.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let _ = child.wait();
     reader.join().unwrap_or_default() + &ending
@@ -70,7 +70,8 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
     }
 }
 
-/// Runs each case `times` times. Prints the cases whose output varies, and returns their number.
+/// Runs each case `times` times. Prints the cases whose output varies between the runs, and returns
+/// how many there are.
 pub fn repeat(cases: &[&Case], times: usize) -> usize {
     let mut unstable = 0;
     for case in cases {

@@ -1,13 +1,15 @@
-//! Functions that build SQEs. Only this file has to know what an opcode's fields mean.
+//! Functions that build the SQEs of common requests from named parameters. A case that needs
+//! further fields of an SQE sets them itself.
 
 use usring_uapi::{Sqe, Timespec, opcode, sqe_flags};
 
-/// Returns an SQE with this opcode, descriptor and user_data. All other fields are zero.
+/// Returns an SQE with the opcode, descriptor and user_data of the parameters. Its other fields are
+/// zero.
 pub fn sqe(opcode: u8, fd: i32, user_data: u64) -> Sqe {
     Sqe { opcode, fd, user_data, ..Sqe::default() }
 }
 
-/// Methods that change an SQE and return it, so that calls can be chained.
+/// Methods that change an SQE and return the result, so that several calls can follow each other.
 pub trait Change: Sized {
     fn with(self, change: impl FnOnce(&mut Sqe)) -> Sqe;
 
@@ -41,15 +43,16 @@ impl Change for Sqe {
     }
 }
 
-/// A change of an SQE, with its name in transcripts.
+/// A change of an SQE. The text is the name of the change in transcripts.
 pub type Field = (&'static str, fn(&mut Sqe));
 
 pub const fn field(name: &'static str, change: fn(&mut Sqe)) -> Field {
     (name, change)
 }
 
-/// Makes a table of changes of one field each: `fields![len = 1, flags |= FIXED_FILE]`. A string
-/// before a field names that change. Without a string, the change has the field's name.
+/// Makes a table of changes, of which each sets one field: `fields![len = 1, flags |= FIXED_FILE]`.
+/// A string before a field is the name of that change. Without a string, the name is that of the
+/// field.
 macro_rules! fields {
     ($($($name:literal)? $field:ident $set:tt $value:expr),* $(,)?) => {
         [$($crate::sqe::field([$($name,)? stringify!($field)][0], |sqe| sqe.$field $set $value)),*]
@@ -57,7 +60,7 @@ macro_rules! fields {
 }
 pub(crate) use fields;
 
-/// The offset with which READ and WRITE use the file's current position.
+/// The offset by which READ and WRITE use and move the file's current position.
 pub const CURRENT: u64 = u64::MAX;
 
 pub fn nop(user_data: u64) -> Sqe {
@@ -103,7 +106,7 @@ pub fn poll_remove(target: u64, user_data: u64) -> Sqe {
     Sqe { addr: target, ..sqe(opcode::POLL_REMOVE, -1, user_data) }
 }
 
-/// Returns a TIMEOUT. `time` must live until the SQE is submitted.
+/// Returns a TIMEOUT. The caller keeps `time` alive until the SQE is submitted.
 pub fn timeout(time: &Timespec, count: u64, flags: u32, user_data: u64) -> Sqe {
     Sqe { addr: &raw const *time as u64, len: 1, off: count, op_flags: flags, ..sqe(opcode::TIMEOUT, -1, user_data) }
 }
@@ -132,7 +135,7 @@ pub fn recv(fd: i32, bytes: &mut [u8], user_data: u64) -> Sqe {
     Sqe { addr: bytes.as_mut_ptr() as u64, len: bytes.len() as u32, ..sqe(opcode::RECV, fd, user_data) }
 }
 
-/// Returns a SENDMSG or RECVMSG. `header` must live until the request has completed.
+/// Returns a SENDMSG or RECVMSG. The caller keeps `header` alive until the request has completed.
 pub fn message(opcode: u8, fd: i32, header: *const libc::msghdr, user_data: u64) -> Sqe {
     Sqe { addr: header as u64, len: 1, ..sqe(opcode, fd, user_data) }
 }

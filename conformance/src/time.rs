@@ -1,10 +1,10 @@
-//! Times in the kernel's format, and waits with a time limit.
+//! Times in the kernel's format, and functions that wait for at most some time.
 
 use std::time::{Duration, Instant};
 
 use usring_uapi::Timespec;
 
-/// A time so long that it does not pass during a case.
+/// A time span that is longer than any case runs.
 pub const LONG: Timespec = Timespec { tv_sec: 1000, tv_nsec: 0 };
 
 pub fn milliseconds(count: i64) -> Timespec {
@@ -27,8 +27,8 @@ pub fn on_clock(clock: libc::clockid_t, milliseconds: i64) -> Timespec {
     }
 }
 
-/// Waits up to half a minute until `condition` is true. Returns `false` if it never is. Sleeps
-/// between checks, so that other threads can run on a machine with one processor.
+/// Waits until `condition` is true, for up to 30 seconds. Returns `false` if it does not become
+/// true. Sleeps between the checks, so that other threads can run on a machine with one processor.
 pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -42,15 +42,15 @@ pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Sleeps long enough for a worker to start a request with IOSQE_ASYNC, and then until the kernel's
-/// workers sleep. The first sleep has a fixed length, because no event reports the worker's start
-/// on both the kernel and usring.
+/// Waits until a worker has started a request with IOSQE_ASYNC. Sleeps for a fixed time first,
+/// because on neither the kernel nor usring an event reports that start. Then waits until the
+/// kernel's workers sleep.
 pub fn long_enough_to_begin() {
     std::thread::sleep(Duration::from_millis(500));
     until(|| workers().all(|stat| state_in(&stat) == Some('S')));
 }
 
-/// Returns the lines of /proc/self/task/*/stat that belong to io_uring workers.
+/// Returns the lines of /proc/self/task/*/stat for the kernel's io_uring workers of this process.
 fn workers() -> impl Iterator<Item = String> {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
     let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
@@ -67,21 +67,22 @@ pub fn this_thread() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Waits up to half a minute until this thread of the process sleeps. Returns `false` if it never
-/// does.
+/// Waits until the thread `thread` of this process sleeps, for up to 30 seconds. Returns `false` if
+/// it does not.
 pub fn until_asleep(thread: i32) -> bool {
     let path = format!("/proc/self/task/{thread}/stat");
     until(|| std::fs::read_to_string(&path).is_ok_and(|stat| state_in(&stat) == Some('S')))
 }
 
-/// Waits up to half a minute until the main thread of `process` sleeps. Returns `false` if it never
-/// does.
+/// Waits until the main thread of `process` sleeps, for up to 30 seconds. Returns `false` if it
+/// does not.
 pub fn until_process_sleeps(process: i32) -> bool {
     until(|| process_state(process) == Some('S'))
 }
 
-/// Waits until `process`, which slept in a call, sleeps or has ended. Returns whether it sleeps. A
-/// process whose call has returned exits soon. A process that was woken for nothing sleeps again.
+/// Returns whether `process` still sleeps in a system call. If the call has returned, the process
+/// exits soon. If it was only woken without need, it sleeps again soon. So this function waits for
+/// one of the two.
 pub fn still_sleeps(process: i32) -> bool {
     let mut last = None;
     until(|| {
@@ -91,13 +92,13 @@ pub fn still_sleeps(process: i32) -> bool {
     last == Some('S')
 }
 
-/// Returns the state of the main thread of `process`, as /proc/PID/stat shows it. `None` if there
-/// is no such process.
+/// Returns the state of the main thread of `process`, a letter of /proc/PID/stat. Returns `None` if
+/// there is no such process.
 pub fn process_state(process: i32) -> Option<char> {
     state_in(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 
-/// Sleeps for 30 ms. If an event happens that must not happen, it shows within this time.
+/// Sleeps for 30 ms. An event that must not happen would show within this time.
 pub fn long_enough_to_notice() {
     std::thread::sleep(Duration::from_millis(30));
 }

@@ -1,6 +1,6 @@
-//! A case's output: lines `case: line`. Each line is printed at once, so the output of a case that
-//! hangs shows how far it got. Lines contain results and flags. They never contain times, addresses
-//! or descriptor numbers, which the kernel does not promise.
+//! The output of a case, which consists of lines `case: line`. Each line is printed at once, so the
+//! output of a case that hangs shows how far it got. Lines contain results and flags. They never
+//! contain times, addresses or descriptor numbers, because the kernel does not guarantee these.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -24,7 +24,7 @@ impl Transcript {
     /// Prints one line.
     pub fn say(&mut self, line: impl Display) {
         let mut output = std::io::stdout().lock();
-        // The error is ignored: the reader of the output has ended.
+        // The error is ignored: it means that the process which reads the output has ended.
         let _ = writeln!(output, "{}: {line}", self.case);
         let _ = output.flush();
     }
@@ -34,8 +34,8 @@ impl Transcript {
         self.say(format_args!("{call} = {}", names::result(value)));
     }
 
-    /// Prints a call's name and `ok` or an error. For calls whose result has no fixed value (a
-    /// descriptor, an address).
+    /// Prints a call's name, and `ok` or an errno. For calls whose result has no fixed value, such
+    /// as a descriptor or an address.
     pub fn outcome(&mut self, call: impl Display, value: i64) {
         self.say(format_args!("{call} = {}", names::outcome(value)));
     }
@@ -45,15 +45,15 @@ impl Transcript {
         self.say(format_args!("cqe {entry}"));
     }
 
-    /// Submits the request once with each of these changes, and prints the CQEs.
+    /// Submits `request` once with each of `changes`, and prints the CQEs.
     pub fn each(&mut self, ring: &mut Ring, request: Sqe, changes: &[Field]) {
         for (_, change) in changes {
             self.entry(&ring.one(request.with(change)));
         }
     }
 
-    /// Submits the request once with each of these changes. Prints the names of the changes, and
-    /// whether each succeeded.
+    /// Submits `request` once with each of `changes`. Prints each change's name, and whether the
+    /// request has succeeded.
     pub fn each_named(&mut self, ring: &mut Ring, request: Sqe, changes: &[Field]) {
         for (name, change) in changes {
             let entry = ring.one(request.with(change));
@@ -61,7 +61,7 @@ impl Transcript {
         }
     }
 
-    /// Prints CQEs in the order in which they were in the CQ.
+    /// Prints CQEs in the order in which the kernel has posted them.
     pub fn in_order(&mut self, entries: &[Entry]) {
         for entry in entries {
             self.entry(entry);
@@ -71,14 +71,16 @@ impl Transcript {
         }
     }
 
-    /// Prints CQEs sorted by user_data, for cases in which the kernel does not promise an order.
+    /// Prints CQEs sorted by user_data, because the kernel does not guarantee their order in the
+    /// case.
     pub fn sorted(&mut self, entries: &[Entry]) {
         let mut sorted = entries.to_vec();
         sorted.sort_by_key(|entry| entry.user_data);
         self.in_order(&sorted);
     }
 
-    /// Prints whether `waited` is between `least` and `most` milliseconds, but not the time itself.
+    /// Prints whether `waited` is between `least` and `most` milliseconds. Does not print `waited`
+    /// itself, because it varies.
     pub fn between(&mut self, what: impl Display, waited: Duration, least: u64, most: u64) {
         let verdict = if waited < Duration::from_millis(least) {
             format!("too early (under {least} ms)")

@@ -1,15 +1,17 @@
 //! Compares every case of the suite on the kernel and on usring. The transcripts must agree, case
 //! by case.
 //!
-//! There is one test per module of cases. Each case runs in a process of its own with a time limit
-//! of a minute; a case that takes longer is reported as `hang`. On Linux 6.18 the case also runs on
-//! the kernel, and its output must match the transcript below the case. On any other kernel, or if
-//! io_uring is off, only the recorded transcripts count, and the test says so. A case in which
-//! usring differs on purpose has a second transcript for usring. A case in `not-yet.txt` runs only
-//! on the kernel.
+//! There is one test per group of cases. Each case runs in its own process with a time limit of a
+//! minute. If it takes longer, its output ends with `hang`.
+//!
+//! On Linux 6.18, the case also runs on the kernel, and its output must match the transcript below
+//! the case. On any other kernel, or if io_uring is off, the recorded transcripts stand in for the
+//! kernel, and the test says so. If usring differs on purpose, the case has a second transcript for
+//! usring. A case in `not-yet.txt` runs only on the kernel.
 //!
 //! usring is `$USRING_BIN`, or `target/PROFILE/usring`, which `cargo xtask build` makes. Each case
-//! uses both entry points: libc's `syscall()`, and a system call instruction in the program itself.
+//! runs on usring twice, once by each entry point: libc's `syscall()`, and a system call
+//! instruction in the program itself.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -55,23 +57,24 @@ groups! {
 /// The output of a case that only root can run.
 const NEEDS_SUPERUSER: &str = ": needs a superuser\n";
 
-/// Part of the output of a case that needs a feature which this machine's kernel lacks.
+/// Part of the output of a case that needs a feature of the kernel, if this machine's kernel lacks
+/// that feature.
 const NEEDS_KERNEL: &str = ": this kernel has no ";
 
-/// Cases that fail on usring for now, one per line: `CASE: REASON`. They run on the kernel, and are
-/// skipped on usring.
+/// Cases that fail on usring for now. Each line is `CASE: REASON`. These cases run on the kernel,
+/// and not on usring.
 const NOT_YET: &str = include_str!("../not-yet.txt");
 
-/// Returns the cases that fail on usring for now, each with the reason.
+/// Returns the cases that fail on usring for now, each with the reason for it.
 fn not_yet() -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = NOT_YET.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.map(|line| line.split_once(": ").unwrap_or_else(|| panic!("not-yet.txt: no reason in `{line}`")))
 }
 
-/// Whether cases also run on the kernel of this machine.
+/// Whether cases also run on this machine's kernel.
 enum Kernel {
     Live,
-    /// io_uring is off, or this kernel is another release: only the recorded output counts.
+    /// io_uring is off, or the kernel is another release. The recorded transcripts stand in for it.
     Recorded,
 }
 
@@ -88,8 +91,8 @@ fn kernel() -> &'static Kernel {
         } else {
             return Kernel::Live;
         };
-        // Writes directly to standard error, because the test harness hides the output of passing
-        // tests.
+        // Writes to standard error itself, because the test harness would hide the output of a test
+        // that passes.
         let said = format!("conformance: {why}; the transcripts recorded from Linux {RECORDED} stand in for it\n");
         let _ = std::io::stderr().lock().write_all(said.as_bytes());
         Kernel::Recorded
@@ -109,8 +112,8 @@ fn usring() -> PathBuf {
     path
 }
 
-/// Returns the recorded outputs of a group's cases on usring (`usring` is true) or on the kernel.
-/// The keys are the names of the cases.
+/// Returns the recorded outputs of a group's cases, by the names of the cases. They are those on
+/// usring if `usring` is true, and otherwise those on the kernel.
 fn recorded(group: &str, usring: bool) -> BTreeMap<String, String> {
     let mut outputs = BTreeMap::<String, String>::new();
     let mut arguments = vec!["show", group];
@@ -131,7 +134,8 @@ fn listed(arguments: &[&str]) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect()
 }
 
-/// Runs a case and returns its output. If the case crashed or hung, the last line says so.
+/// Runs a case by `command` and returns its output. If the case crashes or hangs, the last line
+/// says so.
 fn transcript(mut command: Command, name: &str) -> String {
     let child = command
         .process_group(0)
@@ -166,8 +170,9 @@ fn collect(mut child: Child, name: &str) -> String {
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    // The case's forked processes are in its process group. None of them may outlive the case.
-    // SAFETY: the group was made for this child.
+    // The processes that the case has forked are in its process group. None of them may outlive the
+    // case.
+    // SAFETY: the call accesses no memory. The process group was made for this child.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let _ = child.wait();
     let mut text = output.join().unwrap_or_default();
@@ -193,8 +198,8 @@ fn on_kernel(name: &str) -> String {
     transcript(command, name)
 }
 
-/// Returns the output of a case on usring, from which the caller learns whether the case needs
-/// root. Returns an empty text if the user is root and can run every case.
+/// Returns the output of a case on usring, which shows whether the case needs root. If the user is
+/// root, returns an empty text instead, because no case can lack root then.
 fn would_say(name: &str) -> String {
     // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } == 0 { String::new() } else { on_usring(name, false) }
@@ -210,18 +215,18 @@ fn on_usring(name: &str, inline: bool) -> String {
     transcript(command, name)
 }
 
-/// The outputs of a case. `on_kernel` is `None` if this machine's kernel cannot run the cases, so
-/// that the recorded output stands in for it.
+/// The outputs of a case. `on_kernel` is `None` if the case did not run on the kernel, so that the
+/// recorded transcript stands in for it.
 struct Transcripts {
     on_kernel: Option<String>,
-    /// One output for each entry point (libc's `syscall()`, an instruction), with the entry point's
-    /// name.
+    /// The outputs on usring, each with the name of its entry point: libc's `syscall()`, or an
+    /// instruction.
     on_usring: Vec<(&'static str, String)>,
 }
 
-/// Runs a case on the kernel and on usring. On usring it runs once by each entry point, or not at
-/// all if `is_held` is false (a case of `not-yet.txt`). All runs of the case take place at the same
-/// time, because most cases mostly wait.
+/// Runs a case on the kernel and on usring. On usring, the case runs once by each entry point. If
+/// `is_held` is false (a case of `not-yet.txt`), it does not run on usring. All runs take place at
+/// one time, because most cases wait most of the time.
 fn in_all_ways(name: &str, is_held: bool) -> Transcripts {
     let is_live = matches!(kernel(), Kernel::Live);
     let forms = [("libc", false), ("instruction", true)].into_iter().filter(|_| is_held);
@@ -291,8 +296,8 @@ fn agree(group: &str) {
     assert!(report.is_empty(), "{} disagrees on {group}:\n{report}", usring.display());
 }
 
-/// Runs the fixed seeds of random programs on usring, against the recorded outputs of the kernel in
-/// `random-seeds.txt`.
+/// Runs the fixed seeds of the random programs on usring. Compares each output with the kernel's,
+/// which is recorded in `random-seeds.txt`.
 #[test]
 fn random_programs_answer_as_the_kernel() {
     let mut command = Command::new(PROGRAM);
@@ -320,7 +325,7 @@ fn every_case_of_not_yet_txt_exists() {
     }
 }
 
-/// Each file in `src/cases` that holds a transcript is included by a `case!`.
+/// Each file with a transcript in `src/cases` must be included by a `case!`.
 #[test]
 fn every_transcript_belongs_to_a_case() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -344,7 +349,7 @@ fn every_transcript_belongs_to_a_case() {
     }
 }
 
-/// Returns the files of a folder and of the folders in it.
+/// Returns all files of a folder, including those of its subfolders.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.flat_map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { vec![entry.path()] }).collect()

@@ -1,12 +1,12 @@
-//! Compares random programs on the kernel and on usring, seed by seed.
+//! Compares the output of random programs on the kernel and on usring, seed by seed.
 //!
-//! - [`compare`] searches for differences: it runs a range of seeds on both sides.
-//! - [`check`] runs the fixed seeds of [`FIXED`] on usring, and compares with the kernel's output
-//!   that [`record`] has noted.
-//! - Kernel and usring run a seed until their outputs agree, at most once for each of
+//! - [`compare`] searches for differences: it runs a range of seeds on the kernel and on usring.
+//! - [`check`] runs the fixed seeds of [`FIXED`] on usring. It compares with the kernel's output,
+//!   whose digests [`record`] has printed for that list.
+//! - A seed runs on the kernel and on usring until the outputs agree, at most once for each of
 //!   [`WAIT_FACTORS`]. Busy machines need longer waits, and some programs depend on timing.
-//! - [`KNOWN`] lists differences that the kernel's promises allow, with the digest of usring's
-//!   output and the reason. A difference with another digest counts as unknown.
+//! - [`KNOWN`] lists the differences that the kernel's guarantees allow. Each has the digest of
+//!   usring's output and the reason. A difference with another digest counts as unknown.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -17,21 +17,22 @@ use std::time::{Duration, Instant};
 
 use super::digest;
 
-/// Known differences, a line for each: `SEED DIGEST REASON`, with the digest of usring's output.
+/// The known differences. Each line is `SEED DIGEST REASON`, with the digest of usring's output.
 const KNOWN: &str = include_str!("../../known-differences.txt");
-/// The fixed seeds, a line for each: `SEED DIGEST`, with the digest of the output on Linux 6.18.
+/// The fixed seeds. Each line is `SEED DIGEST`, with the digest of the output on Linux 6.18.
 const FIXED: &str = include_str!("../../random-seeds.txt");
-/// Time after which a random program counts as hung.
+/// Time after which a random program counts as hanging, and is killed.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The wait factor of each run of a seed, from the first run to the last: a factor for the length
-/// of waits.
+/// The wait factors of the runs of a seed, in order. A wait factor multiplies the length of a
+/// program's waits.
 const WAIT_FACTORS: [u32; 6] = [1, 1, 3, 3, 10, 40];
-/// Number of seeds that run at the same time. It may exceed the number of processors, because
-/// programs mostly wait.
+/// Number of seeds that run at one time. It may exceed the number of processors, because the
+/// programs wait most of the time.
 const WORKERS: usize = 6;
 
-/// Runs `count` seeds from `first` on, on the kernel and on usring. Prints the first differing line
-/// of each seed whose outputs never agree. Fails if [`KNOWN`] lacks one of these differences.
+/// Runs `count` seeds, from `first` on, on the kernel and on usring. For each seed whose outputs
+/// never agree, prints the first line that differs. Fails if [`KNOWN`] does not list each of these
+/// differences.
 pub fn compare(usring: &str, first: u64, count: u64) -> ExitCode {
     let known = entries(KNOWN);
     let seeds: Vec<u64> = (first..first.saturating_add(count)).collect();
@@ -49,8 +50,9 @@ pub fn compare(usring: &str, first: u64, count: u64) -> ExitCode {
     if unknown == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the fixed seeds on usring and, with `has_kernel`, on the kernel, which must be Linux 6.18.
-/// Prints each output that differs from the recorded one, and fails if there is one.
+/// Runs the fixed seeds on usring. If `has_kernel`, also runs them on the kernel, which must be
+/// Linux 6.18. Prints each output that differs from the recorded one, and fails if there is such an
+/// output.
 pub fn check(usring: &str, has_kernel: bool) -> ExitCode {
     let fixed = entries(FIXED);
     let seeds: Vec<u64> = fixed.keys().copied().collect();
@@ -71,8 +73,8 @@ pub fn check(usring: &str, has_kernel: bool) -> ExitCode {
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints the lines of [`FIXED`] for the seeds 1 to `count`. Leaves a seed out if its runs on the
-/// kernel differ from each other.
+/// Prints the lines of [`FIXED`] for the seeds 1 to `count`. Leaves out a seed if its output varies
+/// between runs on the kernel.
 pub fn record(count: u64) -> ExitCode {
     const RUNS: usize = 3;
     let seeds: Vec<u64> = (1..=count).collect();
@@ -86,7 +88,8 @@ pub fn record(count: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Calls `run` for each seed on [`WORKERS`] threads. Returns the results by seed.
+/// Calls `run` for each seed, on [`WORKERS`] threads. Returns the results that are not `None`, by
+/// seed.
 fn in_parallel<T: Send>(seeds: &[u64], run: impl Fn(u64) -> Option<T> + Sync) -> BTreeMap<u64, T> {
     let next = AtomicUsize::new(0);
     let answers = Mutex::new(BTreeMap::new());
@@ -104,7 +107,7 @@ fn in_parallel<T: Send>(seeds: &[u64], run: impl Fn(u64) -> Option<T> + Sync) ->
     answers.into_inner().expect("no thread panics with it")
 }
 
-/// Parses lines of a seed, a digest and further text.
+/// Parses lines that each have a seed, a digest, and possibly more text.
 fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let entry = |line: &'static str| {
@@ -114,8 +117,9 @@ fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
     lines.map(entry).collect()
 }
 
-/// Runs a seed until its output has the digest `wanted`, and then returns `None`. If no run has
-/// this output, returns the output of the last run.
+/// Runs a seed on the kernel, or on usring if `usring` names its program. Repeats that until the
+/// output has the digest `wanted`, and then returns `None`. If no run has this output, returns the
+/// output of the last run.
 fn answers_otherwise(usring: Option<&str>, seed: u64, wanted: &str) -> Option<String> {
     let mut last = None;
     for wait_factor in WAIT_FACTORS {
@@ -129,15 +133,15 @@ fn answers_otherwise(usring: Option<&str>, seed: u64, wanted: &str) -> Option<St
 }
 
 struct Difference {
-    /// The first differing line on the kernel (`wanted`) and on usring (`got`).
+    /// The first line that differs. `wanted` is from the kernel's output, and `got` from usring's.
     wanted: String,
     got: String,
     /// The digest of usring's whole output.
     digest: String,
 }
 
-/// Runs a seed on the kernel and on usring. Returns how the outputs differ, or `None` if they agree
-/// in one of the runs.
+/// Runs a seed on the kernel and on usring, several times. Returns `None` if an output of the
+/// kernel equals an output of usring. Otherwise returns how the last outputs differ.
 fn difference(usring: &str, seed: u64) -> Option<Difference> {
     let (mut kernels, mut ours) = (Vec::new(), Vec::new());
     for wait_factor in WAIT_FACTORS {

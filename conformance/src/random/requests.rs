@@ -9,26 +9,28 @@ use super::{COUNT_AT, Kind, Pending, Program, ROOM};
 use crate::memory::{BAD, zeroed};
 use crate::sqe::{self, CURRENT, Change};
 
-/// Indices of the files from which a request may receive.
+/// Indices of the files from which requests may receive.
 const READABLE: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
 const SOCKETS: [usize; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
-/// Index of the eventfd. Workers of the kernel write to this file and to the regular file.
+/// Index of the eventfd. The kernel executes writes to the eventfd, and to the regular file, on
+/// workers.
 const COUNTER: usize = 10;
 /// Index of the regular file.
 const REGULAR: usize = 11;
 const LISTENER: usize = 13;
-/// First slot of the registered files that requests open and close. The slots before it hold the
-/// program's own files.
+/// Index of the first slot that requests may fill and empty. The slots before it have the program's
+/// own files.
 pub(super) const FIRST_FREE: usize = 14;
 pub(super) const FREE: usize = 6;
-/// Ids of the groups that are buffer rings. Every second group is incremental (IOU_PBUF_RING_INC).
+/// Ids of the groups whose buffers are in buffer rings. Every second of these groups is incremental
+/// (IOU_PBUF_RING_INC).
 pub(super) const RINGS: [u16; 6] = [1, 2, 5, 6, 7, 8];
-/// Ids of the groups of classic buffers, which PROVIDE_BUFFERS fills.
+/// Ids of the groups of classic buffers, which PROVIDE_BUFFERS requests fill.
 const CLASSIC: [u16; 2] = [3, 4];
 
 impl Program {
-    /// Returns the next request of a batch. Only the first request of a batch may cancel or change
-    /// requests of earlier steps.
+    /// Returns the next request of a batch. Only the first request of a batch (`is_first`) may
+    /// cancel or change requests of earlier steps.
     pub(super) fn request(&mut self, is_first: bool) -> Sqe {
         self.user_data += 1;
         self.group = None;
@@ -75,9 +77,8 @@ impl Program {
 
     /// Returns a request that cancels or changes a request of an earlier step.
     fn change_earlier(&mut self) -> Sqe {
-        // A drain may hold back this request together with the request that it would cancel or
-        // change. The kernel's workers would then issue both at the same time, so the result of the
-        // cancellation or change would vary.
+        // A drain may hold back both this request and the request that it would cancel or change.
+        // The kernel's workers would then issue both at one time, so the result would vary.
         if self.has_drained {
             return sqe::nop(0);
         }
@@ -88,15 +89,16 @@ impl Program {
         }
     }
 
-    /// Returns whether this batch may use the file. It may use the eventfd and the regular file
-    /// only once, because workers of the kernel may write to both at any time.
+    /// Returns whether this batch may use the file `index`. A batch may use the eventfd and the
+    /// regular file only once, because workers of the kernel may write to them at any time.
     fn is_free(&mut self, index: usize) -> bool {
         !matches!(index, COUNTER | REGULAR) || self.used.insert(index)
     }
 
-    /// Returns whether this request may send to this file. If a request inside a chain sends, no
-    /// other request of the batch may send to the same pipe or pair of sockets. With two sends, the
-    /// result would vary: the kernel wakes a waiting receive between the sends or after both.
+    /// Returns whether the request under construction may send to the file `index`. If a request
+    /// inside a chain sends, no other request of the batch may send to that pipe or pair of
+    /// sockets. Otherwise the result would vary: the kernel wakes a waiting receive between the
+    /// sends, or after both.
     fn may_send(&mut self, index: usize) -> bool {
         let pair = (index / 2, self.is_successor);
         let sent = self.sent.get(&pair.0).copied();
@@ -121,8 +123,8 @@ impl Program {
     }
 
     /// Chooses a file to receive from. Returns `None` in three cases: a request already waits for
-    /// that file, this batch uses it, or a poll waits for data that this batch sends. (In the last
-    /// case a receive could take the data before usring's poll sees it.)
+    /// that file, this batch uses it, or a poll waits for data that this batch sends. In the third
+    /// case a receive could take the data before usring's poll sees it.
     fn choose_readable(&mut self, choices: &[usize]) -> Option<usize> {
         let index = self.random.of(choices);
         let sent = self.sent.contains_key(&(index / 2));
@@ -171,13 +173,13 @@ impl Program {
         request
     }
 
-    /// Makes the request select a buffer from a group. At most one waiting request uses a group,
-    /// because two would compete for the last buffer.
+    /// Makes the request select a buffer from a group. At most one waiting request may use each
+    /// group, because two requests would compete for the last buffer.
     fn selecting(&mut self, request: Sqe) -> Sqe {
         let keeps = self.random.percent(50);
         let is_taken = |group: u16| self.pending.iter().any(|pending| pending.group == Some(group));
-        // A receive with MSG_WAITALL must not use an incremental group: Linux 6.18 lets two
-        // receives write to one of its buffers.
+        // A receive with MSG_WAITALL must not use an incremental group: on Linux 6.18, two receives
+        // may write to one of its buffers.
         let waits_for_all = matches!(request.opcode, opcode::RECV | opcode::RECVMSG)
             && request.op_flags & libc::MSG_WAITALL as u32 != 0;
         let is_apt = |group: u16| !waits_for_all || !RINGS.contains(&group) || group % 2 == 1;
@@ -242,31 +244,32 @@ impl Program {
             if self.random.percent(60) && flags & libc::MSG_PEEK == 0 {
                 request.ioprio |= u::IORING_RECV_MULTISHOT as u16;
             }
-            // On the kernel, a multishot bundle may not notice that its socket was shut down. A
-            // bundle behind a drain uses up a buffer when it begins to wait.
+            // On the kernel, a multishot bundle may not notice the shutdown of its socket. A bundle
+            // behind a drain uses up a buffer as soon as it begins to wait. So these requests are
+            // no bundles.
             let is_shut = self.shut.contains(&index) && request.ioprio != 0;
             if self.random.percent(40) && !is_shut && !self.has_drained {
-                // The kernel gives the buffers of a bundle with MSG_WAITALL to other receives, too.
-                // So a receive has MSG_WAITALL or is a bundle, but not both.
+                // While a bundle with MSG_WAITALL waits, the kernel gives its buffers to other
+                // receives, too. So a receive has MSG_WAITALL or is a bundle, but not both.
                 if flags & libc::MSG_WAITALL == 0 {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
                 }
                 if request.opcode == opcode::RECV && request.len == 0 {
-                    // Without a length, the size of a bundle's first receive depends on what the
-                    // kernel has cached from earlier requests.
+                    // If a bundle had no length, the size of its first receive would depend on
+                    // values that the kernel has kept from earlier requests.
                     request.len = 50;
                 }
             }
         }
-        // Programs with chains do not use POLL_FIRST: a worker of the kernel could carry the
-        // request out, and a worker answers EAGAIN without polling.
+        // Programs with chains do not use POLL_FIRST: a worker of the kernel might execute the
+        // request, and a worker returns EAGAIN without polling.
         if self.drains && self.random.percent(15) {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
         }
         (request, Some(index))
     }
 
-    /// Makes the request a SENDMSG or RECVMSG with a message header.
+    /// Turns the request into a SENDMSG or RECVMSG, and gives it a message header.
     fn message(&mut self, request: Sqe, opcode: u8) -> Sqe {
         let selects_none = self.vectored(request, opcode);
         let mut header: Box<libc::msghdr> = Box::new(zeroed());
@@ -293,11 +296,11 @@ impl Program {
         };
         match self.random.below(8) {
             0 => request = self.message(request, opcode::SENDMSG),
-            // Behind a drain, the kernel waits for ever for a SEND_ZC's notification.
+            // Behind a drain, the kernel never posts the notification of a SEND_ZC.
             1 if !self.drains => request.opcode = opcode::SEND_ZC,
             2 => {
                 request = self.selecting(request);
-                // Behind a drain, a worker of the kernel may cancel a bundle.
+                // Behind a drain, a worker of the kernel may cancel a send with BUNDLE.
                 let selects = request.flags & sqe_flags::BUFFER_SELECT != 0;
                 if self.random.percent(50) && selects && !self.has_drained {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
@@ -307,7 +310,7 @@ impl Program {
         }
         if self.random.percent(10) && is_first {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
-            // With POLL_FIRST a send runs only after its batch, so it counts like a send inside a
+            // A send with POLL_FIRST runs only after its batch. So it counts like a send inside a
             // chain.
             self.sent.insert(index / 2, true);
         }
@@ -316,16 +319,16 @@ impl Program {
 
     fn poll(&mut self) -> Sqe {
         let index = self.random.of(&[0, 1, 2, 3, 4, 6, 8, 9, COUNTER, REGULAR, 12, LISTENER]);
-        // A poll behind a request that receives from the same file may find no event any more. A
-        // poll inside a chain sees fewer wake-ups, because the kernel wakes waiting requests before
-        // it continues the chain.
+        // Behind a request that receives from this file, a poll may find no event any more. Inside
+        // a chain, a poll sees fewer wake-ups: the kernel wakes waiting requests before it
+        // continues the chain.
         if self.is_successor || !self.used.insert(index) {
             return sqe::nop(0);
         }
         self.polls.insert(self.user_data);
         self.polled = Some(index);
-        // No poll is for POLLPRI alone, because the kernel does not wake such a poll when urgent
-        // data comes.
+        // No poll waits for POLLPRI alone, because the kernel does not wake such a poll when urgent
+        // data arrives.
         let events = self.random.of(&[libc::POLLIN, libc::POLLIN, libc::POLLOUT, libc::POLLOUT, 0]);
         let mut request = sqe::poll(self.fd(index), events, 0);
         if self.random.percent(40) {
@@ -362,9 +365,9 @@ impl Program {
     }
 
     fn timeout(&mut self) -> Sqe {
-        // A timeout with a completion count completes at a moment that depends on how the kernel
-        // batches completions. So no timeout has such a count. (A multishot's count is that of its
-        // repeats.)
+        // No timeout has a completion count: the moment at which it completed would depend on how
+        // the kernel batches completions. The count of a multishot is something else: how often it
+        // expires.
         let time = if self.random.percent(50) { self.soon } else { self.never };
         let kept = Box::leak(Box::new(time));
         let repeats = self.random.percent(20) && kept.tv_sec == 0;
@@ -393,8 +396,8 @@ impl Program {
     }
 
     fn cancel(&mut self) -> Sqe {
-        // The kernel does not promise which of several matching requests it cancels, so the request
-        // cancels all of them.
+        // If several requests match, the kernel does not guarantee which one it cancels. So the
+        // cancel gets the flag ALL.
         let all = u::IORING_ASYNC_CANCEL_ALL;
         match self.random.below(8) {
             0 => {
@@ -432,8 +435,8 @@ impl Program {
 
     fn accept(&mut self) -> (Sqe, Option<usize>) {
         let Some(index) = self.choose_readable(&[LISTENER]) else { return (sqe::nop(0), None) };
-        // The kernel does not promise the number of a new descriptor, so the request puts the file
-        // into the table of registered files.
+        // The kernel does not guarantee the number of a new descriptor. So the ACCEPT puts the file
+        // into a slot of the registered files instead.
         let mut request =
             Sqe { file_index: u::IORING_FILE_INDEX_ALLOC as u32, ..sqe::sqe(opcode::ACCEPT, self.fd(index), 0) };
         request.ioprio = self.random.of(&[0, 0, u::IORING_ACCEPT_DONTWAIT, u::IORING_ACCEPT_MULTISHOT]) as u16;
@@ -448,7 +451,7 @@ impl Program {
         if self.random.percent(70) {
             return sqe::nop(0);
         }
-        // Datagram sockets are left out: after a shutdown the kernel would retry a receive for
+        // Datagram sockets are left out: after their shutdown, the kernel would retry a receive for
         // ever.
         let index = self.random.of(&[2, 3, 4, 5, 8, 9]);
         let how = self.random.of(&[libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR, 7]);
@@ -472,7 +475,7 @@ impl Program {
         }
     }
 
-    /// Sometimes sets one field of the request to a wrong value.
+    /// Sets one field of the request to a wrong value, in 6 % of the calls.
     fn spoil_a_field(&mut self, sqe: &mut Sqe) {
         if !self.random.percent(6) {
             return;
@@ -482,9 +485,9 @@ impl Program {
             1 => sqe.addr = BAD,
             2 => {
                 let flag = self.random.of(&[1, 0x80, 0x1000, 0x8000_0000]);
-                // A poll for several events of a socket has different results on usring and on the
-                // kernel. usring's poll reports the events that hold at its check. The kernel's
-                // poll reports the events of one wake-up.
+                // A poll for several events of a socket gives different results. usring's poll
+                // reports the events that hold when it checks the file. The kernel's poll reports
+                // the events of one wake-up.
                 let is_event = matches!(sqe.opcode, opcode::POLL_ADD | opcode::POLL_REMOVE) && flag < 0x1000;
                 let is_all = sqe.opcode == opcode::ASYNC_CANCEL && flag == u::IORING_ASYNC_CANCEL_ALL;
                 sqe.op_flags ^= if is_event || is_all { 0 } else { flag };
@@ -494,9 +497,8 @@ impl Program {
             5 => sqe.fd = self.random.of(&[-1, 5000]),
             6 => sqe.addr3 = 1,
             7 => sqe.opcode = self.random.of(&[63, 200]),
-            // These requests keep their length. How much of 2 GiB a TCP socket takes depends on the
-            // state of its buffers. How long a write of 2 GiB to the file takes depends on the
-            // machine.
+            // These requests keep their length. A TCP socket takes a part of 2 GiB that depends on
+            // its buffers. A write of 2 GiB to the file takes a time that depends on the machine.
             _ if sqe.opcode == opcode::SEND_ZC || sqe.fd == self.fd(REGULAR) => {}
             _ => sqe.len ^= 0x8000_0000,
         }
@@ -530,18 +532,17 @@ impl Program {
             sqe.flags |= sqe_flags::FIXED_FILE;
         }
         let of_chain = sqe.flags & (sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK) != 0;
-        // A TIMEOUT gets no LINK_TIMEOUT, because either of the two short timers could expire
-        // first.
+        // A TIMEOUT gets no LINK_TIMEOUT: both may be short, and then either could expire first.
         if of_chain && sqe.opcode != opcode::TIMEOUT && self.random.percent(10) {
             let time = Box::leak(Box::new(if self.random.percent(50) { self.soon } else { self.never }));
-            // A LINK_TIMEOUT applies to the request before it, so it must be the next request.
+            // A LINK_TIMEOUT limits the request before it. So it must be the next request of the
+            // batch.
             self.watcher = Some(sqe::link_timeout(time, 0, 0));
         }
     }
 
-    /// Returns whether a worker of the kernel may carry the request out. Such a request may not
-    /// begin a chain, because the worker would also carry out the following requests, at an unknown
-    /// time.
+    /// Returns whether a worker of the kernel may execute the request. Such a request must not
+    /// begin a chain: the worker would also execute the requests behind it, at an unknown time.
     fn has_worker(&self, sqe: &Sqe) -> bool {
         let is = |index: usize| self.names_file && sqe.fd == self.fd(index);
         is(COUNTER) || is(REGULAR) || sqe.opcode == opcode::SHUTDOWN
