@@ -52,8 +52,8 @@ impl Group {
         unsafe { &*self.entries.add(14).cast::<AtomicU16>() }.store(self.tail, Ordering::Release);
     }
 
-    /// Appends one buffer of [`SIZE`] bytes for each slot of this group's pages in `slots`. A
-    /// buffer's id is the number of its slot.
+    /// Appends a buffer of [`SIZE`] bytes for each number in `slots`. The buffer is the slot with
+    /// that number in this group's pages, and the number is also the buffer's id.
     pub fn add_slots(&mut self, slots: std::ops::Range<u16>) {
         for slot in slots {
             self.add(slot, SIZE, slot);
@@ -66,7 +66,7 @@ impl Group {
     }
 
     /// Describes the entry `slot` of the buffer ring: the distance from the beginning of its buffer
-    /// to the entry's address, and the number of bytes that are left.
+    /// to the entry's address, and the number of bytes that are left in the buffer.
     pub fn state(&self, slot: u16) -> String {
         // SAFETY: `slot` is the index of an entry of the ring.
         let (address, length) = unsafe {

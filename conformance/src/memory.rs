@@ -80,7 +80,7 @@ impl Drop for Pages {
 }
 
 /// A page that is missing until this process supplies it, by userfaultfd(2). A thread that accesses
-/// the page sleeps until then. `is_missed` tells the case that a thread has accessed it.
+/// the page sleeps until then. `is_missed` reports whether a thread has accessed it.
 pub struct MissingPage {
     page: Pages,
     faults: OwnedFd,

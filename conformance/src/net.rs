@@ -77,8 +77,8 @@ impl Address {
     }
 
     /// Returns a buffer of `length` bytes, to which a system call can write an address. The buffer
-    /// is filled with a pattern. [`Address::written`] recognises by it the bytes that the call has
-    /// not written.
+    /// is filled with a pattern. By this pattern, [`Address::written`] recognises the bytes that
+    /// the call has not written.
     pub fn room(length: u32) -> Address {
         Address { bytes: [0xaa; 128], length }
     }
@@ -166,7 +166,7 @@ pub fn refusing_address(family: Family) -> Address {
     listener(family).1
 }
 
-/// Sends a byte from `from`. Returns whether `to` has the byte then: the read does not wait.
+/// Sends a byte from `from`. Returns whether a read of `to` finds that byte at once.
 pub fn delivers_byte(from: &OwnedFd, to: i32) -> bool {
     let mut byte = [0u8; 1];
     crate::files::put(from, b"x");

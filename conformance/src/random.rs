@@ -477,7 +477,7 @@ impl Program {
             }
         }
         println!("  memory {} {}", digest(self.memory.bytes()), digest_groups(&mut self.groups));
-        // These SQEs are still in the SQ: the kernel has not taken them.
+        // Counts the SQEs that are still in the SQ, because the kernel has not taken them.
         let mine = self.ring.sq_tail().wrapping_sub(self.ring.sq_head());
         if mine != 0 {
             println!("  left in the queue {mine}");

@@ -16,8 +16,8 @@ use crate::{memory::zeroed, syscalls, time};
 
 pub type Params = u::io_uring_params;
 
-/// Setup flags of a ring with deferred task work: it runs only when the ring's owner asks for
-/// events.
+/// Setup flags of a ring with deferred task work. The kernel runs this work only when the ring's
+/// owner asks for events.
 pub const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
 /// The setup flags of two kinds of rings, for cases that repeat their steps: without and with

@@ -60,7 +60,7 @@ macro_rules! fields {
 }
 pub(crate) use fields;
 
-/// The offset by which READ and WRITE use and move the file's current position.
+/// The offset that means the file's current position in a READ or WRITE.
 pub const CURRENT: u64 = u64::MAX;
 
 pub fn nop(user_data: u64) -> Sqe {

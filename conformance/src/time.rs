@@ -43,8 +43,8 @@ pub fn until(mut condition: impl FnMut() -> bool) -> bool {
 }
 
 /// Waits until a worker has started a request with IOSQE_ASYNC. Sleeps for a fixed time first,
-/// because on neither the kernel nor usring an event reports that start. Then waits until the
-/// kernel's workers sleep.
+/// because no event reports that start on both the kernel and usring. Then waits until the kernel's
+/// workers sleep.
 pub fn long_enough_to_begin() {
     std::thread::sleep(Duration::from_millis(500));
     until(|| workers().all(|stat| state_in(&stat) == Some('S')));

@@ -199,7 +199,7 @@ fn on_kernel(name: &str) -> String {
 }
 
 /// Returns the output of a case on usring, which shows whether the case needs root. If the user is
-/// root, returns an empty text instead, because no case can lack root then.
+/// root, returns an empty text instead, because every case can run then.
 fn would_say(name: &str) -> String {
     // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } == 0 { String::new() } else { on_usring(name, false) }

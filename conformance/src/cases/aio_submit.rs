@@ -406,9 +406,8 @@ fn threads(t: &mut Transcript) {
                         std::thread::yield_now();
                     }
                     if index % 7 == 0 {
-                        // Other threads may run now. The thread may nevertheless free `buffer`
-                        // soon: the file is in the page cache, so each read completes within
-                        // io_submit.
+                        // Lets other threads run. No read into `buffer` is in flight here: the file
+                        // is in the page cache, so each read completes within io_submit.
                         std::thread::yield_now();
                     }
                 }

@@ -209,9 +209,9 @@ case!(reader_closes_after_a_part => "
     signals 1
 ");
 
-/// A write that is linked behind a worker's request gets -EPIPE and raises no SIGPIPE: the worker
-/// carries out the write, too. If `unattended`, the submitting thread enters only after both CQEs
-/// are there.
+/// A write is linked behind a request that a worker executes. The worker executes the write, too,
+/// so it gets -EPIPE and raises no SIGPIPE. If `unattended`, the submitting thread calls
+/// io_uring_enter(2) only after both CQEs are there.
 fn behind_a_worker(t: &mut Transcript) {
     catch();
     for unattended in [false, true] {

@@ -282,7 +282,7 @@ case!(status => "
     null = -EINVAL
 ");
 
-/// A group id that classic buffers use cannot become that of a buffer ring, nor the reverse.
+/// A group id can belong to classic buffers or to a buffer ring, but not to both at one time.
 fn with_first_generation(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (memory, buffers) = (Pages::new(1), Pages::new(1));

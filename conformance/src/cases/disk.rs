@@ -29,8 +29,8 @@ fn uncache(file: &OwnedFd) {
     }
 }
 
-/// Reads each block by a separate request. Returns two numbers: that of the complete reads, and
-/// that of the blocks with the right content.
+/// Reads each block by a separate request. Returns how many reads were complete, and how many
+/// blocks had the right content.
 fn read_all(ring: &mut Ring, fd: i32, blocks: usize) -> (usize, usize) {
     let mut buffers = vec![[0u8; BLOCK]; blocks];
     let reads: Vec<_> = buffers

@@ -323,7 +323,7 @@ case!(sqe_reused_at_once => "
 ");
 
 /// The SQ's head and tail are free-running 32-bit numbers, which the program reduces modulo the
-/// number of entries. Only the difference of head and tail is their meaning.
+/// number of entries. The number of SQEs in the SQ is the tail minus the head.
 fn sq_wraps(t: &mut Transcript) {
     let mut ring = Ring::new(2);
     for round in 0..7 {

@@ -92,8 +92,8 @@ fn bad_pointers(t: &mut Transcript) {
     argument.sigmask = &raw const mask as u64;
     argument.sigmask_sz = 7;
     t.result("mask of 7 bytes", wait(&ring, 1, 0, &argument));
-    // The kernel checks the EXT_ARG structure before it checks the CQ for completions. So a bad one
-    // fails, although the CQ has enough CQEs.
+    // The kernel checks the EXT_ARG structure before it checks the CQ for completions. So a call
+    // with a bad structure fails, although the CQ has enough CQEs.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();

@@ -77,7 +77,7 @@ fn only_async(t: &mut Transcript) {
     t.in_order(&entries);
     t.say(format_args!("task work: count {}", files::event_count(&event)));
     // With EVENTFD_ASYNC, the kernel signals only completions by workers. According to the manual
-    // page, it leaves out only requests that complete inline, within the submitting call.
+    // page, only requests that complete inline, within the submitting call, cause no signal.
     let mut byte = [0u8; 1];
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 3).forced_async());
     ring.submit();

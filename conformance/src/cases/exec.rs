@@ -33,7 +33,7 @@ pub(super) fn become_child(name: &str, argument: &str) -> i32 {
     90
 }
 
-/// Does, in the executed program, the task `name` of a case. Returns the program's exit status.
+/// Executes the task `name` of a case, in the executed program. Returns the program's exit status.
 /// Returns `None` if the name is unknown, an argument is missing, or no ring can be made.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     let number = || arguments.first().and_then(|word| word.parse::<i32>().ok()).unwrap_or(-1);

@@ -204,9 +204,9 @@ unsafe fn spawn_sharing(fd: i32) -> i32 {
     }
 }
 
-/// Checks that a child keeps no copy of a socket for which the parent's requests wait. `make` makes
-/// a child that closes its inherited descriptors and lives on. `arm` submits the requests. Once the
-/// parent has closed the socket, its peer must see the end of the stream.
+/// Checks that a child keeps no copy of a socket for which the parent's requests wait. The child
+/// that `make` makes closes its inherited descriptors and lives on. The requests are submitted by
+/// `arm`. Once the parent has closed the socket, its peer must see the end of the stream.
 fn peer_gets_end(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, arm: impl FnOnce(&mut Ring, i32)) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -322,8 +322,9 @@ case!(child_of_a_request_with_a_worker => "
     child: exit 0
 ");
 
-/// Checks a child that shares the parent's descriptor table, and which `make` creates. After the
-/// child has ended, the parent's requests must complete and its ring must work.
+/// Checks that the end of a child does not end the parent's requests. The child, which `make`
+/// creates, shares the parent's descriptor table. After its end, the requests must complete and the
+/// parent's ring must work.
 fn shares(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();

@@ -121,8 +121,8 @@ case!(programs_own_fault_reaches_its_handler => "
     cqe 1: -EBADF
 ");
 
-/// While its signal is blocked, a fault would kill the process. A bad address in a request is no
-/// fault of the process, so the process lives.
+/// A fault whose signal is blocked kills the process. A bad address in a request is no such fault,
+/// so the process lives.
 fn bad_address_while_signals_are_blocked(t: &mut Transcript) {
     let _first = Ring::new(4);
     // SAFETY: the call changes only this thread's mask.
@@ -582,7 +582,7 @@ fn ring_memory_as_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(&[0x55; 16]);
     let place = ring.entries_address();
-    // The buffer is the end of the ring's last SQE. The eighth request after this one uses that
+    // The buffer is the end of the ring's last SQE. The seventh request after this one uses that
     // SQE.
     t.entry(&ring.one(read_at(file.as_raw_fd(), place + 7 * 64 + 48, 16, 0, 1)));
     for user_data in 2..=9 {

@@ -391,8 +391,8 @@ case!(child_goes_on_after_the_creator => "
     child: exit 0
 ");
 
-/// Five processes use one ring. Each process but the last forks the next one. It uses the ring
-/// before the fork, and again after the child's end.
+/// Five processes use one ring. Each process but the last forks the next one. Each process uses the
+/// ring before it forks, and again after its child's end.
 fn five_generations(t: &mut Transcript) {
     fn generation(t: &mut Transcript, ring: &mut Ring, number: u64) {
         works(t, ring, &format!("generation {number}"), number);

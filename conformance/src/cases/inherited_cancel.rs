@@ -501,7 +501,8 @@ case!(submissions_beside_a_stopped_process => "
 ");
 
 /// The parent cancels the request of a stopped process first, and then requests of processes that
-/// run. The second group is cancelled while the stopped process is still stopped.
+/// run. The requests of the running processes are cancelled although the first process is still
+/// stopped.
 fn cancellations_beside_a_stopped_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();

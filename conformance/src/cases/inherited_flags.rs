@@ -40,7 +40,7 @@ fn calls(t: &mut Transcript, ring: &Ring) {
 }
 
 /// A ring with SINGLE_ISSUER refuses submissions and registrations by a child of its issuer. The
-/// child can wait on the ring if it has SINGLE_ISSUER alone, but not if it has DEFER_TASKRUN, too.
+/// child can wait on a ring that has SINGLE_ISSUER alone, but not on a ring with DEFER_TASKRUN.
 fn single_issuer(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         for (flags, name) in [(SINGLE, "SINGLE_ISSUER:"), (ring::DEFER, "DEFER_TASKRUN:")] {
@@ -388,8 +388,8 @@ case!(ring_is_readable_for_all => "
     child: exit 0
 ");
 
-/// The process that made the ring polls the ring's descriptor before a child uses the ring. The
-/// completion of a later child's request makes the descriptor readable.
+/// The process that made the ring polls the ring's descriptor before a child uses the ring. When a
+/// request of the child completes later, the descriptor becomes readable.
 fn maker_polls_before_the_child_begins(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let fd = ring.fd;

@@ -407,7 +407,7 @@ case!(buffer_ring_in_shared_memory => "
     six
 ");
 
-/// A process with a waiting receive with BUFFER_SELECT is killed. That receive uses up no buffer.
+/// A process is killed while its receive with BUFFER_SELECT waits. That receive uses up no buffer.
 fn killed_receiver_takes_no_buffer(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let memory = Shared::new();

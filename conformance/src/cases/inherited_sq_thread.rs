@@ -285,7 +285,7 @@ case!(polled_ring_of_a_child => "
     cqe 3: 0
 ");
 
-/// Makes a ring with SQPOLL that shall share the SQ thread of `other` (ATTACH_WQ).
+/// Makes a ring with SQPOLL that asks to share the SQ thread of `other` (ATTACH_WQ).
 fn attached_to(other: &Ring) -> Ring {
     let attached = Ring::with(8, |params| {
         params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
@@ -316,8 +316,8 @@ case!(attached_ring_of_a_parent => "
     cqe 2: 0
 ");
 
-/// A child attaches a new ring to an inherited ring. The new ring gets an SQ thread in the child,
-/// which uses the child's descriptors.
+/// A child attaches a new ring to an inherited ring. The new ring gets an SQ thread of its own in
+/// the child. This SQ thread uses the child's descriptors.
 fn child_attaches_to_the_ring(t: &mut Transcript) {
     let inherited = sq_thread::ring(1);
     let shared = Shared::new();
@@ -365,8 +365,8 @@ case!(parent_closes_one_of_two_rings => "
     cqe 2: 0
 ");
 
-/// The process that made the ring is killed, between two calls of its child. The child's first call
-/// hands the SQEs that `push` writes over to the SQ thread. Prints the result of the child's second
+/// The process that made the ring is killed, between two calls of its child. By the first call, the
+/// child hands over to the SQ thread the SQEs that `push` writes. Prints the result of the second
 /// call, the CQEs, and whether the SQ thread then needs a wake-up.
 fn kill_creator_between_calls(t: &mut Transcript, push: impl Fn(&mut Ring, &Shared)) {
     // SAFETY: prctl(2) touches no memory. Orphaned descendants get this process as their parent.

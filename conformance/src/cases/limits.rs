@@ -213,7 +213,8 @@ case!(lowered_while_files_wait => "
     before 0, received by all true
 ");
 
-/// Prints the limits of open files that a shell reports, which this process executes as its child.
+/// This process executes a shell as its child. Prints the limits of open files that the shell
+/// reports.
 fn of_an_executed_program(t: &mut Transcript) {
     let hard = limit().rlim_max;
     t.result("limit", set_limit(700));

@@ -241,8 +241,8 @@ fn cancelled(t: &mut Transcript) {
     ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
     ring.push(link_timeout(&LONG, 0, 2));
     ring.submit();
-    // This cancel names the LINK_TIMEOUT. It does not find it, and the request that the timeout
-    // limits stays armed.
+    // This cancel names the LINK_TIMEOUT. The cancel does not find it, and the request that the
+    // timeout limits stays armed.
     t.entry(&ring.one(cancel(2, 0, 3)));
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));

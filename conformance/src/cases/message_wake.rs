@@ -231,8 +231,8 @@ case!(many_senders => "
 /// readable.
 fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
     for (name, flags) in [("default", 0), ("deferred", ring::DEFER)] {
-        // The CQ has room for enough messages, so none goes to the backlog. A move from the backlog
-        // to the CQ need not signal the eventfd, so the loop might miss it.
+        // The CQ has room for all messages, so none goes to the backlog. A move from the backlog to
+        // the CQ need not signal the eventfd, so the loop might miss it.
         let mut target = Ring::flags(1024, flags);
         let eventfd = eventfd(&target);
         let watched = eventfd.as_ref().map_or(target.fd, AsRawFd::as_raw_fd);

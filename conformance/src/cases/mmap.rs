@@ -1,5 +1,5 @@
-//! mmap(2) of a ring's descriptor: the offsets of the SQ, the CQ and the SQEs, and which mappings
-//! show the one memory of the ring.
+//! mmap(2) of a ring's descriptor: the offsets of the SQ, the CQ and the SQEs, and several mappings
+//! that show one memory.
 
 use std::ffi::c_void;
 

@@ -122,9 +122,9 @@ mod zero_copy;
 /// some calls, the result on Linux 6.18 is 512 (ERESTARTSYS, an errno for use inside the kernel).
 const INTERRUPTED_RESULTS: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
 
-/// Does, in an executed program (`conformance child NAME`), the task `name` of a case. Returns the
-/// program's exit status. Returns `None` if the name is unknown, an argument is missing, or no ring
-/// can be made.
+/// Executes the task `name` of a case, in an executed program (`conformance child NAME`). Returns
+/// the program's exit status. Returns `None` if the name is unknown, an argument is missing, or no
+/// ring can be made.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     exec::child(name, arguments)
 }

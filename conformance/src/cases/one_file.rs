@@ -1,5 +1,6 @@
 //! Many requests wait for one open file, or one descriptor number names many files, one after
-//! another. usring may watch a file even after the waits for it. The program must not notice that.
+//! another. usring may still watch a file after all waits for it have ended. The program must not
+//! notice that.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -376,7 +376,7 @@ case!(forced_async => "
 ");
 
 /// A poll for POLLPRI and POLLIN reports out-of-band data. A poll for POLLPRI alone would miss such
-/// data, because the kernel's wake-up filter skips it. The timing decides whether POLLIN is
+/// data, because the kernel's wake-up filter does not wake it. The timing decides whether POLLIN is
 /// reported, too.
 fn priority_data(t: &mut Transcript) {
     let mut ring = Ring::new(4);

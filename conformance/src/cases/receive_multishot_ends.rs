@@ -354,8 +354,8 @@ case!(data_before_end => "
 ");
 
 /// Before the multishot starts, the peer sends `sent` bytes and shuts down its sending direction.
-/// `own`: this side shuts down its sending direction before the peer (`Some(true)`), after the peer
-/// (`Some(false)`), or never (`None`).
+/// If `own` is `Some(true)`, this side has shut down its sending direction before that. With
+/// `Some(false)` it does so afterwards, and with `None` never.
 fn end_is_there(t: &mut Transcript) {
     let bundle = u::IORING_RECVSEND_BUNDLE as u16;
     for (own, sent) in [(None, 3), (None, 16), (Some(true), 3), (Some(false), 3)] {

@@ -264,7 +264,8 @@ case!(on_empty_file => "
     cqe 1: -EOPNOTSUPP
 ");
 
-/// RWF_HIPRI on a ring without IOPOLL is refused, but only after the file has been checked.
+/// A ring without IOPOLL refuses a request with RWF_HIPRI. The kernel checks the request's file
+/// before it refuses the flag.
 fn hipri_on_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 8];

@@ -134,8 +134,8 @@ fn selected_buffer_wait_all(t: &mut Transcript) {
     files::put(&writer, b"defghijk");
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
-    // This receive is cancelled after some bytes have arrived. It reports those bytes and uses up
-    // its buffer.
+    // This receive is cancelled after some bytes have arrived. Its result is the number of these
+    // bytes, and its buffer is used up.
     let _ = files::take(&reader, 100);
     ring.push(select(reader.as_raw_fd(), 8, 3).op_flags(ALL));
     ring.submit();

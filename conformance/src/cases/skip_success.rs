@@ -136,7 +136,7 @@ fn waiting_read_is_silent(t: &mut Transcript) {
     ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 1)));
     ring.submit();
     files::put(&writer, b"x");
-    // The read posts no CQE. So the case waits until the byte changes that the read fills.
+    // The read posts no CQE. So the case waits until the byte that the read fills has changed.
     let place = byte.as_ptr();
     // SAFETY: the byte lives until the end of this function, and only the request writes to it.
     t.say(format_args!("read {}", crate::time::until(|| unsafe { place.read_volatile() } == b'x')));

@@ -52,8 +52,8 @@ pub(super) fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
     entries
 }
 
-/// The first NOP wakes the SQ thread. From then on it polls the SQ for its idle time. So it submits
-/// the next SQEs without a call by the program.
+/// The first NOP wakes the SQ thread. From then on, the SQ thread polls the SQ for its idle time.
+/// So it submits the next SQEs without a call by the program.
 fn takes_entries_by_itself(t: &mut Transcript) {
     let mut ring = ring(2000);
     t.sorted(&run(&mut ring, &[nop(1)]));

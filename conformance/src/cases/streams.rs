@@ -150,8 +150,8 @@ case!(write_waits_for_room => "
     tail
 ");
 
-/// A write of more bytes than a pipe has room for waits until it has written all of them. With
-/// RWF_NOWAIT it would return the number of bytes that fit.
+/// A write has more bytes than fit into the pipe. It waits until all of them are written. With
+/// RWF_NOWAIT its result would be the number of bytes that fit.
 fn large_write_to_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

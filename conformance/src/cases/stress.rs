@@ -189,8 +189,8 @@ fn threads_wait_on_a_ring(t: &mut Transcript) {
 }
 case!(threads_wait_on_a_ring => "woken 60");
 
-/// A read waits, and data and a cancel come at about one time. Either the read gets the byte, or
-/// the byte stays in the pipe. Each of the two requests posts one CQE.
+/// Data and a cancel race for a waiting read. Either the read gets the byte, or the byte stays in
+/// the pipe. The read and the cancel post one CQE each.
 fn cancel_against_data(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();

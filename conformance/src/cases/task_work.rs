@@ -125,8 +125,8 @@ case!(deferred_eventfd_fires => "
     cqe 1: 1
 ");
 
-/// With DEFER_TASKRUN, a thread that waits for several CQEs sleeps until as many items of task work
-/// are queued.
+/// On a ring with DEFER_TASKRUN, a thread waits for several CQEs. It sleeps until that number of
+/// items of task work is queued.
 fn deferred_wait_for_several(t: &mut Transcript) {
     let mut ring = Ring::flags(8, ring::DEFER);
     let events: Vec<OwnedFd> = (0..3).map(|_| files::eventfd(0)).collect();

@@ -14,7 +14,8 @@ fn set(ring: &Ring, limits: &mut [u32; 2]) -> i32 {
     ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2)
 }
 
-/// IOWQ_MAX_WORKERS sets two limits and returns the previous ones. A limit of 0 is not set.
+/// IOWQ_MAX_WORKERS sets two limits and returns the previous ones. A limit of 0 leaves the previous
+/// limit in force.
 fn limits(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut values = [5, 7];

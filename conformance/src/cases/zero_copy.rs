@@ -1,6 +1,6 @@
-//! SEND_ZC and SENDMSG_ZC. Each posts a CQE, and later a second CQE, the notification. It says that
-//! the program may reuse the memory. The kernel does not guarantee when the notification comes. On
-//! request, it also says whether the kernel has copied the data.
+//! SEND_ZC and SENDMSG_ZC. Each posts a CQE, and later a second CQE, the notification. The
+//! notification says that the program may reuse the memory. The kernel does not guarantee when it
+//! comes. On request, it also says whether the kernel has copied the data.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -485,9 +485,9 @@ impl Program {
             1 => sqe.addr = BAD,
             2 => {
                 let flag = self.random.of(&[1, 0x80, 0x1000, 0x8000_0000]);
-                // A poll for several events of a socket gives different results. usring's poll
-                // reports the events that hold when it checks the file. The kernel's poll reports
-                // the events of one wake-up.
+                // A poll for several events of a socket has different results on the kernel and on
+                // usring. usring's poll reports the events that hold when it checks the file. The
+                // kernel's poll reports the events of one wake-up.
                 let is_event = matches!(sqe.opcode, opcode::POLL_ADD | opcode::POLL_REMOVE) && flag < 0x1000;
                 let is_all = sqe.opcode == opcode::ASYNC_CANCEL && flag == u::IORING_ASYNC_CANCEL_ALL;
                 sqe.op_flags ^= if is_event || is_all { 0 } else { flag };

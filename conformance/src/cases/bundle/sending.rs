@@ -186,8 +186,8 @@ fn send_empty_at_the_end(t: &mut Transcript) {
 }
 case!(send_empty_at_the_end => include_str!("send_empty_at_the_end.txt"));
 
-/// A SEND with BUNDLE but without BUFFER_SELECT: the kernel calls the send twice, the second time
-/// with length 0. So the peer of a datagram socket also gets an empty message.
+/// For a SEND with BUNDLE but without BUFFER_SELECT, the kernel sends twice, the second time with
+/// length 0. So the peer of a datagram socket also gets an empty message.
 fn send_without_group(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for length in [3, 0] {

@@ -107,8 +107,8 @@ case!(receive_wait_all_shut_down => "
     2: -125
 ");
 
-/// A receive that completes with fewer bytes than requested reports the bytes so far. The buffers
-/// that the receive has not filled return to the group.
+/// If a receive completes with fewer bytes than requested, its result is the number of these bytes.
+/// The buffers that the receive has not filled return to the group.
 fn receive_wait_all_ends_short(t: &mut Transcript) {
     for length in [0, 64, 40] {
         for first in [&b"0123"[..], b"0123456789abcdefghijkl"] {

@@ -125,8 +125,8 @@ case!(file_closed_meanwhile => "
     [80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95]
 ");
 
-/// The program makes the descriptor number that of another file while large writes are in flight.
-/// The kernel may split such writes. All of their data reaches the first file.
+/// While large writes are in flight, the program lets their descriptor number name another file.
+/// The kernel may split such writes. All of their data nevertheless reaches the first file.
 fn large_and_closed_meanwhile(t: &mut Transcript) {
     let mut ring = Ring::new(32);
     let scratch = Scratch::new();

@@ -139,8 +139,8 @@ fn waiting_denied_later(t: &mut Transcript) {
 }
 case!(waiting_denied_later => include_str!("waiting_denied_later.txt"));
 
-/// Reads and writes in three rounds. If `call` is some libaio system call, the program denies it by
-/// a seccomp filter after the first round. The ring's transfers still work.
+/// Reads and writes in three rounds. If `call` names one of libaio's system calls, the program
+/// denies that call by a seccomp filter after the first round. The ring's transfers still work.
 fn denied_from_here_on(t: &mut Transcript, call: Option<i64>) {
     let mut ring = deferring_ring();
     let scratch = Scratch::new();

@@ -1,6 +1,6 @@
 //! A request uses the working directory, the descriptor table and the children of the process that
-//! submits it. These processes are forked children, processes with threads, vfork children, and
-//! processes that share descriptors.
+//! submits it. Here the submitting processes are forked children, processes with threads, vfork
+//! children, and processes that share descriptors.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;

@@ -286,8 +286,8 @@ case!(smallest_count_first => "
     cqe 1: 0
 ");
 
-/// A timeout is linked, so it starts only behind the whole batch. It does not count the other
-/// requests of that batch.
+/// A timeout is linked behind another request, so it starts only after the whole batch. It does not
+/// count the other requests of that batch.
 fn counts_behind_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1).linked());
