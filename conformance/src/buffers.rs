@@ -65,8 +65,8 @@ impl Group {
         String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
     }
 
-    /// Describes the entry `slot` of the buffer ring: the distance from the beginning of its buffer
-    /// to the entry's address, and the number of bytes that are left in the buffer.
+    /// Describes the entry `slot` of the buffer ring: how far the entry's address is behind the
+    /// beginning of its buffer, and how many bytes are left in the buffer.
     pub fn state(&self, slot: u16) -> String {
         // SAFETY: `slot` is the index of an entry of the ring.
         let (address, length) = unsafe {
