@@ -270,7 +270,7 @@ fn update_unknown(t: &mut Transcript) {
     t.entry(&ring.one(update(1, USER_DATA, 3)));
     t.entry(&ring.one(update(1, u::IORING_POLL_ADD_MULTI, 4)));
     t.entry(&ring.one(update(1, 1 << 10, 5)));
-    // A new user_data without the flag IORING_POLL_UPDATE_USER_DATA.
+    // This update has a new user_data, but not the flag IORING_POLL_UPDATE_USER_DATA.
     t.entry(&ring.one(update(1, EVENTS, 6).with(|sqe| sqe.off = 9)));
     t.entry(&ring.one(poll_remove(1, 7).with(|sqe| sqe.off = 9)));
     t.entry(&ring.one(poll_remove(1, 8).op_flags(IN as u32)));

@@ -91,7 +91,7 @@ fn opcodes(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
     t.entry(&ring.one(read(file.as_raw_fd(), &mut byte, 0, 2)));
     t.entry(&ring.one(crate::sqe::write(file.as_raw_fd(), b"y", 0, 3)));
-    // IOSQE_ASYNC is a flag that no restriction allows.
+    // No restriction of this ring allows the flag IOSQE_ASYNC.
     t.entry(&ring.one(nop(4).forced_async()));
     t.entry(&ring.one(nop(5).fixed()));
 }
