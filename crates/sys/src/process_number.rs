@@ -8,8 +8,10 @@
 //!   number given out. Its descendants inherit the file and its mapping.
 //! - No two processes ever get the same number.
 //! - A process locks the byte of the register at its own number by a POSIX record lock (fcntl(2)).
-//!   The kernel releases the lock when the process ends or executes another program. A child does
-//!   not inherit it. So a process is alive while its byte is locked.
+//!   The kernel releases the lock when the process ends. If the process executes another program,
+//!   the kernel or that program releases it ([`join`]). A child does not inherit the lock. So a
+//!   process is alive while its byte is locked.
+//! - A process without a register can become a user of another process's register ([`join`]).
 //! - An eventfd belongs to the register, and descendants inherit it, too. A process writes it to
 //!   wake all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set
 //!   that watches it edge-triggered reports each write ([`watch_wake_ups`]).
@@ -38,23 +40,32 @@ pub const ALONE: u32 = 1;
 /// The largest number of a process.
 pub const MOST: u32 = (1 << 29) - 1;
 
-/// Descriptor of the register (the memfd that holds the last number given out), plus 1; 0 before
-/// the register is made. Children inherit the value.
-static REGISTER: AtomicI32 = AtomicI32::new(0);
-/// Descriptor of the eventfd that wakes all processes, plus 1; 0 before the register is made.
-static WAKE_EVENT: AtomicI32 = AtomicI32::new(0);
+/// Number of descriptors that belong to the register.
+pub const DESCRIPTORS: usize = 4;
+/// Descriptors that all processes with a common register have, each plus 1; 0 if there is none:
+///
+/// 1. the register (the memfd that holds the last number given out), set last;
+/// 2. the eventfd that wakes all processes;
+/// 3. the socket that receives files;
+/// 4. the socket that sends files.
+///
+/// Children inherit the values.
+static SHARED: [AtomicI32; DESCRIPTORS] = [const { AtomicI32::new(0) }; DESCRIPTORS];
+const REGISTER: &AtomicI32 = &SHARED[0];
+const WAKE_EVENT: &AtomicI32 = &SHARED[1];
+/// How the link of each of these descriptors begins in /proc.
+const LINKS: [&[u8]; DESCRIPTORS] = [b"/memfd:usring-processes", b"anon_inode:[eventfd]", b"socket:[", b"socket:["];
 /// Address of the last number given out, in the mapping of the register (a memfd). Null before the
 /// register is made.
 static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
-/// Descriptors of the sockets that pass files on: the end that receives, and the end that sends.
-/// Each is stored plus 1; 0 if there are none.
-static QUEUE: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
 /// This process's view of the lock for the sockets by which processes pass files on.
 static QUEUE_LOCK: PerProcess<ProcessMutex<(), &'static AtomicU32>> = PerProcess::new();
 /// This process's number, once it has one.
 static OWN: PerProcess<u32> = PerProcess::new();
 /// Whether this process shares its parent's descriptor table.
 static SHARES_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
+/// Value of `l_type` that removes locks (F_UNLCK).
+const UNLOCK: i16 = width::short(linux::F_UNLCK as u64).cast_signed();
 /// Held while this process makes the register (the memfd of process numbers) or gets its number.
 static REGISTER_LOCK: PerProcess<Mutex<()>> = PerProcess::new();
 
@@ -99,7 +110,7 @@ fn register() -> Result<(i32, &'static AtomicU64), Errno> {
     {
         return Ok((made - 1, last));
     }
-    let file: OwnedDescriptor = mapping::memory_file(c"usring-processes", mapping::PAGE as u64)?;
+    let file = mapping::sealable_memory_file(c"usring-processes", mapping::PAGE as u64)?;
     let last = &mapping::shared_words(&file)?[0];
     last.store(u64::from(ALONE), Ordering::Relaxed);
     let wake_event = eventfd::create()?.into_private()?;
@@ -111,12 +122,62 @@ fn register() -> Result<(i32, &'static AtomicU64), Errno> {
     if let Ok(sockets) = deposit::queue()
         && sockets.iter().all(|socket| descriptor::keep_in_children(socket.number()))
     {
-        QUEUE.iter().zip(sockets).for_each(|(place, socket)| place.store(socket.into_raw() + 1, Ordering::Release));
+        SHARED[2..]
+            .iter()
+            .zip(sockets)
+            .for_each(|(place, socket)| place.store(socket.into_raw() + 1, Ordering::Release));
     }
     LAST.store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
     let number = file.into_raw();
     REGISTER.store(number + 1, Ordering::Release);
     Ok((number, last))
+}
+
+/// Returns the descriptors that all processes with this process's register have, in the order of
+/// `SHARED`; −1 for each that is missing. `None`: this process has no register.
+pub fn descriptors() -> Option<[i32; DESCRIPTORS]> {
+    let numbers = [0, 1, 2, 3].map(|index| SHARED[index].load(Ordering::Acquire) - 1);
+    (numbers[0] >= 0).then_some(numbers)
+}
+
+/// Returns the address at which a process has the values of [`descriptors`], as 32-bit words, each
+/// plus 1. In another process that runs this library, they lie at the same place of the library.
+pub fn address_of_descriptors() -> usize {
+    SHARED.as_ptr() as usize
+}
+
+/// Makes this process a user of another process's register. `files`: the descriptors, in the order
+/// of `SHARED`, private to usring; `None` for each that is missing. After an
+/// execve(2), drops the number that the process had before.
+///
+/// Errors: `EEXIST` if this process has a register; `EINVAL` if the descriptors are not those of a
+/// register; those of mmap(2).
+pub fn join(files: [Option<OwnedDescriptor>; DESCRIPTORS]) -> Result<(), Errno> {
+    let _one_at_a_time = MAKING.get_or_make(|| Mutex::new(())).lock();
+    if REGISTER.load(Ordering::Acquire) != 0 {
+        return Err(Errno::EEXIST);
+    }
+    let [Some(register), Some(_), ..] = &files else { return Err(Errno::EINVAL) };
+    let is_right = |(file, link): (&Option<OwnedDescriptor>, &&[u8])| {
+        file.as_ref().is_none_or(|file| descriptor::is_linked_to(file.number(), link))
+    };
+    if !files.iter().zip(&LINKS).all(is_right) {
+        return Err(Errno::EINVAL);
+    }
+    mapping::seal(register.number())?;
+    if descriptor::identity(register.number())?.size < mapping::PAGE as u64 {
+        return Err(Errno::EINVAL);
+    }
+    let mut lock = linux::flock { l_type: UNLOCK, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    let arguments = [width::word(register.number()), u64::from(linux::F_SETLK), &raw mut lock as u64, 0, 0];
+    SystemCall::new(linux::__NR_fcntl, arguments).run()?;
+    let last = &mapping::shared_words(register)?[0];
+    LAST.store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
+    for (place, file) in SHARED.iter().zip(files).rev() {
+        file.iter().for_each(|file| _ = descriptor::keep_in_children(file.number()));
+        place.store(file.map_or(0, |file| file.into_raw() + 1), Ordering::Release);
+    }
+    Ok(())
 }
 
 /// Returns whether the process with this number is alive. The calling process must have a number,
@@ -195,7 +256,7 @@ impl QueueLock {
 /// Errors: those of [`own`]; `ENXIO` if there are no such sockets.
 pub(crate) fn queue_lock() -> Result<QueueLock, Errno> {
     let own = own()?;
-    let [receiver, sender] = [&QUEUE[0], &QUEUE[1]].map(|place| place.load(Ordering::Acquire) - 1);
+    let [receiver, sender] = [&SHARED[2], &SHARED[3]].map(|place| place.load(Ordering::Acquire) - 1);
     let last = LAST.load(Ordering::Acquire);
     if receiver < 0 || sender < 0 || last.is_null() {
         return Err(Errno::ENXIO);

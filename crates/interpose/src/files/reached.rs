@@ -1,0 +1,159 @@
+//! Rings that reach this process by pidfd_getfd(2): the program gets a duplicate of another process's
+//! descriptor.
+//!
+//! usring takes duplicates of those private descriptors of the other process that the ring needs: the
+//! file with the ring's memory, and the eventfd of a ring watcher. Their numbers are in the other
+//! process's table of places ([`places`]). Whoever may take the ring's descriptor may read that table
+//! and take these descriptors, too: the kernel demands the same rights. At the first call on the
+//! ring, this process makes its own `Ring`.
+//!
+//! Processes that share a ring have a common register of process numbers (`sys::process_number`). If
+//! this process has none yet, it joins the other process's. If it has another one, it cannot use the
+//! ring, and the duplicate is a plain eventfd.
+
+use crate::call::{Call, Outcome};
+use crate::files::descriptors;
+use crate::files::numbers::{self, duplicate_reserved};
+use crate::files::places;
+use crate::process;
+use alloc::ffi::CString;
+use alloc::format;
+use alloc::sync::Arc;
+use usring_engine::{Place, Ring};
+use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
+use usring_sys::other_process::{Counterpart, descriptor_of};
+use usring_sys::syscall::PASS_MARK;
+use usring_sys::{Errno, SystemCall, UserAddress, process_number, width};
+use usring_uapi::general as linux;
+
+/// How the links of a file with rings, and of an eventfd, begin in /proc.
+pub const MEMORY_LINK: &[u8] = b"/memfd:usring-rings";
+pub const EVENT_LINK: &[u8] = b"anon_inode:[eventfd]";
+
+/// Answers pidfd_getfd(2).
+pub fn get_descriptor(call: &mut Call) -> Outcome {
+    let [pidfd, number, ..] = call.arguments;
+    let (pidfd, number) = (width::int(pidfd), width::int(number));
+    if !process::is_own() {
+        return call.pass();
+    }
+    let mut arguments = call.arguments;
+    arguments[5] = PASS_MARK;
+    let answer = SystemCall::with_six(width::low(call.number), arguments).run_once();
+    let Ok(taken) = answer.map(|number| OwnedDescriptor::from_raw(width::int(number))) else {
+        return answer.into();
+    };
+    if !descriptor::is_linked_to(taken.number(), EVENT_LINK) {
+        return Ok(width::word(taken.into_raw())).into();
+    }
+    let source = numbers::process_of(pidfd).map(|process| Source { pidfd, process });
+    let entered = source.map_or(Ok(None), |source| source.enter(number, &taken));
+    entered.map(|entered| width::word(entered.unwrap_or(taken).into_raw())).into()
+}
+
+/// The process from which the program gets a descriptor.
+struct Source {
+    pidfd: i32,
+    process: u32,
+}
+
+/// What the other process's library knows of a ring.
+struct Known {
+    place: Place,
+    register: [i32; process_number::DESCRIPTORS],
+}
+
+impl Source {
+    /// If `taken`, the duplicate of the other process's descriptor `number`, is that of a ring, enters
+    /// it in the table of rings, at a number in the reserved range. Returns the new descriptor.
+    /// `None`: no ring that this process can use.
+    ///
+    /// Errors: `EMFILE`.
+    fn enter(&self, number: i32, taken: &OwnedDescriptor) -> Result<Option<OwnedDescriptor>, Errno> {
+        if self.process == process::id() {
+            let file = descriptors::get(number);
+            return file.map(|file| insert(taken, |number| descriptors::insert(number, file))).transpose();
+        }
+        let Some(known) = self.look_up(number) else { return Ok(None) };
+        let Some(memory) = self.take(known.place.memory, MEMORY_LINK) else { return Ok(None) };
+        if let Some(file) = known_here(&memory, known.place.offset) {
+            return insert(taken, |number| descriptors::insert(number, file)).map(Some);
+        }
+        if !self.share_register(known.register) {
+            return Ok(None);
+        }
+        let watcher = self.take(known.place.watcher, EVENT_LINK).map_or(-1, keep);
+        let place = Place { memory: keep(memory), offset: known.place.offset, watcher };
+        let word = places::word_of(place).ok_or(Errno::EMFILE)?;
+        insert(taken, |number| descriptors::insert_reached(number, word, false)).map(Some)
+    }
+
+    /// Reads in the other process's memory what its library knows of the descriptor `number`.
+    fn look_up(&self, number: i32) -> Option<Known> {
+        let counterpart = Counterpart::find(self.process, get_descriptor as *const () as usize)?;
+        let [low, high] = counterpart.read(places::address_of(number)?).ok()?;
+        let place = places::place_of(u64::from(high) << 32 | u64::from(low))?;
+        let register = counterpart.read(process_number::address_of_descriptors()).ok()?;
+        Some(Known { place, register: register.map(|number| number.cast_signed().wrapping_sub(1)) })
+    }
+
+    /// Takes a private duplicate of the other process's descriptor, if the duplicate is linked to a
+    /// file as expected.
+    fn take(&self, number: i32, link: &[u8]) -> Option<OwnedDescriptor> {
+        let file = (number >= 0).then(|| descriptor_of(self.pidfd, number).ok())??;
+        descriptor::is_linked_to(file.number(), link).then_some(file)
+    }
+
+    /// Makes sure that this process and the other one have a common register. Returns whether they
+    /// have. A descriptor of this process's register must not be closed, because that would release
+    /// its lock. So registers are compared by their paths.
+    fn share_register(&self, numbers: [i32; process_number::DESCRIPTORS]) -> bool {
+        let Some([own, ..]) = process_number::descriptors() else {
+            let files = numbers.map(|number| (number >= 0).then(|| descriptor_of(self.pidfd, number).ok()).flatten());
+            return process_number::join(files).is_ok();
+        };
+        let Ok(path) = CString::new(format!("/proc/{}/fd/{}", self.process, numbers[0])) else { return false };
+        let theirs = descriptor::identity_of_path(linux::AT_FDCWD, UserAddress(path.as_ptr() as u64));
+        is_same(theirs, descriptor::identity(own))
+    }
+}
+
+fn is_same(one: Result<descriptor::FileIdentity, Errno>, other: Result<descriptor::FileIdentity, Errno>) -> bool {
+    matches!((one, other), (Ok(one), Ok(other)) if (one.device, one.inode) == (other.device, other.inode))
+}
+
+/// Makes this process's descendants keep a descriptor open. Returns its number.
+fn keep(file: OwnedDescriptor) -> i32 {
+    descriptor::keep_in_children(file.number());
+    file.into_raw()
+}
+
+/// Makes a duplicate of a ring's descriptor in the reserved range, closed on exec, and enters it in
+/// the table of rings by `enter`.
+fn insert(taken: &OwnedDescriptor, enter: impl FnOnce(i32) -> Result<(), Errno>) -> Result<OwnedDescriptor, Errno> {
+    let reserved = duplicate_reserved(taken.number(), RESERVED_BASE, true)?;
+    enter(reserved.number())?;
+    Ok(reserved)
+}
+
+/// Returns the file of the ring at `offset` in a file of memory, if this process has a descriptor of
+/// that ring.
+fn known_here(memory: &OwnedDescriptor, offset: usize) -> Option<Arc<descriptors::File>> {
+    let is_it = |number: &i32| {
+        let place = places::place_of(places::word(*number)).filter(|place| place.offset == offset);
+        place.is_some_and(|place| is_same(descriptor::identity(place.memory), descriptor::identity(memory.number())))
+    };
+    descriptors::known_between(0, u32::MAX).find(is_it).and_then(descriptors::get)
+}
+
+/// Makes this process's `Ring` for the ring at a place. `issuer`: the thread pointer of the ring's
+/// issuer, if it is a thread of this process.
+///
+/// Errors: those of [`Ring::reach`]; `EOWNERDEAD` if there is no place; `EMFILE`.
+pub fn begin(word: u64, issuer: Option<usize>) -> Result<Arc<Ring>, Errno> {
+    let place = places::place_of(word).ok_or(Errno::EOWNERDEAD)?;
+    let memory = descriptor::duplicate_private(place.memory)?;
+    let watcher = (place.watcher >= 0).then(|| descriptor::duplicate_private(place.watcher)).transpose()?;
+    watcher.iter().for_each(|watcher| _ = descriptor::keep_in_children(watcher.number()));
+    Ring::reach(memory, place.offset, watcher, issuer)
+}
