@@ -1,5 +1,5 @@
-//! Rings that several processes use: a process gets only the ring's descriptor, over execve(2) or by
-//! pidfd_getfd(2), and neither the ring's memory nor its mapping.
+//! Rings that several processes use: a process gets only the ring's descriptor, over execve(2) or
+//! by pidfd_getfd(2). It gets neither the ring's memory nor its mapping.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -134,10 +134,15 @@ fn program_and_parent_take_turns(t: &mut Transcript) {
     t.entry(&ring.one(nop(4)));
 }
 case!(program_and_parent_take_turns => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    child: exit 0
+    cqe 4: 0
 ");
 
-/// The ring's only process executes a program. The kernel cancels its requests, and the program finds
-/// their CQEs in the CQ.
+/// The ring's only process executes a program. The kernel cancels its requests, and the program
+/// finds their CQEs in the CQ.
 fn maker_becomes_the_program(t: &mut Transcript) {
     let (reader, _writer) = files::pipe();
     let steps = Steps::new();
@@ -157,6 +162,14 @@ fn maker_becomes_the_program(t: &mut Transcript) {
     }
 }
 case!(maker_becomes_the_program => "
+    flags 0x0
+    child: exit 0
+    flags 0x1000
+    child: exit 0
+    flags 0x3000
+    child: exit 0
+    flags 0x100
+    child: exit 0
 ");
 
 /// Only a copy of the ring's descriptor, made by dup(2), stays open.
@@ -173,9 +186,12 @@ fn copy_reaches_the_program(t: &mut Transcript) {
     }
 }
 case!(copy_reaches_the_program => "
+    child: exit 0
+    child: exit 0
 ");
 
-/// The process that made the ring ends. The program that its child has executed still uses the ring.
+/// The process that made the ring ends. The program that its child has executed still uses the
+/// ring.
 fn program_goes_on_after_the_maker(t: &mut Transcript) {
     // SAFETY: the call only makes this process the new parent of orphans.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
@@ -195,6 +211,8 @@ fn program_goes_on_after_the_maker(t: &mut Transcript) {
     shared::ended(t, shared.word(0).load(Ordering::SeqCst) as i32);
 }
 case!(program_goes_on_after_the_maker => "
+    child: exit 0
+    child: exit 0
 ");
 
 fn program_uses_registered_files(t: &mut Transcript) {
@@ -210,7 +228,24 @@ fn program_uses_registered_files(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
 }
 case!(program_uses_registered_files => "
+    register = 0
+    child: exit 0
+    cqe 1: 0
 ");
+
+/// The ring's only process registers a file, and then executes a program.
+fn maker_leaves_registered_files(t: &mut Transcript) {
+    let steps = Steps::new();
+    let child = shared::child(|| {
+        let ring = Ring::new(ENTRIES);
+        let file = files::memory_file(b"a");
+        assert_eq!(ring.register(reg::FILES, &file.as_raw_fd(), 1), 0);
+        keep_on_exec(ring.fd);
+        steps.execute(ring.fd, 0, "fnk")
+    });
+    shared::ended(t, child);
+}
+case!(maker_leaves_registered_files => "child: exit 0");
 
 /// The ring reaches a program that executes another one, and its child.
 fn ring_reaches_the_second_program(t: &mut Transcript) {
@@ -223,6 +258,8 @@ fn ring_reaches_the_second_program(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
 }
 case!(ring_reaches_the_second_program => "
+    child: exit 0
+    cqe 1: 0
 ");
 
 /// A call of execve(2) fails, and the process goes on. The next call succeeds.
@@ -243,6 +280,10 @@ fn exec_fails_first(t: &mut Transcript) {
     shared::ended(t, child);
 }
 case!(exec_fails_first => "
+    cqe 1: 0
+    cqe 1: 0
+    cqe 1: 0
+    child: exit 0
 ");
 
 /// A child by vfork(2), made by the standard library, executes a program that uses the ring.
@@ -259,6 +300,10 @@ fn spawned_program_uses_the_ring(t: &mut Transcript) {
     }
 }
 case!(spawned_program_uses_the_ring => "
+    child: Some(0)
+    cqe 1: 0
+    child: Some(0)
+    cqe 1: 0
 ");
 
 /// Returns a duplicate of descriptor `number` of another process (pidfd_getfd(2)).
@@ -323,6 +368,10 @@ fn maker_waits_for_the_other_process(t: &mut Transcript) {
     t.entry(&ring.one(nop(3)));
 }
 case!(maker_waits_for_the_other_process => "
+    cqe 1: 0
+    cqe 2: 0
+    child: exit 0
+    cqe 3: 0
 ");
 
 /// The parent sleeps in enter when the child submits.
@@ -340,6 +389,8 @@ fn other_process_waits_for_the_maker(t: &mut Transcript) {
     shared::ended(t, maker.process);
 }
 case!(other_process_waits_for_the_maker => "
+    cqe 1: 0
+    child: exit 0
 ");
 
 /// Both processes submit at the same time.
@@ -367,6 +418,8 @@ fn both_submit(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
 }
 case!(both_submit => "
+    child: exit 0
+    cqe 1: 0
 ");
 
 /// The child is killed while a read of its own is in flight. The parent goes on.
@@ -393,6 +446,13 @@ fn maker_is_killed(t: &mut Transcript) {
     t.entry(&ring.one(nop(5)));
 }
 case!(maker_is_killed => "
+    cqe 2: 0
+    child: signal 9
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    cqe 4: 0
+    child: exit 0
+    cqe 5: 0
 ");
 
 /// The parent uses files that the child has registered, and registers others.
@@ -421,6 +481,11 @@ fn registered_files_of_the_other_process(t: &mut Transcript) {
     shared::ended(t, maker.process);
 }
 case!(registered_files_of_the_other_process => "
+    1: 1 a
+    remove = 0
+    register = 0
+    1: 1 b
+    child: exit 0
 ");
 
 /// A process gets several duplicates of one ring's descriptor, also of its own ring.
@@ -454,6 +519,16 @@ fn several_duplicates(t: &mut Transcript) {
     first.abandon();
 }
 case!(several_duplicates => "
+    enter = 1
+    cqe 1: 0
+    cqe 2: 0
+    close = 0
+    cqe 3: 0
+    enter = 1
+    cqe 4: 0
+    enter = 1
+    cqe 4: 0
+    child: exit 0
 ");
 
 /// A process gets the ring again after it has closed its only descriptor of it.
@@ -474,8 +549,7 @@ fn ring_is_got_again(t: &mut Transcript) {
     maker.shared.step(2);
     shared::ended(t, maker.process);
 }
-case!(ring_is_got_again => "
-");
+case!(ring_is_got_again => "child: exit 0");
 
 /// A process closes the duplicate without a call on the ring. Its own descriptors do not grow in
 /// number.
@@ -495,6 +569,8 @@ fn duplicate_is_not_used(t: &mut Transcript) {
     shared::ended(t, maker.process);
 }
 case!(duplicate_is_not_used => "
+    numbers stay true
+    child: exit 0
 ");
 
 /// Both processes have made rings of their own before one gets the other's.
@@ -514,4 +590,9 @@ fn both_have_rings_of_their_own(t: &mut Transcript) {
     shared::ended(t, maker.process);
 }
 case!(both_have_rings_of_their_own => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    child: exit 0
 ");

@@ -50,7 +50,7 @@ const REFUSES: u32 = 2;
 /// version of the layout of a ring's memory. A change of that layout raises the version.
 const DESCRIBED: u32 = 0x7573_7200 + 1;
 
-/// What a process has to know of a ring that it has not inherited over fork(2), to use it.
+/// The values by which a process finds the parts of a ring that it has not inherited over fork(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
     pub sq_entries: u32,

@@ -65,8 +65,8 @@ pub struct Memory {
     control: (Arc<SharedMemory>, usize),
 }
 
-/// The pool for the memory of rings, which other processes can map. A ring in the program's memory (`IORING_SETUP_NO_MMAP`) has
-/// only its engine's words from this pool.
+/// The pool for the memory of rings, which other processes can map. A ring in the program's memory
+/// (`IORING_SETUP_NO_MMAP`) has only its engine's words from this pool.
 #[cfg(not(loom))]
 static POOL: MappingPool = MappingPool::reachable();
 
@@ -147,9 +147,9 @@ impl Memory {
         Ok(Memory::of_parts(rings.clone(), sqes, rings, layout, (Arc::new(words), 0)))
     }
 
-    /// Finds the memory of a ring that another process has made, in a file of that process's
-    /// ([`Memory::place`]). Maps the whole file. Trusts nothing in it: the result is a ring's memory
-    /// even if another process writes to it without being asked to.
+    /// Finds the memory of a ring that another process has made, in a file of that process
+    /// ([`Memory::place`]). Maps the whole file. Checks all values that it reads there, so the parts
+    /// of the result lie in the file whatever the file contains.
     ///
     /// Errors: `EINVAL` if the place has no ring; those of [`Mapping::reached`].
     #[cfg(not(loom))]

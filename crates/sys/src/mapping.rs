@@ -35,9 +35,9 @@ impl Mapping {
         Mapping::of_file(memory_file(c"usring", length as u64)?, length)
     }
 
-    /// Maps zeroed pages as [`Mapping::shared`] does. Other processes can map the pages, too, if they
-    /// get the descriptor of their file ([`Mapping::file`]), which all descendants keep open. If the
-    /// process can have no such file, the mapping has none.
+    /// Maps zeroed pages as [`Mapping::shared`] does. Other processes can map the pages, too, if
+    /// they get the descriptor of their file ([`Mapping::file`]), which all descendants keep open.
+    /// If the process can have no such file, the mapping has none.
     pub fn reachable(length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         match reachable_file(length as u64) {
@@ -179,8 +179,8 @@ pub fn sealed_memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, E
     Ok(file)
 }
 
-/// Makes a memfd of `length` zero bytes, at a number that is private to usring. [`seal`] can fix its
-/// length later.
+/// Makes a memfd of `length` zero bytes, at a number that is private to usring. [`seal`] can fix
+/// its length later.
 pub fn sealable_memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
     memory_file_with(linux::MFD_ALLOW_SEALING, name, length)
 }

@@ -10,8 +10,8 @@ use linux_raw_sys::general as linux;
 /// Another process that runs the same file of code as this process: the library, or a program.
 pub struct Counterpart {
     process: u32,
-    /// What has to be added to an address in this process's copy of the file, to get the address in
-    /// the other process's copy.
+    /// Distance from an address in this process's copy of the file to the same place in the other
+    /// process's copy.
     shift: usize,
 }
 

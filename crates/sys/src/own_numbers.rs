@@ -53,8 +53,8 @@ static RESERVE: Numbers = Numbers::none();
 /// Numbers of the reserve whose placeholder (a duplicate of an unused eventfd) may be replaced.
 static IDLE: Numbers = Numbers::none();
 
-/// Private numbers whose descriptors every descendant of this process keeps open, until the number's
-/// owner closes it.
+/// Private numbers whose descriptors every descendant of this process keeps open, until the owner
+/// of the number closes it.
 static KEPT: Numbers = Numbers::none();
 
 /// Whether the host (the code in which the engine runs) has called [`allow_reserve`], because it
@@ -203,8 +203,8 @@ fn is_still_ours(number: i32) -> bool {
     false
 }
 
-/// Makes all descendants of this process keep a private descriptor open, until its number is closed.
-/// Returns `false` if they cannot, because the number is too high.
+/// Makes all descendants of this process keep a private descriptor open, until its number is
+/// closed. Returns `false` if they cannot, because the number is too high.
 pub fn keep_in_children(number: i32) -> bool {
     KEPT.insert(number);
     KEPT.has(number)
@@ -509,7 +509,8 @@ pub fn prepare_table() {
 }
 
 /// Closes the private descriptors that a forked child inherited, except those of
-/// [`keep_in_children`] and those for whose number `keeps` returns `true`. Sets the child's soft limit to the program's own.
+/// [`keep_in_children`] and those for whose number `keeps` returns `true`. Sets the child's soft
+/// limit to the program's own.
 pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     let mut run = 0..0;
     for number in PRIVATE.between(0, u32::MAX) {

@@ -1,6 +1,8 @@
-//! Rings that several processes use: how a forked child begins to use an inherited ring, how another
-//! process begins to use a ring of which it has a descriptor, and how a process stops using a ring
-//! that others still use.
+//! Rings that several processes use:
+//!
+//! - how a forked child begins to use an inherited ring;
+//! - how another process begins to use a ring of which it has a descriptor;
+//! - how a process stops using a ring that others still use.
 
 use super::setup::new_state;
 use crate::driving::ring_watcher;
@@ -46,17 +48,17 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Returns the place at which other processes can reach this ring ([`Ring::reach`]). `None`: they
-    /// cannot, because the ring is in the program's own memory, or has an SQ thread.
+    /// Returns the place at which other processes can reach this ring ([`Ring::reach`]). `None`:
+    /// they cannot, because the ring is in the program's own memory, or has an SQ thread.
     pub fn place(&self) -> Option<Place> {
         let (memory, offset) = self.memory.place()?;
         Some(Place { memory, offset, watcher: self.creators_watcher })
     }
 
     /// Makes this process's `Ring` for a ring of another process, of which this process has a
-    /// descriptor but no memory. `memory` and `watcher`: duplicates of the descriptors in the ring's
-    /// [`Place`], private to usring. `issuer`: the thread pointer of the thread of this process that
-    /// made the ring before an execve(2), if there is one. Acquires no ring's lock.
+    /// descriptor but no memory. `memory` and `watcher`: duplicates of the descriptors in the
+    /// ring's [`Place`], private to usring. `issuer`: the thread pointer of the ring's issuer, if
+    /// that is a thread of this process, from before an execve(2). Acquires no ring's lock.
     ///
     /// Errors: `EINVAL` if the place has no ring; `EOWNERDEAD` if this process cannot use the ring;
     /// `ENOMEM`; the errors of starting a thread.
@@ -94,6 +96,15 @@ impl Ring {
         process_rings::enlist(ring);
         ring.await_registrations();
         ring.await_maker();
+    }
+
+    /// Publishes this process's registrations for the program that this process is about to execute,
+    /// and which the ring reaches.
+    pub fn publish_for_next_program(self: &Arc<Self>) {
+        if let Some(mut locked) = self.lock_in_time() {
+            self.publish_registrations(&mut locked);
+            locked.release(Exit::Leave);
+        }
     }
 
     /// Called when this process is about to execute a program. The kernel cancels the requests of a

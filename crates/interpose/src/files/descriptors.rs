@@ -9,8 +9,8 @@
 //!
 //! A forked child inherits the table with its parent's entries, and marks them
 //! ([`reset_in_child`]). A ring that the child does not use costs it nothing else. The first call
-//! on such a ring makes the child's own [`File`] ([`adopt`]). The same holds for a ring that reaches
-//! this process by its descriptor alone ([`crate::files::reached`], [`crate::files::handover`]).
+//! on such a ring makes the child's own [`File`] ([`adopt`]). So does the first call on a ring that
+//! reaches this process by its descriptor alone ([`reached`], [`crate::files::handover`]).
 
 use crate::files::numbers::{NUMBERS, duplicate_reserved, end_inside, eventfd_id};
 use crate::files::{devices, places, reached};
@@ -268,8 +268,8 @@ fn adopt(object: usize) -> Result<Arc<File>, Errno> {
     Ok(file)
 }
 
-/// Makes this process's `File` for a ring that has reached it by its descriptor, and enters it in the
-/// table under all numbers of the ring. The caller holds the lock `descriptors`.
+/// Makes this process's `File` for a ring that has reached it by its descriptor. Enters the file in
+/// the table under all numbers of the ring. The caller holds the lock `descriptors`.
 #[cold]
 fn adopt_reached(number: i32, object: usize) -> Result<Arc<File>, Errno> {
     let word = places::word(number);
@@ -291,8 +291,8 @@ fn adopt_reached(number: i32, object: usize) -> Result<Arc<File>, Errno> {
     Ok(file)
 }
 
-/// Closes the descriptors of a place that a `REACHED` entry had, unless another such entry has them.
-/// The caller holds the lock `descriptors`.
+/// Closes the descriptors of a place that a `REACHED` entry had, unless another such entry has
+/// them. The caller holds the lock `descriptors`.
 fn release_place(word: u64) {
     let Some(place) = places::place_of(word) else { return };
     let is_reached = |number: &i32| TABLE[width::index(*number)].load(Ordering::Relaxed) & REACHED != 0;
@@ -344,8 +344,8 @@ impl Drop for Inside {
 /// lock of a ring.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
-    // An entry may get a mark at any moment, because the program may close the number and get another
-    // ring under it. Then the look-up takes the lock.
+    // An entry may get a mark at any moment, because the program may close the number and get
+    // another ring under it. If the entry has a mark, the look-up takes the lock.
     if number >= RESERVED_BASE
         && let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire))
     {
@@ -466,15 +466,21 @@ fn enter(number: i32, entry: &AtomicUsize, object: usize) {
     entry.store(object, Ordering::Release);
 }
 
-/// Returns whether the calling thread is the only one that may submit to the ring of `number`
-/// (SINGLE_ISSUER).
-pub fn is_issued_here(number: i32) -> bool {
+/// Prepares the ring of `number` for the program that this process is about to execute, and which
+/// the ring reaches. Returns whether the calling thread is the ring's issuer (SINGLE_ISSUER).
+pub fn leave_to_next_program(number: i32) -> bool {
     match entry(number).map_or(0, |entry| entry.load(Ordering::Acquire)) {
         object if object & REACHED != 0 => {
             object & ISSUER != 0 && FIRST_THREAD.load(Ordering::Relaxed) == thread::current().0
         }
         object if object & INHERITED != 0 => false,
-        _ => matches!(with(number, |file| file.ring.is_issued_here()), Found::Ring(true)),
+        _ => {
+            let publish = |file: &Arc<File>| {
+                file.ring.publish_for_next_program();
+                file.ring.is_issued_here()
+            };
+            matches!(with(number, publish), Found::Ring(true))
+        }
     }
 }
 

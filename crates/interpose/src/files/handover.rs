@@ -1,12 +1,12 @@
-//! Rings that reach the next program over execve(2): those of which the program has made a descriptor
-//! without close-on-exec.
+//! Rings that reach the next program over execve(2), because a descriptor of theirs has no
+//! close-on-exec.
 //!
 //! 1. Before the exec, [`Handover::prepare`] writes a list of these rings to a memfd: for each
-//!    descriptor number the ring's place ([`places`]). It keeps the descriptors in these places open
-//!    over the exec, and those of the register of process numbers. A variable of the environment
-//!    names the memfd.
-//! 2. The next program's library reads the list ([`receive`]), and enters the numbers in the table of
-//!    rings. At the first call on such a ring, the process makes its own `Ring`.
+//!    descriptor number, the ring's place ([`places`]). It keeps the descriptors of these places
+//!    open over the exec, and also those of the register of process numbers. A variable of the
+//!    environment names the memfd.
+//! 2. The next program's library reads the list ([`receive`]), and enters the numbers in the table
+//!    of rings. At the first call on such a ring, the process makes its own `Ring`.
 //!
 //! If no ring reaches the next program, this takes one fcntl(2) for each ring, and nothing else.
 
@@ -53,7 +53,7 @@ impl Handover {
             if handover.is_none() {
                 handover = Some(Handover::begin().ok()?);
             }
-            let flag = if is_own && descriptors::is_issued_here(number) { ISSUER } else { 0 };
+            let flag = if is_own && descriptors::leave_to_next_program(number) { ISSUER } else { 0 };
             handover.as_mut().map(|handover| handover.add(number, flag, word));
         }
         handover
@@ -129,7 +129,7 @@ fn read<const COUNT: usize>(list: &OwnedDescriptor, index: usize) -> Option<[u64
 }
 
 /// Takes over the rings that an earlier program of this process has left to this one. `number`: the
-/// descriptor of their list. What is no such list, or no such ring, is ignored.
+/// descriptor of their list. Ignores another file, and entries that are no rings.
 pub fn receive(number: i32) {
     if number < 0 || !descriptor::is_linked_to(number, LIST_LINK) {
         return;

@@ -1,15 +1,15 @@
-//! Rings that reach this process by pidfd_getfd(2): the program gets a duplicate of another process's
-//! descriptor.
+//! Rings that reach this process by pidfd_getfd(2), which gives the program a duplicate of another
+//! process's descriptor.
 //!
-//! usring takes duplicates of those private descriptors of the other process that the ring needs: the
-//! file with the ring's memory, and the eventfd of a ring watcher. Their numbers are in the other
-//! process's table of places ([`places`]). Whoever may take the ring's descriptor may read that table
-//! and take these descriptors, too: the kernel demands the same rights. At the first call on the
-//! ring, this process makes its own `Ring`.
+//! The ring also needs private descriptors of the other process: the file with the ring's memory,
+//! and the eventfd of a ring watcher. Their numbers are in the other process's table of places
+//! ([`places`]). usring reads that table, and takes duplicates of these descriptors. The kernel
+//! demands the same rights for this as for the program's call. At the first call on the ring, this
+//! process makes its own `Ring`.
 //!
-//! Processes that share a ring have a common register of process numbers (`sys::process_number`). If
-//! this process has none yet, it joins the other process's. If it has another one, it cannot use the
-//! ring, and the duplicate is a plain eventfd.
+//! Processes that share a ring have a common register of process numbers (`sys::process_number`).
+//! If this process has none yet, it joins that of the other process. If it has another register, it
+//! cannot use the ring, and the duplicate is a plain eventfd.
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors;
@@ -57,16 +57,16 @@ struct Source {
     process: u32,
 }
 
-/// What the other process's library knows of a ring.
+/// A ring's place in the other process, and the descriptors of its register there.
 struct Known {
     place: Place,
     register: [i32; process_number::DESCRIPTORS],
 }
 
 impl Source {
-    /// If `taken`, the duplicate of the other process's descriptor `number`, is that of a ring, enters
-    /// it in the table of rings, at a number in the reserved range. Returns the new descriptor.
-    /// `None`: no ring that this process can use.
+    /// Enters `taken`, a duplicate of the other process's descriptor `number`, in the table of
+    /// rings. Returns a new descriptor of it, in the reserved range. `None`: it is not that of a
+    /// ring that this process can use.
     ///
     /// Errors: `EMFILE`.
     fn enter(&self, number: i32, taken: &OwnedDescriptor) -> Result<Option<OwnedDescriptor>, Errno> {
@@ -136,8 +136,8 @@ fn insert(taken: &OwnedDescriptor, enter: impl FnOnce(i32) -> Result<(), Errno>)
     Ok(reserved)
 }
 
-/// Returns the file of the ring at `offset` in a file of memory, if this process has a descriptor of
-/// that ring.
+/// Returns the file of the ring at `offset` in a file of memory, if this process has a descriptor
+/// of that ring.
 fn known_here(memory: &OwnedDescriptor, offset: usize) -> Option<Arc<descriptors::File>> {
     let is_it = |number: &i32| {
         let place = places::place_of(places::word(*number)).filter(|place| place.offset == offset);

@@ -216,8 +216,8 @@ struct Size<'a> {
     /// The sanitizer's runtime that the new LD_PRELOAD has to name first. Empty if the next program
     /// needs none, or if its LD_PRELOAD names the runtime already.
     runtime: &'a [u8],
-    /// The variable that names the list of the rings that reach the next program, with its NUL; empty
-    /// if there are none.
+    /// The variable that names the list of the rings that reach the next program, with its NUL.
+    /// Empty if there are none.
     rings: &'a [u8],
     /// The first and the last LD_PRELOAD that the program passes. musl's loader uses the first one,
     /// and glibc's the last one.
@@ -281,8 +281,8 @@ fn measure<'a>(
     // bytes are a colon after the runtime in each of the two LD_PRELOADs, and the NUL of the
     // runtime's variable.
     let bytes = own + 2 * own_variables.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
-    // The 5 pointers are for LD_PRELOAD, the runtime's variable, that of the rings, the padding, and
-    // the null at the end.
+    // The 5 pointers are for LD_PRELOAD, the runtime's variable, that of the rings, the padding,
+    // and the null at the end.
     let variables = given + own_variables.variables.len() + 5;
     Ok(Size { given, variables, bytes, runtime, rings, preloads, present })
 }
