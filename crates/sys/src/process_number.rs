@@ -11,7 +11,9 @@
 //!   The kernel releases the lock when the process ends. If the process executes another program,
 //!   the kernel or that program releases it ([`join`]). A child does not inherit the lock. So a
 //!   process is alive while its byte is locked.
-//! - A process without a register can become a user of another process's register ([`join`]).
+//! - A process can become a user of another process's register, too ([`join`]): it locks the byte at
+//!   its own number there as well. Each register begins at another number, so a process has one
+//!   number in all its registers.
 //! - An eventfd belongs to the register, and descendants inherit it, too. A process writes it to
 //!   wake all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set
 //!   that watches it edge-triggered reports each write ([`watch_wake_ups`]).
@@ -21,7 +23,8 @@
 //! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares its
 //! record locks, too. So neither could see the other's death. Such a child gets no number.
 
-use crate::descriptor::{self, OwnedDescriptor, WRITE_LOCK};
+use crate::clock::Clock;
+use crate::descriptor::{self, FileIdentity, OwnedDescriptor, WRITE_LOCK};
 use crate::epoll::{self, Epoll};
 use crate::eventfd;
 use crate::mapping;
@@ -40,9 +43,13 @@ pub const ALONE: u32 = 1;
 /// The largest number of a process.
 pub const MOST: u32 = (1 << 29) - 1;
 
-/// Number of descriptors that belong to the register.
+/// Number of descriptors that belong to a register.
 pub const DESCRIPTORS: usize = 4;
-/// Descriptors that all processes with a common register have, each plus 1; 0 if there is none:
+/// Maximum number of registers that a process uses: that of its own number, and those that it has
+/// joined.
+pub const REGISTERS: usize = 4;
+/// The registers that this process uses, without gaps. The first one gives it its number. For each,
+/// the descriptors that all users of the register have, each plus 1; 0 if there is none:
 ///
 /// 1. the register (the memfd that holds the last number given out), set last;
 /// 2. the eventfd that wakes all processes;
@@ -50,16 +57,18 @@ pub const DESCRIPTORS: usize = 4;
 /// 4. the socket that sends files.
 ///
 /// Children inherit the values.
-static SHARED: [AtomicI32; DESCRIPTORS] = [const { AtomicI32::new(0) }; DESCRIPTORS];
-const REGISTER: &AtomicI32 = &SHARED[0];
-const WAKE_EVENT: &AtomicI32 = &SHARED[1];
+static SHARED: [[AtomicI32; DESCRIPTORS]; REGISTERS] =
+    [const { [const { AtomicI32::new(0) }; DESCRIPTORS] }; REGISTERS];
 /// How the link of each of these descriptors begins in /proc.
 const LINKS: [&[u8]; DESCRIPTORS] = [b"/memfd:usring-processes", b"anon_inode:[eventfd]", b"socket:[", b"socket:["];
-/// Address of the last number given out, in the mapping of the register (a memfd). Null before the
-/// register is made.
-static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
-/// This process's view of the lock for the sockets by which processes pass files on.
-static QUEUE_LOCK: PerProcess<ProcessMutex<(), &'static AtomicU32>> = PerProcess::new();
+/// For each register, the address of the last number given out, in the mapping of the memfd. Null
+/// before the process uses the register.
+static LAST: [AtomicPtr<AtomicU64>; REGISTERS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; REGISTERS];
+/// This process's views of the locks for the sockets by which processes pass files on.
+static QUEUE_LOCKS: [PerProcess<ProcessMutex<(), &'static AtomicU32>>; REGISTERS] =
+    [const { PerProcess::new() }; REGISTERS];
+/// Number of attempts to find a number that no other process has in any of the registers.
+const ATTEMPTS: usize = 8;
 /// This process's number, once it has one.
 static OWN: PerProcess<u32> = PerProcess::new();
 /// Whether this process shares its parent's descriptor table.
@@ -85,13 +94,23 @@ pub fn own() -> Result<u32, Errno> {
     if let Some(number) = OWN.get() {
         return Ok(*number);
     }
-    let (file, last) = register()?;
-    let number = last.fetch_add(1, Ordering::Relaxed) + 1;
-    if number > u64::from(MOST) {
-        return Err(Errno::EAGAIN);
+    let last = first_register()?;
+    for _ in 0..ATTEMPTS {
+        let number = last.fetch_add(1, Ordering::Relaxed) + 1;
+        if number > u64::from(MOST) {
+            break;
+        }
+        let number = width::low(number);
+        if registers().all(|register| record_lock(register, linux::F_SETLK, number).is_ok()) {
+            return Ok(*OWN.get_or_make(|| number));
+        }
     }
-    record_lock(file, linux::F_SETLK, width::low(number))?;
-    Ok(*OWN.get_or_make(|| width::low(number)))
+    Err(Errno::EAGAIN)
+}
+
+/// Returns the descriptors of the registers that this process uses.
+fn registers() -> impl Iterator<Item = i32> {
+    SHARED.iter().map(|shared| shared[0].load(Ordering::Acquire) - 1).take_while(|register| *register >= 0)
 }
 
 /// Notes, in a forked child, whether it shares its parent's descriptor table.
@@ -99,45 +118,51 @@ pub fn begin_child(shares_descriptors: bool) {
     SHARES_DESCRIPTORS.store(shares_descriptors, Ordering::Relaxed);
 }
 
-/// Returns the descriptor of the register (a memfd), and the word in it that holds the last number
-/// given out. Makes the register if there is none. The caller holds `REGISTER_LOCK`.
-fn register() -> Result<(i32, &'static AtomicU64), Errno> {
-    let made = REGISTER.load(Ordering::Acquire);
-    // SAFETY: a non-null `LAST` points to a word on a page that is never unmapped, and every
-    // process accesses the word as an atomic.
-    if let Some(last) = unsafe { LAST.load(Ordering::Acquire).as_ref() }
-        && made != 0
+/// Returns the word that holds the last number given out, in this process's first register. Makes
+/// that register if there is none. The caller holds `REGISTER_LOCK`.
+fn first_register() -> Result<&'static AtomicU64, Errno> {
+    // SAFETY: a non-null pointer in `LAST` points to a word on a page that is never unmapped, and
+    // every process accesses the word as an atomic.
+    if let Some(last) = unsafe { LAST[0].load(Ordering::Acquire).as_ref() }
+        && registers().next().is_some()
     {
-        return Ok((made - 1, last));
+        return Ok(last);
     }
     let file = mapping::sealable_memory_file(c"usring-processes", mapping::PAGE as u64)?;
     let last = &mapping::shared_words(&file)?[0];
-    last.store(u64::from(ALONE), Ordering::Relaxed);
+    last.store(first_number(), Ordering::Relaxed);
     let wake_event = eventfd::create()?.into_private()?;
     if !descriptor::keep_in_children(file.number()) || !descriptor::keep_in_children(wake_event.number()) {
         return Err(Errno::EMFILE);
     }
-    WAKE_EVENT.store(wake_event.into_raw() + 1, Ordering::Release);
+    SHARED[0][1].store(wake_event.into_raw() + 1, Ordering::Release);
     // If the sockets of `deposit` cannot be made, processes share rings but pass no files on.
     if let Ok(sockets) = deposit::queue()
         && sockets.iter().all(|socket| descriptor::keep_in_children(socket.number()))
     {
-        SHARED[2..]
+        SHARED[0][2..]
             .iter()
             .zip(sockets)
             .for_each(|(place, socket)| place.store(socket.into_raw() + 1, Ordering::Release));
     }
-    LAST.store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
-    let number = file.into_raw();
-    REGISTER.store(number + 1, Ordering::Release);
-    Ok((number, last))
+    LAST[0].store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
+    SHARED[0][0].store(file.into_raw() + 1, Ordering::Release);
+    Ok(last)
 }
 
-/// Returns the descriptors that all processes with this process's register have, in the order of
-/// `SHARED`; −1 for each that is missing. `None`: this process has no register.
-pub fn descriptors() -> Option<[i32; DESCRIPTORS]> {
-    let numbers = [0, 1, 2, 3].map(|index| SHARED[index].load(Ordering::Acquire) - 1);
-    (numbers[0] >= 0).then_some(numbers)
+/// Returns the number before the first one of a new register. It depends on the time, so the
+/// numbers of two registers hardly ever meet.
+fn first_number() -> u64 {
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    // Half of the numbers are left for the register's processes.
+    const UNUSED_BITS: u32 = u64::BITS - MOST.count_ones() + 1;
+    (Clock::Monotonic.now().wrapping_mul(MULTIPLIER) >> UNUSED_BITS).max(ALONE.into())
+}
+
+/// Returns the descriptors of the registers that this process uses, in the order of `SHARED`; −1 for
+/// each that is missing.
+pub fn descriptors() -> [[i32; DESCRIPTORS]; REGISTERS] {
+    core::array::from_fn(|register| core::array::from_fn(|index| SHARED[register][index].load(Ordering::Acquire) - 1))
 }
 
 /// Returns the address at which a process has the values of [`descriptors`], as 32-bit words, each
@@ -146,17 +171,31 @@ pub fn address_of_descriptors() -> usize {
     SHARED.as_ptr() as usize
 }
 
-/// Makes this process a user of another process's register. `files`: the descriptors, in the order
-/// of `SHARED`, private to usring; `None` for each that is missing. After an
-/// execve(2), drops the number that the process had before.
+/// Returns whether this process uses the register in a file.
+pub fn uses(file: &FileIdentity) -> bool {
+    let same = |other: FileIdentity| (other.device, other.inode) == (file.device, file.inode);
+    registers().any(|register| descriptor::identity(register).is_ok_and(same))
+}
+
+/// Makes this process a user of another process's register, which it does not use yet. `files`: the
+/// descriptors, in the order of `SHARED`, private to usring; `None` for each that is missing. After
+/// an execve(2), drops the number that the process had before.
 ///
-/// Errors: `EEXIST` if this process has a register; `EINVAL` if the descriptors are not those of a
-/// register; those of mmap(2).
+/// Errors: `EMFILE` if this process uses too many registers; `EINVAL` if the descriptors are not
+/// those of a register; `EAGAIN` if another process has this process's number in the register;
+/// those of mmap(2).
 pub fn join(files: [Option<OwnedDescriptor>; DESCRIPTORS]) -> Result<(), Errno> {
-    let _one_at_a_time = MAKING.get_or_make(|| Mutex::new(())).lock();
-    if REGISTER.load(Ordering::Acquire) != 0 {
-        return Err(Errno::EEXIST);
+    let _one_at_a_time = REGISTER_LOCK.get_or_make(|| Mutex::new(())).lock();
+    if let Some(register) = &files[0]
+        && uses(&descriptor::identity(register.number())?)
+    {
+        // Another thread has joined the register meanwhile. Closing this descriptor of the register
+        // would release the process's lock, so all stay open.
+        files.into_iter().flatten().for_each(|file| _ = file.into_raw());
+        return Ok(());
     }
+    let free = registers().count();
+    let shared = SHARED.get(free).ok_or(Errno::EMFILE)?;
     let [Some(register), Some(_), ..] = &files else { return Err(Errno::EINVAL) };
     let is_right = |(file, link): (&Option<OwnedDescriptor>, &&[u8])| {
         file.as_ref().is_none_or(|file| descriptor::is_linked_to(file.number(), link))
@@ -171,9 +210,12 @@ pub fn join(files: [Option<OwnedDescriptor>; DESCRIPTORS]) -> Result<(), Errno> 
     let mut lock = linux::flock { l_type: UNLOCK, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     let arguments = [width::word(register.number()), u64::from(linux::F_SETLK), &raw mut lock as u64, 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run()?;
+    if let Some(own) = OWN.get() {
+        record_lock(register.number(), linux::F_SETLK, *own)?;
+    }
     let last = &mapping::shared_words(register)?[0];
-    LAST.store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
-    for (place, file) in SHARED.iter().zip(files).rev() {
+    LAST[free].store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
+    for (place, file) in shared.iter().zip(files).rev() {
         file.iter().for_each(|file| _ = descriptor::keep_in_children(file.number()));
         place.store(file.map_or(0, |file| file.into_raw() + 1), Ordering::Release);
     }
@@ -183,18 +225,20 @@ pub fn join(files: [Option<OwnedDescriptor>; DESCRIPTORS]) -> Result<(), Errno> 
 /// Returns whether the process with this number is alive. The calling process must have a number,
 /// and `number` must be that of another process.
 pub fn is_alive(number: u32) -> bool {
-    let register = REGISTER.load(Ordering::Acquire) - 1;
     // If fcntl(2) fails, the process counts as alive: a lock must not be taken over from a living
     // process.
-    record_lock(register, linux::F_GETLK, number).map(|(kind, _)| kind) != Ok(linux::F_UNLCK)
+    let is_locked =
+        |register| record_lock(register, linux::F_GETLK, number).map(|(kind, _)| kind) != Ok(linux::F_UNLCK);
+    registers().any(is_locked)
 }
 
 /// Returns the process id of the process with this number. `None`: that process is not alive, or
 /// this process's PID namespace does not have it. The requirements are those of [`is_alive`].
 pub fn process_id(number: u32) -> Option<u32> {
-    let register = REGISTER.load(Ordering::Acquire) - 1;
-    let (kind, process) = record_lock(register, linux::F_GETLK, number).ok()?;
-    u32::try_from(process).ok().filter(|process| kind != linux::F_UNLCK && *process != 0)
+    registers().find_map(|register| {
+        let (kind, process) = record_lock(register, linux::F_GETLK, number).ok()?;
+        u32::try_from(process).ok().filter(|process| kind != linux::F_UNLCK && *process != 0)
+    })
 }
 
 /// Returns whether the process with this number is stopped, by a signal or by a tracer. `false` if
@@ -216,20 +260,27 @@ pub fn is_stopped(number: u32) -> bool {
     matches!(state, Some(b'T' | b't'))
 }
 
-/// Adds the eventfd that wakes all processes to `set`, with the event data `data`. From then on the
+/// Adds the eventfds that wake all processes to `set`, with the event data `data`. From then on the
 /// set reports at least one event after each [`wake_all`] of any process. Gives this process a
-/// number if it has none.
+/// number if it has none. After [`join`], another call adds the eventfd of that register.
 ///
 /// Errors: those of [`own`] and of epoll_ctl(2).
 pub fn watch_wake_ups(set: &Epoll, data: u64) -> Result<(), Errno> {
     own()?;
-    set.add(WAKE_EVENT.load(Ordering::Acquire) - 1, epoll::IN | epoll::EDGE, data)
+    wake_events().try_for_each(|event| match set.add(event, epoll::IN | epoll::EDGE, data) {
+        Err(Errno::EEXIST) => Ok(()),
+        added => added,
+    })
+}
+
+fn wake_events() -> impl Iterator<Item = i32> {
+    SHARED.iter().map(|shared| shared[1].load(Ordering::Acquire) - 1).take(registers().count())
 }
 
 /// Wakes all processes that called [`watch_wake_ups`], also the calling one. For rare use: the cost
 /// grows with the number of processes. The calling process must have a number.
 pub fn wake_all() {
-    eventfd::signal(WAKE_EVENT.load(Ordering::Acquire) - 1);
+    wake_events().for_each(eventfd::signal);
 }
 
 /// Proof that the lock for the sockets that pass files on is held. If a process dies with the lock,
@@ -250,22 +301,30 @@ impl QueueLock {
     }
 }
 
-/// Acquires the lock for the sockets that pass files on. Gives this process a number if it has
-/// none.
+/// Returns the indices of the registers that this process uses, for [`queue_lock`]. Gives this
+/// process a number if it has none.
+///
+/// Errors: those of [`own`].
+pub(crate) fn queues() -> Result<core::ops::Range<usize>, Errno> {
+    own()?;
+    Ok(0..registers().count())
+}
+
+/// Acquires the lock for the sockets of a register that pass files on.
 ///
 /// Errors: those of [`own`]; `ENXIO` if there are no such sockets.
-pub(crate) fn queue_lock() -> Result<QueueLock, Errno> {
+pub(crate) fn queue_lock(register: usize) -> Result<QueueLock, Errno> {
     let own = own()?;
-    let [receiver, sender] = [&SHARED[2], &SHARED[3]].map(|place| place.load(Ordering::Acquire) - 1);
-    let last = LAST.load(Ordering::Acquire);
+    let [receiver, sender] = [2, 3].map(|index| SHARED[register][index].load(Ordering::Acquire) - 1);
+    let last = LAST[register].load(Ordering::Acquire);
     if receiver < 0 || sender < 0 || last.is_null() {
         return Err(Errno::ENXIO);
     }
-    // SAFETY: 1. `LAST` points to the first word of the register's page, which is never unmapped.
-    // The second word is in that page, too. 2. Every process accesses the first half of the second
-    // word only as an atomic.
+    // SAFETY: 1. A pointer in `LAST` points to the first word of the register's page, which is never
+    // unmapped. The second word is in that page, too. 2. Every process accesses the first half of
+    // the second word only as an atomic.
     let word: &'static AtomicU32 = unsafe { &*last.add(1).cast() };
-    let lock = QUEUE_LOCK.get_or_make(|| ProcessMutex::join(word, own, is_alive, ()));
+    let lock = QUEUE_LOCKS[register].get_or_make(|| ProcessMutex::join(word, own, is_alive, ()));
     Ok(QueueLock { receiver, sender, _lock: lock.lock(|(), _| {}) })
 }
 

@@ -75,6 +75,7 @@ impl Ring {
         }
         let (memory, description) = Memory::reach(memory, offset)?;
         ring_watcher::start()?;
+        ring_watcher::follow_wake_ups();
         let (task_work, consumer) = queue();
         let state = new_state(consumer, &memory);
         let ring = Arc::new(Ring::reached_at(memory, description, watcher, task_work, state)?);

@@ -3,7 +3,7 @@
 //!
 //! 1. Before the exec, [`Handover::prepare`] writes a list of these rings to a memfd: for each
 //!    descriptor number, the ring's place ([`places`]). It keeps the descriptors of these places
-//!    open over the exec, and also those of the register of process numbers. A variable of the
+//!    open over the exec, and also those of the registers of process numbers. A variable of the
 //!    environment names the memfd.
 //! 2. The next program's library reads the list ([`receive`]), and enters the numbers in the table
 //!    of rings. At the first call on such a ring, the process makes its own `Ring`.
@@ -17,15 +17,16 @@ use crate::files::reached::{EVENT_LINK, MEMORY_LINK};
 use crate::process::{self, environment};
 use usring_engine::Place;
 use usring_sys::descriptor::{self, OwnedDescriptor};
-use usring_sys::{Errno, SystemCall, process_number, width};
+use usring_sys::process_number::{self, DESCRIPTORS, REGISTERS};
+use usring_sys::{Errno, SystemCall, width};
 use usring_uapi::general as linux;
 
 /// How the link of the list begins in /proc.
 const LIST_LINK: &[u8] = b"/memfd:usring-handover";
 /// The list's first word. A change of the list's form changes it.
 const FORM: u64 = 0x7573_7269_6e67_0001;
-/// Number of words at the list's start: its form, and the register's descriptors.
-const HEAD: usize = 1 + process_number::DESCRIPTORS;
+/// Number of words at the list's start: its form, and the registers' descriptors.
+const HEAD: usize = 1 + REGISTERS * DESCRIPTORS;
 /// Number of words for each descriptor of a ring: its number, with a flag, and the ring's place.
 const ENTRY: usize = 2;
 /// Flag above the number: the thread that executes the program is the ring's issuer.
@@ -35,7 +36,7 @@ const ISSUER: u64 = 1 << 32;
 /// all descriptors are closed on exec again.
 pub struct Handover {
     list: OwnedDescriptor,
-    register: [i32; process_number::DESCRIPTORS],
+    registers: [i32; REGISTERS * DESCRIPTORS],
     entries: usize,
 }
 
@@ -62,15 +63,16 @@ impl Handover {
     /// Makes an empty list. Its descriptor is not private to usring: a vfork child must not change
     /// the sets of private numbers, which are its parent's.
     fn begin() -> Result<Handover, Errno> {
-        let register = process_number::descriptors().ok_or(Errno::ENXIO)?;
+        let mut registers = [-1; REGISTERS * DESCRIPTORS];
+        registers.copy_from_slice(process_number::descriptors().as_flattened());
         let name = c"usring-handover".as_ptr() as u64;
         let number = SystemCall::new(linux::__NR_memfd_create, [name, 0, 0, 0, 0]).run()?;
         let list = OwnedDescriptor::from_raw(width::int(number));
-        let handover = Handover { list, register, entries: 0 };
+        let handover = Handover { list, registers, entries: 0 };
         let mut head = [FORM; HEAD];
-        head[1..].iter_mut().zip(register).for_each(|(word, number)| *word = width::word(number));
+        head[1..].iter_mut().zip(registers).for_each(|(word, number)| *word = width::word(number));
         handover.write(0, &head)?;
-        handover.close_on_exec(&register, false);
+        handover.close_on_exec(&registers, false);
         Ok(handover)
     }
 
@@ -107,7 +109,7 @@ impl Handover {
 
 impl Drop for Handover {
     fn drop(&mut self) {
-        self.close_on_exec(&self.register, true);
+        self.close_on_exec(&self.registers, true);
         for index in 0..self.entries {
             if let Some([_, word]) = read(&self.list, HEAD + ENTRY * index)
                 && let Some(Place { memory, watcher, .. }) = places::place_of(word)
@@ -135,9 +137,15 @@ pub fn receive(number: i32) {
         return;
     }
     let list = OwnedDescriptor::from_raw(number);
-    let Some([form, register @ ..]) = read::<HEAD>(&list, 0) else { return };
-    if form != FORM || process_number::join(register.map(taken_over)).is_err() {
+    let Some([form, registers @ ..]) = read::<HEAD>(&list, 0) else { return };
+    if form != FORM {
         return;
+    }
+    for register in registers.as_chunks().0 {
+        let files: [_; DESCRIPTORS] = register.map(taken_over);
+        if files[0].is_some() && process_number::join(files).is_err() {
+            return;
+        }
     }
     let mut index = HEAD;
     while let Some([number, word]) = read::<ENTRY>(&list, index) {

@@ -8,8 +8,8 @@
 //! process makes its own `Ring`.
 //!
 //! Processes that share a ring have a common register of process numbers (`sys::process_number`).
-//! If this process has none yet, it joins that of the other process. If it has another register, it
-//! cannot use the ring, and the duplicate is a plain eventfd.
+//! This process joins all registers of the other process. If it cannot, the duplicate is a plain
+//! eventfd.
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors;
@@ -22,8 +22,9 @@ use alloc::sync::Arc;
 use usring_engine::{Place, Ring};
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::other_process::{Counterpart, descriptor_of};
+use usring_sys::process_number::{self, DESCRIPTORS, REGISTERS};
 use usring_sys::syscall::PASS_MARK;
-use usring_sys::{Errno, SystemCall, UserAddress, process_number, width};
+use usring_sys::{Errno, SystemCall, UserAddress, width};
 use usring_uapi::general as linux;
 
 /// How the links of a file with rings, and of an eventfd, begin in /proc.
@@ -57,10 +58,10 @@ struct Source {
     process: u32,
 }
 
-/// A ring's place in the other process, and the descriptors of its register there.
+/// A ring's place in the other process, and the descriptors of its registers there, each plus 1.
 struct Known {
     place: Place,
-    register: [i32; process_number::DESCRIPTORS],
+    registers: [u32; REGISTERS * DESCRIPTORS],
 }
 
 impl Source {
@@ -79,7 +80,8 @@ impl Source {
         if let Some(file) = known_here(&memory, known.place.offset) {
             return insert(taken, |number| descriptors::insert(number, file)).map(Some);
         }
-        if !self.share_register(known.register) {
+        let registers = known.registers.as_chunks().0;
+        if !registers.iter().take_while(|register| register[0] != 0).all(|register| self.share_register(register)) {
             return Ok(None);
         }
         let watcher = self.take(known.place.watcher, EVENT_LINK).map_or(-1, keep);
@@ -93,8 +95,8 @@ impl Source {
         let counterpart = Counterpart::find(self.process, get_descriptor as *const () as usize)?;
         let [low, high] = counterpart.read(places::address_of(number)?).ok()?;
         let place = places::place_of(u64::from(high) << 32 | u64::from(low))?;
-        let register = counterpart.read(process_number::address_of_descriptors()).ok()?;
-        Some(Known { place, register: register.map(|number| number.cast_signed().wrapping_sub(1)) })
+        let registers = counterpart.read(process_number::address_of_descriptors()).ok()?;
+        Some(Known { place, registers })
     }
 
     /// Takes a private duplicate of the other process's descriptor, if the duplicate is linked to a
@@ -104,17 +106,22 @@ impl Source {
         descriptor::is_linked_to(file.number(), link).then_some(file)
     }
 
-    /// Makes sure that this process and the other one have a common register. Returns whether they
-    /// have. A descriptor of this process's register must not be closed, because that would release
-    /// its lock. So registers are compared by their paths.
-    fn share_register(&self, numbers: [i32; process_number::DESCRIPTORS]) -> bool {
-        let Some([own, ..]) = process_number::descriptors() else {
-            let files = numbers.map(|number| (number >= 0).then(|| descriptor_of(self.pidfd, number).ok()).flatten());
-            return process_number::join(files).is_ok();
-        };
-        let Ok(path) = CString::new(format!("/proc/{}/fd/{}", self.process, numbers[0])) else { return false };
-        let theirs = descriptor::identity_of_path(linux::AT_FDCWD, UserAddress(path.as_ptr() as u64));
-        is_same(theirs, descriptor::identity(own))
+    /// Makes this process a user of a register of the other process. `numbers`: its descriptors
+    /// there, each plus 1. Returns whether it is a user now. A descriptor of a register that this
+    /// process uses must not be closed, because that would release its lock. So the register is
+    /// first looked up by its path.
+    fn share_register(&self, numbers: &[u32; DESCRIPTORS]) -> bool {
+        let number = |plus_one: u32| plus_one.cast_signed().wrapping_sub(1);
+        let Ok(path) = CString::new(format!("/proc/{}/fd/{}", self.process, number(numbers[0]))) else { return false };
+        match descriptor::identity_of_path(linux::AT_FDCWD, UserAddress(path.as_ptr() as u64)) {
+            Ok(file) if process_number::uses(&file) => true,
+            Ok(_) => {
+                let take =
+                    |plus_one| (plus_one != 0).then(|| descriptor_of(self.pidfd, number(plus_one)).ok()).flatten();
+                process_number::join(numbers.map(take)).is_ok()
+            }
+            Err(_) => false,
+        }
     }
 }
 
