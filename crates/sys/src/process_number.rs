@@ -11,9 +11,9 @@
 //!   The kernel releases the lock when the process ends. If the process executes another program,
 //!   the kernel or that program releases it ([`join`]). A child does not inherit the lock. So a
 //!   process is alive while its byte is locked.
-//! - A process can become a user of another process's register, too ([`join`]): it locks the byte at
-//!   its own number there as well. Each register begins at another number, so a process has one
-//!   number in all its registers.
+//! - A process can become a user of another process's register, too ([`join`]). It locks the byte
+//!   at its own number there as well. The numbers of each register begin at another number. So a
+//!   process has one number in all its registers.
 //! - An eventfd belongs to the register, and descendants inherit it, too. A process writes it to
 //!   wake all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set
 //!   that watches it edge-triggered reports each write ([`watch_wake_ups`]).
@@ -159,8 +159,8 @@ fn first_number() -> u64 {
     (Clock::Monotonic.now().wrapping_mul(MULTIPLIER) >> UNUSED_BITS).max(ALONE.into())
 }
 
-/// Returns the descriptors of the registers that this process uses, in the order of `SHARED`; −1 for
-/// each that is missing.
+/// Returns the descriptors of the registers that this process uses, in the order of `SHARED`. A
+/// missing one is −1.
 pub fn descriptors() -> [[i32; DESCRIPTORS]; REGISTERS] {
     core::array::from_fn(|register| core::array::from_fn(|index| SHARED[register][index].load(Ordering::Acquire) - 1))
 }
@@ -181,9 +181,10 @@ pub fn uses(file: &FileIdentity) -> bool {
 /// descriptors, in the order of `SHARED`, private to usring; `None` for each that is missing. After
 /// an execve(2), drops the number that the process had before.
 ///
-/// Errors: `EMFILE` if this process uses too many registers; `EINVAL` if the descriptors are not
-/// those of a register; `EAGAIN` if another process has this process's number in the register;
-/// those of mmap(2).
+/// Errors:
+/// - `EMFILE` if this process uses too many registers; those of mmap(2).
+/// - `EINVAL` if the descriptors are not those of a register.
+/// - `EAGAIN` if another process has this process's number in the register.
 pub fn join(files: [Option<OwnedDescriptor>; DESCRIPTORS]) -> Result<(), Errno> {
     let _one_at_a_time = REGISTER_LOCK.get_or_make(|| Mutex::new(())).lock();
     if let Some(register) = &files[0]
@@ -320,8 +321,8 @@ pub(crate) fn queue_lock(register: usize) -> Result<QueueLock, Errno> {
     if receiver < 0 || sender < 0 || last.is_null() {
         return Err(Errno::ENXIO);
     }
-    // SAFETY: 1. A pointer in `LAST` points to the first word of the register's page, which is never
-    // unmapped. The second word is in that page, too. 2. Every process accesses the first half of
+    // SAFETY: 1. A pointer in `LAST` points to the first word of the register's page, which is
+    // never unmapped. The second word is in that page, too. 2. Every process accesses the first half of
     // the second word only as an atomic.
     let word: &'static AtomicU32 = unsafe { &*last.add(1).cast() };
     let lock = QUEUE_LOCKS[register].get_or_make(|| ProcessMutex::join(word, own, is_alive, ()));
