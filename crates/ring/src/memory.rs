@@ -148,8 +148,8 @@ impl Memory {
     }
 
     /// Finds the memory of a ring that another process has made, in a file of that process
-    /// ([`Memory::place`]). Maps the whole file. Checks all values that it reads there. So the parts
-    /// of the result lie in the file, whatever the file contains.
+    /// ([`Memory::place`]). Maps the whole file. Checks all values that it reads there. So the
+    /// parts of the result lie in the file, whatever the file contains.
     ///
     /// Errors: `EINVAL` if the place has no ring; those of [`Mapping::reached`].
     #[cfg(not(loom))]

@@ -6,8 +6,8 @@
 //!   mlockall(2)), the new mapping has one part.
 //! - No part is handed out twice, because a forked child may still use it. So a part consists of
 //!   zero bytes.
-//! - A mapping is unmapped when the last of its parts is dropped. Until then it keeps the memory of
-//!   parts that are no longer used. `LONGEST_MAPPING` limits how much that is.
+//! - A mapping is unmapped when the last of its parts is dropped, or soon after. Until then it keeps
+//!   the memory of parts that are no longer used. `LONGEST_MAPPING` limits how much that is.
 //! - A forked child begins with empty pools. Parent and child never get the same part. The child
 //!   has no memory from which its parent will take parts: only the parts that were handed out are
 //!   inherited, and the rest of a mapping is not (MADV_DONTFORK). (A child that another thread
@@ -31,6 +31,9 @@ pub struct MappingPool {
     current: PerProcess<Mutex<Current>>,
     /// Makes a mapping of at least this many bytes.
     make: fn(usize) -> Result<Mapping, Errno>,
+    /// While no more bytes of the current mapping are handed out, the pool keeps the mapping, even
+    /// if all its parts are dropped.
+    kept: usize,
 }
 
 /// The mapping from which the pool hands out parts, and the number of bytes handed out so far.
@@ -38,6 +41,8 @@ pub struct MappingPool {
 struct Current {
     mapping: Weak<Mapping>,
     used: usize,
+    /// A reference to that mapping, if the pool keeps it.
+    kept: Option<Arc<Mapping>>,
 }
 
 /// A part of a pool's mapping.
@@ -68,13 +73,14 @@ impl Default for MappingPool {
 
 impl MappingPool {
     pub const fn new() -> Self {
-        MappingPool { current: PerProcess::new(), make: Mapping::shared }
+        MappingPool { current: PerProcess::new(), make: Mapping::shared, kept: 0 }
     }
 
     /// Makes a pool whose mappings have files, so that other processes can map them
-    /// ([`Mapping::reachable`]).
+    /// ([`Mapping::reachable`]). Such a mapping takes several system calls. So the pool keeps it for
+    /// later objects.
     pub const fn reachable() -> Self {
-        MappingPool { current: PerProcess::new(), make: Mapping::reachable }
+        MappingPool { current: PerProcess::new(), make: Mapping::reachable, kept: LONGEST_PART }
     }
 
     /// Returns `length` zero bytes, rounded up to whole pages.
@@ -92,13 +98,14 @@ impl MappingPool {
             _ => {
                 let grown = known.map_or(0, |full| (2 * full.length()).min(LONGEST_MAPPING));
                 let fresh = Arc::new(self.unused(grown.max(length)).or_else(|_| self.unused(length))?);
-                *current = Current { mapping: Arc::downgrade(&fresh), used: 0 };
+                *current = Current { mapping: Arc::downgrade(&fresh), used: 0, kept: None };
                 fresh
             }
         };
         let range = current.used..current.used + length;
         mapping.set_inherited(range.clone(), true)?;
         current.used = range.end;
+        current.kept = (range.end <= self.kept).then(|| mapping.clone());
         Ok(Part { mapping, range })
     }
 

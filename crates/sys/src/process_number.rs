@@ -322,8 +322,8 @@ pub(crate) fn queue_lock(register: usize) -> Result<QueueLock, Errno> {
         return Err(Errno::ENXIO);
     }
     // SAFETY: 1. A pointer in `LAST` points to the first word of the register's page, which is
-    // never unmapped. The second word is in that page, too. 2. Every process accesses the first half of
-    // the second word only as an atomic.
+    // never unmapped. The second word is in that page, too. 2. Every process accesses the first
+    // half of the second word only as an atomic.
     let word: &'static AtomicU32 = unsafe { &*last.add(1).cast() };
     let lock = QUEUE_LOCKS[register].get_or_make(|| ProcessMutex::join(word, own, is_alive, ()));
     Ok(QueueLock { receiver, sender, _lock: lock.lock(|(), _| {}) })

@@ -80,6 +80,18 @@ fn a_child_has_only_the_parts_from_before_the_fork() {
     assert_eq!(status, 0);
 }
 
+#[test]
+fn a_reachable_pool_keeps_a_short_mapping_for_the_next_parts() {
+    static POOL: MappingPool = MappingPool::reachable();
+    let mut addresses: Vec<usize> = (0..100).map(|_| address(&POOL.take(PAGE).unwrap())).collect();
+    let mappings: std::collections::BTreeSet<i32> =
+        (0..100).map(|_| POOL.take(PAGE).unwrap().mapping.file().unwrap()).collect();
+    assert!(mappings.len() <= 8, "the parts lie in few mappings: {mappings:?}");
+    addresses.sort_unstable();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 100, "a part is handed out once");
+}
+
 /// RLIMIT_FSIZE limits the length of files, also of those in memory. A process that exceeds it is
 /// killed by SIGXFSZ.
 #[test]

@@ -99,8 +99,8 @@ impl Ring {
         ring.await_maker();
     }
 
-    /// Publishes this process's registrations for the program that it is about to execute, and which
-    /// the ring reaches.
+    /// Publishes this process's registrations for the program that it is about to execute, and
+    /// which the ring reaches.
     pub fn publish_for_next_program(self: &Arc<Self>) {
         if let Some(mut locked) = self.lock_in_time() {
             self.publish_registrations(&mut locked);
