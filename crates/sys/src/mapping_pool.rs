@@ -6,8 +6,8 @@
 //!   mlockall(2)), the new mapping has one part.
 //! - No part is handed out twice, because a forked child may still use it. So a part consists of
 //!   zero bytes.
-//! - A mapping is unmapped when the last of its parts is dropped, or soon after. Until then it keeps
-//!   the memory of parts that are no longer used. `LONGEST_MAPPING` limits how much that is.
+//! - A mapping is unmapped when the last of its parts is dropped, or soon after. Until then it
+//!   keeps the memory of parts that are no longer used. `LONGEST_MAPPING` limits how much that is.
 //! - A forked child begins with empty pools. Parent and child never get the same part. The child
 //!   has no memory from which its parent will take parts: only the parts that were handed out are
 //!   inherited, and the rest of a mapping is not (MADV_DONTFORK). (A child that another thread
@@ -77,8 +77,8 @@ impl MappingPool {
     }
 
     /// Makes a pool whose mappings have files, so that other processes can map them
-    /// ([`Mapping::reachable`]). Such a mapping takes several system calls. So the pool keeps it for
-    /// later objects.
+    /// ([`Mapping::reachable`]). Such a mapping takes several system calls. So the pool keeps it
+    /// for later objects.
     pub const fn reachable() -> Self {
         MappingPool { current: PerProcess::new(), make: Mapping::reachable, kept: LONGEST_PART }
     }
