@@ -55,7 +55,9 @@ impl Handover {
                 handover = Some(Handover::begin().ok()?);
             }
             let flag = if is_own && descriptors::leave_to_next_program(number) { ISSUER } else { 0 };
-            handover.as_mut().map(|handover| handover.add(number, flag, word));
+            if let Some(handover) = &mut handover {
+                handover.add(number, flag, word);
+            }
         }
         handover
     }
