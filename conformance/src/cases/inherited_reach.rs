@@ -1,12 +1,13 @@
 //! Rings that several processes use: a process gets only the ring's descriptor, over execve(2) or
 //! by pidfd_getfd(2). It gets neither the ring's memory nor its mapping.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use usring_uapi::io_uring as u;
 
 use super::exec::become_child;
+use super::inherited_memory::descriptor_of;
 use super::reg;
 use crate::files;
 use crate::ring::{DEFER, Params, Ring};
@@ -305,21 +306,6 @@ case!(spawned_program_uses_the_ring => "
     child: Some(0)
     cqe 1: 0
 ");
-
-/// Returns a duplicate of descriptor `number` of another process (pidfd_getfd(2)).
-fn descriptor_of(process: i32, number: i32) -> OwnedFd {
-    // SAFETY: the calls touch no memory.
-    let copy = unsafe {
-        let pidfd = libc::syscall(libc::SYS_pidfd_open, process, 0) as i32;
-        assert!(pidfd >= 0);
-        let copy = libc::syscall(libc::SYS_pidfd_getfd, pidfd, number, 0) as i32;
-        libc::close(pidfd);
-        copy
-    };
-    assert!(copy >= 0, "pidfd_getfd: {}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor is new, and nothing else owns it.
-    unsafe { OwnedFd::from_raw_fd(copy) }
-}
 
 /// A child makes a ring, announces step 1, and goes on with `work`.
 struct Maker {
