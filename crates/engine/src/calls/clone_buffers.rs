@@ -11,8 +11,8 @@ use usring_uapi::io_uring as abi;
 
 /// Flag: `src_fd` is an index among the thread's registered rings, and not a descriptor.
 const SOURCE_IS_INDEX: u32 = abi::IORING_REGISTER_SRC_REGISTERED as u32;
-/// Flag: this ring may already have a table of buffers, whose buffers the copies replace. Without
-/// the flag, the call then fails with `EBUSY`.
+/// Flag: the copies may replace buffers that this ring already has. Without the flag, the call
+/// fails with `EBUSY` if this ring has a table of buffers.
 const REPLACE: u32 = abi::IORING_REGISTER_DST_REPLACE as u32;
 
 impl Ring {

@@ -22,8 +22,9 @@ const KNOWN: u32 = abi::IORING_ENTER_GETEVENTS
     | abi::IORING_ENTER_EXT_ARG_REG
     | abi::IORING_ENTER_NO_IOWAIT;
 
-/// Flags that announce an extended argument. The kernel checks such an argument before it looks at
-/// the CQ.
+/// Flags with which `argument` is a structure, or the index of one (EXT_ARG_REG). The kernel checks
+/// the structure before it checks the CQ. So a bad structure makes the call fail even if the CQ
+/// holds enough CQEs.
 const HAS_ARGUMENT: u32 = abi::IORING_ENTER_EXT_ARG | abi::IORING_ENTER_EXT_ARG_REG;
 /// Bytes of `struct io_uring_reg_wait`.
 const REGISTERED_WAIT_SIZE: u64 = 64;

@@ -231,7 +231,7 @@ impl Ring {
 pub struct Submission<'a> {
     /// `Some` until the submission is dropped.
     locked: Option<LockedRing<'a>>,
-    /// The batch's number in the recording of `usring crash`.
+    /// Number of this submission's batch in the recording that `usring crash` makes.
     recorded_batch: u64,
 }
 
@@ -287,8 +287,9 @@ impl<'a> Submission<'a> {
         })
     }
 
-    /// Adds a request to the submission. The SQE's `user_data` is the address of the iocb, its
-    /// `pad2` the event's `data`. `event` is the eventfd that the iocb names.
+    /// Adds a request to the submission. The SQE's `user_data` is the address of the iocb. The
+    /// SQE's `pad2` becomes the `data` of the request's event. `event` is the eventfd that the iocb
+    /// names.
     ///
     /// Errors: the errors of the opcode's prepare; `EAGAIN` if memory is low or the slots for
     /// events are used up; `EINVAL` if the ring was retired since the submission began. After an
@@ -343,9 +344,9 @@ impl<'a> Submission<'a> {
         self.locked().finish_batch();
         self.locked = self.locked.take().map(deferred_submit::flush);
         let locked = self.locked();
-        // The ring's lock was released during the deferred submits, so another thread may have
-        // closed a descriptor. The files that `named` keeps by descriptor number are therefore
-        // forgotten.
+        // The ring's lock was released during the deferred submits. Another thread may have closed
+        // a descriptor then, so a number may name another file now. `named` keeps files by
+        // descriptor number, so it is emptied.
         locked.devices.named.forget();
         if locked.retired {
             return Err(Errno::EINVAL);

@@ -462,8 +462,8 @@ impl Ring {
                 Ok(outcome) => outcome,
             };
             match outcome {
-                // A worker runs the request, and its system call was interrupted. The cancellation
-                // is tried again after the worker has finished.
+                // A worker runs the request. The cancellation has interrupted the worker's system
+                // call. The loop cancels again later, until it finds no such request (ENOENT).
                 Err(Errno::EALREADY) => broken_off = true,
                 Err(Errno::ENOENT) if broken_off => return Ok(0),
                 other => return other.map(|number| number.cast_unsigned()),
@@ -475,9 +475,10 @@ impl Ring {
         }
     }
 
-    /// Waits until other processes have answered a synchronous cancellation, and returns the
+    /// Waits until other processes have answered a synchronous cancellation, and returns their
     /// answer. The wait ends at the call's time limit, but not before [`LEAST_WAIT`] has passed. If
-    /// no answer has come by then, for example from a stopped process, the question is withdrawn.
+    /// no answer has come by then, for example from a stopped process, this process no longer asks
+    /// for the cancellation.
     ///
     /// Errors: `EINTR`; `ETIME`.
     fn wait_for_answer(

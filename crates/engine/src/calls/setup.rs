@@ -70,8 +70,8 @@ impl Ring {
     /// usring may access every address that the ring's requests will name.
     ///
     /// Errors:
-    /// - `EINVAL` for sizes, flags or their combination; `ENOMEM`.
-    /// - `EFAULT` for memory of the program with NO_MMAP.
+    /// - `EINVAL` for a wrong size, a wrong flag, or flags that exclude each other; `ENOMEM`.
+    /// - `EFAULT` if the memory that the program passes with NO_MMAP cannot be used.
     /// - `ENXIO` or `EINVAL` for the descriptor that ATTACH_WQ names.
     /// - The errors of starting a thread.
     pub fn setup(trust: AddressTrust, entries: u32, params: &mut io_uring_params) -> Result<Arc<Ring>, Errno> {

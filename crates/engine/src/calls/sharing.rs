@@ -122,13 +122,13 @@ impl Ring {
     }
 
     /// Called when this process has closed its last descriptor of the ring. Returns whether this
-    /// process keeps its `Ring` for other processes that still have descriptors of the ring: for
-    /// its own requests in flight, or for the SQ thread. `false`: the caller ends the ring.
+    /// process keeps its `Ring`. It does so while other processes have descriptors of the ring, and
+    /// this process has requests in flight or the SQ thread. If `false`, the caller ends the ring.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
         if !self.is_shared() {
             // Other processes may have inherited the ring and not used it yet. This process drops
-            // its duplicate of the ring's eventfd, because the duplicate would count as a
-            // descriptor of the ring.
+            // its duplicate of the ring's eventfd. Otherwise `is_needed_after_close` would take the
+            // duplicate for another process's descriptor of the ring.
             self.readiness.forget();
             let stays = !self.defers_task_work() && self.is_needed_after_close();
             if stays {

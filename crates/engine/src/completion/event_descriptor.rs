@@ -14,13 +14,13 @@ pub struct EventDescriptor {
     /// The program's descriptor number for the eventfd at its registration; −1 if another process
     /// has registered the eventfd.
     pub(crate) number: i32,
-    /// Whether only completions of requests that workers have run signal the eventfd
-    /// (EVENTFD_ASYNC).
+    /// Set by EVENTFD_ASYNC: the eventfd is signalled only for completions of requests that workers
+    /// have run.
     pub(crate) only_async: bool,
     /// Whether a write to the eventfd may sleep, because the program has not set O_NONBLOCK.
     pub(crate) blocks: bool,
-    /// Whether a request has waited for this eventfd on the ring that signals the eventfd. If so,
-    /// the ring's own signal may wake that request.
+    /// Whether a request of the ring has waited for this eventfd to become readable. If so, the
+    /// ring's own signal to the eventfd may wake that request.
     pub(crate) is_awaited: AtomicBool,
 }
 

@@ -1,14 +1,14 @@
 //! Completions in an order that a seed chooses (`usring run --order`). The seed decides about each
-//! request that a worker or a device of the kernel could carry out. Such a request waits in the
-//! ring's list of timers until the seed chooses it. It waits before it is carried out, or
-//! afterwards, with its answer. Whenever a thread submits or waits, `driving::order` lets the seed
-//! choose.
+//! request that a worker or a device of the kernel could carry out. Until the seed chooses such a
+//! request, the request waits in the ring's list of timers. Some requests wait before they are
+//! carried out. Others are carried out first, and wait with their answer. Whenever a thread submits
+//! or waits, `driving::order` lets the seed choose.
 //!
 //! # Invariants
 //! - The program sees every order that the kernel promises. A request that is not chosen yet has
 //!   not completed, so a link or drain waits for it. Changes of one regular file keep their order.
-//! - A request that the kernel completes in the submitting thread, or when its file is ready, keeps
-//!   its place in the order of completions.
+//! - The seed does not delay a request that the kernel completes in the submitting thread, or when
+//!   the request's file is ready.
 //! - If no thread submits or waits for a time limit ([`LIMIT_NS`] or [`LIMIT_OF_WATCHED_NS`]), the
 //!   seed chooses one request, as if a thread waited.
 
@@ -42,11 +42,9 @@ const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 /// wait until the seed chooses them.
 const LATE: u64 = 3;
 
-/// With `--order seed=N,overflow=on`, the CQ has no room for one of this many completions.
-const OVERFLOWS: u64 = 4;
-
-/// Returns the length, in nanoseconds, of one of the [`LIMIT_PARTS`] parts of the time limit. For
-/// that time limit at most, the seed of `usring run --order` holds a request back.
+/// Returns the length, in nanoseconds, of one of the [`LIMIT_PARTS`] parts of the time limit. The
+/// seed of `usring run --order` holds a request back no longer than the time limit, while no thread
+/// submits or waits.
 fn limit_part(locked: &LockedRing) -> Nanoseconds {
     let is_watched = locked.notify.event_descriptor.is_some() || locked.ring.readiness.is_polled();
     let is_watched = is_watched || locked.ring.has(IORING_SETUP_SQPOLL);
@@ -159,9 +157,9 @@ pub(crate) fn forget(locked: &mut LockedRing, request: &Request) {
 }
 
 /// Ends a request whose completion is left to the seed of `usring run --order`. If the seed has not
-/// chosen the request yet, holds its answer back until the seed does. With `is_over`, posts the
-/// answer now in any case: the request was cancelled or not begun, or its answer has already
-/// waited.
+/// chosen the request yet, holds the request's answer back until the seed chooses the request. With
+/// `is_over`, posts the answer now in any case: the request was cancelled or not begun, or its
+/// answer has already waited.
 pub(crate) fn end(
     locked: &mut LockedRing,
     mut request: RequestEntry,
@@ -197,9 +195,10 @@ pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     faults::hold(locked, request, part);
 }
 
-/// Handles the end of one part of the time limit of a request that `usring run --order` holds back
-/// ([`LIMIT_PARTS`]). If no thread has submitted or waited for the whole limit, the seed chooses a
-/// request, and the chosen request continues. If the seed chose another request, this one waits on.
+/// Called when one of the [`LIMIT_PARTS`] parts of the time limit is over, for a request that
+/// `usring run --order` holds back. If no thread has submitted or waited during the whole limit,
+/// the seed chooses a request, and the chosen request continues. If the seed chose another request,
+/// `request` waits on.
 pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     let part = limit_part(locked);
     let Some(order) = of(locked) else { return faults::resume(locked, request) };
@@ -219,9 +218,9 @@ pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// Lets a request continue that the seed of `usring run --order` chose. A request that is held back
-/// is in the ring's list of timers. If it is not there, a worker or a device still has it, and
-/// nothing happens.
+/// Continues the request `id`, which the seed of `usring run --order` has chosen. Takes the request
+/// from the ring's list of timers. If the request is not in the list, a worker or a device still
+/// has it, and nothing happens.
 pub(crate) fn let_continue(locked: &mut LockedRing, id: RequestId) {
     if let Some(request) = locked.waiting.timeouts.take(id) {
         faults::resume(locked, request);

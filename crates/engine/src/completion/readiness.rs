@@ -1,6 +1,6 @@
 //! Keeps a ring's descriptor readable for poll and epoll while the CQ is not empty. The descriptor
-//! is an eventfd. Each change of the eventfd's state is a system call, so usring keeps it up to
-//! date only after the program has first polled the descriptor.
+//! is an eventfd. Each change of the eventfd's state is a system call. So usring leaves the eventfd
+//! alone until the program first polls the descriptor.
 //!
 //! The program takes CQEs without a call, so the descriptor may stay readable too long. Before a
 //! poll call of the program sleeps, the entry points therefore read the eventfd of each ring whose
@@ -8,8 +8,9 @@
 //!
 //! Processes that share the ring share the eventfd. A process that polls the descriptor sets a mark
 //! in the ring's memory. From then on, the drivers of all processes make the descriptor readable. A
-//! driver sees the mark when it gets the lock from another process. As soon as the ring is shared,
-//! a process that polls the descriptor assumes that the descriptor may be readable.
+//! driver sees the mark when it gets the ring's lock after another process had it. A process does
+//! not know whether another process has made the shared eventfd readable. So on a shared ring, a
+//! process that polls the descriptor always reads the eventfd of an empty CQ.
 
 pub use super::signal::POLLED;
 use crate::host;

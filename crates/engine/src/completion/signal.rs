@@ -19,7 +19,7 @@ pub(crate) struct Readiness {
     /// eventfd without the ring's lock. They hold this mutex during the write, because the number
     /// of a closed eventfd may name any file.
     pub descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
-    /// Drivers make the ring's descriptor readable, because a process polls it.
+    /// Whether drivers have to make the ring's descriptor readable, because some process polls it.
     pub watched: AtomicBool,
     /// This process polls the descriptor.
     polled: AtomicBool,
@@ -96,8 +96,8 @@ impl Readiness {
         true
     }
 
-    /// Makes the ring's descriptor unreadable. `is_shared`: drivers of other processes may have
-    /// made it readable.
+    /// Makes the ring's descriptor unreadable. `is_shared`: reads the eventfd even if this process
+    /// has not signalled it, because drivers of other processes may have done so.
     pub fn unsignal(&self, is_shared: bool) {
         let descriptor = self.descriptor.lock();
         let was_signalled = self.signalled.swap(false, Ordering::SeqCst);

@@ -21,10 +21,10 @@ pub(crate) struct Wakers {
     /// Without an epoll set, `number` is −1.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
-    /// The oldest index of the CQ from which a present sleeper counts CQEs, or an older index. If
-    /// the index is too old, a sleeper wakes too early, but never too late. The index is a hint:
-    /// two threads that begin to sleep at once without the ring's lock (`driving::cq_wait`) may
-    /// store the later of their two indices. These threads sleep only briefly.
+    /// The index of the CQ from which [`Wakers::count_for_sleepers`] counts CQEs. It is the oldest
+    /// start of a present sleeper's wait, or older. If it is too old, a sleeper wakes too early. It
+    /// is too new only if two threads begin to sleep at once without the ring's lock
+    /// (`driving::cq_wait`). These two threads sleep only briefly.
     wait_start: AtomicU32,
     /// The kernel AIO context in which the leader sleeps, if it does not sleep on the epoll set.
     pub completions: SleepPlace<Waiter>,
@@ -50,8 +50,8 @@ impl Wakers {
         Ok(())
     }
 
-    /// Announces a sleep until the CQ has had `needed` CQEs since its head was `start`. See
-    /// [`SleepWord::announce`].
+    /// Announces that this thread is about to sleep until `needed` CQEs have been posted. The CQEs
+    /// are counted from the CQ's index `start`. See [`SleepWord::announce`].
     pub fn announce(&self, kind: Sleeper, needed: u32, start: u32) -> Ticket {
         let others = self.sleep.has_sleeper().then(|| self.wait_start.load(Ordering::Relaxed));
         self.wait_start.store(older_start(start, others), Ordering::Relaxed);

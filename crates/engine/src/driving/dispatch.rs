@@ -28,9 +28,9 @@ pub(crate) fn poll_for(locked: &mut LockedRing, wanted: u32) {
     let due = DueSlices::of(locked);
     let mut events = [Event::default(); EVENTS];
     let mut fired = 0;
-    // The set is asked even if no request waits for a file, because it may hold a wake event. If no
-    // thread took that event, the set would stay readable and wake the ring watcher again and
-    // again.
+    // The set is asked even if no request waits for a file, because it may hold a wake event. If
+    // that event stayed in the set, the set would stay readable and wake the ring watcher again
+    // and again.
     loop {
         let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
@@ -65,8 +65,9 @@ fn handle_events(locked: &mut LockedRing, events: &[Event]) {
 /// from the epoll set.
 #[derive(Clone, Copy)]
 struct DueSlices {
-    /// The number of the last of these slices (`PollTable::slices_due`). While events are handled,
-    /// some of the slices may already begin, because they go before the next requests of chains.
+    /// The number of the last of these slices (`PollTable::slices_due`). The driver may begin some
+    /// of these slices while it handles events: a due slice goes before the next request of a
+    /// chain.
     last: u32,
     count: usize,
 }
@@ -91,10 +92,10 @@ fn run_due(locked: &mut LockedRing, due: DueSlices, fired: usize, wanted: u32) {
     }
 }
 
-/// Tries the runnable requests whose time slices are `due`, on a ring that defers task work.
-/// Requests that become runnable later wait for the owner's next wait, as in the kernel. This wait
-/// tries them only while the owner has made fewer attempts than it wants completions
-/// (`io_run_local_work_continue`). `attempts`: the number of events handled and of slices `due`.
+/// Tries the runnable requests whose time slices are `due`, on a ring that defers task work. Then
+/// tries requests that have become runnable meanwhile, while there were fewer attempts than the
+/// `wanted` completions. As in the kernel (`io_run_local_work_continue`), later requests are left
+/// to the owner's next wait. `attempts`: number of events handled, plus number of slices `due`.
 #[cold]
 #[inline(never)]
 fn run_deferred_slices(locked: &mut LockedRing, due: DueSlices, mut attempts: usize, wanted: u32) {

@@ -23,12 +23,12 @@ pub(crate) const EVENTS: usize = 32;
 /// and the set may report its file. Starts no request of a chain. The order has three effects, as
 /// in the kernel:
 ///
-/// - A new poll reports only the events from before the chains' next requests start. The effects of
-///   those requests cause the poll's next event.
+/// - A new poll first reports only events that happened before the chains' next requests start. It
+///   reports the effects of those requests later, as its next event.
 /// - A request with POLL_FIRST whose file is ready is tried before the chains' next requests.
 /// - A request may wait for a file that a chain's current request has just made ready, such as the
-///   peer of the socket of a SEND ([`Request::may_make_ready`]). It, too, is tried before the
-///   chains' next requests.
+///   peer of the socket of a SEND ([`Request::may_make_ready`]). The waiting request, too, is tried
+///   before the chains' next requests.
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
     let may_report = core::mem::take(&mut locked.waiting.polls.may_report);
@@ -184,9 +184,9 @@ fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
 
 /// Returns whether completions of a ring can make the file readable. `true` for the ring's
 /// registered eventfd, for a ring's descriptor, and for an epoll set in which one of the two is
-/// readable now. A multishot poll of such a file could cause its own next event for ever, so it
-/// ends with its first event. `asked`: the descriptor that the program named; `number`: usring's
-/// duplicate.
+/// readable now. The CQE of a multishot poll of such a file could cause the poll's next event, for
+/// ever. So such a poll ends with its first event. `asked`: the descriptor that the program named;
+/// `number`: usring's duplicate.
 fn is_signalled_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
     let by_event = locked.notify.event_descriptor.as_ref().is_some_and(|event| {
         let own = event.descriptor.number();

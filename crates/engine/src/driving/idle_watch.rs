@@ -2,28 +2,29 @@
 //!
 //! The ring watcher watches a ring while no thread of the program is inside. Putting the ring into
 //! the ring watcher's set and taking it out are two system calls. An event that arrives while the
-//! ring is in the set wakes the ring watcher. It then takes the processor from the program, only to
-//! do what the program was about to do itself.
+//! ring is in the set wakes the ring watcher. The ring watcher then takes the processor from the
+//! program, only to do the work that the program was about to do itself.
 //!
 //! So the ring watcher watches a ring differently if the program has waited on it many times in a
 //! row:
 //!
 //! - At intervals, the ring watcher checks whether a thread has visited the ring since the last
-//!   check. (A thread that waits on the ring visits the ring each time it looks for work there.) As
-//!   long as threads visit the ring, the ring watcher does nothing.
+//!   check. (A visit: a thread that waits on the ring checks it for work.) As long as threads visit
+//!   the ring, the ring watcher does nothing.
 //! - After two intervals without a visit, idle watching ends: the ring watcher drives the ring once
 //!   and then watches it like any other ring. So a program that stops entering, and only reads the
 //!   CQ in memory, sees its completions at most two intervals late.
-//! - Each end of this kind doubles the number of waits after which idle watching begins again.
+//! - Each time idle watching ends in this way, the number of waits after which it begins again is
+//!   doubled.
 //! - During idle watching, threads that wait on the ring poll the ring's files and timers now and
 //!   then, as the owner of a ring that defers task work does. No other thread polls them.
 //!
-//! The end of idle watching races with a driver that is just leaving the ring. If that driver still
-//! sees idle watching, it does not arm the ring: it does not put the ring into the ring watcher's
-//! set. The ring watcher first ends idle watching. It then sets the ring's mark `must_be_driven`,
-//! and drives the ring if the lock is free. So there are two cases. Either the driver sees the end
-//! and arms the ring, or it finds the mark after it has released the lock. In the second case the
-//! driver drives the ring once more, and arms the ring when it leaves.
+//! The end of idle watching races with a driver that is just leaving the ring. *Arming* a ring puts
+//! it into the ring watcher's set. If the leaving driver still sees idle watching, it does not arm
+//! the ring. The ring watcher first ends idle watching. The ring watcher then sets the ring's mark
+//! `must_be_driven`, and drives the ring if the lock is free. So there are two cases. Either the
+//! driver sees the end and arms the ring, or it finds the mark after it has released the lock. In
+//! the second case the driver drives the ring once more, and arms the ring when it leaves.
 
 use crate::driving::ring_watcher;
 use crate::ring::{LockedRing, Ring};
@@ -37,8 +38,8 @@ use usring_sys::mutex::Mutex;
 /// Milliseconds between two checks of the rings under idle watching.
 pub(super) const INTERVAL_MS: u16 = 1;
 const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
-/// The program counts as gone after this many consecutive checks that find no new visit (a waiting
-/// thread that looks for work on the ring).
+/// The program counts as gone after this many consecutive checks that find no new visit. A visit: a
+/// waiting thread checks the ring for work.
 const CHECKS_UNTIL_ABSENT: u32 = 2;
 /// Idle watching ends after this many consecutive checks that find no new visit, even if the
 /// program sleeps inside the ring. A program that sleeps so long has little to do.

@@ -49,8 +49,8 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         let (back, end) = poll_until(ring, locked, minimum, None);
         match end {
             PollEnd::NothingOut if workers::have_requests_of(ring) => {
-                // No queue pair could take these requests, so workers run them. This thread waits
-                // for the workers.
+                // No request is in flight on a device, but workers run requests of the ring: those
+                // that no queue pair could take. This thread waits for the workers.
                 back.release(Exit::Finished);
                 wait::pause(ring)?;
             }

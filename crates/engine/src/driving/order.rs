@@ -16,20 +16,17 @@ use usring_sys::{signals, wait};
 /// Nanoseconds between two checks by a thread that waits until the requests that it let continue
 /// have completed ([`await_chosen`]).
 const AWAIT_PAUSE_NS: Nanoseconds = 100_000;
-/// After a submission, a random number decides whether a request that `usring run --order` holds
-/// back continues, with the probability 1 / `EARLY`. After each request that continues, a new
-/// random number decides about one more.
+/// After a submission, one of the requests held back by `usring run --order` may continue, with the
+/// probability 1 / `EARLY`. After each request that continues, one more may continue, with the
+/// probability 1 / `EARLY` again.
 const EARLY: u64 = 2;
-/// On average, one of this many choices is a burst: all requests that `usring run --order` holds
-/// back continue, and not only one.
+/// On average, one of this many choices of `usring run --order` is a burst. In a burst, all
+/// requests that are held back continue, and not only one of them.
 const BURST: u64 = 6;
-/// Replaces [`BURST`] if the CQ has too little room for all requests that `usring run --order`
-/// holds back. A burst then makes the CQ overflow.
-const FLOOD: u64 = 3;
-/// Average number of submissions after which the ring's descriptor and eventfd are once signalled
-/// although no request has completed.
+/// On average, one of this many submissions causes a spurious wake-up: the ring's descriptor and
+/// eventfd are signalled although no request has completed.
 const SPURIOUS: u64 = 8;
-/// Average number of checks for work after which an SQ thread without work sleeps early once.
+/// On average, an SQ thread without work sleeps early at one of this many checks for work.
 const SLEEPS: u64 = 64;
 
 /// The next step of a waiter that has too few completions.
@@ -142,8 +139,9 @@ pub(crate) fn await_chosen(locked: &mut LockedRing) {
     note_choice(locked);
 }
 
-/// Restarts the time for which `usring run --order` may hold requests back without a thread that
-/// could let them continue ([`crate::waiting::order`]). The calling thread is such a thread.
+/// Restarts the time limit for requests that `usring run --order` holds back
+/// ([`crate::waiting::order`]). The limit counts only time in which no thread submits or waits. The
+/// calling thread has just done one of the two.
 pub(super) fn note_choice(locked: &mut LockedRing) {
     if let Some(order) = order::of(locked) {
         order.attend();

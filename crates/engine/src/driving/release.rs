@@ -35,8 +35,8 @@ impl<'a> LockedRing<'a> {
         self.notify_watchers();
     }
 
-    /// Notifies sleepers, and pollers of the ring's descriptor, that the backlog has grown (CQEs
-    /// without room in the CQ). Their next io_uring_enter(2) moves the backlog into the CQ. A
+    /// Notifies sleepers, and pollers of the ring's descriptor, that the backlog (CQEs without room
+    /// in the CQ) has grown. Their next io_uring_enter(2) moves the backlog into the CQ. A
     /// registered eventfd is not signalled: it counts only CQEs in the CQ.
     #[cold]
     fn notify_of_backlog(&mut self) {

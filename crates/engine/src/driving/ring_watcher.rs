@@ -107,13 +107,15 @@ const LAST_THREAD: u64 = u64::MAX;
 /// because close(2) would drop the locks (`sys::descriptor`).
 const CHECK_INTERVAL_MS: u16 = 1000;
 /// Nanoseconds between two attempts to move this process's backlog (CQEs without room in the CQ)
-/// into the CQ of a shared ring. No other process has these CQEs.
+/// into the CQ of a shared ring. Only this process can move these CQEs, because they are in its own
+/// memory.
 const FLUSH_INTERVAL_NS: Nanoseconds = 5_000_000;
 
 impl Watcher {
     fn run(&self, mailbox: &Mailbox) {
         let mut events = [Event::default(); 32];
-        // `checked_at`: the time of the last checks, or the time from which on they are needed.
+        // `checked_at`: the time of the last checks. If there was no check since checks became
+        // necessary, it is the time at which they became necessary.
         let (mut idle_checked_at, mut checked_at) = (0, None);
         let mut last_thread = LastThread::new();
         loop {
@@ -126,7 +128,8 @@ impl Watcher {
             if watches_idle {
                 self.idle.check(&mut idle_checked_at);
             }
-            // If events come often, epoll_wait(2) never times out. So the clock counts, too.
+            // If events come often, epoll_wait(2) never times out. So the clock decides whether
+            // checks are due.
             let is_due = |at| Clock::Monotonic.now() >= at + u64::from(CHECK_INTERVAL_MS) * 1_000_000;
             if checked_at.is_some_and(is_due) {
                 checked_at = None;
@@ -267,13 +270,14 @@ fn watch(locked: &mut LockedRing) {
         locked.devices.queues.poll_later();
     }
     // Another process may empty the CQ, and then wait for CQEs that only this process has in its
-    // backlog.
+    // backlog. So this process tries at intervals to move its backlog into the CQ.
     let flush = (locked.queues.cq.has_overflow_alone() && locked.ring.is_shared())
         .then(|| Clock::Monotonic.now() + FLUSH_INTERVAL_NS);
     let next_check = ended::check_interval(locked).map(|span| Clock::Monotonic.now() + span);
     let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush, next_check];
-    // The minimum is taken of numbers, and not of options. The optimised minimum of options also
-    // compares the values of empty options, which Valgrind's memcheck reports.
+    // This code compares plain numbers, with MAX for `None`. The optimised minimum of `Option`s
+    // also compares the values of `None`s. Valgrind's memcheck reports those reads of uninitialised
+    // memory.
     let first = times.into_iter().fold(Nanoseconds::MAX, |first, time| first.min(time.unwrap_or(Nanoseconds::MAX)));
     let due = (first != Nanoseconds::MAX).then_some(first);
     if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {

@@ -37,10 +37,10 @@ pub(crate) fn check(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Cancels the requests running on workers that another process has cancelled while this process
-/// was stopped. `waiting::process_rings` has cancelled the other marked requests. Their slots of
-/// the journal stay marked until their CQEs are posted, and a worker's request may have the same
-/// `user_data`. So this function finds a worker's request by its slot.
+/// Another process may have cancelled requests of this process while this process was stopped: it
+/// has marked their slots of the journal. Cancels those marked requests that run on workers;
+/// `waiting::process_rings` has cancelled the others. Finds each request by its slot, because
+/// requests without a mark may have an equal `user_data`.
 fn cancel_marked_of_workers(locked: &mut LockedRing) {
     for slot in locked.journal().own_cancelled() {
         if let Cancelled::Waiting(request) = workers::cancel(locked.ring, |view| view.journal == Some(slot)) {

@@ -17,8 +17,8 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     if is_unusual(locked.ring) { submit_unusual(locked, wanted) } else { submit_usual(locked, wanted) }
 }
 
-/// Returns whether a submission has to look for unusual states, such as threads with different
-/// credentials, low memory, or other processes that share the ring.
+/// Returns whether a submission has to take the path for unusual states, such as threads with
+/// different credentials, low memory, or other processes that share the ring.
 #[inline(always)]
 pub(crate) fn is_unusual(ring: &Ring) -> bool {
     unusual::any() || ring.is_shared()

@@ -39,8 +39,8 @@ use usring_sys::{process_mutex, processor};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
 
-/// How the kernel makes a thread run its task work: one way for each kind of ring.
-/// [`Ring::add_task_work`] is what usring does instead.
+/// How the kernel makes a thread run its task work: one way for each kind of ring. The comment of
+/// [`Ring::add_task_work`] says how usring runs it instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
     /// The owner is not interrupted: it runs the work when it asks for events (DEFER_TASKRUN). The
@@ -54,8 +54,8 @@ pub(crate) enum Notification {
     #[doc(alias = "TWA_SIGNAL_NO_IPI")]
     Resume,
     /// In the kernel, the thread is interrupted at once and runs the work, even if it sleeps in
-    /// another system call. That call may wait for an event that only the thread's own task work
-    /// causes.
+    /// another system call. Without the interrupt, that call could sleep for ever: it may wait for
+    /// an event that only this task work causes.
     #[doc(alias = "TWA_SIGNAL")]
     Signal,
 }
@@ -138,9 +138,9 @@ pub(crate) fn announce_files(ring: &Arc<Ring>) {
     event.signal(&ring.memory, false);
 }
 
-/// If the ring's epoll set reports nothing, the owner has handled the event. Then lets the ring
-/// watcher watch the set again, and returns `true`. Returns `false` if the set reports an event, or
-/// if a driver keeps the lock for more than a few tries: the ring watcher never waits for a lock.
+/// Asks the ring's epoll set whether the owner has handled the event. If the set reports nothing,
+/// lets the ring watcher watch the set again, and returns `true`. Returns `false` if the set still
+/// reports an event, or if a driver keeps the lock: the ring watcher tries only a few times.
 fn watch_again_if_handled(ring: &Arc<Ring>) -> bool {
     const MOST_TRIES: u32 = 16;
     let mut tries = 0..MOST_TRIES;
@@ -172,8 +172,8 @@ fn show_deferred(ring: &Ring) {
     ring.readiness.announce();
 }
 
-/// Clears the announcements of work, because the owner is about to look for all work. A thread that
-/// adds more work later announces it again.
+/// Clears the announcements of work, because the owner is about to check for all work. A thread
+/// that adds more work later announces it again.
 pub(crate) fn clear_announcement(locked: &LockedRing) {
     if locked.ring.memory.flags() & abi::IORING_SQ_TASKRUN != 0 {
         locked.queues.sq.clear_flag(abi::IORING_SQ_TASKRUN);
