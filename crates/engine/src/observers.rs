@@ -4,8 +4,8 @@
 //! - Without an observer, requests take the usual path, which has no check for observers.
 //! - With an observer, the process is in the state [`Unusual::Observed`]. Each request that is
 //!   submitted in this state is marked (`Request::is_watched`).
-//! - If an observer wants the steps, requests get their rows from the second opcode table
-//!   (`submission::faults`), whose functions notify it.
+//! - If an observer needs the steps, requests get their rows from the second opcode table
+//!   (`submission::faults`). The functions of that table notify the observer.
 //! - The engine calls an observer under the ring's lock, or in a worker. So an observer must not
 //!   use a ring.
 
@@ -15,7 +15,8 @@ use usring_sys::set_once::SetOnce;
 use usring_sys::unusual::{self, Unusual};
 use usring_uapi::Sqe;
 
-/// Bit of a ring's number that marks a context of libaio. Its other bits distinguish the contexts.
+/// This bit is set in the number of a ring that serves a libaio context. The other bits of the
+/// number distinguish the contexts.
 pub const AIO_CONTEXT: u32 = 1 << 31;
 
 /// Names one request of this process.
@@ -51,7 +52,8 @@ pub enum HeldBack {
 /// A request that has been taken from the SQ, before it is tried.
 pub struct Submitted<'a> {
     pub request: Identity,
-    /// The ring's number in its process, or a number with [`AIO_CONTEXT`].
+    /// The ring's number in its process. For the ring of an AIO context, a number with the bit
+    /// [`AIO_CONTEXT`].
     pub ring_number: u32,
     pub sqe: &'a Sqe,
     /// The file's descriptor number. `None`: the request has no file, or a registered one.

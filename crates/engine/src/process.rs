@@ -3,7 +3,8 @@
 
 use usring_sys::per_process::PerProcess;
 
-/// Stands for one process by its address. (The value has a size, so that no two share an address.)
+/// A value whose address stands for one process. (The value has a size, so that no two values have
+/// one address.)
 #[derive(Default)]
 pub(crate) struct Process(#[expect(dead_code, reason = "gives the value a size")] u8);
 

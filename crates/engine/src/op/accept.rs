@@ -5,10 +5,11 @@
 //! connections wait; listeners of other protocols report only whether one waits.
 //!
 //! When the request has accepted as many connections as the listener reported, it polls the
-//! listener once more, to find out whether the queue is empty. Only a connection that comes into an
-//! empty queue is then sure to make an event. If an epoll event of the listener led to these
-//! accepts, each later connection makes an event in any case, so the request does without this
-//! poll. SOCK_NONEMPTY is set if the number or the poll says that more connections wait.
+//! listener once more, to find out whether the queue is empty. The request has to know this,
+//! because an epoll event is certain only for a connection that comes into an empty queue. After an
+//! epoll event of the listener, the request makes no such poll: each later connection then makes an
+//! event in any case. SOCK_NONEMPTY is set if the reported number or the poll says that more
+//! connections wait.
 
 use super::socket::{check_flags, flags_for, install};
 use crate::completion::complete;

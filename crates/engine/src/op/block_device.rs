@@ -1,12 +1,13 @@
-//! READ, WRITE and their variants on a block device of usring's. The SQEs are the same as for any
-//! other file, but a queue pair of the device carries the transfers out.
+//! READ, WRITE and their variants on a block device of usring's. The program uses the SQEs that it
+//! would use for any other file, but a queue pair of the device carries the transfers out.
 //!
 //! Transfers of whole blocks within the device go to the ring's channel to the device (a queue
 //! pair). All others (parts of blocks, transfers at the file position) go to a worker, which may
 //! block.
 //!
-//! One more device stands for all ordinary files. It uses the kernel's AIO. A ring gives it the
-//! transfers on files that are open with O_DIRECT. An AIO context also gives it all writes.
+//! One more device stands for all ordinary files. It uses the kernel's AIO. A ring gives this
+//! device the transfers on files that are open with O_DIRECT. An AIO context also gives it all
+//! writes.
 
 use super::named_files::NamedFiles;
 use crate::registered::registered_files::RegisteredFiles;
@@ -55,9 +56,9 @@ fn find<'a>(
     }
 }
 
-/// Issues a transfer on a device of usring's, or a transfer of an AIO context that the kernel's AIO
-/// makes. On a ring with IOPOLL, refuses a transfer on any other file. `None`: the caller issues
-/// the transfer.
+/// Issues a transfer if its file is a device of usring's, or if it is an AIO context's transfer
+/// that the kernel's AIO can make. On a ring with IOPOLL, refuses a transfer on any other file.
+/// `None`: the caller has to issue the transfer.
 #[inline(always)]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let ring = locked.ring;
@@ -171,8 +172,8 @@ pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
 }
 
 /// Keeps the transfer's file open until the transfer completes. The kernel's AIO may report late
-/// that it would block, and a worker then makes the transfer. By then, the program may have closed
-/// or reused its descriptor number.
+/// that the transfer would block, and a worker then makes the transfer. By then, the program may
+/// have closed the file, or may use the file's descriptor number for another file.
 #[inline]
 fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !matches!(request.file.reference, FileReference::Submitter) {
@@ -216,8 +217,8 @@ pub(crate) fn channel_to_kernel_file(
 }
 
 /// Returns whether an AIO context's request may start before the deferred submits to ordinary files
-/// are made. It may if it joins them, or if it goes to a device of usring's. Any other request
-/// waits for the deferred submits: as in the kernel, the earlier writes of its batch come first.
+/// are made. This is so if the request joins these submits, or goes to a device of usring's. Any
+/// other request waits for them: as in the kernel, the earlier writes of its batch come first.
 pub(crate) fn joins_deferred_submit(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());

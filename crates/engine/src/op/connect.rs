@@ -1,8 +1,8 @@
 //! CONNECT and BIND: requests with a socket address.
 //!
 //! If connect(2) does not complete at once, the request waits until the socket is writable and then
-//! reads the result of connecting. Only a Unix listener with a full queue cannot be polled for: in
-//! that case, a worker makes the call.
+//! reads the result of connecting. There is one exception: if the queue of a Unix listener is full,
+//! no event reports that the queue has room. In that case, a worker makes the call.
 
 use super::socket::check_rest;
 use crate::request::operation::{Connect, Operation, SocketAddress};

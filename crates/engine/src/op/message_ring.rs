@@ -1,12 +1,14 @@
 //! MSG_RING: posts a CQE on another ring (the target), or puts one of this ring's registered files
 //! into the target's table. REGISTER_SEND_MSG_RING posts a CQE for a caller that has no ring.
 //!
-//! Two drivers may be sending to each other. So neither may wait for the target's lock:
+//! Two drivers may send to each other at one time. If each waited for the lock of its target, they
+//! would wait for ever. So a sender never waits for the target's lock:
 //!
 //! - If the target's lock is free, the sender delivers the message itself.
-//! - Otherwise it adds the message to the target's task-work list. The target's driver checks the
-//!   list when it releases the lock.
-//! - A target with DEFER_TASKRUN gets CQEs only by that list. They appear when its owner waits.
+//! - Otherwise the sender adds the message to the target's task-work list. The target's driver
+//!   checks the list when it releases the lock.
+//! - A target with DEFER_TASKRUN gets CQEs only by that list. These CQEs appear when the target's
+//!   owner waits.
 //! - A message with a file has a result (the slot, or an error). So if the target's lock is taken,
 //!   the request itself goes to the target's list and comes back by this ring's list.
 
@@ -177,8 +179,8 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
 
 /// Delivers the messages on a ring's task-work list, so that the next message may be delivered
 /// directly. Returns `false` if entries stay on the list: the ring defers task work, or another
-/// thread is just adding an entry. An earlier message of this thread may be behind such an entry.
-/// So the next message has to go onto the list, too, or it would overtake the earlier one.
+/// thread is just adding an entry. An earlier message of this thread may stay on the list, too. So
+/// the next message has to go onto the list, or it would overtake the earlier one.
 fn deliver_queued(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
         other.run_task_work();

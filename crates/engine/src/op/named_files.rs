@@ -116,8 +116,8 @@ impl NamedFiles {
 
     pub fn note_without_nowait(&mut self, file_system: u64) {
         if !self.lacks_nowait(file_system) {
-            // The file system that was noted first is forgotten. The next transfer on that file
-            // system tries RWF_NOWAIT again.
+            // The file system that was noted first is forgotten. If a later transfer is on the
+            // forgotten file system, that transfer tries RWF_NOWAIT again.
             if self.without_nowait.len() == MOST_FILE_SYSTEMS {
                 self.without_nowait.remove(0);
             }

@@ -88,7 +88,7 @@ pub(crate) fn prepare_openat2(_: &mut LockedRing, request: &mut Request) -> Resu
 /// Error: `E2BIG`.
 fn check_zero(mut address: UserAddress, mut length: u64) -> Result<(), Errno> {
     while length != 0 {
-        // A step never crosses into the next page, which may not be mapped.
+        // A step never crosses into the next page, because that page is perhaps not mapped.
         let step = (HOW_STEP - address.0 % HOW_STEP).min(length);
         if user_memory::read_array::<u8>(address, width::size(step))?.iter().any(|&byte| byte != 0) {
             return Err(Errno::E2BIG);

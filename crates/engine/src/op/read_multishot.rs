@@ -61,8 +61,8 @@ fn can_repeat(number: i32) -> bool {
 }
 
 /// Returns the outcome of an attempt that read nothing. `began`: the request has read or waited
-/// before. If it has, the kernel reads only when the file has data. So an error that comes before
-/// the file is read ends the request only if the file has data.
+/// before. The kernel attempts such a request again only when its file has data. So if the file has
+/// no data, an error that came before the read does not end the request.
 fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
     match outcome {
         IssueOutcome::Done(Answer { result: result @ ..0, .. })

@@ -1,12 +1,13 @@
 //! RECV and RECVMSG, each once or as a multishot.
 //!
-//! A receive from TCP that returns fewer bytes than it had room for has emptied the socket's queue.
-//! A multishot then need not receive again, because later data makes an event of its own. But a
-//! receive also stops at urgent data and at the end of data, which may have come with the event
-//! that woke the multishot. If that event reports one of them, the multishot checks for it.
+//! A receive from TCP that returns fewer bytes than the buffer could hold has emptied the socket's
+//! queue. A multishot then need not receive again, because later data makes an event of its own.
+//! But a receive also stops at urgent data and at the end of data. These may have come with the
+//! event that woke the multishot. If that event reports one of them, the multishot checks for it.
 //!
-//! A receive from a Unix stream stops early at some messages, as at a change of the sender. No
-//! event reports what lies after them. So these sockets are asked how many bytes they hold.
+//! A receive from a Unix stream stops early at some messages, for example where the sender changes.
+//! No event reports the data after such a message. So a Unix stream is asked how many bytes it
+//! holds.
 
 use super::send_receive::{self, after_file, transfer_of};
 use super::{bundle, received_message};
@@ -54,8 +55,8 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
         return IssueOutcome::done(error.negative());
     }
     let outcome = transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first());
-    // With MSG_DONTWAIT, the request completes with EAGAIN and is not polled. A poll would have
-    // failed if the file is not open. So this is checked here.
+    // With MSG_DONTWAIT, the request completes with EAGAIN and its file is not polled. A poll would
+    // have reported that the file is not open. So this code checks whether the file is open.
     if matches!(outcome, IssueOutcome::Done(_))
         && let Err(error) = descriptor::status_flags(request.file.number)
     {
@@ -65,7 +66,7 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
 }
 
 /// Makes a multishot with IOSQE_ASYNC wait for its file before its first attempt, as the kernel's
-/// worker does. From then on it waits for more data even with MSG_DONTWAIT.
+/// worker does. From then on, the multishot waits for more data even with MSG_DONTWAIT.
 pub(crate) fn begin_forced_multishot(request: &mut Request) -> IssueOutcome {
     if let Ok(transfer) = transfer_of(request) {
         transfer.flags &= !message::DO_NOT_WAIT;
@@ -82,8 +83,8 @@ pub(crate) enum LeftInSocket {
     Unknown,
 }
 
-/// Returns what is left in the socket after a receive that returned `bytes` bytes and had room for
-/// `room`.
+/// Returns what is left in the socket after a receive that returned `bytes` bytes and could have
+/// received `room` bytes.
 pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> LeftInSocket {
     let (number, reported) = (request.file.number, request.ready_for);
     let Ok(transfer) = transfer_of(request) else { return LeftInSocket::Unknown };
@@ -106,10 +107,10 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> LeftInSocket
 ///
 /// - The connection has ended: the end of data is still to be received.
 /// - The receive has stopped at the urgent data of a TCP stream: [`message::unread`] does not count
-///   the bytes after it.
+///   the bytes after the urgent data.
 ///
-/// An event that has woken the request reports both. So the socket is asked only if no event has
-/// woken the request, or if the last event reported an end.
+/// An event that has woken the request also reports the end or the urgent data. So the socket is
+/// asked only if no event has woken the request, or if the last event reported an end.
 pub(crate) fn with_end(request: &mut Request, rest: LeftInSocket) -> LeftInSocket {
     let (number, was_woken) = (request.file.number, request.ready_for != 0);
     if rest != LeftInSocket::Nothing || !request.multishot || was_woken && !reported_end(request) {
@@ -300,8 +301,8 @@ pub(crate) fn reported_end(request: &Request) -> bool {
 }
 
 /// Returns whether the last event reported that the peer sends no more data. A receive that would
-/// block is then at the end of data. A datagram socket that was shut down never reports this end to
-/// a call that may not wait. A stream does.
+/// block has then reached the end of data. On a stream, a non-blocking receive reports the end
+/// itself. On a datagram socket that was shut down, a non-blocking receive never does.
 pub(crate) fn is_shut(request: &Request) -> bool {
     request.ready_for & epoll::PEER_HANG_UP != 0
 }
@@ -362,8 +363,8 @@ pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> Iss
 /// result.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let wanted = transfer_of(request)?.wanted;
-    // The kernel checks the file before it takes a buffer, so a request whose file is no socket
-    // uses up none.
+    // The kernel checks the file before it takes a buffer. So a request whose file is no socket
+    // uses up no buffer.
     let keeps = || request.is_forced_once() && send_receive::check_socket(request.file.number).is_ok();
     let buffer = locked.registered.buffer_groups.select(request.sqe.buf_index, wanted, keeps)?;
     let is_limited = request.sqe.opcode == opcode::RECV;

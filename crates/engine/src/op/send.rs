@@ -59,8 +59,9 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     Ok(outcome)
 }
 
-/// Prepares a request for a worker with its submitter's rights, which the calling thread does not
-/// have. `None`: the request first polls its socket, which needs no rights.
+/// Prepares a request that a worker has to carry out, because the calling thread does not have the
+/// rights of the request's submitter. `None`: the request first polls its socket, which needs no
+/// rights.
 #[cold]
 pub(crate) fn leave_to_worker(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     match prepare_for_worker(locked, request) {
@@ -134,8 +135,8 @@ fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
             transfer.would_block()
         }
         Ok(bytes) => transfer.end(width::int(bytes), true),
-        // The socket is writable, but the socket at the message's address has no room for the
-        // message. No event reports when it has room, so a worker waits.
+        // The sending socket is writable, but the receiving socket has no room for the message. No
+        // event of the sending socket reports such room, so a worker waits for it.
         Err(Errno::EAGAIN)
             if transfer.has_address() && transfer.flags & message::DO_NOT_WAIT == 0 && is_ready(number) =>
         {

@@ -1,5 +1,6 @@
-//! SOCKET, LISTEN and SHUTDOWN. None of these calls waits, so they need no worker. Workers make
-//! SOCKET and LISTEN only for a thread whose rights are not the submitter's.
+//! SOCKET, LISTEN and SHUTDOWN. None of these calls waits, so they usually need no worker. A worker
+//! carries out SOCKET or LISTEN only if the thread that tries the request does not have the
+//! submitter's rights.
 
 use super::send_receive;
 use crate::registered::registered_files::FileSlot;

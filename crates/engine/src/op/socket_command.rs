@@ -1,8 +1,8 @@
 //! URING_CMD on a socket: the number of unread or unsent bytes, and socket options.
 //!
-//! The kernel asks the socket's protocol for the number of bytes, and only internet protocols
-//! answer. ioctl(2) would answer for other sockets, too. So the number is refused for other sockets
-//! before ioctl(2).
+//! For the number of bytes, the kernel asks the socket's protocol, and only internet protocols
+//! answer. ioctl(2) would answer for other sockets, too. So on any other socket, usring refuses the
+//! command without a call of ioctl(2).
 
 use crate::request::operation::Command;
 use usring_sys::{Errno, SystemCall, width};

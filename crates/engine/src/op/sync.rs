@@ -11,7 +11,7 @@ use usring_sys::width;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;
 
-/// Prepares fsync(2) or fdatasync(2). A range in the SQE is ignored and the whole file synced, as
+/// Prepares fsync(2) or fdatasync(2). The range in the SQE is ignored: the whole file is synced, as
 /// most file systems do.
 pub(crate) fn prepare_fsync(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;

@@ -37,8 +37,9 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::Command(command) = &request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     let number = request.file.number;
     let answer = match request.file.device.as_deref() {
-        // As in Linux 6.18, a ring with IOPOLL refuses the command. usring supports commands of
-        // sockets and block devices, and neither can be polled for a command's completion.
+        // As in Linux 6.18, a ring with IOPOLL refuses the command. On such a ring, completions are
+        // found by polling. usring cannot poll for the completion of a command of a socket or a
+        // block device.
         _ if locked.ring.is_polled() => Err(Errno::EOPNOTSUPP),
         Some(file) => match command.refusal(file) {
             None => return IssueOutcome::NeedsWorker,
@@ -50,8 +51,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::of(answer.map_err(|error| descriptor::status_flags(number).err().unwrap_or(error)))
 }
 
-/// Carries out a command in a worker. A discard may block. A socket's command comes here only with
-/// IOSQE_ASYNC, or if the thread that tried it has other rights than the submitter.
+/// Carries out a command in a worker. A discard may block. A socket's command comes here only if it
+/// has IOSQE_ASYNC, or if the thread that tried it does not have the submitter's rights.
 pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
     let Operation::Command(command) = &request.operation else { return Errno::EINVAL.negative() };
     let answer = match &request.file.device {

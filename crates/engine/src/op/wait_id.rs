@@ -23,7 +23,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     let (kind, options, report_to) = (sqe.len, sqe.file_index, UserAddress(sqe.off));
     if options & __WNOTHREAD != 0 {
         // __WNOTHREAD limits the call to children of the calling thread. usring may have to call
-        // waitid(2) in a worker, which has no children. So it refuses the flag.
+        // waitid(2) in a worker, which has no children. So usring refuses the flag.
         return Err(Errno::EINVAL);
     }
     request.operation = Operation::WaitId(WaitId { kind, id: sqe.fd, options, report_to, named: None });

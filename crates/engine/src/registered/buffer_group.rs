@@ -48,11 +48,11 @@ impl SelectedBuffer {
 pub(crate) enum Usage {
     /// The whole buffer.
     Whole,
-    /// Not known until the transfer is done: it uses up only as many bytes of a buffer of an
-    /// incremental ring (IOU_PBUF_RING_INC) as it has moved.
+    /// Not known until the transfer is done. The buffer is of an incremental ring
+    /// (IOU_PBUF_RING_INC), and the transfer uses up only as many bytes as it moves.
     Open,
-    /// Only the first bytes of a buffer of an incremental ring (IOU_PBUF_RING_INC). The next
-    /// request gets the rest of the buffer.
+    /// Only the first bytes of the buffer, which is of an incremental ring (IOU_PBUF_RING_INC). The
+    /// next request gets the rest of the buffer.
     Partial,
 }
 
@@ -65,9 +65,9 @@ pub(crate) struct SelectedBuffers {
     pub count: u32,
     /// The group has no buffer after the selected ones.
     pub emptied: bool,
-    /// Whether a buffer was longer than the bytes that were left of the selection's limit. If it
-    /// was the first buffer, the selection contains a part of it. If not, the selection ends before
-    /// it.
+    /// Whether the selection's limit has cut it short: a buffer was longer than the bytes that were
+    /// left of the limit. If it was the first buffer, the selection contains a part of that buffer.
+    /// Otherwise the selection ends before that buffer.
     pub is_cut: bool,
     pub from_ring: bool,
 }
@@ -181,9 +181,9 @@ impl BufferGroups {
         WaitAllBuffers { many, position }
     }
 
-    /// When a request completes, returns the buffers that it has not filled to their buffer ring:
-    /// all but those with the first `bytes` bytes. Does nothing for an incremental ring, or if
-    /// other requests have taken buffers since the selection.
+    /// Called when a request completes. Returns the request's unfilled buffers to their buffer
+    /// ring: all but those with the first `bytes` bytes. Does nothing for an incremental ring, or
+    /// if other requests have taken buffers since the selection.
     pub fn return_unfilled(&mut self, group: u16, wait_all: &WaitAllBuffers, bytes: u32) {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && wait_all.position == Some(ring.position())

@@ -113,8 +113,8 @@ impl BufferRing {
         self.memory.as_ref().filter(|memory| memory.mapping().is_some())
     }
 
-    /// Returns the identity and the head of the buffer ring. As long as both stay the same, no
-    /// other request has taken buffers from the ring.
+    /// Returns the identity and the head of the buffer ring. If neither has changed between two
+    /// calls, no other request has taken buffers from the ring meanwhile.
     pub fn position(&self) -> (Origin, u16) {
         (self.origin, self.head())
     }

@@ -42,7 +42,7 @@ impl Napi {
 
     /// REGISTER_NAPI: writes the present settings to `argument`, and then carries out the operation
     /// that the program has written there. `is_polled`: whether the ring has IOPOLL. Error:
-    /// `EINVAL` if it has.
+    /// `EINVAL` if the ring has IOPOLL.
     pub fn register(&mut self, is_polled: bool, argument: UserAddress) -> Result<(), Errno> {
         if is_polled {
             return Err(Errno::EINVAL);

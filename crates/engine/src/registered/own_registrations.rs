@@ -13,9 +13,9 @@ pub(crate) struct OwnRegistrations {
     own: u32,
     /// Number of the last registration that this process has made.
     last: AtomicU32,
-    /// Each ancestor, with the number of its last registration before the fork. This list does not
-    /// change once the process uses the ring. So a forked child may read the list in its copy of
-    /// the memory.
+    /// Each ancestor of this process, with the number of the last registration that the ancestor
+    /// had made before the fork. This list does not change once the process uses the ring. So a
+    /// forked child may read the list in the child's copy of the memory.
     ancestors: Box<[Origin]>,
 }
 

@@ -21,8 +21,8 @@ fn of_program(number: i32) -> Result<Arc<RegisteredFile>, Errno> {
 
 fn hold_of_program(number: i32) -> Result<HeldDescriptor, Errno> {
     if host::ring_of(number).is_some() {
-        // A ring that is registered with itself would stay open for ever. So no ring can be
-        // registered.
+        // If a ring were registered with itself, it would stay open for ever. So usring refuses to
+        // register any ring.
         return Err(Errno::EBADF);
     }
     // A descriptor that stands only for a path (O_PATH, open(2)) cannot be registered.
@@ -69,7 +69,7 @@ pub(crate) fn register(
 }
 
 /// REGISTER_FILES_UPDATE, REGISTER_FILES_UPDATE2 and the request FILES_UPDATE. Returns how many
-/// slots were updated before the first error, or the error if the first slot has it.
+/// slots were updated before the first error. If the first slot has an error, returns that error.
 pub(crate) fn update(
     files: &mut RegisteredFiles,
     offset: u32,

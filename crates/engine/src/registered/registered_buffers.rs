@@ -74,7 +74,8 @@ impl BufferReference {
         if matches!(self, BufferReference::Tagged(_)) {
             *self = BufferReference::Nothing;
         } else {
-            // `Nothing` and `Untagged` own nothing. `forget` saves the code for their drop.
+            // `Nothing` and `Untagged` own nothing to drop. With `forget`, the compiler makes no
+            // code to drop them.
             core::mem::forget(core::mem::take(self));
         }
     }
@@ -94,9 +95,9 @@ pub(crate) struct RegisteredBuffers {
     /// Memory that the back ends of `usring run --device` can access although no buffer of the
     /// table lies in it. Requests in flight may use this memory ([`Self::unshare_unused`]).
     unused: Vec<IoVector>,
-    /// Memory of `shared` in which a later buffer was registered. If the program had mapped other
-    /// memory there before, the sharing of the old memory must still end
-    /// ([`Self::unshare_unused`]).
+    /// Memory of `shared` in which the program has registered a buffer again. The program may have
+    /// mapped other memory there since the first registration. The back ends then still access the
+    /// old memory, until [`Self::unshare_unused`] ends that sharing.
     replaced: Vec<IoVector>,
     /// Origin (process, and number of the registration) of the buffers that the current register
     /// call adds.
@@ -167,9 +168,9 @@ impl RegisteredBuffers {
     }
 
     /// Shares the memory of the buffers in the slots `changed`, which a register call has just
-    /// filled, with the devices of `usring run --device`. If a new buffer lies in memory that is
-    /// already shared, the driver finds out whether the program has mapped other memory there. The
-    /// earlier sharing then ends once no request can use it.
+    /// filled, with the devices of `usring run --device`. A new buffer may lie in memory that is
+    /// already shared. The driver then finds out whether the program has mapped other memory there,
+    /// and the sharing of the old memory ends once no request can use it.
     fn share_changed(&mut self, changed: Range<usize>) {
         let slots = self.entries.as_deref().unwrap_or_default();
         let added = coalesce(&slots[changed.clone()]);
@@ -216,7 +217,7 @@ impl RegisteredBuffers {
         let Some(shared) = registrations.buffers() else { return };
         if shared.is_empty() {
             // The table is too large to be shared. The process that registered the table keeps its
-            // buffers. Other processes see a table without slots.
+            // buffers. Every other process uses a table without slots.
             let is_own = known.iter().flatten().any(|buffer| own_registrations.is_own(buffer.origin));
             self.entries = Some(if is_own { known } else { Vec::new() });
             return;

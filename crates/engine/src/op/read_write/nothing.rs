@@ -18,8 +18,8 @@ const ATOMIC: u32 = 0x40;
 const DONT_CACHE: u32 = 0x80;
 
 /// Makes a transfer of no bytes. On a datagram socket, an empty write must send an empty message.
-/// On a counter such as an eventfd, an empty read must fail with EINVAL. preadv2(2) and pwritev2(2)
-/// return 0 in both cases, so this function makes further calls for them.
+/// On a counter such as an eventfd, an empty read must fail with EINVAL. In these cases preadv2(2)
+/// and pwritev2(2) return 0 at once, so this function makes other calls.
 #[cold]
 #[inline(never)]
 pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
@@ -97,8 +97,8 @@ fn read_too_little(number: i32) -> Result<u64, Errno> {
 
 /// Raises SIGPIPE after a write to a pipe without readers, if the ring watcher's thread made the
 /// write. The kernel raises SIGPIPE in the writing thread, but usring's threads block that signal.
-/// So this function sends it to the process. (If the submitter had made the write, the submitter
-/// would have got it.)
+/// So this function sends SIGPIPE to the process. (If the submitter had made the write, the kernel
+/// would have raised SIGPIPE in the submitter.)
 #[cold]
 pub(super) fn signal_broken_pipe(transfer: &ReadWrite) {
     if transfer.flags & NO_SIGNAL == 0 && tasks().is_current() {

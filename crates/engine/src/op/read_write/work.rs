@@ -29,9 +29,10 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     if !has_fixed_position {
         return transfer.work(number, blocking);
     }
-    // The issue has replaced the file position by an offset. In two cases the kernel would have
-    // made the transfer at once and moved the file position: on a file in memory, and for a write
-    // beyond the file's end. So this function moves it, too.
+    // The issue has replaced the file position by an offset, so the transfer has not moved that
+    // position. In two cases the kernel would have made the transfer at once and moved the file
+    // position: on a file in memory, and for a write beyond the file's end. In these cases, this
+    // function moves the file position.
     let moves = file::is_in_memory(number);
     let size = descriptor::identity(number).map_or(u64::MAX, |identity| identity.size);
     let result = transfer.work(number, blocking);
