@@ -20,7 +20,7 @@ pub const ENVIRONMENT: &str = "USRING_STATS";
 pub const MAGIC: u64 = u64::from_le_bytes(*b"usrstats");
 /// Second word of the file: the version of the layout below.
 pub const VERSION: u64 = 1;
-/// Rings that can be counted at the same time.
+/// Number of rings that can be counted at one time.
 pub const BLOCKS: usize = 4096;
 /// Rows of a block: one per opcode. The last row counts unknown opcodes.
 pub const OPCODES: usize = 64;

@@ -79,7 +79,7 @@ impl FileSlot {
     }
 }
 
-/// A slot of the table: a file with its tag, or neither.
+/// A slot of the table: empty, or with a file and the file's tag.
 #[derive(Default)]
 pub(super) struct Entry {
     pub file: Option<Arc<RegisteredFile>>,
@@ -102,8 +102,8 @@ pub(crate) struct RegisteredFiles {
     /// Whether this process has changed the table of files, and other processes do not see the
     /// change yet.
     is_changed: bool,
-    /// Whether the driver, before it publishes its CQEs, has to post CQEs of tags, or to publish a
-    /// change of the table.
+    /// Whether the driver has to do one of two things before it publishes its CQEs: post CQEs of
+    /// tags, or publish a change of the table.
     is_due: bool,
 }
 
@@ -133,7 +133,8 @@ impl RegisteredFiles {
     }
 
     /// Puts a new socket, or an end of a new pipe, into the slot that a request names. Such a file
-    /// has no record locks and is no device, so neither is checked. Returns the CQE's result.
+    /// has no record locks and is no device, so this function makes no check for them. Returns the
+    /// CQE's result.
     pub fn install_unlocked(&mut self, slot: FileSlot, file: OwnedDescriptor) -> Result<i32, Errno> {
         let mut descriptor = HeldDescriptor::new(file);
         descriptor.assume_never_locked();

@@ -30,8 +30,8 @@ pub(crate) struct Restrictions {
     in_force: bool,
 }
 
-/// Values of a word in the ring's memory, by which all processes of the ring see whether it has
-/// restrictions. 0: there are none.
+/// Value of a word in the ring's memory that all processes of the ring read: the ring has
+/// restrictions. The value 0 means that there are none.
 const REGISTERED: u32 = 1;
 const IN_FORCE: u32 = 2;
 

@@ -10,9 +10,11 @@ use usring_sys::plain::IoVector;
 pub(crate) struct PendingFault {
     pub fault: Fault,
     pub stage: FaultStage,
-    /// Bytes that the request would have transferred, if the fault shortens the transfer.
+    /// If the fault shortens the transfer: the bytes that the request would have transferred
+    /// without the fault.
     pub whole: Option<u64>,
-    /// Memory that the request reads into, if the fault damages what is read.
+    /// If the fault damages the data that the request reads: the memory that the request reads
+    /// into.
     pub memory: Vec<IoVector>,
     /// The value stands for no fault: `usring run --order` holds the request back, and chooses when
     /// it completes.

@@ -29,17 +29,17 @@ pub(crate) enum FileReference {
     /// A registered file. The request shares the file, so the file stays open even if the program
     /// updates its slot in the table.
     Registered(Arc<RegisteredFile>),
-    /// A duplicate that all requests waiting for the same file share.
+    /// A duplicate that all requests waiting for one file share.
     WaitDuplicate(Arc<SharedDuplicate>),
-    /// A duplicate from [`TransferDuplicates`]. All transfers on the same file share it.
+    /// A duplicate from [`TransferDuplicates`]. All transfers on one file share it.
     TransferDuplicate(#[expect(dead_code, reason = "owned to be closed with the request")] Arc<HeldDescriptor>),
     /// A private duplicate, made when the request had to wait.
     PrivateDuplicate(#[expect(dead_code, reason = "owned to be closed with the request")] HeldDescriptor),
 }
 
 impl FileUse {
-    /// Duplicates the file if the number is still the program's own. After that, the program may
-    /// close or reuse its number, and the request still works on its file.
+    /// Duplicates the file if the number is still the program's own. From then on, the program may
+    /// close the file or reuse the number, and the request still works on the file.
     pub fn keep(&mut self) -> Result<(), Errno> {
         if matches!(self.reference, FileReference::Submitter) {
             let duplicate = descriptor::hold(self.number)?;

@@ -37,10 +37,10 @@ use usring_sys::queue::Entry;
 use usring_sys::{Errno, SystemCall, epoll, wait};
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-/// Flag that usring adds in a request's copy of the SQE. It means that `personality` in that copy
+/// Flag that usring adds in a request's copy of the SQE. With the flag, `personality` in that copy
 /// is the number of a group of threads with equal rights (`waiting::rights`). Group 0: all threads
-/// had equal rights when the request was submitted. Their rights may differ when the request is
-/// first tried.
+/// had equal rights when the request was submitted. By the time of the request's first attempt, the
+/// threads' rights may differ.
 pub(crate) const HAS_GROUP: u8 = 1 << 7;
 
 /// The owning pointer by which a request moves between modules.
@@ -73,8 +73,8 @@ pub(crate) struct Properties {
     /// rights than the submitter leaves the request to a worker. Not set for opcodes whose requests
     /// always go to a worker.
     pub bears_rights: bool,
-    /// A negative result from a worker does not break a link, and posts no CQE if the request has
-    /// CQE_SKIP_SUCCESS. The kernel does the same.
+    /// As in the kernel, a negative result from a worker does not break a link. If the request has
+    /// CQE_SKIP_SUCCESS, such a result posts no CQE.
     pub errors_keep_link: bool,
     /// The request may be submitted to a ring with IOPOLL.
     pub allowed_on_polled_ring: bool,
@@ -160,8 +160,8 @@ pub(crate) struct Request {
     pub observed_ring: u32,
     /// Whether the request has begun to wait and was not issued since. Meaningful if `is_watched`.
     pub has_waited: bool,
-    /// usring has set the request's IOSQE_ASYNC, because the ring was draining at the submission
-    /// (`submission::drain`). Meaningful if `is_watched` and not `is_only_probed`.
+    /// usring has set the request's IOSQE_ASYNC, because an IO_DRAIN held requests back at the
+    /// submission (`submission::drain`). Meaningful if `is_watched` and not `is_only_probed`.
     pub is_forced: bool,
     /// The request's number among the requests of its opcode that rules of `usring run --inject`
     /// match; 0 if no rule has matched it yet. Meaningful if its `properties` have `is_armed`.
@@ -201,8 +201,8 @@ impl Request {
     }
 
     /// Returns whether the kernel would leave every attempt of the request to a worker
-    /// (IOSQE_ASYNC). Returns `false` for a multishot: with IOSQE_ASYNC, the kernel waits for its
-    /// file first, and then the submitter tries the request.
+    /// (IOSQE_ASYNC). Returns `false` for a multishot: there the kernel's worker only waits for the
+    /// file, and the submitter then tries the request.
     pub fn is_forced_once(&self) -> bool {
         self.has_flag(sqe_flags::ASYNC) && !self.multishot
     }
@@ -230,8 +230,8 @@ impl Request {
         self.has_flag(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK)
     }
 
-    /// Marks a request that may still have to be tried after its submission. By then, the threads'
-    /// rights may differ: see [`HAS_GROUP`].
+    /// Marks a request that may have to be tried again after its submission. At that time, the
+    /// threads' rights may differ: see [`HAS_GROUP`].
     pub fn mark_for_later(&mut self) {
         self.sqe.flags |= HAS_GROUP;
     }
@@ -264,9 +264,9 @@ impl Request {
     /// other end of a pipe. Returns `false` for a transfer with an offset, because a seekable file
     /// has no other end. So a poll of an inotify queue that watches such a file can complete late.
     ///
-    /// Returns `false` for a receive that has waited: it could only make its peer writable, and
-    /// asking the epoll set then would cost a system call at each event. Returns `false` for CLOSE,
-    /// too, because the kernel defers the end of a closed file.
+    /// Returns `false` for a receive that has waited. Such a receive could only make its peer
+    /// writable, and to ask the epoll set about that would cost a system call at each event.
+    /// Returns `false` for CLOSE, too, because the kernel defers the end of a closed file.
     #[inline]
     pub fn may_make_ready(&self) -> bool {
         let affects_others = match &self.operation {

@@ -1,6 +1,6 @@
 //! How the ring of an AIO context (io_setup(2), libaio) differs from an io_uring. The engine treats
-//! both alike, except where it calls one of these methods. `calls::events` has the calls on such a
-//! ring.
+//! these two kinds of rings alike, except where it calls one of the methods below. `calls::events`
+//! has the calls on the ring of an AIO context.
 
 use super::Ring;
 use crate::observers::AIO_CONTEXT;
@@ -32,7 +32,7 @@ impl Ring {
     }
 
     /// Returns whether the kernel's AIO may make the ring's writes without O_DIRECT on ordinary
-    /// files. It may make the O_DIRECT transfers of any ring.
+    /// files. (The kernel's AIO may make the O_DIRECT transfers of any ring.)
     #[inline]
     pub(crate) fn uses_kernel_aio(&self) -> bool {
         self.is_aio_context()

@@ -23,8 +23,8 @@ use usring_sys::wait::nanosleep;
 const CALLS_WITHOUT_POLL: u32 = 8;
 /// Replaces [`CALLS_WITHOUT_POLL`] while the guesses of `waiting::expected` are right. A guess is
 /// right if the engine tried a file before the epoll set reported it, and the file was ready. The
-/// set still has the events of these files, and its next poll has to check each of them again. So
-/// the limit on calls without a poll is larger. (A call that submits nothing, or finds the CQ more
+/// limit is larger, because a poll then costs more: the set still has the events of the guessed
+/// files, and checks each of these files again. (A call that submits nothing, or finds the CQ more
 /// than half full, makes no guesses.)
 const CALLS_OF_GUESSES: u32 = 32;
 
@@ -60,7 +60,8 @@ impl Ring {
     }
 
     /// Acquires the ring's lock; returns `None` if that takes longer than 100 ms. For a signal
-    /// handler that ends the process or executes a program: its thread may hold the lock already.
+    /// handler that ends the process or executes a program: the thread that the handler has
+    /// interrupted may hold the lock already.
     pub(crate) fn lock_in_time(self: &Arc<Self>) -> Option<LockedRing<'_>> {
         const LOCK_LIMIT_NS: Nanoseconds = 100_000_000;
         const PAUSE: Nanoseconds = 100_000;
@@ -81,8 +82,8 @@ impl Ring {
 pub(crate) struct LockedRing<'a> {
     pub ring: &'a Arc<Ring>,
     state: Guard<'a, RingState, View<AtomicU32>>,
-    /// Declared after `state`, because fields are dropped in this order: the lock is released
-    /// first.
+    /// Declared after `state`, because fields are dropped in the order of declaration: the lock is
+    /// released before this check is made.
     release_check: ReleaseCheck<'a>,
 }
 
@@ -152,9 +153,8 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Returns how many CQEs count for the sleepers, if they have to be woken for new ones. A
-    /// sleeper wakes if it waits for at most this number of CQEs. `u32::MAX` wakes all sleepers, in
-    /// these cases:
+    /// Returns how many CQEs count for the sleepers after CQEs were published. A sleeper wakes if
+    /// it waits for at most this number of CQEs. `u32::MAX` wakes all sleepers, in these cases:
     ///
     /// - A timeout has expired, by time or by count, which ends every wait.
     /// - There is a backlog, which only a woken waiter moves into the CQ.

@@ -1,6 +1,5 @@
-//! The state of a ring that only its driver touches, grouped by the modules that use it.
-//!
-//! Each group belongs to the modules that its comment names. Other modules read it.
+//! The state of a ring that only its driver touches, in groups. The comment of each group names the
+//! modules that change the group. Other modules only read it.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::completion::request_events::RequestEvents;

@@ -60,8 +60,8 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
         Submission::NeedsWorker => suspend::hand_to_worker(locked, request),
         Submission::Full | Submission::Accepted => {
             // The request waits for a free slot, and may later need a worker. By then the program
-            // may have closed its file. So the request notes the file's device now, or keeps the
-            // file open.
+            // may have closed the request's file. So the request notes the file's device now, or
+            // keeps the file open.
             block_device::note(locked, &mut request);
             if request.file.device.is_none()
                 && let Err(error) = locked.devices.named.keep(&mut request.file)

@@ -1,6 +1,6 @@
-//! IO_DRAIN: holds back a request until all earlier ones have completed, and holds back the
-//! requests after it. `submission::shared_drain` does this for a ring that processes share, where
-//! the requests of all processes count.
+//! IO_DRAIN: holds back a request until all earlier requests have completed, and holds back the
+//! requests after it. On a ring that processes share, the requests of all processes count:
+//! `submission::shared_drain` does the work there.
 
 use crate::request::successor::Successor;
 use crate::request::{Request, RequestEntry};
@@ -62,7 +62,7 @@ impl Deferred {
 }
 
 /// Makes the engine issue a request as if it had IOSQE_ASYNC. The kernel does so with each request
-/// that is submitted while the ring drains, even if no other request holds it back.
+/// that is submitted while the ring drains, even with a request that is not held back.
 pub(crate) fn force_async(request: &mut Request) {
     request.is_forced |= !request.has_flag(sqe_flags::ASYNC);
     request.sqe.flags |= sqe_flags::ASYNC;
@@ -158,8 +158,8 @@ impl Drain {
         self.state = if is_active { ACTIVE } else { 0 };
     }
 
-    /// Adopts the state of a shared ring's drains. `is_draining`: the ring drains because of a
-    /// request of any process. `refuses`: a process has made the ring refuse drains.
+    /// Adopts the state of the drains of a shared ring. `is_draining`: the ring drains because of a
+    /// request of any process. `refuses`: a process has made the ring refuse IO_DRAIN.
     pub fn follow(&mut self, is_draining: bool, refuses: bool) {
         let is_active = is_draining || self.has_deferred() || self.has_refused();
         self.state = self.state & HOLD_NEXT | if is_active { ACTIVE } else { 0 };

@@ -34,7 +34,7 @@ pub(crate) fn row(opcode: u8) -> &'static Row {
 }
 
 /// Returns whether requests need the rows of this file's table: for faults, for the recording of
-/// `usring crash`, or for an observer of their steps.
+/// `usring crash`, or for an observer that needs the steps of requests.
 pub(crate) fn have_rows() -> bool {
     unusual::has(Unusual::Faults) || unusual::has(Unusual::Recording) || observers::need_steps()
 }
@@ -76,8 +76,8 @@ fn ask_for_issue_path(locked: &mut LockedRing, request: &mut Request, issue_path
     if has_order {
         order::forget(locked, request);
     }
-    // A request that was done inline has already run. `completion::faults` applies the rest of its
-    // fault.
+    // A request that was done inline has already run, so a fault can no longer replace it.
+    // `completion::faults` applies the rest of the fault.
     let (stage, memory) = match issue_path {
         IssuePath::Inline => (FaultStage::Begun, members_of(&request.operation)),
         IssuePath::Poll | IssuePath::Worker => (FaultStage::Decided, Vec::new()),
@@ -97,8 +97,8 @@ fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
 }
 
 /// Asks the rules of `usring run --inject` about a request that is about to wait for its file or
-/// for a worker. Returns `outcome`, unless a fault or the seed of `usring run --order` replaces or
-/// delays a request for a worker. In that case, returns the outcome that the fault or the seed
+/// for a worker. Returns `outcome`, with one exception: a fault or the seed of `usring run --order`
+/// replaces or delays a request for a worker. Then returns the outcome that the fault or the seed
 /// decides.
 pub(super) fn divert(
     locked: &mut LockedRing,

@@ -158,8 +158,8 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     let needs_ring_at_issue = request.has_flag(sqe_flags::BUFFER_SELECT) || request.properties.needs_ring_at_issue;
     let is_bundle = send::is_bundle(request);
     if (request.multishot || is_bundle) && !can_repeat() {
-        // A multishot or a bundle has to wait for its file several times, but this file cannot be
-        // polled.
+        // A multishot or a bundle waits for its file several times. That is not possible here,
+        // because this file cannot be polled.
         let no_file = descriptor::status_flags(request.file.number).err();
         return Some(IssueOutcome::done(no_file.unwrap_or(Errno::EBADFD).negative()));
     }

@@ -26,14 +26,15 @@ pub(crate) fn submitted(locked: &LockedRing, request: &mut Request) {
         return;
     }
     if request.progress == Progress::Refused {
-        // A refused request has no operation. It concerns only observers of steps.
+        // A refused request has no operation. Only observers that need the steps are notified of
+        // it.
         return submitted_for_steps(locked, request);
     }
     notify(locked, request, |_| true);
 }
 
-/// Notifies of a submission only the observers that want the steps of requests. Called for a
-/// request of an AIO context, or for a refused request, before the request is tried.
+/// Notifies the observers that need the steps of requests, and no others, of a submission. Called
+/// for a request of an AIO context, or for a refused request, before the request is tried.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted_for_steps(locked: &LockedRing, request: &mut Request) {

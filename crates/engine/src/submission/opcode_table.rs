@@ -22,8 +22,8 @@ use usring_uapi::opcode::{self, COUNT};
 type Prepare = fn(&mut LockedRing, &mut Request) -> Result<(), Errno>;
 /// Tries the request without blocking, under the ring's lock.
 pub(super) type Issue = fn(&mut LockedRing, &mut Request) -> IssueOutcome;
-/// Runs under the ring's lock after a worker has run the request: takes the steps that need the
-/// ring. Gets the worker's result, and returns the result of the CQE.
+/// Takes the steps that need the ring, after a worker has run the request. Called under the ring's
+/// lock. Gets the worker's result, and returns the result of the CQE.
 type Finish = fn(&mut LockedRing, &mut Request, i32) -> i32;
 
 /// An opcode's functions and properties.
@@ -141,8 +141,8 @@ const ROWS: [Row; COUNT] = [
 static TABLE: [Row; COUNT] = ROWS;
 
 /// Makes the table for requests that may get a fault, from a copy of [`ROWS`]. `issue` replaces the
-/// issue function of each row, and `work` the blocking work of each row that has any.
-/// [`Properties::is_armed`] is set in all rows.
+/// issue function of each row. `work` replaces the blocking work of each row that has blocking
+/// work. [`Properties::is_armed`] is set in all rows.
 pub(super) const fn armed(issue: Issue, work: Work) -> [Row; COUNT] {
     let mut rows = ROWS;
     let mut index = 0;

@@ -1,8 +1,8 @@
 //! Records when requests that change files were submitted and completed (`usring crash`). Their
 //! system calls are recorded where usring makes them ([`usring_record::calls`]).
 //!
-//! In the recording, all requests of a batch begin at the same moment. A request that a link or a
-//! drain has held back begins when it is issued.
+//! In the recording, all requests of a batch begin at one moment. A request that a link or a drain
+//! has held back begins when it is issued.
 
 use crate::observers::Step;
 use crate::request::operation::Operation;

@@ -52,8 +52,8 @@ impl Operation {
     /// Returns whether the operation owns memory or a file, so that dropping it has an effect.
     #[inline(always)]
     pub fn owns_memory(&self) -> bool {
-        // Transfers are checked before the `match`. After a wait for a device, the processor would
-        // seldom predict the `match`'s jump through a table.
+        // Transfers are checked before the `match`. The `match` jumps through a table, and after a
+        // wait for a device the processor seldom predicts such a jump.
         if let Operation::ReadWrite(transfer) = self {
             return transfer.owns_memory();
         }

@@ -231,9 +231,9 @@ impl ReadWrite {
         }
     }
 
-    /// Returns whether the transfer would be direct I/O on a file with O_DIRECT. The submitting
-    /// thread would then wait for the disk. An unaligned transfer from or to one buffer does not
-    /// count: the kernel refuses it at once.
+    /// Returns whether the transfer would be direct I/O on a file with O_DIRECT. The thread that
+    /// makes such a transfer waits for the disk. An unaligned transfer from or to one buffer does
+    /// not count: the kernel refuses it at once.
     #[inline]
     pub fn may_be_direct(&self) -> bool {
         let aligned = |value: u64| value.is_multiple_of(DIRECT_ALIGNMENT);

@@ -49,8 +49,8 @@ pub(crate) struct SendReceive {
 }
 
 /// For a receive with IORING_RECVSEND_BUNDLE: facts about the buffer selections since its last CQE.
-/// As in the kernel, they limit the next selection. A selection counts even if the receive after it
-/// found no data in the socket.
+/// As in the kernel, these facts limit the next selection. A selection counts even if the receive
+/// after the selection found no data in the socket.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Selections {
     /// A selection took the last buffer of the group, so the bundle completes with its next CQE.

@@ -52,8 +52,8 @@ pub(crate) struct Members {
 
 impl Members {
     /// Reads the program's vector. With `checked`, checks that each member lies in user memory.
-    /// Without it, the members are parts of a registered buffer, and the caller later checks that
-    /// they lie in that buffer.
+    /// Without `checked`, the members are parts of a registered buffer, and the caller later checks
+    /// that they lie in that buffer.
     pub fn read(&mut self, from: UserAddress, count: u64, checked: bool) -> Result<(), Errno> {
         if count > u64::from(linux::UIO_MAXIOV) {
             return Err(Errno::EINVAL);
