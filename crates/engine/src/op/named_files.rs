@@ -1,13 +1,13 @@
 //! Remembers what system calls have reported about the last descriptor number that a submission
 //! used.
 //!
-//! Looking up a number takes system calls. During one submission, many requests use the same
-//! number. A request that is issued later looks its number up again, because the program may have
-//! closed the file and opened another one under the number. Neighbours: `block_device` asks this
-//! module. Files in `registered_files` are looked up once, when they are registered.
+//! Looking up a number takes system calls. During one submission, many requests use one number. A
+//! request that is issued later looks its number up again, because the program may have closed the
+//! file and opened another one under the number. Neighbours: `block_device` asks this module. Files
+//! in `registered_files` are looked up once, when they are registered.
 //!
 //! Invariant: a report about a number is used only during the submission that asked for it, and not
-//! after a CLOSE within it.
+//! after a CLOSE within that submission.
 
 use crate::request::file::{FileReference, FileUse, TransferDuplicates};
 use alloc::sync::Arc;

@@ -168,7 +168,7 @@ pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
 
 /// Returns whether a request with POLL_FIRST is tried at once, although its first `outcome` is to
 /// poll its socket. That is so for a request with IOSQE_ASYNC whose socket is ready: a worker of
-/// the kernel would poll the socket and then make the transfer in the same step.
+/// the kernel would poll the socket, find it ready, and make the transfer at once.
 #[cold]
 pub(crate) fn has_polled_in_worker(request: &Request, outcome: &IssueOutcome) -> bool {
     matches!(outcome, IssueOutcome::PollsFirst)

@@ -153,8 +153,9 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Returns how many CQEs count for the sleepers after CQEs were published. A sleeper wakes if
-    /// it waits for at most this number of CQEs. `u32::MAX` wakes all sleepers, in these cases:
+    /// If CQEs were published since the last call, returns how many CQEs count for the sleepers;
+    /// else `None`. A sleeper has to be woken if it waits for at most this number of CQEs.
+    /// `u32::MAX` wakes all sleepers, in these cases:
     ///
     /// - A timeout has expired, by time or by count, which ends every wait.
     /// - There is a backlog, which only a woken waiter moves into the CQ.

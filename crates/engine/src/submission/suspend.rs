@@ -1,5 +1,6 @@
 //! Suspends a request that cannot complete at once. This module keeps the request's file open and
-//! hands the request to a module of `waiting`, which returns it to the driver when it can continue.
+//! hands the request to a module of `waiting`. That module returns the request to the driver when
+//! the request can continue.
 
 use crate::completion::complete;
 use crate::op::block_device;

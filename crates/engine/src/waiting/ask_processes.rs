@@ -37,8 +37,8 @@ const LONGEST_USE: Nanoseconds = 20_000_000;
 /// checks whether it is stopped.
 const LEAST_SILENCE: Nanoseconds = 5_000_000;
 
-/// Returns the outcome of a request that cancels or changes other requests. `answer`: its result
-/// for the requests of this process alone.
+/// Returns the outcome of a request that cancels or changes other requests. `answer`: the result if
+/// only the requests of this process count.
 pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     if locked.ring.is_shared() { shared_outcome(locked, request, answer) } else { IssueOutcome::of(answer) }
 }
@@ -106,8 +106,8 @@ pub(crate) fn begin_call(
 
 /// Returns the other processes that have to be asked for a change. The list is empty if `answer`,
 /// the result for this process's requests, is enough. The journal names the processes that have
-/// requests, but lacks requests from before the ring was shared. Those belong to the process that
-/// made the ring. While there are any, that process is asked, too.
+/// requests, but lacks requests from before the ring was shared. All of these belong to the process
+/// that made the ring. While there are such requests, that process is asked, too.
 fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
     if !change.needs_next_process(answer) {
         return Vec::new();

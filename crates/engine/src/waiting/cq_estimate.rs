@@ -50,8 +50,8 @@ pub(crate) struct CqWaits {
     pub balance: AtomicI64,
     /// Number of coming waits that must not poll.
     pub without: AtomicU64,
-    /// Number of waits without polling that followed the last useless poll. After the next useless
-    /// poll, twice as many waits do not poll.
+    /// Number of waits without polling that followed the last useless poll. If the next poll is
+    /// useless, too, twice as many waits without polling follow it.
     pub penalty: AtomicU64,
 }
 

@@ -1,5 +1,5 @@
-//! A ring's channels, one per device that its requests have named, with the requests in flight on
-//! each. (A channel is the ring's queue pair on a device.)
+//! A ring's channels: its queue pairs, one for each device that the ring's requests have named.
+//! Each channel has the requests in flight on its device.
 //!
 //! `submission::device_submit` puts a request into a channel, and `driving::reap` takes it out.
 //! Requests may complete in another order than they were submitted. If a full queue pair refuses
@@ -119,8 +119,9 @@ impl DeviceQueue {
     pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
         const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
-        // If the program has cleared O_DIRECT since the submission, a write is buffered. It then
-        // gets this error on a file system that supports RWF_NOWAIT for direct I/O only.
+        // io_submit(2) returns this error if the program has cleared O_DIRECT since the request's
+        // submission: a write is then buffered, and the file system supports RWF_NOWAIT for direct
+        // I/O only.
         const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
         // Errors with which a seccomp filter may refuse io_submit(2).
         const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];
@@ -313,8 +314,8 @@ impl DeviceQueues {
     }
 
     /// Returns whether a request that had to wait for a free slot has one now, but its submit is
-    /// deferred. The thread that freed the slot by handling a completion is rarely the request's
-    /// submitter, so it leaves the submit to a helper.
+    /// deferred. The slot was freed by a thread that handled a completion. That thread is rarely
+    /// the request's submitter, so it leaves the submit to a helper.
     pub fn has_pending_that_waited(&self) -> bool {
         self.pending != 0 && self.channels.iter().any(|queue| queue.must_await_slot && queue.pending != 0)
     }

@@ -1,8 +1,9 @@
-//! The requests of a ring from before several processes used it (earlier requests). The journal,
-//! the list of all processes' requests in the ring's memory, lacks them at first. The process that
-//! made the ring enters them when it notices that the ring is shared, and before it executes
-//! another program. If that process ends, other processes complete the requests that are in the
-//! journal. Neighbour: `submission::shared_drain` enters the requests that an IO_DRAIN holds back.
+//! Earlier requests of a ring: those that were submitted before several processes used the ring.
+//! The journal (the list of all processes' requests, in the ring's memory) lacks them at first. The
+//! process that made the ring enters its earlier requests in the journal when it notices that the
+//! ring is shared, and before it executes another program. If that process ends, other processes
+//! complete the requests that are in the journal. Neighbour: `submission::shared_drain` enters the
+//! requests that an IO_DRAIN holds back.
 //!
 //! - Requests that a worker has are not entered, because only the worker may access them.
 //! - A child that begins to use the ring waits until the requests are entered

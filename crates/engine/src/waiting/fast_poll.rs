@@ -92,8 +92,8 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
 }
 
 /// Returns the events that the file has now, if the epoll set will not report them. The set's entry
-/// for the file is edge-triggered: after its first report, it reports only later events. That first
-/// report may have woken a request that no longer exists.
+/// for the file is edge-triggered: after its first report, the entry reports only later events. The
+/// first report may have woken a request that no longer exists.
 fn missed_events(request: &Request, interest: Interest, assigned: AssignedSlot) -> u32 {
     if !assigned.has_reported {
         return 0;
@@ -111,8 +111,8 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
 
 /// Begins a POLL_ADD. A multishot poll's first CQE reports the events that are present now, even if
 /// another request reads the data before the poll runs. So the poll is runnable at once. If the
-/// epoll set reports an event before the poll runs, the CQE reports that event instead. The kernel
-/// merges such wake-ups, too.
+/// epoll set reports an event before the poll runs, the CQE reports that event instead. In the
+/// kernel, too, the two wake-ups become one.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
     // If the epoll set has not reported the file's present events yet, it will report them. If the
     // ring has a leader, the leader then posts the multishot's first CQE.

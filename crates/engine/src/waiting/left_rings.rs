@@ -38,9 +38,9 @@ pub(crate) fn are_any() -> bool {
 /// Ends the closed rings that are no longer needed.
 pub(crate) fn end_unneeded() {
     let Some(list) = LEFT.get() else { return };
-    // No ring's lock may be acquired while the list is locked. So the checks are made on a copy.
-    // The list keeps its rings meanwhile: while it is empty, the ring watcher sleeps without a
-    // limit.
+    // No ring's lock may be acquired while the list is locked. So the checks are made on a copy of
+    // the list. The list itself keeps its rings during the checks, because the ring watcher makes
+    // no more checks once the list is empty.
     let mut unneeded: Vec<Arc<Ring>> = list.lock().iter().map(|left| left.ring.clone()).collect();
     unneeded.retain(|ring| !ring.is_needed_after_close());
     let is_unneeded = |left: &mut Left| unneeded.iter().any(|ring| Arc::ptr_eq(ring, &left.ring));
@@ -60,15 +60,17 @@ impl Ring {
     }
 
     /// Returns whether any process has a descriptor of this ring, after this process has closed its
-    /// last one. A process that has closed the ring but still signals its readiness counts, too. If
-    /// the answer is not known, assumes that the processes of a shared ring have descriptors.
+    /// last one. A process also counts if it has closed its descriptors, but still signals the
+    /// ring's readiness. If the answer is not known, assumes that the processes of a shared ring
+    /// have descriptors.
     fn has_descriptors(&self) -> bool {
         let is_empty = self.witness.lock().as_ref().and_then(Epoll::is_empty);
         is_empty.map_or(self.is_shared(), |is_empty| !is_empty)
     }
 
-    /// Returns whether a ring that this process has closed needs this process: for its requests or
-    /// its SQ thread, while other processes have descriptors of the ring.
+    /// Returns whether a ring that this process has closed still needs this process. This is so if
+    /// this process has requests in flight or the ring's SQ thread, and other processes have
+    /// descriptors of the ring.
     pub(crate) fn is_needed_after_close(self: &Arc<Self>) -> bool {
         (self.sq_thread.is_own() || self.has_requests()) && (self.readiness.is_watched() || self.has_descriptors())
     }

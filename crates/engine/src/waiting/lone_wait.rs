@@ -29,8 +29,8 @@ pub fn set_limit(limit: Nanoseconds) {
 /// Estimate of how long a ring's waits for lone transfers (the only request in flight) take.
 #[derive(Default)]
 pub(crate) struct LoneWaits {
-    /// Weighted mean of the waits' lengths, in nanoseconds; the last 8 or so weigh most. 0: no wait
-    /// yet.
+    /// Weighted mean of the waits' lengths, in nanoseconds. The last 8 or so waits weigh most. 0:
+    /// no wait was measured yet.
     mean: Nanoseconds,
 }
 

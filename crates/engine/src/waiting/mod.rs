@@ -18,11 +18,11 @@
 //!
 //! `process_rings` lets the processes of a shared ring wake each other's ring watchers, and
 //! `shared_registrations` lets them use each other's registrations. `earlier_requests` publishes a
-//! process's requests to them. `left_rings` has the rings that this process has closed and that
-//! other processes have open. `tasks` makes the ring watcher start threads. `idle_threads` counts
-//! the threads of a pool. `watchdog` interrupts a driver's system call that sleeps while the driver
-//! holds its ring's lock (`stuck_calls`). `cancel` ends a request's wait. The threads that complete
-//! the requests are in `driving`.
+//! process's requests to the other processes. `left_rings` has the rings that this process has
+//! closed and that other processes have open. `tasks` makes the ring watcher start threads.
+//! `idle_threads` counts the threads of a pool. `watchdog` interrupts a driver's system call that
+//! sleeps while the driver holds its ring's lock (`stuck_calls`). `cancel` ends a request's wait.
+//! The threads that complete the requests are in `driving`.
 
 pub(crate) mod ask_processes;
 pub(crate) mod cancel;

@@ -33,8 +33,8 @@ impl DeviceQueues {
     }
 
     /// Returns the index of the ring's channel to the kernel's AIO, which serves all files that do
-    /// not stand for a device of usring. The first call opens the channel. If that fails for good,
-    /// all later calls return the same error.
+    /// not stand for a device of usring. The first call opens the channel. If the channel cannot be
+    /// opened at all, this call and all later calls return the error.
     #[inline]
     pub fn channel_to_kernel_files(&mut self, ring: &Ring) -> Result<ChannelIndex, Errno> {
         match self.kernel_files {
@@ -85,7 +85,8 @@ impl DeviceQueues {
     }
 }
 
-/// Returns whether an error may pass, so that a later attempt can succeed.
+/// Returns whether a later attempt can succeed, because the cause of the error may have gone by
+/// then.
 fn is_passing(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
 }

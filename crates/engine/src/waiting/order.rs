@@ -5,7 +5,8 @@
 //! # Invariants
 //! - A request is a candidate from its submission until it is chosen. So the choice does not depend
 //!   on when a worker or a device ends the request.
-//! - Of candidates with the same key (changes of one file), only the oldest can be chosen.
+//! - A key stands for the changes of one file. Of the candidates with one key, only the oldest can
+//!   be chosen.
 //! - After a choice, threads wait until the chosen request completes, for at most
 //!   [`LONGEST_WAIT_NS`].
 
@@ -97,8 +98,8 @@ impl Order {
         !self.awaited.is_empty()
     }
 
-    /// Notes that a thread has come to choose a request, and restarts the time limit of waiting for
-    /// one.
+    /// Notes that a thread has come to choose a request. The time limit for which no thread comes
+    /// begins anew.
     pub fn attend(&mut self) {
         self.unattended = 0;
     }

@@ -55,8 +55,8 @@ pub(super) struct Slot {
     pub(super) switch: Switch,
     /// Whether the epoll set has reported an event since `switch` was last turned on.
     pub(super) has_reported: bool,
-    /// Whether a round is under way: an event wakes the slot's requests. Until its end the slot
-    /// stays open.
+    /// Whether a round is under way: an event wakes the slot's requests. The slot stays open until
+    /// the round ends.
     pub(super) firing: bool,
     /// Whether the last try of a multishot on this file was a guess of `expected` (a try without an
     /// event) and found no data.
@@ -65,7 +65,7 @@ pub(super) struct Slot {
     /// that are expected to be ready.
     pub(super) expected: u32,
     pub(super) interest: Interest,
-    /// The next slot with a file of the same descriptor number, or [`NONE`].
+    /// The next slot with a file of this descriptor number, or [`NONE`].
     pub(super) next: u32,
     /// The memory of an earlier file's [`SharedDuplicate`], kept for the next file.
     pub(super) spare: Option<Arc<SharedDuplicate>>,

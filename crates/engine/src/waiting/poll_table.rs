@@ -138,9 +138,9 @@ impl PollTable {
         }
     }
 
-    /// Returns whether a request that has waited in a slot of this table can wait in the same slot
-    /// again. A registered file or a shared duplicate must keep the request's file open, and the
-    /// slot's registration must be on for the same events.
+    /// Returns whether a request that has waited in a slot of this table can wait there again. A
+    /// registered file or a shared duplicate must keep the request's file open, and the slot's
+    /// registration must be on, for the events in `interest`.
     #[inline]
     pub fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
         let shares = matches!(request.file.reference, FileReference::Registered(_) | FileReference::WaitDuplicate(_));
@@ -281,7 +281,7 @@ impl PollTable {
         slot.next = first;
     }
 
-    /// Returns a slot in which requests wait for the same file under another descriptor number.
+    /// Returns a slot in which requests wait for this file under another descriptor number.
     /// Requests share such a slot because an epoll set takes one file under at most 500 numbers.
     #[cold]
     fn slot_of_same_file(&self, number: i32, interest: Interest) -> Option<u32> {
@@ -399,8 +399,8 @@ impl PollTable {
         self.low = self.low.min(width::low(tag) as usize);
     }
 
-    /// Begins a round, the handling of an event: it wakes the requests that wait in the slot now.
-    /// Returns `false` if no request waits there.
+    /// Begins a round, the handling of one event of the slot. The event wakes the requests that
+    /// wait in the slot now. Returns `false` if no request waits there.
     pub fn begin_round(&mut self, tag: Tag) -> bool {
         let Some(slot) = self.slot(tag) else { return false };
         if slot.waiters.is_empty() {
@@ -422,8 +422,8 @@ impl PollTable {
     fn switch_off_registration(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
         let SlotFile::Registered { file, number } = &slot.file else { return };
-        // If the file is gone, its number may name another file by now. The other file's
-        // registration must not change.
+        // If the file is closed, its number may name another file by now, whose registration must
+        // not change.
         let (Some(_held), number) = (file.upgrade(), *number) else { return };
         if slot.switch != Switch::Off {
             slot.switch = Switch::Off;

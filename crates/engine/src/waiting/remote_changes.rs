@@ -1,6 +1,6 @@
 //! The changes that this process asks other processes of a shared ring to make, because only those
-//! processes have the requests to change. `ask_processes` asks; `usring_ring::change_slot` has the
-//! protocol.
+//! processes have the requests to change. `ask_processes` asks the other processes.
+//! `usring_ring::change_slot` has the protocol.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::{CancelKey, Interest};
@@ -18,7 +18,7 @@ use usring_sys::width;
 use usring_uapi::{io_uring as abi, opcode};
 
 /// A cancellation or another change of waiting requests. It selects the requests by values that
-/// mean the same in every process, such as `user_data`.
+/// have one meaning in all processes, such as `user_data`.
 #[derive(Clone, Copy)]
 pub(crate) enum Change {
     Cancel(CancelKey),

@@ -47,8 +47,8 @@ struct Spawn {
     spawn_failed: Action,
 }
 
-/// State that a group's threads share. It outlives the [`Group`] until the group's workers and its
-/// anchor have ended.
+/// State that a group's threads share. This state outlives the [`Group`] until the group's workers
+/// and the group's anchor have ended.
 pub(crate) struct GroupState {
     /// Number of the group's queues in the worker pool. No other group ever gets this number.
     pub serial: u32,
@@ -103,8 +103,8 @@ impl GroupState {
     }
 }
 
-/// A group of requests with equal rights. References to it are held by the threads that submit for
-/// it, by its queued jobs, and by the rings with its requests or its personality. The group is
+/// A group of requests with equal rights. The threads that submit for the group refer to it. So do
+/// the group's queued jobs, and the rings with the group's requests or personality. The group is
 /// retired when the last reference is dropped.
 pub(crate) struct Group {
     number: GroupNumber,
@@ -186,7 +186,7 @@ struct Member {
 impl Member {
     /// Returns whether the calling thread is this member, with unchanged credentials. If the
     /// member's thread has ended, another thread may have its thread-local block and thread ID by
-    /// now. `life` says whether the member's thread has ended. Makes two system calls.
+    /// now. So `life` has to say whether the member's thread has ended. Makes two system calls.
     fn is_caller(&self) -> bool {
         self.thread == thread::current()
             && self.changes == credentials::changes_of(self.id)
@@ -203,10 +203,9 @@ struct GroupsState {
     last_alike: Option<Arc<Group>>,
     /// The threads that have a group of their own, by thread id.
     members: BTreeMap<u32, Arc<Member>>,
-    /// Generation and group of the last personality that was registered while all threads had the
-    /// same credentials. Until the next change of credentials, this group has the same rights as
-    /// the common group. (If usring cannot observe changes, it never treats the two groups as
-    /// equal.)
+    /// Generation and group of the last personality that was registered while all threads had equal
+    /// credentials. Until the next change of credentials, this group has the rights of the common
+    /// group. (If usring cannot observe changes, it never treats the two groups as equal.)
     personality: (u32, Weak<Group>),
     numbers: BTreeMap<GroupNumber, Weak<Group>>,
     last_number: GroupNumber,
@@ -562,7 +561,7 @@ impl RingRights {
         Err(Errno::EBUSY)
     }
 
-    /// Removes a personality. Requests that were submitted with it keep its rights.
+    /// Removes a personality. Requests that were submitted with the personality keep its rights.
     ///
     /// Error: `EINVAL` if the ring has no personality with this number.
     pub fn unregister(&mut self, number: u32) -> Result<(), Errno> {

@@ -117,8 +117,8 @@ impl Ring {
     }
 
     /// Takes duplicates of the files in the latest deposit, which another process has made. Returns
-    /// `None` if this process has taken them before: the deposit's number is `known`. Returns
-    /// `Some(None)` if nothing is registered.
+    /// `None` if this process has taken duplicates from this deposit before: the deposit's number
+    /// is `known`. Returns `Some(None)` if nothing is registered.
     fn taken(&self, registrations: &Registrations, kind: Deposit, known: &mut u32) -> Option<Option<Contents>> {
         let number = registrations.deposit(kind);
         if core::mem::replace(known, number) == number {

@@ -12,8 +12,8 @@ use usring_sys::Errno;
 use usring_sys::clock::Clock;
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-/// Flags of a [`JournalTimer`]: its clock (without a clock flag, the monotonic clock), and whether
-/// expiry counts as success.
+/// Flags of a [`JournalTimer`]: this one, and the four below. A timer without `REALTIME` and
+/// `BOOTTIME` uses the monotonic clock. With `EXPIRY_SUCCEEDS`, expiry counts as success.
 const REALTIME: u32 = 1;
 const BOOTTIME: u32 = 2;
 const EXPIRY_SUCCEEDS: u32 = 4;

@@ -2,8 +2,8 @@
 //! that enter its rings. The SQ thread itself is in `driving::sq_thread`.
 //!
 //! A child that uses an inherited ring has no SQ thread of its own. The SQ thread of the process
-//! that made the ring submits for the child, with the maker's files and memory. The child wakes it
-//! through words in shared memory, which fork(2) passes on ([`Words`]).
+//! that made the ring submits for the child, with the maker's files and memory. The child wakes
+//! that SQ thread through words in shared memory, which fork(2) passes on ([`Words`]).
 
 use crate::ring::Ring;
 use alloc::sync::Arc;
@@ -24,8 +24,8 @@ const LONGEST_CHILD_SLEEP: Nanoseconds = 100_000_000;
 /// Shared memory for the [`Words`] of SQ threads: one page for each SQ thread.
 static MEMORY: MappingPool = MappingPool::new();
 
-/// The state of an SQ thread that other processes use, too, in shared memory. Clones are views of
-/// the same memory.
+/// The part of an SQ thread's state that is in shared memory, because other processes use it, too.
+/// Clones are views of one memory.
 #[derive(Clone)]
 pub(crate) struct Words {
     /// Word on which the SQ thread sleeps.

@@ -57,10 +57,10 @@ impl StuckCalls {
         leaves
     }
 
-    /// Sends the next accept4(2) calls to workers, because a call got stuck: the watchdog
-    /// interrupted it, and its connection is gone. So another process has accepted the connection.
-    /// (If the connection is still there, the call was only slow, because its thread got no
-    /// processor.)
+    /// Sends the next accept4(2) calls to workers, because a call got stuck: the watchdog has
+    /// interrupted the call, and the connection that the driver had found is gone. So another
+    /// process has accepted it. (If the connection is still there, the call was only slow, because
+    /// its thread got no processor.)
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
         self.for_workers = self.penalty;

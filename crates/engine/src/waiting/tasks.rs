@@ -91,7 +91,8 @@ pub(crate) struct Tasks {
     /// Descriptor number of the wake eventfd, plus 1; a descendant of the process wakes this ring
     /// watcher by it. 0 if descendants do not inherit the eventfd.
     kept_event: AtomicI32,
-    /// Whether a thread has changed its credentials since [`Tasks::take_change`] was last called.
+    /// Whether a thread of the program has changed its credentials since [`Tasks::take_change`] was
+    /// last called.
     has_changed: AtomicBool,
     preparation: Preparation,
     /// The ring watcher's thread, as [`thread::current`] names it.
@@ -200,8 +201,8 @@ impl Tasks {
         self.start_thread("iou-wrk", Credentials::OfSpawn, Box::new(life), Box::new(spawn_failed));
     }
 
-    /// Returns whether the calling thread is the ring watcher. If it is, it must not wait for a
-    /// task that it has added: the task runs only after the current one.
+    /// Returns whether the calling thread is the ring watcher. The ring watcher must not wait for a
+    /// task that it has added: that task runs only after the current one.
     pub fn is_current(&self) -> bool {
         self.thread.load(Ordering::Relaxed) == thread::current().0
     }

@@ -1,5 +1,5 @@
-//! Requests that wait for a time: TIMEOUT and LINK_TIMEOUT. A sleeping waiter has to wake for the
-//! earliest of them.
+//! Requests that wait for a time: TIMEOUT and LINK_TIMEOUT. A sleeping waiter has to wake when the
+//! earliest of these times comes.
 
 use crate::request::conditions::{Deadline, RequestId};
 use crate::request::operation::Operation;
@@ -20,7 +20,7 @@ pub(crate) struct Timer {
     completes_at: Option<i64>,
 }
 
-/// Key of a timer: its time, and the request's id, which orders timers of the same time.
+/// Key of a timer: its time, and the request's id, which orders timers with equal times.
 type TimerKey = (Nanoseconds, RequestId);
 
 pub(crate) const CLOCKS: [Clock; 3] = [Clock::Monotonic, Clock::Realtime, Clock::Boottime];
@@ -40,8 +40,8 @@ pub(crate) struct Timeouts {
     /// Number of TIMEOUTs that have expired or reached their count of completions. Each of them
     /// ends a wait for CQEs, even if the wait still needs completions (the kernel's `cq_timeouts`).
     pub ended: i64,
-    /// On a shared ring, the number of ended TIMEOUTs of all processes that `ended` has taken into
-    /// account.
+    /// On a shared ring, the number of ended TIMEOUTs of all processes, as it was when `ended` was
+    /// last brought up to date.
     ended_of_all: u32,
     /// Whether a TIMEOUT has ended since sleepers were last woken.
     pub just_ended: bool,
@@ -197,8 +197,8 @@ impl Timeouts {
         if key.0 <= now { self.remove(index, key) } else { None }
     }
 
-    /// Removes and returns a timer that has reached its number of completions; of several, the one
-    /// with the smallest number. `completions`: the result of [`Timeouts::count_to`].
+    /// Removes and returns a timer that has reached its number of completions. If several have,
+    /// takes the one with the smallest number. `completions`: the result of [`Timeouts::count_to`].
     pub fn pop_counted(&mut self, completions: i64) -> Option<Timer> {
         let counts = self.by_clock.iter().enumerate().flat_map(|(index, timers)| {
             let reached = timers.iter().filter_map(|(key, timer)| Some((timer.completes_at?, *key)));
@@ -209,7 +209,8 @@ impl Timeouts {
     }
 
     /// Begins a batch of requests that are to be issued, at this tail of the CQ. A timeout of the
-    /// batch that counts completions counts from this tail, so it counts those of the whole batch.
+    /// batch that counts completions counts from this tail, so it counts the completions of the
+    /// whole batch.
     #[inline]
     pub fn begin_batch(&mut self, tail: u32) {
         self.batch_began_at = tail;
@@ -217,7 +218,7 @@ impl Timeouts {
 
     /// Returns the count at which a timeout of the current batch ends, if it waits for
     /// `completions` completions. Such a count is a tail of the CQ less the number of ended
-    /// TIMEOUTs, and so means the same in all processes of a shared ring.
+    /// TIMEOUTs. So the count has one meaning in all processes of a shared ring.
     pub fn shared_count(&self, completions: u32) -> u32 {
         self.batch_began_at.wrapping_sub(self.ended_of_all).wrapping_add(completions)
     }

@@ -18,8 +18,8 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     /// Returns whether the driver may try the request although the epoll set has reported no event
-    /// (a guess of `expected`). It may, if the request is a multishot that an event has woken
-    /// before. Until then, `ready_for` is 0, which the opcode takes for the request's first try.
+    /// (a guess of `expected`). The request must be a multishot that an event has woken before.
+    /// Until such an event, `ready_for` is 0, which the opcode takes for the request's first try.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_woken = self.request.ready_for != 0;

@@ -34,16 +34,18 @@ impl WatcherEntry {
 /// cheaper watch at intervals (`driving::idle_watch`).
 const FIRST_TRIAL: u32 = 64;
 
-/// Largest value of [`Activity::waits`] at which idle watching begins. The value doubles, up to
-/// this, each time that idle watching ends because no thread of the program is in the ring.
+/// Largest value of [`Activity::waits`] at which idle watching begins. The value needed doubles, up
+/// to this limit, each time that idle watching ends because no thread of the program is in the
+/// ring.
 const LAST_TRIAL: u32 = 2048;
 
 /// Estimate of how a ring's program behaves. Only `idle_watched` is exact.
 #[derive(Default)]
 pub(crate) struct Activity {
     pub idle_watched: AtomicBool,
-    /// Number of times that a waiting thread has looked for work on the ring (`driving::wait`).
-    /// Only the thread that holds the ring's lock writes it. Calls that do not wait do not count.
+    /// Number of times that a waiting thread has checked the ring for work (`driving::wait`). Only
+    /// the thread that holds the ring's lock writes this number. Calls that do not wait do not
+    /// count.
     pub visits: AtomicU32,
     /// Rises with each wait, and falls with each call that only submits: see
     /// [`Activity::note_call`].
@@ -67,7 +69,7 @@ impl Activity {
         self.waits.store(now, Ordering::Relaxed);
     }
 
-    /// Counts that a waiting thread looks for work on the ring (a visit).
+    /// Counts a visit: a waiting thread checks the ring for work.
     #[inline]
     pub fn count_visit(&self) {
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);

@@ -1,7 +1,6 @@
-//! Worker threads, which may block (the kernel's io-wq). There are two pools. The bounded pool
-//! serves regular files and block devices, whose work ends by itself. The unbounded pool serves
-//! work that may wait for ever. Each group of requests with the same rights (`rights`) has both
-//! pools.
+//! Worker threads, which may block (the kernel's io-wq). Each group of requests with equal rights
+//! (`rights`) has two pools. The bounded pool serves regular files and block devices, whose work
+//! ends by itself. The unbounded pool serves work that may wait for ever.
 //!
 //! - The group's anchor, a thread with the group's rights, starts workers on demand. If the common
 //!   group has no anchor, the ring watcher starts its workers. Idle workers end after some seconds.
@@ -258,13 +257,14 @@ impl WorkerPool {
     fn run_job(&self, mut job: Job, slot: &WorkerSlot) {
         let id = job.request.id;
         let result = match job.request.properties.work {
-            // Under Valgrind, errors in the request's memory were reported at its submission.
+            // Under Valgrind, errors in the request's memory were reported at its submission. So
+            // they are not reported again here.
             Some(work) => valgrind::without_errors(|| work(&mut job.request, &Blocking { cancelled: &slot.cancelled })),
             None => Errno::EINVAL.negative(),
         };
         let mut state = self.state.lock();
         state.running.retain(|running| running.view.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
-        // A queued write to the same file, in any group, may have waited until this job ended.
+        // A queued write to this job's file, in any group, may have waited until this job ended.
         let successors = if job.order.is_some() { state.groups_with_job(job.order) } else { Vec::new() };
         drop(state);
         for group in successors {
@@ -419,8 +419,8 @@ pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
     waits || state.running.iter().any(|running| is_of_ring(&running.ring))
 }
 
-/// Interrupts the system calls of workers that run a closed ring's requests, and drops its queued
-/// jobs. Leaves jobs that continue after the close ([`JobView::outlives_ring`]).
+/// Interrupts the system calls of workers that run a closed ring's requests, and drops the ring's
+/// queued jobs. Leaves jobs that continue after the close ([`JobView::outlives_ring`]).
 pub(crate) fn interrupt_running(ring: &Arc<Ring>) {
     let ends = |view: &JobView| !view.outlives_ring;
     while let Cancelled::Waiting(_) = cancel(ring, ends) {}

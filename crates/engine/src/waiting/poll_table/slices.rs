@@ -7,7 +7,7 @@ use usring_sys::width;
 
 impl PollTable {
     /// Returns whether a request may be runnable (due for its next time slice). `false`: certainly
-    /// none is.
+    /// no request is runnable.
     #[inline]
     pub fn has_runnable(&self) -> bool {
         !self.runnable.is_empty()
