@@ -123,8 +123,8 @@ impl Watchdog {
             }
             busy |= now != *last || !now.is_outside();
             *last = now;
-            // The ring has the other reference to its watched calls. If the ring is gone, this
-            // entry of the list goes, too.
+            // The ring has the other reference to its watched calls. If this entry has the only
+            // reference, the ring is gone, and this entry is removed, too.
             Arc::strong_count(watch) > 1
         });
         busy
