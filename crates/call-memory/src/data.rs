@@ -37,8 +37,8 @@ pub enum Form {
     },
 }
 
-/// A call's only buffer. `address`, `length` and `position` are indices of the call's arguments: of
-/// the buffer's address, its length, and the file position if the call has one.
+/// A call's only buffer. The first three fields are indices of the call's arguments: those with the
+/// buffer's address, the buffer's length, and the file position (if the call has one).
 #[derive(Clone, Copy)]
 pub struct Buffer {
     pub address: usize,
@@ -233,7 +233,8 @@ impl Data {
     /// Drops the first message of sendmmsg(2) that is longer than `longest` bytes, and all messages
     /// after it. The kernel then returns how many of the remaining messages it sent. If the first
     /// message of all is too long, keeps only that message and returns `true`, because the kernel
-    /// will refuse it. For data in any other form, only returns whether the data is too long.
+    /// will refuse that message. For data in any other form, only returns whether the data is too
+    /// long.
     pub fn drop_unsendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {
             return self.total() > longest;

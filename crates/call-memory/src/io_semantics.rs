@@ -22,8 +22,8 @@ pub enum Medium {
 #[derive(Clone, Copy)]
 pub struct IoSemantics {
     pub medium: Medium,
-    /// Whether usring makes the call again for the next part of the data, after the kernel has
-    /// transferred all of a part.
+    /// Whether usring makes the call again for the next part of the data, if the kernel has
+    /// transferred the last part completely.
     pub continues: bool,
     /// Whether the kernel may still read the data after the call has returned (MSG_ZEROCOPY).
     pub lingers: bool,

@@ -7,9 +7,10 @@
 //!
 //! - Structures, names and small data are pinned, even if more than half of the region's limit is
 //!   pinned already. The limit is the number of bytes that may be resident.
-//! - Large data is not pinned as a whole. It goes in pinned parts, or through bounce buffers.
+//! - Large data is not pinned as a whole. It is transferred part by part: usring pins each part, or
+//!   copies it through a bounce buffer.
 //! - A call gets ENOMEM if a single range that it names is longer than half of the region's limit.
-//!   Data and execve(2) are exempt.
+//!   Data and the memory that execve(2) names are exempt.
 //! - A futex word is not pinned while threads sleep on it. If the kernel answers EFAULT because the
 //!   word is evicted, usring pins the word and makes the call again.
 //!

@@ -56,7 +56,8 @@ impl PinnedCall {
 
     /// Handles the kernel's answer to the call. Returns the answer for the program. `None`: the
     /// caller has to make `call` once more, for one of two reasons. Either `call` now transfers the
-    /// next part of its data, or the kernel answered EFAULT and the memory is pinned now.
+    /// next part of its data, or the kernel answered EFAULT and the call's memory has been pinned
+    /// since.
     pub fn proceed(&mut self, call: &mut SystemCall, answer: u64) -> Option<u64> {
         if answer == error(Errno::EFAULT)
             && let Some(ranges) = self.retried.take()
@@ -77,8 +78,9 @@ impl PinnedCall {
         None
     }
 
-    /// Pins the memory of this call again in a forked child, which has no pins. If a signal handler
-    /// interrupted the call and forked, the child returns into the call, too, and needs the pins.
+    /// Pins the memory of this call again in a forked child, which has no pins. A signal handler
+    /// may have interrupted the call and forked. The child then returns into the call, too, and
+    /// needs the pins.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         self.mappings = mappings;
         if let Some(pinned) = &mut self.pinned {
@@ -106,8 +108,8 @@ fn error(error: Errno) -> u64 {
     width::word(error.negative())
 }
 
-/// Returns whether more than `most` bytes, from the start of a range on, belong to one mapping.
-/// (The length of a range may be an assumption, and exceed the mapping.)
+/// Returns whether the mapping at a range's start continues for more than `most` bytes from there.
+/// (The length of the range itself may be an assumption, and exceed the mapping.)
 fn is_longer(mappings: &Mappings, range: &MemoryRange, most: usize) -> bool {
     mappings.around(range.start).is_some_and(|around| around.end - range.start > most)
 }

@@ -17,8 +17,8 @@ use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// A range of memory that a call names. It lies in the addresses that usring reserves for swapped
-/// memory.
+/// A range of memory that a call names. The range lies in the addresses that usring reserves for
+/// swapped memory.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryRange {
     pub start: usize,
@@ -65,8 +65,9 @@ fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
 /// Maximum length of a path, in bytes, including its NUL.
 const MOST_TEXT: u64 = 4096;
 
-/// Returns the length of a string in bytes, up to the end of the aligned 8 bytes that contain its
-/// NUL. The length ends early after about [`MOST_TEXT`] bytes, or where memory cannot be read.
+/// Returns the length of a string in bytes, rounded up to the end of the aligned 8 bytes that
+/// contain its NUL. The search for the NUL ends after about [`MOST_TEXT`] bytes, or where memory
+/// cannot be read. The length then counts up to there.
 fn text_length(start: u64) -> u64 {
     let mut length = 0;
     while length < MOST_TEXT {
@@ -168,7 +169,8 @@ fn each_word<const N: usize>(address: u64, words: u64, mut visit: impl FnMut([u6
     ControlFlow::Continue(())
 }
 
-/// Adds the signal set of pselect6(2): address and length.
+/// Adds the signal set of pselect6(2). Two words at `address` hold the set's address and its
+/// length.
 fn add_signal_set(ranges: &mut MemoryRanges, address: u64) {
     let _ = each_word(address, 2, |words: [u64; 2]| add(ranges, words[0], words[1], Access::Read));
 }
@@ -218,7 +220,7 @@ fn add_words(ranges: &mut MemoryRanges, address: u64, size: u64) {
     let _ = each_word(address, size / 8, |[word]: [u64; 1]| add(ranges, word, longest, Access::Write));
 }
 
-/// Adds arrays of strings (`argv`, `envp`), each of which ends with a null pointer.
+/// Adds arrays of strings (`argv`, `envp`). Each array ends with a null pointer.
 fn add_strings(ranges: &mut MemoryRanges, arrays: &[u64]) {
     for array in arrays.iter().filter(|array| **array != 0) {
         let mut place = UserAddress(*array);

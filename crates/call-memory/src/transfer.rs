@@ -7,9 +7,10 @@
 //! | streams (pipes, stream sockets, terminals) | bounce buffers ([`usring_sys::bounce_buffer`]), in parts |
 //! | messages (datagrams, devices, queues, eventfds) | one bounce buffer for the whole |
 //!
-//! If an append is too large for both methods, it is transferred in parts. While a call may wait
-//! for ever, none of its large data is pinned. Another part follows only where the kernel itself
-//! would continue the call, and only if no signal has come.
+//! If the data of an append fits neither in one pinned part nor in a bounce buffer, it is
+//! transferred in parts. While a call may wait for ever, none of its large data is pinned. Another
+//! part follows only where the kernel itself would continue the call, and only if no signal has
+//! come.
 
 use crate::data::{Data, EACH_MESSAGE, Form};
 use crate::few::Few;
@@ -27,7 +28,7 @@ use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Length in bytes of the smallest part of a file's data. A part of this length is pinned even if
-/// the pins of other threads have reached the limit of pinned memory.
+/// other threads have pinned so much memory that the limit of pinned memory is reached.
 const LEAST_PART: u64 = 8 << 10;
 
 /// Ranges of swapped memory that stay pinned until the value is dropped.
@@ -61,8 +62,8 @@ impl Pinned {
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         let mut ranges = Few::default();
         for (start, end) in self.ranges.iter() {
-            // All resident memory of a child is writable. So the pins may request write access for
-            // ranges that the call only reads, too.
+            // All resident memory of a child is writable. So this code requests write access for
+            // all ranges, even for ranges that the call only reads.
             let keep = |part: Range<usize>| ranges.push((part.start, part.end));
             let _ = mappings.pin(&(*start..*end), Access::Write, PinLimit::None, keep);
         }
@@ -293,9 +294,9 @@ impl Transfer {
         Ok(self.data.total() > 0)
     }
 
-    /// Copies what the kernel has returned into the program's memory: the data from `bounce`, and
-    /// the lengths and flags of messages. Returns the answer for the program. If a message cannot
-    /// be written, the answer is the number of messages before it, or `EFAULT` if there are none.
+    /// Copies the kernel's results from `bounce` into the program's memory: the data, and the
+    /// lengths and flags of messages. Returns the answer for the program. If a message cannot be
+    /// written, the answer is the number of messages before it, or `EFAULT` if there are none.
     fn copy_out(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<u64, Errno> {
         let gives = self.data.access == Access::Write && !self.semantics.discards_truncated;
         let Form::Messages { counts, single, .. } = &self.data.form else {
@@ -324,8 +325,9 @@ impl Transfer {
         Ok(answer)
     }
 
-    /// Copies the lengths and flags that the kernel has returned for a message to the program's
-    /// `struct mmsghdr`. If the call has a single message, copies them to its `struct msghdr`.
+    /// Copies into the program's `struct mmsghdr` the lengths and flags that the kernel has
+    /// returned for one message. If the call has a single message, copies them into its `struct
+    /// msghdr`.
     fn report_message(&self, index: usize, single: bool) -> Result<(), Errno> {
         let Numbered { header, length, .. } = self.headers[index];
         let place = self.semantics.messages.offset(index as u64 * EACH_MESSAGE);
@@ -370,7 +372,7 @@ fn as_read_or_write(call: &mut SystemCall, access: Access) {
 /// SPLICE_F_NONBLOCK.
 const SPLICE_DOES_NOT_WAIT: u64 = 2;
 
-/// A position argument that means: the file's current position.
+/// Value of a position argument that stands for the file's current position.
 const HERE: u64 = u64::MAX;
 
 /// Advances the file position by the bytes that earlier parts have transferred.
