@@ -1,6 +1,6 @@
 //! Finds chains of linked requests that a short transfer broke. The engine cancelled the rest of
-//! each such chain. A program that notices this submits the cancelled requests again. Otherwise
-//! their work is never done.
+//! each such chain. A program that notices this submits the cancelled requests again. If the
+//! program never does, the work of these requests is lost.
 
 use crate::requests::InFlight;
 use alloc::collections::BTreeMap;

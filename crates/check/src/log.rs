@@ -132,8 +132,8 @@ pub(crate) fn process() -> u32 {
     width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0))
 }
 
-/// Returns a hash that identifies a misuse: of its kind, the request's opcode, the call that
-/// submitted the request, and [`Found::misdeed`].
+/// Returns a hash that identifies a misuse. The hash is made from the misuse's kind, the request's
+/// opcode, the call that submitted the request, and [`Found::misdeed`].
 fn key_of(found: &Found) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let call = |stack: Option<&Stack>| {

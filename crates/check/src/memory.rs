@@ -46,8 +46,8 @@ pub(crate) fn overlaps(member: &IoVector, start: u64, length: u64) -> bool {
 /// Bytes below the stack pointer that a function may use (the red zone of the ABI).
 const RED_ZONE: u64 = 128;
 
-/// A return address (`value`) above a buffer in a stack, and the stack address that holds it
-/// (`at`).
+/// A return address that lies above a buffer in a stack. `value` is the return address, and `at` is
+/// the address of the stack word that holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReturnSlot {
     at: u64,

@@ -5,9 +5,9 @@
 //! - Memory into which a request in flight reads is poisoned (`poison`): if the program uses it,
 //!   AddressSanitizer reports that. The poison ends before the request's CQE is posted.
 //!
-//! One shadow byte describes a granule of `1 << scale` bytes. 0: the program may use all of them. A
-//! smaller number than the granule's size: it may use that many bytes at the granule's start. Any
-//! other value: it may use none.
+//! One shadow byte describes a granule of `1 << scale` bytes. 0: the program may use the whole
+//! granule. A number below the granule's size: the program may use that many bytes at the granule's
+//! start. Any other value: the program may use no byte of the granule.
 //!
 //! A granule is poisoned only if it lies wholly in the request's memory and the program may use all
 //! of it. So the end of the poison restores exactly the shadow bytes that the poison replaced, even
@@ -71,7 +71,7 @@ impl Sanitizer {
 
     /// Calls `each` for the granules in a range of addresses, with their first address and their
     /// shadow byte. Returns the first value that `each` returns, or `None`. Ends at a shadow byte
-    /// that cannot be read: its addresses are none of the program's.
+    /// that cannot be read: the program has no memory at the addresses of such a shadow byte.
     fn find<T>(&self, range: Range<u64>, mut each: impl FnMut(u64, u8) -> Option<T>) -> Option<T> {
         let granule = self.granule();
         let mut piece = [0u8; PIECE];
@@ -140,7 +140,8 @@ pub(crate) fn first_bad(member: &IoVector, poisoned_until: impl Fn(u64) -> Optio
 pub(crate) fn recorded_stack(member: &IoVector, bad: BadByte) -> Vec<u8> {
     let Some(sanitizer) = SANITIZER.get() else { return Vec::new() };
     let mut callers = [0; MOST_CALLERS];
-    // If the bad byte lies behind the end of a heap block, the byte before it is the block's last.
+    // If the bad byte lies behind the end of a heap block, the byte before the bad byte is the
+    // block's last.
     let is_freed = bad.shadow == BadByte::FREED;
     let address = member.base + bad.offset;
     let address = if is_freed { address } else { address.saturating_sub(1).max(member.base) };
@@ -185,8 +186,8 @@ pub(crate) fn unpoison(entry: u16) {
     entry.length.store(0, Ordering::Release);
 }
 
-/// Poisons the memory in a table entry again. When another entry's poison ended, the poison of the
-/// bytes that both entries contain ended, too.
+/// Poisons the memory in a table entry again. The poison of another entry has just ended. Bytes
+/// that both entries contain have lost their poison with it.
 pub(crate) fn poison_again(entry: u16) {
     if let Some(sanitizer) = SANITIZER.get() {
         sanitizer.replace(TABLE[usize::from(entry)].range(), 0, POISON);

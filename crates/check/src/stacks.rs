@@ -12,11 +12,12 @@
 //! | `LENGTH` | bytes of the stack |
 //! | `BYTES` … | the stack |
 //!
-//! A process frees a slot when the request ends. A killed process leaves its slots. If no slot is
-//! free, the next process to need one frees those of ended processes.
+//! A process frees a slot when the request ends. A killed process leaves its slots occupied. If no
+//! slot is free, the next process that needs a slot frees the slots of an ended process.
 //!
 //! All accesses are relaxed. A reader trusts a slot only if its checksum fits, so no order is
-//! needed. The program can write to the memory, too, so nothing else depends on it.
+//! needed. The program can write to the memory, too, so usring relies on this memory for nothing
+//! else.
 
 use crate::format::CopiedStack;
 use crate::stack::{MOST_BYTES, Registers};
@@ -37,7 +38,7 @@ const SLOT: usize = BYTES + MOST_BYTES / WORD;
 const WORD: usize = size_of::<u64>();
 /// Number of slots. The stacks of further requests are not shared.
 const SLOTS: usize = 1024;
-/// Maximum number of processes that a call checks for their end, when no slot is free.
+/// Maximum number of processes of which one search for a free slot checks whether they have ended.
 const MOST_CHECKED: usize = 4;
 
 /// Length of the memory in bytes: whole pages.
@@ -207,8 +208,8 @@ mod tests {
         // After execve(2), the process's next program begins without the stacks of this program.
         start(memory, 7);
         assert_eq!(share(7, 1, 11, &CopiedStack::default()), Some(first));
-        // Processes that have ended, but not freed their slots, leave none free. The slots of one
-        // of them are freed.
+        // Ended processes that have not freed their slots occupy all slots. The slots of one ended
+        // process are then freed.
         end(7, first);
         let [own, ended] = [std::process::id(), ended_process()];
         let kept = share(own, 1, 12, &CopiedStack::default());

@@ -77,8 +77,8 @@ pub fn begin_call(registers: Registers) {
     state.calls.insert(thread, Call { registers, stack: None });
 }
 
-/// Notes that the program submits SQEs to an SQ thread. `first`: the position of the first one in
-/// the SQ.
+/// Notes that the program submits SQEs to an SQ thread. `first`: the position in the SQ of the
+/// first of these SQEs.
 pub fn publishes(ring: u64, first: u32, sqes: impl Iterator<Item = Sqe>, registers: Registers) {
     let mut state = state();
     let mut stack = None;
@@ -395,8 +395,8 @@ impl State {
     }
 }
 
-/// Returns whether the program has changed an SQE since its submission. The engine changes other
-/// fields of its copy.
+/// Returns whether the program has changed an SQE since its submission. Compares only fields that
+/// the engine leaves unchanged in its copy (`taken`).
 fn is_overwritten(published: &Sqe, taken: &Sqe) -> bool {
     let fields = |sqe: &Sqe| (sqe.opcode, sqe.fd, sqe.off, sqe.addr, sqe.len, sqe.user_data);
     fields(published) != fields(taken)
