@@ -2,8 +2,9 @@
 //! This file has the rules in parsed form, and the numbers under which the page counts this
 //! process's calls.
 //!
-//! The page identifies a process by a hash of its id and of the time at which it was forked. So
-//! counts continue after execve(2), and start anew in a later process with the same id.
+//! The page identifies a process by a hash of its id and of the time at which it was forked. So a
+//! process's counts continue after execve(2). The counts of a later process that gets its id begin
+//! anew.
 
 use crate::decide::{Call, CallOccurrence, Fault, decide};
 use crate::page::{Counter, Key, OrderEvent, Page};
@@ -236,7 +237,7 @@ pub fn names(kind: crate::Kind, number: u16) -> bool {
 }
 
 /// Appends a fault to the log: the rule that repeats it, and behind `#` further facts for the
-/// reader. If the log cannot be written, the line is lost, and the fault happens all the same.
+/// reader. If the log cannot be written, the line is lost, but the call still gets the fault.
 fn log(mut path: Vec<u8>, fault: &Fault, call: &Call<'_>, occurrence: &CallOccurrence) {
     let mut line = String::new();
     if fault.write(&mut line, call, occurrence).is_err() {

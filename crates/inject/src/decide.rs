@@ -50,8 +50,8 @@ pub struct Call<'a> {
     pub issue_path: Option<IssuePath>,
 }
 
-/// Distinguishes a call from other calls of the same name: its process, its number among these
-/// calls, and its time.
+/// Distinguishes a call from other calls of its name: its process, its number among these calls,
+/// and its time.
 #[derive(Clone, Copy, Debug)]
 pub struct CallOccurrence {
     /// Number of the process in the run, from 1.

@@ -11,7 +11,8 @@
 //!
 //! # Invariants
 //! - [`decide::decide`] depends only on its arguments: rules, call, counts, time, seed.
-//! - A rule's text is also its log line. A log is a list of rules that repeats the same faults.
+//! - A rule's text is also its log line. So the log of a run is a list of rules, and these rules
+//!   repeat the run's faults.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]

@@ -91,8 +91,8 @@ fn read_path(address: UserAddress) -> Option<Vec<u8>> {
     const PIECE: usize = 64;
     let mut path = Vec::new();
     while path.len() < PATH_LIMIT {
-        // Copies the path in pieces. No piece crosses a page boundary, because the next page may
-        // not be mapped.
+        // Copies the path in pieces. No piece crosses a page boundary, because the next page is
+        // perhaps not mapped.
         let at = address.offset(path.len() as u64);
         let mut piece = [0u8; PIECE];
         let length = PIECE.min(PATH_LIMIT - width::size(at.0 % PATH_LIMIT as u64));

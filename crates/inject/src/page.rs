@@ -67,7 +67,7 @@ const _: () = assert!(LENGTH / 8 < u32::MAX as usize);
 /// the call is not counted.
 const SEARCHED: usize = 256;
 
-// A rule's word: offset of its text, length, state.
+// A rule's word: the offset and the length of its text, and its state.
 const LENGTH_SHIFT: u32 = 32;
 const STATE_SHIFT: u32 = 48;
 const ACTIVE: u64 = 1;

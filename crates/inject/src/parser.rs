@@ -1,5 +1,5 @@
-//! The text of a rule: `[KIND:]SET:KEY=VALUE:KEY=VALUE…`. A key that strace has, too, means the
-//! same as in strace. In a value, `\:` stands for a colon that does not end the value
+//! The text of a rule: `[KIND:]SET:KEY=VALUE:KEY=VALUE…`. If strace has a key, too, the key has
+//! strace's meaning. In a value, `\:` stands for a colon that does not end the value
 //! (`path=/a\:b`).
 
 use crate::errors;

@@ -9,10 +9,10 @@ use usring_uapi::opcode;
 pub enum Kind {
     /// A request of a ring. The number of such a call is the request's opcode.
     Ring,
-    /// A plain system call; the number is the kernel's.
+    /// A plain system call. Its number is the kernel's number.
     Call,
     /// An iocb of libaio. The number of such a call is the opcode of the io_uring request that does
-    /// the same.
+    /// this iocb's work.
     Aio,
 }
 
@@ -39,7 +39,7 @@ const CLASSES: [(&str, u8); 6] =
 const LEGACY: [&str; 3] = ["file", "desc", "network"];
 
 /// Names of the commands of libaio, each with the opcode of the io_uring request that does the
-/// same.
+/// command's work.
 const COMMANDS: [(&str, u8); 11] = [
     ("read", opcode::READ),
     ("pread", opcode::READ),
@@ -158,7 +158,7 @@ impl CallSet {
         }
     }
 
-    /// Adds an opcode of rings, and the command of libaio that does the same.
+    /// Adds an opcode of rings, and the command of libaio that does the work of this opcode.
     pub fn add_opcode(&mut self, opcode: u8) {
         self.ring |= 1 << opcode;
         self.aio |= CallSet::commands() & 1 << opcode;
@@ -230,7 +230,7 @@ pub fn name_of(kind: Kind, number: u16) -> &'static str {
     }
 }
 
-/// Returns the classes of an opcode: those of the system call that does the same.
+/// Returns the classes of an opcode: those of the system call that does the opcode's work.
 fn classes_of_opcode(index: usize) -> u8 {
     let Ok(number) = u8::try_from(index) else { return 0 };
     match number {
