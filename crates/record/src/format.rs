@@ -49,11 +49,11 @@ pub enum Kind {
     Link = 7,
     /// A name in `folder` for `node` is gone.
     Remove = 8,
-    /// `node` moves from its name in `folder`, the first path, to a name in `second_folder`, the
-    /// second path.
+    /// `node` gets another name. The old name is the first path, in `folder`. The new name is the
+    /// second path, in `second_folder`.
     Rename = 9,
-    /// The name of `node` in `folder` and a name in `second_folder` are exchanged. `size`: the
-    /// number of the inode that had the second name.
+    /// Two names are exchanged: the name of `node` in `folder`, and a name in `second_folder`.
+    /// `size`: the number of the inode that had the second name.
     Exchange = 10,
     /// fsync(2) of `node` begins. `id` is the number of this sync in its process. Node 0 stands for
     /// all files (sync(2), syncfs(2)).
@@ -152,7 +152,7 @@ impl Record<'_> {
         }
     }
 
-    /// Returns the bytes of the header and the paths; the data follows them.
+    /// Returns the bytes of the header and the paths. In the log, the data follows these bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + self.path.len() + self.second_path.len());
         bytes.extend_from_slice(&(self.kind as u16).to_le_bytes());

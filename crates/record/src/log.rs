@@ -1,7 +1,8 @@
 //! The log's records as this process appends them, and the lock that all recording processes share.
 //!
-//! The lock is a mutex of the process and, inside it, a lock of the log's open file description
-//! (F_OFD_SETLKW). The kernel releases the lock of the open file description when a process dies.
+//! The lock consists of two locks. A thread first takes a mutex of the process, and then a lock of
+//! the log's open file description (F_OFD_SETLKW). The kernel releases the lock of the open file
+//! description when a process dies.
 
 use crate::format::{Kind, Page, Record};
 use alloc::borrow::ToOwned;
@@ -80,8 +81,8 @@ fn log() -> &'static Log {
     })
 }
 
-/// Opens the log. Each process opens it anew, because the lock (F_OFD_SETLKW) belongs to an open
-/// file description, and each process needs one of its own.
+/// Opens the log. The lock (F_OFD_SETLKW) belongs to an open file description, and each process
+/// needs its own. So each process opens the log anew.
 fn open() -> Result<OwnedDescriptor, Errno> {
     let path = settings().ok_or(Errno::EBADF)?.log.as_ptr() as u64;
     let flags = u64::from(linux::O_WRONLY | linux::O_APPEND | linux::O_CLOEXEC);

@@ -114,8 +114,8 @@ fn rename(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4], fla
         return answer;
     };
     let (Some(source), true) = (source, source.map(|it| it.inode) != target.map(|it| it.inode)) else {
-        // There is nothing to record: either the file is of a kind that is not recorded, or both
-        // names lead to one inode, and rename(2) did nothing.
+        // There is nothing to record, for one of two reasons. Either the recorder does not record
+        // files of this kind, or both names lead to one inode, and rename(2) did nothing.
         return answer;
     };
     let record = Record {

@@ -8,7 +8,8 @@ use usring_uapi::general as linux;
 
 /// Longest path, with its NUL.
 const PATH_LIMIT: usize = linux::PATH_MAX as usize;
-/// Suffix of the path in /proc of a file that was removed. A file's name may also end so.
+/// Suffix that /proc adds to the path of a removed file. A file's own name may have this ending,
+/// too.
 const REMOVED: &[u8] = b" (deleted)";
 
 /// The fields of `struct stat` that the recorder uses.

@@ -1,8 +1,8 @@
 //! Records when a request of a ring or of libaio was submitted and completed.
 //!
-//! A sync covers only what had completed before the sync was submitted. The kernel would run the
-//! requests of one batch side by side, but usring makes their system calls one after the other. So
-//! the log says to which batch and request each system call belongs.
+//! A sync covers only the changes that had completed before the sync was submitted. The kernel
+//! would run the requests of one batch side by side, but usring makes their system calls one after
+//! the other. So the log says to which batch and request each system call belongs.
 
 use crate::format::{Kind, Record};
 use crate::log::append;
