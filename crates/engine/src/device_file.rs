@@ -1,8 +1,8 @@
-//! System calls on a file that stands for a device of usring's. The program makes them, or a worker
-//! makes them for a request. They return what they would return on a Linux block device, except
+//! System calls on a file that stands for a device of usring's. The program makes these calls, or a
+//! worker makes them for a request. Their results are those of a Linux block device, except for
 //! ftruncate and fallocate. The program takes the device for a regular file of the device's size,
-//! because fstat(2) says so. So it expects that these two calls succeed. They succeed if they do no
-//! harm.
+//! because fstat(2) says so. So the program expects that ftruncate and fallocate succeed. They
+//! succeed if they do no harm.
 //!
 //! The kernel keeps the file position, in the file that stands for the device. So duplicates of the
 //! descriptor, child processes and the next program (execve) share that position.
@@ -18,7 +18,7 @@ use usring_uapi::general as linux;
 const KNOWN_FLAGS: u32 = linux::RWF_HIPRI | linux::RWF_DSYNC | linux::RWF_SYNC | linux::RWF_NOWAIT | linux::RWF_APPEND;
 
 /// Carries out a system call of the program on a device. `None`: the caller passes the call to the
-/// kernel, which answers it for the file that stands for the device.
+/// kernel, and the kernel carries it out on the file that stands for the device.
 pub fn system_call(file: &OpenDevice, number: i32, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let [_, a, b, c, _, f] = call.arguments;
     let answer = match call.number {
@@ -51,9 +51,9 @@ enum Direction {
     Write,
 }
 
-/// Makes a vector of one member. A length that no address space can hold is cut, so that the
-/// transfer fails with EFAULT. (With such a length in a longer vector, the transfer fails with
-/// EINVAL.)
+/// Makes a vector of one member. A length that no address space can hold is reduced, so that the
+/// transfer fails with EFAULT, as in the kernel. (In a vector of several members, such a length
+/// makes the transfer fail with EINVAL.)
 fn vector_of_one(base: u64, length: u64) -> IoVector {
     IoVector { base, length: length.min(i64::MAX as u64) }
 }

@@ -1,7 +1,7 @@
-//! The devices of a run (`usring run --device`) in one of its processes: the files that stand for
-//! them, and their drivers. Each process makes its own drivers, because a queue pair and a kernel
-//! AIO context belong to the process that opened them. One more device, `kernel_files`, stands
-//! for all ordinary files.
+//! The devices of a run (`usring run --device`) in one of the run's processes: the files that stand
+//! for the devices, and the drivers. Each process makes its own drivers, because a queue pair and a
+//! kernel AIO context belong to the process that opened them. One more device, `kernel_files`,
+//! stands for all ordinary files.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -104,7 +104,8 @@ fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result
     Ok(RunDevice { identity: (st_dev, st_ino), device })
 }
 
-/// Shares registered memory of the program with the back end of each device that can map it.
+/// Shares registered memory of the program with the back ends of the devices. Skips a device whose
+/// back end cannot map the memory.
 pub(crate) fn share(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().share_memory(*part)));

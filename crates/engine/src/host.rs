@@ -1,6 +1,6 @@
-//! The engine's questions about descriptor numbers. The host answers them, because only the host
-//! keeps a table of the program's descriptors. The host is `interpose`, or the Rust API in a
-//! process that links usring.
+//! The engine's questions about descriptor numbers. The host answers these questions, because only
+//! the host keeps a table of the program's descriptors. The host is `interpose`, or the Rust API in
+//! a process that links usring.
 
 use crate::devices;
 use crate::ring::Ring;
@@ -12,8 +12,8 @@ use usring_sys::Errno;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::set_once::SetOnce;
 
-/// The functions of the host. The engine calls them while it holds a ring's lock, so they must not
-/// close a ring. To close one, they call [`run_later`].
+/// The functions of the host. The engine calls these functions while it holds a ring's lock, so
+/// they must not close a ring. If a function has to close a ring, it calls [`run_later`].
 pub struct Host {
     /// Returns the ring that a descriptor number stands for.
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,

@@ -58,8 +58,8 @@ pub struct Submitted<'a> {
     pub sqe: &'a Sqe,
     /// The file's descriptor number. `None`: the request has no file, or a registered one.
     pub descriptor: Option<i32>,
-    /// A number by which this process can look up the request's file now. For a registered file, it
-    /// is a descriptor of usring's own. `None`: the request has no file.
+    /// A descriptor number by which this process can look up the request's file now. For a
+    /// registered file, this is a descriptor of usring's own. `None`: the request has no file.
     pub file: Option<i32>,
     /// The name of the file that the request opens, with its NUL.
     pub path: Option<&'a [u8]>,
@@ -80,10 +80,10 @@ pub struct Submitted<'a> {
 pub enum WorkerReason {
     /// The request has IOSQE_ASYNC.
     Asked,
-    /// The request was submitted while an IO_DRAIN held requests back. The kernel treats it as if
-    /// it had IOSQE_ASYNC.
+    /// The request was submitted while an IO_DRAIN held requests back. The kernel treats such a
+    /// request as if it had IOSQE_ASYNC.
     AfterDrain,
-    /// The thread that tries the request has other rights than the thread that submitted it.
+    /// The thread that tries the request does not have the rights of the thread that submitted it.
     Rights,
     /// The request would have blocked its submitter, and its file cannot be polled.
     WouldBlock,
@@ -152,8 +152,8 @@ pub struct Completed<'a> {
     pub position: Option<u32>,
     /// The CQ's head, as the program has last stored it.
     pub consumed: u32,
-    /// The request has moved fewer bytes than it was asked for, and so cancels the rest of its
-    /// chain.
+    /// The request has moved fewer bytes than the program asked for. So the rest of the request's
+    /// chain is cancelled.
     pub breaks_chain: bool,
     /// The request never began, because its chain broke.
     pub has_not_begun: bool,
@@ -166,7 +166,7 @@ pub struct Closed {
     pub ring_number: u32,
     /// The CQ's head, as the program has last stored it.
     pub consumed: u32,
-    /// The CQ's tail. The CQEs of the backlog are not in the CQ, and would lie after it.
+    /// The CQ's tail. The CQEs of the backlog are not in the CQ: they will follow after this tail.
     pub tail: u32,
 }
 

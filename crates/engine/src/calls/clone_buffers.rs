@@ -1,6 +1,6 @@
 //! REGISTER_CLONE_BUFFERS: copies another ring's table of registered buffers into this ring's
-//! table. The function locks one ring after the other, so that no thread waits for a ring's lock
-//! while it holds another ring's lock.
+//! table. The function never holds the locks of two rings at one time. Two threads that copy in
+//! opposite directions could otherwise wait for each other for ever.
 
 use crate::host;
 use crate::registered::registered_buffers::{self, Part};

@@ -32,7 +32,7 @@ const REGISTERED_WAIT_SIZE: u64 = 64;
 const SIGNAL_SET_SIZE: u64 = 8;
 const MICROSECOND: u64 = 1000;
 /// Longest time, in nanoseconds, that io_uring_enter(2) waits for other processes of a shared ring.
-/// A request that the call has submitted may ask them to cancel or change their requests
+/// A request that the call has submitted may ask these processes to cancel or change their requests
 /// (`waiting::remote_changes`). The wait is limited because a stopped process does not answer.
 const LONGEST_REMOTE_CHANGE: Nanoseconds = 100_000_000;
 
@@ -111,8 +111,8 @@ impl Ring {
 
     /// Waits, at most for [`LONGEST_REMOTE_CHANGE`], until other processes have answered the remote
     /// changes with these numbers. By a remote change, a request of this call asks another process
-    /// to cancel or change that process's requests. Because of the wait, the asking request has its
-    /// CQE when the call returns, as with the kernel.
+    /// to cancel or change requests that the other process has. Because of the wait, the asking
+    /// request has its CQE when the call returns, as with the kernel.
     fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, numbers: &Range<u64>) -> LockedRing<'a> {
         let end = Clock::Monotonic.now() + LONGEST_REMOTE_CHANGE;
         while locked.waiting.remote_changes.has(numbers) && Clock::Monotonic.now() < end {
@@ -153,9 +153,9 @@ impl Ring {
                 if taken != 0 && locked.waiting.polls.has_expected() {
                     self.try_expected(&mut locked);
                 }
-                // If the ring watcher does not watch this ring's files and timers, the threads that
-                // wait for CQEs poll them. This call does not wait. It polls them only if too many
-                // calls in a row have not polled them.
+                // On some rings, the ring watcher does not watch files and timers: the threads that
+                // wait for CQEs poll them. This call does not wait, so it normally does not poll.
+                // It polls only if too many calls in a row have not polled.
                 if self.is_left_to_owner() && locked.is_poll_due() {
                     crate::driving::task_work::run_all(&mut locked);
                     locked.finish_batch();
@@ -208,8 +208,8 @@ impl Ring {
     }
 
     /// Tries requests whose files are probably ready, at the end of a call that does not wait. The
-    /// program then has their CQEs one call earlier. The kernel runs waiting task work at this
-    /// point.
+    /// program then has the CQEs of these requests one call earlier. The kernel runs waiting task
+    /// work at this point.
     fn try_expected(self: &Arc<Self>, locked: &mut LockedRing) {
         let is_half_empty = locked.queues.cq.ready() <= self.memory.layout().cq_entries / 2;
         if is_half_empty && self.is_left_to_owner() {
@@ -224,8 +224,8 @@ impl Ring {
         locked.release(Exit::Pause);
         let waited = self.get_events(call);
         if waited.is_err() {
-            // `get_events` may have failed before its wait. This release then runs the work that
-            // other threads have left for a driver.
+            // `get_events` may have failed before its wait, and other threads may have left work
+            // for this driver. This release runs that work.
             self.lock().release(Exit::Leave);
         }
         if taken > 0 { Ok(taken) } else { waited.map(|()| 0) }
@@ -290,8 +290,8 @@ impl Ring {
         Err(Errno::EEXIST)
     }
 
-    /// Runs GETEVENTS on a ring with IOPOLL. An extended argument is checked. Its time limit has no
-    /// effect, because the caller polls and does not sleep.
+    /// Runs GETEVENTS on a ring with IOPOLL. If the call has an extended argument, the argument is
+    /// checked, but its time limit has no effect, because the caller polls and does not sleep.
     fn poll_for_events(self: &Arc<Self>, locked: LockedRing, call: &EnterCall) -> Result<(), Errno> {
         let checked = match self.defers_task_work() {
             true => self.check_issuer(),

@@ -81,8 +81,8 @@ impl Ring {
         let _ = trust;
         memory_reserve::check()?;
         let layout = Layout::for_events(requests, processor::count())?;
-        // With IOPOLL, the program reads no events in this memory, so the smallest layout will do.
-        // Events stay in the backlog until the program asks for them.
+        // With IOPOLL, the program reads no events in this memory, so the memory gets the smallest
+        // layout. Events stay in the backlog until the program asks for them.
         let layout = if completion_mode == CompletionMode::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
         let memory = Memory::for_events(layout, id, completion_mode == CompletionMode::Signalled)?;
@@ -227,7 +227,8 @@ impl Ring {
     }
 }
 
-/// A submission in progress. Its holder is the ring's driver until it drops the submission.
+/// A submission in progress. The thread that has this value is the ring's driver until it drops the
+/// value.
 pub struct Submission<'a> {
     /// `Some` until the submission is dropped.
     locked: Option<LockedRing<'a>>,
@@ -241,16 +242,16 @@ impl<'a> Submission<'a> {
         self.locked.as_mut().expect("a submission holds its ring")
     }
 
-    /// Returns whether one more request can be added: the events' memory has a free slot for its
-    /// event. Always `true` with IOPOLL.
+    /// Returns whether one more request can be added: the events' memory has a free slot for the
+    /// request's event. Always `true` with IOPOLL.
     #[inline]
     pub fn has_room(&mut self) -> bool {
         let locked = self.locked();
         locked.ring.is_polled() || u64::from(locked.queues.cq.room()) > locked.queues.drain.outstanding()
     }
 
-    /// Returns what requests may do with the program's file of this number. Error: `EBADF` if there
-    /// is no such file.
+    /// Returns what requests may do with the file that the program's descriptor `number` refers to.
+    /// Error: `EBADF` if there is no such file.
     #[inline]
     pub fn file(&mut self, number: i32) -> Result<FileUses, Errno> {
         let locked = self.locked();
@@ -367,7 +368,7 @@ impl Drop for Submission<'_> {
             }
             let ring = locked.ring;
             // The waiters of this ring have to poll the devices now, so sleeping waiters are woken.
-            // If submits are deferred, the thread that makes them wakes these waiters.
+            // If submits are deferred, the thread that makes the submits wakes the waiters later.
             let must_wake = ring.waiters_poll
                 && locked.devices.queues.in_flight() > 0
                 && !locked.devices.queues.has_pending_submits();

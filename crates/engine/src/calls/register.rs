@@ -24,8 +24,8 @@ use usring_uapi::opcode;
 /// Flag in a PROBE record: the opcode is supported.
 const PROBE_SUPPORTED: u16 = 1;
 /// Least time, in nanoseconds, that a synchronous cancellation waits for the answer of another
-/// process. If the caller's time limit is shorter, it is extended to this time, because the other
-/// process needs time to answer.
+/// process. If the caller's time limit is shorter, usring extends the limit to this time, because
+/// the other process needs time to answer.
 const LEAST_WAIT: Nanoseconds = 100_000_000;
 /// IOU_PBUF_RING_MMAP: usring makes the memory of the buffer ring, for the program to map.
 const BUFFER_RING_MMAP: u16 = 1;
@@ -442,7 +442,8 @@ fn read_sync_cancel(argument: UserAddress) -> Result<SyncCancel, Errno> {
 }
 
 impl Ring {
-    /// REGISTER_SYNC_CANCEL: cancels requests. If a worker runs one of them, waits for the worker.
+    /// REGISTER_SYNC_CANCEL: cancels requests. If a worker runs one of these requests, waits until
+    /// the worker has finished.
     ///
     /// Error: `ETIME` at the end of the caller's time limit.
     fn cancel_and_wait(self: &Arc<Self>, argument: UserAddress, count: u32) -> Result<u32, Errno> {

@@ -100,8 +100,8 @@ impl Ring {
         if params.flags & abi::IORING_SETUP_SQPOLL != 0 {
             sq_thread::join(&mut ring, params)?;
         } else if params.flags & abi::IORING_SETUP_ATTACH_WQ != 0 {
-            // The rings of a process share its workers even without ATTACH_WQ, so only the
-            // descriptor is checked.
+            // All rings of a process share its workers even without ATTACH_WQ. So nothing is
+            // attached here: only the descriptor is checked.
             host::ring_to_attach_to(params.wq_fd.cast_signed())?;
         }
         let flags = params.flags;
@@ -164,8 +164,8 @@ impl Ring {
     }
 
     /// Closes the ring, because its last descriptor in this process was closed. Cancels the
-    /// requests in flight and does not wait for them. If other processes use the ring, the requests
-    /// continue instead. Does nothing to a `Ring` that an ancestor of this process made.
+    /// requests in flight, and does not wait until they have ended. But if other processes use the
+    /// ring, the requests continue. Does nothing to a `Ring` that an ancestor of this process made.
     pub fn close(self: &Arc<Self>) {
         if !self.is_inherited() && !self.leave() {
             self.end();

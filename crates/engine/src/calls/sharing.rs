@@ -109,10 +109,10 @@ impl Ring {
     }
 
     /// Called when this process is about to execute a program. The kernel cancels the requests of a
-    /// process at its exec. So this function adds them to the journal, from which other processes
-    /// complete them. It removes the conditions of the timeouts from the journal, so that no other
-    /// process takes a timeout over. This is done even if the ring is not shared yet, because a
-    /// child may begin to use it after the exec.
+    /// process at its exec. So this function adds this process's requests to the journal, from
+    /// which other processes complete them. It removes the conditions of the timeouts from the
+    /// journal, so that no other process continues a timeout. This is done even if the ring is not
+    /// shared yet, because a child may begin to use the ring after the exec.
     pub fn note_exec(self: &Arc<Self>) {
         if let Some(mut locked) = self.lock_in_time() {
             locked.note_earlier_requests();

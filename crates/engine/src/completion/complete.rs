@@ -69,8 +69,8 @@ fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
 }
 
 /// Completes a request that has not begun because its chain is broken, with the error in
-/// `request.result`. A zero-copy send still gets its notification, but its CQE lacks the F_MORE
-/// that would announce the notification.
+/// `request.result`. A zero-copy send still gets its notification. But the send's CQE lacks the
+/// flag F_MORE, which announces a notification.
 pub(crate) fn complete_not_started(locked: &mut LockedRing, mut request: RequestEntry) {
     let notifies = core::mem::take(&mut request.cqe_flags) & IORING_CQE_F_MORE != 0;
     let (user_data, answer) = (request.sqe.user_data, request.result.into());
@@ -167,9 +167,9 @@ fn continue_chain(locked: &mut LockedRing, completed: &mut Request, answer: Answ
     }
 }
 
-/// Queues a request that may start now (a [`Successor`]). Before the driver starts it, the driver
-/// retries the requests whose retry was due earlier, and starts the requests that were queued
-/// earlier.
+/// Queues a request that may start now (a [`Successor`]). The driver starts it only after two
+/// groups of requests: it first retries the requests whose retry was due earlier, and starts the
+/// requests that were queued earlier.
 fn queue_successor(locked: &mut LockedRing, request: RequestEntry) {
     let slices_before = Some(locked.waiting.polls.slices_due());
     locked.queues.successors.push_back(Successor { request, slices_before });
@@ -211,8 +211,8 @@ pub(crate) fn detach_link_timeout(locked: &mut LockedRing, mut watcher: RequestE
     next
 }
 
-/// Returns the answer of a LINK_TIMEOUT that completes with `error`. It never counts as a failure,
-/// so a LINK_TIMEOUT with CQE_SKIP_SUCCESS posts no CQE.
+/// Returns the answer of a LINK_TIMEOUT that completes with `error`. This answer never counts as a
+/// failure, so a LINK_TIMEOUT with CQE_SKIP_SUCCESS posts no CQE.
 pub(crate) fn link_timeout_answer(error: Errno) -> Answer {
     Answer { result: error.negative(), failed: false }
 }

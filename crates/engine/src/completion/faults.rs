@@ -55,15 +55,15 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, mut a
     }
 }
 
-/// Completes a request. `overflows`: its CQE goes to the backlog even if the CQ has room.
-pub(super) fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflows: bool) {
+/// Completes a request. `overflows`: the request's CQE goes to the backlog even if the CQ has room.
+fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflows: bool) {
     locked.queues.cq.force_overflow(overflows);
     complete::complete(locked, request, answer);
     locked.queues.cq.force_overflow(false);
 }
 
 /// Longest time, in nanoseconds, for which a fault of `usring run --inject` holds a completion
-/// back, so that later completions overtake it.
+/// back. During this time, later completions can overtake the completion.
 const REORDER_LIMIT_NS: Nanoseconds = 10_000_000;
 
 /// Delays a completion until `count` later CQEs have been posted, but for at most
@@ -88,8 +88,8 @@ pub(crate) fn answer_of(request: &Request, injected: Injected) -> Answer {
 }
 
 /// Returns whether the caller can leave a delay of this many nanoseconds to the ring's list of
-/// timers. On a ring with IOPOLL, no thread waits for timers. There, the function itself sleeps for
-/// the delay, and returns `false`.
+/// timers. On a ring with IOPOLL, no thread waits for timers. So on such a ring, this function
+/// itself sleeps for the delay, and returns `false`.
 pub(crate) fn delays(locked: &LockedRing, delay: Nanoseconds) -> bool {
     let is_polled = locked.ring.is_polled();
     if is_polled {
@@ -104,8 +104,8 @@ pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry, delay: Nanose
     locked.waiting.timeouts.insert(request, Deadline { at, ..Deadline::default() }, None);
 }
 
-/// Continues a request that a fault or `usring run --order` has put into the ring's list of timers,
-/// because its time there is over.
+/// Continues a request that a fault or `usring run --order` has put into the ring's list of timers.
+/// Called when the request's time in the list is over.
 pub(crate) fn expire(locked: &mut LockedRing, request: RequestEntry) {
     match &request.fault {
         Some(pending) if pending.is_ordered => order::expire(locked, request),

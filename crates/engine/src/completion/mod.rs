@@ -1,6 +1,6 @@
-//! The completion side: a request's CQE (`complete`) and the notifications that it causes. They go
-//! to sleepers (`wakers`), to eventfds (`event_descriptor`, `request_events`), and to threads that
-//! poll the ring's descriptor (`readiness`, with its state in `signal`).
+//! The completion side: a request's CQE (`complete`), and the notifications that the CQE causes.
+//! The notifications go to sleepers (`wakers`), to eventfds (`event_descriptor`, `request_events`),
+//! and to threads that poll the ring's descriptor (`readiness`, with its state in `signal`).
 
 pub(crate) mod complete;
 pub(crate) mod event_descriptor;

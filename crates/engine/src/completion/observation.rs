@@ -53,7 +53,8 @@ pub(crate) fn completed(locked: &mut LockedRing, request: &mut Request, answer: 
 #[inline(never)]
 pub(super) fn posted(locked: &mut LockedRing, request: &Request, result: i32, flags: u32) {
     if probes::is_on(locked.ring) {
-        // In the kernel, too, only the last CQE of a multishot names its request.
+        // As in the kernel, only the last CQE of a multishot names its request, and this CQE is not
+        // the last.
         probes::posts(locked, None, Cqe { user_data: request.sqe.user_data, res: result, flags });
     }
     if !request.is_watched || request.is_only_probed {

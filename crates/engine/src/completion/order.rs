@@ -33,13 +33,13 @@ use usring_uapi::{opcode, sqe_flags};
 /// Longest time, in nanoseconds, for which the seed of `usring run --order` holds a request back
 /// while no thread submits or waits.
 const LIMIT_NS: Nanoseconds = 100_000_000;
-/// Replaces [`LIMIT_NS`] on a ring whose program may wait without io_uring_enter(2): it has an
-/// eventfd or an SQ thread, or the program polls its descriptor.
+/// Replaces [`LIMIT_NS`] on a ring whose program may wait without io_uring_enter(2). Such a ring
+/// has an eventfd or an SQ thread, or the program polls the ring's descriptor.
 const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 
 /// The seed of `usring run --order` decides when requests complete. One of this many requests is
-/// carried out only when the seed chooses it. The others are carried out at once, and their answers
-/// wait until the seed chooses them.
+/// carried out only when the seed chooses it. The other requests are carried out at once, and only
+/// their answers wait until the seed chooses the requests.
 const LATE: u64 = 3;
 
 /// Returns the length, in nanoseconds, of one of the [`LIMIT_PARTS`] parts of the time limit. The
@@ -100,9 +100,9 @@ pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
     waits
 }
 
-/// Returns whether a worker of the kernel's, or a device, may carry out the request, so that the
-/// kernel promises no order for its completion. `false` for multishots, and for requests that
-/// select a buffer.
+/// Returns whether a worker of the kernel's, or a device, may carry out the request. The kernel
+/// then promises no order for the request's completion. `false` for multishots, and for requests
+/// that select a buffer.
 fn may_use_worker(request: &Request) -> bool {
     if request.multishot || request.has_flag(sqe_flags::BUFFER_SELECT) {
         return false;
@@ -138,8 +138,9 @@ fn may_use_worker(request: &Request) -> bool {
     }
 }
 
-/// Returns the key by which changes of one regular file keep their order: the kernel's workers make
-/// buffered changes of a file one after the other. `None`: the request is no such change.
+/// Returns the key of a request that makes a buffered change of a regular file; `None` for any
+/// other request. The kernel's workers make such changes of one file one after the other. So
+/// requests with one key keep their order.
 fn key_of(request: &Request) -> Option<FileKey> {
     if !request.properties.hashes_regular_file {
         return None;

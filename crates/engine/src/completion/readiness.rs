@@ -32,8 +32,8 @@ use usring_sys::process_mutex::HeldBy;
 static WATCHED: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
 
 impl Ring {
-    /// Sets the eventfd that stands for the ring's descriptor. It is readable while the CQ is not
-    /// empty.
+    /// Sets the eventfd that stands for the ring's descriptor. The eventfd is readable while the CQ
+    /// is not empty.
     pub fn attach_descriptor(&self, event: Arc<OwnedDescriptor>) {
         *self.readiness.descriptor.lock() = Some(event);
     }
@@ -53,8 +53,8 @@ impl Ring {
         WATCHED.get_or_make(|| Mutex::new(Vec::new())).lock().push(Arc::downgrade(self));
         self.control.note_poller();
         // A publisher stores the CQ's tail and then checks whether the ring is watched, without a
-        // barrier in between. membarrier(2) is a barrier in every thread. So the publisher sees
-        // that the ring is watched, or this thread sees the publisher's CQEs.
+        // barrier in between. membarrier(2) makes a barrier in every thread. So either the
+        // publisher sees that the ring is watched, or this thread sees the publisher's CQEs.
         membarrier::everywhere();
         let backlog = self.memory.flags() & flags::CQ_OVERFLOW != 0;
         if self.memory.ready() > 0 || backlog || !self.task_work.is_empty() {
@@ -62,12 +62,12 @@ impl Ring {
         }
         if self.is_shared() {
             // A driver of another process may have published CQEs before it could see the mark that
-            // `note_poller` has set. So a driver of this process checks the CQ once more. Every
-            // later driver sees the mark.
+            // `note_poller` has set. So the next driver of this process has to check the CQ once
+            // more. Every later driver sees the mark.
             self.watch.must_be_driven.store(true, Ordering::SeqCst);
         }
         // On a ring that defers task work, no thread has watched the files of waiting requests so
-        // far. The release below makes the ring watcher watch them.
+        // far. The release below makes the ring watcher watch these files.
         match self.try_lock() {
             Ok(locked) => locked.release(Exit::Leave),
             Err(HeldBy::OtherProcess) => {
@@ -91,7 +91,8 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Makes the ring's descriptor readable, because a process polls it and there are new CQEs.
+    /// Makes the ring's descriptor readable. Called if a process polls the descriptor and there are
+    /// new CQEs.
     #[cold]
     #[inline(never)]
     pub fn signal_pollers(&mut self) {
@@ -102,15 +103,16 @@ impl LockedRing<'_> {
         // The poller is in another process, and this process has not used the ring's eventfd yet.
         host::attach(ring);
         if !ring.readiness.signal_watched() && ring.is_shared() {
-            // This process has closed the ring's descriptor. So it wakes the other processes, and
-            // those that poll the descriptor make it readable.
+            // This process has closed the ring's descriptor, so it cannot make the descriptor
+            // readable. It wakes the other processes, and those that poll the descriptor make it
+            // readable.
             self.call_other_processes();
         }
     }
 
-    /// Makes the ring's descriptor readable if this process polls it and there are CQEs. Another
-    /// process may have published the CQEs without making the descriptor readable, because it died
-    /// or had closed the descriptor.
+    /// Makes the ring's descriptor readable if this process polls it and there are CQEs. The
+    /// process that published the CQEs may not have done so, because it died or had closed the
+    /// descriptor.
     pub fn signal_own_pollers(&mut self) {
         let has_cqes = self.queues.cq.ready() != 0 || self.queues.cq.has_overflow();
         if self.ring.readiness.is_polled() && has_cqes {
@@ -131,8 +133,8 @@ pub fn clear_emptied_readiness() {
 }
 
 /// For each ring whose CQ the program has emptied, makes the ring's descriptor unreadable. Called
-/// by the driver of the ring `inside`, for a request that is about to poll a descriptor. Skips
-/// other rings whose lock is held, because their drivers may wait for the lock of `inside`.
+/// by the driver of the ring `inside`, for a request that is about to poll a descriptor. Skips a
+/// ring whose lock another driver holds, because that driver may wait for the lock of `inside`.
 pub(crate) fn clear_emptied_from(inside: &LockedRing) {
     for ring in readable_rings() {
         if Arc::ptr_eq(&ring, inside.ring) {

@@ -1,11 +1,12 @@
-//! The eventfds that single requests name (IOCB_FLAG_RESFD). Each is signalled after its request's
-//! event is published, never before.
+//! The eventfds that single requests name (IOCB_FLAG_RESFD). usring signals such an eventfd after
+//! it has published the request's event, and never before.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// Pending eventfd signals of a ring's requests. Only the holder of the ring's lock uses them.
+/// Pending eventfd signals of a ring's requests. Only the thread that holds the ring's lock uses
+/// this value.
 #[derive(Default)]
 pub(crate) struct RequestEvents {
     /// Number of requests that name an eventfd and have not completed.

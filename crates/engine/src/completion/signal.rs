@@ -1,5 +1,5 @@
-//! The eventfd of a ring's descriptor, and its state: whether the eventfd is readable, and
-//! whether the program polls the descriptor. `readiness` decides when to change that state.
+//! The eventfd of a ring's descriptor, and two facts about it: whether the eventfd is readable, and
+//! whether the program polls the descriptor. `readiness` decides when these change.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -49,8 +49,8 @@ impl Readiness {
         self.polled.load(Ordering::SeqCst)
     }
 
-    /// Makes drivers of this process signal the ring's descriptor for another process that polls
-    /// it.
+    /// Makes drivers of this process signal the ring's descriptor, because another process polls
+    /// the descriptor.
     pub fn watch_for_others(&self) {
         self.watched.store(true, Ordering::Release);
     }

@@ -26,7 +26,8 @@ pub(crate) struct Wakers {
     /// is too new only if two threads begin to sleep at once without the ring's lock
     /// (`driving::cq_wait`). These two threads sleep only briefly.
     wait_start: AtomicU32,
-    /// The kernel AIO context in which the leader sleeps, if it does not sleep on the epoll set.
+    /// The kernel AIO context in which the leader sleeps. Empty while the leader sleeps on the
+    /// epoll set.
     pub completions: SleepPlace<Waiter>,
 }
 
@@ -101,7 +102,7 @@ impl Wakers {
     }
 }
 
-/// Returns the older of two indices of the CQ. `None`: there is no second one.
+/// Returns the older of two indices of the CQ. If `others` is `None`, returns `start`.
 fn older_start(start: u32, others: Option<u32>) -> u32 {
     others.filter(|others| others.wrapping_sub(start).cast_signed() < 0).unwrap_or(start)
 }

@@ -6,8 +6,8 @@ use crate::request::successor::Successor;
 use crate::ring::LockedRing;
 use crate::submission::issue;
 
-/// Issues all issuable requests, and rings the doorbells of their devices. This includes the next
-/// requests of chains: the driver that completes a request also starts the next one, because
+/// Issues all issuable requests, and rings the doorbells of their devices. Also issues the next
+/// requests of chains: the driver that completes a request has to start the next one, because
 /// perhaps no other driver comes later.
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {

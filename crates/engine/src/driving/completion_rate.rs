@@ -1,9 +1,9 @@
 //! The rate of completions during one wait, and the pauses that a waiter makes so that several
 //! completions gather: see `wait::pause_for_more_events`.
 //!
-//! A pause lasts at most half of the time in which the missing completions are expected, and never
-//! longer than [`LONGEST_PAUSE_NS`]. If all completions so far arrived at the same time, their rate
-//! is unknown, and the waiter does not pause.
+//! The rate gives the time in which the missing completions are expected. A pause lasts at most
+//! half of this time, and never longer than [`LONGEST_PAUSE_NS`]. If all completions so far arrived
+//! at one time, their rate is unknown, and the waiter does not pause.
 
 use usring_sys::clock::{Clock, Nanoseconds};
 
@@ -16,8 +16,9 @@ const SHORTEST_PAUSE_NS: Nanoseconds = 60_000;
 /// The rate at which completions have arrived during one wait.
 #[derive(Default)]
 pub(super) struct CompletionRate {
-    /// The time at which the wait first saw completions (monotonic clock), and their number.
-    /// Reading the clock is a system call, but the waiter reads it only between two sleeps.
+    /// The time at which the wait first saw completions (monotonic clock), and the number of these
+    /// completions. Reading the clock is a system call, but the waiter reads it only between two
+    /// sleeps.
     first: Option<(Nanoseconds, u32)>,
 }
 

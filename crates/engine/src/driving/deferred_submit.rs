@@ -7,11 +7,11 @@
 //!   The descriptor numbers of their files stay valid until then, because a program may close a
 //!   file of a request only after the call.
 //! - No later request of the driver's thread overtakes its earlier ones. Requests that other
-//!   threads submit at the same time may overtake them.
+//!   threads submit at this time may overtake them.
 //!
 //! Completions cause further submits: the next requests of chains, and requests that waited for a
-//! free slot of a channel. Each of these holds a duplicate of its file, so any thread may submit
-//! it. A thread that must not sleep leaves them to a submit helper.
+//! free slot of a channel. Each of these requests holds a duplicate of its file, so any thread may
+//! submit the request. A thread that must not sleep leaves these submits to a submit helper.
 
 use crate::driving::reap::{reap_one, submit_awaiting};
 use crate::driving::ring_watcher;
@@ -28,8 +28,8 @@ type Batch = (usize, DeferredSubmit);
 
 /// Maximum number of flushes (submits of all deferred requests) that a driver makes before it
 /// leaves the remaining requests to a submit helper. The first flush submits the driver's own
-/// requests. Later flushes submit requests that completions have started (members of a chain).
-/// Their completions usually start more requests.
+/// requests. Later flushes submit members of chains that completions have started, and such
+/// requests usually start more requests.
 const MOST_FLUSHES: u32 = 8;
 
 /// Submits the deferred requests of a driver that has finished its batch. The submits may sleep, so
@@ -98,8 +98,8 @@ fn end_one(locked: &mut LockedRing, index: usize) {
     }
 }
 
-/// Wakes waiters that sleep because no request was in flight on a device that they could poll. Now
-/// one is in flight.
+/// Wakes the waiters of a ring whose waiters poll devices. They sleep while no request is in flight
+/// on a device, and now a request is in flight.
 #[inline(always)]
 fn wake_polling_waiters(ring: &Ring) {
     if ring.waiters_poll {

@@ -11,9 +11,9 @@ use usring_sys::epoll::Event;
 use usring_sys::width;
 
 /// Asks the epoll set, without waiting, which of its files are ready, and retries or completes the
-/// requests that wait for these files. Leaves the events to the ring's leader (a waiter that sleeps
-/// on the set) if there is one, because any event may be the one that ends its sleep. This function
-/// then only tries runnable requests, which are due for an attempt without an event.
+/// requests that wait for these files. If the ring has a leader (a waiter that sleeps on the set),
+/// leaves the events to the leader, because any event may be the one that ends its sleep. This
+/// function then only tries runnable requests, which are due for an attempt without an event.
 pub(crate) fn poll(locked: &mut LockedRing) {
     poll_for(locked, 1);
 }
@@ -150,8 +150,9 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
 
 /// Tries runnable requests (those due for an attempt without an event) before this thread returns
 /// to the program. The kernel tries them until no request is runnable. Here the number of attempts
-/// is bounded, because a peer that keeps sending must not keep the program's thread. Does nothing
-/// on a ring that defers task work: its owner continues the requests in its next io_uring_enter(2).
+/// is bounded: a peer that keeps sending must not occupy the program's thread for ever. Does
+/// nothing on a ring that defers task work: its owner continues the requests in its next
+/// io_uring_enter(2).
 #[inline(always)]
 pub(crate) fn run_runnable_briefly(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {

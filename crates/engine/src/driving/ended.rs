@@ -1,11 +1,11 @@
 //! Requests of processes that have ended, on a ring that several processes use. A waiter in another
 //! process completes these requests, because it may wait for their CQEs.
 //!
-//! The kernel completes a request of an ended process when its worker runs or its file becomes
-//! ready. Here the waiter completes all such requests at once, because the workers and descriptors
-//! that served them ended with their process. A timeout goes on: it becomes a request of the
+//! The kernel completes a request of an ended process when the request's worker runs or its file
+//! becomes ready. Here the waiter completes all such requests at once, because the workers and
+//! descriptors that served them ended with their process. A timeout continues as a request of the
 //! waiter's process. On a ring with SQPOLL all requests are those of the SQ thread, and end with
-//! its process, as in the kernel.
+//! the SQ thread's process, as in the kernel.
 
 use crate::driving::{dispatch, expiry};
 use crate::ring::{Exit, LockedRing, Ring};
@@ -24,8 +24,9 @@ use usring_uapi::opcode;
 /// in flight. After the sleep, the waiter checks whether those processes are alive.
 const CHECK_INTERVAL_NS: Nanoseconds = 10_000_000;
 /// Longest sleep, in nanoseconds, of a waiter on a shared ring while no other process has requests
-/// in flight. A limit is needed, because another process may die during the sleep. It may have
-/// submitted a request by then, or have published CQEs without waking the waiter.
+/// in flight. A limit is needed, because another process may die during the sleep. Before its
+/// death, that process may have submitted a request, or have published CQEs without waking the
+/// waiter.
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// Completes the requests of processes that have ended, with −ECANCELED. On a ring without SQPOLL,
@@ -69,12 +70,13 @@ fn complete_known(locked: &mut LockedRing, has_orphans: bool) -> bool {
                 locked.complete_orphan(slot, user_data, Errno::ECANCELED);
             }
         }
-        // Each timeout that was just completed may have had requests linked behind it. These
-        // requests are orphans now, and the next round completes them.
+        // A timeout that was just completed may have had requests linked behind it. These requests
+        // are orphans now, and the next round of this loop completes them.
         ended = orphans(locked);
     }
     if goes_on {
-        // The adopted timeouts also count the CQEs that were posted before they were adopted.
+        // An adopted timeout also counts CQEs that were posted before its adoption, so it may be
+        // complete already.
         expiry::complete_counted(locked);
     }
     if locked.queues.drain.is_active() {

@@ -77,9 +77,10 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
     complete::complete(locked, request, Answer { result, failed: !deadline.expiry_succeeds });
 }
 
-/// Handles the expiry of a LINK_TIMEOUT. Posts the timeout's CQE first, then −ECANCELED for the
-/// request that it watches. If a worker is already running that request, the worker's system call
-/// is interrupted if possible. The timeout's CQE then says that the request was not found (ENOENT).
+/// Handles the expiry of a LINK_TIMEOUT. Posts the timeout's CQE first, and then the CQE of the
+/// request that the timeout watches, with −ECANCELED. If a worker already runs that request,
+/// interrupts the worker's system call if possible. The timeout's CQE then says that the request
+/// was not found (ENOENT).
 fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
     let answer = match cancel::cancel_id(locked, target) {
         Found::Cancelled => link_timeout_answer(Errno::ETIME),

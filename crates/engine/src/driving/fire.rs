@@ -14,8 +14,8 @@ use usring_sys::descriptor;
 use usring_sys::epoll::{self, Event};
 use usring_sys::unusual::{self, Unusual};
 
-/// Events taken per epoll_wait(2). If a call took more events, the CQEs of the first files would be
-/// published later, and the program would give back its provided buffers later.
+/// Events taken per epoll_wait(2). With more events per call, the driver would publish the CQEs of
+/// the first files later, and the program would return its provided buffers later.
 pub(crate) const EVENTS: usize = 32;
 
 /// Handles the events of the ring's epoll set, just before the next requests of chains start. Does
@@ -109,7 +109,7 @@ fn fire_in_order(locked: &mut LockedRing, events: &[Event]) {
 }
 
 /// Prefetches the poll slots (entries of the poll table) of all events, and the request of the
-/// first event. They were last used long ago, so they are probably not in a cache.
+/// first event. This memory was last used long ago, so it is probably not in a cache.
 #[inline]
 fn prefetch(locked: &LockedRing, events: &[Event]) {
     for event in events {
@@ -130,8 +130,8 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
         let stays = waiter.is_multishot_in_slices();
         let mut request = waiter.request;
         if stays {
-            // This multishot is runnable, so it is tried again soon even without the event. As in
-            // the kernel, the event is merged with that attempt.
+            // This multishot is runnable, so a driver will try it again soon even without the
+            // event. As in the kernel, that attempt also serves the event.
             request.ready_for |= mask;
             locked.waiting.polls.wait_again(tag, request, TimeSlice::Runnable);
             continue;
@@ -166,8 +166,8 @@ pub(super) fn complete_poll(locked: &mut LockedRing, tag: Tag, request: RequestE
     }
 }
 
-/// Retries a multishot that has waited in the poll table's slot `tag`. If it continues, makes it
-/// wait in that slot again.
+/// Retries a multishot that has waited in the poll table's slot `tag`. If the multishot continues,
+/// puts it back into that slot.
 #[inline(always)]
 pub(super) fn retry_multishot(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     if let Some(request) = issue::retry_multishot(locked, request) {

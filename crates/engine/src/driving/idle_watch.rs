@@ -127,9 +127,9 @@ impl Watched {
 }
 
 /// Returns whether the ring is under idle watching (the ring watcher only checks it at intervals).
-/// A thread that leaves such a ring does not put it into the ring watcher's set. Begins idle
-/// watching if the program has waited on the ring often enough. Ends idle watching in four cases
-/// that it does not serve:
+/// A thread that leaves such a ring does not put the ring into the ring watcher's set. Begins idle
+/// watching if the program has waited on the ring often enough. Ends idle watching in four cases,
+/// for which checks at intervals are not enough:
 ///
 /// - The program may wait for a signal of the ring's descriptor or of a registered eventfd.
 /// - Requests are in flight on devices.

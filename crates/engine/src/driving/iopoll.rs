@@ -64,8 +64,8 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
             PollEnd::UseInterrupts => {
-                // The wait asks for no more completions than can come. Otherwise it would never
-                // end.
+                // The wait must not ask for more completions than can come. Otherwise the wait
+                // would never end.
                 let completions = minimum.min(back.queues.cq.ready() + back.devices.queues.in_flight());
                 back.release(Exit::Pause);
                 return wait::wait(ring, &WaitCall { completions, ..Default::default() });

@@ -1,15 +1,16 @@
 //! Ends the process with the last thread of the program.
 //!
-//! libc ends the process when the last thread that libc knows ends. It does so by exit(2), which
-//! ends only the calling thread. The kernel keeps the process while it has any thread, and usring's
-//! threads are still there. So the ring watcher watches one thread of the program at a time:
+//! libc calls exit(2) in the last thread that it knows, and expects that this ends the process. But
+//! exit(2) ends only the calling thread. The kernel keeps the process while it has any thread, and
+//! usring's threads are still there. So the ring watcher watches one thread of the program at a
+//! time:
 //!
-//! 1. It checks the first thread of the process once a second, because no event marks that thread's
-//!    end.
+//! 1. The ring watcher first checks the first thread of the process, once a second, because no
+//!    event marks that thread's end.
 //! 2. When the first thread has ended, the ring watcher opens a descriptor of another thread of the
 //!    program (Linux 6.9). The descriptor becomes readable when that thread ends; then the ring
-//!    watcher watches the next thread. On older kernels, the ring watcher looks for threads of the
-//!    program once a second.
+//!    watcher watches the next thread. On older kernels, the ring watcher searches for threads of
+//!    the program once a second.
 //! 3. If the program has no thread left, the ring watcher ends the process, with the status of the
 //!    thread that was watched last.
 //!
@@ -98,8 +99,8 @@ impl LastThread {
             match find_other() {
                 Ok(Some(other)) => match watch(other, set, event) {
                     Ok(watched) => return *self = LastThread::Other(watched),
-                    // The found thread ended after the watched one, but before it could be watched.
-                    // So its status is lost.
+                    // The found thread has ended before a descriptor of it could be opened. So its
+                    // status is lost.
                     Err(Errno::ESRCH) => {
                         empty_reads = 0;
                         status = None;

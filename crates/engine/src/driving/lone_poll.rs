@@ -1,5 +1,5 @@
-//! Polls for the completion of a lone transfer (the only request in flight) before its waiter
-//! sleeps. `lone_wait` estimates for how long polling is worth it.
+//! Polls for the completion of a lone transfer (the only request in flight) before the thread that
+//! waits for it sleeps. `lone_wait` estimates for how long polling saves time.
 
 use crate::driving::wait::WaitCall;
 use crate::ring::{Exit, LockedRing, Ring};
@@ -36,8 +36,8 @@ pub(crate) fn poll<'a>(
     }
 }
 
-/// Returns whether the wait needs exactly one more completion, and only one request can give it: a
-/// single transfer on a file that the kernel serves. No request of the ring may wait for a file.
+/// Returns whether the wait needs exactly one more completion, and this completion can only be that
+/// of one transfer on a file that the kernel serves. So no request of the ring may wait for a file.
 #[inline]
 fn is_lone(locked: &LockedRing, call: &WaitCall) -> bool {
     locked.devices.queues.in_flight() == 1

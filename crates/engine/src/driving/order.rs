@@ -13,8 +13,8 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::unusual::{self, Unusual};
 use usring_sys::{signals, wait};
 
-/// Nanoseconds between two checks by a thread that waits until the requests that it let continue
-/// have completed ([`await_chosen`]).
+/// Nanoseconds between two checks of a thread in [`await_chosen`]. The thread checks whether the
+/// requests that it let continue have completed.
 const AWAIT_PAUSE_NS: Nanoseconds = 100_000;
 /// After a submission, one of the requests held back by `usring run --order` may continue, with the
 /// probability 1 / `EARLY`. After each request that continues, one more may continue, with the
@@ -98,7 +98,7 @@ fn release_one(locked: &mut LockedRing) -> bool {
 
 /// Lets some of the requests continue that `usring run --order` holds back. Now and then also
 /// signals the ring's descriptor and eventfd although no request has completed. Called after each
-/// submission, and when a thread looks for completions without waiting for any.
+/// submission, and when a thread checks for completions without waiting for any.
 #[cold]
 #[inline(never)]
 pub(crate) fn choose_some(locked: &mut LockedRing) {
@@ -120,10 +120,10 @@ pub(crate) fn choose_some(locked: &mut LockedRing) {
     }
 }
 
-/// Waits, for a bounded time, until the requests that `usring run --order` let continue have
-/// completed, so that the program's next step comes after them. Keeps the ring's lock during the
-/// wait, because the workers do not need it. Returns at once while deferred submits are unfinished,
-/// because these submits end only after the lock is released.
+/// Waits until the requests that `usring run --order` let continue have completed, but only for a
+/// bounded time. So the program's next step comes after these completions. Keeps the ring's lock
+/// during the wait, because the workers do not need it. Returns at once while deferred submits are
+/// unfinished, because these submits end only after the lock is released.
 #[cold]
 #[inline(never)]
 pub(crate) fn await_chosen(locked: &mut LockedRing) {
@@ -148,7 +148,7 @@ pub(super) fn note_choice(locked: &mut LockedRing) {
     }
 }
 
-/// Returns whether an SQ thread without work shall sleep now, before its idle time is over. The
+/// Returns whether an SQ thread without work has to sleep now, before its idle time is over. The
 /// random numbers of `usring run --order` decide. Without that option the answer is `false`.
 pub(crate) fn sq_thread_sleeps_early() -> bool {
     static CHECKS: AtomicU64 = AtomicU64::new(0);

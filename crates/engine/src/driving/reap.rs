@@ -89,9 +89,9 @@ fn complete_polled(locked: &mut LockedRing, index: usize) -> bool {
     true
 }
 
-/// Publishes the CQEs posted so far except the last, for a waiter that polls the CQ in memory, and
-/// wakes sleeping waiters. A waiter can wake up while this thread posts the remaining CQEs of the
-/// batch.
+/// Publishes all CQEs posted so far except the last. A waiter that polls the CQ in memory then sees
+/// them early. Also wakes sleeping waiters: a waiter can wake up while this thread posts the
+/// remaining CQEs of the batch.
 fn publish_early(locked: &mut LockedRing) {
     locked.queues.cq.publish_early();
     // No barrier is needed: a sleeper that this call misses is woken at the end of the batch.
@@ -100,8 +100,8 @@ fn publish_early(locked: &mut LockedRing) {
 
 /// Submits the requests that wait for a free slot of the channel (the ring's queue pair on a
 /// device). The channel has free slots now, or its last deferred submit has ended. If the submit
-/// made here is deferred, too, requests that come later have to wait, so that they do not overtake
-/// it.
+/// made here is deferred, too, further requests have to wait. Otherwise they would overtake the
+/// requests of this submit.
 #[cold]
 pub(super) fn submit_awaiting(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
@@ -143,8 +143,8 @@ fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
     Ok(queue.armed)
 }
 
-/// Polls all devices, because the interrupt's event in the epoll set does not say which device sent
-/// it.
+/// Polls all devices after an interrupt. The interrupt's event in the epoll set does not say which
+/// device sent the interrupt.
 pub(crate) fn reap_after_interrupt(locked: &mut LockedRing) {
     locked.devices.queues.channels.iter_mut().for_each(|queue| queue.armed = false);
     reap(locked);

@@ -151,7 +151,8 @@ impl<'a> LockedRing<'a> {
 }
 
 impl ReleaseCheck<'_> {
-    /// Calls `run` if other threads have left work for this driver while it held the ring's lock.
+    /// Calls `run` if other threads have left work for this driver while this driver held the
+    /// ring's lock.
     #[inline(always)]
     fn run(self, run: fn(&Arc<Ring>)) {
         self.run_new_work(run);

@@ -42,7 +42,7 @@ use usring_uapi::io_uring as abi;
 /// Event data of the eventfd by which other threads wake the ring watcher to run tasks.
 const WAKE_EVENT: u64 = 0;
 
-/// The ring watcher's epoll set, and the rings in it by their event data.
+/// The ring watcher's epoll set, and the rings in this set, by the event data of their entries.
 struct Watcher {
     set: Epoll,
     rings: Mutex<BTreeMap<u64, Weak<Ring>>>,
@@ -54,7 +54,7 @@ static WATCHER: PerProcess<Mutex<Option<Arc<Watcher>>>> = PerProcess::new();
 
 static SERVICE: Service = Service { prepare, undo: || *watcher().lock() = None };
 
-/// Starts the ring watcher if it is not running; called when a ring is set up.
+/// Starts the ring watcher if it is not running. Called when a ring is set up.
 pub(crate) fn start() -> Result<(), Errno> {
     tasks().start_for_ring(&SERVICE)
 }
@@ -75,7 +75,7 @@ fn prepare(mailbox: &Arc<Mailbox>) -> Result<Action, Errno> {
     });
     watcher.set.add(mailbox.number(), epoll::IN, WAKE_EVENT)?;
     // This call fails if the process has no process number. Such a process shares no ring, so no
-    // other process has to wake its ring watcher.
+    // other process ever has to wake its ring watcher. The error is therefore ignored.
     let _ = process_number::watch_wake_ups(&watcher.set, CALLED_BY_PROCESS);
     *self::watcher().lock() = Some(watcher.clone());
     let mailbox = mailbox.clone();
@@ -225,9 +225,9 @@ pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     }
 }
 
-/// Returns whether the ring watcher has to drive a shared ring at intervals, although no request of
-/// this process may be waiting. There are two reasons: the ring watcher moves the backlog into the
-/// CQ, or checks whether other processes are alive.
+/// Returns whether the ring watcher has to drive a shared ring at intervals, although perhaps no
+/// request of this process waits. There are two possible reasons: the ring watcher has to move the
+/// backlog into the CQ, or to check whether other processes are alive.
 fn is_left_by_others(locked: &LockedRing) -> bool {
     locked.queues.cq.has_overflow_alone() || ended::check_interval(locked).is_some()
 }
@@ -246,14 +246,14 @@ fn take_over_waits(locked: &mut LockedRing) {
     }
     watch(locked);
     if locked.waiting.polls.has_runnable() {
-        // The thread that watches the ring's epoll set is woken, because it continues the requests
-        // that are due for an attempt without an event.
+        // The thread that watches the ring's epoll set has to continue the requests that are due
+        // for an attempt without an event. So that thread is woken.
         ring.wakers.wake_watcher();
     }
 }
 
 /// Returns whether the owner of a ring that defers task work can be notified of work while it is
-/// not inside: by TASKRUN_FLAG, the ring's descriptor, or an eventfd.
+/// outside the ring. The means are TASKRUN_FLAG, the ring's descriptor, and an eventfd.
 fn watches_announcements(locked: &LockedRing) -> bool {
     let ring = locked.ring;
     ring.has(abi::IORING_SETUP_TASKRUN_FLAG) || ring.readiness.is_watched() || locked.notify.event_descriptor.is_some()
@@ -262,8 +262,8 @@ fn watches_announcements(locked: &LockedRing) -> bool {
 fn watch(locked: &mut LockedRing) {
     let interrupts = locked.devices.queues.in_flight() != 0 && !locked.waiters_poll_devices();
     if interrupts && !reap::arm_interrupts(locked) && locked.ring.defers_task_work() {
-        // An armed interrupt does not report completions from before it was armed. So the owner is
-        // notified here.
+        // An interrupt that is armed now does not report completions that have come before. So the
+        // owner is notified here.
         task_work::announce_deferred(locked.ring, false);
     }
     if interrupts && locked.devices.queues.has_suppressed() {

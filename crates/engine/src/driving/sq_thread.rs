@@ -41,7 +41,8 @@ const SHARE: u32 = 8;
 pub(crate) fn join(ring: &mut Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
     ticks::calibrate();
     if ring.is_polled() {
-        // The timer's overshoot is measured once here, so that no wait has to measure it.
+        // The first call of this function measures the timer's overshoot. It is made here, so that
+        // no wait has to make the measurement.
         timer_slack::overshoot();
     }
     let idle = match params.sq_thread_idle {
@@ -205,7 +206,7 @@ impl SqThread {
             idle &= nothing || ring.is_disabled();
             locked.release(Exit::Pause);
             // While the SQ thread held the lock just now, a worker or the ring watcher may have
-            // failed to get it. That thread has then left its work to the SQ thread.
+            // failed to get the lock. If so, it has left its work to the SQ thread.
             idle &= !ring.has_work_left();
         }
         if idle {
@@ -229,8 +230,8 @@ impl SqThread {
 /// Spins or yields before the SQ thread's next poll. On a machine with one processor the SQ thread
 /// yields: new work can only come from another thread, which needs the processor. On other machines
 /// the SQ thread spins, as the kernel's does, and the scheduler preempts it for other threads. If
-/// it yielded there, it would wait for the time slices of other threads, some milliseconds each
-/// time.
+/// the SQ thread yielded there, it would lose some milliseconds each time, while other threads use
+/// up their time slices.
 fn spin() {
     if processor::is_the_only_one() {
         processor::yield_now();

@@ -22,7 +22,8 @@ use usring_sys::thread::Credentials;
 #[derive(Default)]
 pub(crate) struct SubmitHelpers {
     state: Mutex<State>,
-    /// Futex word on which idle submit helpers sleep. It is raised once per ring put into `rings`.
+    /// Futex word on which idle submit helpers sleep. The word is raised once for each ring that is
+    /// put into `rings`.
     job_futex: AtomicU32,
 }
 

@@ -44,8 +44,8 @@ use usring_uapi::io_uring as abi;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
     /// The owner is not interrupted: it runs the work when it asks for events (DEFER_TASKRUN). The
-    /// thread that pushes the first entry announces the work to the program: it signals the
-    /// eventfd, sets the SQ flag TASKRUN, and makes the ring's descriptor readable. A sleeping
+    /// thread that pushes the first entry announces the work to the program. This thread signals
+    /// the eventfd, sets the SQ flag TASKRUN, and makes the ring's descriptor readable. A sleeping
     /// owner is woken once the list has as many entries as the owner waits for.
     #[doc(alias = "TWA_NONE")]
     None,
@@ -73,9 +73,9 @@ impl Notification {
 }
 
 impl Ring {
-    /// Passes a request that a worker has finished to its ring. Any thread may call this function.
-    /// The caller waits for no driver of this process, but perhaps for one in another process
-    /// ([`run_if_unattended`]).
+    /// Passes a request that a worker has finished to the request's ring. Any thread may call this
+    /// function. The caller never waits for a driver of this process. It may have to wait for a
+    /// driver in another process ([`run_if_unattended`]).
     pub(crate) fn add_finished(self: &Arc<Self>, request: RequestEntry) {
         // The entry is urgent, because a chain, a drain or a counted timeout may wait for a
         // worker's result. The kernel's workers also wake waiters at once.
@@ -100,10 +100,10 @@ impl Ring {
                 self.wakers.wake_target(pushed.queued);
             }
             // In the kernel, only the ring's own thread can complete the request, so `Signal`
-            // interrupts that thread. Here the thread that adds the request can complete it, so
-            // neither case needs an interrupt. The ring's own thread may sleep in another system
-            // call, for an event that only this task work causes. Then the thread that adds the
-            // work causes the event.
+            // interrupts that thread. Here the thread that adds the request can complete it, so no
+            // interrupt is needed. The ring's own thread may sleep in another system call, for an
+            // event that only this task work causes. Then the thread that adds the work causes that
+            // event.
             Notification::Resume | Notification::Signal => {
                 // If an SQ thread polls the devices, a waiter only reads the CQ. To wake that
                 // waiter would not get the task work done.
@@ -156,7 +156,8 @@ fn watch_again_if_handled(ring: &Arc<Ring>) -> bool {
         return false;
     }
     locked.release(Exit::FinishedInside);
-    // This thread was the driver for a moment. Another thread may have left work to it.
+    // This thread was the driver for a moment. Another thread may have left work to this thread
+    // meanwhile.
     if ring.task_work.is_sealed() {
         run_inside(ring);
     }
@@ -298,7 +299,8 @@ fn run_one(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// Completes a request that a worker has run, or issues it again if it is a multishot that goes on.
+/// Completes a request that a worker has run. If the request is a multishot that continues, issues
+/// it again instead.
 fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     debug_assert!(request.progress == Progress::Ran);
     locked.notify.completed_by_worker = true;

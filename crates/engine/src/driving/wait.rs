@@ -1,7 +1,7 @@
 //! Sleeping in io_uring_enter(2) until there are enough completions. The waiter watches the ring's
 //! files and timers itself, so a completion needs no second thread. If several threads wait, one of
-//! them leads: it sleeps on the ring's epoll set. The other waiters sleep on the sleep word, a
-//! futex.
+//! them is the leader, which sleeps on the ring's epoll set. The other waiters sleep on the sleep
+//! word, a futex.
 
 use super::completion_rate::CompletionRate;
 use super::order::{self, Step};
@@ -47,8 +47,8 @@ impl WaitCall {
         self.consumed.unwrap_or_else(|| memory.consumed())
     }
 
-    /// Returns the number of CQEs that the CQ had when this wait began or that have come since.
-    /// CQEs that another thread has consumed meanwhile count, too. The caller needs no lock.
+    /// Returns the number of CQEs that the CQ had when this wait began, plus those that have come
+    /// since. CQEs that another thread has consumed meanwhile count, too. The caller needs no lock.
     pub fn arrived(&self, ring: &Ring) -> u32 {
         ring.memory.published_since(self.head_at_start(&ring.memory))
     }
@@ -65,7 +65,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // submits may take longer than the limit, and the caller does not wait for their requests.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let (mut polled, mut is_first, mut notifies_tracers) = (false, true, true);
-    // When this wait began, if it is for a lone transfer (the only request in flight: `lone_poll`).
+    // The time at which this wait began, if the wait is for a lone transfer (the only request in
+    // flight: `lone_poll`).
     let mut lone: Option<Ticks> = None;
     let mut rate = CompletionRate::default();
     // How many of the ring's TIMEOUTs had ended when this wait began. `None`: not read yet.
@@ -89,8 +90,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             return Ok(());
         }
-        // This check comes before `ended` completes the requests of the lost SQ thread. So a wait
-        // that returns `EOWNERDEAD` leaves none of them without a CQE.
+        // `ended` below completes the requests of a lost SQ thread. This check comes first. So if
+        // the wait returns `EOWNERDEAD`, each of these requests has its CQE.
         let is_lost = has_lost_thread(&locked);
         if ring.is_shared() && ended::complete_before_sleep(&mut locked, &mut polled) {
             locked.release(Exit::Leave);
@@ -103,7 +104,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         };
         let span = match left {
             Ok(span) => span,
-            // The time is up, but this wait has not polled the files yet: poll them once.
+            // The time is up, but this wait has not polled the files yet. So it polls them once.
             Err(_) if !polled && locked.waiting.polls.armed() > 0 => {
                 polled = true;
                 poll_and_release(locked);
@@ -138,9 +139,9 @@ fn choose_some(ring: &Arc<Ring>) {
     }
 }
 
-/// Returns whether the ring's SQ thread is lost: it belonged to an ancestor of this process and
-/// does not serve the ring any more. If so, sets NEED_WAKEUP, so that the program does not rely on
-/// the SQ thread.
+/// Returns whether the ring's SQ thread is lost: the SQ thread belonged to an ancestor of this
+/// process and does not serve the ring any more. If so, sets NEED_WAKEUP, so that the program does
+/// not rely on the SQ thread.
 #[inline]
 fn has_lost_thread(locked: &LockedRing) -> bool {
     let is_lost = locked.ring.sq_thread.is_lost(locked.ring);
@@ -150,8 +151,8 @@ fn has_lost_thread(locked: &LockedRing) -> bool {
     is_lost
 }
 
-/// Lets a request continue that `usring run --order` holds back, before the waiter sleeps. Returns
-/// `None`, with the lock released, if the waiter has to count its completions again. With
+/// Lets a request continue that `usring run --order` holds back. Called before the waiter sleeps.
+/// Returns `None`, with the lock released, if the waiter has to count its completions again. With
 /// `notifies_tracers`, notifies tracers that the thread waits.
 ///
 /// Error: `EINTR` if a signal ended a pause.
@@ -199,8 +200,8 @@ fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool,
         order::note_choice(locked);
     }
     *polled |= complete_finished_work(locked, wanted, is_first);
-    // A waiter that goes on to sleep learns of ready files from the epoll set, so it needs no poll
-    // here.
+    // A waiter that is about to sleep gets the events of ready files from the epoll set. So such a
+    // waiter needs no poll here.
     let sleeps = locked.queues.cq.ready() < wanted;
     let is_due = |locked: &mut LockedRing| locked.ring.is_left_to_owner() && locked.is_poll_due();
     if !*polled && !sleeps && locked.waiting.polls.armed() > 0 && (wanted == 0 || is_due(locked)) {
@@ -218,8 +219,8 @@ fn complete_and_publish(locked: &mut LockedRing, wanted: u32, polled: &mut bool,
 /// Returns whether it has polled the files.
 ///
 /// On a ring that defers task work, the owner continues runnable requests (those due for an attempt
-/// without an event) once, when its wait begins. Later in the wait it does so only if it has too
-/// few completions.
+/// without an event) once, when its wait begins. Later in the wait, the owner continues such
+/// requests only if it has too few completions.
 fn complete_finished_work(locked: &mut LockedRing, wanted: u32, is_first: bool) -> bool {
     task_work::clear_announcement(locked);
     locked.ring.watch.activity.count_visit();
@@ -337,8 +338,8 @@ fn gather_or_sleep(
 
 /// Pauses while events of the files gather, so that one wake-up serves several events. Pauses only
 /// on a ring that defers task work, if the waiter needs several more completions and has measured
-/// their rate. (The kernel wakes such a waiter once, when there are enough completions. An epoll
-/// set would wake it for each event.)
+/// their rate. (The kernel wakes such a waiter once, when there are enough completions. Without a
+/// pause, an epoll set would wake the waiter for each event.)
 ///
 /// Returns `None`, with the lock released, if the waiter paused; otherwise the held lock.
 ///
@@ -358,8 +359,8 @@ fn pause_for_more_events<'a>(
     if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
         return Ok(Some(locked));
     }
-    // This call comes before `announce`. Otherwise the waiter would wake itself for the CQEs that
-    // it has just published.
+    // This call comes before `announce`. Otherwise the waiter would wake itself, because of the
+    // CQEs that it has just published.
     locked.wake_others();
     let needed = needed_completions(&mut locked, call);
     let ticket = ring.wakers.announce(Sleeper::Futex, needed, call.head_at_start(&ring.memory));
@@ -425,8 +426,8 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         ring_watcher::disarm(&locked);
     }
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
-    // This call comes before `announce`. Otherwise the waiter would wake itself for the CQEs that
-    // it has just published.
+    // This call comes before `announce`. Otherwise the waiter would wake itself, because of the
+    // CQEs that it has just published.
     locked.wake_others();
     let needed = needed_completions(&mut locked, call);
     match waiter.filter(|_| leads) {
@@ -445,8 +446,8 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
 const CQ_CHECK_INTERVAL_NS: Nanoseconds = 1_000_000;
 
 /// Sleeps once on the epoll set of a shared ring, for a waiter whose process has transfers in
-/// flight on devices. Such a transfer ends soon, and its interrupt in the set then wakes the waiter
-/// directly.
+/// flight on devices. (Other waiters of a shared ring sleep on the sleep word.) Such a transfer
+/// ends soon, and its interrupt, an event of the set, wakes the waiter directly.
 ///
 /// Errors: `EINTR`, and the errors of epoll_wait(2).
 fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
@@ -538,8 +539,8 @@ fn stop_leading(ring: &Arc<Ring>, events: &[Event], wanted: u32) {
     dispatch::dispatch(&mut locked, events, wanted);
     locked.finish_batch();
     let successor = ring.wakers.sleep.resign();
-    // `Exit::Bare` leaves deferred submits pending until this thread takes the lock again, because
-    // the next leader must not wait for them.
+    // `Exit::Bare` leaves deferred submits pending until this thread takes the lock again. So the
+    // next leader does not have to wait until these submits are made.
     locked.release(Exit::Bare);
     if successor == Wake::Futex {
         ring.wakers.sleep.wake_futex();

@@ -40,8 +40,8 @@ enum Queue {
 }
 
 impl Queue {
-    /// Asks the listener how many connections wait. `Unknown`: its protocol does not report the
-    /// number.
+    /// Asks the listener how many connections wait. Returns `Unknown` if the listener's protocol
+    /// does not report the number.
     fn counted(number: i32) -> Queue {
         match socket::queue_length(number) {
             Some(0) => Queue::Empty,
@@ -64,8 +64,8 @@ impl Queue {
 
     /// Returns what is known about the listener's queue after one connection was accepted.
     /// `was_ready`: an epoll event reported that this listener is ready. Each later connection then
-    /// makes a new event. So if the reported number says that the queue is empty, the listener is
-    /// not polled.
+    /// makes a new event. So if by the reported number the queue is empty, this function does not
+    /// poll the listener.
     fn after_accept(self, number: i32, was_ready: bool) -> Queue {
         match self {
             Queue::Holds(count @ 2..) => Queue::Holds(count - 1),
@@ -216,7 +216,8 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             Err(Errno::EAGAIN) => {}
             answer => break answer,
         }
-        // The listener is non-blocking. So the worker waits for it by poll(2), then tries again.
+        // The listener is non-blocking. So the worker waits by poll(2) until the listener is ready,
+        // and then tries again.
         let mut listener = PollDescriptor::new(number, epoll::IN);
         if let Err(error) = blocking.run(&listener.call(-1)) {
             break Err(error);

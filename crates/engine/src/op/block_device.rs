@@ -189,8 +189,8 @@ fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> R
 
 /// Returns the ring's channel for ordinary files (the kernel's AIO), if this channel is to carry
 /// out an AIO context's transfer. The channel carries out transfers with O_DIRECT, because they are
-/// asynchronous. It also carries out all writes, because a write that io_submit(2) has accepted is
-/// made even if the program ends. (In the kernel, a write without O_DIRECT is made during
+/// asynchronous. The channel also carries out all writes: a write that io_submit(2) has accepted is
+/// then made even if the program ends. (In the kernel, a write without O_DIRECT is made during
 /// io_submit.)
 ///
 /// Errors: `EBADF`; `EOPNOTSUPP` for all other transfers.
