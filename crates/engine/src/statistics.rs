@@ -1,11 +1,12 @@
 //! The counters of `usring run --stats` and of `USRING_STATS`, and the file that holds them. The
 //! launcher makes the file; without the launcher, the program's first process makes it. Every
-//! process of the program maps it. The counts survive the end of every process, even by SIGKILL.
+//! process of the program maps the file. The counts survive the end of every process, even by
+//! SIGKILL.
 //!
-//! Each ring claims a [`Block`] for itself. A thread that holds the ring's lock counts there with
-//! plain loads and stores, so counting costs no locked instruction. When the ring is closed, its
-//! block is added to [`Statistics::totals`] and becomes free. The blocks of a process that dies
-//! stay readable. [`Statistics::reclaim`] adds them to the totals when blocks run short.
+//! Each ring claims a [`Block`] for itself. A thread that holds the ring's lock counts in this
+//! block with plain loads and stores, so counting costs no locked instruction. When the ring is
+//! closed, its block is added to [`Statistics::totals`] and becomes free. The blocks of a process
+//! that dies stay readable. [`Statistics::reclaim`] adds them to the totals when blocks run short.
 //!
 //! Processes with different builds of usring may map one file. So each change of the layout needs a
 //! new [`VERSION`].

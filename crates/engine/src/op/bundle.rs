@@ -15,8 +15,8 @@ use usring_sys::message;
 use usring_sys::{Errno, UserAddress, width};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 
-/// Selects the next buffers of the request's group for its transfer, with at most `most` bytes. If
-/// `most` is 0, selects only the first buffer.
+/// Selects the next buffers of the request's group for the request's transfer, with at most `most`
+/// bytes. If `most` is 0, selects only the first buffer.
 fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<SelectedBuffers, Errno> {
     let group = request.sqe.buf_index;
     let transfer = transfer_of(request)?;
@@ -163,13 +163,13 @@ fn outcome_without_data(request: &mut Request, given: u32, selections: Selection
     transfer.would_block()
 }
 
-/// Returns whether a multishot has received as many bytes as its SQE asks for. It then lets other
-/// requests continue before it receives more.
+/// Returns whether a multishot has received as many bytes as its SQE asks for. The multishot then
+/// lets other requests continue before it receives more.
 fn has_reached_limit(transfer: &SendReceive, bytes: u64) -> bool {
     transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
 
-/// Ends a bundle after `bytes` more bytes. The buffers that it has selected but not filled go back
+/// Ends a bundle after `bytes` more bytes. Selected buffers that the bundle has not filled go back
 /// to their group.
 pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u64) {
     let group = request.sqe.buf_index;
@@ -193,7 +193,7 @@ enum AttemptOutcome {
 struct Bundle {
     bytes: u64,
     rest: LeftInSocket,
-    /// No CQE follows: no more data will come, or no buffer is left for it.
+    /// No CQE follows: no more data will come, or the group has no buffer for more data.
     last: bool,
     failed: bool,
 }

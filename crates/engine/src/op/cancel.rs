@@ -39,8 +39,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Checks that the key's flags may be combined. The ASYNC_CANCEL request and
-/// IORING_REGISTER_SYNC_CANCEL both use this check. Error: `EINVAL`.
+/// Checks that the key's flags may be combined. This check serves the ASYNC_CANCEL request and
+/// IORING_REGISTER_SYNC_CANCEL. Error: `EINVAL`.
 pub(crate) fn check(key: &CancelKey) -> Result<(), Errno> {
     let any = key.flags & abi::IORING_ASYNC_CANCEL_ANY != 0;
     let by_file = key.flags & abi::IORING_ASYNC_CANCEL_FD != 0;

@@ -41,7 +41,8 @@ struct Visit {
     file: Arc<RegisteredFile>,
 }
 
-/// Returns the rings and the file that the request carries. Other modules see them only as `Any`.
+/// Returns the rings and the file that the request carries. Other modules see this content only as
+/// `Any`.
 fn visit_of(visit: &(dyn Any + Send)) -> &Visit {
     visit.downcast_ref().unwrap_or_else(|| unreachable!("only this file makes the value"))
 }
@@ -160,8 +161,8 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
     Ok(())
 }
 
-/// Posts a CQE on a ring if the ring's lock is free, after the messages on the ring's task-work
-/// list. Returns `false` and posts nothing if the CQE has to go onto that list.
+/// Posts a CQE on a ring if the ring's lock is free. The messages on the ring's task-work list are
+/// delivered first. Returns `false` and posts nothing if the CQE has to go onto that list.
 ///
 /// Error: `EBADF` if the ring is closed.
 fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
@@ -205,7 +206,7 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     let file = locked.registered.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
     if let Ok(mut other) = target.try_lock() {
         // As in the kernel, the file is delivered even if the target has DEFER_TASKRUN. The
-        // target's deferred completions stay on its list.
+        // target's deferred completions stay on the target's list.
         let received = (defers_messages(&target) || deliver_queued(&mut other))
             .then(|| receive(&mut other, message, file.clone()));
         other.release(Exit::LeaveInside);

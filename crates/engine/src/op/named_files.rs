@@ -125,8 +125,9 @@ impl NamedFiles {
         }
     }
 
-    /// Makes a request use a duplicate of its file, which stays open after the program's call.
-    /// Requests on one file share the duplicate, because many may wait and descriptors are few.
+    /// Makes a request use a duplicate of its file. The duplicate stays open after the program's
+    /// call. Requests on one file share the duplicate, because many requests may wait and
+    /// descriptors are few.
     pub fn keep(&mut self, file: &mut FileUse) -> Result<(), Errno> {
         if !matches!(file.reference, FileReference::Submitter) {
             return Ok(());

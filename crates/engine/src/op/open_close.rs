@@ -28,7 +28,7 @@ impl Open {
 
     /// Converts the result of openat2(2) to the result of the CQE. A file for a slot of the
     /// registered files gets a private descriptor number at once, so that the program cannot close
-    /// it.
+    /// the file.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
         let number = width::int(answer?);
         if self.slot == FileSlot::Ordinary {
@@ -38,7 +38,8 @@ impl Open {
         Ok(0)
     }
 
-    /// Returns whether the open may wait for a disk. It may if it can create or truncate a file.
+    /// Returns whether the open may wait for a disk. An open that can create or truncate a file may
+    /// wait.
     fn may_block(&self) -> bool {
         let blocking = linux::O_TRUNC | linux::O_CREAT | (linux::O_TMPFILE & !linux::O_DIRECTORY);
         self.how[0] & u64::from(blocking) != 0
@@ -114,8 +115,8 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
         how[0] |= u64::from(linux::O_LARGEFILE);
     }
     if slot != FileSlot::Ordinary {
-        // A direct descriptor's file has an ordinary number for a moment. With O_CLOEXEC, no
-        // program that is executed in that moment inherits it.
+        // The file of a direct descriptor has an ordinary number for a moment. With O_CLOEXEC, no
+        // program that is executed in that moment inherits the number.
         how[0] |= u64::from(linux::O_CLOEXEC);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
@@ -162,8 +163,8 @@ pub(crate) fn work_open(request: &mut Request, blocking: &Blocking) -> i32 {
     open.accept(answer).unwrap_or_else(Errno::negative)
 }
 
-/// If the request names a slot of the registered files, puts the opened file into it. Returns the
-/// CQE's result.
+/// If the request names a slot of the registered files, puts the opened file into that slot.
+/// Returns the CQE's result.
 pub(crate) fn finish_open(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Open(open) = &mut request.operation else { return result };
     match open.opened.take() {

@@ -98,7 +98,8 @@ pub(crate) fn update(locked: &mut LockedRing, update: PollUpdate) -> Result<i32,
         poll.journal.inspect(|slot| locked.journal().rename(*slot, user_data));
     }
     if let (Some(new), Operation::Poll(armed)) = (interest, &mut poll.operation) {
-        // An update changes only the events. It cannot turn the poll into a multishot, or back.
+        // An update changes only the events. A multishot poll stays a multishot, and any other poll
+        // stays single.
         armed.events = new.events;
     }
     locked.queues.issuable.push_back(poll);

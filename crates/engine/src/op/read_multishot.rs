@@ -54,8 +54,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     }
 }
 
-/// Returns whether a request can wait for this file repeatedly. On a regular file it cannot: such a
-/// file is always ready.
+/// Returns whether a request can wait for this file repeatedly. No request can wait for a regular
+/// file, because such a file is always ready.
 fn can_repeat(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|identity| identity.can_wait()) && !fast_poll::is_unpolled_device(number)
 }

@@ -102,9 +102,9 @@ fn is_vector_of_registered(sqe: &usring_uapi::Sqe) -> bool {
     matches!(sqe.opcode, opcode::READV_FIXED | opcode::WRITEV_FIXED)
 }
 
-/// Reads the program's vector now, because the program may reuse its memory when its call returns.
-/// A vector of one member is returned as that member. `selects`: the request has BUFFER_SELECT, so
-/// the vector must have one member, which gives the length.
+/// Reads the program's vector now, because the program may reuse the vector's memory when its call
+/// returns. A vector of one member is returned as that member. `selects`: the request has
+/// BUFFER_SELECT, so the vector must have one member, which gives the length.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
     let address = UserAddress(sqe.addr);
     if selects && sqe.len != 1 || sqe.len > linux::UIO_MAXIOV {
@@ -244,8 +244,8 @@ fn continue_transfer(
                 return transfer.answer(transfer.result(Errno::EAGAIN));
             }
             Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
-            // The file refuses a flag that the program set. If it refuses only RWF_NOWAIT, which
-            // usring added, the next branch makes the transfer without that flag.
+            // The file refuses a flag that the program set. If the file refuses only RWF_NOWAIT,
+            // which usring added, the next branch makes the transfer without that flag.
             Err(Errno::EOPNOTSUPP) if is_refused_for_flags(transfer.asked_flags(), number) => {
                 return transfer.answer(transfer.result(Errno::EOPNOTSUPP));
             }

@@ -219,8 +219,8 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
 /// how much of the buffer is used up.
 fn return_or_use_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
-    // In the kernel, a worker would carry out a request with IOSQE_ASYNC, and use up a buffer of a
-    // buffer ring when it begins. So such a request keeps its buffer.
+    // In the kernel, a worker would carry out a request with IOSQE_ASYNC. The worker would use up a
+    // buffer of a buffer ring as soon as it began. So such a request keeps its buffer.
     let keeps = request.is_forced_once() && !has_no_socket(request, outcome);
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
@@ -316,8 +316,8 @@ pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
     if was_woken { transfer.would_block() } else { transfer.polls_first() }
 }
 
-/// Posts the CQE of one receive of a multishot. If that is the multishot's last CQE, returns it as
-/// the request's outcome instead.
+/// Posts the CQE of one receive of a multishot. If that CQE is the multishot's last, does not post
+/// it, but returns it as the request's outcome.
 fn post(
     locked: &mut LockedRing,
     request: &mut Request,

@@ -1,6 +1,6 @@
 //! The messages of RECVMSG. recvmsg(2) gets a header of usring's. The results in that header are
-//! copied to the program's own header. For a multishot, they go into the provided buffer, before
-//! the data (`struct io_uring_recvmsg_out`).
+//! copied to the program's own header. For a multishot, the results go into the provided buffer,
+//! before the data (`struct io_uring_recvmsg_out`).
 
 use super::send_receive::check_socket;
 use crate::request::operation::send_receive::{SendReceive, SocketMessage};
@@ -62,8 +62,8 @@ pub(crate) fn check_sizes(message: &SocketMessage) -> Result<(), Errno> {
     if fits { Ok(()) } else { Err(Errno::EOVERFLOW) }
 }
 
-/// Receives one message of a multishot into the provided buffer, with its results before the data.
-/// Returns the bytes of the buffer that are used, and whether no message can follow.
+/// Receives one message of a multishot into the provided buffer, with the message's results before
+/// the data. Returns the number of bytes used in the buffer, and whether no message can follow.
 pub(crate) fn receive_into_buffer(transfer: &mut SendReceive, number: i32) -> Result<(i32, bool), Errno> {
     let flags = transfer.flags | message::DO_NOT_WAIT;
     let buffer = transfer.part;

@@ -1,7 +1,7 @@
 //! SEND, SENDMSG, SEND_ZC and SENDMSG_ZC. SEND_ZC and SENDMSG_ZC also copy the data. With
-//! REPORT_USAGE, their notification says so. usring cannot use MSG_ZEROCOPY for them: the kernel
-//! would report the end of the transfer on the socket's error queue. That queue belongs to the
-//! program.
+//! REPORT_USAGE, their notification reports the copy. usring cannot use MSG_ZEROCOPY for them: the
+//! kernel would report the end of the transfer on the socket's error queue. That queue belongs to
+//! the program.
 
 use super::bundle;
 use super::send_receive::{self, transfer_of};
@@ -111,9 +111,9 @@ pub(crate) fn is_bundle(request: &Request) -> bool {
     request.sqe.opcode == opcode::SEND && request.sqe.ioprio & BUNDLE != 0
 }
 
-/// Begins a bundle with IOSQE_ASYNC. In the kernel a worker would begin it, and workers may not
-/// post several CQEs. So if the socket is writable, the bundle completes with `ECANCELED`.
-/// Otherwise it waits until the socket is writable, and is tried as if it were new.
+/// Begins a bundle with IOSQE_ASYNC. In the kernel a worker would begin the bundle, and workers may
+/// not post several CQEs. So if the socket is writable, the bundle completes with `ECANCELED`.
+/// Otherwise the bundle waits until the socket is writable, and is then tried like a new request.
 #[cold]
 pub(crate) fn begin_forced_bundle(request: &Request) -> IssueOutcome {
     if is_ready(request.file.number) {

@@ -1,9 +1,9 @@
-//! Common parts of sends and receives: the prepare from the SQE, and checks. `send` and
-//! `receive` carry the requests out; `bundle` carries out those that use several buffers for a CQE.
+//! Common parts of sends and receives: the prepare from the SQE, and checks. `send` and `receive`
+//! carry the requests out. `bundle` carries out requests that use several buffers for one CQE.
 //!
-//! A transfer is tried as if its socket were non-blocking. If it would block, the request waits for
-//! the socket; with MSG_DONTWAIT it completes with EAGAIN. With MSG_WAITALL, a short transfer is
-//! continued on sockets of type SOCK_STREAM or SOCK_SEQPACKET.
+//! A transfer is tried as if its socket were non-blocking. If the transfer would block, the request
+//! waits for the socket. With MSG_DONTWAIT, the request completes with EAGAIN instead. With
+//! MSG_WAITALL, a short transfer is continued on sockets of type SOCK_STREAM or SOCK_SEQPACKET.
 
 use super::received_message;
 use crate::request::Request;

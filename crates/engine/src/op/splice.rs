@@ -33,8 +33,8 @@ impl Source {
     }
 }
 
-/// Prepares SPLICE or TEE. The SQE has the source's number in `file_index` and its offset in
-/// `addr`.
+/// Prepares SPLICE or TEE. The SQE has the source's number in `file_index` and the source's offset
+/// in `addr`.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
     let tees = sqe.opcode == opcode::TEE;

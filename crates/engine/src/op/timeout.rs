@@ -80,7 +80,8 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
 }
 
 /// Completes a LINK_TIMEOUT that is issued by itself, because the request that it limits has
-/// completed. Any other LINK_TIMEOUT is never issued: the request that it limits arms it.
+/// already completed. No other LINK_TIMEOUT is ever issued: the limited request arms it when that
+/// request begins to wait.
 pub(crate) fn issue_link(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
     IssueOutcome::Done(Answer { result: Errno::ECANCELED.negative(), failed: false })
 }

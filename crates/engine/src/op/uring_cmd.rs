@@ -17,7 +17,7 @@ const DISCARD: u32 = 0x1200;
 
 /// Prepares URING_CMD. The SQE has the command's number in the lower half of `off`; the upper half
 /// must be 0. Commands of sockets ignore the flag for a registered buffer. Commands of devices
-/// refuse it later.
+/// refuse that flag later.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
     // BUFFER_SELECT is for multishot commands (TX_TIMESTAMP), which are not supported.

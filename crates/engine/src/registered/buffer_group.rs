@@ -27,8 +27,8 @@ pub(crate) struct SelectedBuffer {
     pub address: UserAddress,
     /// Bytes that the request may use.
     pub length: u32,
-    /// Bytes of the whole buffer. If the request returns the buffer unused, a classic group gets it
-    /// back with this length.
+    /// Bytes of the whole buffer. If the request returns the buffer unused, a classic group gets
+    /// the buffer back with this length.
     pub whole_length: u32,
     /// The buffer comes from a buffer ring.
     pub from_ring: bool,
@@ -88,8 +88,8 @@ pub(crate) struct BufferGroups {
 impl BufferGroups {
     /// Takes the next buffer of a group. The request may use the first `wanted` bytes of the
     /// buffer, or the whole buffer if `wanted` is 0. `decides` is called only for an incremental
-    /// ring (IOU_PBUF_RING_INC). If it returns `true`, the bytes of the request count as used up
-    /// now, even if the transfer turns out to be shorter.
+    /// ring (IOU_PBUF_RING_INC). If `decides` returns `true`, the bytes of the request count as
+    /// used up now, even if the transfer turns out to be shorter.
     ///
     /// Error: `ENOBUFS` if there is no such group, or no buffer in it.
     pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
@@ -375,8 +375,8 @@ impl BufferGroups {
     }
 }
 
-/// Returns this process's view of a buffer group that the ring's processes share. `known`: its
-/// earlier view of the group with this id.
+/// Returns this process's view of a buffer group that the ring's processes share. `known`: this
+/// process's earlier view of the group with this id.
 fn follow_one(
     registrations: &Registrations,
     own_registrations: &OwnRegistrations,

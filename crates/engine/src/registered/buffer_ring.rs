@@ -58,7 +58,7 @@ impl BufferRing {
     }
 
     /// Adds the buffer ring to the registrations that all processes of the io_uring instance see,
-    /// unless they see it already. If there is no room, the buffer ring stays private to this
+    /// unless it is among them already. If there is no room, the buffer ring stays private to this
     /// process.
     pub fn publish(&mut self, registrations: &Registrations, group: u16) {
         let Head::Own(head) = self.head else { return };

@@ -1,6 +1,6 @@
 //! Decides whether this process has the memory that another process of a shared ring has
-//! registered. It has the memory if the other process is an ancestor that registered the memory
-//! before the fork(2).
+//! registered. This process has the memory if the other process is an ancestor that registered the
+//! memory before the fork(2).
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};

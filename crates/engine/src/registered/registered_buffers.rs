@@ -19,7 +19,8 @@ const LIMIT: u32 = 1 << 14;
 const LENGTH_LIMIT: u64 = 1 << 30;
 
 /// A buffer of the table. If the buffer has a tag, each request that uses the buffer has a
-/// reference to it: the tag is posted after the last of these requests.
+/// reference to it. So usring finds out when the last of these requests ends, and then posts the
+/// tag.
 pub(crate) struct RegisteredBuffer {
     address: u64,
     length: u64,
@@ -54,12 +55,12 @@ pub(crate) enum BufferReference {
     /// The request uses no registered buffer.
     #[default]
     Nothing,
-    /// The request uses a buffer without a tag. usring does not count these requests, because it
-    /// posts nothing after the last of them. A count would cost two locked instructions per
-    /// request.
+    /// The request uses a buffer without a tag. usring does not count the requests that use such a
+    /// buffer, because it posts nothing after the last of them. A count would cost two locked
+    /// instructions per request.
     Untagged,
     /// The request uses this buffer, which has a tag. The tag is posted once the buffer has left
-    /// the table and no request holds it.
+    /// the table and no request holds the buffer.
     Tagged(#[expect(dead_code, reason = "owned so that the requests are counted")] Arc<RegisteredBuffer>),
 }
 
@@ -343,8 +344,8 @@ fn is_among(ranges: &[IoVector], range: IoVector) -> bool {
     ranges.iter().any(|other| (other.base, other.length) == (range.base, range.length))
 }
 
-/// The slots that CLONE_BUFFERS copies from another ring's table, and the slots to which it copies
-/// them.
+/// The slots that CLONE_BUFFERS copies from another ring's table, and the slots that get the
+/// copies.
 pub(crate) struct Part {
     pub from: u32,
     pub to: u32,

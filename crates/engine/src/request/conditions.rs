@@ -115,14 +115,14 @@ impl CancelKey {
     }
 
     /// Returns whether the key selects all matching requests (ALL, ANY). The result of the
-    /// cancellation is then the number of requests that it has cancelled.
+    /// cancellation is then the number of cancelled requests.
     pub fn counts(&self) -> bool {
         self.has(abi::IORING_ASYNC_CANCEL_ALL | abi::IORING_ASYNC_CANCEL_ANY)
     }
 
     /// Returns whether the key names a request's file. `number` is the descriptor number of that
-    /// file. Where the kernel cannot compare the two files, the answer is whether the request's SQE
-    /// and the key name the same number.
+    /// file. Where the kernel cannot compare the two files, the descriptor numbers in the request's
+    /// SQE and in the key are compared instead.
     fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
         let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
         let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;

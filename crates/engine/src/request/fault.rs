@@ -17,7 +17,7 @@ pub(crate) struct PendingFault {
     /// into.
     pub memory: Vec<IoVector>,
     /// The value stands for no fault: `usring run --order` holds the request back, and chooses when
-    /// it completes.
+    /// the request completes.
     pub is_ordered: bool,
 }
 

@@ -1,4 +1,5 @@
-//! The file of a request, and what keeps its descriptor number valid while the request waits.
+//! The file of a request, and the reference that keeps the file's descriptor number valid while the
+//! request waits.
 
 use super::conditions::SharedDuplicate;
 use crate::registered::registered_files::RegisteredFile;
@@ -27,7 +28,7 @@ pub(crate) enum FileReference {
     #[default]
     Submitter,
     /// A registered file. The request shares the file, so the file stays open even if the program
-    /// updates its slot in the table.
+    /// updates the file's slot in the table.
     Registered(Arc<RegisteredFile>),
     /// A duplicate that all requests waiting for one file share.
     WaitDuplicate(Arc<SharedDuplicate>),
@@ -66,8 +67,8 @@ impl TransferDuplicates {
     /// Returns the duplicate for one of the program's descriptor numbers; makes it on first use.
     pub fn duplicate(&mut self, number: i32) -> Result<Arc<HeldDescriptor>, Errno> {
         let known = self.known.get(&number).and_then(Weak::upgrade);
-        // Since the duplicate was made, the program may have closed its file and opened another one
-        // under this number.
+        // Since the duplicate was made, the program may have closed the file and opened another
+        // file under this number.
         let same = known.filter(|duplicate| descriptor::same_file(number, duplicate.number()) == Some(true));
         if let Some(duplicate) = same {
             return Ok(duplicate);

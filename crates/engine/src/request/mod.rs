@@ -56,7 +56,7 @@ pub(crate) struct Properties {
     pub work: Option<Work>,
     /// The request works on the file whose number is in the SQE's `fd`.
     pub needs_file: bool,
-    /// Events for which the file is polled when the request would block; 0: it is not polled.
+    /// Events for which the file is polled when the request would block; 0: the file is not polled.
     pub poll_events: u32,
     /// The request may use a provided buffer (BUFFER_SELECT).
     pub selects_buffer: bool,
@@ -180,8 +180,8 @@ pub(crate) enum Progress {
     New,
     /// The request's prepare failed, with the error in `result`. The request is never issued.
     Refused,
-    /// The request's chain broke before the request started. It completes with the error in
-    /// `result`.
+    /// The request's chain broke before the request started. The request completes with the error
+    /// in `result`.
     NotStarted,
     /// A worker has run the request and set `result`.
     Ran,

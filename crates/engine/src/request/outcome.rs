@@ -23,10 +23,10 @@ pub(crate) enum IssueOutcome {
     /// opcode table, and then tries the request again.
     WouldBlock,
     /// The request was not tried, because it has to wait for its file first. The file may be ready
-    /// already, so the engine polls it before the request waits.
+    /// already, so the engine polls the file before the request waits.
     PollsFirst,
     /// The request has used up its time slice (`fast_poll::SLICE` results) and may have more to do.
-    /// It continues after other requests.
+    /// The request continues after other requests.
     Yield,
     /// Only a worker, which may block, can carry out the request.
     NeedsWorker,

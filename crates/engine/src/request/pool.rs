@@ -1,4 +1,4 @@
-//! A ring's spare requests and messages. With them, the hot path allocates no memory.
+//! A ring's spare requests and messages. Because of these spares, the hot path allocates no memory.
 
 use super::conditions::RequestId;
 use super::operation::Operation;
@@ -78,7 +78,8 @@ fn new_entry_if_possible() -> Option<RequestEntry> {
     memory_reserve::check().ok().map(|()| new_entry())
 }
 
-/// Makes a request that belongs to no ring. It needs an id before a ring uses it.
+/// Makes a request that belongs to no ring. Before a ring uses the request, it has to give the
+/// request an id.
 #[cold]
 pub(crate) fn new_entry() -> RequestEntry {
     Entry::new(Request::new())

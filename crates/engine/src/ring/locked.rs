@@ -40,8 +40,9 @@ impl Ring {
         }
     }
 
-    /// Acquires the ring's lock if it is free. The error says which kind of thread holds it. A
-    /// driver in another process ([`HeldBy::OtherProcess`]) does not see task work of this process.
+    /// Acquires the ring's lock if it is free. The error says which kind of thread holds the lock.
+    /// A driver in another process ([`HeldBy::OtherProcess`]) does not see task work of this
+    /// process.
     pub(crate) fn try_lock(self: &Arc<Self>) -> Result<LockedRing<'_>, HeldBy> {
         let state = self.state.try_lock(|state, since| self.catch_up(state, since))?;
         Ok(LockedRing { ring: self, state, release_check: ReleaseCheck(self) })

@@ -45,9 +45,9 @@ use usring_uapi::io_uring as abi;
 /// One io_uring instance in one process. Always in an `Arc`: a worker or the ring watcher keeps the
 /// ring alive while it works for the ring.
 ///
-/// After fork(2), several processes may use one ring. Each of them has a `Ring` of its own. They
-/// share the words of `memory` and `control`. Everything else concerns only requests that the
-/// `Ring`'s own process has submitted.
+/// After fork(2), several processes may use one ring. Each of them has a `Ring` of its own. These
+/// `Ring`s share the words of `memory` and `control`. Everything else concerns only requests that
+/// the `Ring`'s own process has submitted.
 #[doc(alias = "io_ring_ctx")]
 pub struct Ring {
     /// `IORING_SETUP_*`, fixed at setup.
@@ -73,8 +73,9 @@ pub struct Ring {
     pub(crate) watch: WatcherEntry,
     pub(crate) sq_thread: SqThreadHandle,
     pub(crate) cq_waits: CqWaits,
-    /// The registered eventfd of a ring with DEFER_TASKRUN. It is here and not in [`RingState`],
-    /// because threads that add task work signal it without the ring's lock.
+    /// The registered eventfd of a ring with DEFER_TASKRUN. The eventfd is here and not in
+    /// [`RingState`], because threads that add task work signal the eventfd without the ring's
+    /// lock.
     pub(crate) work_event: Mutex<Option<Arc<EventDescriptor>>>,
     /// Threads that wait for events poll the devices, although the ring has no IOPOLL. Fixed at
     /// setup: see `calls::events`.
@@ -100,12 +101,12 @@ pub struct Ring {
     /// another one's descriptors.
     pub(crate) _own_watcher: Option<OwnedDescriptor>,
     /// An epoll set that shows whether a process has a descriptor of the ring, after this process
-    /// has closed its own: see `waiting::left_rings`.
+    /// has closed its own descriptor: see `waiting::left_rings`.
     pub(crate) witness: Mutex<Option<Epoll>>,
     state: ProcessMutex<RingState, View<AtomicU32>>,
 }
 
-/// Value of [`Ring::issuer`] for a thread of another process. No thread pointer has it.
+/// Value of [`Ring::issuer`] for a thread of another process. No thread pointer has this value.
 pub(crate) const OTHER_PROCESS: usize = usize::MAX;
 
 impl Ring {

@@ -66,9 +66,9 @@ pub(crate) struct Queues {
     pub drain: Drain,
     /// Requests that may be issued now.
     pub issuable: VecDeque<RequestEntry>,
-    /// Members of chains, and requests that a drain held back, that may start now. As in the
-    /// kernel, the driver starts them after the rest of the batch that it is submitting or
-    /// completing.
+    /// The requests that may start now: members of chains, and requests that a drain has held back.
+    /// As in the kernel, the driver starts them after the rest of the batch that it is submitting
+    /// or completing.
     pub successors: VecDeque<Successor>,
     pub statistics: RingCounters,
     /// The requests without a published CQE, by process. `None` until several processes use the

@@ -132,8 +132,8 @@ impl Drain {
         self.deferred.clear();
     }
 
-    /// Queues a request behind the requests that it waits for. If it waits for none, releases it at
-    /// once.
+    /// Queues a request behind the requests that it waits for. If it waits for no other request,
+    /// releases the request at once.
     pub fn defer(&mut self, request: RequestEntry, successors: &mut VecDeque<Successor>) {
         let drains = self.hold_back(request).drains;
         self.release(successors);

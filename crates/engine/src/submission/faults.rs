@@ -44,9 +44,10 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if let Some(outcome) = begin(locked, request) {
         let is_transfer = matches!(request.operation, Operation::ReadWrite(_));
         if matches!(outcome, IssueOutcome::Delayed) && is_transfer && request.properties.needs_ring_at_issue {
-            // The program may unregister the transfer's buffer during the fault's delay, so the
-            // request takes a reference to the buffer now. If that fails, it fails again when the
-            // request is issued after the delay. So the error is ignored here.
+            // The program may unregister the transfer's buffer during the fault's delay. So the
+            // request takes a reference to the buffer now. An error is ignored here, because the
+            // request takes the reference again when it is issued after the delay, and then gets
+            // the error.
             let _ = read_write::hold_registered_buffer(locked, request);
         }
         return outcome;
@@ -85,8 +86,8 @@ fn ask_for_issue_path(locked: &mut LockedRing, request: &mut Request, issue_path
     enter(locked, request, PendingFault { fault, stage, whole: None, memory, is_ordered: false });
 }
 
-/// Attaches a fault to a request. Sends the fault's signal and its spurious notification, if it has
-/// them.
+/// Attaches a fault to a request. Sends the signal and the spurious notification that the fault may
+/// include.
 fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
     let fault = pending.fault;
     request.fault = Some(Box::new(pending));
@@ -252,7 +253,8 @@ fn ask_about(locked: &LockedRing, request: &Request, issue_path: Option<IssuePat
 /// disks.
 const BLOCK: u64 = 4096;
 
-/// Shortens a transfer as the fault says. Returns its original length; `None`: not shortened.
+/// Shortens a transfer as the fault says. Returns the transfer's original length. `None`: the
+/// transfer was not shortened.
 fn shorten(request: &mut Request, fault: &Fault) -> Option<u64> {
     fault.short?;
     let number = request.file.number;

@@ -182,7 +182,7 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
 
 /// Looks up the file of a request with FIXED_FILE in its slot of the registered files. This happens
 /// at issue, as in the kernel's `io_assign_file`, because an earlier request of the chain may put
-/// the file there.
+/// the file into that slot.
 #[inline]
 fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.has_flag(sqe_flags::FIXED_FILE) || !matches!(request.file.reference, FileReference::Submitter) {

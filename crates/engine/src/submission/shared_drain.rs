@@ -24,8 +24,8 @@ use usring_sys::{Errno, process_number};
 use usring_uapi::io_uring as abi;
 
 impl LockedRing<'_> {
-    /// Queues a request behind the requests that it waits for. If it waits for none, releases it at
-    /// once.
+    /// Queues a request behind the requests that it waits for. If it waits for no other request,
+    /// releases the request at once.
     pub fn hold_back(&mut self, request: RequestEntry) {
         if self.ring.is_shared() {
             return self.hold_back_for_all(request);
@@ -110,8 +110,8 @@ impl LockedRing<'_> {
         self.ring.control.set_draining(is_active);
         self.queues.drain.set_active(is_active);
         if is_held && !was_held && self.waits_for_maker() {
-            // Wakes the process that made the ring. That process then counts anew its requests that
-            // are not in the journal.
+            // Wakes the process that made the ring. That process then counts again how many of its
+            // requests are not in the journal.
             self.call_other_processes();
         }
     }

@@ -34,7 +34,7 @@ use usring_uapi::io_uring as abi;
 /// for the slot, there is no limit.
 const LONGEST_USE: Nanoseconds = 20_000_000;
 /// Time, in nanoseconds, for which an asked process must have been silent before this process
-/// checks whether it is stopped.
+/// checks whether the asked process is stopped.
 const LEAST_SILENCE: Nanoseconds = 5_000_000;
 
 /// Returns the outcome of a request that cancels or changes other requests. `answer`: the result if
@@ -243,8 +243,9 @@ fn end(locked: &mut LockedRing, over: RemoteChange) {
     }
 }
 
-/// Withdraws the remote change of a synchronous cancellation, because its system call no longer
-/// waits for the answer. The answer may have arrived in `answer_word` just before.
+/// Withdraws the remote change of a synchronous cancellation, because the system call that asked
+/// for the cancellation no longer waits for the answer. The answer may have arrived in
+/// `answer_word` just before.
 pub(crate) fn withdraw(locked: &mut LockedRing, answer_word: &Arc<AtomicI32>) {
     if locked.waiting.remote_changes.withdraw(answer_word) {
         release_slot(locked);

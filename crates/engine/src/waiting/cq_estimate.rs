@@ -99,13 +99,13 @@ impl CqWaits {
         let earliest = mean.saturating_sub(2 * spread).max(mean / 2);
         let span = earliest.saturating_sub(late);
         // A timer fires late, and a sleep uses about as much processor time as its timer is late.
-        // So a sleep that is shorter than the lateness would save nothing.
+        // So a sleep saves processor time only if it is longer than this lateness.
         if span > late {
             return span;
         }
-        // Only a sleep by a timer measures how late timers fire, and this wait makes none. So the
-        // estimate of the lateness shrinks with each such wait: the machine may be less busy by
-        // now.
+        // Only a sleep by a timer measures how late timers fire, and this wait makes no such sleep.
+        // So the estimate of the lateness shrinks with each such wait: the machine may be less busy
+        // by now.
         set(&self.late, get(&self.late).saturating_sub(1 + get(&self.late) / 256));
         0
     }
@@ -168,10 +168,11 @@ impl CqWaits {
     }
 
     fn learn_arrival(&self, length: Nanoseconds, outcome: Outcome) {
-        // `Overslept`: no thread saw when the completion arrived. It is assumed to have arrived
-        // after half of the wait. If the whole wait counted, the mean would grow, and the next
-        // sleep with it. `Slept`: the wait ended later than its completion arrived. So the wait's
-        // length counts only if it is below the mean, or if there is no mean yet.
+        // `Overslept`: no thread saw when the completion arrived. This code assumes that it arrived
+        // after half of the wait. (If the whole wait counted, the mean would grow. A larger mean
+        // makes the next sleep longer.) `Slept`: the completion arrived some time before the wait
+        // ended. So the wait's length counts only if it is below the mean, or if there is no mean
+        // yet.
         match outcome {
             Outcome::Slept if (1..=length).contains(&get(&self.arrival)) => {}
             Outcome::Overslept => self.arrived_after(length / 2),

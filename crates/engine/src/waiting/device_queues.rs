@@ -161,7 +161,8 @@ impl DeviceQueues {
         self.polled_later = true;
     }
 
-    /// Records that a seccomp filter forbids io_getevents(2), so that no thread can sleep in it.
+    /// Records that a seccomp filter forbids io_getevents(2), so that no thread can sleep in that
+    /// call.
     pub fn forbid_waiter(&mut self) {
         self.forbids_waiter = true;
     }

@@ -42,10 +42,12 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Enters in the journal the requests of this process that are in flight and not yet in it.
+    /// Enters in the journal the requests of this process that are in flight and that the journal
+    /// lacks.
     ///
     /// Before that, frees the slots of requests with published CQEs. A ring of one process has such
-    /// slots after an execve(2) that failed: its requests were entered and have ended since.
+    /// slots after an execve(2) that failed: before the execve(2), its requests were entered, and
+    /// they have ended since.
     pub fn note_earlier_requests(&mut self) {
         self.journal();
         let RingState { queues, waiting, devices, .. } = &mut **self;

@@ -1,6 +1,7 @@
 //! Requests that wait until a file is ready (the kernel's fast poll). Each request is armed: it
 //! begins to wait at its file's registration in the ring's epoll set (`poll_table`). When an event
-//! wakes it (`driving::fire`), a POLL_ADD is completed, and any other request is issued again.
+//! wakes the request (`driving::fire`), a POLL_ADD is completed, and any other request is issued
+//! again.
 //!
 //! - **The epoll set** is made when the first request is armed. A thread that waits in `enter`
 //!   sleeps on the set. While no thread is in `enter`, the ring watcher watches the set.
@@ -9,11 +10,11 @@
 //!   without a system call of its own.
 //! - **Time slices.** A multishot is tried again as long as it gives results. After [`SLICE`]
 //!   results it has to yield to all other ready requests. (READ_MULTISHOT yields only at its
-//!   submission, after one result.) It then waits at its registration, where a cancellation finds
-//!   it, and is marked runnable. The driver tries runnable requests again before it sleeps
-//!   (`driving::dispatch`). A driver that leaves passes them to another thread. So no data is
-//!   missed although the set has already reported the edge. A receive that collects its data in
-//!   many pieces gets time slices, too.
+//!   submission, after one result.) A multishot that has yielded waits at its registration, where a
+//!   cancellation finds it, and is marked runnable. The driver tries runnable requests again before
+//!   it sleeps (`driving::dispatch`). A driver that leaves the ring passes the runnable requests to
+//!   another thread. So no data is missed although the set has already reported the edge. A receive
+//!   that collects its data in many pieces gets time slices, too.
 //! - **Registered files.** The registration of a registered file outlives its requests, and reports
 //!   no event twice. So a request may wait there only after it has found its file not ready. For a
 //!   request that has not tried its file ([`arm_first`]), the engine polls the file. If an event is
@@ -114,8 +115,9 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
 /// epoll set reports an event before the poll runs, the CQE reports that event instead. In the
 /// kernel, too, the two wake-ups become one.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
-    // If the epoll set has not reported the file's present events yet, it will report them. If the
-    // ring has a leader, the leader then posts the multishot's first CQE.
+    // If the epoll set has not reported the file's present events yet, the set will report them. If
+    // the ring has a leader (a waiter that sleeps on the set), the leader then posts the
+    // multishot's first CQE.
     let is_left_to_sleeper = !assigned.has_reported && locked.ring.is_led();
     let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {

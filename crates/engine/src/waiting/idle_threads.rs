@@ -1,6 +1,6 @@
-//! The threads of a pool. They are started for the jobs of the pool's queue, sleep while the queue
-//! is empty, and end when idle for [`IDLE_LIMIT`]. `workers` and `driving::submit_helpers` are such
-//! pools.
+//! The threads of a pool. A thread is started for the jobs of the pool's queue, sleeps while the
+//! queue is empty, and ends when it has been idle for [`IDLE_LIMIT`]. `workers` and
+//! `driving::submit_helpers` are such pools.
 //!
 //! The lock of the queue guards the counts of [`IdleThreads`]. Idle threads sleep on the pool's
 //! futex. A thread that has queued a job increments the futex word.

@@ -57,8 +57,8 @@ impl DeviceQueues {
         let interrupts = !ring.is_polled() || device.waits_when_polled();
         let mut channel = device.open_channel(QueueOptions { depth, interrupts })?;
         if ring.defers_task_work() {
-            // The ring's owner is the only thread that waits. If it waits only for transfers, it
-            // sleeps in io_getevents(2), which needs no interrupts.
+            // The ring's owner is the only thread that waits. If the owner waits only for
+            // transfers, it sleeps in io_getevents(2), which needs no interrupts.
             channel.suppress_interrupts();
         }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {

@@ -89,8 +89,8 @@ impl Order {
         self.candidates.insert(at, candidate);
     }
 
-    /// Returns whether a request that was chosen still runs, and the time for which threads wait
-    /// for it is not over. `now`: time of the monotonic clock.
+    /// Returns whether threads have to wait for a request that was chosen: the request still runs,
+    /// and the time limit of that wait is not over. `now`: time of the monotonic clock.
     pub fn is_awaiting(&mut self, now: Nanoseconds) -> bool {
         if now >= self.awaited_until {
             self.awaited.clear();

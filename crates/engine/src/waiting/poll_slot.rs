@@ -49,8 +49,8 @@ pub(super) struct Slot {
     /// Changes whenever the slot gets another file, so that a late event of the earlier file is
     /// recognised and ignored.
     pub(super) generation: u32,
-    /// Number of rounds so far. A round is the handling of one event. It wakes the requests that
-    /// wait in the slot when the round begins, and not those that begin to wait later.
+    /// Number of rounds so far. A round is the handling of one event. The event wakes the requests
+    /// that wait in the slot when the round begins, and not those that begin to wait later.
     pub(super) round: u32,
     pub(super) switch: Switch,
     /// Whether the epoll set has reported an event since `switch` was last turned on.

@@ -416,8 +416,8 @@ impl PollTable {
         true
     }
 
-    /// Switches off the registration of a file whose event came while no request waits for it. The
-    /// epoll set reports an error or a hang-up once more, because these cannot be masked.
+    /// Switches off the registration of a file whose event came while no request waited for the
+    /// file. The epoll set reports an error or a hang-up once more, because these cannot be masked.
     #[cold]
     fn switch_off_registration(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
@@ -480,8 +480,8 @@ impl PollTable {
         }
     }
 
-    /// Prefetches the request that the driver tries next. It has probably left the near caches
-    /// during the system calls of earlier tries.
+    /// Prefetches the request that the driver tries next. The request's memory has probably left
+    /// the near caches during the system calls of earlier tries.
     #[inline]
     fn prefetch_expected(&self) {
         if let Some(tag) = self.expected.next() {
@@ -509,9 +509,9 @@ impl PollTable {
         }
     }
 
-    /// Makes a multishot that the driver has taken out of its slot wait in the slot again, behind
-    /// the slot's other requests. `slice`: `Runnable` if the slot is still in the queue `runnable`
-    /// for this request.
+    /// Puts a multishot that the driver has taken out of its slot back into that slot, behind the
+    /// slot's other requests. `slice`: `Runnable` if the queue `runnable` still has the slot for
+    /// this request.
     #[inline]
     pub fn wait_again(&mut self, tag: Tag, request: RequestEntry, slice: TimeSlice) {
         let index = width::low(tag) as usize;
@@ -560,7 +560,8 @@ impl PollTable {
         if !stays && let Some(set) = &self.set {
             let _ = set.delete(duplicate.descriptor.number());
         }
-        // If a worker still shares the duplicate, the file is closed when the worker drops it.
+        // If a worker still shares the duplicate, the file is closed when the worker drops the
+        // duplicate.
         if let Some(sole) = Arc::get_mut(&mut duplicate) {
             sole.descriptor = HeldDescriptor::default();
             self.slots[index as usize].spare = Some(duplicate);

@@ -87,10 +87,10 @@ impl Ring {
         process_number::wake_all();
     }
 
-    /// Applies the changes that other processes have made to the ring to this process's state.
-    /// Called when a driver of this process gets the ring's lock and another process had it last.
-    /// If there is an unseen notice, the driver runs all due work of the ring after it has released
-    /// the lock ([`crate::ring::ReleaseCheck`]).
+    /// Brings this process's state up to date with the changes that other processes have made to
+    /// the ring. Called when a driver of this process gets the ring's lock and another process had
+    /// the lock last. If there is an unseen notice, the driver runs all due work of the ring after
+    /// it has released the lock ([`crate::ring::ReleaseCheck`]).
     pub(crate) fn apply_shared_changes(&self, state: &mut RingState) {
         state.waiting.timeouts.note_ended_of_all(self.control.timeouts_ended());
         state.queues.drain.follow(self.control.is_draining(), self.control.refuses_drains());

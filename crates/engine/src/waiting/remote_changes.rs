@@ -266,8 +266,8 @@ impl RemoteChanges {
         self.queue.pop_front()
     }
 
-    /// Moves the first remote change to the end of the queue. Its `target` process is asked again
-    /// later.
+    /// Moves the first remote change to the end of the queue. The process that was asked to make
+    /// this change (`target`) is asked again later.
     pub fn requeue_first(&mut self) {
         if let Some(mut first) = self.queue.pop_front() {
             first.rest.extend(first.target.take().map(|(process, _)| process));

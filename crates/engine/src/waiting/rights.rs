@@ -1,18 +1,20 @@
 //! The rights with which a request is carried out. A request never has more rights than the thread
-//! that submits it. It also has that thread's root, working directory, umask and namespaces.
+//! that submits it. A request also has the root, the working directory, the umask and the
+//! namespaces of that thread.
 //!
 //! On Linux a new thread gets all of these from the thread that creates it. So workers come in
 //! groups. A thread of the program creates the group's *anchor*, and the anchor creates the group's
 //! workers. usring's copy of an SQE names the request's group in place of the personality.
 //!
-//! - As long as all threads of the program have the same credentials (`sys::credentials`), there is
-//!   only the common group, number 0. The ring watcher creates its workers. The ring watcher
-//!   applies every change of credentials to itself. Each change begins a new generation of the
-//!   common group. A worker requested in one generation that starts in a later one takes no jobs.
+//! - As long as all threads of the program have equal credentials (`sys::credentials`), there is
+//!   only the common group, number 0. The ring watcher creates the common group's workers. The ring
+//!   watcher applies every change of credentials to itself. Each change begins a new generation of
+//!   the common group. A worker requested in one generation that starts in a later one takes no
+//!   jobs.
 //! - Just before the threads' credentials begin to differ, the common group gets an anchor, for
 //!   requests submitted until then. Afterwards each thread that submits has a group of its own,
-//!   until its credentials change again. A group is retired when no submitting thread, no job, and
-//!   no ring refers to it any more. Its workers and its anchor then end.
+//!   until the thread's credentials change again. A group is retired when no submitting thread, no
+//!   job, and no ring refers to the group any more. The group's workers and anchor then end.
 //! - A registered personality is a group, whose anchor the registering thread creates.
 //!
 //! Order of a change of credentials: pending workers have started → anchor has started → system
@@ -20,7 +22,7 @@
 //! at most one second per step. A worker that starts too late takes no jobs.
 //!
 //! Neighbours: `workers` runs the jobs of all groups. `submission::issue` passes a request to a
-//! worker of its group if the issuing thread has other rights.
+//! worker of the request's group if the issuing thread has other rights.
 
 use crate::request::{HAS_GROUP, Request};
 use crate::waiting::tasks::{Action, Tasks};
@@ -52,9 +54,9 @@ struct Spawn {
 pub(crate) struct GroupState {
     /// Number of the group's queues in the worker pool. No other group ever gets this number.
     pub serial: u32,
-    /// The generation of a common group: the number of changes of credentials before it. A worker
-    /// that was started in another generation may have other rights, and takes no jobs. `None` for
-    /// the group of a thread or of a personality.
+    /// The generation of a common group: the number of changes of credentials before the group was
+    /// made. A worker that was started in another generation may have other rights, and takes no
+    /// jobs. `None` for the group of a thread or of a personality.
     generation: Option<u32>,
     /// Futex words on which idle workers sleep: one for each of the group's two pools. Each queued
     /// job raises the word of its pool.
@@ -73,7 +75,7 @@ impl GroupState {
     }
 
     /// Returns whether the calling thread, a new worker of the group, was started with the group's
-    /// rights. If not, it must take no jobs.
+    /// rights. If not, the worker must take no jobs.
     pub fn has_group_rights(&self) -> bool {
         self.generation.is_none_or(|generation| credentials::generation_of_birth() == Some(generation))
     }
@@ -299,10 +301,10 @@ impl Groups {
                 Some(member) => member,
                 None => self.enter()?,
             };
-            // The anchor, a new thread, gets the credentials that this thread has now. They may
-            // have changed since the `Member` entry was made: libc's setuid(2) sends a signal to
-            // all threads, and its handler changes their credentials. The entry is then out of
-            // date, and the loop makes another one.
+            // The anchor, a new thread, gets the credentials that this thread has now. These
+            // credentials may have changed since the `Member` entry was made: libc's setuid(2)
+            // sends a signal to all threads, and its handler changes their credentials. The entry
+            // is then out of date, and the loop makes another one.
             if !member.group.start_anchor()? || credentials::changes_of(member.id) == member.changes {
                 return Ok(member);
             }

@@ -181,9 +181,9 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Returns an origin (this process's number, and a number of its own) for the registration that
-    /// this process is about to make. After the registration, the caller calls
-    /// [`LockedRing::note_registration`].
+    /// Returns an origin for the registration that this process is about to make. The origin
+    /// consists of this process's number, and of a number that no other registration of this
+    /// process has. After the registration, the caller calls [`LockedRing::note_registration`].
     pub fn new_origin(&self) -> Origin {
         let number = self.ring.registrations.as_ref().map_or(0, |registrations| registrations.new_number());
         Origin { owner: self.ring.process_number(), number }

@@ -1,6 +1,6 @@
-//! Timeouts of a ring that several processes use. The journal, the list of all processes' requests
-//! in the ring's memory, holds each timeout's condition. So if a process dies, another process can
-//! continue its timeouts.
+//! Timeouts of a ring that several processes use. The journal (the list of all processes' requests,
+//! in the ring's memory) holds each timeout's condition. So if a process dies, another process can
+//! continue the timeouts of the dead process.
 
 use crate::request::conditions::Deadline;
 use crate::request::operation::{Nop, Operation};
@@ -84,8 +84,9 @@ impl LockedRing<'_> {
 
 impl LockedRing<'_> {
     /// Continues the requests behind a timeout of a process that has died. They cannot start
-    /// without their process. So the first gets −EFAULT when the timeout has ended, as in the
-    /// kernel, and the rest −ECANCELED. Returns the first. `properties`: those of NOP.
+    /// without their process. So when the timeout has ended, the first of them gets −EFAULT, as in
+    /// the kernel, and the others get −ECANCELED. Returns the first. `properties`: the properties
+    /// of NOP.
     fn adopt_chain(&mut self, timeout: JournalSlot, properties: &'static Properties) -> Option<RequestEntry> {
         let mut rest: Option<RequestEntry> = None;
         for (slot, user_data) in self.journal().take_chain(timeout).into_iter().rev() {

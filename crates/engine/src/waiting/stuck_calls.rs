@@ -13,9 +13,9 @@
 //! calls the watchdog sleeps, and later it ends. Only the first call after such a pause costs the
 //! driver a system call.
 //!
-//! If a call on a ring got stuck ([`StuckCalls::has_been_stuck`]), its listener is shared with
-//! another process. Workers then make the ring's next calls ([`StuckCalls::leaves_to_worker`]).
-//! Each further stuck call doubles the number of calls that workers make.
+//! If a call got stuck ([`StuckCalls::has_been_stuck`]), another process shares the call's
+//! listener. Workers then make the next calls of the ring ([`StuckCalls::leaves_to_worker`]). Each
+//! further stuck call doubles the number of calls that workers make.
 
 use alloc::sync::Arc;
 use usring_sys::thread::ThreadId;

@@ -113,9 +113,9 @@ pub(crate) struct Mailbox {
     tasks: Mutex<Vec<Task>>,
 }
 
-/// Wakes the ring watcher, because usring has parked a duplicate of a program's file, that is, kept
-/// it open: a close(2) would drop the program's record locks on the file. The ring watcher closes
-/// the duplicate when the program has no record locks on the file.
+/// Wakes the ring watcher after usring has parked a duplicate of a program's file. usring keeps a
+/// parked duplicate open, because close(2) would drop the program's record locks on the file. The
+/// ring watcher closes the duplicate when the program has no record locks on the file.
 static WAKE: fn() = || tasks().wake();
 
 static OBSERVER: credentials::Observer = credentials::Observer {
@@ -140,8 +140,8 @@ impl Tasks {
 
     /// Starts the ring watcher if it is not running.
     ///
-    /// Errors: `EAGAIN` if neither this process nor an ancestor has set up a ring; those of making
-    /// the ring watcher's descriptors and starting its thread.
+    /// Errors: `EAGAIN` if neither this process nor an ancestor has set up a ring; the errors of
+    /// making the ring watcher's descriptors and of starting its thread.
     pub fn start(&'static self) -> Result<(), Errno> {
         self.mailbox().map(drop)
     }
@@ -259,8 +259,8 @@ impl Tasks {
         number > 0
     }
 
-    /// Returns the descriptor number by which descendants of this process wake its ring watcher; −1
-    /// if they cannot.
+    /// Returns the descriptor number by which descendants of this process wake its ring watcher. −1
+    /// if descendants cannot wake it.
     pub fn number_for_children(&self) -> i32 {
         self.kept_event.load(Ordering::Acquire) - 1
     }
@@ -272,7 +272,7 @@ impl Tasks {
         }
     }
 
-    /// Makes the ring watcher run an action soon, at a time when it holds no lock.
+    /// Makes the ring watcher run an action soon. At that time, the ring watcher holds no lock.
     pub fn run(&'static self, action: Action) {
         if let Ok(mailbox) = self.mailbox() {
             mailbox.add(Task::Run(action));

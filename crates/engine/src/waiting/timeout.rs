@@ -233,8 +233,8 @@ impl Timeouts {
         self.insert(request, deadline, completes_at);
     }
 
-    /// Arms a TIMEOUT. If it counts completions, it counts from the CQ's tail at which its batch of
-    /// requests began.
+    /// Arms a TIMEOUT. If the TIMEOUT counts completions, it counts from the tail that the CQ had
+    /// when the current batch of requests began.
     pub fn arm(&mut self, request: RequestEntry) {
         let Operation::Timeout(deadline) = request.operation else { unreachable!("only a timeout waits for time") };
         let completes_at = (deadline.completions != 0).then(|| {

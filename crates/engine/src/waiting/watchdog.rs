@@ -25,8 +25,8 @@ const QUIET_CHECKS: u32 = 20;
 /// Nanoseconds of sleep after which the watchdog's thread ends.
 const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
 
-/// Makes a system call that is not expected to sleep. Returns `None` if the call was interrupted by
-/// a signal, or by the watchdog because it slept or was slow.
+/// Makes a system call that is not expected to sleep. Returns `None` if the call was interrupted:
+/// by a signal, or by the watchdog because the call slept or was slow.
 pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let watch = stuck.watch.get_or_insert_with(|| {
         let watch = Arc::new(WatchedCalls::default());

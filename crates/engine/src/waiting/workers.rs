@@ -42,7 +42,7 @@ pub(crate) enum Class {
     Unbounded = 1,
 }
 
-/// Device and inode of a regular file. Its buffered writes run one at a time.
+/// Device and inode of a regular file. Buffered writes to the file run one at a time.
 type OrderKey = (u64, u64);
 
 struct Job {

@@ -213,16 +213,16 @@ pub(crate) struct Accept {
     /// Whether the listener is an internet socket; `None` until the ACCEPT has checked.
     pub internet: Option<bool>,
     /// The connection that a worker has accepted, until the ring's driver gives it a descriptor of
-    /// the program's. If the request is cancelled before that, or the ring closed, the connection
-    /// is closed with the request.
+    /// the program's. If the request is cancelled before that, or the ring is closed, the
+    /// connection is closed with the request.
     pub accepted: Option<OwnedDescriptor>,
 }
 
 /// Bytes of the longest internet address (`struct sockaddr_in6`).
 const INTERNET_ADDRESS_BYTES: usize = 28;
 
-/// A copy of the program's `struct sockaddr`. The program may reuse its memory when its call
-/// returns.
+/// A copy of the program's `struct sockaddr`. A copy is needed, because the program may reuse the
+/// memory of the structure when its call returns.
 pub(crate) enum SocketAddress {
     Short { length: u8, bytes: [u8; INTERNET_ADDRESS_BYTES] },
     Long { length: u8, bytes: Box<[u8; ADDRESS_LIMIT]> },
@@ -282,7 +282,7 @@ pub(crate) struct WaitId {
     pub id: i32,
     pub options: u32,
     pub report_to: UserAddress,
-    /// A duplicate of the pidfd that the request names. The program may close its own pidfd while
-    /// the request waits.
+    /// A duplicate of the pidfd that the request names. A duplicate is needed, because the program
+    /// may close its own pidfd while the request waits.
     pub named: Option<HeldDescriptor>,
 }

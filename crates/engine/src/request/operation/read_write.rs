@@ -66,8 +66,8 @@ impl ReadWrite {
     }
 
     /// If the transfer is at the file position, sets `offset` to that position. The file position
-    /// itself does not move. The kernel moves it only for a transfer that completes before the
-    /// program's call returns, and this transfer is asynchronous.
+    /// itself does not move. The kernel moves the file position only for a transfer that completes
+    /// before the program's call returns, and this transfer is asynchronous.
     #[inline]
     pub fn fix_position(&mut self, number: i32) -> Result<(), Errno> {
         if self.is_at_position() {
@@ -107,7 +107,8 @@ impl ReadWrite {
         Transfer { operation, durable, registered, direct, offset: self.offset, segments: self.members() }
     }
 
-    /// Returns whether the request's flags demand that its write is durable when it completes.
+    /// Returns whether the flags of a write request demand that the data is durable when the
+    /// request completes.
     #[inline]
     pub fn is_durable(&self) -> bool {
         self.flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0
@@ -142,8 +143,8 @@ impl ReadWrite {
     }
 
     /// Replaces the offset of a transfer on a stream by the file position, because preadv2(2)
-    /// refuses any other offset there. Errors are the kernel's: `EINVAL` if offset plus length
-    /// overflows; `ESPIPE` for a socket if the offset is not 0.
+    /// refuses any other offset on a stream. Errors are the kernel's: `EINVAL` if offset plus
+    /// length overflows; `ESPIPE` for a socket if the offset is not 0.
     #[cold]
     pub fn forget_offset(&mut self, number: i32) -> Result<(), Errno> {
         if self.total != 0 && self.offset.cast_signed().checked_add(self.total.cast_signed()).is_none() {

@@ -103,8 +103,8 @@ impl Address {
 }
 
 impl SocketMessage {
-    /// Reads the program's `struct msghdr`. It is read only once, because the program may change
-    /// it. With `receives`, the address in it is not read: a receive only writes there.
+    /// Reads the program's `struct msghdr`, only once, because the program may change it. With
+    /// `receives`, the memory for the peer's address is not read: a receive only writes there.
     ///
     /// Errors: `EFAULT`; `EINVAL` if the length of the name is negative; `EMSGSIZE` if the vector
     /// has too many members.
