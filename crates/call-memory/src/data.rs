@@ -1,5 +1,5 @@
 //! The data that a system call moves: the program's buffers, and the form in which the call names
-//! them.
+//! these buffers.
 
 use crate::is_in_window;
 use crate::pointers::{Arguments, MemoryRanges, add};
@@ -10,7 +10,7 @@ use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Data of up to this many bytes counts as small: it is pinned together with the structures and
+/// Data of up to this many bytes counts as small: usring pins it together with the structures and
 /// names that the call points to.
 const SMALL: u64 = 8 << 10;
 
@@ -21,9 +21,9 @@ const MOST_AT_ONCE: u64 = 0x7fff_f000;
 /// The form in which a call names its buffers.
 pub enum Form {
     Buffer(Buffer),
-    /// Both fields are indices of the call's arguments. `address`: the address of the `iovec`
-    /// array; the next argument is the array's length. `position`: the file position, if the call
-    /// has one.
+    /// Each field is the index of one of the call's arguments. `address`: the address of the
+    /// `iovec` array; the next argument is the array's length. `position`: the file position, if
+    /// the call has one.
     Vector {
         address: usize,
         position: Option<usize>,
@@ -90,7 +90,8 @@ fn buffer_of(number: u32) -> Option<Buffer> {
 /// Returns the length of a call's only buffer, as the kernel reads it from the argument.
 fn length_argument(number: u32, length: u64) -> u64 {
     match number {
-        // The length argument of these calls is a C `int`, so the kernel ignores its upper half.
+        // The length argument of these calls is a C `int`, so the kernel ignores the argument's
+        // upper half.
         linux::__NR_getdents | linux::__NR_getdents64 | linux::__NR_syslog => u64::from(width::low(length)),
         _ => length,
     }
@@ -117,9 +118,9 @@ pub fn is_indirect(number: u32) -> bool {
 }
 
 impl Data {
-    /// Returns the data that a call moves, if usring transfers it separately from the other memory
-    /// that the call names. `None`: the call has no data, or its data is small. Small data is added
-    /// to `ranges`.
+    /// Returns the data that a call moves, if usring transfers the data separately from the other
+    /// memory that the call names. `None`: the call has no data, or its data is small. Small data
+    /// is added to `ranges`.
     pub fn of(number: u32, arguments: &Arguments, ranges: &mut MemoryRanges) -> Option<Data> {
         if let Some(buffer) = buffer_of(number) {
             let base = arguments[buffer.address];
@@ -150,8 +151,8 @@ impl Data {
         }
         let form = Form::Vector { address: 1, position: has_position.then_some(3) };
         let data = Data { form, access, buffers };
-        // vmsplice(2) would make the pipe refer to the program's pages, which may be evicted. So
-        // the pipe gets a copy of the data instead.
+        // vmsplice(2) would make the pipe refer to the program's pages, which usring may evict
+        // later. So the pipe gets a copy of the data instead.
         if number == linux::__NR_vmsplice && data.is_in_window() || data.is_large() {
             return Some(data);
         }

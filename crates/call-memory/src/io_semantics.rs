@@ -1,5 +1,6 @@
-//! I/O semantics of a call on a source or target of data, such as a descriptor. They say whether
-//! the call may wait for ever, and whether usring may transfer its data in parts.
+//! The I/O semantics of a call: properties that follow from the source or target of the call's
+//! data, such as a descriptor. They say whether the call may wait for ever, and whether usring may
+//! transfer the data in parts.
 
 use crate::data::{Data, Form};
 use usring_swap::Access;
@@ -30,15 +31,15 @@ pub struct IoSemantics {
     /// Whether the kernel only counts received bytes and drops them, without changing the buffers
     /// (MSG_TRUNC on TCP).
     pub discards_truncated: bool,
-    /// Whether the call appends to a file. The write must then be a single call. Otherwise another
-    /// process could append its data in between.
+    /// Whether the call appends to a file. If so, usring must write all data by a single call.
+    /// Otherwise another process could append its data in between.
     pub appends: bool,
     /// Address of the program's `struct msghdr`, or of its first `struct mmsghdr`.
     pub messages: UserAddress,
     /// Maximum number of bytes that one system call transfers.
     pub most: u64,
     /// For messages to send: most bytes of a message; `None` if there is no limit. A longer message
-    /// goes to the kernel without its data, and the kernel refuses it.
+    /// goes to the kernel without its data, and the kernel refuses that message.
     pub longest: Option<u64>,
 }
 
@@ -154,7 +155,8 @@ fn flags_of(descriptor: i32) -> Option<u32> {
     SystemCall::new(linux::__NR_fcntl, get).run().ok().map(width::low)
 }
 
-/// Returns whether a descriptor is the write end of a pipe. `None`: it belongs to no pipe.
+/// Returns whether a descriptor is the write end of a pipe. `None`: the descriptor belongs to no
+/// pipe.
 fn is_written(descriptor: i32) -> Option<bool> {
     Descriptor::of(descriptor).filter(|descriptor| descriptor.kind == FIFO)?;
     Some(flags_of(descriptor)? & linux::O_ACCMODE != linux::O_RDONLY)
@@ -204,7 +206,7 @@ impl Descriptor {
 }
 
 /// Returns how many bytes a stream holds for its reader (FIONREAD). 0 if the stream does not report
-/// that.
+/// this number.
 fn waiting(descriptor: i32) -> u64 {
     let mut waiting = 0u32;
     let ask = [width::word(descriptor), u64::from(FIONREAD), &raw mut waiting as u64, 0, 0];

@@ -1,4 +1,5 @@
-//! A system call whose memory is pinned, from before the call until the kernel has answered it.
+//! A system call whose memory is pinned, from before the call until the kernel has answered the
+//! call.
 
 use crate::data::{self, Data};
 use crate::is_in_window;
@@ -119,8 +120,8 @@ pub fn is_execution(number: u32) -> bool {
     matches!(number, linux::__NR_execve | linux::__NR_execveat)
 }
 
-/// Returns whether the call is a futex wait, which only sleeps until a word changes. After EFAULT
-/// such a call has changed nothing, so usring can make it again.
+/// Returns whether the call is a futex wait, which only sleeps until a word changes. A futex wait
+/// that fails with EFAULT has changed nothing, so usring can make the call again.
 fn is_sleep(call: &SystemCall) -> bool {
     let operation = width::low(call.arguments[1]) & !(linux::FUTEX_PRIVATE_FLAG | linux::FUTEX_CLOCK_REALTIME);
     match call.number {

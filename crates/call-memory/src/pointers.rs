@@ -1,10 +1,10 @@
 //! Finds the swapped memory that a system call names, by its arguments ([`crate::table`]), and by
 //! structures to which arguments point. [`crate::data`] finds the buffers of data.
 //!
-//! There are too many structures of ioctl(2), bpf(2) and similar calls to know them all. If a word
-//! in such a structure is an address of swapped memory, usring assumes that the kernel uses the
-//! memory there. The assumed length is the largest number in the structure that is at most 1 MiB,
-//! with a minimum of 16 KiB.
+//! ioctl(2), bpf(2) and similar calls have so many structures that usring does not know them. If a
+//! word in such a structure is an address of swapped memory, usring assumes that the kernel uses
+//! the memory there. The assumed length is the largest number in the structure that is at most 1
+//! MiB, with a minimum of 16 KiB.
 
 use crate::few::Few;
 use crate::is_in_window;
@@ -36,7 +36,7 @@ pub type MemoryRanges = Few<MemoryRange>;
 
 pub type Arguments = [u64; 6];
 
-/// Returns the memory that a call names, as far as it lies in the addresses for swapped memory.
+/// Returns the memory that a call names. Omits memory outside the addresses for swapped memory.
 pub fn of(number: u32, arguments: &Arguments) -> MemoryRanges {
     let mut ranges = MemoryRanges::default();
     for (argument, extent, access) in table::pointers(number) {
@@ -72,7 +72,7 @@ fn text_length(start: u64) -> u64 {
     let mut length = 0;
     while length < MOST_TEXT {
         let at = UserAddress(start + length);
-        // Eight aligned bytes lie on one page, so they can be read at once.
+        // Eight aligned bytes lie on one page, so one access reads them all.
         let step = 8 - at.0 % 8;
         let ended = if step == 8 {
             user_memory::read::<[u8; 8]>(at).map(|bytes| bytes.contains(&0))
@@ -195,8 +195,8 @@ fn ioctl_size(command: u32) -> u64 {
 /// piece of memory that such a structure points to.
 const LEAST_ASSUMED: u64 = 16 << 10;
 
-/// Adds the structure of an ioctl(2), and the memory that its words point to. The kernel may use
-/// more than the size that the ioctl's number declares. So the structure counts as at least
+/// Adds the structure of an ioctl(2), and the memory that the structure's words point to. The
+/// kernel may use more bytes than the ioctl's number declares. So the structure counts as at least
 /// [`LEAST_ASSUMED`] bytes long.
 fn add_structure(ranges: &mut MemoryRanges, address: u64, size: u64) {
     add(ranges, address, size.max(LEAST_ASSUMED), Access::Write);

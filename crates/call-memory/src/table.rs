@@ -1,5 +1,6 @@
-//! The kernel's calls on x86-64: which of their arguments are addresses, how long the memory there
-//! is, and whether the kernel writes to it. Taken from the manual pages of these calls.
+//! The kernel's calls on x86-64: which arguments of a call are addresses, how long the memory at
+//! such an address is, and whether the kernel writes to this memory. Taken from the manual pages of
+//! these calls.
 //!
 //! Not in this file:
 //! - buffers of data: [`crate::data`];
@@ -34,8 +35,8 @@ pub enum Extent {
     Text,
 }
 
-/// An argument of a call that is an address: the argument's index, the length of the memory there,
-/// and the kernel's access to it.
+/// An argument of a call that is an address: the argument's index, the length of the memory at the
+/// address, and the kernel's access to that memory.
 pub type Pointer = (usize, Extent, Access);
 
 type Entry = (&'static [u32], &'static [Pointer]);

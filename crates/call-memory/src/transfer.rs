@@ -196,7 +196,7 @@ impl Transfer {
             match Pinned::new(mappings, &ranges, limit) {
                 Ok(pins) => self.part_memory = PartMemory::Pinned(pins),
                 // The limit of pinned memory is reached, because other threads have pinned memory.
-                // An append must stay one call, so it goes through a bounce buffer.
+                // An append must stay one call, so its data goes through a bounce buffer.
                 Err(Errno::ENOMEM) if self.semantics.appends => return self.bounce(),
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
                     self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);
@@ -211,8 +211,9 @@ impl Transfer {
 
     fn bounce(&mut self) -> Result<(), Errno> {
         if self.data.access == Access::Write {
-            // A received message may be as long as the program's buffers together, so the bounce
-            // buffer has that length. Its pages take no memory until they are written to.
+            // A received message may fill all of the program's buffers, so the bounce buffer is as
+            // long as all these buffers together. A page of the bounce buffer takes no memory until
+            // it is written to.
             let is_whole = self.semantics.medium == Medium::Message && matches!(self.data.form, Form::Messages { .. });
             self.part = self.data.front(if is_whole { u64::MAX } else { self.most });
             return self.bounce_part(Purpose::Offered);
