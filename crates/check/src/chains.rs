@@ -43,8 +43,8 @@ impl Chains {
         }
     }
 
-    /// Notes that the program submits a request. If a cancelled request had the same opcode and
-    /// file number, the program has noticed the short transfer. The checker then forgets the broken
+    /// Notes that the program submits a request. If a cancelled request had this opcode and file
+    /// number, the program has noticed the short transfer. The checker then forgets the broken
     /// chain.
     pub fn submit(&mut self, opcode: u8, number: i32) {
         if !self.broken.is_empty() {

@@ -30,7 +30,7 @@ pub enum Kind {
     /// changes something outside the process's memory.
     Leaked,
     /// A short transfer cancelled the later requests of its chain, and the program did not submit
-    /// them again.
+    /// these requests again.
     BrokenLink,
     /// Perhaps a [`Kind::DeadFrame`]. The launcher compares the two call stacks of the finding, and
     /// drops the finding unless the memory's stack frame has certainly ended.
@@ -41,7 +41,8 @@ pub enum Kind {
     /// A request was submitted with the user_data of a request in flight. Found only if the user
     /// promises that all user_data of requests in flight differ.
     SameUserData,
-    /// The program changed an SQE after it had submitted it, and before the SQ thread took it.
+    /// The program changed an SQE after the submission of the SQE, and before the SQ thread took
+    /// it.
     Overwritten,
     /// The program used memory into which a request in flight reads, and AddressSanitizer has
     /// reported the access.
@@ -83,8 +84,8 @@ pub struct CopiedStack {
 pub struct BadByte {
     /// Distance from the start of the memory.
     pub offset: u64,
-    /// The byte of AddressSanitizer's shadow memory that describes the bad byte. It is never 0,
-    /// because 0 means that the program may use the memory.
+    /// The byte of AddressSanitizer's shadow memory that describes the bad byte. This field is
+    /// never 0, because 0 means that the program may use the memory.
     pub shadow: u8,
 }
 

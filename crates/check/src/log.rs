@@ -39,7 +39,7 @@ static FILE: PerProcess<Option<OwnedDescriptor>> = PerProcess::new();
 const MOST: usize = 256;
 
 /// Begins to record findings in the file at this path. `unique_user_data`: the program promises
-/// that no two requests in flight of a ring have the same user_data.
+/// that all requests in flight of a ring have different user_data.
 ///
 /// Error: `ENOENT` if the file cannot be opened.
 pub fn start(path: &CStr, mode: Mode, unique_user_data: bool) -> Result<(), Errno> {
@@ -119,8 +119,8 @@ impl Findings {
         }
     }
 
-    /// Records the count of each repeated finding, unless [`Self::add`] has just recorded it.
-    /// Called at the end of the process.
+    /// Records the count of each repeated finding, unless [`Self::add`] has just recorded this
+    /// count. Called at the end of the process.
     pub fn record_counts(&self) {
         let process = process();
         let repeated = self.0.iter().filter(|(_, count)| **count > 1 && !count.is_power_of_two());
@@ -196,8 +196,8 @@ fn program() -> Vec<u8> {
     path
 }
 
-/// Sends SIGABRT to the calling thread. If the thread is usring's, or the signal cannot be sent to
-/// it, sends SIGABRT to the process.
+/// Sends SIGABRT to the calling thread. If the thread is usring's, or cannot get the signal, sends
+/// SIGABRT to the process.
 fn abort() {
     let thread = signals::thread_id();
     let is_own = matches!(own_threads::owner_of(thread), Owner::Usring | Owner::Submitter);

@@ -55,9 +55,9 @@ pub(crate) struct ReturnSlot {
 }
 
 impl ReturnSlot {
-    /// Finds the first return address above a buffer. It is probably the return address of the
-    /// function that has the buffer as a variable. `None`: the copied stack has no such address, or
-    /// does not contain the buffer.
+    /// Finds the first return address above a buffer. This is probably the return address of the
+    /// function that has the buffer as a variable. `None`: the copied stack has no return address
+    /// above the buffer, or does not contain the buffer.
     pub fn above(buffer: &IoVector, stack: &CopiedStack) -> Option<ReturnSlot> {
         let end = buffer.base.checked_add(buffer.length)?;
         let start = end.checked_sub(stack.registers.stack).filter(|_| buffer.base >= stack.registers.stack)?;

@@ -46,8 +46,8 @@ pub(crate) struct InFlight {
     /// Checksum of the request's memory at the submission, if a change of this memory would be a
     /// mistake.
     pub checksum: Option<u64>,
-    /// The call in which the request's memory was first found changed. Outer `None`: it was not
-    /// found changed. Inner `None`: it was found changed outside of any call.
+    /// The call in which the request's memory was first found changed. Outer `None`: the memory was
+    /// not found changed. Inner `None`: the change was found outside of any call.
     pub changed: Option<Option<Arc<Stack>>>,
     pub held_back: HeldBack,
     /// Number of the request's chain; 0: the request is in no chain.
@@ -64,8 +64,8 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Returns whether the request changes something outside this process's memory, so that its
-    /// result matters.
+    /// Returns whether the request changes something outside this process's memory. If so, a
+    /// program should check the request's result.
     pub fn has_effect(&self) -> bool {
         matches!(
             self.opcode,

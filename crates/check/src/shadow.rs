@@ -32,8 +32,8 @@ pub struct Sanitizer {
     /// Address of the shadow byte for address 0.
     pub offset: u64,
     /// Stores the stack that was recorded when the block at an address was freed (`true`) or
-    /// allocated (`false`). Returns the number of return addresses; 0 if none was recorded. Called
-    /// only in threads of the program.
+    /// allocated (`false`). Returns the number of return addresses; 0 if no stack was recorded.
+    /// Called only in threads of the program.
     pub stack_of: fn(u64, bool, &mut [u64; MOST_CALLERS]) -> usize,
 }
 
@@ -49,8 +49,8 @@ pub fn is_on() -> bool {
     SANITIZER.get().is_some()
 }
 
-/// Shadow byte of poisoned memory. The program's own `__asan_poison_memory_region` writes the same
-/// value. AddressSanitizer reports an access to such memory as `use-after-poison`.
+/// Shadow byte of poisoned memory. The program's own `__asan_poison_memory_region` writes this
+/// value, too. AddressSanitizer reports an access to such memory as `use-after-poison`.
 const POISON: u8 = 0xf7;
 
 /// Maximum number of bytes at the start of a member (one buffer of a request) that are examined and
@@ -121,16 +121,16 @@ impl Sanitizer {
     }
 }
 
-/// Returns the addresses of a member (one buffer of a request) that are examined. `None`: there are
-/// none.
+/// Returns the addresses of a member (one buffer of a request) that are examined. `None`: no
+/// address is examined.
 fn examined(member: &IoVector) -> Option<Range<u64>> {
     let end = member.base.checked_add(member.length.min(MOST_BYTES))?;
     (member.base < end).then_some(member.base..end)
 }
 
 /// Returns the first byte of a member (one buffer of a request) that the program must not use, if
-/// there is one. `poisoned_until` returns the end of the memory around an address that usring has
-/// poisoned: such memory may be used.
+/// there is one. The program may use memory that usring has poisoned, so such memory is skipped.
+/// `poisoned_until` returns the end of the poisoned memory around an address.
 pub(crate) fn first_bad(member: &IoVector, poisoned_until: impl Fn(u64) -> Option<u64>) -> Option<BadByte> {
     SANITIZER.get()?.first_bad(examined(member)?, poisoned_until)
 }
@@ -168,8 +168,8 @@ impl Poisoned {
     }
 }
 
-/// Poisons the memory of a member (one buffer of a request). Returns the index of its entry in the
-/// table. `None`: the table is full.
+/// Poisons the memory of a member (one buffer of a request). Returns the index of the new entry in
+/// the table. `None`: the table is full.
 pub(crate) fn poison(member: &IoVector) -> Option<u16> {
     let (sanitizer, range) = (SANITIZER.get()?, examined(member)?);
     let index = TABLE.iter().position(|entry| entry.length.load(Ordering::Relaxed) == 0)?;

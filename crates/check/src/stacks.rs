@@ -112,9 +112,9 @@ fn add(sum: u64, word: u64) -> u64 {
     (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1
 }
 
-/// Shares the stack that has submitted a request. Returns the index of its slot. `None`: the run
-/// shares no stacks, or all slots are in use. See [`free_slots_of_ended`] for the slots of killed
-/// processes.
+/// Shares the stack that has submitted a request. Returns the index of the slot with the stack.
+/// `None`: the run shares no stacks, or all slots are in use. See [`free_slots_of_ended`] for the
+/// slots of killed processes.
 pub(crate) fn share(process: u32, ring: u32, number: u64, stack: &CopiedStack) -> Option<u16> {
     let memory = MEMORY.get()?;
     let claim_again = || free_slots_of_ended(memory, process).then(|| claim(memory, process)).flatten();
@@ -200,7 +200,7 @@ mod tests {
         let shared = read(&bytes(memory));
         assert_eq!(shared[0], Shared { process: 7, ring: 1, request: 9, stack });
         assert_eq!(shared.len(), 2);
-        // A slot is not read while a thread writes it, or after the program has damaged it.
+        // `read` leaves out a slot that a thread is just writing, or that the program has damaged.
         memory[BYTES].fetch_add(1, Ordering::Relaxed);
         assert_eq!(read(&bytes(memory)).len(), 1);
         end(7, second);

@@ -30,7 +30,8 @@ pub static OBSERVER: Observer = Observer { submitted, completed, stepped: None, 
 /// A call of a thread that may submit requests.
 struct Call {
     registers: Registers,
-    /// The copy of the calling thread's stack. It is made when the call submits its first request.
+    /// The copy of the calling thread's stack. The copy is made when the call submits its first
+    /// request.
     stack: Option<Arc<Stack>>,
 }
 
@@ -43,14 +44,14 @@ struct State {
     calls: BTreeMap<u32, Call>,
     last_chain: u64,
     /// The SQEs that the program has submitted and the SQ thread has not taken yet, by ring and
-    /// position in the SQ. Each has the stack of the call that submitted it.
+    /// position in the SQ. Each SQE has the stack of the call that submitted it.
     published: BTreeMap<(u64, u32), (Sqe, Arc<Stack>)>,
 }
 
 static STATE: PerProcess<Mutex<State>> = PerProcess::new();
 
-/// Number of requests in flight. In a forked child it keeps the parent's value until the child's
-/// first request.
+/// Number of requests in flight. In a forked child, this word keeps the parent's value until the
+/// child's first request.
 pub static IN_FLIGHT: AtomicU32 = AtomicU32::new(0);
 
 fn state() -> Guard<'static, State> {
@@ -229,7 +230,8 @@ pub fn closes_descriptor(number: i32, registers: Registers) {
     }
 }
 
-/// Notes that the process ends, after [`Observer::closed`] was called for each of its rings.
+/// Notes that the process ends. Called after [`Observer::closed`] was called for each ring of the
+/// process.
 pub fn ends_process() {
     let mut state = state();
     let broken: Vec<_> = state.chains.take_unnoticed().collect();
@@ -253,7 +255,7 @@ impl State {
     }
 
     /// Finds a request in flight with the user_data of a request that is being submitted. The
-    /// program cannot tell their CQEs apart.
+    /// program could not tell the CQEs of these two requests apart.
     fn judge_user_data(&mut self, ring: u64, request: &InFlight) {
         // liburing gives this user_data to timeouts of its own (LIBURING_UDATA_TIMEOUT).
         const OF_LIBURING: u64 = u64::MAX;
@@ -305,8 +307,8 @@ impl State {
     }
 
     /// Computes the checksum of the memory that `request` reads, unless another request in flight
-    /// writes there. If `request` itself writes to its memory, drops the checksums of the requests
-    /// that read there.
+    /// writes to this memory. If `request` itself writes to its memory, drops the checksums of the
+    /// requests that read from there.
     fn begin_checksum(&mut self, request: &mut InFlight) {
         let meets = |other: &InFlight| {
             let shared = |member: &IoVector| other.member_in(member.base, member.length).is_some();
@@ -317,8 +319,8 @@ impl State {
             Access::Reads => {
                 let is_target = |other: &InFlight| other.access == Access::Writes && meets(other);
                 let is_alone = !self.requests.in_flight.values().any(is_target);
-                // A request that a link or a drain holds back begins later. Until it begins, an
-                // earlier request may still fill its memory.
+                // A request that a link or a drain holds back begins later. Until then, an earlier
+                // request may still fill the memory of this request.
                 if is_alone && request.held_back == HeldBack::No {
                     request.checksum = memory::checksum(&request.memory);
                 }
@@ -378,11 +380,11 @@ impl State {
         }
     }
 
-    /// Judges a request whose file was closed while it was in flight. The close is a mistake in two
-    /// cases:
+    /// Judges a request whose file was closed while the request was in flight. The close is a
+    /// mistake in two cases:
     ///
-    /// - The request waited for the file, and then got data or a connection from it, although the
-    ///   program has no descriptor of the file any more.
+    /// - The request waited for the file, and then got data or a connection from the file, although
+    ///   the program has no descriptor of the file any more.
     /// - The request was held back in a chain, and then failed because the descriptor was closed.
     fn judge_closed(&mut self, request: &InFlight, result: i32) {
         let Some((stack, file)) = &request.closed else { return };
