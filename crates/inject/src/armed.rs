@@ -37,8 +37,8 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 struct State {
     /// The number that stands for this process in the keys of the page's counters.
     identity: u32,
-    /// Number of this process among the processes of the run, from 1. It is 0 until this process
-    /// first makes a call that a rule names.
+    /// Number of this process among the processes of the run, from 1. The number is 0 until this
+    /// process first makes a call that a rule names.
     number: Mutex<u32>,
     rules: Mutex<Arc<Rules>>,
 }
@@ -112,15 +112,15 @@ impl State {
     }
 }
 
-/// Returns the fault that a call gets, if any. Counts the call if a rule names it, and counts the
-/// fault.
+/// Returns the fault that a call gets, if any. If a rule names the call, counts the call. If the
+/// call gets a fault, counts the fault.
 pub fn fault_of_call(call: &Call<'_>) -> Option<Fault> {
     fault_of_request(call, &mut 0)
 }
 
 /// Returns the fault that a request gets, if any. The caller may ask several times for one request,
 /// at first with an `nth` of 0. Once a rule names the request, this function counts the request and
-/// stores its number in `nth`. So a later call with that `nth` does not count it again.
+/// stores its number in `nth`. So a later call with that `nth` does not count the request again.
 pub fn fault_of_request(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     let page = PAGE.get()?;
     let state = STATE.get_or_make(|| State::new(page));
@@ -260,7 +260,7 @@ fn log(mut path: Vec<u8>, fault: &Fault, call: &Call<'_>, occurrence: &CallOccur
     let _ = SystemCall::new(linux::__NR_close, [number, 0, 0, 0, 0]).run_once();
 }
 
-/// Returns a hash of this process's id and of the time at which it was forked; never 0.
+/// Returns a hash of this process's id and of the time at which this process was forked; never 0.
 fn identity() -> u32 {
     let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0);
     let hash = (process << 40 ^ start_time().unwrap_or(0)).wrapping_mul(GOLDEN);
@@ -270,8 +270,8 @@ fn identity() -> u32 {
 /// Returns when this process was forked, in clock ticks since the system's start. `None`: there is
 /// no /proc.
 fn start_time() -> Option<u64> {
-    /// Index of the process's start time among the fields that follow its name in /proc/PID/stat.
-    /// The first of these fields, the state, has the index 0.
+    /// Index of the process's start time in /proc/PID/stat, among the fields behind the process's
+    /// name. The first of these fields, the state, has the index 0.
     const FIELD: usize = 19;
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
     let path = [width::word(linux::AT_FDCWD), c"/proc/self/stat".as_ptr() as u64, flags, 0, 0];

@@ -1,6 +1,6 @@
 //! The plain system calls that can get a fault: their names, classes, and arguments.
 //!
-//! The dynamic loader makes some calls before the library is loaded (mmap, fstat, access, …). The
+//! The dynamic loader makes some calls (mmap, fstat, access, …) before the library is loaded. The
 //! table has such a call only if the seccomp filter can tell the loader's calls from the program's.
 
 use usring_uapi::general as linux;
@@ -40,8 +40,8 @@ pub struct PlainCall {
     pub classes: u8,
     /// Index of the call's argument that is the descriptor of its file.
     pub descriptor: Option<u8>,
-    /// For each argument that is a file name: the index of its folder's descriptor, if there is
-    /// one, and the index of the name itself.
+    /// For each argument that is a file name: the index of the argument with its folder's
+    /// descriptor, if there is one, and the index of the name itself.
     pub paths: &'static [(Option<u8>, u8)],
     pub moves: Moves,
     /// The transfer goes into the program's memory.

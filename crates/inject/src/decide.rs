@@ -1,5 +1,5 @@
 //! Decides which fault a call gets. The decision depends only on the function's arguments, so a
-//! test or a replay gets the same faults again.
+//! test or a replay gets equal faults each time.
 //!
 //! A rule matches a call if its SET names the call and all its conditions hold. The last rule that
 //! matches a call decides alone, as in strace: it hides earlier rules. Only this rule counts the
@@ -56,14 +56,14 @@ pub struct Call<'a> {
 pub struct CallOccurrence {
     /// Number of the process in the run, from 1.
     pub process: u32,
-    /// Number of the call among the calls of its name in its process, from 1.
+    /// Number of the call among all calls of this name in the call's process, from 1.
     pub nth: u64,
     /// Time since the run began.
     pub elapsed: Nanoseconds,
     pub seed: u64,
 }
 
-/// The fault of one call. All random choices of its rule are already made.
+/// The fault of one call. All random choices of the fault's rule are already made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fault {
     /// Index of the rule.
@@ -85,8 +85,8 @@ pub struct Fault {
 }
 
 /// Returns the fault of a call, if any. `rules` are pairs of a rule's index and the rule. `count`
-/// is called with the index of the rule that matches the call. It counts the call for that rule in
-/// this process, and returns the new count.
+/// is called with the index of the rule that matches the call. `count` counts the call for that
+/// rule in this process, and returns the new count.
 pub fn decide<'a>(
     rules: impl DoubleEndedIterator<Item = (u16, &'a Rule)>,
     call: &Call<'_>,
@@ -127,9 +127,9 @@ pub fn decide<'a>(
     })
 }
 
-/// Returns the source of one call's random numbers. They depend only on the run's seed, the rule,
-/// the call's kind, its system call or opcode, the process, and `counted`. `counted`: how many
-/// calls the rule has matched in this process.
+/// Returns the source of one call's random numbers. These numbers depend only on the run's seed,
+/// the rule, the call's kind, its system call or opcode, the process, and `counted`. `counted`: how
+/// many calls the rule has matched in this process.
 fn random_of_call(rule: u16, call: &Call<'_>, occurrence: &CallOccurrence, counted: u64) -> Random {
     let place = u64::from(rule) << 16 | u64::from(call.number) << 4 | call.kind as u64;
     let seed = Random::of(occurrence.seed, place << 32 | u64::from(occurrence.process)).draw();
@@ -173,8 +173,8 @@ impl Fault {
         self.answer.is_none() || matches!(self.effect, Effect::Done | Effect::Partial)
     }
 
-    /// Returns the most bytes that a transfer of `total` bytes may transfer; `None`: all of them.
-    /// At least one byte is transferred, because a result of 0 would mean the end of the file.
+    /// Returns the most bytes that a transfer of `total` bytes may transfer; `None`: no limit. At
+    /// least one byte is transferred, because a result of 0 would mean the end of the file.
     pub fn limit(&self, total: u64) -> Option<u64> {
         let most = match self.short? {
             Short::Bytes(bytes) => bytes,

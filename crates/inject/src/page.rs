@@ -1,5 +1,6 @@
 //! The page that all processes of a `usring run` share: the rules as text, and the counters. The
-//! launcher makes it as a memory file. The program's processes and `usring ctl` map it.
+//! launcher makes the page as a memory file. The program's processes and `usring ctl` map this
+//! file.
 //!
 //! | words | content |
 //! |---|---|
@@ -63,8 +64,8 @@ pub const LENGTH: usize = (WORDS * 8).next_multiple_of(PAGE);
 
 const _: () = assert!(LENGTH / 8 < u32::MAX as usize);
 
-/// Maximum number of table entries to search for a counter. If other counters occupy all of them,
-/// the call is not counted.
+/// Maximum number of table entries to search for a counter. If other counters occupy all of these
+/// entries, the call is not counted.
 const SEARCHED: usize = 256;
 
 // A rule's word: the offset and the length of its text, and its state.
@@ -84,8 +85,8 @@ pub enum Counter {
     Matched,
     /// Number of faults that a rule made in calls of one name, in all processes.
     Faults,
-    /// Not a count, but the number of a process, in the order in which processes made their first
-    /// call that a rule names.
+    /// Not a count, but the number of a process. Processes are numbered in the order of their first
+    /// calls that a rule names.
     Process,
 }
 
@@ -108,7 +109,7 @@ pub enum OrderEvent {
     RanLate,
     /// All requests that `--order` had held back continued at the same time.
     Burst,
-    /// Sockets that became ready at the same time were served in an order that the seed of
+    /// Several sockets became ready at one time, and were served in an order that the seed of
     /// `--order` chose.
     Shuffled,
     /// A ring was signalled without a completion.
@@ -427,7 +428,7 @@ impl Page {
             core::hint::spin_loop();
             tries += 1;
             // A process that was killed while it held the lock never unlocks it. That process has
-            // written whole rules or nothing, so this process takes over the lock.
+            // written a rule completely or not at all. So this process takes over the lock.
             if tries == MOST_TRIES {
                 break;
             }
@@ -436,7 +437,7 @@ impl Page {
     }
 }
 
-/// The page's lock, which is held while a rule is added or removed, or a process gets its number.
+/// The page's lock. A process holds the lock while it adds or removes a rule, or gets its number.
 struct Lock(&'static AtomicU64);
 
 impl Drop for Lock {

@@ -326,7 +326,7 @@ impl<'a> Parser<'a> {
 
     /// Refuses actions that contradict the rule's `by=`. `cancel` is refused with every `by=`. With
     /// `by=inline`, `short`, delays before the request, and results without `effect=done` are
-    /// refused: usring knows only after the request that it was done inline.
+    /// refused: usring knows that a request was done inline only after the request.
     fn check_issue_path(&self, action: &Action) -> Result<(), SpecError> {
         let Some(by) = self.given(&["by"]) else { return Ok(()) };
         if let Some(cancel) = self.given(&["cancel"]) {

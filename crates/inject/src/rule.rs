@@ -51,8 +51,8 @@ pub struct Conditions {
 /// The path on which a request is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IssuePath {
-    /// The request's first attempt, in the submitting thread, completes it. usring knows this only
-    /// after the attempt.
+    /// The request's first attempt, in the submitting thread, completes the request. usring knows
+    /// this only after the attempt.
     Inline,
     /// The request waits until its file is ready.
     Poll,
