@@ -60,9 +60,9 @@ const RWF_NOAPPEND: u32 = 0x20;
 /// The hook that sees the calls which usring makes.
 pub static HOOK: CallHook = CallHook { during };
 
-/// Returns whether the recorder must make this call for the program. For a write to the command's
-/// standard output, makes only a record and returns `false`, so that the program's thread makes the
-/// call itself.
+/// Returns whether the recorder must make this call for the program. A write to the command's
+/// standard output is only recorded here: the result is `false`, so that the program's thread makes
+/// the call itself.
 pub fn concerns(call: &SystemCall) -> bool {
     let [first, second, third, fourth, ..] = call.arguments;
     match call.number {
@@ -94,7 +94,7 @@ fn is_regular(number: u64) -> bool {
     paths::stat(width::int(number)).is_ok_and(|stat| stat.is(linux::S_IFREG))
 }
 
-/// Makes a call, and records it if it changes something below the recorded folder.
+/// Makes a call. Records the call if it changes something below the recorded folder.
 fn during(call: &SystemCall, make: Make<'_>) -> u64 {
     let [first, second, ..] = call.arguments;
     match call.number {
@@ -131,7 +131,8 @@ fn of_file<'a>(kind: Kind, file: &'a File, call: &SystemCall) -> Record<'a> {
 }
 
 /// Makes the call on the file with the descriptor `number`. If the file is below the recorded
-/// folder, holds the log's lock during the call. If the call then succeeds, `record` records it.
+/// folder, holds the log's lock during the call. If the call then succeeds, calls `record`, which
+/// records the call.
 fn on_file(call: &SystemCall, number: u64, make: Make<'_>, record: impl FnOnce(&File, u64)) -> u64 {
     let Some(file) = paths::file(width::int(number)) else { return make(call) };
     let _locked = lock();
@@ -219,9 +220,9 @@ fn output(call: &SystemCall) {
 /// Number of syncs of this process so far.
 static SYNCS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a sync, and records its beginning and its end, unless it concerns only a file outside the
-/// recorded folder. If the sync fails, the record of its end gets the flag [`FAILED`] and the flags
-/// `when_failed`.
+/// Makes a sync. Records the sync's beginning and end, unless the sync concerns only a file outside
+/// the recorded folder. If the sync fails, the record of its end gets the flag [`FAILED`] and the
+/// flags `when_failed`.
 fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     let is_of_file = matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync);
     let file = if call.number == linux::__NR_sync { None } else { paths::file(width::int(call.arguments[0])) };
@@ -245,7 +246,7 @@ fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
 
 /// Records a sync that an injected fault answers with an error, so that the sync is not made. Does
 /// nothing for any other call. A sync that fails may lose the data that it should have written. If
-/// `drops` is set, it certainly loses these data.
+/// `drops` is set, the sync certainly loses these data.
 pub fn note_failure(call: &SystemCall, drops: bool) {
     if matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs) {
         let io_error = Errno::EIO.negative();

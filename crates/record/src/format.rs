@@ -55,10 +55,10 @@ pub enum Kind {
     /// Two names are exchanged: the name of `node` in `folder`, and a name in `second_folder`.
     /// `size`: the number of the inode that had the second name.
     Exchange = 10,
-    /// fsync(2) of `node` begins. `id` is the number of this sync in its process. Node 0 stands for
-    /// all files (sync(2), syncfs(2)).
+    /// fsync(2) of `node` begins. `id` is the number that the process has given to this sync. Node
+    /// 0 stands for all files (sync(2), syncfs(2)).
     SyncBegin = 11,
-    /// The sync `id` of the process has ended. With [`FAILED`], it ended with an error.
+    /// The sync `id` of the process has ended. With [`FAILED`], the sync ended with an error.
     SyncEnd = 12,
     /// The data goes to the command's standard output.
     Output = 13,

@@ -179,7 +179,7 @@ pub(crate) fn open(call: &SystemCall, make: Make<'_>) -> u64 {
     let before = entry.stat(true);
     if before.is_some_and(|stat| !stat.is(linux::S_IFREG)) {
         // An open of a FIFO may wait until another process opens the FIFO. That process may need
-        // the log's lock meanwhile, so this process must not hold it.
+        // the log's lock meanwhile, so this process must not hold the lock during the open.
         return make(call);
     }
     let _locked = lock();
