@@ -94,7 +94,7 @@ impl Ring {
         self.end_enter(locked, taken, call)
     }
 
-    /// Submits SQEs while the process is in an unusual state (`sys::unusual`), such as having an
+    /// Submits SQEs while the process is in an unusual state (`sys::unusual`), for example with an
     /// observer, or while other processes share the ring.
     #[cold]
     #[inline(never)]

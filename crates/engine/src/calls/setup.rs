@@ -194,7 +194,8 @@ impl Ring {
             self.control.note_maker_has_left();
             if self.has(abi::IORING_SETUP_SQPOLL) {
                 // The ring has no SQ thread any more. The flag NEED_WAKEUP makes a child that has
-                // inherited the ring call io_uring_enter(2), and that call fails with EOWNERDEAD.
+                // inherited the ring call io_uring_enter(2). That call fails with EOWNERDEAD, so
+                // the child does not wait for the SQ thread.
                 locked.queues.sq.need_wakeup();
             }
         }

@@ -160,7 +160,7 @@ fn continue_chain(locked: &mut LockedRing, completed: &mut Request, answer: Answ
     } else {
         if completed.progress == Progress::Ran {
             // In the kernel, the worker that ran the completed request would also run the next one,
-            // and a worker raises no SIGPIPE.
+            // and a worker raises no SIGPIPE. So the next request must not raise SIGPIPE here.
             next.suppress_sigpipe();
         }
         queue_successor(locked, next);

@@ -17,7 +17,8 @@ pub struct EventDescriptor {
     /// Set by EVENTFD_ASYNC: the eventfd is signalled only for completions of requests that workers
     /// have run.
     pub(crate) only_async: bool,
-    /// Whether a write to the eventfd may sleep, because the program has not set O_NONBLOCK.
+    /// Set if the program has not set O_NONBLOCK on the eventfd, so that a write to the eventfd may
+    /// sleep.
     pub(crate) blocks: bool,
     /// Whether a request of the ring has waited for this eventfd to become readable. If so, the
     /// ring's own signal to the eventfd may wake that request.
@@ -34,8 +35,8 @@ impl EventDescriptor {
         Ok(EventDescriptor { descriptor, number, only_async, blocks, is_awaited: AtomicBool::new(false) })
     }
 
-    /// Makes this process's value for an eventfd that another process of the ring has registered.
-    /// `descriptor`: this process's duplicate.
+    /// Makes this process's `EventDescriptor` for an eventfd that another process of the ring has
+    /// registered. `descriptor`: this process's duplicate of the eventfd.
     pub(crate) fn of_other_process(descriptor: OwnedDescriptor, only_async: bool) -> EventDescriptor {
         let blocks = descriptor::status_flags(descriptor.number()).is_ok_and(|flags| flags & O_NONBLOCK == 0);
         EventDescriptor { descriptor, number: -1, only_async, blocks, is_awaited: AtomicBool::new(false) }

@@ -100,7 +100,8 @@ impl LockedRing<'_> {
         if ring.readiness.signal_watched() {
             return;
         }
-        // The poller is in another process, and this process has not used the ring's eventfd yet.
+        // The descriptor could not be signalled: the poller is in another process, and this process
+        // has not used the ring's eventfd yet. So the host attaches the eventfd.
         host::attach(ring);
         if !ring.readiness.signal_watched() && ring.is_shared() {
             // This process has closed the ring's descriptor, so it cannot make the descriptor

@@ -60,7 +60,7 @@ impl Wakers {
     }
 
     /// Returns how many CQEs count for the present sleepers, if the CQ's tail is `tail`. CQEs that
-    /// another thread has consumed during the waits count, too. At least 1.
+    /// another thread has consumed during the waits count, too. Returns at least 1.
     #[inline(always)]
     pub fn count_for_sleepers(&self, tail: u32) -> u32 {
         tail.wrapping_sub(self.wait_start.load(Ordering::Relaxed)).max(1)

@@ -70,7 +70,8 @@ impl IdleWatch {
     /// check at intervals.
     fn begin(&self, ring: &Arc<Ring>) -> bool {
         let mut rings = self.rings.lock();
-        // An earlier period of idle watching may have left an entry for this ring on the list.
+        // An earlier period of idle watching may have left an entry for this ring on the list. That
+        // entry is removed.
         rings.retain(|watched| watched.ring.as_ptr() != Arc::as_ptr(ring));
         let visits = ring.watch.activity.visits.load(Ordering::Relaxed);
         rings.push(Watched { ring: Arc::downgrade(ring), visits, unchanged: 0 });

@@ -141,7 +141,7 @@ impl SqThread {
             }
             let is_early = Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed);
             if is_early && !order::sq_thread_sleeps_early() {
-                // The program chose the idle time, so this loop spins no longer than the program
+                // The program chose the idle time. So this loop spins only as long as the program
                 // asked for.
                 spin();
                 continue;

@@ -122,7 +122,7 @@ fn submit_one<const BY_GROUP: bool, const COMMITS_EACH: bool>(
         Err(error) => {
             request.progress = Progress::Refused;
             request.result = error.negative();
-            // A chain is refused as a whole, so the loop reads on to the end of the chain.
+            // A chain is refused as a whole, so this loop goes on to the end of the chain.
             ends_batch = !request.is_linked();
             false
         }

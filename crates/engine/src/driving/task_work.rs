@@ -105,8 +105,8 @@ impl Ring {
             // event that only this task work causes. Then the thread that adds the work causes that
             // event.
             Notification::Resume | Notification::Signal => {
-                // If an SQ thread polls the devices, a waiter only reads the CQ. To wake that
-                // waiter would not get the task work done.
+                // If an SQ thread polls the devices, a waiter only reads the CQ. Such a waiter
+                // would not do the task work if it were woken.
                 let wake = || self.wakers.wake_target(u32::MAX);
                 if self.is_polled_by_thread() || !self.control.sharing().leave_to_waiter(wake) {
                     run(self);
@@ -305,6 +305,7 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     debug_assert!(request.progress == Progress::Ran);
     locked.notify.completed_by_worker = true;
     // The worker may have made a file ready, such as the other end of a pipe, or an inotify queue.
+    // So the epoll set may have something to report.
     locked.waiting.polls.may_report = true;
     locked.queues.statistics.count_worker(request.sqe.opcode);
     let result = match opcode_table::row(request.sqe.opcode).finish {

@@ -531,8 +531,8 @@ fn forbid_waiter(ring: &Arc<Ring>) {
     locked.release(Exit::Leave);
 }
 
-/// Handles `events` from the ring's epoll set, and makes another waiter the leader, which then
-/// sleeps on the set. `wanted`: the completions that this thread waits for.
+/// Handles `events` from the ring's epoll set, and makes another waiter the leader. The new leader
+/// then sleeps on the set. `wanted`: the number of completions that this thread waits for.
 fn stop_leading(ring: &Arc<Ring>, events: &[Event], wanted: u32) {
     let mut locked = ring.lock();
     locked.note_poll();

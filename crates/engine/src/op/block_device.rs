@@ -207,7 +207,8 @@ pub(crate) fn channel_to_kernel_file(
         return Err(Errno::EOPNOTSUPP);
     }
     let direct = locked.devices.named.status_flags(number)? & linux::O_DIRECT != 0;
-    // O_DIRECT on a pipe selects packet mode. So only regular files and block devices count.
+    // On a pipe, O_DIRECT has another meaning (packet mode). So only regular files and block
+    // devices are considered here.
     if !(direct || writes && !ring.is_polled()) || !locked.devices.named.identity(number)?.is_stored() {
         return Err(Errno::EOPNOTSUPP);
     }

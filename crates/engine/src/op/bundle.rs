@@ -96,8 +96,8 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
             request.cqe_flags |= flags;
             return Ok(outcome);
         }
-        // Only the first attempt is limited by the SQE's length. Later ones send all buffers of the
-        // group.
+        // Only the first attempt is limited by the SQE's length. Later attempts send all buffers of
+        // the group.
         let transfer = transfer_of(request)?;
         (transfer.done, transfer.wanted) = (0, 0);
     }

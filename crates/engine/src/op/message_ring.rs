@@ -82,8 +82,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Message(message) = &mut request.operation else { unreachable!("prepare made a message") };
-    // A delayed request has a duplicate of the ring's descriptor. The host finds a ring only by the
-    // program's own number.
+    // The host finds a ring only by the program's own descriptor number. A delayed request has a
+    // duplicate of the descriptor, so the program's number is taken from the SQE.
     let is_duplicate = matches!(request.file.reference, FileReference::PrivateDuplicate(_));
     let number = if is_duplicate { request.sqe.fd } else { request.file.number };
     let target = match ring_at(number) {

@@ -193,8 +193,8 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.registered.files.remove(sqe.file_index - 1).map(|()| 0));
     }
-    // The program may soon open another file under this number, so what is remembered about the
-    // number is dropped.
+    // The program may soon open another file under this number. So everything that is remembered
+    // about the number is dropped.
     locked.devices.named.forget();
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))

@@ -317,7 +317,7 @@ pub(crate) fn register(
 }
 
 /// Returns the memory of the buffers as sorted ranges, in which buffers that touch or overlap are
-/// merged. The ranges must be few, because a device's back end can map only few.
+/// merged. The ranges must be few, because a device's back end can map only few ranges.
 fn coalesce<'a>(slots: impl IntoIterator<Item = &'a BufferSlot>) -> Vec<IoVector> {
     let range_of = |buffer: &Arc<RegisteredBuffer>| IoVector { base: buffer.address, length: buffer.length };
     let mut parts: Vec<IoVector> = slots.into_iter().flatten().map(range_of).collect();

@@ -68,8 +68,8 @@ pub(crate) enum FileSlot {
 }
 
 impl FileSlot {
-    /// Reads the SQE's `file_index`. 0 means an ordinary descriptor, [`FILE_INDEX_ALLOC`] any free
-    /// slot, any other value the slot plus 1.
+    /// Reads the SQE's `file_index`. 0 means an ordinary descriptor. [`FILE_INDEX_ALLOC`] means any
+    /// free slot. Any other value is the slot plus 1.
     pub fn from_sqe(file_index: u32) -> FileSlot {
         match file_index {
             0 => FileSlot::Ordinary,

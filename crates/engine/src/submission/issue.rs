@@ -86,8 +86,8 @@ fn end_retry(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutco
 fn conclude<const SUBMITS: bool>(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
         if request.has_flag(sqe_flags::ASYNC) {
-            // In the kernel, a worker would have completed this request. EVENTFD_ASYNC limits the
-            // eventfd to such completions.
+            // In the kernel, a worker would have completed this request. With EVENTFD_ASYNC, only
+            // such completions signal the eventfd. So the completion counts as a worker's.
             locked.notify.completed_by_worker = true;
         }
         let has_waited = !SUBMITS && request.poll_slot != 0;

@@ -24,7 +24,7 @@ const SLEEPS_PER_MEASUREMENT: u64 = 8;
 const MOST_COUNTED_NS: Nanoseconds = 10_000_000;
 
 /// Measurements of a ring's waits. Times are in nanoseconds. If two waiters write a value at once,
-/// one of the updates may get lost. That only makes the estimates less exact.
+/// one of the two updates may be lost. A lost update only makes the estimates less exact.
 #[derive(Default)]
 pub(crate) struct CqWaits {
     /// Weighted mean of the time from a wait's start until a completion arrived (`learn_arrival`

@@ -219,8 +219,8 @@ impl DeviceQueues {
         None
     }
 
-    /// Updates the ring's estimate of the sleeps (HYBRID_IOPOLL). Called after the first poll for a
-    /// request, which follows the request's sleep.
+    /// Updates the ring's estimate of the sleeps (HYBRID_IOPOLL). Called after a request's sleep
+    /// and the first poll for that request.
     pub fn end_pre_poll_sleep(&mut self, sleep: &PrePollSleep) {
         if let Some(hybrid) = &mut self.hybrid {
             hybrid.estimate.record(Ticks::now().since(sleep.since), sleep.span);

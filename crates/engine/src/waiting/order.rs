@@ -78,8 +78,8 @@ impl Order {
         usring_sys::width::size(self.random.below(end as u64))
     }
 
-    /// Returns whether an earlier change of the file `key` has not completed. `false` without a
-    /// `key`.
+    /// Returns whether an earlier change of the file `key` has not completed. Returns `false` if
+    /// `key` is `None`.
     pub fn is_changing(&self, key: Option<FileKey>) -> bool {
         key.is_some() && self.candidates.iter().chain(&self.awaited).any(|other| other.key == key)
     }

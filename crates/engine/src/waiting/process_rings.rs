@@ -79,7 +79,8 @@ impl Ring {
     pub(crate) fn finish_for_dead_process(&self, state: &mut RingState) {
         self.journal(state);
         let Queues { journal, cq, sq, .. } = &mut state.queues;
-        // The next CQEs overwrite the CQEs that the dead process had posted, but not published.
+        // The dead process may have posted CQEs that it did not publish. The next CQEs overwrite
+        // them.
         journal.iter_mut().for_each(|journal| journal.mend(cq, sq.head()));
         cq.show_overflow();
         state.notify.published = true;

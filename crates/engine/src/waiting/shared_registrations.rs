@@ -162,8 +162,8 @@ impl Ring {
         }
     }
 
-    /// Applies what other processes have registered and removed since this process last had the
-    /// ring's lock. The caller holds the lock.
+    /// Applies the changes that other processes have made to the registrations since this process
+    /// last had the ring's lock. The caller holds the lock.
     pub(crate) fn follow_registrations(&self, state: &mut RingState) {
         self.publish_registrations(state);
         let Some(registrations) = &self.registrations else { return };

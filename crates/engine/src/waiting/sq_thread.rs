@@ -131,7 +131,7 @@ impl SqThreadHandle {
     }
 
     /// Sleeps until the SQ of `ring` has room (SQ_WAIT). Errors: `EINTR` after a signal;
-    /// `EOWNERDEAD` if the ring has no SQ thread (any more).
+    /// `EOWNERDEAD` if the ring has no SQ thread, or no longer has one.
     pub fn wait_for_room(&self, ring: &Ring) -> Result<(), Errno> {
         let limit = self.is_ancestors.then_some(LONGEST_CHILD_SLEEP);
         loop {
@@ -157,7 +157,7 @@ impl SqThreadHandle {
 
 impl SqThread {
     /// Makes the state of an SQ thread that sleeps after `idle` nanoseconds without work, and runs
-    /// on `processor`. Errors: those of a mapping.
+    /// on `processor`. Errors: the errors of making a mapping.
     pub fn new(idle: Nanoseconds, processor: Option<u32>) -> Result<Arc<SqThread>, Errno> {
         // A process without a process number shares no ring with others (`Ring::from_parts`).
         let own = process_number::own().unwrap_or(process_number::ALONE);

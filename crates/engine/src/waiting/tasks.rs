@@ -235,15 +235,15 @@ impl Tasks {
         self.has_changed.swap(false, Ordering::Acquire)
     }
 
-    /// If an anchor of the common group (`rights`) is wanted, clears the wish, and returns a
+    /// If an anchor of the common group (`rights`) is wanted, clears `wants_anchor`, and returns a
     /// function to call once the anchor has started. `None`: no anchor is wanted.
     pub fn take_anchor_wish(&'static self) -> Option<impl Fn() + Send + Clone + 'static> {
         let preparation = &self.preparation;
         if !preparation.wants_anchor.load(Ordering::Acquire) {
             return None;
         }
-        // The anchor is counted in `spawns` before the wish is cleared. In the other order,
-        // [`Preparation::wait`] could see neither the wish nor the count, and return too early.
+        // The anchor is counted in `spawns` before `wants_anchor` is cleared. In the other order,
+        // [`Preparation::wait`] could see neither of them, and return too early.
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
         preparation.wants_anchor.store(false, Ordering::SeqCst);
         Some(|| preparation.end_spawn())

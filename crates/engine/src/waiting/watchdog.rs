@@ -15,8 +15,8 @@ use usring_sys::{Errno, SystemCall, futex, signals, thread, wait};
 
 const NAME: &str = "usring-watchdog";
 
-/// Nanoseconds between two checks of the watched calls. A driver is stuck in a call for at most
-/// twice as long.
+/// Nanoseconds between two checks of the watched calls. A driver is stuck in a call for at most two
+/// such intervals.
 const INTERVAL: Nanoseconds = 5_000_000;
 
 /// Number of consecutive checks without a watched call after which the watchdog sleeps.
