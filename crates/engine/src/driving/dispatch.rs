@@ -93,9 +93,9 @@ fn run_due(locked: &mut LockedRing, due: DueSlices, fired: usize, wanted: u32) {
 }
 
 /// Tries the runnable requests whose time slices are `due`, on a ring that defers task work. Then
-/// tries requests that have become runnable meanwhile, while there were fewer attempts than the
-/// `wanted` completions. As in the kernel (`io_run_local_work_continue`), later requests are left
-/// to the owner's next wait. `attempts`: number of events handled, plus number of slices `due`.
+/// tries requests that have become runnable meanwhile, until there were `wanted` attempts. As in
+/// the kernel (`io_run_local_work_continue`), requests that become runnable later are left to the
+/// owner's next wait. `attempts`: number of events handled, plus number of slices `due`.
 #[cold]
 #[inline(never)]
 fn run_deferred_slices(locked: &mut LockedRing, due: DueSlices, mut attempts: usize, wanted: u32) {

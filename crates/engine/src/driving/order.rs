@@ -140,8 +140,8 @@ pub(crate) fn await_chosen(locked: &mut LockedRing) {
 }
 
 /// Restarts the time limit for requests that `usring run --order` holds back
-/// ([`crate::waiting::order`]). The limit counts only time in which no thread submits or waits. The
-/// calling thread has just done one of the two.
+/// ([`crate::waiting::order`]). The limit counts only time in which no thread submits or waits.
+/// Called by a thread that submits or waits.
 pub(super) fn note_choice(locked: &mut LockedRing) {
     if let Some(order) = order::of(locked) {
         order.attend();

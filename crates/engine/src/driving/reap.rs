@@ -15,9 +15,9 @@ use usring_sys::{Errno, epoll, width};
 /// and not only at the end of the batch.
 const CQES_PER_PUBLICATION: usize = 8;
 
-/// Maximum number of consecutive empty polls by [`reap_and_arm`] of a device that refuses to arm
-/// its interrupt. A device refuses that while it may have completions. After these polls, a timer
-/// causes the next poll.
+/// [`reap_and_arm`] makes at most this many consecutive polls without a completion, if the device
+/// refuses to arm its interrupt. A device refuses that while it may have completions. After these
+/// polls, a timer causes the next poll.
 const MOST_EMPTY_POLLS: u32 = 64;
 
 /// Completes the requests that devices have carried out. Returns whether there were any. Never

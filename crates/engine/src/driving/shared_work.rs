@@ -37,10 +37,10 @@ pub(crate) fn check(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Another process may have cancelled requests of this process while this process was stopped: it
-/// has marked their slots of the journal. Cancels those marked requests that run on workers;
-/// `waiting::process_rings` has cancelled the others. Finds each request by its slot, because
-/// requests without a mark may have an equal `user_data`.
+/// Another process may have cancelled requests of this process while this process was stopped: the
+/// other process has marked their slots of the journal. Cancels those marked requests that run on
+/// workers; `waiting::process_rings` has cancelled the others. Finds each request by its slot,
+/// because a request without a mark may have an equal `user_data`.
 fn cancel_marked_of_workers(locked: &mut LockedRing) {
     for slot in locked.journal().own_cancelled() {
         if let Cancelled::Waiting(request) = workers::cancel(locked.ring, |view| view.journal == Some(slot)) {

@@ -151,9 +151,9 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
 }
 
 /// Returns the outcome of an attempt that found no data. If the attempt was the first one after a
-/// wait, undoes the attempt's buffer selections. For that, `selections` is the request's state of
-/// selections before the attempt. The kernel polls the socket before such an attempt, and selects
-/// no buffers if the socket is empty.
+/// wait, undoes the attempt's buffer selections. `selections`: their state before the attempt,
+/// which is then restored. The kernel polls the socket before such an attempt, and selects no
+/// buffers if the socket is empty.
 fn outcome_without_data(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {
     let begins_later_slice = given == 0 && request.poll_slot != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };

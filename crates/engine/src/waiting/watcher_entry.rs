@@ -34,9 +34,9 @@ impl WatcherEntry {
 /// cheaper watch at intervals (`driving::idle_watch`).
 const FIRST_TRIAL: u32 = 64;
 
-/// Largest value of [`Activity::waits`] at which idle watching begins. The value needed doubles, up
-/// to this limit, each time that idle watching ends because no thread of the program is in the
-/// ring.
+/// Largest value of [`Activity::waits`] that is needed before idle watching begins. The needed
+/// value doubles, up to this limit, each time that idle watching ends because no thread of the
+/// program is in the ring.
 const LAST_TRIAL: u32 = 2048;
 
 /// Estimate of how a ring's program behaves. Only `idle_watched` is exact.
