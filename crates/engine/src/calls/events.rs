@@ -2,9 +2,9 @@
 //! descriptor, and its SQ is not used. The context submits requests one at a time ([`Submission`]).
 //! If a request's SQE is refused, the caller gets the error, and no event follows.
 //!
-//! - The thread that completes a request writes its event into the program's memory
-//!   (`usring_ring`'s `events`). That is the submitter, the ring watcher, a worker or a waiter. The
-//!   program need not ask for events.
+//! - The thread that completes a request writes the request's event into the program's memory
+//!   (`usring_ring`'s `events`). That thread is the submitter, the ring watcher, a worker or a
+//!   waiter. The program need not ask for events.
 //! - The events' memory has a fixed number of slots. The events that the program has not taken, and
 //!   the requests that have not completed, are together never more than these slots.
 //!   [`Submission::has_room`] checks this under the ring's lock. So no event goes to the backlog,
@@ -12,7 +12,7 @@
 //!   because events appear only when the program asks for them.
 //! - A context ends in two steps. First, [`Ring::retire`] makes later submits and waits fail, wakes
 //!   the waiters, and waits until all requests have completed. Then it closes the ring like any
-//!   other.
+//!   other ring.
 
 use crate::completion::complete;
 use crate::completion::event_descriptor::EventDescriptor;

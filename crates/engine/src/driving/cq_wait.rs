@@ -3,12 +3,12 @@
 //!
 //! Only completions that the SQ thread posts can end such a wait: completions of the devices, and
 //! of workers. (Requests of a polled ring wait for no file and no timer.) So the waiter needs only
-//! the CQ and the sleep word. It never takes the ring's lock, which the SQ thread takes and
+//! the CQ and the sleep word. The waiter never takes the ring's lock, which the SQ thread takes and
 //! releases all the time.
 //!
 //! A sleep costs processor time, and the wake-up comes late: 3 µs on one machine, 12 µs on another.
-//! Polling the CQ is never late, but takes a whole processor. So a wait combines sleep and polling,
-//! by what earlier waits on the ring have measured:
+//! Polling the CQ is never late, but takes a whole processor. So a wait combines sleep and polling.
+//! Measurements of earlier waits on the ring decide how:
 //!
 //! 1. If the device is slow enough for a timer, the waiter sleeps by a timer until shortly before
 //!    the expected completion.

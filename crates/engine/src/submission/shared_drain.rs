@@ -2,20 +2,20 @@
 //! back later requests of all processes. On a ring of one process these functions leave all to
 //! `submission::drain`.
 //!
-//! - A word in the ring's memory says whether the ring drains (holds requests back), also before
-//!   the ring is shared.
+//! - A word in the ring's memory says whether the ring drains (holds requests back). The word is
+//!   also kept up to date before the ring is shared.
 //! - The journal in the ring's memory lists the requests in flight, and the order of the requests
 //!   that are held back. The requests themselves are in the memory of their process.
 //! - The driver that ends the last request in flight releases the first held-back requests. If
 //!   these belong to another process, the driver wakes that process, whose next driver issues them.
-//! - A held-back request of a process that has died ends with -EFAULT when its turn comes, and the
-//!   requests after it in its chain with -ECANCELED, as on the kernel.
+//! - A held-back request of a process that has died ends with -EFAULT when its turn comes. The
+//!   requests after it in its chain end with -ECANCELED, as on the kernel.
 //! - A request that was in flight before the ring was shared is not in the journal. The process
 //!   that made the ring keeps the number of such requests in the ring's memory, and all drains wait
 //!   for them.
-//! - A request that finds the journal full is not in the journal either. Drains of other processes
-//!   do not wait for it. If it is held back, it waits only for requests of its own process, so that
-//!   processes cannot wait for each other in a circle.
+//! - If the journal is full, a further request is not in the journal, either. Drains of other
+//!   processes do not wait for such a request. If it is held back, it waits only for requests of
+//!   its own process, so that processes cannot wait for each other in a circle.
 
 use crate::request::{Request, RequestEntry};
 use crate::ring::{LockedRing, Queues};

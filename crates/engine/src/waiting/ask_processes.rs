@@ -1,17 +1,18 @@
 //! Asks other processes of a shared ring to cancel or change requests that this process does not
 //! have. Serves ASYNC_CANCEL, POLL_REMOVE, TIMEOUT_REMOVE, and the synchronous cancellation.
 //!
-//! A process first searches its own requests. Then it asks each process that may have other
-//! matching requests, one after the other, for a *remote change*: a cancellation or another change.
-//! The remote change and the answers to it pass through the change slot in the ring's memory
-//! (`usring_ring::change_slot`). All answers are combined into the result of the request that needs
-//! the change. `driving::shared_work` makes the changes that other processes ask for.
+//! A process first searches its own requests. Then it asks other processes for a *remote change*: a
+//! cancellation or another change of their requests. It asks each process that may have matching
+//! requests, one after the other. The remote change and the answers to it pass through the change
+//! slot in the ring's memory (`usring_ring::change_slot`). All answers are combined into the result
+//! of the request that needs the change. `driving::shared_work` makes the changes that other
+//! processes ask for.
 //!
 //! An asked process that has died or is stopped does not answer. So while a remote change waits for
 //! an answer, the ring watcher checks every 10 ms whether the asked process is alive
-//! (`driving::ended`). If the answer takes longer than [`LONGEST_USE`] and another remote change
-//! waits for the change slot, the other change gets the slot. The process without an answer is
-//! asked again later.
+//! (`driving::ended`). An answer may take longer than [`LONGEST_USE`] while another remote change
+//! waits for the change slot. Then the other change gets the slot, and the process without an
+//! answer is asked again later.
 
 use crate::completion::complete;
 use crate::request::conditions::CancelKey;

@@ -50,7 +50,7 @@ pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: 
     add(locked, request, interest, Begins::Retry(slice));
 }
 
-/// Makes a request wait for its file, which it has not tried yet.
+/// Makes a request wait for its file. The request has not tried the file yet.
 pub(crate) fn arm_first(locked: &mut LockedRing, request: RequestEntry, events: u32) {
     let interest = Interest { events, multishot: request.multishot };
     add(locked, request, interest, Begins::First);

@@ -3,47 +3,49 @@
 //! `fast_poll` says what that means.
 //!
 //! # What keeps a file open
-//! A waiting request holds its file. If the program closes the descriptor, the request is not
-//! cancelled, and does not begin to wait for the next file with this number. So usring needs a
-//! duplicate of the program's descriptor while a request waits. At other times usring must have
-//! none, because a duplicate would keep the file open after the program's close(2). usring does not
-//! see that call on an ordinary descriptor:
+//! A file stays open while a request waits for it. If the program closes the descriptor, the
+//! request is not cancelled, and does not begin to wait for the next file with this number. So
+//! usring needs a duplicate of the program's descriptor while a request waits. At other times
+//! usring must have no duplicate, because a duplicate would keep the file open after the program's
+//! close(2). usring does not see a close(2) of an ordinary descriptor:
 //!
 //! - libc closes some files internally.
 //! - The trap filter survives execve(2), so it must let close(2) pass: the next program's loader
 //!   closes files before usring has a handler there.
 //!
-//! Hence there is one duplicate per file, shared by all requests that wait for it, and closed with
-//! the last of them. Registered files need no duplicate: the ring keeps them open anyway.
+//! Hence there is one duplicate per file. All requests that wait for the file share the duplicate,
+//! and it is closed with the last of them. Registered files need no duplicate: the ring keeps them
+//! open anyway.
 //!
 //! # Why a registration outlives its duplicate
-//! An entry of an epoll set is named by an open file *and* the descriptor number under which it was
-//! registered. The entry does not keep the file open, and the kernel drops it with the file.
+//! An entry of an epoll set is named by an open file *and* the descriptor number under which the
+//! file was registered. The entry does not keep the file open, and the kernel drops the entry when
+//! the file is closed.
 //!
-//! Registering the program's own number would not be safe. The program may close and reuse it at
-//! any moment, also between usring's duplication and its epoll_ctl(2): the entry would then stand
-//! for another file. And an entry whose number is closed can no longer be deleted.
+//! Registering the program's own number would not be safe. The program may close and reuse the
+//! number at any moment, also between usring's duplication and its epoll_ctl(2): the entry would
+//! then stand for another file. And an entry whose number is closed can no longer be deleted.
 //!
-//! So the entry is registered under the number of the duplicate, which only usring closes. The
-//! duplicate of a file always gets the same number, a fixed distance above the program's
-//! (`descriptor::duplicate_at_preferred`). The next wait for the file finds the entry in place and
-//! only switches it on again. EPOLL_CTL_MOD names both file and number. If the program's number
-//! means another file by now, MOD fails with ENOENT, and usring adds the new file. So usring need
-//! not remember which file a number meant. It only remembers, per number, whether to try ADD or MOD
-//! first.
+//! So the entry is registered under the number of the duplicate, which only usring closes. All
+//! duplicates of a file get one number, at a fixed distance above the program's number
+//! (`descriptor::duplicate_at_preferred`). So the next wait for the file finds the entry in place
+//! and only switches it on again. EPOLL_CTL_MOD names the file and the number. If the program's
+//! number means another file by now, MOD fails with ENOENT, and usring adds the new file. So usring
+//! need not remember which file a number meant. It only remembers, per number, whether to try ADD
+//! or MOD first.
 //!
 //! A wait for one event thus costs three system calls: the duplication, MOD and close(2). The entry
-//! is one-shot (EPOLLONESHOT). After its event it stays in the set, but reports nothing more, even
-//! if other processes have the file open. If requests still wait after an event, and for
-//! multishots, the entry becomes edge-triggered and needs no further system call per event. Such an
-//! entry is deleted before its number is closed.
+//! is one-shot (EPOLLONESHOT). After its event the entry stays in the set, but reports nothing
+//! more, even if other processes have the file open. For multishots, and if requests still wait
+//! after an event, the entry becomes edge-triggered and needs no further system call per event.
+//! usring deletes such an entry before it closes the entry's number.
 //!
 //! # Which requests share a registration
 //! Requests share a registration if all of these hold:
 //!
-//! - They wait for the same open file. Only the kernel knows this, so usring asks it.
-//! - They wait for the same events.
-//! - They are all multishot, or all not.
+//! - They wait for one open file. Only the kernel knows this, so usring asks the kernel.
+//! - They wait for equal sets of events.
+//! - All of them are multishots, or none is.
 //!
 //! A request that differs in one of these has a registration of its own. epoll reports all
 //! registered events that are present, not only the latest one. If a multishot for input shared a
