@@ -127,8 +127,9 @@ pub struct Finding {
     pub misdeed: CopiedStack,
     /// The byte for which a [`Kind::BadMemory`] was found.
     pub bad: Option<BadByte>,
-    /// The stack that AddressSanitizer recorded when the memory of a [`Kind::BadMemory`] was freed,
-    /// or else allocated. Eight bytes for each return address, the innermost first.
+    /// For a [`Kind::BadMemory`]: the stack that AddressSanitizer recorded when the memory was
+    /// freed, or if it was not freed, when it was allocated. Eight bytes for each return address,
+    /// the innermost first.
     pub recorded: Vec<u8>,
     /// The lines of /proc/PID/maps for mappings that hold code.
     pub maps: Vec<u8>,
