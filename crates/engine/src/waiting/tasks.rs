@@ -113,8 +113,8 @@ pub(crate) struct Mailbox {
     tasks: Mutex<Vec<Task>>,
 }
 
-/// Wakes the ring watcher after usring has parked a duplicate of a program's file. usring keeps a
-/// parked duplicate open, because close(2) would drop the program's record locks on the file. The
+/// Wakes the ring watcher after usring has parked a duplicate of a program's file. A parked
+/// duplicate stays open, because close(2) would drop the program's record locks on the file. The
 /// ring watcher closes the duplicate when the program has no record locks on the file.
 static WAKE: fn() = || tasks().wake();
 
