@@ -92,8 +92,8 @@ impl EventDescriptor {
         // - Other threads write to the counter, so only the kernel knows how full it is.
         //
         // poll(2) guarantees room for 1, so the counter is raised by 1 at a time. (Another thread
-        // may write between the two calls. This write then sleeps only if the counter has reached
-        // its maximum, 2⁶⁴ − 2 unread events.)
+        // may write between the two calls. The second call then sleeps only if the counter has
+        // reached its maximum, 2⁶⁴ − 2 unread events.)
         for _ in 0..count {
             if !epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {
                 return;

@@ -43,8 +43,8 @@ const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 /// How a wait on the CQ has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CqWait {
-    /// Enough CQEs have come. Or the call's time is up, or a signal came, while the CQ held at
-    /// least one CQE.
+    /// Enough CQEs have come. Or the wait ended early, because the call's time is up or a signal
+    /// came, and the CQ held at least one CQE.
     Over,
     /// Another process has begun to use the ring. The caller continues by `wait::wait`, which also
     /// counts the CQEs that other processes have consumed.

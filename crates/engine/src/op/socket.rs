@@ -36,7 +36,7 @@ pub(crate) fn install(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescri
 }
 
 /// Returns the flags for the system call. A direct descriptor has an ordinary number for a moment.
-/// With CLOSE_ON_EXEC, no program that is executed in that moment inherits it.
+/// With CLOSE_ON_EXEC, no program that is executed in that moment inherits the number.
 pub(crate) fn flags_for(flags: u32, slot: FileSlot) -> u32 {
     if slot == FileSlot::Ordinary { flags } else { flags | socket::CLOSE_ON_EXEC }
 }

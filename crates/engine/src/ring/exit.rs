@@ -14,9 +14,9 @@
 /// | `ToSubmit` | the caller did | the caller makes them next | no: the caller did | yes, without waiting for other processes |
 /// | `Bare` | the caller did | stay pending | no | no |
 ///
-/// A thread that drives another ring at the same time, or that serves several rings, uses
-/// `FinishedInside` or `LeaveInside`. Its deferred submits may sleep, and these rings would have to
-/// wait.
+/// A thread that drives another ring meanwhile, or that serves several rings, uses `FinishedInside`
+/// or `LeaveInside`. If it made the deferred submits itself, it might sleep, and the other rings
+/// would have to wait.
 ///
 /// Dropping a [`LockedRing`](super::LockedRing) without an exit (after a read, on an error, when
 /// the ring is closed) wakes no sleeper, and runs the work that arrived.

@@ -37,8 +37,8 @@
 //! A wait for one event thus costs three system calls: the duplication, MOD and close(2). The entry
 //! is one-shot (EPOLLONESHOT). After its event the entry stays in the set, but reports nothing
 //! more, even if other processes have the file open. For multishots, and if requests still wait
-//! after an event, the entry becomes edge-triggered. An edge-triggered entry needs no further system
-//! call per event. usring deletes such an entry before it closes the entry's number.
+//! after an event, the entry becomes edge-triggered. An edge-triggered entry needs no further
+//! system call per event. usring deletes such an entry before it closes the entry's number.
 //!
 //! # Which requests share a registration
 //! Requests share a registration if all of these hold:

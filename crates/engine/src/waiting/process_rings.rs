@@ -1,5 +1,5 @@
-//! The rings of this process that other processes may use, and how processes wake each other for
-//! them.
+//! The rings of this process that other processes may use, and how processes wake each other
+//! because of a shared ring.
 //!
 //! | a process that | wakes | by |
 //! |---|---|---|
