@@ -61,8 +61,8 @@ pub const FEATURES: u32 = abi::IORING_FEAT_SINGLE_MMAP
     | abi::IORING_FEAT_MIN_TIMEOUT
     | abi::IORING_FEAT_NO_IOWAIT;
 
-/// Number of rings that this process and its ancestors have made. Rings are numbered from 1, so this
-/// is also the number of the last ring.
+/// Number of rings that this process and its ancestors have made. Rings are numbered from 1, so
+/// this is also the number of the last ring.
 static RINGS: AtomicU32 = AtomicU32::new(0);
 
 impl Ring {
