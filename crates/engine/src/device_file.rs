@@ -147,8 +147,8 @@ pub(crate) fn ring_transfer(
     }
 }
 
-/// fallocate(2). All blocks of a device exist, so a plain allocation does nothing. It succeeds as
-/// on a regular file, although a Linux block device would refuse it.
+/// fallocate(2). All blocks of a device exist, so a plain allocation does nothing. The call
+/// succeeds as on a regular file, although a Linux block device would refuse it.
 fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u64, Errno> {
     const KEEP_SIZE: u32 = linux::FALLOC_FL_KEEP_SIZE;
     const PUNCH_HOLE: u32 = linux::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;

@@ -52,9 +52,10 @@ fn limit_part(locked: &LockedRing) -> Nanoseconds {
     limit / u64::from(LIMIT_PARTS)
 }
 
-/// Returns the state of the choices of `usring run --order` for this ring; makes it on first use.
-/// Returns `None` if the seed does not order the ring's completions. This is so for a polled ring,
-/// a ring of several processes, the ring of an AIO context, and a ring that is being closed.
+/// Returns this ring's state of `usring run --order`, which keeps the seed's choices; makes the
+/// state on first use. Returns `None` if the seed does not order the ring's completions. This is so
+/// for a polled ring, a ring of several processes, the ring of an AIO context, and a ring that is
+/// being closed.
 pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
     let ring = locked.ring;
     if !ring.has_free_order() || locked.closed || locked.retired {
@@ -70,8 +71,7 @@ pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
 }
 
 /// Leaves the completion of a new request to the seed of `usring run --order`, if the kernel
-/// promises no order for that completion. With `overflow=on`, the seed also chooses whether the
-/// request's CQE finds no room in the CQ. Returns `true` if the request is to wait before it is
+/// promises no order for that completion. Returns `true` if the request has to wait before it is
 /// carried out.
 pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
     if request.poll_slot != 0 {

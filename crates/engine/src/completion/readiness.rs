@@ -75,9 +75,9 @@ impl Ring {
                 tasks().run(Box::new(move || ring.lock().release(Exit::Leave)));
             }
             // The thread that holds the lock makes the ring watcher watch the files when it leaves.
-            // But that thread may be leaving already. So the descriptor is made readable. The
-            // program's next poll call then calls `clear_emptied_readiness`, whose release makes
-            // the ring watcher watch the files.
+            // But that thread may be leaving already, and may not have seen that the ring is
+            // watched. So the descriptor is made readable. The program's next poll call then calls
+            // `clear_emptied_readiness`, whose release makes the ring watcher watch the files.
             Err(HeldBy::ThisProcess) if self.defers_task_work() => self.readiness.signal(),
             Err(HeldBy::ThisProcess) => {}
         }

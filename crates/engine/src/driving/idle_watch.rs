@@ -42,7 +42,8 @@ const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
 /// waiting thread checks the ring for work.
 const CHECKS_UNTIL_ABSENT: u32 = 2;
 /// Idle watching ends after this many consecutive checks that find no new visit, even if the
-/// program sleeps inside the ring. A program that sleeps so long has little to do.
+/// program sleeps inside the ring. A program that sleeps so long has little to do, so idle watching
+/// would save little.
 const CHECKS_UNTIL_END: u32 = 20;
 
 /// A ring under idle watching.

@@ -8,10 +8,10 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::signals;
 use usring_sys::ticks::Ticks;
 
-/// If a wait for a lone transfer (the only request in flight) begins, polls for the transfer's
-/// completion, for at most `most` nanoseconds (`None`: the caller sets no limit). Stores in `began`
-/// the time at which the wait began. Now and then releases the ring's lock, so that other threads
-/// can take it.
+/// Called when a wait begins. If the wait is for a lone transfer (the only request in flight),
+/// polls for the transfer's completion, for at most `most` nanoseconds (`None`: the caller sets no
+/// limit). Stores in `began` the time at which the wait began. Now and then releases the ring's
+/// lock, so that other threads can take it.
 ///
 /// Returns `None`, with the lock released, if there is work to do, a signal has come, or another
 /// thread has posted the completion. Otherwise returns the held lock, and the waiter may sleep.

@@ -254,7 +254,7 @@ fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
 
 /// Returns how long a waiter that has `ready` CQEs may sleep, in nanoseconds; `None`: without
 /// limit. `span`: a further limit, besides those of `call`. Once the minimum time of `call` is
-/// over, this function relaxes the conditions in `call`.
+/// over, changes `call` so that at most one CQE is needed to end the wait.
 ///
 /// Error: `ETIME` if the deadline has passed, or if the minimum time is over and `ready` CQEs are
 /// then enough.

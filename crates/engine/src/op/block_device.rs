@@ -201,8 +201,8 @@ pub(crate) fn channel_to_kernel_file(
 ) -> Result<ChannelIndex, Errno> {
     let ring = locked.ring;
     // The kernel's AIO is not used in two cases. Swapped memory is pinned only while the program's
-    // call runs, and a transfer by the kernel's AIO may take longer. And the recorder of `usring
-    // crash` sees only transfers that are system calls.
+    // call runs, and a transfer by the kernel's AIO may take longer. The second case is `usring
+    // crash`: its recorder sees only transfers that are system calls.
     if !ring.uses_kernel_aio() || pinned_memory::has_pin_hook() || unusual::has(Unusual::Recording) {
         return Err(Errno::EOPNOTSUPP);
     }

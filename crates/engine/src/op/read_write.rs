@@ -1,6 +1,6 @@
 //! READ, WRITE, READV, WRITEV, and their variants with registered buffers (_FIXED).
 //!
-//! A transfer is first tried without blocking (RWF_NOWAIT). If it would block:
+//! A transfer is first tried without blocking (RWF_NOWAIT). If the transfer would block:
 //!
 //! - A file that can be polled is polled.
 //! - On a regular file whose pages are not cached, a worker makes the transfer.

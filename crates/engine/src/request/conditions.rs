@@ -23,9 +23,9 @@ pub(crate) struct Interest {
     pub multishot: bool,
 }
 
-/// The event data of an epoll registration, which names a slot of the poll table. The low half is
-/// the slot's index. The high half is the slot's generation, which changes with each new use of the
-/// slot.
+/// The event data of an epoll registration. The tag names a slot of the poll table: the low half is
+/// the slot's index, and the high half is the slot's generation. The generation changes with each
+/// new use of the slot.
 pub(crate) type Tag = u64;
 
 /// A duplicate descriptor that several requests share while they wait for one file. A request that

@@ -214,8 +214,8 @@ impl Ring {
     }
 
     /// Returns whether an ancestor of this process made this `Ring`. The `Ring` is then a copy from
-    /// the time of the fork, and the threads that it names do not exist in this process. The
-    /// process must not drive it: enter and register return `EOWNERDEAD`. To use the io_uring
+    /// the time of the fork, and the threads that it names do not exist in this process. This
+    /// process must not drive the copy: enter and register return `EOWNERDEAD`. To use the io_uring
     /// instance, the process makes its own `Ring` ([`Ring::adopt`]). A vfork(2) child counts as its
     /// parent.
     #[inline]

@@ -26,7 +26,7 @@ impl Chain {
             && let Some(head) = self.members.first_mut()
         {
             // IO_DRAIN on a later request of a chain holds back the whole chain. Requests after the
-            // chain wait until all of it has completed.
+            // chain wait until the whole chain has completed.
             head.sqe.flags |= sqe_flags::IO_DRAIN;
             self.drains = true;
         }

@@ -136,10 +136,10 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
 
 /// Returns the outcome of a request with IOSQE_ASYNC, which the submitter should not try. The
 /// submitter issues these requests nevertheless (`None`):
-/// - A request whose file can be polled. It needs no worker while it waits. (The kernel's workers
-///   poll such files, too.)
-/// - A request that uses the ring's tables (a provided buffer, a registered file). It must be
-///   issued under the ring's lock.
+/// - A request whose file can be polled. Such a request needs no worker while it waits. (The
+///   kernel's workers poll such files, too.)
+/// - A request that uses the ring's tables (a provided buffer, a registered file). Such a request
+///   must be issued under the ring's lock.
 /// - A transfer on a device. The device's queue pair does a worker's work.
 fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if block_device::is_possible(locked) && block_device::concerns(locked, request) {

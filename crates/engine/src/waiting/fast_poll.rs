@@ -40,8 +40,8 @@ use usring_uapi::sqe_flags;
 /// the 32 retries that the kernel allows.
 pub(crate) const SLICE: u32 = 33;
 
-/// Makes a request wait for its file, which it has found not ready, or for its next time slice. If
-/// the file cannot be polled, the request goes to a worker.
+/// Makes a request wait: for its file, if the request has found the file not ready, or for its next
+/// time slice. If the file cannot be polled, the request goes to a worker.
 pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, slice: TimeSlice) {
     let interest = Interest { events, multishot: request.multishot };
     if locked.waiting.polls.can_go_back(&request, interest) {

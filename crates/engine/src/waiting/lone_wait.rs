@@ -5,7 +5,8 @@
 //! serves may take hardly longer. So the waiter first polls for the completion in the kernel's AIO
 //! ring. That ring lies in memory, so a poll needs no system call.
 //!
-//! - Earlier waits give an estimate of a transfer's time. A waiter polls at most twice as long.
+//! - Earlier waits give an estimate of a transfer's time. A waiter polls for at most twice this
+//!   time.
 //! - A waiter does not poll if the estimate is above a limit ([`set_limit`]).
 //! - A useless poll lengthens the wait, and so the estimate. Waiters stop polling once the estimate
 //!   is above the limit.

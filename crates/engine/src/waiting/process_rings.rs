@@ -130,7 +130,7 @@ fn cancel_marked(state: &mut RingState) {
 impl LockedRing<'_> {
     /// Posts a notice of a shared ring, and wakes all processes, so that each of them soon drives
     /// the ring once. In each process, the next thread that gets the ring's lock sees the notice.
-    /// If no thread of the program takes the lock, the ring watcher does
+    /// If no thread of the program takes the lock, the ring watcher takes it
     /// ([`crate::driving::ring_watcher`]).
     ///
     /// Only for rare events: every process is woken, whether or not the notice concerns it.

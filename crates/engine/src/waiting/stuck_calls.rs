@@ -41,10 +41,9 @@ pub(crate) struct StuckCalls {
     /// The number of accept4(2) calls that went to workers after the last stuck call.
     penalty: u32,
     /// Thread-local block and thread id of the only thread that drives a ring with deferred task
-    /// work. After that thread has ended, a new thread may get the same block. In the kernel, the
-    /// new thread cannot use the ring (EEXIST), so programs do not try. If a program does, the
-    /// watchdog cannot interrupt a stuck call of the new thread. The call ends with the next
-    /// connection.
+    /// work. After that thread has ended, a new thread may get its block. In the kernel, the new
+    /// thread cannot use the ring (EEXIST), so programs do not try. If a program does, the watchdog
+    /// cannot interrupt a stuck call of the new thread. The call ends with the next connection.
     owner: Option<(ThreadId, u32)>,
 }
 

@@ -66,8 +66,8 @@ impl Preparation {
         self.announce();
     }
 
-    /// Waits until the ring watcher has started the requested threads, but for at most a second:
-    /// the calling thread may hold a lock that the ring watcher needs.
+    /// Waits until the ring watcher has started the requested threads, but for at most a second. A
+    /// limit is needed, because the calling thread may hold a lock that the ring watcher needs.
     fn wait(&self) {
         let end = Clock::Monotonic.now() + credentials::ANSWER_TIMEOUT_NS;
         loop {
@@ -195,7 +195,7 @@ impl Tasks {
         let preparation = &self.preparation;
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
         // The worker reports its start from its own thread. By then the worker has its credentials,
-        // so a thread may change the credentials of the program.
+        // so a change of the program's credentials no longer affects it.
         let life = move || (preparation.end_spawn(), life()).1;
         let spawn_failed = move || (preparation.end_spawn(), spawn_failed()).1;
         self.start_thread("iou-wrk", Credentials::OfSpawn, Box::new(life), Box::new(spawn_failed));

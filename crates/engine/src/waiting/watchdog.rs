@@ -75,10 +75,10 @@ impl Watchdog {
         };
         let tasks = tasks();
         if tasks.is_current() {
-            // The calling thread is the ring watcher. If the start of the watchdog were a task, it
-            // would come only after the watched call, in which the ring watcher may get stuck. So
-            // the ring watcher starts the watchdog at once. If two watchdogs are started, one of
-            // them ends immediately.
+            // The calling thread is the ring watcher. If the start of the watchdog were a task, the
+            // ring watcher would run that task only after the watched call, in which it may get
+            // stuck. So the ring watcher starts the watchdog at once. If two watchdogs are started,
+            // one of them ends immediately.
             let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
         } else if is_new {
             // If the thread cannot be started, the next watched call tries again.

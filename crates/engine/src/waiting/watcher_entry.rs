@@ -61,7 +61,8 @@ impl Activity {
     }
 
     /// Records an enter(2) of the program: one that waits (`waits`), or one that only submits. A
-    /// program that submits more than once per wait may read the CQ in memory instead of waiting.
+    /// program that submits more than once per wait perhaps reads the CQ in memory instead of
+    /// waiting.
     #[inline]
     pub fn note_call(&self, waits: bool) {
         let before = self.waits.load(Ordering::Relaxed);

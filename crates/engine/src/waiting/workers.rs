@@ -345,8 +345,8 @@ impl PoolState {
         queues.filter_map(|queue| queue.iter().find(|job| job.order == order)).map(|job| job.group.clone()).collect()
     }
 
-    /// Dequeues the oldest job that may run now, and records it as running. A buffered write may
-    /// not run while another write to its file runs. `None`: no queued job may run now.
+    /// Dequeues the oldest job that can run now, and records it as running. A buffered write must
+    /// not run while another write to its file runs. `None`: no queued job can run now.
     fn next_job(&mut self, group: &GroupState, class: Class, slot: &Arc<WorkerSlot>) -> Option<Job> {
         let queue = &mut self.groups.get_mut(&group.serial)?[class as usize].queue;
         let running = &self.running;

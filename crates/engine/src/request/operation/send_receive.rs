@@ -55,7 +55,7 @@ pub(crate) struct SendReceive {
 pub(crate) struct Selections {
     /// A selection took the last buffer of the group, so the bundle completes with its next CQE.
     pub emptied: bool,
-    /// A selection reached its limit in bytes: it shortened a buffer, or left one out. So no
+    /// A selection reached its limit in bytes: it shortened a buffer, or left a buffer out. So no
     /// further buffer is added to this CQE.
     pub cut: bool,
     /// Bytes of the last selection that had only one buffer; 0: there was none. The next selection

@@ -18,7 +18,8 @@ impl PollTable {
     }
 
     /// Returns the number of the newest time slice of a request that has become due. Slices are
-    /// numbered in the order in which they become due, so this counts the begun and the due ones.
+    /// numbered in the order in which they become due. So the result is also how many slices have
+    /// become due so far.
     pub fn slices_due(&self) -> u32 {
         self.slices_begun.wrapping_add(width::count(self.runnable.len()))
     }
