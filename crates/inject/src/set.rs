@@ -74,9 +74,9 @@ pub enum NameError<'a> {
 
 impl CallSet {
     /// Parses a SET: names and classes, separated by commas, or `all` or `none`. A `!` in front
-    /// means all calls but these. A name with a `?` in front may be unknown. If `kind` is `Some`,
-    /// the set has members of this kind only.
-    pub fn parse<'a>(text: &'a str, kind: Option<Kind>) -> Result<CallSet, UnknownName<'a>> {
+    /// means all calls but these. A `?` in front of a name allows it to be unknown. If `kind` is
+    /// given, the set has members of this kind only, and each name must have some.
+    pub fn parse<'a>(text: &'a str, kind: Option<Kind>) -> Result<CallSet, NameError<'a>> {
         let (negated, list) = match text.strip_prefix('!') {
             Some(list) => (true, list),
             None => (false, text),

@@ -55,8 +55,8 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, mut a
     }
 }
 
-/// Completes a request. `overflows`: the request's CQE goes to the backlog even if the CQ has room.
-fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflows: bool) {
+/// Completes a request. `overflows`: its CQE goes to the backlog even if the CQ has room.
+pub(super) fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflows: bool) {
     locked.queues.cq.force_overflow(overflows);
     complete::complete(locked, request, answer);
     locked.queues.cq.force_overflow(false);

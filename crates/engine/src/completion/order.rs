@@ -42,9 +42,11 @@ const LIMIT_OF_WATCHED_NS: Nanoseconds = 1_000_000;
 /// their answers wait until the seed chooses the requests.
 const LATE: u64 = 3;
 
-/// Returns the length, in nanoseconds, of one of the [`LIMIT_PARTS`] parts of the time limit. The
-/// seed of `usring run --order` holds a request back no longer than the time limit, while no thread
-/// submits or waits.
+/// With `--order seed=N,overflow=on`, the CQ has no room for one of this many completions.
+const OVERFLOWS: u64 = 4;
+
+/// Returns the length, in nanoseconds, of one of the [`LIMIT_PARTS`] parts of the time limit. For
+/// that time limit at most, the seed of `usring run --order` holds a request back.
 fn limit_part(locked: &LockedRing) -> Nanoseconds {
     let is_watched = locked.notify.event_descriptor.is_some() || locked.ring.readiness.is_polled();
     let is_watched = is_watched || locked.ring.has(IORING_SETUP_SQPOLL);
@@ -71,7 +73,8 @@ pub(crate) fn of<'a>(locked: &'a mut LockedRing<'_>) -> Option<&'a mut Order> {
 }
 
 /// Leaves the completion of a new request to the seed of `usring run --order`, if the kernel
-/// promises no order for that completion. Returns `true` if the request has to wait before it is
+/// promises no order for that completion. With `overflow=on`, the seed also chooses whether the
+/// request's CQE finds no room in the CQ. Returns `true` if the request is to wait before it is
 /// carried out.
 pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> bool {
     if request.poll_slot != 0 {

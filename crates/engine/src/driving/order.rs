@@ -23,8 +23,11 @@ const EARLY: u64 = 2;
 /// On average, one of this many choices of `usring run --order` is a burst. In a burst, all
 /// requests that are held back continue, and not only one of them.
 const BURST: u64 = 6;
-/// On average, one of this many submissions causes a spurious wake-up: the ring's descriptor and
-/// eventfd are signalled although no request has completed.
+/// Replaces [`BURST`] if the CQ has too little room for all requests that `usring run --order`
+/// holds back. A burst then makes the CQ overflow.
+const FLOOD: u64 = 3;
+/// Average number of submissions after which the ring's descriptor and eventfd are once signalled
+/// although no request has completed.
 const SPURIOUS: u64 = 8;
 /// On average, an SQ thread without work sleeps early at one of this many checks for work.
 const SLEEPS: u64 = 64;
